@@ -1,0 +1,59 @@
+"""What one engine step computes, as far as its duration depends on it, and the interface of a step-time model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StepComposition:
+    """The work of one step.
+
+    prefill_new, prefill_resident   int64[p]: tokens computed now and tokens already resident, per prefilling
+                        request (a chunk, a whole prompt, or a recomputation). More than one token, or the
+                        first token's computation.
+    decode_requests     requests that compute exactly one token after their first
+    decode_context      sum over them of resident tokens (the token being computed not included)
+    decode_context_max  largest of those
+    """
+
+    decode_requests: int = 0
+    decode_context: int = 0
+    decode_context_max: int = 0
+    prefill_new: np.ndarray = field(default=_NONE)
+    prefill_resident: np.ndarray = field(default=_NONE)
+
+    @property
+    def new_tokens(self) -> int:
+        return self.decode_requests + int(self.prefill_new.sum())
+
+
+class StepTimeModel(Protocol):
+    """Seconds of engine steps, host overhead included, transfers over PCIe not.
+
+    `decode_run_seconds` answers a run of `steps` steps in which the same requests each decode one token a step, so
+    that contexts grow by one token a request a step. Element j must equal, bit for bit,
+    `step_seconds(StepComposition(n, context + n * j, context_max + j))`: the simulator's fast path rests on it.
+    """
+
+    def step_seconds(self, work: StepComposition) -> float: ...
+
+    def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
+        """float64[steps], seconds."""
+        ...
+
+
+def isolated_prefill_seconds(model: StepTimeModel, prompt_tokens: int, chunk: int | None = None) -> float:
+    """Seconds to prefill one prompt alone on the engine, whole or in chunks of `chunk` tokens."""
+    total, done = 0.0, 0
+    while done < prompt_tokens:
+        new = min(chunk or prompt_tokens, prompt_tokens - done)
+        work = StepComposition(prefill_new=np.array([new]), prefill_resident=np.array([done]))
+        total += model.step_seconds(work)
+        done += new
+    return total

@@ -1,0 +1,139 @@
+"""What a run is fed with: the columns of a request list, its prefix blocks and its closed loops.
+
+A workload is data and never depends on the policy: every policy of a comparison gets the same object.
+Units: seconds, tokens. One row is one request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+REAL_TIME, BEST_EFFORT = 0, 1
+CLASS_NAMES = ("rt", "be")
+
+
+class WorkloadError(ValueError):
+    """Bad input, as one line that says what is wrong, where, and what to do."""
+
+
+@dataclass(frozen=True)
+class PrefixBlocks:
+    """Chained ids of the prompts' prefix blocks: equal id means equal text from the start up to that block's end.
+
+    ids      int64[total], dense (0 .. distinct - 1), in row order
+    offsets  int64[rows + 1]; row i owns ids[offsets[i]:offsets[i + 1]], ceil(prompt / block_tokens) of them
+    block_tokens  tokens a block covers (512 for Mooncake, 16 for Bailian)
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    block_tokens: int
+
+    def of(self, row: int) -> np.ndarray:
+        return self.ids[self.offsets[row] : self.offsets[row + 1]]
+
+    @property
+    def distinct(self) -> int:
+        return int(self.ids.max()) + 1 if len(self.ids) else 0
+
+
+@dataclass(frozen=True)
+class BestEffortPool:
+    """BROS's best-effort load: a closed loop of batches (Sec. VII-A): batch k + 1 arrives when all of batch k ended.
+
+    Prompt and output lengths are uniform integers, bounds included (the paper: 512-1024 and 32-128 tokens).
+    The batch size is in neither version of the paper: it is a reported parameter. No batch is submitted
+    at or after `until_s` (seconds); None means the last arrival of the request list.
+    """
+
+    batch: int = 64
+    prompt_tokens: tuple[int, int] = (512, 1024)
+    output_tokens: tuple[int, int] = (32, 128)
+    seed: int = 0
+    until_s: float | None = None
+
+    def draw(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Prompt and output tokens, int64[batch] each, of batch k: a function of (seed, k) alone."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0xBE, k)))
+        return (
+            rng.integers(*self.prompt_tokens, size=self.batch, endpoint=True),
+            rng.integers(*self.output_tokens, size=self.batch, endpoint=True),
+        )
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the rows came from; goes into run.json as it is."""
+
+    name: str
+    path: str | None = None
+    sha256: str | None = None
+    replica: bool = False
+    transforms: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    def then(self, transform: str) -> Provenance:
+        return replace(self, transforms=(*self.transforms, transform))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A request list. All arrays have one entry a row; rows are sorted by arrival, closed-loop rows last.
+
+    arrival_s      float64; NaN where the row waits for the stage before it (see `group`)
+    prompt_tokens, output_tokens   int64, >= 1; output is what the model will really emit
+    klass          int8, REAL_TIME or BEST_EFFORT
+    priority       int64, smaller is more urgent (vLLM's sense)
+    slo_ttft_s, slo_tpot_s   float64, NaN = no objective
+    group, stage   int64; group -1 = none. Rows of (group, stage + 1) are released `delay_s` after the last row
+                   of (group, stage) has ended: a session is a group with one row a stage (its turns), an
+                   application a group with several.
+    ids            request names, unique
+    """
+
+    arrival_s: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    klass: np.ndarray
+    priority: np.ndarray
+    slo_ttft_s: np.ndarray
+    slo_tpot_s: np.ndarray
+    group: np.ndarray
+    stage: np.ndarray
+    delay_s: np.ndarray
+    ids: list[str]
+    group_names: list[str] = field(default_factory=list)
+    prefix: PrefixBlocks | None = None
+    pool: BestEffortPool | None = None
+    provenance: Provenance = Provenance("unnamed")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @classmethod
+    def build(cls, arrival_s, prompt_tokens, output_tokens, **columns) -> Workload:
+        """A workload from columns; those not given get their neutral value (real-time, no SLO, no group)."""
+        n = len(arrival_s)
+        neutral = {
+            "klass": np.full(n, REAL_TIME, np.int8),
+            "priority": np.zeros(n, np.int64),
+            "slo_ttft_s": np.full(n, np.nan),
+            "slo_tpot_s": np.full(n, np.nan),
+            "group": np.full(n, -1, np.int64),
+            "stage": np.zeros(n, np.int64),
+            "delay_s": np.zeros(n),
+            "ids": [f"r{i}" for i in range(n)],
+        }
+        return cls(
+            np.asarray(arrival_s, np.float64),
+            np.asarray(prompt_tokens, np.int64),
+            np.asarray(output_tokens, np.int64),
+            **{**neutral, **columns},
+        )
+
+    @property
+    def last_arrival_s(self) -> float:
+        known = self.arrival_s[~np.isnan(self.arrival_s)]
+        return float(known.max()) if len(known) else 0.0
