@@ -1,0 +1,84 @@
+"""The interface of a policy: a small object that keeps its own queues and answers, at each step boundary, what to run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from .kv.base import KvLedger
+from .plan import StepOutcome, StepPlan
+from .requests import RequestTable
+
+
+class Options(BaseModel):
+    """Base of a policy's parameters; unknown names are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NoOptions(Options):
+    pass
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the engine that executes the plans can do in one step.
+
+    max_num_seqs            requests that may hold a place in the batch
+    max_num_batched_tokens  new tokens a step
+    max_model_len           prompt plus output tokens of one request
+    kv_bytes_per_token      bytes over all ranks
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 131_072
+    kv_bytes_per_token: int = 131_072
+
+
+@dataclass(slots=True)
+class SystemView:
+    """What a policy may look at when it plans.
+
+    now       seconds on the engine's clock
+    requests  every request submitted so far
+    ready_s   row -> seconds at which a transfer that holds the request lands; rows in flight only
+    """
+
+    now: float
+    requests: RequestTable
+    ready_s: dict[int, float]
+
+
+class Policy(ABC):
+    """Decisions only. The engine calls, in this order at a step boundary: `on_finish` for each row that ended,
+    `on_outcome`, `on_arrival` for each new row, then `plan`.
+
+    A policy is built from its options, the engine's limits and an estimator of step times (its own knowledge of the
+    hardware, not the simulator's truth). It allocates through the ledger while it plans; everything else it says in
+    the plan. Same state, same view, same plan.
+    """
+
+    name: str
+    Options: type[Options] = NoOptions
+    default_kv = "paged"
+    prefix_caching = False  # what the published system does, unless the user says otherwise
+
+    def __init__(self, limits: EngineLimits, options: Options | None = None, estimator=None) -> None:
+        self.limits = limits
+        self.options = options or self.Options()
+        self.estimator = estimator
+
+    @abstractmethod
+    def on_arrival(self, row: int, requests: RequestTable) -> None: ...
+
+    @abstractmethod
+    def on_finish(self, row: int) -> None: ...
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        """Steps ended; default: nothing to learn."""
+
+    @abstractmethod
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan: ...

@@ -1,0 +1,138 @@
+"""What every KV ledger offers. A ledger is the one account of KV memory: blocks, slots, prefix hits, host copies.
+
+Policies decide with it, so it answers in numbers kept incrementally, and it can be asked to try: `mark()` before,
+`rollback(mark)` after. It never looks at the clock, and moves data only on paper: the transfers that its changes
+imply are collected and handed to the plan by `take_moves()`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..plan import KvMove
+from ..requests import RequestTable
+
+
+class LedgerError(AssertionError):
+    """The account does not add up: a defect in a ledger or in a policy that used it wrongly."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvUsage:
+    """Blocks by what they hold; a block shared by both classes counts once, as real-time."""
+
+    total: int
+    free: int  # a new request could get them: empty, or cached prefixes that nobody uses
+    real_time: int
+    best_effort: int
+    cached: int  # the part of `free` that holds reusable prefixes
+    host_tokens: int = 0  # tokens with a copy on the host
+
+
+class KvLedger(ABC):
+    """KV memory of one engine.
+
+    block_tokens  tokens a block holds
+    num_blocks    blocks of the device pool
+    Rows index the RequestTable given at construction. All sizes are tokens or blocks as named.
+    """
+
+    name: str
+
+    def __init__(self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0) -> None:
+        if num_blocks < 1 or block_tokens < 1:
+            raise ValueError(f"a pool of {num_blocks} blocks of {block_tokens} tokens")
+        self.table = table
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.host_blocks = host_blocks
+        self._moves: list[KvMove] = []
+
+    # -- questions ---------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def free_blocks(self) -> int:
+        """Blocks that an admission could take now, cached prefixes without users included."""
+
+    @abstractmethod
+    def held_blocks(self, row: int) -> int:
+        """Device blocks in the row's block table."""
+
+    def hit_tokens(self, row: int) -> int:
+        """Tokens of the row's known text that the prefix cache holds, whole blocks, never the last token."""
+        return 0
+
+    def missing_tokens(self, row: int) -> int:
+        """Tokens of the row whose KV is on the host only and must come back before it can run."""
+        return 0
+
+    @abstractmethod
+    def usage(self) -> KvUsage: ...
+
+    # -- changes -----------------------------------------------------------------------------------------------
+    def begin_step(self) -> None:
+        """A new plan starts: forget which rows were granted memory for the last one."""
+        self._moves = []
+
+    @abstractmethod
+    def admit(self, row: int, tokens: int, hit_tokens: int = 0, keep_free: int = 0) -> bool:
+        """Give a row without KV the cached blocks of its first `hit_tokens` tokens and room up to `tokens`.
+
+        False, and nothing changed, where that would leave fewer than `keep_free` blocks free.
+        """
+
+    @abstractmethod
+    def grow(self, row: int, tokens: int) -> bool:
+        """Room up to `tokens` for a row that holds KV, all of it on the device; False and nothing changed if none."""
+
+    @abstractmethod
+    def decode_steps(self, rows: np.ndarray, limit: int) -> int:
+        """How many steps (at most `limit`) all `rows` can decode one token each with the free memory there is.
+
+        Counted from computed_tokens; memory already granted for the step being planned counts as granted.
+        """
+
+    @abstractmethod
+    def extend(self, rows: np.ndarray, steps: int) -> None:
+        """Room for `steps` further decode tokens of each row (computed_tokens are those before the growth).
+
+        Only up to what `decode_steps` promised. Raises LedgerError beyond it.
+        """
+
+    @abstractmethod
+    def free(self, row: int) -> None:
+        """The row ended or is dropped: give back all it holds, device and host."""
+
+    def swap_out(self, row: int) -> bool:
+        """Copy the row's KV to the host and give back its blocks; False and nothing changed if the host is full."""
+        return False
+
+    def swap_in(self, row: int, keep_free: int = 0) -> bool:
+        """Bring a swapped row's KV back; False and nothing changed where fewer than `keep_free` blocks would stay."""
+        return False
+
+    def take_moves(self) -> list[KvMove]:
+        """The transfers implied by all changes since `begin_step`."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    # -- trying ------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def mark(self) -> int:
+        """Start (or nest) a try: changes from here on can be undone."""
+
+    @abstractmethod
+    def rollback(self, mark: int) -> None:
+        """Undo every change since `mark`, and end the try."""
+
+    @abstractmethod
+    def commit(self, mark: int) -> None:
+        """Keep the changes since `mark`, and end the try."""
+
+    # -- its own auditor ---------------------------------------------------------------------------------------
+    @abstractmethod
+    def check(self) -> None:
+        """Recount everything from scratch; raise LedgerError with the first thing that does not add up."""

@@ -1,0 +1,101 @@
+"""What a policy answers (StepPlan) and what the engine reports back (StepOutcome): plain data, logged and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+
+class Preemption(Enum):
+    """What happens to the KV of a request that loses its place. (A request left out of a plan is just paused.)"""
+
+    RECOMPUTE = "recompute"  # dropped; computed again later
+    SWAP = "swap"  # copied to the host, back when resumed
+
+
+class Direction(Enum):
+    TO_HOST = "d2h"
+    TO_DEVICE = "h2d"
+
+
+class Hold(Enum):
+    """Who waits for a transfer."""
+
+    NOTHING = "nothing"  # its destination is not needed yet
+    REQUEST = "request"  # the request is not ready before it ended; the step goes on
+    STEP = "step"  # overlaps with the step's execution, which ends no earlier (BROS: max of both)
+    BEFORE_STEP = "before"  # the step starts only when it is done (vLLM 0.x's blocking swap)
+
+
+@dataclass(frozen=True, slots=True)
+class KvMove:
+    """One transfer of KV between device and host.
+
+    tokens  slots moved; bytes are tokens * the engine's KV bytes a token (* len(layers) / all layers)
+    blocks, slots   device blocks touched and, for each, the half-open slot range (int64[n], int64[n, 2]); None
+                    where only the amount is known
+    layers  indices moved, None for all
+    """
+
+    row: int
+    direction: Direction
+    tokens: int
+    hold: Hold = Hold.STEP
+    blocks: np.ndarray | None = None
+    slots: np.ndarray | None = None
+    layers: tuple[int, ...] | None = None
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The decision for one step.
+
+    rows, tokens  int64[n]: grants in order; a row computes `tokens` tokens, emitting one if it catches up
+    admitted      (row, tokens found in the prefix cache) of rows that had no KV, in order of admission
+    preempted     (row, kind), in order
+    swapped_in    rows whose KV comes back from the host
+    moves         transfers that start with this step
+    valid_for     further steps for which the same decision stands while nothing arrives, ends or lands;
+                  only for plans in which every row decodes one token
+    """
+
+    rows: np.ndarray = field(default=_NO_ROWS)
+    tokens: np.ndarray = field(default=_NO_ROWS)
+    admitted: list[tuple[int, int]] = field(default_factory=list)
+    preempted: list[tuple[int, Preemption]] = field(default_factory=list)
+    swapped_in: list[int] = field(default_factory=list)
+    moves: list[KvMove] = field(default_factory=list)
+    valid_for: int = 0
+
+    def __bool__(self) -> bool:
+        return len(self.rows) > 0
+
+    def named(self, ids: list[str]) -> dict[str, int]:
+        """{request id: tokens} in plan order, for logs."""
+        return {ids[row]: int(n) for row, n in zip(self.rows, self.tokens, strict=True)}
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What executing a plan gave; more than one step where the engine used `valid_for`.
+
+    ends_s    float64[k], increasing: when each step ended, on the engine's clock
+    start_s   when the first one began
+    emitted   int64[e]: rows that got a token in every one of these steps
+    finished  rows that ended with the last step, in plan order
+    """
+
+    start_s: float
+    ends_s: np.ndarray
+    emitted: np.ndarray
+    finished: list[int]
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """float64[k]: duration of each step."""
+        return np.diff(self.ends_s, prepend=self.start_s)

@@ -1,0 +1,133 @@
+"""The requests as an engine knows them: one table of columns, shared by engine, ledger and policy.
+
+A row appears when its request is submitted, so nothing can read a request before it exists, and there is no
+column for the true output length: a live engine has none. Only the engine writes the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+
+class RequestClass(IntEnum):
+    REAL_TIME = 0
+    BEST_EFFORT = 1
+
+
+class State(IntEnum):
+    WAITING = 0  # holds no KV: new, or dropped and to be recomputed
+    RUNNING = 1  # holds KV on the device; paused in place while a plan leaves it out
+    SWAPPED = 2  # its KV is on the host
+    FINISHED = 3
+
+
+# name -> (dtype, value before anything is known)
+_COLUMNS = {
+    "arrival_s": (np.float64, 0.0),
+    "prompt_tokens": (np.int64, 0),
+    "output_tokens": (np.int64, 0),  # emitted so far
+    "computed_tokens": (np.int64, 0),  # tokens whose KV exists (on device or host)
+    "klass": (np.int8, 0),
+    "priority": (np.int64, 0),  # smaller is more urgent
+    "slo_ttft_s": (np.float64, np.nan),
+    "slo_tpot_s": (np.float64, np.nan),
+    "group": (np.int64, -1),  # session or application; -1 where there is none
+    "stage": (np.int64, 0),
+    "state": (np.int8, int(State.WAITING)),
+    "first_scheduled_s": (np.float64, np.nan),
+    "first_token_s": (np.float64, np.nan),
+    "last_token_s": (np.float64, np.nan),
+    "hit_tokens": (np.int64, 0),  # prefix tokens found at the first admission
+    "recomputes": (np.int64, 0),  # times dropped
+    "swaps": (np.int64, 0),  # times swapped out
+    "late_tokens": (np.int64, 0),  # tokens whose gap exceeded slo_tpot_s
+}
+
+
+class RequestTable:
+    """Columns over rows 0 .. len - 1, in order of submission.
+
+    Each name of `_COLUMNS` is an attribute: a numpy array of length `len(self)` (a view: fetch it anew after a
+    submission, since storage may have moved). `ids[row]` is the request's name; `prefix[row]` the int64 content
+    ids of its prompt's full KV blocks (equal id = same text up to that block's end), or None; `text[row]` its
+    input text or None.
+    """
+
+    __slots__ = ("_data", "_size", "ids", "prefix", "text", *_COLUMNS)
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._data = {name: np.full(capacity, fill, dtype) for name, (dtype, fill) in _COLUMNS.items()}
+        self._size = 0
+        self.ids: list[str] = []
+        self.prefix: list[np.ndarray | None] = []
+        self.text: list[str | None] = []
+        self._publish()
+
+    def _publish(self) -> None:
+        for name, column in self._data.items():
+            setattr(self, name, column[: self._size])
+
+    def __len__(self) -> int:
+        return self._size
+
+    def submit(self, request_id: str, prefix: np.ndarray | None = None, text: str | None = None, **values) -> int:
+        """Append a request; `values` are columns (seconds, tokens). Returns its row."""
+        row = self._size
+        if row == len(self._data["arrival_s"]):
+            for name, (dtype, fill) in _COLUMNS.items():
+                column = np.full(2 * row, fill, dtype)
+                column[:row] = self._data[name]
+                self._data[name] = column
+        for name, value in values.items():
+            self._data[name][row] = value
+        self._size = row + 1
+        self.ids.append(request_id)
+        self.prefix.append(prefix)
+        self.text.append(text)
+        self._publish()
+        return row
+
+    def known_tokens(self, rows):
+        """Prompt plus emitted tokens of `rows` (int or index array): what must be computed before the next one."""
+        return self.prompt_tokens[rows] + self.output_tokens[rows]
+
+    def __getitem__(self, row: int) -> RequestView:
+        if not 0 <= row < self._size:
+            raise IndexError(f"row {row} of a table of {self._size} requests")
+        return RequestView(self, row)
+
+    def __iter__(self) -> Iterator[RequestView]:
+        return (RequestView(self, row) for row in range(self._size))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """One request as an object, for policies that think in single requests; columns are its attributes."""
+
+    table: RequestTable
+    row: int
+
+    @property
+    def id(self) -> str:
+        return self.table.ids[self.row]
+
+    @property
+    def prefix(self) -> np.ndarray | None:
+        return self.table.prefix[self.row]
+
+    @property
+    def text(self) -> str | None:
+        return self.table.text[self.row]
+
+    @property
+    def known_tokens(self) -> int:
+        return int(self.table.known_tokens(self.row))
+
+    def __getattr__(self, name: str):
+        if name not in _COLUMNS:
+            raise AttributeError(f"a request has no {name!r}; it has {', '.join(_COLUMNS)}")
+        return getattr(self.table, name)[self.row].item()
