@@ -25,8 +25,8 @@ class StepComposition:
     decode_requests: int = 0
     decode_context: int = 0
     decode_context_max: int = 0
-    prefill_new: np.ndarray = field(default=_NONE)
-    prefill_resident: np.ndarray = field(default=_NONE)
+    prefill_new: np.ndarray = field(default_factory=lambda: _NONE)
+    prefill_resident: np.ndarray = field(default_factory=lambda: _NONE)
 
     @property
     def new_tokens(self) -> int:

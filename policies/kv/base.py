@@ -78,10 +78,13 @@ class KvLedger(ABC):
         self._moves = []
 
     @abstractmethod
-    def admit(self, row: int, tokens: int, hit_tokens: int = 0, keep_free: int = 0) -> bool:
+    def admit(
+        self, row: int, tokens: int, hit_tokens: int = 0, keep_free: int = 0, reserve_tokens: int = 0
+    ) -> bool:
         """Give a row without KV the cached blocks of its first `hit_tokens` tokens and room up to `tokens`.
 
-        False, and nothing changed, where that would leave fewer than `keep_free` blocks free.
+        False, and nothing changed, where that would leave fewer than `keep_free` blocks free, or where a
+        sequence of `reserve_tokens` tokens would not fit (it need only fit; nothing is set aside for it).
         """
 
     @abstractmethod
@@ -89,22 +92,50 @@ class KvLedger(ABC):
         """Room up to `tokens` for a row that holds KV, all of it on the device; False and nothing changed if none."""
 
     @abstractmethod
+    def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
+        """`grow` for many rows at once, in the plain case: False and nothing changed unless every row can have its
+        room from free memory alone. Then the caller goes row by row."""
+
+    @abstractmethod
+    def slack_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """int64[n]: tokens each row can add to its computed_tokens in memory it already has, no other row touched."""
+
     def decode_steps(self, rows: np.ndarray, limit: int) -> int:
         """How many steps (at most `limit`) all `rows` can decode one token each with the free memory there is.
 
         Counted from computed_tokens; memory already granted for the step being planned counts as granted.
         """
+        free = self.free_blocks
+        if len(rows) * -(-limit // self.block_tokens) <= free:
+            return limit
+        new_blocks = np.cumsum(self.block_growth(rows, limit))
+        return int(np.searchsorted(new_blocks, free, side="right"))
+
+    def block_growth(self, rows: np.ndarray, steps: int) -> np.ndarray:
+        """int64[steps]: blocks that `rows`, each decoding one token a step, newly take at each step."""
+        slack = self.slack_tokens(rows)
+        first = np.bincount(slack[slack < steps], minlength=steps)
+        # A row that takes a block at step s takes the next one block_tokens steps later: sum the first takings
+        # over every earlier step of the same phase.
+        size = self.block_tokens
+        padded = np.zeros(-(-steps // size) * size, np.int64)
+        padded[:steps] = first
+        return np.cumsum(padded.reshape(-1, size), axis=0).ravel()[:steps]
 
     @abstractmethod
     def extend(self, rows: np.ndarray, steps: int) -> None:
-        """Room for `steps` further decode tokens of each row (computed_tokens are those before the growth).
+        """Room for `steps` decode tokens of each row beyond computed_tokens (those before the growth).
 
         Only up to what `decode_steps` promised. Raises LedgerError beyond it.
         """
 
     @abstractmethod
     def free(self, row: int) -> None:
-        """The row ended or is dropped: give back all it holds, device and host."""
+        """The row ended: give back all it holds, device and host."""
+
+    def drop(self, row: int) -> None:
+        """`free`, but the row will be computed again, and may then find its own blocks in a prefix cache."""
+        self.free(row)
 
     def swap_out(self, row: int) -> bool:
         """Copy the row's KV to the host and give back its blocks; False and nothing changed if the host is full."""

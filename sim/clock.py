@@ -1,0 +1,28 @@
+"""The simulated clock: SimPy's environment, with events at absolute times.
+
+SimPy schedules by delay, and now + (t - now) is not always t in floating point. The fast path jumps over many steps at
+once and must land on exactly the time that the one-step path reaches, so events are put at the time itself.
+"""
+
+from __future__ import annotations
+
+from heapq import heappush
+
+import simpy
+from simpy.core import NORMAL, URGENT
+from simpy.events import Event
+
+# At equal times arrivals and landed transfers come before the ends of steps, so that a decision at time t sees all
+# that happened up to and including t, whichever event was scheduled first.
+BEFORE_STEPS, STEPS = URGENT, NORMAL
+
+
+class Clock(simpy.Environment):
+    def at(self, time_s: float, priority: int = STEPS) -> Event:
+        """An event that happens at `time_s` (seconds, not before now)."""
+        if time_s < self._now:
+            raise ValueError(f"an event at {time_s} s, when it is {self._now} s already")
+        event = Event(self)
+        event._ok, event._value = True, None
+        heappush(self._queue, (time_s, priority, next(self._eid), event))
+        return event

@@ -1,0 +1,97 @@
+"""One engine's state and its step, without a clock: submit, plan, complete. Both engines' loops are built on it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..policies.base import Policy, SystemView
+from ..policies.kv.base import KvLedger
+from ..policies.plan import Preemption, StepOutcome, StepPlan
+from ..policies.requests import RequestTable, State
+
+
+class EngineCore:
+    """Applies plans and outcomes to the request table, and keeps policy and ledger informed.
+
+    The only writer of the table. `active` counts unfinished requests, `holding` those with KV on the device.
+    """
+
+    def __init__(self, requests: RequestTable, policy: Policy, ledger: KvLedger) -> None:
+        self.requests = requests
+        self.policy = policy
+        self.ledger = ledger
+        self.ready_s: dict[int, float] = {}
+        self.active = 0
+        self.holding = 0
+
+    @property
+    def waiting(self) -> int:
+        return self.active - self.holding
+
+    def submit(self, request_id: str, **values) -> int:
+        """A new request; `values` as for RequestTable.submit. Returns its row."""
+        row = self.requests.submit(request_id, **values)
+        self.active += 1
+        self.policy.on_arrival(row, self.requests)
+        return row
+
+    def plan(self, now: float) -> StepPlan:
+        """Ask the policy, and apply what its plan changes at once (who lost and who got memory)."""
+        requests = self.requests
+        plan = self.policy.plan(SystemView(now, requests, self.ready_s), self.ledger)
+        for row, kind in plan.preempted:
+            self.holding -= 1
+            if kind is Preemption.RECOMPUTE:
+                requests.computed_tokens[row] = 0
+                requests.state[row] = State.WAITING
+                requests.recomputes[row] += 1
+            else:
+                requests.state[row] = State.SWAPPED
+                requests.swaps[row] += 1
+        for row, hit_tokens in plan.admitted:
+            self.holding += 1
+            requests.computed_tokens[row] = hit_tokens
+            requests.state[row] = State.RUNNING
+            if np.isnan(requests.first_scheduled_s[row]):
+                requests.first_scheduled_s[row] = now
+                requests.hit_tokens[row] = hit_tokens
+        for row in plan.swapped_in:
+            self.holding += 1
+            requests.state[row] = State.RUNNING
+        return plan
+
+    def emitting(self, plan: StepPlan) -> np.ndarray:
+        """bool[n]: which of the plan's rows catch up with their known text, and so emit a token."""
+        rows = plan.rows
+        return self.requests.computed_tokens[rows] + plan.tokens == self.requests.known_tokens(rows)
+
+    def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
+        """Book what was executed. Returns float64[e]: the gap of each emitted row's first token in this outcome (NaN
+        for a request's very first token)."""
+        requests, steps = self.requests, len(outcome.ends_s)
+        if steps > 1:
+            self.ledger.extend(plan.rows, steps)
+            requests.computed_tokens[plan.rows] += steps
+        else:
+            requests.computed_tokens[plan.rows] += plan.tokens
+        rows = outcome.emitted
+        gaps = outcome.ends_s[0] - requests.last_token_s[rows]
+        slo = requests.slo_tpot_s[rows]
+        late = (gaps > slo).astype(np.int64)
+        if steps > 1:
+            later = np.sort(np.diff(outcome.ends_s))
+            late += len(later) - np.searchsorted(later, slo, side="right")  # NaN sorts last: nothing is late
+        requests.late_tokens[rows] += late
+        fresh = rows[requests.output_tokens[rows] == 0]
+        if len(fresh):
+            requests.first_token_s[fresh] = outcome.ends_s[0]
+        requests.output_tokens[rows] += steps
+        requests.last_token_s[rows] = outcome.ends_s[-1]
+        for row in outcome.finished:
+            self.ledger.free(row)
+            self.policy.on_finish(row)
+            requests.state[row] = State.FINISHED
+            self.active -= 1
+            self.holding -= 1
+        self.policy.on_outcome(outcome)
+        return gaps

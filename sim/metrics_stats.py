@@ -1,0 +1,101 @@
+"""Distributions of seconds as `vllm bench serve` reports them, also for values that come with counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+PERCENTILES = (50, 90, 95, 99)
+MS = 1000.0  # milliseconds a second
+
+
+def describe_ms(name: str, seconds: np.ndarray) -> dict[str, float | None]:
+    """{mean,median,std,p50,p90,p95,p99}_{name}_ms of `seconds` (float64[n]); None each where n is 0.
+
+    The standard deviation is the population's, as numpy's default and vLLM's.
+    """
+    if len(seconds) == 0:
+        return _named(name, None, None, None, [None] * len(PERCENTILES))
+    return _named(
+        name,
+        np.mean(seconds) * MS,
+        np.median(seconds) * MS,
+        np.std(seconds) * MS,
+        np.percentile(seconds, PERCENTILES) * MS,
+    )
+
+
+def describe_counted_ms(
+    name: str, seconds: np.ndarray, counts: np.ndarray
+) -> dict[str, float | None]:
+    """`describe_ms` of the list in which seconds[i] stands counts[i] times; `seconds` ascending, counts >= 1."""
+    total = counts.sum()
+    if total == 0:
+        return describe_ms(name, seconds[:0])
+    mean = np.dot(seconds, counts) / total
+    std = np.sqrt(np.dot(np.square(seconds - mean), counts) / total)
+    cumulated = np.cumsum(counts)
+    middle = _order_statistic(seconds, cumulated, np.array([(total - 1) // 2, total // 2]))
+    return _named(
+        name,
+        mean * MS,
+        np.mean(middle) * MS,
+        std * MS,
+        _counted_percentiles(seconds, cumulated, PERCENTILES) * MS,
+    )
+
+
+def counted_percentiles(
+    values: np.ndarray, counts: np.ndarray, percentiles: Sequence[float]
+) -> np.ndarray:
+    """numpy's linearly interpolated percentiles of np.repeat(values, counts), without building that list.
+
+    Bit for bit the same: the same virtual index, the same two-sided interpolation. Raises ValueError for an
+    empty list or a negative count.
+    """
+    values, counts = sort_counted(values, counts)
+    if len(values) == 0:
+        raise ValueError("no percentile of an empty list")
+    return _counted_percentiles(values, np.cumsum(counts), percentiles)
+
+
+def sort_counted(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both ascending by value, rows with count 0 left out."""
+    values = np.asarray(values, np.float64)
+    counts = np.asarray(counts, np.int64)
+    if len(counts) and counts.min() < 0:
+        raise ValueError("a count below zero")
+    keep = counts > 0
+    if not keep.all():
+        values, counts = values[keep], counts[keep]
+    order = np.argsort(values, kind="stable")
+    return values[order], counts[order]
+
+
+def _counted_percentiles(
+    values: np.ndarray, cumulated: np.ndarray, percentiles: Sequence[float]
+) -> np.ndarray:
+    last = cumulated[-1] - 1
+    position = last * np.true_divide(percentiles, 100.0)
+    lower = np.floor(position).astype(np.int64)
+    share = position - lower
+    a = _order_statistic(values, cumulated, lower)
+    b = _order_statistic(values, cumulated, np.minimum(lower + 1, last))
+    # Interpolate from the nearer end, as numpy does: the rounding then agrees in the last bit.
+    step = b - a
+    return np.where(share >= 0.5, b - step * (1 - share), a + step * share)
+
+
+def _order_statistic(values: np.ndarray, cumulated: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """values[ranks] of the expanded list, ranks from 0."""
+    return values[np.searchsorted(cumulated, ranks, side="right")]
+
+
+def _named(name: str, mean, median, std, percentiles) -> dict[str, float | None]:
+    stats = {"mean": mean, "median": median, "std": std}
+    stats |= {f"p{q}": value for q, value in zip(PERCENTILES, percentiles, strict=True)}
+    return {
+        f"{stat}_{name}_ms": None if value is None else float(value)
+        for stat, value in stats.items()
+    }

@@ -1,0 +1,69 @@
+"""The engine without time: one call, one step. For comparing decisions with another engine, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..policies.base import EngineLimits, Policy
+from ..policies.kv.base import KvLedger
+from ..policies.plan import StepOutcome
+from ..policies.requests import RequestTable
+from .core import EngineCore
+
+
+@dataclass(frozen=True)
+class SteppedPlan:
+    """What one step decided: ids in order, tokens; free blocks after it; ids that ended with it."""
+
+    scheduled: dict[str, int]
+    preempted: list[str]
+    hits: dict[str, int]
+    free_blocks: int
+    finished: list[str]
+    waiting: int
+
+
+class Stepper:
+    """Submit requests, call `step()`; every row that catches up emits one token and ends at its output length."""
+
+    def __init__(self, requests: RequestTable, policy: Policy, ledger: KvLedger) -> None:
+        self.core = EngineCore(requests, policy, ledger)
+        self.requests = requests
+        self._outputs: list[int] = []
+        self._steps = 0
+
+    def submit(self, request_id: str, prompt_tokens: int, output_tokens: int, **values) -> int:
+        """Returns the row. `output_tokens` is how many it will emit; the policy does not see it."""
+        row = self.core.submit(request_id, prompt_tokens=prompt_tokens, **values)
+        self._outputs.append(output_tokens)
+        return row
+
+    def step(self) -> SteppedPlan:
+        requests, ids = self.requests, self.requests.ids
+        plan = self.core.plan(float(self._steps))
+        free = self.core.ledger.free_blocks
+        waiting = self.core.waiting
+        emitted = plan.rows[self.core.emitting(plan)]
+        finished = [r for r in emitted.tolist() if requests.output_tokens[r] + 1 >= self._outputs[r]]
+        start, self._steps = float(self._steps), self._steps + 1
+        self.core.complete(plan, StepOutcome(start, np.array([start + 1.0]), emitted, finished))
+        return SteppedPlan(
+            plan.named(ids),
+            [ids[row] for row, _ in plan.preempted],
+            {ids[row]: hit for row, hit in plan.admitted},
+            free,
+            [ids[row] for row in finished],
+            waiting,
+        )
+
+
+def vllm_stepper(num_blocks: int, block_tokens: int, limits: EngineLimits, prefix_caching: bool, **options) -> Stepper:
+    """A stepper with policy `vllm` on a paged ledger; `options` are VllmOptions."""
+    from ..policies.kv.paged import PagedLedger
+    from ..policies.vllm import VllmOptions, VllmPolicy
+
+    requests = RequestTable()
+    ledger = PagedLedger(requests, num_blocks, block_tokens, prefix_caching=prefix_caching)
+    return Stepper(requests, VllmPolicy(limits, VllmOptions(**options)), ledger)

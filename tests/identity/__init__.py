@@ -1,0 +1,1 @@
+"""Decision identity: our policy `vllm` against the unmodified scheduler of vLLM, step by step."""

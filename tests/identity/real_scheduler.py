@@ -1,0 +1,359 @@
+"""The real V1 `Scheduler` of vLLM, stepped without a model.
+
+Nothing of vLLM's scheduling code is replaced: `schedule()` and `update_from_output()` run as shipped, and the
+"model" is a sampled token for each request whose tokens are all computed. What we add only watches: wrappers
+around four methods note victims, evictions, duplicates and who asked for memory, then call through.
+
+One function may be replaced: the block hash. With `hashing="content"` (default, fast) a block's hash is its
+content id, since ids already identify whole prefixes; with `hashing="vllm"` token ids are made from the content
+ids and vLLM's own chained sha256 hasher runs on them. A test shows that both lead to the same decisions.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .mutations import Mutation
+from .protocol import EngineSettings, Observed
+
+# A token id no prompt block uses; outputs of request n are OUTPUT_BASE + n * OUTPUT_STRIDE + position.
+OUTPUT_BASE = 1 << 62
+OUTPUT_STRIDE = 1 << 20
+
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "max_position_embeddings": 1 << 20,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+@functools.cache
+def _model_config(max_model_len: int):
+    """vLLM's ModelConfig of a tiny Llama: read from a local config.json, no weights and no tokenizer."""
+    from vllm.config import ModelConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "config.json"), "w") as file:
+            json.dump(TINY_LLAMA, file)
+        return ModelConfig(
+            model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=max_model_len
+        )
+
+
+def build_scheduler(settings: EngineSettings):
+    """A vLLM `Scheduler` (synchronous) with one full-attention KV group, configured as `settings` say.
+
+    Raises RuntimeError when vLLM changed a setting on the way, naming it: the comparison would be void.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    blocks = settings.num_blocks + 1  # vLLM sets block 0 aside as the null block
+    config = VllmConfig(
+        model_config=_model_config(settings.max_model_len),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=settings.enable_chunked_prefill,
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            policy=settings.policy,
+            watermark=settings.watermark,
+            scheduler_reserve_full_isl=settings.reserve_full_isl,
+            async_scheduling=False,
+        ),
+        cache_config=CacheConfig(
+            block_size=settings.block_tokens, enable_prefix_caching=settings.enable_prefix_caching
+        ),
+    )
+    config.cache_config.num_gpu_blocks = blocks
+    spec = FullAttentionSpec(
+        block_size=settings.block_tokens, num_kv_heads=2, head_size=32, dtype=torch.float32
+    )
+    scheduler = Scheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=settings.block_tokens,
+        log_stats=False,
+    )
+    manager = scheduler.kv_cache_manager
+    in_force = {
+        "num_blocks": manager.block_pool.get_num_free_blocks(),
+        "block_tokens": scheduler.block_size,
+        "max_num_seqs": scheduler.max_num_active_reqs,
+        "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
+        "long_prefill_token_threshold": scheduler.scheduler_config.long_prefill_token_threshold,
+        "enable_prefix_caching": manager.enable_caching,
+        "policy": scheduler.policy.value,
+        "watermark": scheduler.scheduler_config.watermark,
+        "reserve_full_isl": scheduler.scheduler_reserve_full_isl,
+        "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
+        "max_model_len": scheduler.max_model_len,
+    }
+    for name, value in in_force.items():
+        if value != getattr(settings, name):
+            raise RuntimeError(
+                f"vLLM runs with {name}={value!r}, not the {getattr(settings, name)!r} asked for; "
+                "choose a setting it keeps"
+            )
+    return scheduler
+
+
+def prompt_token_ids(prefix: np.ndarray | None, tokens: int, block_tokens: int, unique: int) -> list[int]:
+    """Token ids of a prompt: block k's tokens are made from prefix[k] so that equal ids give equal tokens.
+
+    Each token carries its block's id, so different ids never give equal blocks; without a prefix the tokens are
+    those of content ids that only this request (`unique`) has.
+    """
+    blocks = -(-tokens // block_tokens)
+    if prefix is None:
+        prefix = -1 - (np.arange(blocks, dtype=np.int64) + unique * OUTPUT_STRIDE)
+    return np.repeat(prefix, block_tokens)[:tokens].tolist()
+
+
+def content_hasher(prefix: np.ndarray | None, prompt_tokens: int, block_tokens: int, unique: int) -> Callable:
+    """A block hasher for one request: full prompt blocks hash to their content id, all others to themselves.
+
+    A block that holds an output token is unique to its request, hence its hash names request and index.
+    """
+    full = 0 if prefix is None else prompt_tokens // block_tokens
+    ids = b"" if prefix is None else prefix[:full].astype("<i8").tobytes()
+
+    def hash_new_blocks(request) -> list[bytes]:
+        known = len(request.block_hashes)
+        blocks = request.num_tokens // block_tokens
+        if blocks == known:
+            return []
+        return [
+            ids[8 * k : 8 * k + 8] if k < full else b"own%d.%d" % (unique, k) for k in range(known, blocks)
+        ]
+
+    return hash_new_blocks
+
+
+@dataclass
+class Counters:
+    """How often the phenomena that a scenario is for have happened."""
+
+    evictions: int = 0  # cached blocks whose content was given up for new ones
+    partial_chunks: int = 0  # grants that left tokens of the request to compute
+    preemptions: int = 0
+    priority_preemptions: int = 0  # victims that were not the last of the batch
+    granted_victims: int = 0  # victims that had been granted tokens earlier in the same step
+    hit_tokens: int = 0  # found by new requests
+    resumed_hit_tokens: int = 0  # found by preempted requests on their return
+    duplicates: int = 0  # blocks cached under a hash that another block already had
+
+
+class RealScheduler:
+    """One vLLM scheduler with a fake model; implements the `Side` protocol.
+
+    `mutation` breaks one rule of this instance, to prove that the comparison sees it.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, hashing: str = "content", mutation: Mutation | None = None
+    ) -> None:
+        if hashing not in ("content", "vllm"):
+            raise ValueError(f"hashing is {hashing!r}; use 'content' or 'vllm'")
+        self.settings = settings
+        self.hashing = hashing
+        self.counters = Counters()
+        self.scheduler = build_scheduler(settings)
+        if mutation is not None:
+            mutation.apply(self.scheduler)
+        self._submitted = 0
+        self._output_base: dict[str, int] = {}
+        self._returning: set[str] = set()  # preempted once or more, not ended
+        self._batch: list[str] = []
+        self._victims: list[str] = []
+        self._asking: str | None = None
+        self._watch()
+
+    def _watch(self) -> None:
+        """Wrap four methods of this one instance to note what they are called with."""
+        scheduler, manager = self.scheduler, self.scheduler.kv_cache_manager
+        pool = manager.block_pool
+        index = pool.cached_block_hash_to_block
+        preempt, allocate = scheduler._preempt_request, manager.allocate_slots
+        evict, insert = pool._maybe_evict_cached_block, index.insert
+
+        def note_preempt(request, *args, **kwargs):
+            order = self._batch
+            victim = request.request_id
+            self.counters.priority_preemptions += order[-1] != victim
+            if self._asking in order:
+                self.counters.granted_victims += order.index(victim) < order.index(self._asking)
+            order.remove(victim)
+            self._victims.append(victim)
+            return preempt(request, *args, **kwargs)
+
+        def note_allocate(request, *args, **kwargs):
+            self._asking = request.request_id
+            return allocate(request, *args, **kwargs)
+
+        def note_evict(block):
+            evicted = evict(block)
+            self.counters.evictions += evicted
+            return evicted
+
+        def note_insert(key, block):
+            self.counters.duplicates += index.get_one_block(key) is not None
+            return insert(key, block)
+
+        scheduler._preempt_request, manager.allocate_slots = note_preempt, note_allocate
+        pool._maybe_evict_cached_block, index.insert = note_evict, note_insert
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        prefix: np.ndarray | None = None,
+        priority: int = 0,
+        arrival: float = 0.0,
+    ) -> None:
+        """Queue a request; `prefix` as in RequestSpec, `arrival` in seconds."""
+        from vllm.v1.request import Request
+
+        block_tokens = self.settings.block_tokens
+        if prompt_tokens + output_tokens > self.settings.max_model_len:
+            raise ValueError(
+                f"request {request_id} needs {prompt_tokens + output_tokens} tokens, more than max_model_len "
+                f"{self.settings.max_model_len}; shorten it"
+            )
+        if prefix is not None and len(prefix) != -(-prompt_tokens // block_tokens):
+            raise ValueError(
+                f"request {request_id} has {len(prefix)} prefix ids for {prompt_tokens} prompt tokens; "
+                f"give one for each block of {block_tokens}"
+            )
+        number = self._submitted
+        self._submitted += 1
+        if self.hashing == "vllm":
+            tokens = prompt_token_ids(prefix, prompt_tokens, block_tokens, number)
+            hasher = _vllm_hasher(block_tokens)
+        else:
+            tokens = [0] * prompt_tokens  # never read: only their number matters to the scheduler
+            hasher = content_hasher(prefix, prompt_tokens, block_tokens, number)
+        self._output_base[request_id] = OUTPUT_BASE + number * OUTPUT_STRIDE
+        self.scheduler.add_request(
+            Request(
+                request_id=request_id,
+                prompt_token_ids=tokens,
+                sampling_params=_sampling_params(output_tokens),
+                pooling_params=None,
+                arrival_time=arrival,
+                priority=priority,
+                block_hasher=hasher if self.settings.enable_prefix_caching else None,
+            )
+        )
+
+    def step(self) -> Observed:
+        """One schedule, one fake forward pass, one update."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        scheduler = self.scheduler
+        before = [request.request_id for request in scheduler.running]
+        self._batch, self._victims = list(before), []
+        plan = scheduler.schedule()
+        scheduled = dict(plan.num_scheduled_tokens)
+        free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        hits = self._admitted(len(before) - len(self._victims), scheduled)
+
+        sampled = []
+        for request_id in scheduled:
+            request = scheduler.requests[request_id]
+            whole = request.num_computed_tokens >= request.num_tokens
+            self.counters.partial_chunks += not whole
+            sampled.append([self._output_base[request_id] + request.num_output_tokens] if whole else [])
+        ids = list(scheduled)
+        outputs = scheduler.update_from_output(
+            plan,
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+                sampled_token_ids=sampled,
+            ),
+        )
+        finished = tuple(
+            output.request_id
+            for client in outputs.values()
+            for output in client.outputs
+            if output.finish_reason is not None
+        )
+        self.counters.preemptions += len(self._victims)
+        self._returning.update(self._victims)
+        self._returning.difference_update(finished)
+        for request_id in finished:
+            del self._output_base[request_id]
+        return Observed(
+            scheduled=scheduled,
+            preempted=tuple(self._victims),
+            free_blocks=free_blocks,
+            hits=hits,
+            finished=finished,
+            running=tuple(request.request_id for request in scheduler.running),
+            waiting=len(scheduler.waiting),
+        )
+
+    def _admitted(self, kept: int, scheduled: dict[str, int]) -> dict[str, int]:
+        """Hit tokens of the requests that joined the batch: those behind the `kept` old ones."""
+        hits = {}
+        for request in self.scheduler.running[kept:]:
+            request_id = request.request_id
+            hits[request_id] = hit = request.num_computed_tokens - scheduled[request_id]
+            if request_id in self._returning:
+                self.counters.resumed_hit_tokens += hit
+            else:
+                self.counters.hit_tokens += hit
+        return hits
+
+    @property
+    def unfinished(self) -> int:
+        return self.scheduler.get_num_unfinished_requests()
+
+
+@functools.cache
+def _sampling_params(max_tokens: int):
+    from vllm import SamplingParams
+
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+
+
+@functools.cache
+def _vllm_hasher(block_tokens: int):
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    init_none_hash(sha256)
+    return get_request_block_hasher(block_tokens, sha256)
