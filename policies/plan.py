@@ -64,8 +64,8 @@ class StepPlan:
                   only for plans in which every row decodes one token
     """
 
-    rows: np.ndarray = field(default=_NO_ROWS)
-    tokens: np.ndarray = field(default=_NO_ROWS)
+    rows: np.ndarray = field(default_factory=lambda: _NO_ROWS)
+    tokens: np.ndarray = field(default_factory=lambda: _NO_ROWS)
     admitted: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[tuple[int, Preemption]] = field(default_factory=list)
     swapped_in: list[int] = field(default_factory=list)

@@ -44,6 +44,7 @@ _COLUMNS = {
     "hit_tokens": (np.int64, 0),  # prefix tokens found at the first admission
     "recomputes": (np.int64, 0),  # times dropped
     "swaps": (np.int64, 0),  # times swapped out
+    "swapped_tokens": (np.int64, 0),  # moved over PCIe for it, both ways
     "late_tokens": (np.int64, 0),  # tokens whose gap exceeded slo_tpot_s
 }
 

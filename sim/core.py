@@ -9,6 +9,9 @@ from ..policies.kv.base import KvLedger
 from ..policies.plan import Preemption, StepOutcome, StepPlan
 from ..policies.requests import RequestTable, State
 
+# plain integers: looking a member up in an enum costs more than the assignment it is for
+WAITING, RUNNING, SWAPPED, FINISHED = (int(s) for s in (State.WAITING, State.RUNNING, State.SWAPPED, State.FINISHED))
+
 
 class EngineCore:
     """Applies plans and outcomes to the request table, and keeps policy and ledger informed.
@@ -43,21 +46,23 @@ class EngineCore:
             self.holding -= 1
             if kind is Preemption.RECOMPUTE:
                 requests.computed_tokens[row] = 0
-                requests.state[row] = State.WAITING
+                requests.state[row] = WAITING
                 requests.recomputes[row] += 1
             else:
-                requests.state[row] = State.SWAPPED
+                requests.state[row] = SWAPPED
                 requests.swaps[row] += 1
         for row, hit_tokens in plan.admitted:
             self.holding += 1
             requests.computed_tokens[row] = hit_tokens
-            requests.state[row] = State.RUNNING
+            requests.state[row] = RUNNING
             if np.isnan(requests.first_scheduled_s[row]):
                 requests.first_scheduled_s[row] = now
                 requests.hit_tokens[row] = hit_tokens
         for row in plan.swapped_in:
             self.holding += 1
-            requests.state[row] = State.RUNNING
+            requests.state[row] = RUNNING
+        for move in plan.moves:
+            requests.swapped_tokens[move.row] += move.tokens
         return plan
 
     def emitting(self, plan: StepPlan) -> np.ndarray:
@@ -90,7 +95,7 @@ class EngineCore:
         for row in outcome.finished:
             self.ledger.free(row)
             self.policy.on_finish(row)
-            requests.state[row] = State.FINISHED
+            requests.state[row] = FINISHED
             self.active -= 1
             self.holding -= 1
         self.policy.on_outcome(outcome)

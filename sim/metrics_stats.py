@@ -54,23 +54,19 @@ def counted_percentiles(
     Bit for bit the same: the same virtual index, the same two-sided interpolation. Raises ValueError for an
     empty list or a negative count.
     """
-    values, counts = sort_counted(values, counts)
-    if len(values) == 0:
+    values, counts = np.asarray(values, np.float64), np.asarray(counts, np.int64)
+    order = counted_order(values, counts)
+    if len(order) == 0:
         raise ValueError("no percentile of an empty list")
-    return _counted_percentiles(values, np.cumsum(counts), percentiles)
+    return _counted_percentiles(values[order], np.cumsum(counts[order]), percentiles)
 
 
-def sort_counted(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both ascending by value, rows with count 0 left out."""
-    values = np.asarray(values, np.float64)
-    counts = np.asarray(counts, np.int64)
+def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64[m]: the entries that sort `values` ascending, those of count 0 left out. ValueError: a negative count."""
     if len(counts) and counts.min() < 0:
         raise ValueError("a count below zero")
-    keep = counts > 0
-    if not keep.all():
-        values, counts = values[keep], counts[keep]
     order = np.argsort(values, kind="stable")
-    return values[order], counts[order]
+    return order[counts[order] > 0]
 
 
 def _counted_percentiles(

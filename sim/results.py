@@ -125,7 +125,7 @@ def write_run(
     An existing folder is replaced only if it is empty, or if it holds nothing but a former run and `overwrite` is
     set. Raises ResultsError otherwise, or where the folder cannot be written; nothing is left behind then.
     """
-    out = Path(os.path.abspath(out_dir))
+    out = Path(out_dir).resolve()  # a link stays, and what it points to is replaced
     _may_replace(out, overwrite)
     # Everything that can be wrong with the content is found before the disk is touched.
     tables = {
@@ -271,7 +271,7 @@ def _read_json(path: Path) -> dict:
 def _may_replace(out: Path, overwrite: bool) -> None:
     if not out.name:
         raise ResultsError(f"{out}: the root folder cannot hold a run; name another folder")
-    if not os.path.lexists(out):
+    if not out.exists():
         return
     if not out.is_dir():
         raise ResultsError(f"{out}: is a file; name a folder")
@@ -289,8 +289,6 @@ def _may_replace(out: Path, overwrite: bool) -> None:
 
 def _swap_in(partial: Path, out: Path) -> None:
     """Put `partial` in the place of `out`; a former run stays whole until the new one can take its place."""
-    if out.is_symlink():
-        out = out.resolve()
     if not out.exists():
         os.rename(partial, out)
         return

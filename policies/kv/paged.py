@@ -53,7 +53,8 @@ class PagedLedger(KvLedger):
         self._published = np.zeros(1024, np.int64)  # row -> leading blocks that others can find
         self._swapped: dict[int, int] = {}  # row -> tokens on the host
         self._host_used = 0  # blocks
-        self._rt_refs = np.zeros(num_blocks, np.int64)
+        self._mixed = False  # rows of both classes have been seen; until then all used blocks are real-time
+        self._rt_refs = np.zeros(num_blocks, np.int64)  # real-time rows that use a block, kept once mixed
         self._rt_blocks = 0
 
     # -- questions ---------------------------------------------------------------------------------------------
@@ -86,8 +87,8 @@ class PagedLedger(KvLedger):
         return KvUsage(
             total=self.num_blocks,
             free=self.pool.free,
-            real_time=self._rt_blocks,
-            best_effort=used - self._rt_blocks,
+            real_time=self._rt_blocks if self._mixed else used,
+            best_effort=used - self._rt_blocks if self._mixed else 0,
             cached=self.pool.cached,
             host_tokens=sum(self._swapped.values()),
         )
@@ -117,7 +118,7 @@ class PagedLedger(KvLedger):
         self._tables[row] = _BlockTable(blocks, contents)
         self._held[row] = len(blocks)
         self._published[row] = hits
-        self._count_users(row, blocks, +1)
+        self._count_row(row, blocks, +1)
         if self.pool.undo is not None:
             self.pool.undo.append(lambda: self._forget_row(row))
         self._publish(row, tokens // size)
@@ -141,17 +142,12 @@ class PagedLedger(KvLedger):
             total = int(counts.sum())
             if total > self.pool.free:
                 return False
-            taken = self.pool.take(total)
-            if total == len(growing):
-                self._append_one_each(rows[growing], taken)
-            else:
-                parts = np.split(taken, np.cumsum(counts)[:-1])
-                for row, blocks in zip(rows[growing].tolist(), parts, strict=True):
-                    self._append(row, blocks)
+            self._append_each(rows[growing], counts, self.pool.take(total))
         if self.prefix_caching:
             full = tokens // size
-            for i in np.flatnonzero(full > self._published[rows]).tolist():
-                self._publish(int(rows[i]), int(full[i]))
+            filled = np.flatnonzero(full > self._published[rows])
+            if len(filled):
+                self._publish_each(rows[filled].tolist(), full[filled].tolist())
         return True
 
     def extend(self, rows: np.ndarray, steps: int) -> None:
@@ -246,15 +242,18 @@ class PagedLedger(KvLedger):
         if full <= old:
             return
         entry = self._tables[row]
-        missing = full - len(entry.contents)
-        if missing > 0:
-            own = -(-missing // _OWN_CONTENTS) * _OWN_CONTENTS
-            first = self.pool.new_contents(own)
-            entry.contents = np.concatenate([entry.contents, np.arange(first, first + own)])
+        if full > len(entry.contents):
+            self._name_contents(entry, full)
         self.pool.publish(entry.blocks[old:full], entry.contents[old:full])
         self._published[row] = full
         if self.pool.undo is not None:
             self.pool.undo.append(lambda: self._published.__setitem__(row, old))
+
+    def _name_contents(self, entry: _BlockTable, full: int) -> None:
+        """Give text that no other request shares its own content ids, up to block `full`."""
+        own = -(-(full - len(entry.contents)) // _OWN_CONTENTS) * _OWN_CONTENTS
+        first = self.pool.new_contents(own)
+        entry.contents = np.concatenate([entry.contents, np.arange(first, first + own)])
 
     def _append(self, row: int, blocks: np.ndarray) -> None:
         entry, held = self._tables[row], int(self._held[row])
@@ -265,23 +264,61 @@ class PagedLedger(KvLedger):
             entry.blocks = grown
         entry.blocks[held:need] = blocks
         self._held[row] = need
-        self._count_users(row, blocks, +1)
+        self._count_row(row, blocks, +1)
         if self.pool.undo is not None:
 
             def undo() -> None:
                 self._held[row] = held
-                self._count_users(row, blocks, -1)
+                self._count_row(row, blocks, -1)
 
             self.pool.undo.append(undo)
 
-    def _append_one_each(self, rows: np.ndarray, blocks: np.ndarray) -> None:
-        for row, i in zip(rows.tolist(), range(len(blocks)), strict=True):
-            self._append(row, blocks[i : i + 1])
-
-    def _count_users(self, row: int, blocks: np.ndarray, change: int) -> None:
-        """Keep the number of blocks that a real-time row uses."""
-        if self.table.klass[row] != RequestClass.REAL_TIME:
+    def _append_each(self, rows: np.ndarray, counts: np.ndarray, blocks: np.ndarray) -> None:
+        """`counts[i]` of `blocks` to the end of each row's table."""
+        if len(blocks) > len(rows) or self.pool.undo is not None:
+            for row, part in zip(rows.tolist(), np.split(blocks, np.cumsum(counts)[:-1]), strict=True):
+                self._append(row, part)
             return
+        for row, held, block in zip(rows.tolist(), self._held[rows].tolist(), blocks.tolist(), strict=True):
+            table = self._tables[row]
+            if held == len(table.blocks):
+                table.blocks = np.concatenate([table.blocks, np.empty(held // 4 + 8, np.int64)])
+            table.blocks[held] = block
+        self._held[rows] += 1
+        if self._mixed:
+            real_time = self.table.klass[rows] == _REAL_TIME
+            self._count_users(blocks[real_time], +1)
+
+    def _publish_each(self, rows: list[int], full: list[int]) -> None:
+        """`_publish` for many rows, pooled where each has filled just one block."""
+        blocks, contents, done = [], [], []
+        for row, blocks_full, before in zip(rows, full, self._published[rows].tolist(), strict=True):
+            if blocks_full - before > 1 or self.pool.undo is not None:
+                self._publish(row, blocks_full)
+                continue
+            table = self._tables[row]
+            if blocks_full > len(table.contents):
+                self._name_contents(table, blocks_full)
+            blocks.append(table.blocks[before])
+            contents.append(table.contents[before])
+            done.append(row)
+        if done:
+            self.pool.publish(np.array(blocks), np.array(contents))
+            self._published[done] += 1
+
+    def _count_row(self, row: int, blocks: np.ndarray, change: int) -> None:
+        """Keep the number of blocks that a real-time row uses, once there are rows of both classes."""
+        if not self._mixed:
+            if self.table.klass[row] == _REAL_TIME:
+                return
+            self._mixed = True
+            for other in self._tables:
+                if other != row and self.table.klass[other] == _REAL_TIME:
+                    self._count_users(self.blocks_of(other), +1)
+        elif self.table.klass[row] == _REAL_TIME:
+            self._count_users(blocks, change)
+
+    def _count_users(self, blocks: np.ndarray, change: int) -> None:
         edge = 0 if change > 0 else 1
         self._rt_blocks += change * int((self._rt_refs[blocks] == edge).sum())
         self._rt_refs[blocks] += change
@@ -290,20 +327,20 @@ class PagedLedger(KvLedger):
         held, entry = int(self._held[row]), self._tables.pop(row)
         blocks = entry.blocks[:held]
         self._held[row] = 0
-        self._count_users(row, blocks, -1)
+        self._count_row(row, blocks, -1)
         if self.pool.undo is not None:
 
             def undo() -> None:
                 self._tables[row] = entry
                 self._held[row] = held
-                self._count_users(row, blocks, +1)
+                self._count_row(row, blocks, +1)
 
             self.pool.undo.append(undo)
         self.pool.release(blocks[::-1])  # the tail first: the start of a text is the likelier to be asked for again
 
     def _forget_row(self, row: int) -> None:
         blocks = self._tables[row].blocks[: self._held[row]]
-        self._count_users(row, blocks, -1)
+        self._count_row(row, blocks, -1)
         self._held[row] = 0
         del self._tables[row]
 
@@ -321,7 +358,7 @@ class PagedLedger(KvLedger):
             if len(np.unique(blocks)) != len(blocks):
                 wrong.append(f"row {row} lists a block twice")
             users[blocks] += 1
-            if self.table.klass[row] == RequestClass.REAL_TIME:
+            if self._mixed and self.table.klass[row] == _REAL_TIME:
                 real_time[blocks] += 1
             if len(blocks) * self.block_tokens < self.table.computed_tokens[row]:
                 wrong.append(f"row {row} has computed {self.table.computed_tokens[row]} tokens in {len(blocks)} blocks")
@@ -343,3 +380,4 @@ class PagedLedger(KvLedger):
 
 
 _NOTHING = np.zeros(0, np.int64)
+_REAL_TIME = int(RequestClass.REAL_TIME)

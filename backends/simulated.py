@@ -1,0 +1,136 @@
+"""The simulated backend: executes a plan by asking a step-time model how long it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..policies.base import EngineLimits
+from ..policies.plan import Direction, Hold, KvMove, StepOutcome, StepPlan
+from ..policies.requests import RequestTable
+from ..profiles.composition import StepComposition, StepTimeModel
+from .pcie import PcieLink
+
+
+@dataclass(slots=True)
+class Executed:
+    """An outcome with what it consisted of: for the step records, and for holding back requests in transfer."""
+
+    outcome: StepOutcome
+    work: StepComposition
+    to_host_bytes: int
+    to_device_bytes: int
+    ready_s: dict[int, float]  # rows that wait for a transfer -> when it lands
+
+
+class SimulatedBackend:
+    """One engine's hardware: a step-time model, a PCIe link, and the true output lengths, which only it knows.
+
+    layers: of the model, for moves that name layers. fast: whether runs of identical decode steps are executed at once.
+    """
+
+    def __init__(
+        self,
+        requests: RequestTable,
+        model: StepTimeModel,
+        link: PcieLink,
+        limits: EngineLimits,
+        layers: int = 1,
+        fast: bool = True,
+    ) -> None:
+        self.requests = requests
+        self.model = model
+        self.link = link
+        self.limits = limits
+        self.layers = layers
+        self.fast = fast
+        self._outputs = np.zeros(1024, np.int64)
+
+    def expect(self, row: int, output_tokens: int) -> None:
+        """The request in `row` will emit `output_tokens` tokens."""
+        if row >= len(self._outputs):
+            self._outputs = np.concatenate([self._outputs, np.zeros(len(self._outputs), np.int64)])
+        self._outputs[row] = output_tokens
+
+    def execute(self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0) -> Executed:
+        """Run `plan` from `now` (seconds). `emitting`: bool[n], rows that emit. `overhead_s` comes before the step."""
+        to_host, to_device, ready, before, beside = self._start_moves(plan.moves, now)
+        start = max(now + overhead_s, before)
+        rows = plan.rows
+        work = self.composition(plan, emitting)
+        emitted = rows if emitting.all() else rows[emitting]
+        left = self._outputs[emitted] - self.requests.output_tokens[emitted]
+        steps = 1
+        if self.fast and plan.valid_for:
+            steps = min(plan.valid_for + 1, int(left.min()))
+        if steps == 1:
+            ends = np.array([start + self.model.step_seconds(work)])
+            ends[0] = max(ends[0], beside)
+        else:
+            seconds = self.model.decode_run_seconds(
+                work.decode_requests, work.decode_context, work.decode_context_max, steps
+            )
+            ends = self._ends(start, seconds, beside, overhead_s)
+        finished = emitted[left == steps].tolist()
+        outcome = StepOutcome(now, ends, emitted, finished)
+        return Executed(outcome, work, to_host, to_device, ready)
+
+    @staticmethod
+    def _ends(start: float, seconds: np.ndarray, beside: float, overhead_s: float) -> np.ndarray:
+        """When each step of a run ends. Added one by one, as single steps are: the sums must be the same floats."""
+        if overhead_s:
+            # (t + overhead) + seconds, step after step, not t + (overhead + seconds)
+            parts = np.column_stack([np.full(len(seconds), overhead_s), seconds]).ravel()[1:]
+            first = max(start + seconds[0], beside)
+            return np.cumsum(np.concatenate([[first], parts[1:]]))[::2]
+        first = max(start + seconds[0], beside)
+        return np.cumsum(np.concatenate([[first], seconds[1:]]))
+
+    def cut(self, executed: Executed, steps: int) -> None:
+        """Only the first `steps` steps of a run happened: something arrived."""
+        outcome = executed.outcome
+        if steps < len(outcome.ends_s):
+            outcome.ends_s = outcome.ends_s[:steps]
+            outcome.finished = []
+
+    def composition(self, plan: StepPlan, emitting: np.ndarray) -> StepComposition:
+        """The step as a step-time model sees it: decodes pooled, prefills one by one."""
+        requests, rows = self.requests, plan.rows
+        resident = requests.computed_tokens[rows]
+        if plan.valid_for:
+            return StepComposition(len(rows), int(resident.sum()), int(resident.max()))
+        decode = emitting & (plan.tokens == 1) & (requests.output_tokens[rows] > 0)
+        if decode.all():
+            return StepComposition(len(rows), int(resident.sum()), int(resident.max()))
+        prefill = ~decode
+        resident_decode = resident[decode]
+        return StepComposition(
+            len(resident_decode),
+            int(resident_decode.sum()),
+            int(resident_decode.max()) if len(resident_decode) else 0,
+            plan.tokens[prefill],
+            resident[prefill],
+        )
+
+    def _start_moves(self, moves: list[KvMove], now: float) -> tuple[int, int, dict[int, float], float, float]:
+        """Queue the plan's transfers. Returns bytes each way, who waits until when, and the two ends that the step
+        waits for: before it starts, and before it ends."""
+        if not moves:
+            return 0, 0, {}, now, now
+        sizes = {Direction.TO_HOST: 0, Direction.TO_DEVICE: 0}
+        ready: dict[int, float] = {}
+        before = beside = now
+        for move in moves:
+            size = move.tokens * self.limits.kv_bytes_per_token
+            if move.layers is not None:
+                size = size * len(move.layers) // self.layers
+            sizes[move.direction] += size
+            end = self.link.transfer(now, size, move.direction)
+            if move.hold is Hold.BEFORE_STEP:
+                before = max(before, end)
+            elif move.hold is Hold.STEP:
+                beside = max(beside, end)
+            elif move.hold is Hold.REQUEST:
+                ready[move.row] = max(ready.get(move.row, 0.0), end)
+        return sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, before, beside

@@ -1,0 +1,81 @@
+"""Job completion times and fair ratios: Justitia's metrics of efficiency and fairness (its evaluation section).
+
+A job is a group of requests: an application with its stages, or a session with its turns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from .results import RunRows
+
+
+def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
+    """A row a job, indexed by its name: klass, arrival_s, end_s, jct_s (last end - first arrival), finished.
+
+    Jobs are the groups, in order of first submission, or the single requests where no request has a group.
+    A job is finished when all its submitted requests are; jct_s is NaN otherwise.
+    """
+    grouped = requests["group"].notna()
+    if grouped.any():
+        members, key = requests[grouped], "group"
+    else:
+        members, key = requests, "request_id"
+    by_job = members.groupby(key, sort=False)
+    jobs = by_job.agg(
+        klass=("klass", "first"),
+        arrival_s=("arrival_s", "min"),
+        end_s=("last_token_s", "max"),
+        finished=("finished", "all"),
+    )
+    jobs["finished"] = jobs["finished"].astype(bool)
+    jobs["jct_s"] = (jobs["end_s"] - jobs["arrival_s"]).where(jobs["finished"])
+    jobs.index.name = "job"
+    return jobs
+
+
+def describe_jobs(requests: pd.DataFrame) -> dict | None:
+    """`applications` of summary.json; None where no request has a group."""
+    if not requests["group"].notna().any():
+        return None
+    jobs = job_completion(requests)
+    jct = jobs["jct_s"].to_numpy(np.float64)
+    jct = jct[~np.isnan(jct)]
+    return {
+        "submitted": len(jobs),
+        "completed": len(jct),
+        "mean_jct_s": float(jct.mean()) if len(jct) else None,
+        "median_jct_s": float(np.median(jct)) if len(jct) else None,
+        "p90_jct_s": float(np.percentile(jct, 90)) if len(jct) else None,
+        "p99_jct_s": float(np.percentile(jct, 99)) if len(jct) else None,
+    }
+
+
+def fair_ratio(rows: RunRows, fair_rows: RunRows) -> pd.DataFrame:
+    """Finish-time fair ratio: each job's completion time over the one it has in `fair_rows`, a fair policy's run.
+
+    Both runs must be of one request list. Returns jct_s, fair_jct_s and fair_ratio by job, for jobs that ended
+    in both; above 1 the job ended later than its fair share promises (Justitia, Fig. 10, with VTC as the fair one).
+    """
+    jobs = job_completion(rows.requests)["jct_s"].dropna()
+    fair = job_completion(fair_rows.requests)["jct_s"].dropna().rename("fair_jct_s")
+    both = pd.concat([jobs, fair], axis=1, join="inner")
+    both["fair_ratio"] = both["jct_s"] / both["fair_jct_s"]
+    return both
+
+
+def summarise_fair_ratio(ratios: pd.DataFrame) -> dict:
+    """Of `fair_ratio`'s answer: jobs, mean, p90 and max fair ratio, and the share of jobs that are not delayed."""
+    values = ratios["fair_ratio"].to_numpy(np.float64)
+    if len(values) == 0:
+        return dict.fromkeys(
+            ("mean_fair_ratio", "p90_fair_ratio", "max_fair_ratio", "not_delayed"), None
+        ) | {"jobs": 0}
+    return {
+        "jobs": len(values),
+        "mean_fair_ratio": float(values.mean()),
+        "p90_fair_ratio": float(np.percentile(values, 90)),
+        "max_fair_ratio": float(values.max()),
+        "not_delayed": float((values <= 1).mean()),
+    }

@@ -1,0 +1,184 @@
+"""Collects what happened as flat columns, and hands it out as data frames. One entry a macro-step: a run of identical
+decode steps stays one entry until the end, and is spread into its rows then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from ..backends.simulated import Executed
+from ..policies.kv.base import KvLedger
+from ..policies.plan import Preemption, StepPlan
+from ..policies.requests import RequestTable, State
+
+_CLASSES = np.array(["rt", "be"])
+
+
+class StepRecorder:
+    """Steps and inter-token gaps of one replica."""
+
+    def __init__(self, replica: int = 0) -> None:
+        self.replica = replica
+        self._scalars: list[tuple] = []  # one a macro-step, in the order of _STEP_COLUMNS
+        self._starts: list[float] = []
+        self._ends: list[np.ndarray] = []
+        self._growth: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # macro-step -> blocks newly taken (rt, be)
+        self._gaps: list[tuple[np.ndarray, int, int]] = []  # gaps, how many rt and be tokens had each
+        self.steps = 0
+
+    _STEP_COLUMNS = (
+        "prefill_requests",
+        "prefill_tokens",
+        "decode_requests",
+        "running",
+        "waiting",
+        "kv_rt_blocks",
+        "kv_be_blocks",
+        "kv_free_blocks",
+        "kv_cached_blocks",
+        "preempted_recompute",
+        "preempted_swap",
+        "to_host_bytes",
+        "to_device_bytes",
+        "hit_tokens",
+    )
+    # what happens once, with the first step of a run
+    _ONCE = {"preempted_recompute", "preempted_swap", "to_host_bytes", "to_device_bytes", "hit_tokens"}
+
+    def planned(
+        self, plan: StepPlan, executed: Executed, running: int, waiting: int, requests: RequestTable, ledger: KvLedger
+    ) -> None:
+        """Before the outcome is booked: memory is as the plan left it. running, waiting: requests, at planning."""
+        steps = len(executed.outcome.ends_s)
+        usage = ledger.usage()
+        work = executed.work
+        swapped = recomputed = 0
+        for _, kind in plan.preempted:
+            if kind is Preemption.SWAP:
+                swapped += 1
+            else:
+                recomputed += 1
+        if steps > 1:
+            best_effort = requests.klass[plan.rows] == 1
+            if best_effort.any():
+                growth = (
+                    ledger.block_growth(plan.rows[~best_effort], steps),
+                    ledger.block_growth(plan.rows[best_effort], steps),
+                )
+            else:
+                growth = (ledger.block_growth(plan.rows, steps), np.zeros(steps, np.int64))
+            self._growth[len(self._scalars)] = growth
+        self._scalars.append(
+            (
+                len(work.prefill_new),
+                int(work.prefill_new.sum()) if len(work.prefill_new) else 0,
+                work.decode_requests,
+                running,
+                waiting,
+                usage.real_time,
+                usage.best_effort,
+                usage.free,
+                usage.cached,
+                recomputed,
+                swapped,
+                executed.to_host_bytes,
+                executed.to_device_bytes,
+                sum(hit for _, hit in plan.admitted),
+            )
+        )
+        self._starts.append(executed.outcome.start_s)
+        self._ends.append(executed.outcome.ends_s)
+        self.steps += steps
+
+    def completed(self, executed: Executed, first_gaps: np.ndarray, requests: RequestTable) -> None:
+        """After the outcome is booked. first_gaps: as EngineCore.complete returns them."""
+        rows, ends = executed.outcome.emitted, executed.outcome.ends_s
+        best_effort = requests.klass[rows] == 1
+        known = ~np.isnan(first_gaps)
+        if known.all() and len(rows) and (first_gaps == first_gaps[0]).all():
+            n_be = int(best_effort.sum())
+            self._gaps.append((first_gaps[:1], len(rows) - n_be, n_be))
+        else:
+            for flag, counts in ((False, (1, 0)), (True, (0, 1))):
+                some = first_gaps[known & (best_effort == flag)]
+                if len(some):
+                    self._gaps.append((some, *counts))
+        if len(ends) > 1:
+            n_be = int(best_effort.sum())
+            self._gaps.append((np.diff(ends), len(rows) - n_be, n_be))
+
+    def step_frame(self) -> pd.DataFrame:
+        """One row a step, in order; columns as docs/metrics.md lists them."""
+        lengths = np.array([len(e) for e in self._ends], np.int64)
+        columns = np.array(self._scalars, np.int64).reshape(-1, len(self._STEP_COLUMNS))
+        ends = np.concatenate(self._ends) if self._ends else np.zeros(0)
+        starts = np.empty_like(ends)
+        first = np.cumsum(lengths) - lengths
+        starts[1:] = ends[:-1]  # inside a run a step starts when the one before it ended
+        starts[first] = self._starts
+        frame = {"replica": np.full(len(ends), self.replica), "start_s": starts, "end_s": ends}
+        for i, name in enumerate(self._STEP_COLUMNS):
+            frame[name] = np.repeat(columns[:, i], lengths)
+            if name in self._ONCE:
+                inside = np.ones(len(ends), bool)
+                inside[first] = False
+                frame[name][inside] = 0
+        for i, (real_time, best_effort) in self._growth.items():
+            at = slice(first[i], first[i] + lengths[i])
+            n = lengths[i]
+            taken_rt, taken_be = np.cumsum(real_time[:n]), np.cumsum(best_effort[:n])
+            frame["kv_rt_blocks"][at] += taken_rt
+            frame["kv_be_blocks"][at] += taken_be
+            frame["kv_free_blocks"][at] -= taken_rt + taken_be
+        frame["kv_cached_blocks"] = np.minimum(frame["kv_cached_blocks"], frame["kv_free_blocks"])
+        frame["kv_used_blocks"] = frame["kv_rt_blocks"] + frame["kv_be_blocks"]
+        del frame["kv_free_blocks"]
+        return pd.DataFrame(frame)
+
+    def gap_frame(self) -> pd.DataFrame:
+        """Inter-token gaps pooled: klass, gap_s, count; one row a distinct gap and class."""
+        parts = []
+        for index, name in enumerate(_CLASSES):
+            chosen = [(g, c[index]) for g, *c in self._gaps if c[index]]
+            if not chosen:
+                continue
+            gaps = np.concatenate([g for g, _ in chosen])
+            counts = np.repeat([c for _, c in chosen], [len(g) for g, _ in chosen])
+            distinct, where = np.unique(gaps, return_inverse=True)
+            total = np.bincount(where, weights=counts).astype(np.int64)
+            parts.append(pd.DataFrame({"klass": name, "gap_s": distinct, "count": total}))
+        if not parts:
+            return pd.DataFrame({"klass": pd.Series(dtype=str), "gap_s": [], "count": pd.Series(dtype=np.int64)})
+        return pd.concat(parts, ignore_index=True)
+
+
+def request_frame(requests: RequestTable, replica: int, group_names: list[str]) -> pd.DataFrame:
+    """One row a submitted request, in order of submission."""
+    group = requests.group
+    names = np.array([*group_names, None], dtype=object)  # group -1 is the last: none
+    frame = {
+        "request_id": list(requests.ids),
+        "klass": _CLASSES[requests.klass],
+        "group": names[group],
+        "stage": requests.stage,
+        "priority": requests.priority,
+        "replica": np.full(len(requests), replica),
+    }
+    for name in (
+        "arrival_s",
+        "first_scheduled_s",
+        "first_token_s",
+        "last_token_s",
+        "prompt_tokens",
+        "output_tokens",
+        "hit_tokens",
+        "recomputes",
+        "swaps",
+        "swapped_tokens",
+        "late_tokens",
+        "slo_ttft_s",
+        "slo_tpot_s",
+    ):
+        frame[name] = getattr(requests, name).copy()
+    frame["finished"] = requests.state == State.FINISHED
+    return pd.DataFrame(frame)

@@ -1,0 +1,197 @@
+"""Submits a workload's requests to the replicas, in time: arrivals, closed-loop stages, the best-effort pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..traces.workload import BEST_EFFORT, BestEffortPool, Workload, WorkloadError
+from .clock import BEFORE_STEPS, Clock
+from .engine import Engine
+
+POOL_GROUP = "best-effort pool"
+
+
+def content_ids(workload: Workload, row: int, block_tokens: int) -> np.ndarray | None:
+    """int64[n]: ids of the row's full KV blocks of `block_tokens` tokens, from the trace's prefix blocks.
+
+    Trace ids name everything up to their block's end. A KV block inside a trace block is named by (trace block, place
+    in it); one that spans several is named by the last of them.
+    """
+    prefix = workload.prefix
+    if prefix is None:
+        return None
+    blocks = prefix.of(row)
+    full = int(workload.prompt_tokens[row]) // block_tokens
+    if prefix.block_tokens % block_tokens == 0:
+        parts = prefix.block_tokens // block_tokens
+        return (blocks[:, None] * parts + np.arange(parts)).ravel()[:full]
+    parts = block_tokens // prefix.block_tokens
+    return blocks[parts - 1 :: parts][:full]
+
+
+def shared_contents(workload: Workload, block_tokens: int) -> int:
+    """How many content ids `content_ids` can give. Raises WorkloadError where the block sizes do not fit together."""
+    prefix = workload.prefix
+    if prefix is None:
+        return 0
+    if prefix.block_tokens % block_tokens and block_tokens % prefix.block_tokens:
+        raise WorkloadError(
+            f"{workload.provenance.name}: prefix blocks of {prefix.block_tokens} tokens and KV blocks of "
+            f"{block_tokens} tokens do not nest; choose --block-tokens so that one divides the other"
+        )
+    return prefix.distinct * max(1, prefix.block_tokens // block_tokens)
+
+
+class RequestSource:
+    """Feeds `engines` from `workload`. Requests of one session stay on one replica (their prefix is there); others go to
+    the replica with the fewest unfinished requests, the first of them on a tie.
+
+    on_submit(count): progress. `submitted` lists, in order, the workload row of each request (-1: from the pool).
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        workload: Workload,
+        engines: Sequence[Engine],
+        block_tokens: int,
+        on_submit: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self.clock = clock
+        self.workload = workload
+        self.engines = engines
+        self.block_tokens = block_tokens
+        self.on_submit = on_submit
+        self.submitted = 0
+        self.group_names = list(workload.group_names)
+        self._group_of: dict[tuple[int, int], int] = {}  # (replica, row) -> group
+        self._stages: dict[int, dict[int, list[int]]] = {}  # group -> stage -> workload rows still to release
+        self._open: dict[int, int] = {}  # group -> unfinished requests of the stages released so far
+        self._home: dict[int, int] = {}  # group -> replica
+        self._pool: _PoolFeed | None = None
+        for i, engine in enumerate(engines):
+            engine.on_finish = self._finisher(i)
+        self._start()
+
+    def _start(self) -> None:
+        workload = self.workload
+        first = ~np.isnan(workload.arrival_s)
+        for group in workload.group[first & (workload.group >= 0)].tolist():
+            self._open[group] = self._open.get(group, 0) + 1
+        for row in np.flatnonzero(~first).tolist():
+            stages = self._stages.setdefault(int(workload.group[row]), {})
+            stages.setdefault(int(workload.stage[row]), []).append(row)
+        order = np.flatnonzero(first)
+        order = order[np.argsort(workload.arrival_s[order], kind="stable")]
+        self.clock.process(self._arrivals(order))
+        if workload.pool is not None:
+            self.group_names.append(POOL_GROUP)
+            self._pool = _PoolFeed(self, workload.pool, len(self.group_names) - 1)
+
+    def _finisher(self, replica: int) -> Callable[[int], None]:
+        return lambda row: self._finished(replica, row)
+
+    def _arrivals(self, order: np.ndarray):
+        times = self.workload.arrival_s
+        for row in order.tolist():
+            if times[row] > self.clock.now:
+                yield self.clock.at(times[row], BEFORE_STEPS)
+            self._submit_row(row)
+
+    def _submit_row(self, row: int) -> None:
+        workload = self.workload
+        self.submit(
+            workload.ids[row],
+            int(workload.output_tokens[row]),
+            group=int(workload.group[row]),
+            prefix=content_ids(workload, row, self.block_tokens),
+            prompt_tokens=int(workload.prompt_tokens[row]),
+            klass=int(workload.klass[row]),
+            priority=int(workload.priority[row]),
+            slo_ttft_s=workload.slo_ttft_s[row],
+            slo_tpot_s=workload.slo_tpot_s[row],
+            stage=int(workload.stage[row]),
+        )
+
+    def submit(self, request_id: str, output_tokens: int, *, group: int = -1, **values) -> None:
+        replica = self._route(group)
+        row = self.engines[replica].submit(
+            request_id, output_tokens, arrival_s=self.clock.now, group=group, **values
+        )
+        if group >= 0:
+            self._group_of[replica, row] = group
+        self.submitted += 1
+        self.on_submit(self.submitted)
+
+    def _route(self, group: int) -> int:
+        if len(self.engines) == 1:
+            return 0
+        pooled = self._pool is not None and group == self._pool.group
+        if group in self._home and not pooled:
+            return self._home[group]
+        replica = min(range(len(self.engines)), key=lambda i: self.engines[i].core.active)
+        if group >= 0:
+            self._home[group] = replica
+        return replica
+
+    def _finished(self, replica: int, row: int) -> None:
+        group = self._group_of.pop((replica, row), -1)
+        if group < 0:
+            return
+        if self._pool is not None and group == self._pool.group:
+            self._pool.finished()
+            return
+        self._open[group] -= 1
+        stages = self._stages.get(group)
+        if self._open[group] == 0 and stages:
+            self.clock.process(self._release(group, min(stages)))
+
+    def _release(self, group: int, stage: int):
+        """The next stage of a session or application, after its rows' delay (seconds since the stage before ended)."""
+        rows = self._stages[group].pop(stage)
+        ended = self.clock.now
+        self._open[group] = len(rows)
+        for row in sorted(rows, key=lambda r: (self.workload.delay_s[r], r)):
+            due = ended + float(self.workload.delay_s[row])
+            if due > self.clock.now:
+                yield self.clock.at(due, BEFORE_STEPS)
+            self._submit_row(row)
+
+
+class _PoolFeed:
+    """The closed loop of best-effort batches: the next one when all of the last one have ended."""
+
+    def __init__(self, source: RequestSource, pool: BestEffortPool, group: int) -> None:
+        self.source = source
+        self.pool = pool
+        self.group = group
+        self.batch = 0
+        self.open = 0
+        until = pool.until_s
+        self.until_s = source.workload.last_arrival_s if until is None else until
+        source.clock.process(self._begin())
+
+    def _begin(self):
+        yield self.source.clock.at(0.0, BEFORE_STEPS)
+        self._submit()
+
+    def finished(self) -> None:
+        self.open -= 1
+        if self.open == 0 and self.source.clock.now < self.until_s:
+            self._submit()
+
+    def _submit(self) -> None:
+        prompts, outputs = self.pool.draw(self.batch)
+        self.open = self.pool.batch
+        for i, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True)):
+            self.source.submit(
+                f"be-{self.batch}-{i}",
+                output,
+                group=self.group,
+                prompt_tokens=prompt,
+                klass=BEST_EFFORT,
+                stage=self.batch,
+            )
+        self.batch += 1
