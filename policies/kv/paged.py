@@ -302,9 +302,13 @@ class PagedLedger(KvLedger):
             blocks.append(table.blocks[before])
             contents.append(table.contents[before])
             done.append(row)
-        if done:
-            self.pool.publish(np.array(blocks), np.array(contents))
-            self._published[done] += 1
+        if len(set(contents)) == len(contents):
+            if done:
+                self.pool.publish(np.array(blocks), np.array(contents))
+        else:  # two rows compute the same text side by side: the first to come is the one found
+            for block, content in zip(blocks, contents, strict=True):
+                self.pool.publish(np.array([block]), np.array([content]))
+        self._published[done] += 1
 
     def _count_row(self, row: int, blocks: np.ndarray, change: int) -> None:
         """Keep the number of blocks that a real-time row uses, once there are rows of both classes."""

@@ -98,7 +98,10 @@ def _build(
 
 
 def preemption(seed: int, count: int = 500) -> Scenario:
-    """A cache far smaller than the batch would fill: victims every few steps; variants by seed modulo 6."""
+    """A cache far smaller than the batch would fill: victims every few steps; variants by seed modulo 7.
+
+    In the last variant single prompts nearly fill the cache, so that the watermark matters to a lone request.
+    """
     rng = np.random.default_rng([1, seed])
     variant = [
         {},
@@ -107,14 +110,19 @@ def preemption(seed: int, count: int = 500) -> Scenario:
         {"enable_prefix_caching": True, "watermark": 0.02, "long_prefill_token_threshold": 48},
         {"reserve_full_isl": False, "long_prefill_token_threshold": 32},
         {"enable_prefix_caching": True},
-    ][seed % 6]
+        {"enable_prefix_caching": True, "watermark": 0.3, "num_blocks": 60, "max_model_len": 960},
+    ][seed % 7]
     settings = EngineSettings(
-        num_blocks=int(rng.integers(80, 320)),
-        max_num_seqs=48,
-        max_num_batched_tokens=256,
-        max_model_len=1200,
-        **variant,
+        **{
+            "num_blocks": int(rng.integers(80, 320)),
+            "max_num_seqs": 48,
+            "max_num_batched_tokens": 256,
+            "max_model_len": 1200,
+            **variant,
+        }
     )
+    if settings.num_blocks == 60:
+        return _build(f"preemption {seed}", rng, settings, count // 2, (10, 840), (5, 110), per_step=0.2)
     return _build(f"preemption {seed}", rng, settings, count, (10, 260), (20, 230), per_step=0.3)
 
 
@@ -145,7 +153,7 @@ def partial_chunks(seed: int, count: int = 420) -> Scenario:
 
 
 def priority(seed: int, count: int = 400) -> Scenario:
-    """Policy 'priority' in a tight cache: late urgent requests push patient ones out; variants modulo 5."""
+    """Policy 'priority' in a tight cache: late urgent requests push patient ones out; variants modulo 6."""
     rng = np.random.default_rng([4, seed])
     variant = [
         {},
@@ -153,7 +161,8 @@ def priority(seed: int, count: int = 400) -> Scenario:
         {"watermark": 0.04, "long_prefill_token_threshold": 40},
         {"enable_prefix_caching": True, "reserve_full_isl": False, "long_prefill_token_threshold": 64},
         {"max_num_seqs": 6, "reserve_full_isl": False},
-    ][seed % 5]
+        {"max_num_seqs": 20, "max_num_batched_tokens": 24, "num_blocks": 100},
+    ][seed % 6]
     settings = EngineSettings(
         **{
             "num_blocks": int(rng.integers(80, 320)),

@@ -1,0 +1,298 @@
+"""The bidirectional ledger of BROS (IEEE version, Sec. V and Fig. 8; Alg. 1 lines 8 and 19).
+
+A block has at most one real-time owner, filling its slots from the left, and one best-effort owner, filling them from
+the right. Where both claim the same slots, the one that ran last has its data there and the other's is on the host
+(lazy checkpoint). docs/bidirectional.md draws the rules and lists what the paper leaves open.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..plan import KvMove
+from ..requests import RequestTable
+from .base import KvLedger, KvUsage, LedgerError
+from .bidi_audit import PreemptedBlock, audit, preempted_blocks, render
+from .bidi_moves import Relocation, StepMoves
+from .bidi_place import Placement
+from .bidi_state import SlotState
+
+
+class BidirectionalLedger(KvLedger):
+    """KV memory shared slot by slot between the two classes.
+
+    host_blocks  room on the host, counted in tokens (host_blocks * block_tokens): swapped rows and lazy checkpoints
+                 alike. Copies of slots that are resident again are kept, so that they need not be copied twice, until
+                 the room is needed.
+
+    A row that is granted memory (`admit`, `grow`, `swap_in`) is pinned: it runs in the step being planned, so all its
+    slots are resident and nobody overwrites them before `begin_step`. By then its granted slots must be written; a
+    grant taken back while still planning is given to `withdraw`.
+    """
+
+    name = "bidirectional"
+
+    def __init__(
+        self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0
+    ) -> None:
+        super().__init__(table, num_blocks, block_tokens, host_blocks)
+        self._state = SlotState(num_blocks, block_tokens)
+        self._moves_of_step = StepMoves(self._state)
+        room = host_blocks * block_tokens
+        self._place = Placement(self._state, self._moves_of_step, table, room)
+
+    # -- questions -------------------------------------------------------------------------------
+    @property
+    def free_blocks(self) -> int:
+        """Blocks without any owner. An admission may also share or preempt: see `preemptable_blocks`."""
+        return self._state.num_empty
+
+    def held_blocks(self, row: int) -> int:
+        self._fit()
+        return int(self._state.held[row])
+
+    def held_tokens(self, row: int) -> int:
+        """Tokens with a place on the device (their data may be missing); 0 for a swapped row."""
+        self._fit()
+        return int(self._state.tokens[row]) if self._state.held[row] else 0
+
+    def blocks_of(self, row: int) -> np.ndarray:
+        """int64[held]: the row's blocks in order of its text; it fills them from its class's end."""
+        return self._state.cells_of(row) % self.num_blocks
+
+    def counts_of(self, row: int) -> np.ndarray:
+        """int64[held]: tokens of the row in each of `blocks_of(row)`."""
+        return self._state.count[self._state.cells_of(row)]
+
+    def missing_tokens(self, row):
+        """Tokens of the row (int, or int64[n] for an index array) that only the host has: M^cpu in slots."""
+        self._fit()
+        missing = self._state.missing_tokens[row]
+        return missing if np.ndim(row) else int(missing)
+
+    def missing_blocks(self, row):
+        """Blocks of the row (int or index array) with missing slots: M^cpu of the paper's Table I."""
+        self._fit()
+        missing = self._state.missing_blocks[row]
+        return missing if np.ndim(row) else int(missing)
+
+    def preemptable_blocks(self) -> int:
+        """Blocks that a real-time row could enter by FindPreemptBlock: best-effort only, owner not in this step."""
+        return len(self._place.preemptable())
+
+    def new_blocks_needed(self, row: int, tokens: int) -> int:
+        """Further blocks for `tokens` tokens in all, if none had to be shared: M^new of Table I."""
+        self._fit()
+        state = self._state
+        if state.held[row] == 0:
+            return -(-tokens // self.block_tokens)
+        _, room = self._place.last_block(row)
+        return max(0, -(-(tokens - int(state.tokens[row]) - room) // self.block_tokens))
+
+    def slack_tokens(self, rows: np.ndarray) -> np.ndarray:
+        self._fit()
+        state = self._state
+        _, _, room = self._place.last_blocks(rows)
+        slack = state.tokens[rows] - self.table.computed_tokens[rows] + room
+        slack[(state.missing_tokens[rows] > 0) | (state.held[rows] == 0)] = 0
+        return slack
+
+    def preemption_table(self) -> list[PreemptedBlock]:
+        """Blocks in which both owners claim some slots, and whose data is not there, by block."""
+        return preempted_blocks(self._state)
+
+    def relocations(self) -> tuple[Relocation, ...]:
+        """Copies within the device that this step starts with, in order; they cost no PCIe transfer."""
+        return self._moves_of_step.relocations
+
+    def usage(self) -> KvUsage:
+        state = self._state
+        return KvUsage(
+            total=self.num_blocks,
+            free=state.num_empty,
+            real_time=state.rt_blocks,
+            best_effort=self.num_blocks - state.num_empty - state.rt_blocks,
+            cached=0,
+            host_tokens=state.host_used,
+        )
+
+    # -- changes ---------------------------------------------------------------------------------
+    def begin_step(self) -> None:
+        if self._state.journal.open:
+            raise LedgerError("a step begins while a try is open")
+        self._state.step += 1
+        self._moves_of_step.clear()
+
+    def admit(
+        self, row: int, tokens: int, hit_tokens: int = 0, keep_free: int = 0, reserve_tokens: int = 0
+    ) -> bool:
+        """As the base says; an admission that shares or preempts blocks also needs `keep_free` blocks free.
+
+        Raises LedgerError for a row that has KV, for no tokens, and for prefix hits (there are none here).
+        """
+        self._fit()
+        if self._state.tokens[row]:
+            raise LedgerError(f"row {row} is admitted though it has KV")
+        if tokens < 1 or hit_tokens:
+            raise LedgerError(f"row {row} is admitted with {tokens} tokens, {hit_tokens} cached")
+        if keep_free > self.free_blocks or not self._place.could_fit(row, reserve_tokens, keep_free):
+            return False
+        return self._try(row, lambda: self._place.expand(row, tokens, keep_free))
+
+    def grow(self, row: int, tokens: int) -> bool:
+        """Bring back what is missing, then room up to `tokens`; the row is pinned.
+
+        Where it meets a pinned owner in a full block, one of the two parts moves to another block; False and nothing
+        changed if there is none. Raises LedgerError for a row without blocks.
+        """
+        state = self._state
+        self._fit()
+        if state.held[row] == 0:
+            raise LedgerError(f"row {row} grows though it has no blocks")
+        if not state.missing_tokens[row] and self._place.grow_plainly(row, tokens):
+            return True
+        return self._try(row, lambda: self._place.restore(row) and self._place.grow(row, tokens))
+
+    def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
+        self._fit()
+        return self._place.grow_all(rows, tokens)
+
+    def grow_decodes(self, rows: np.ndarray) -> bool:
+        """`grow_all` by one token beyond computed_tokens."""
+        return self.grow_all(rows, self.table.computed_tokens[rows] + 1)
+
+    def decode_steps(self, rows: np.ndarray, limit: int) -> int:
+        """As the base says, but only steps in which no block is shared anew and no slot is overwritten or moved."""
+        self._fit()
+        if self._state.missing_tokens[rows].any():
+            return 0
+        limit = self._place.steps_before_conflict(rows, self.table.computed_tokens[rows], limit)
+        return super().decode_steps(rows, limit) if limit else 0
+
+    def extend(self, rows: np.ndarray, steps: int) -> None:
+        if not self.grow_all(rows, self.table.computed_tokens[rows] + steps):
+            raise LedgerError(
+                f"{steps} steps of {len(rows)} rows do not fit into {self.free_blocks} free blocks"
+            )
+
+    def withdraw(self, row: int) -> None:
+        """The row does not run in this step after all: it gives back the slots granted beyond computed_tokens.
+
+        It stays pinned if the step moves its data, which must not be overwritten before it has landed.
+        """
+        self._fit()
+        state = self._state
+        computed = int(self.table.computed_tokens[row])
+        if not state.is_pinned(row):
+            return
+        if computed == 0:
+            self.free(row)
+            return
+        if computed < state.tokens[row]:
+            state.truncate(row, computed)
+        if not self._moves_of_step.landing(row):
+            state.put("pinned", row, -1)
+
+    def free(self, row: int) -> None:
+        self._fit()
+        state = self._state
+        state.drop_copies(row, keep_missing=False)
+        if state.held[row]:
+            self._give_back(row)
+        for name in ("tokens", "missing_tokens", "missing_blocks"):
+            state.put(name, row, 0)
+        state.put("pinned", row, -1)
+        self._moves_of_step.forget(row)
+
+    def swap_out(self, row: int) -> bool:
+        """As the base says; also False for a row that runs in this step. Copies only what the host lacks."""
+        self._fit()
+        state = self._state
+        if state.held[row] == 0:
+            raise LedgerError(f"row {row} is swapped out though it has no blocks")
+        return not state.is_pinned(row) and self._atomic(lambda: self._drop_to_host(row))
+
+    def swap_in(self, row: int, keep_free: int = 0) -> bool:
+        """All KV comes back into blocks found as for an admission; the row is pinned."""
+        self._fit()
+        state = self._state
+        if state.held[row] or not state.tokens[row]:
+            raise LedgerError(f"row {row} is swapped in though it is not swapped out")
+        return keep_free <= self.free_blocks and self._try(row, lambda: self._bring_back(row, keep_free))
+
+    def take_moves(self) -> list[KvMove]:
+        """One KvMove per row and direction, those to the host first; Hold.STEP, with blocks and slots."""
+        moves = self._moves_of_step.consolidated()
+        self._moves_of_step.clear()
+        return moves
+
+    # -- parts of changes ------------------------------------------------------------------------
+    def _fit(self) -> None:
+        if len(self.table) > len(self._state.tokens):
+            self._state.fit_rows(len(self.table))
+
+    def _try(self, row: int, change) -> bool:
+        """`change` with the row pinned, undone if it fails."""
+
+        def pinned_change() -> bool:
+            self._state.put("pinned", row, self._state.step)
+            return change()
+
+        return self._atomic(pinned_change)
+
+    def _atomic(self, change) -> bool:
+        mark = self.mark()
+        done = change()
+        if done:
+            self.commit(mark)
+        else:
+            self.rollback(mark)
+        return done
+
+    def _give_back(self, row: int) -> None:
+        state = self._state
+        state.vacate(state.cells_of(row))
+        state.journal.remove(state, "tables", row)
+        state.put("held", row, 0)
+        state.put("last", row, 0)
+
+    def _drop_to_host(self, row: int) -> bool:
+        state = self._state
+        tokens = np.arange(state.tokens[row])
+        fresh = tokens[~state.copied(row, tokens)]
+        self._moves_of_step.to_host(row, fresh)
+        self._give_back(row)
+        state.put("missing_tokens", row, len(tokens))
+        state.put("missing_blocks", row, -(-len(tokens) // self.block_tokens))
+        if not self._place.host_has_room(len(fresh)):
+            return False
+        state.add_copies(row, fresh)
+        return True
+
+    def _bring_back(self, row: int, keep_free: int) -> bool:
+        state = self._state
+        tokens = int(state.tokens[row])
+        for name in ("tokens", "missing_tokens", "missing_blocks"):
+            state.put(name, row, 0)
+        if not self._place.expand(row, tokens, keep_free):
+            return False
+        self._moves_of_step.to_device(row, np.arange(tokens))
+        return True
+
+    # -- trying ----------------------------------------------------------------------------------
+    def mark(self) -> int:
+        return self._state.journal.mark()
+
+    def rollback(self, mark: int) -> None:
+        self._state.journal.rollback(mark)
+
+    def commit(self, mark: int) -> None:
+        self._state.journal.commit(mark)
+
+    # -- its own auditor -------------------------------------------------------------------------
+    def check(self) -> None:
+        audit(self)
+
+    def render(self, blocks=None, names=None) -> str:
+        """Slot-by-slot drawing of these blocks (all if None), one line each; see `bidi_audit.render`."""
+        return render(self._state, self.table, blocks, names)

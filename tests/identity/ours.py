@@ -1,0 +1,79 @@
+"""Our side of the comparison: policy `vllm` on the paged ledger, stepped without a clock."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .mutations import Mutation
+from .protocol import EngineSettings, Observed
+
+
+class OurScheduler:
+    """`twinserve.sim.stepper` behind the `Side` protocol.
+
+    The ledger wants dense content ids, so each new content id of a scenario gets the next number. `policy` and
+    `ledger` are what mutations break.
+    """
+
+    def __init__(self, settings: EngineSettings, mutation: Mutation | None = None) -> None:
+        from twinserve.policies.base import EngineLimits
+        from twinserve.sim.stepper import vllm_stepper
+
+        self.settings = settings
+        self.stepper = vllm_stepper(
+            settings.num_blocks,
+            settings.block_tokens,
+            EngineLimits(
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_model_len=settings.max_model_len,
+            ),
+            settings.enable_prefix_caching,
+            scheduling=settings.policy,
+            enable_chunked_prefill=settings.enable_chunked_prefill,
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            watermark=settings.watermark,
+            scheduler_reserve_full_isl=settings.reserve_full_isl,
+        )
+        self.policy = self.stepper.core.policy
+        self.ledger = self.stepper.core.ledger
+        self._dense: dict[int, int] = {}
+        if mutation is not None:
+            mutation.apply(self)
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        prefix: np.ndarray | None = None,
+        priority: int = 0,
+        arrival: float = 0.0,
+    ) -> None:
+        """As `Side.submit`; `arrival` in seconds."""
+        full = None
+        if prefix is not None and self.settings.enable_prefix_caching:
+            full = self._dense_ids(prefix[: prompt_tokens // self.settings.block_tokens])
+        self.stepper.submit(
+            request_id, prompt_tokens, output_tokens, prefix=full, priority=priority, arrival_s=arrival
+        )
+
+    def _dense_ids(self, ids: np.ndarray) -> np.ndarray:
+        dense = self._dense
+        for content in ids.tolist():
+            if content not in dense:
+                dense[content] = self.ledger.pool.new_contents(1)
+        return np.array([dense[content] for content in ids.tolist()], np.int64)
+
+    def step(self) -> Observed:
+        seen = self.stepper.step()
+        ids = self.stepper.requests.ids
+        return Observed(
+            scheduled=seen.scheduled,
+            preempted=tuple(seen.preempted),
+            free_blocks=seen.free_blocks,
+            hits=seen.hits,
+            finished=tuple(seen.finished),
+            running=tuple(ids[row] for row in self.policy.running),
+            waiting=seen.waiting,
+        )
