@@ -1,9 +1,10 @@
 """The models and GPUs known by name.
 
-Models: the config.json files on Hugging Face (checked by parameter count in the tests). GPUs: NVIDIA data sheets;
-memory is what CUDA reports as the device's total where a report was at hand (A100-40G, H100, H200, RTX 4090), else
-the nominal size less the usual 1 % of reserve. PCIe is the lane rate of 16 lanes in one direction (gen 3, 4, 5:
-16, 32, 64 GB/s), NVLink half the data sheet's bidirectional figure.
+Models: the config.json files on Hugging Face (checked by parameter count in the tests). GPUs:
+NVIDIA data sheets; memory is what CUDA reports as the device's total where a report was at hand
+(A100-40G, RTX 4090), else a total that agrees with KV pools seen on it (H100, H200) or with its
+siblings. PCIe is the lane rate of 16 lanes in one direction (gen 3, 4, 5: 16, 32, 64 GB/s), NVLink
+half the data sheet's bidirectional figure. The V100 is the PCIe card.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ GPUS: dict[str, GpuSpec] = {
         GpuSpec("a100-80g", "ampere", 312e12, 2039e9, 79.2 * GIB, 32e9, 300e9),
         GpuSpec("h100", "hopper", 989e12, 3350e9, 79.2 * GIB, 64e9, 450e9),
         GpuSpec("h200", "hopper", 989e12, 4800e9, 139.8 * GIB, 64e9, 450e9),
-        GpuSpec("l20", "ada", 119.5e12, 864e9, 44.5 * GIB, 32e9),
+        GpuSpec("l20", "ada-capped", 119.5e12, 864e9, 44.5 * GIB, 32e9),
         GpuSpec("l40s", "ada", 362e12, 864e9, 44.5 * GIB, 32e9),
         GpuSpec("rtx4090", "ada-geforce", 165.2e12, 1008e9, 25250627584, 32e9),
     )
@@ -105,7 +106,8 @@ def find_model(name: str) -> ModelSpec:
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU of that name or alias (`a100` is the 80 GB one), in any case; ProfileError otherwise."""
+    """The GPU of that name or alias (`a100` is the 80 GB one), in any case; ProfileError
+    otherwise."""
     key = name.lower()
     spec = GPUS.get(ALIASES.get(key, key))
     if spec is None:

@@ -1,20 +1,22 @@
 """Step time of any dense model on any GPU from their specs: no measurement of that pair is needed.
 
-A step is the sum of named terms; each is work over a rate, and the rates are peak numbers times the efficiency
-constants of the GPU's family (`efficiency.py` says where those come from). With T tokens computed in the step, n of
-them by decoding requests, rows = requests in the step, and everything per tensor-parallel rank:
+A step is the sum of named terms; each is work over a rate, and the rates are peak numbers times the
+efficiency constants of the GPU's family (`efficiency.py` says where those come from). With T tokens
+computed in the step, n of them by decoding requests, rows = requests in the step, and everything
+per tensor-parallel rank:
 
     gemm         max(weight bytes / memory rate, 2 x parameters x (T + half) / compute rate)
-    head         the same for the output projection, over the rows that are sampled, and its gather over ranks
-    decode_kv    KV bytes of the decoding requests' contexts, the new token included, / memory rate
-    prefill_attention   max(FLOPs of its (query, key) pairs / compute rate, its KV bytes / memory rate)
+    head         the same for the output projection over the sampled rows, and its gather
+    decode_kv    KV bytes of the decoding requests' contexts, new token included, / memory rate
+    prefill_attention   max((query, key) pair FLOPs / compute rate, KV bytes / memory rate)
     elementwise  norms, rotary, activation: bytes moved per token / memory rate
-    allreduce    two per layer: latency + ring bytes / link rate (NVLink, or PCIe where there is none)
+    allreduce    two per layer: latency + ring bytes / link rate (NVLink, else PCIe)
     layers       kernel start and tail time that no amount of work hides, per layer
     host         scheduler, input preparation, sampling: constant + per request
 
-`half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate.
-Left out: padding to CUDA-graph sizes, and skew between context lengths (`decode_context_max` is not used).
+`half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate. Left
+out: padding to CUDA-graph sizes, and skew between context lengths (`decode_context_max` is not
+used).
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec
 
 
 @dataclass(frozen=True, config=STRICT)
 class Efficiency:
-    """Achieved shares of peak rates (`*_mfu`, `*_mbu`, `link_share`: 0..1 or a little above) and times in seconds."""
+    """Achieved shares of peak rates (`*_mfu`, `*_mbu`, `link_share`: 0..1 or a little above) and
+    times in seconds."""
 
     gemm_mfu: float = Field(gt=0, le=1.2)
     gemm_half_tokens: float = Field(ge=0)
@@ -56,7 +58,8 @@ class RooflineModel:
         e, size = efficiency, llm.dtype_bytes
         compute = gpu.peak_flops * e.gemm_mfu
         memory = gpu.memory_bytes_per_s * e.gemm_mbu
-        # GQA heads fewer than ranks are copied, which costs their matrices again; small, and left out.
+        # GQA heads fewer than ranks are copied, which costs their matrices again; small, and left
+        # out.
         matrix = llm.matrix_parameters / tp
         head = llm.head_parameters / tp
         self._half = e.gemm_half_tokens
@@ -69,15 +72,18 @@ class RooflineModel:
         self._kv_token = llm.rank_kv_bytes_per_token(tp) / kv_rate
         self._pair = llm.attention_flops_per_pair / tp / (gpu.peak_flops * e.attention_mfu)
 
-        # Read and written per token and layer: two norms with residual (4 x hidden each), q in and out, gate, up, act.
-        activations = 8.0 * llm.hidden + (
-            2.0 * llm.heads * llm.head_dim + (3 if llm.gated_mlp else 2) * llm.intermediate
-        ) / tp
+        # Read and written per token and layer: two norms with residual (4 x hidden each), q in and
+        # out, gate, up, act.
+        activations = (
+            8.0 * llm.hidden
+            + (2.0 * llm.heads * llm.head_dim + (3 if llm.gated_mlp else 2) * llm.intermediate) / tp
+        )
         elementwise_rate = gpu.memory_bytes_per_s * e.elementwise_mbu
         self._elementwise_token = llm.layers * activations * size / elementwise_rate
 
-        # A ring all-reduce moves 2 (tp - 1) / tp of the message through each rank's link; a gather half of that.
-        link = gpu.link_bytes_per_s * e.link_share
+        # A ring all-reduce moves 2 (tp - 1) / tp of the message through each rank's link; a gather
+        # half of that.
+        link = gpu.link_bytes_per_s * e.link_share * _pcie_sharing(gpu, tp)
         ring = 2.0 * (tp - 1) / tp
         self._allreduce_fixed = 2.0 * llm.layers * e.allreduce_s if tp > 1 else 0.0
         self._allreduce_token = 2.0 * llm.layers * ring * llm.hidden * size / link
@@ -96,7 +102,8 @@ class RooflineModel:
         return base + self._kv_token * (work.decode_context + n)
 
     def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
-        """float64[steps], seconds; bit-identical to `step_seconds` since only the last sum depends on the step."""
+        """float64[steps], seconds; bit-identical to `step_seconds` since only the last sum depends
+        on the step."""
         attended = (context + n) + n * np.arange(steps, dtype=np.int64)
         return self._without_decode_kv(n, n, 0.0) + self._kv_token * attended
 
@@ -109,7 +116,8 @@ class RooflineModel:
         return self._fixed + gemm + head + per_token + self._row * rows + prefill_attention
 
     def terms(self, work: StepComposition) -> dict[str, float]:
-        """The terms named in the module's docstring, seconds; their sum is `step_seconds` up to rounding."""
+        """The terms named in the module's docstring, seconds; their sum is `step_seconds` up to
+        rounding."""
         n, rows = work.decode_requests, work.decode_requests + len(work.prefill_new)
         new, pairs, attended = _prefill_totals(work)
         tokens = n + new
@@ -127,6 +135,16 @@ class RooflineModel:
             "layers": self.llm.layers * e.layer_s,
             "host": e.host_s + e.host_request_s * rows,
         }
+
+
+def _pcie_sharing(gpu: GpuSpec, tp: int) -> float:
+    """Share of the two-rank PCIe rate that is left at `tp` ranks; 1 with NVLink.
+
+    Without NVLink a ring of four crosses the host bridge: the measured all-reduce of four L40S
+    moves data about four times slower per rank than that of two. Beyond four nothing is known, and
+    four's value is kept.
+    """
+    return 1.0 if gpu.nvlink_bytes_per_s or tp <= 2 else (2.0 / min(tp, 4)) ** 2
 
 
 def _prefill_totals(work: StepComposition) -> tuple[int, float, int]:

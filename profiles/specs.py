@@ -1,7 +1,7 @@
 """What a model and a GPU are, as far as time and memory depend on it.
 
-Both are plain facts (a config.json, a data sheet) with derived values as properties; what an engine reaches of a
-GPU's peak numbers is another matter and lives in `efficiency.py`.
+Both are plain facts (a config.json, a data sheet) with derived values as properties; what an engine
+reaches of a GPU's peak numbers is another matter and lives in `efficiency.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class ProfileError(ValueError):
 
 
 def one_line(error: ValidationError) -> str:
-    """The first finding of a pydantic error as `field: what is wrong`, and how many more there are."""
+    """The first finding of a pydantic error as `field: what is wrong`, and how many more there
+    are."""
     findings = error.errors()
     first = findings[0]
     where = ".".join(str(part) for part in first["loc"]) or "contents"
@@ -30,10 +31,12 @@ def one_line(error: ValidationError) -> str:
 
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
-    """A dense decoder-only transformer. Sizes as in a Hugging Face config.json; `dtype_bytes` of weights and KV.
+    """A dense decoder-only transformer. Sizes as in a Hugging Face config.json; `dtype_bytes` of
+    weights and KV.
 
-    `gated_mlp`: three MLP matrices (SwiGLU) or two (OPT). `biases`: None, "qkv" (Qwen2) or "all" (OPT).
-    `qk_norm`: a norm over each head of q and k (Qwen3). `learned_positions`: rows of a position table (OPT), else 0.
+    `gated_mlp`: three MLP matrices (SwiGLU) or two (OPT). `biases`: None, "qkv" (Qwen2) or "all"
+    (OPT). `qk_norm`: a norm over each head of q and k (Qwen3). `learned_positions`: rows of a
+    position table (OPT), else 0.
     """
 
     name: str = Field(min_length=1)
@@ -62,7 +65,8 @@ class ModelSpec:
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Parameters of one layer's matrices: what a token is multiplied with, attention scores left out."""
+        """Parameters of one layer's matrices: what a token is multiplied with, attention scores
+        left out."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
 
@@ -101,31 +105,36 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """K and V of one token over all layers, in bytes, stored once (see `rank_kv_bytes_per_token` for TP)."""
+        """K and V of one token over all layers, in bytes, stored once (see
+        `rank_kv_bytes_per_token` for TP)."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
 
     def rank_kv_bytes_per_token(self, tp: int) -> float:
-        """The same on one of `tp` ranks: heads are split, and copied once there are more ranks than heads."""
+        """The same on one of `tp` ranks: heads are split, and copied once there are more ranks than
+        heads."""
         return self.kv_bytes_per_token / min(tp, self.kv_heads)
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """Scores and weighted values of one (query token, key token) pair over all layers and heads."""
+        """Scores and weighted values of one (query token, key token) pair over all layers and
+        heads."""
         return 4 * self.layers * self.heads * self.head_dim
 
     def check_tp(self, tp: int) -> None:
         """Raise ProfileError if `tp` ranks cannot split the heads as vLLM requires."""
         if tp < 1 or self.heads % tp or (self.kv_heads % tp and tp % self.kv_heads):
             raise ProfileError(
-                f"{self.name}: {self.heads} heads ({self.kv_heads} KV heads) cannot be split over tp={tp};"
-                " choose a tp that divides the head counts"
+                f"{self.name}: {self.heads} heads ({self.kv_heads} KV heads) cannot be split over"
+                f" tp={tp}; choose a tp that divides the head counts"
             )
 
     @classmethod
     def from_config(cls, config: dict | str | Path, name: str | None = None) -> ModelSpec:
-        """From a Hugging Face config.json (a path or its dict); ProfileError names a missing or unfit field.
+        """From a Hugging Face config.json (a path or its dict); ProfileError names a missing or
+        unfit field.
 
-        Mixture-of-experts and state-space models are refused: their cost per token is not this spec's.
+        Mixture-of-experts and state-space models are refused: their cost per token is not this
+        spec's.
         """
         where = "config.json"
         if not isinstance(config, dict):
@@ -173,11 +182,13 @@ class ModelSpec:
 
 @dataclass(frozen=True, config=STRICT)
 class GpuSpec:
-    """A GPU's data-sheet numbers. Rates are dense (no sparsity) and, for links, one direction of one GPU.
+    """A GPU's data-sheet numbers. Rates are dense (no sparsity) and, for links, one direction of
+    one GPU.
 
     `peak_flops`: FLOP/s of bf16 tensor cores with fp32 accumulation (fp16 where there is no bf16).
     `memory_bytes`: what CUDA reports as the total, which is what vLLM's utilisation is a share of.
-    `nvlink_bytes_per_s`: None = tensor parallelism goes over PCIe. `family`: whose efficiency constants apply.
+    `nvlink_bytes_per_s`: None = tensor parallelism goes over PCIe. `family`: whose efficiency
+    constants apply.
     """
 
     name: str = Field(min_length=1)

@@ -1,0 +1,59 @@
+"""KV blocks that vLLM would find room for, from memory sizes alone: derived, not measured.
+
+Per rank: total memory x utilisation, less the rank's weights, the peak of activations in vLLM's
+profiling step, the logits it samples from, and a constant for the CUDA context, NCCL and captured
+graphs. The engine's own number (its `num_gpu_blocks`) is always better where there is one.
+"""
+
+from __future__ import annotations
+
+from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
+
+BLOCK_TOKENS = 16
+UTILIZATION = 0.9
+# CUDA context, NCCL buffers, captured graphs: fitted to five measured engines (docs/profiles.md).
+FIXED_BYTES = 0.7e9
+
+
+def activation_bytes(
+    llm: ModelSpec, tp: int, max_num_batched_tokens: int, max_num_seqs: int
+) -> float:
+    """Peak bytes beside weights in a step of `max_num_batched_tokens` tokens of `max_num_seqs`
+    requests, per rank.
+
+    Residual stream, two hidden states and the MLP's widest point are alive together; logits in fp32
+    with a copy.
+    """
+    width = 3 * llm.hidden + (3 if llm.gated_mlp else 2) * llm.intermediate / tp
+    logits = 2 * max_num_seqs * llm.vocab * 4
+    return max_num_batched_tokens * width * llm.dtype_bytes + logits
+
+
+def derive_num_gpu_blocks(
+    llm: ModelSpec,
+    gpu: GpuSpec,
+    tp: int,
+    *,
+    utilization: float = UTILIZATION,
+    block_tokens: int = BLOCK_TOKENS,
+    max_num_batched_tokens: int = 2048,
+    max_num_seqs: int = 256,
+) -> int:
+    """Blocks of `block_tokens` tokens; ProfileError if the model leaves no room, with the tp that
+    would."""
+    llm.check_tp(tp)
+
+    def blocks(ranks: int) -> int:
+        free = gpu.memory_bytes * utilization - llm.weight_bytes / ranks - FIXED_BYTES
+        free -= activation_bytes(llm, ranks, max_num_batched_tokens, max_num_seqs)
+        return int(free // (block_tokens * llm.rank_kv_bytes_per_token(ranks)))
+
+    found = blocks(tp)
+    if found > 0:
+        return found
+    fits = [r for r in (2, 4, 8) if r > tp and llm.heads % r == 0 and blocks(r) > 0]
+    advice = f"use tp={fits[0]}" if fits else "no tp up to 8 is enough"
+    raise ProfileError(
+        f"{llm.name} ({llm.weight_bytes / 1e9:.1f} GB of weights) leaves no KV memory on"
+        f" {tp} x {gpu.name} ({gpu.memory_bytes / 1e9:.1f} GB each); {advice}"
+    )

@@ -1,0 +1,277 @@
+"""A profile: everything a run needs to know about one engine (a model on GPUs), as one small JSON
+file.
+
+load_profile("llama-3.1-8b@h100")            shipped with the package
+load_profile("qwen2.5-14b@a100-40g:tp2")     MODEL@GPU:tpN; derived from specs where none is shipped
+load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate` wrote
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from dataclasses import dataclass as plain_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+from twinserve.profiles.bros import BrosLinearModel, SwapTimeModel
+from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
+from twinserve.profiles.catalog import ALIASES, find_gpu, find_model, nearest
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.echo import EchoModel
+from twinserve.profiles.efficiency import FAMILY_FIT_ERROR, find_efficiency
+from twinserve.profiles.roofline import Efficiency, RooflineModel
+from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
+from twinserve.profiles.table import TableModel
+
+Source = Literal["measured", "derived", "published"]
+# A pinned-memory copy reaches about this share of the lane rate of PCIe (25 of 32 GB/s on gen 4).
+PCIE_SHARE = 0.8
+# Host memory for swapped KV, per rank: an assumption about the server, not about the engine.
+HOST_SWAP_BYTES = 64 * 2**30
+
+
+@dataclass(frozen=True, config=STRICT)
+class RooflineForm:
+    """The roofline of the profile's own model, GPU and tp, with these efficiency constants."""
+
+    efficiency: Efficiency
+    form: Literal["roofline"] = "roofline"
+
+
+StepModelForm = Annotated[
+    RooflineForm | TableModel | BrosLinearModel | EchoModel, Field(discriminator="form")
+]
+
+
+class Profile(BaseModel):
+    """One engine. Sizes are of the whole engine (all ranks), rates bytes/s in one direction, times
+    seconds.
+
+    source            how the step times were obtained
+    fit_error         mean absolute relative error of the step times; None = unknown
+    num_gpu_blocks    KV blocks of `block_tokens` tokens that a scheduler may use
+    pcie_bytes_per_s  achieved, all ranks together (each moves its own heads over its own link)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    version: Literal[1] = 1
+    name: str = Field(min_length=1)
+    llm: ModelSpec
+    gpu: GpuSpec
+    tp: int = Field(ge=1)
+    engine: str = "vllm"
+    engine_version: str | None = None
+    source: Source
+    fit_error: float | None = Field(default=None, ge=0)
+    notes: str = ""
+    step_model: StepModelForm
+    block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
+    num_gpu_blocks: int = Field(ge=1)
+    num_gpu_blocks_source: Source
+    gpu_memory_utilization: float = Field(default=UTILIZATION, gt=0, le=1)
+    pcie_bytes_per_s: float = Field(gt=0)
+    host_swap_bytes: int = Field(ge=0)
+    max_model_len: int = Field(ge=1)
+    max_num_batched_tokens: int = Field(ge=1)
+    max_num_seqs: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        self.llm.check_tp(self.tp)
+        if self.max_model_len > self.kv_capacity_tokens:
+            raise ValueError(
+                f"max_model_len {self.max_model_len} exceeds the {self.kv_capacity_tokens} tokens"
+                f" that {self.num_gpu_blocks} KV blocks hold; lower it, or use more ranks"
+            )
+        return self
+
+    def model(self) -> StepTimeModel:
+        """The step-time model, built anew."""
+        if isinstance(self.step_model, RooflineForm):
+            return RooflineModel(self.llm, self.gpu, self.tp, self.step_model.efficiency)
+        return self.step_model
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Over all ranks; KV heads that several ranks hold count once a rank."""
+        return self.llm.rank_kv_bytes_per_token(self.tp) * self.tp
+
+    @property
+    def block_bytes(self) -> float:
+        return self.kv_bytes_per_token * self.block_tokens
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self.num_gpu_blocks * self.block_tokens
+
+    @property
+    def host_swap_blocks(self) -> int:
+        return int(self.host_swap_bytes // self.block_bytes)
+
+    def swap_model(self) -> SwapTimeModel:
+        """Time to move KV over PCIe, from the profile's achieved rate."""
+        return SwapTimeModel(seconds_per_byte=1.0 / self.pcie_bytes_per_s)
+
+    def describe(self) -> str:
+        """One line for a run's banner."""
+        error = "" if self.fit_error is None else f", fit error {self.fit_error:.1%}"
+        return (
+            f"{self.name}: {self.llm.name} on {self.tp} x {self.gpu.name}, {self.engine}"
+            f"{' ' + self.engine_version if self.engine_version else ''};"
+            f" step times {self.source} ({self.step_model.form}{error});"
+            f" {self.num_gpu_blocks} KV blocks of {self.block_tokens} tokens"
+            f" ({self.num_gpu_blocks_source})"
+        )
+
+
+@plain_dataclass(frozen=True)
+class ProfileName:
+    """MODEL@GPU[:tpN], parsed; `str()` gives the canonical form."""
+
+    model: str
+    gpu: str
+    tp: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.gpu}" + (f":tp{self.tp}" if self.tp > 1 else "")
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.model}_{self.gpu}_tp{self.tp}.json"
+
+    @classmethod
+    def parse(cls, text: str) -> ProfileName:
+        match = re.fullmatch(r"([^@:]+)@([^@:]+)(?::tp([1-9]\d*))?", text.strip().lower())
+        if not match:
+            raise ProfileError(
+                f"unknown profile {text!r}: give MODEL@GPU, MODEL@GPU:tpN or a .json file"
+                f"{nearest(text.lower(), list_profiles())}"
+            )
+        model, gpu, tp = match.groups()
+        return cls(model, ALIASES.get(gpu, gpu), int(tp or 1))
+
+
+def list_profiles() -> list[str]:
+    """Names of the shipped profiles, sorted. Any other MODEL@GPU:tpN of known parts is derived when
+    loaded."""
+    stems = [
+        entry.name.removesuffix(".json").split("_")
+        for entry in _shipped_folder().iterdir()
+        if entry.name.endswith(".json")
+    ]
+    return sorted(str(ProfileName(m, g, int(tp.removeprefix("tp")))) for m, g, tp in stems)
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """A file (anything that ends in .json), a shipped profile, or one derived on the fly, in this
+    order.
+
+    ProfileError (one line, with the file and field, or the nearest known name) otherwise.
+    """
+    text = os.fspath(name_or_path)
+    if isinstance(name_or_path, Path) or text.lower().endswith(".json"):
+        return _validated(read_json(Path(text)), text)
+    name = ProfileName.parse(text)
+    shipped = _shipped_folder() / name.file_name
+    if shipped.is_file():
+        return _validated(json.loads(shipped.read_text(encoding="utf-8")), name.file_name)
+    return derive_profile(name.model, name.gpu, name.tp)
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Write JSON to `path` so that a reader sees the old file or the whole new one; folders are
+    created."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(profile.model_dump(mode="json"), indent=2) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes the file private; a profile is as readable as any other result
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def derive_profile(
+    model: str | ModelSpec,
+    gpu: str | GpuSpec,
+    tp: int = 1,
+    *,
+    utilization: float = UTILIZATION,
+    max_model_len: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
+    num_gpu_blocks: int | None = None,
+    engine_version: str | None = None,
+    efficiency: Efficiency | None = None,
+) -> Profile:
+    """A roofline profile from specs alone. `num_gpu_blocks`, if given, is taken as measured.
+
+    The token budget and batch limit default to those of vLLM's server: 8192 and 1024 on an 80 GB
+    Hopper or larger, 2048 and 256 elsewhere. `max_model_len` defaults to the model's, or to what
+    the KV pool holds if that is less.
+    """
+    llm = find_model(model) if isinstance(model, str) else model
+    device = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    large = device.family == "hopper"
+    budget = (8192 if large else 2048) if max_num_batched_tokens is None else max_num_batched_tokens
+    seqs = (1024 if large else 256) if max_num_seqs is None else max_num_seqs
+    llm.check_tp(tp)
+    blocks = num_gpu_blocks
+    if blocks is None:
+        blocks = derive_num_gpu_blocks(
+            llm,
+            device,
+            tp,
+            utilization=utilization,
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+        )
+    pool = blocks * BLOCK_TOKENS
+    fields = {
+        "name": str(ProfileName(llm.name, device.name, tp)),
+        "llm": llm,
+        "gpu": device,
+        "tp": tp,
+        "source": "derived",
+        "fit_error": FAMILY_FIT_ERROR.get(device.family) if efficiency is None else None,
+        "notes": (
+            "Roofline from specs; efficiency constants are those of the GPU's family, fit_error is"
+            " the family's on measured decode steps (null: not measured)."
+        ),
+        "step_model": RooflineForm(efficiency or find_efficiency(device)),
+        "num_gpu_blocks": blocks,
+        "num_gpu_blocks_source": "derived" if num_gpu_blocks is None else "measured",
+        "gpu_memory_utilization": utilization,
+        "pcie_bytes_per_s": device.pcie_bytes_per_s * PCIE_SHARE * tp,
+        "host_swap_bytes": HOST_SWAP_BYTES * tp,
+        "max_model_len": min(llm.max_positions, pool) if max_model_len is None else max_model_len,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": seqs,
+        "engine_version": engine_version,
+    }
+    return _validated(fields, f"{llm.name}@{device.name}")
+
+
+def _validated(data: dict, where: str) -> Profile:
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        raise ProfileError(f"{where}: {one_line(error)}") from None
+
+
+def _shipped_folder():
+    return resources.files("twinserve.profiles.data")

@@ -1,0 +1,68 @@
+"""Steps to fit an estimator on: lengths and batch sizes at powers of two, as BROS Sec. IV-A samples
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.optimize import nnls
+from twinserve.profiles.composition import StepComposition
+
+MAX_PREFILL_TOKENS = 16384
+MAX_REQUESTS = 256
+MAX_CONTEXT_TOKENS = 131072
+
+
+def powers_of_two(last: int, first: int = 1) -> list[int]:
+    """first, 2 first, 4 first, ... up to `last`."""
+    found = []
+    while first <= last:
+        found.append(first)
+        first *= 2
+    return found
+
+
+def prefill_steps(
+    max_tokens: int = MAX_PREFILL_TOKENS, max_requests: int = 16
+) -> Iterator[StepComposition]:
+    """Batches of equal fresh prompts, of 16 tokens and more, that hold at most `max_tokens` tokens
+    together."""
+    for count in powers_of_two(max_requests):
+        for length in powers_of_two(max_tokens // count, first=16):
+            yield StepComposition(
+                prefill_new=np.full(count, length, np.int64),
+                prefill_resident=np.zeros(count, np.int64),
+            )
+
+
+def decode_steps(
+    max_requests: int = MAX_REQUESTS, max_context: int = MAX_CONTEXT_TOKENS, skewed: bool = False
+) -> Iterator[StepComposition]:
+    """Decode batches of equal contexts, of 16 tokens and more; at most `max_context` resident
+    tokens together.
+
+    `skewed` adds, for each, a batch in which one request holds half of the tokens.
+    """
+    for count in powers_of_two(max_requests):
+        for length in powers_of_two(max_context // count, first=16):
+            yield StepComposition(count, count * length, length)
+            if skewed and count > 2:
+                yield StepComposition(count, count * length, count * length // 2)
+
+
+def relative_nnls(features: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
+    """Non-negative coefficients (float64[k]) for features (float64[m, k]), and their mean absolute
+    relative error.
+
+    Rows are divided by the measured time, so that a 10 ms step counts as much as a 10 s one: with
+    absolute errors the largest samples, a thousand times longer, would decide alone.
+    """
+    scaled = features / seconds[:, None]
+    # Columns differ by ten orders of magnitude (tokens squared against ones): equal norms keep nnls
+    # accurate.
+    norms = np.linalg.norm(scaled, axis=0)
+    norms[norms == 0.0] = 1.0
+    solution, _ = nnls(scaled / norms, np.ones(len(seconds)))
+    coefficients = solution / norms
+    return coefficients, float(np.abs(scaled @ coefficients - 1.0).mean())

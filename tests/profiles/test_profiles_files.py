@@ -1,0 +1,270 @@
+"""Specs, profile names and profile files: facts, round trips, and one clear line for everything that is wrong."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from twinserve.profiles.bros import BrosLinearModel
+from twinserve.profiles.calibration import decode_work
+from twinserve.profiles.catalog import GPUS, MODELS, find_gpu, find_model
+from twinserve.profiles.echo import EchoModel
+from twinserve.profiles.profile import (
+    Profile,
+    derive_profile,
+    list_profiles,
+    load_profile,
+    save_profile,
+)
+from twinserve.profiles.shipped import SHIPPED, shipped_profile, write_shipped
+from twinserve.profiles.specs import ModelSpec, ProfileError
+from twinserve.profiles.table import TableModel
+
+# Published parameter counts, billions (model cards).
+PARAMETERS = {
+    "llama-7b": 6.74,
+    "llama-13b": 13.02,
+    "llama-2-7b": 6.74,
+    "llama-2-13b": 13.02,
+    "llama-2-70b": 68.98,
+    "codellama-34b": 33.74,
+    "llama-3-70b": 70.55,
+    "llama-3.1-8b": 8.03,
+    "llama-3.1-70b": 70.55,
+    "qwen2.5-7b": 7.62,
+    "qwen2.5-14b": 14.77,
+    "qwen2.5-32b": 32.76,
+    "qwen3-8b": 8.19,
+    "qwen3-14b": 14.77,
+    "qwen3-32b": 32.76,
+    "yi-34b-200k": 34.39,
+    "opt-13b": 12.85,
+    "opt-30b": 29.97,
+}
+
+
+def test_every_model_has_its_published_size():
+    assert PARAMETERS.keys() == MODELS.keys()
+    for name, billions in PARAMETERS.items():
+        assert round(MODELS[name].parameters / 1e9, 2) == billions, name
+
+
+def test_kv_bytes():
+    assert find_model("llama-3.1-8b").kv_bytes_per_token == 131072
+    assert find_model("llama-2-7b").kv_bytes_per_token == 524288
+    spec = find_model("llama-3.1-70b")
+    assert spec.rank_kv_bytes_per_token(4) * 4 == spec.kv_bytes_per_token
+    # 16 ranks hold 8 KV heads twice
+    assert spec.rank_kv_bytes_per_token(16) * 16 == 2 * spec.kv_bytes_per_token
+
+
+def _config(**changes):
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": 5120,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "intermediate_size": 13824,
+        "vocab_size": 152064,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    return {k: v for k, v in {**config, **changes}.items() if v is not None}
+
+
+def test_a_config_json_gives_the_catalogued_spec(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(_config()))
+    assert ModelSpec.from_config(path, "qwen2.5-14b") == find_model("qwen2.5-14b")
+    qwen3 = _config(
+        model_type="qwen3",
+        num_hidden_layers=40,
+        intermediate_size=17408,
+        vocab_size=151936,
+        max_position_embeddings=40960,
+        head_dim=128,
+    )
+    assert ModelSpec.from_config(qwen3, "qwen3-14b") == find_model("qwen3-14b")
+    opt = _config(
+        model_type="opt",
+        num_hidden_layers=40,
+        num_key_value_heads=None,
+        intermediate_size=None,
+        ffn_dim=20480,
+        vocab_size=50272,
+        max_position_embeddings=2048,
+        tie_word_embeddings=None,
+        torch_dtype="float16",
+    )
+    assert ModelSpec.from_config(opt, "opt-13b") == find_model("opt-13b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"torch_dtype": "int4"}, "int4"),
+        ({"num_local_experts": 8}, "mixture of experts"),
+        ({"num_key_value_heads": 7}, "multiple"),
+        ({"vocab_size": -1}, "vocab"),
+    ],
+)
+def test_a_bad_config_is_one_clear_line(changes, words):
+    with pytest.raises(ProfileError, match=words) as raised:
+        ModelSpec.from_config(_config(**changes))
+    assert "\n" not in str(raised.value)
+
+
+def test_shipped_files_are_what_the_code_computes(tmp_path):
+    assert len(list_profiles()) == len(SHIPPED)
+    for key in SHIPPED:
+        computed = shipped_profile(*key)
+        assert computed.name in list_profiles()
+        assert load_profile(computed.name) == computed
+    paths = write_shipped(tmp_path)
+    assert len(paths) == len(SHIPPED) and load_profile(paths[0]) == shipped_profile(
+        *next(iter(SHIPPED))
+    )
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_every_shipped_profile_is_whole(name):
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.max_model_len <= profile.kv_capacity_tokens
+    assert profile.max_model_len <= profile.llm.max_positions
+    assert profile.block_tokens == 16 and profile.host_swap_blocks > 0
+    seconds = profile.model().step_seconds(decode_work(8, 500))
+    assert 0.001 < seconds < 0.2
+    assert "\n" not in profile.describe() and name in profile.describe()
+    weights = profile.llm.weight_bytes / profile.tp
+    pool = profile.num_gpu_blocks * profile.block_bytes / profile.tp
+    assert weights + pool < profile.gpu.memory_bytes
+
+
+def test_names():
+    assert load_profile("Llama-3.1-8B@A100").name == "llama-3.1-8b@a100-80g"
+    assert load_profile("llama-3.1-8b@h100:tp1").name == "llama-3.1-8b@h100"
+    assert load_profile("llama-3.1-8b@a100-40g-pcie").gpu.nvlink_bytes_per_s is None
+    assert load_profile("qwen3-8b@l40s:tp2").tp == 2  # not shipped: derived
+    assert "qwen3-8b@l40s:tp2" not in list_profiles()
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_any_degree_can_be_derived(tp):
+    profile = derive_profile("llama-3.1-8b", "h200", tp)
+    assert profile.kv_bytes_per_token == 131072
+    assert profile.pcie_bytes_per_s == pytest.approx(tp * 51.2e9)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama-3.1-8b@h10", "unknown GPU 'h10'; nearest: h100"),
+        ("lama-3.1-8b@h100", "unknown model 'lama-3.1-8b'; nearest: llama-3.1-8b"),
+        ("llama-3.1-8b-h100", "nearest: llama-3.1-8b@h100"),
+        ("llama-3.1-8b@h100:2", "MODEL@GPU:tpN"),
+        ("llama-3.1-8b@h100:tp0", "MODEL@GPU:tpN"),
+        ("llama-3.1-70b@h100", "use tp=2"),
+        ("llama-2-70b@v100-16g", "no tp up to 8"),
+        ("llama-3.1-8b@h100:tp3", "tp=3"),
+        ("nowhere/profile.json", "nowhere/profile.json: cannot be read"),
+    ],
+)
+def test_a_wrong_name_is_one_clear_line(name, words):
+    with pytest.raises(ProfileError) as raised:
+        load_profile(name)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ProfileError, match="exceeds"):
+        derive_profile("llama-3.1-8b", "rtx4090", max_model_len=131072)
+    with pytest.raises(ProfileError, match="max_num_seqs"):
+        derive_profile("llama-3.1-8b", "h100", max_num_seqs=0)
+
+
+def _forms():
+    truth = load_profile("llama-3.1-8b@h100").model()
+    works = [decode_work(n, c) for n in (1, 4, 32, 128) for c in (16, 512, 2048)]
+    return {
+        "roofline": load_profile("llama-3.1-8b@h100").step_model,
+        "bros": BrosLinearModel.fit(truth),
+        "echo": EchoModel.fit(truth),
+        "table": TableModel.fit(works, [truth.step_seconds(w) for w in works]),
+    }
+
+
+@pytest.mark.parametrize(("form", "step_model"), _forms().items())
+def test_a_saved_profile_loads_as_it_was(tmp_path, form, step_model):
+    profile = load_profile("llama-3.1-8b@h100").model_copy(
+        update={"step_model": step_model, "name": "mine", "source": "measured"}
+    )
+    path = tmp_path / "deep" / "mine.json"
+    save_profile(profile, path)
+    again = load_profile(path)
+    assert again == profile and again == load_profile(str(path))
+    assert json.loads(path.read_text())["step_model"]["form"] == form
+    ours, theirs = (p.model().decode_run_seconds(7, 5000, 900, 9) for p in (profile, again))
+    assert ours.tobytes() == theirs.tobytes() and np.all(ours > 0)
+    assert os.listdir(path.parent) == ["mine.json"]
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "p.json"
+    profile = load_profile("llama-3.1-8b@h100")
+    save_profile(profile, path)
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_profile(profile.model_copy(update={"name": "other"}), path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["p.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.pop("num_gpu_blocks"), "num_gpu_blocks: Field required"),
+        (lambda d: d.update(num_gpu_blocks=0), "num_gpu_blocks"),
+        (lambda d: d.update(version=2), "version"),
+        (lambda d: d.update(spare=1), "spare"),
+        (lambda d: d.update(source="guessed"), "source"),
+        (lambda d: d["gpu"].update(peak_flops=-1), "gpu.peak_flops"),
+        (lambda d: d["llm"].update(kv_heads=5), "multiple"),
+        (lambda d: d["step_model"].update(form="magic"), "step_model"),
+        (lambda d: d["step_model"]["efficiency"].update(gemm_mfu=7), "gemm_mfu"),
+        (lambda d: d["step_model"]["efficiency"].update(gemm_mfu=float("nan")), "gemm_mfu"),
+        (lambda d: d.update(tp=3), "tp=3"),
+    ],
+)
+def test_a_bad_file_is_one_line_with_file_and_field(tmp_path, change, words):
+    data = load_profile("llama-3.1-8b@h100").model_dump(mode="json")
+    change(data)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ProfileError) as raised:
+        load_profile(path)
+    message = str(raised.value)
+    assert message.startswith(str(path)) and words in message and "\n" not in message
+
+
+@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[]", "list")])
+def test_a_file_that_is_no_profile(tmp_path, text, words):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=words):
+        load_profile(path)
+
+
+def test_gpu_facts():
+    assert find_gpu("h200").memory_bytes_per_s == 4.8e12
+    assert find_gpu("a100-40g").link_bytes_per_s == 300e9
+    assert find_gpu("l40s").link_bytes_per_s == 32e9
+    assert {gpu.name for gpu in GPUS.values()} == set(GPUS)
+    assert isinstance(load_profile("llama-3.1-8b@h100"), Profile)
