@@ -1,8 +1,8 @@
 """Metrics as functions of the rows of a run. docs/metrics.md defines each one with its unit.
 
-Names and definitions follow `vllm bench serve`; what it lacks (classes, objectives, applications, memory, the
-scheduler) stands in sections of its own. Latencies are of finished requests. A number that does not exist (the
-mean of nothing, a rate over no time) is None, where vLLM prints 0.
+Names and definitions follow `vllm bench serve`; what it lacks (classes, objectives, applications,
+memory, the scheduler) stands in sections of its own. Latencies are of finished requests. A number
+that does not exist (the mean of nothing, a rate over no time) is None, where vLLM prints 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ import pandas as pd
 
 from .metrics_engine import describe_kv, describe_scheduler
 from .metrics_goodput import GoodputError, is_good, parse_goodput
-from .metrics_jobs import describe_jobs, fair_ratio, job_completion, summarise_fair_ratio
+from .metrics_jobs import (
+    describe_jobs,
+    describe_pool,
+    fair_ratio,
+    job_completion,
+    summarise_fair_ratio,
+)
 from .metrics_stats import MS, counted_order, describe_counted_ms, describe_ms
 from .results import RunRows, plain
 
@@ -33,9 +39,9 @@ CLASSES = ("rt", "be")
 
 
 def summarise(rows: RunRows, goodput: Mapping[str, float] | None = None) -> dict:
-    """summary.json: the whole run, then `classes`, `applications` (where there are groups), `kv`, `scheduler`.
+    """summary.json: the whole run, then `classes`, `applications` (of groups), `kv`, `scheduler`.
 
-    goodput  objectives in ms from `parse_goodput`; without them request_goodput is None, as in vLLM.
+    goodput  objectives in ms from `parse_goodput`; without them request_goodput is None, as in vLLM
     """
     requests = _Requests.of(rows.requests)
     gaps = _Gaps.of(rows.gaps)
@@ -57,6 +63,9 @@ def summarise(rows: RunRows, goodput: Mapping[str, float] | None = None) -> dict
             part["applications"] = jobs
         if klass == "be":
             part |= window.beside_real_time(requests, mine)
+            pool = describe_pool(rows.requests[mine])
+            if pool:
+                part["pool"] = pool
         summary["classes"][klass] = part
     jobs = describe_jobs(rows.requests)
     if jobs:
@@ -67,7 +76,7 @@ def summarise(rows: RunRows, goodput: Mapping[str, float] | None = None) -> dict
 
 
 def latencies(requests: pd.DataFrame) -> pd.DataFrame:
-    """Seconds a request, on the index of `requests`: ttft_s, tpot_s, e2el_s, normalized_s (a token); klass beside.
+    """Seconds: ttft_s, tpot_s, e2el_s and normalized_s (a token), with klass, by `requests`' index.
 
     NaN where a request has none: no token yet, not finished, or a TPOT of a single token.
     """
@@ -154,11 +163,11 @@ class _Gaps:
 
 @dataclass(frozen=True)
 class _Window:
-    """first_s: first arrival; end_s: last token; last_rt_s: last real-time arrival (NaN each: there is none)."""
+    """The span of a run, seconds on its clock."""
 
-    first_s: float
-    end_s: float
-    last_rt_s: float
+    first_s: float  # first arrival
+    end_s: float  # last token; NaN: none
+    last_rt_s: float  # last real-time arrival; NaN: none
 
     @classmethod
     def of(cls, requests: _Requests) -> _Window:
@@ -173,9 +182,9 @@ class _Window:
         return self.end_s - self.first_s if np.isfinite(self.end_s) else 0.0
 
     def beside_real_time(self, requests: _Requests, mine: np.ndarray) -> dict:
-        """Best-effort work that ended while real-time requests arrived: a window that no policy can stretch.
+        """Best-effort work that ended while real-time requests arrived: no policy stretches that.
 
-        Without real-time requests, or when they all arrive at one instant, the window is the whole run.
+        Without real-time requests, or when they all arrive at one instant, the window is the run.
         """
         until = self.last_rt_s if self.last_rt_s > self.first_s else self.end_s
         seconds = until - self.first_s if np.isfinite(until) else 0.0
@@ -215,16 +224,16 @@ def _describe(r: _Requests, mine: np.ndarray, gaps, duration_s: float, goodput: 
 
 
 def _describe_class(r: _Requests, mine: np.ndarray) -> dict:
-    """Normalized latency and queueing (BROS, Sec. VII-A and Fig. 2) and attainment of objectives."""
+    """Normalized latency and queueing (BROS, Sec. VII-A and Fig. 2), attainment of objectives."""
     done = mine & r.finished
     waited = done & (r.e2el > 0)
-    # A request without its first token, or without its end, has not met the objective: starving does not pay.
-    # (A comparison with NaN is false.)
+    # Without its first token a request has missed its TTFT, without its end its TPOT: starving it
+    # does not pay. (Both are NaN then, and a comparison with NaN is false.)
     ttft_due, tpot_due = mine & ~np.isnan(r.slo_ttft), mine & ~np.isnan(r.slo_tpot)
     ttft_met = r.ttft <= r.slo_ttft
     tpot_met = r.tpot <= r.slo_tpot
     due = ttft_due | tpot_due
-    met = (ttft_met | ~ttft_due) & (tpot_met | ~tpot_due) & r.finished
+    met = (ttft_met | ~ttft_due) & (tpot_met | ~tpot_due)
     later_tokens = np.maximum(r.output[tpot_due] - 1, 0).sum()
     return {
         "normalized_latency_ms": _mean(r.normalized[done], MS),

@@ -43,7 +43,7 @@ def describe_kv(rows: RunRows) -> dict:
 
 
 def describe_scheduler(steps: pd.DataFrame, duration_s: float) -> dict:
-    """`scheduler` of summary.json. Batch and tokens are means a step; waiting is weighted by step time."""
+    """`scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by time."""
     prefill, decode = (steps[f"{kind}_requests"].to_numpy() for kind in ("prefill", "decode"))
     tokens = steps["prefill_tokens"].to_numpy() + decode
     waiting = steps["waiting"].to_numpy(np.float64)

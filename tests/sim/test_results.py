@@ -1,0 +1,259 @@
+"""Results on disk: what is written is read, twice the same, and whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from twinserve.sim import results
+from twinserve.sim.metrics import summarise
+from twinserve.sim.results import (
+    GAPS,
+    REQUESTS,
+    STEPS,
+    ResultsError,
+    RunResult,
+    dump_json,
+    find_runs,
+    plain,
+    read_run,
+    write_run,
+)
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_results_rows import empty_rows, toy_rows  # noqa: E402
+
+FILES = {
+    "run.json",
+    "summary.json",
+    "timing.json",
+    "requests.parquet",
+    "steps.parquet",
+    "gaps.parquet",
+}
+
+
+def a_run(wall_s: float = 1.5, **options) -> RunResult:
+    rows = toy_rows(**options)
+    config = {"policy": "fcfs", "options": options, "rate": float("inf")}
+    return RunResult(rows, config, {"wall_s": wall_s}, summarise(rows))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def one_line(raised) -> str:
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path):
+    run = a_run(group_size=3)
+    run.rows.requests.loc[4, "group"] = None
+    run.summary = summarise(run.rows)
+    folder = write_run(tmp_path / "new" / "run", run)
+    assert {path.name for path in folder.iterdir()} == FILES
+    back = read_run(folder)
+    for name, schema in (("requests", REQUESTS), ("steps", STEPS), ("gaps", GAPS)):
+        ours, theirs = getattr(run.rows, name), getattr(back.rows, name)
+        assert list(theirs) == list(schema)
+        pd.testing.assert_frame_equal(theirs, ours, check_dtype=False)
+    assert back.rows.kv_total_blocks == run.rows.kv_total_blocks
+    assert back.config == run.config | {"rate": None}
+    assert (back.timing, back.summary) == (run.timing, run.summary)
+    assert summarise(back.rows) == run.summary
+
+
+def test_an_empty_run_is_read_as_it_was_written(tmp_path):
+    folder = write_run(tmp_path / "run", RunResult(empty_rows()))
+    back = read_run(folder).rows
+    assert len(back.requests) == len(back.steps) == len(back.gaps) == 0
+    assert back.requests["finished"].dtype == bool and back.steps["replica"].dtype == np.int64
+    assert summarise(back)["completed"] == 0
+
+
+def test_further_columns_are_kept(tmp_path):
+    run = a_run()
+    run.rows.steps["bus_seconds"] = 0.25
+    back = read_run(write_run(tmp_path / "run", run))
+    assert list(back.rows.steps) == [*STEPS, "bus_seconds"]
+
+
+def test_the_same_run_gives_the_same_bytes_but_for_timing(tmp_path):
+    one = content(write_run(tmp_path / "one", a_run(wall_s=1.0), timeline=True))
+    two = content(write_run(tmp_path / "two", a_run(wall_s=2.0), timeline=True))
+    assert one.keys() == two.keys() == FILES | {"trace.json.gz"}
+    assert {name for name in one if one[name] != two[name]} == {"timing.json"}
+
+
+def test_bytes_do_not_depend_on_column_order_or_on_the_kind_of_text(tmp_path):
+    run = a_run()
+    one = content(write_run(tmp_path / "one", run))
+    run.rows.requests = run.rows.requests[sorted(REQUESTS)].astype({"klass": "category"})
+    run.rows.requests["stage"] = run.rows.requests["stage"].astype(np.int8)
+    assert content(write_run(tmp_path / "two", run)) == one
+
+
+@pytest.mark.parametrize("at", ["summary.json", "steps.parquet", "the rename"])
+@pytest.mark.parametrize("former", [False, True])
+def test_an_interrupted_write_leaves_nothing_or_the_former_run(tmp_path, monkeypatch, at, former):
+    out = tmp_path / "run"
+    if former:
+        write_run(out, a_run())
+    before = content(out) if former else None
+
+    def breaks(real, is_it):
+        def wrapper(*args, **kwargs):
+            if is_it(*args):
+                raise KeyboardInterrupt
+            return real(*args, **kwargs)
+
+        return wrapper
+
+    if at == "summary.json":
+        hit = breaks(Path.write_text, lambda path, *_: path.name == at)
+        monkeypatch.setattr(Path, "write_text", hit)
+    elif at == "steps.parquet":
+        hit = breaks(results.pq.write_table, lambda _, path: path.name == at)
+        monkeypatch.setattr(results.pq, "write_table", hit)
+    else:
+        hit = breaks(os.rename, lambda source, target: Path(target) == out)
+        real, calls = os.rename, []
+
+        def only_the_first(source, target):
+            if Path(target) == out and not calls:
+                calls.append(target)
+                return hit(source, target)
+            return real(source, target)
+
+        monkeypatch.setattr(os, "rename", only_the_first)
+    with pytest.raises(KeyboardInterrupt):
+        write_run(out, a_run(seed=1), overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == (["run"] if former else [])
+    if former:
+        assert content(out) == before
+
+
+def test_a_former_run_is_replaced_only_if_asked(tmp_path):
+    out = write_run(tmp_path / "run", a_run(), timeline=True)
+    with pytest.raises(ResultsError) as raised:
+        write_run(out, a_run(seed=1))
+    assert "already holds a run" in one_line(raised)
+    new = a_run(seed=1)
+    write_run(out, new, overwrite=True)
+    assert read_run(out).summary == new.summary
+    assert {path.name for path in out.iterdir()} == FILES  # the old timeline is gone
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_other_files_are_never_replaced(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ResultsError) as raised:
+        write_run(tmp_path, a_run(), overwrite=True)
+    assert "thesis.tex" in one_line(raised)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_empty_folder_and_a_link_to_one_are_filled(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    write_run(tmp_path / "link", a_run())
+    assert (tmp_path / "link").is_symlink()
+    assert {path.name for path in (tmp_path / "empty").iterdir()} == FILES
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError) as raised:
+        write_run(tmp_path / "file", a_run())
+    assert "is a file" in one_line(raised)
+    with pytest.raises(ResultsError) as raised:
+        write_run(tmp_path / "file" / "run", a_run())
+    assert "part of the path is a file" in one_line(raised)
+
+    def refused(*_args, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(results.tempfile, "mkdtemp", refused)
+    with pytest.raises(ResultsError) as raised:
+        write_run(tmp_path / "run", a_run())
+    assert "no permission" in one_line(raised)
+
+
+def test_rows_that_are_wrong_are_found_before_anything_is_written(tmp_path):
+    run = a_run()
+    del run.rows.steps["waiting"]
+    with pytest.raises(ResultsError, match=r"steps.parquet: no column waiting"):
+        write_run(tmp_path / "run", run)
+    run = a_run()
+    run.rows.requests["stage"] = "third"
+    with pytest.raises(ResultsError, match=r"requests.parquet: column stage is not int64"):
+        write_run(tmp_path / "run", run)
+    with pytest.raises(ResultsError, match=r"run.json.options.model: a object cannot be written"):
+        write_run(tmp_path / "run", RunResult(toy_rows(), {"options": {"model": object()}}))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_missing_and_torn_files_are_named(tmp_path, name):
+    path = write_run(tmp_path / "run", a_run()) / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ResultsError) as raised:
+        read_run(tmp_path / "run")
+    assert name in one_line(raised) and "torn" in one_line(raised)
+    path.unlink()
+    with pytest.raises(ResultsError) as raised:
+        read_run(tmp_path / "run")
+    assert name in one_line(raised) and "missing" in one_line(raised)
+
+
+def test_reading_what_is_no_run_says_so(tmp_path):
+    with pytest.raises(ResultsError, match="no such folder"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(ResultsError, match="holds no run"):
+        read_run(tmp_path)
+
+
+def test_a_parent_folder_stands_for_its_runs(tmp_path):
+    for name in ("b", "a"):
+        write_run(tmp_path / "runs" / name, a_run())
+    (tmp_path / "runs" / ".a.partial-x").mkdir()
+    (tmp_path / "runs" / ".a.partial-x" / "run.json").write_text("{}")
+    one = tmp_path / "runs" / "a"
+    assert find_runs([tmp_path / "runs"]) == [one, tmp_path / "runs" / "b"]
+    assert find_runs([one]) == [one]
+    assert find_runs([tmp_path / "nowhere"]) == [tmp_path / "nowhere"]
+
+
+def test_json_is_sorted_and_takes_what_configurations_hold():
+    @dataclass(frozen=True)
+    class Options:
+        path: Path
+        limits: tuple[int, ...]
+
+    value = {
+        "b": np.float64("inf"),
+        "a": Options(Path("x") / "y", (1, 2)),
+        "c": np.array([1.5, np.nan]),
+        "d": np.int64(7),
+        "e": np.bool_(True),
+    }
+    text = dump_json(value)
+    assert type(plain(np.float64(0.5))) is float
+    assert json.loads(text) == {
+        "a": {"path": os.path.join("x", "y"), "limits": [1, 2]},
+        "b": None,
+        "c": [1.5, None],
+        "d": 7,
+        "e": True,
+    }
+    assert text == dump_json(dict(reversed(value.items()))) and text.endswith("}\n")

@@ -1,0 +1,137 @@
+"""Writing a workload and reading it back changes nothing."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from twinserve.traces.columns import check_workload
+from twinserve.traces.formats import read_file
+from twinserve.traces.load import convert, load_trace
+from twinserve.traces.read_mooncake import Exact, seconds
+from twinserve.traces.sidecar import path_of
+from twinserve.traces.synth import synth
+from twinserve.traces.workload import Workload, WorkloadError
+from twinserve.traces.write import milliseconds, write_trace
+from workload_strategies import assert_same, workloads
+
+
+@given(workloads())
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_workload_survives_the_disk(tmp_path, w):
+    check_workload(w)
+    path = tmp_path / "t.jsonl"
+    write_trace(w, path)
+    back = read_file(path)
+    assert_same(w, back)
+    assert back.provenance.name == w.provenance.name
+    assert back.provenance.transforms == w.provenance.transforms
+    first = path.read_bytes(), path_of(path).read_bytes()
+    write_trace(w, path)
+    assert first == (path.read_bytes(), path_of(path).read_bytes())
+
+
+@given(st.floats(0, 2.0**31, allow_subnormal=True))
+@settings(max_examples=1000)
+def test_milliseconds_keep_every_bit_of_the_seconds(s):
+    text = milliseconds(s)
+    value = json.loads(text, parse_float=Exact)
+    assert seconds(value) == s
+    assert math.isclose(float(text), s * 1000, rel_tol=1e-15, abs_tol=1e-320)
+
+
+def test_plain_division_would_not_do():
+    # The reason for the decimal shift: for about one float in fifty no double of milliseconds divides back.
+    rng = np.random.default_rng(0)
+    lost = [s for s in rng.uniform(4.0, 4.09, 2000).tolist() if float(milliseconds(s)) / 1000 != s]
+    assert lost
+
+
+def test_rows_are_what_other_tools_read(tmp_path):
+    # aiperf takes exactly one kind of input a row; vLLM and Dynamo want hash_ids, enough for the whole prompt.
+    path = write_trace(synth("fixed:1025,7", rate=2, count=5), tmp_path / "t.jsonl")
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        assert set(row) == {"timestamp", "input_length", "output_length", "hash_ids"}
+        assert len(row["hash_ids"]) == 3
+    assert read_file(path).prefix is None  # the sidecar knows that these ids are made up
+    path_of(path).unlink()
+    assert read_file(path).prefix.distinct == 15
+
+
+def test_sessions_use_the_common_field_names(tmp_path):
+    w = Workload.build(
+        [0.5, np.nan],
+        [10, 20],
+        [1, 2],
+        group=np.array([0, 0]),
+        stage=np.array([0, 1]),
+        delay_s=np.array([0, 1.25]),
+        group_names=["chat"],
+    )
+    first, second = write_trace(w, tmp_path / "t.jsonl").read_text().splitlines()
+    assert json.loads(first)["session_id"] == json.loads(second)["session_id"] == "chat"
+    assert json.loads(first)["timestamp"] == 500 and "delay" not in json.loads(first)
+    assert json.loads(second)["delay"] == 1250 and "timestamp" not in json.loads(second)
+
+
+def test_an_edited_file_keeps_its_units_and_says_so(tmp_path):
+    path = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "t.jsonl")
+    path.write_text("".join(path.read_text().splitlines(True)[:3]))
+    w = read_file(path)
+    assert len(w) == 3
+    assert any("changed after" in n for n in w.provenance.notices)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"format": "mooncake+", "block_size": 0}', '{"format": "mooncake+"}']
+)
+def test_a_broken_sidecar_is_one_clear_line(tmp_path, text):
+    path = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "t.jsonl")
+    path_of(path).write_text(text)
+    with pytest.raises(WorkloadError, match=r"t.jsonl.meta.json: .*remove it") as e:
+        read_file(path)
+    assert "\n" not in str(e.value)
+
+
+def test_a_foreign_sidecar_is_left_alone(tmp_path):
+    path = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "t.jsonl")
+    path_of(path).write_text('{"created_by": "another tool"}')
+    assert len(read_file(path)) == 5
+
+
+def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
+    path = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "t.jsonl")
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(WorkloadError, match="No space left"):
+        write_trace(synth("fixed:200,7", rate=2, count=5), path)
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.jsonl", "t.jsonl.meta.json"]
+
+
+def test_invalid_workloads_are_not_written(tmp_path):
+    with pytest.raises(WorkloadError, match="sorted"):
+        write_trace(Workload.build([2.0, 1.0], [1, 1], [1, 1]), tmp_path / "t.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_converted_trace_replays_as_the_run_did(original, tmp_path):
+    source = original("mooncake")
+    ran = load_trace(source, seed=3)
+    convert(source, tmp_path / "t.jsonl", seed=3)
+    assert_same(ran, load_trace(tmp_path / "t.jsonl", seed=99))
+
+
+def test_convert_does_not_overwrite_its_source(tmp_path):
+    path = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "t.jsonl")
+    with pytest.raises(WorkloadError, match="same file"):
+        convert(path, path)

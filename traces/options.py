@@ -1,0 +1,23 @@
+"""What a reader may be told beyond the file's own content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_RATE = 1.0
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Overrides of what a format fixes, and how arrivals are made for files that have none.
+
+    block_tokens   tokens a hash id covers; None = the format's
+    time_unit      "ms" or "s"; None = the format's (only Mooncake's layout is met with both)
+    rate           requests a second of generated Poisson arrivals; None = 1
+    seed           of those arrivals
+    """
+
+    block_tokens: int | None = None
+    time_unit: str | None = None
+    rate: float | None = None
+    seed: int = 0
