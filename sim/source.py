@@ -9,8 +9,7 @@ import numpy as np
 from ..traces.workload import BEST_EFFORT, BestEffortPool, Workload, WorkloadError
 from .clock import BEFORE_STEPS, Clock
 from .engine import Engine
-
-POOL_GROUP = "best-effort pool"
+from .results import POOL_GROUP
 
 
 def content_ids(workload: Workload, row: int, block_tokens: int) -> np.ndarray | None:
@@ -146,18 +145,22 @@ class RequestSource:
         self._open[group] -= 1
         stages = self._stages.get(group)
         if self._open[group] == 0 and stages:
-            self.clock.process(self._release(group, min(stages)))
+            self._release(group, min(stages))
 
-    def _release(self, group: int, stage: int):
+    def _release(self, group: int, stage: int) -> None:
         """The next stage of a session or application, after its rows' delay (seconds since the stage before ended)."""
         rows = self._stages[group].pop(stage)
-        ended = self.clock.now
         self._open[group] = len(rows)
-        for row in sorted(rows, key=lambda r: (self.workload.delay_s[r], r)):
-            due = ended + float(self.workload.delay_s[row])
-            if due > self.clock.now:
-                yield self.clock.at(due, BEFORE_STEPS)
-            self._submit_row(row)
+        delays = self.workload.delay_s[rows]
+        for i in np.argsort(delays, kind="stable").tolist():
+            if delays[i] > 0:
+                self.clock.process(self._submit_later(rows[i], self.clock.now + float(delays[i])))
+            else:
+                self._submit_row(rows[i])
+
+    def _submit_later(self, row: int, due: float):
+        yield self.clock.at(due, BEFORE_STEPS)
+        self._submit_row(row)
 
 
 class _PoolFeed:

@@ -22,7 +22,7 @@ class PreemptedBlock:
     """An entry of the preemption table: both owners claim slots [first, end) of a block.
 
     missing_row     the owner whose data of those slots is on the host only
-    missing_slots   half-open range of all its slots in this block that are; at least the claimed ones
+    missing_slots   half-open range of all its slots here that are; at least the claimed ones
     """
 
     block: int
@@ -52,10 +52,12 @@ def preempted_blocks(state: SlotState) -> list[PreemptedBlock]:
 def render(
     state: SlotState, table: RequestTable, blocks=None, names: dict[int, str] | None = None
 ) -> str:
-    """One line a block: what each slot holds, then in brackets what its owners have on the host only.
+    """One line a block: what each slot holds, then in brackets what its owners have on the host
+    only.
 
-    A token is its row's name (the request id unless `names` says otherwise) and its number, from 1 as in the paper's
-    Fig. 8; best-effort names are drawn in lower case, real-time ones in upper case; "." is an empty slot.
+    A token is its row's name (the request id unless `names` says otherwise) and its number, from 1
+    as in the paper's Fig. 8; best-effort names are drawn in lower case, real-time ones in upper
+    case; "." is an empty slot.
     """
     lines = []
     for b in range(state.num_blocks) if blocks is None else blocks:
@@ -86,7 +88,7 @@ def audit(ledger: BidirectionalLedger) -> None:
 
 
 class _Audit:
-    """Rebuilds every per-cell and per-row number from the rows' block tables alone, then compares."""
+    """Rebuilds each per-cell and per-row number from the rows' block tables alone and compares."""
 
     def __init__(self, ledger: BidirectionalLedger) -> None:
         self.state: SlotState = ledger._state
@@ -118,24 +120,35 @@ class _Audit:
         if len(cells) == 0 or len(np.unique(cells)) != len(cells):
             self.wrong.append(f"row {row} has a block table without blocks, or lists one twice")
             return
-        self.need(bool((cells // state.num_blocks == side).all()), f"row {row} is on the wrong side")
-        self.need(bool((self.owner[cells] == NOBODY).all()), f"row {row} holds cells of another row")
+        self.need(
+            bool((cells // state.num_blocks == side).all()), f"row {row} is on the wrong side"
+        )
+        self.need(
+            bool((self.owner[cells] == NOBODY).all()), f"row {row} holds cells of another row"
+        )
         counts, lack = state.count[cells], state.lack[cells]
         self.owner[cells] = row
         self.index[cells] = np.arange(len(cells))
         self.start[cells] = np.cumsum(counts) - counts
-        self.need(bool(((counts > 0) & (counts <= size)).all()), f"row {row} has a block without slots")
+        self.need(
+            bool(((counts > 0) & (counts <= size)).all()), f"row {row} has a block without slots"
+        )
         self.need(bool(((lack >= 0) & (lack <= counts)).all()), f"row {row} lacks more than it has")
         if side == RT:
             self.need(bool((counts[:-1] == size).all()), f"real-time row {row} left slots free")
         tokens = int(counts.sum())
-        self.need(tokens == state.tokens[row], f"row {row} has {tokens} slots, not {state.tokens[row]}")
+        self.need(
+            tokens == state.tokens[row], f"row {row} has {tokens} slots, not {state.tokens[row]}"
+        )
         computed = int(self.table.computed_tokens[row])
         self.need(tokens >= computed, f"row {row} computed {computed} tokens in {tokens} slots")
         self.need(state.last[row] == cells[-1], f"row {row}: the last block is noted wrongly")
-        self.need(state.missing_tokens[row] == lack.sum(), f"row {row}: missing tokens are miscounted")
         self.need(
-            state.missing_blocks[row] == np.count_nonzero(lack), f"row {row}: missing blocks are miscounted"
+            state.missing_tokens[row] == lack.sum(), f"row {row}: missing tokens are miscounted"
+        )
+        self.need(
+            state.missing_blocks[row] == np.count_nonzero(lack),
+            f"row {row}: missing blocks are miscounted",
         )
         if state.is_pinned(row):
             self.need(not lack.any(), f"row {row} runs in this step with slots missing")
@@ -153,7 +166,9 @@ class _Audit:
             same = np.array_equal(getattr(self, name), getattr(state, name))
             self.need(same, f"the {name} of a cell does not match the block tables")
         idle = state.owner == NOBODY
-        self.need(not state.count[idle].any() and not state.lack[idle].any(), "an idle cell holds slots")
+        self.need(
+            not state.count[idle].any() and not state.lack[idle].any(), "an idle cell holds slots"
+        )
         self.need(bool((self.data <= 1).all()), "a slot holds data of two rows")
 
     def _blocks(self) -> None:
@@ -165,9 +180,14 @@ class _Audit:
         self.need(state.rt_blocks == np.count_nonzero(kind & 1), "real-time blocks are miscounted")
         lack, overlap = state.lack, state.count[:n] + state.count[n:] - state.size
         self.need(not ((lack[:n] > 0) & (lack[n:] > 0)).any(), "both owners of a block miss slots")
-        self.need(bool((np.maximum(lack[:n], lack[n:]) >= overlap).all()), "overlapping claims, none missing")
+        self.need(
+            bool((np.maximum(lack[:n], lack[n:]) >= overlap).all()),
+            "overlapping claims, none missing",
+        )
         listed = {entry.block: entry for entry in preempted_blocks(state)}
-        self.need(sorted(listed) == np.flatnonzero(overlap > 0).tolist(), "the preemption table is off")
+        self.need(
+            sorted(listed) == np.flatnonzero(overlap > 0).tolist(), "the preemption table is off"
+        )
         for block, entry in listed.items():
             loser = block if entry.missing_row == self.owner[block] else block + n
             first, end = entry.missing_slots
@@ -178,7 +198,9 @@ class _Audit:
         state = self.state
         copies = {row: int(np.count_nonzero(mask)) for row, mask in state.host.items()}
         self.need(sum(copies.values()) == state.host_used, "host copies are miscounted")
-        self.need(state.host_used <= self.host_room, f"{state.host_used} copies in {self.host_room}")
+        self.need(
+            state.host_used <= self.host_room, f"{state.host_used} copies in {self.host_room}"
+        )
         self.need(all(copies.values()), "a row keeps an empty list of host copies")
         for row in np.flatnonzero(state.tokens):
             row = int(row)
@@ -188,5 +210,7 @@ class _Audit:
                 self.need(state.missing_tokens[row] == tokens, f"swapped row {row}: missing tokens")
         gone = [row for row in copies if not state.tokens[row]]
         self.need(not gone, f"rows {gone} are gone but have host copies")
-        self.need(bool((state.held[sorted(state.tables)] > 0).all()), "a block table without blocks")
+        self.need(
+            bool((state.held[sorted(state.tables)] > 0).all()), "a block table without blocks"
+        )
         self.need(np.count_nonzero(state.held) == len(state.tables), "a row lost its block table")

@@ -1,7 +1,8 @@
-"""What the changes of one step mean for data: host transfers, gathered per row and direction, and moves on the device.
+"""What the changes of one step mean for data: host transfers, gathered per row and direction, and
+moves on the device.
 
-An executor applies, in this order: all transfers to the host, the relocations one after another, all transfers to
-the device. Then every slot of a row that runs holds its own token.
+An executor applies, in this order: all transfers to the host, the relocations one after another,
+all transfers to the device. Then every slot of a row that runs holds its own token.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from .bidi_state import SlotState
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """Slots of a row copied from one block to another on the device; costs no transfer to or from the host.
+    """Slots of a row copied from one block to another on the device; costs no transfer to or from
+    the host.
 
     source, target              blocks
     source_slots, target_slots  half-open slot ranges of equal length
@@ -34,7 +36,8 @@ class StepMoves:
 
     def __init__(self, state: SlotState) -> None:
         self._state = state
-        # (row, direction) -> pieces (tokens, blocks, slots); the place of arriving tokens is looked up last
+        # (row, direction) -> pieces (tokens, blocks, slots); the place of arriving tokens is looked
+        # up last
         self.pieces: dict[tuple[int, Direction], tuple] = {}
         self.relocations: tuple[Relocation, ...] = ()
 
@@ -57,7 +60,9 @@ class StepMoves:
             self._state.journal.put(self, "pieces", (row, direction), (*pieces, piece))
 
     def relocate(self, row: int, source: int, target: int, resident: int) -> None:
-        """The first `resident` slots of cell `source`, counted from its end of the block, go to cell `target`."""
+        """The first `resident` slots of cell `source`, counted from its end of the block, go to
+        cell `target`.
+        """
         if resident:
             old, new = self._range(source, resident), self._range(target, resident)
             blocks = self._state.num_blocks
@@ -78,7 +83,8 @@ class StepMoves:
         return arrives or any(record.row == row for record in self.relocations)
 
     def take(self) -> list[KvMove]:
-        """One KvMove per row and direction: first those to the host, then those to the device, by row.
+        """One KvMove per row and direction: first those to the host, then those to the device, by
+        row.
 
         The relocations stay readable until the next step.
         """
@@ -98,7 +104,9 @@ class StepMoves:
         return KvMove(row, direction, len(tokens), Hold.STEP, *_ranges(blocks, slots))
 
     def _places(self, row: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Block and slot of each token: real-time tokens lie from the left, best-effort ones from the right."""
+        """Block and slot of each token: real-time tokens lie from the left, best-effort ones from
+        the right.
+        """
         state = self._state
         cells = state.cell_of_token(row, tokens)
         offset = tokens - state.start[cells]

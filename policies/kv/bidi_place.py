@@ -1,6 +1,8 @@
-"""Where tokens go in the bidirectional ledger: FindBlock, FindPreemptBlock, overwriting, restoring, relocating.
+"""Where tokens go in the bidirectional ledger: FindBlock, FindPreemptBlock, overwriting, restoring,
+relocating.
 
-A method that returns False may have changed the state half-way: its caller runs it inside a try and rolls back.
+A method that returns False may have changed the state half-way: its caller runs it inside a try and
+rolls back.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Placement:
 
     # -- FindBlock and FindPreemptBlock ----------------------------------------------------------
     def preemptable(self) -> np.ndarray:
-        """Best-effort cells of the blocks that hold best-effort slots only, of rows not in this step."""
+        """Best-effort cells of the blocks that hold best-effort slots only, of rows not in this
+        step.
+        """
         state = self.state
         cells = np.flatnonzero(state.kind == _BE_ONLY) + state.num_blocks
         return cells[~state.is_pinned(state.owner[cells])]
@@ -39,7 +43,9 @@ class Placement:
         return np.flatnonzero(self.state.kind == _RT_ONLY)
 
     def _emptiest(self, cells: np.ndarray, n: int) -> np.ndarray:
-        """The first n of these cells: most empty slots first, ties by owner, then by place in its table."""
+        """The first n of these cells: most empty slots first, ties by owner, then by place in its
+        table.
+        """
         state = self.state
         key = (state.count[cells] << 52) | (state.owner[cells] << 24) | state.index[cells]
         if n == 1 and len(cells):
@@ -58,7 +64,9 @@ class Placement:
         if self.table.klass[row] == RT:
             return tokens <= room + len(self.preemptable()) * state.size
         cells = self.sharable()
-        free = np.where(state.is_pinned(state.owner[cells]), state.size - state.count[cells], state.size)
+        free = np.where(
+            state.is_pinned(state.owner[cells]), state.size - state.count[cells], state.size
+        )
         return tokens <= room + int(free.sum())
 
     def grow(self, row: int, tokens: int) -> bool:
@@ -74,10 +82,16 @@ class Placement:
             need -= taken
         if need <= 0:
             return True
-        return self._expand_rt(row, need, keep_free) if real_time else self._expand_be(row, need, keep_free)
+        return (
+            self._expand_rt(row, need, keep_free)
+            if real_time
+            else self._expand_be(row, need, keep_free)
+        )
 
     def _fill_last_rt(self, row: int, need: int) -> int:
-        """Tokens put into the last block, which has to become full before the next; negative if it cannot."""
+        """Tokens put into the last block, which has to become full before the next; negative if it
+        cannot.
+        """
         state = self.state
         cell = int(state.last[row])
         take = min(need, state.size - int(state.count[cell]))
@@ -139,7 +153,9 @@ class Placement:
         return self._overwrite(cells)
 
     def _share_free_slots(self, row: int, need: int) -> int:
-        """Slots that real-time rows leave free in blocks without a best-effort owner; tokens placed."""
+        """Slots that real-time rows leave free in blocks without a best-effort owner; tokens
+        placed.
+        """
         state = self.state
         cells = self.sharable()
         cells = cells[state.count[cells] < state.size]
@@ -155,7 +171,9 @@ class Placement:
         return placed
 
     def _fill_last_over_rt(self, row: int, need: int) -> int:
-        """Slots of a real-time row that does not run, in the last block; tokens placed, negative on failure."""
+        """Slots of a real-time row that does not run, in the last block; tokens placed, negative on
+        failure.
+        """
         state = self.state
         cell = int(state.last[row])
         peer = int(state.owner[cell - state.num_blocks])
@@ -167,14 +185,18 @@ class Placement:
 
     # -- overwriting and restoring ---------------------------------------------------------------
     def _overwrite(self, cells: np.ndarray) -> bool:
-        """The owners of these cells write all their slots: what peers had there survives on the host only.
+        """The owners of these cells write all their slots: what peers had there survives on the
+        host only.
 
         Copies out just the slots that have no copy yet. False if the host has no room for them.
         """
         state = self.state
         theirs = (cells + state.num_blocks) % (2 * state.num_blocks)
         overlap = state.count[cells] + state.count[theirs] - state.size
-        theirs, overlap = theirs[overlap > state.lack[theirs]], overlap[overlap > state.lack[theirs]]
+        theirs, overlap = (
+            theirs[overlap > state.lack[theirs]],
+            overlap[overlap > state.lack[theirs]],
+        )
         if not len(theirs):
             return True
         lack = state.lack[theirs]
@@ -201,7 +223,8 @@ class Placement:
         return True
 
     def host_has_room(self, tokens: int) -> bool:
-        """Room for so many more copies, after giving up copies of resident slots if needed, lowest row first.
+        """Room for so many more copies, after giving up copies of resident slots if needed, lowest
+        row first.
 
         Rows of this step keep theirs: a copy may just be on its way to the device.
         """
@@ -215,7 +238,9 @@ class Placement:
         return tokens == 0 or state.host_used + tokens <= self.host_room
 
     def restore(self, row: int) -> bool:
-        """All missing slots of the (pinned) row come back, where they were or, against a pinned peer, elsewhere."""
+        """All missing slots of the (pinned) row come back, where they were or, against a pinned
+        peer, elsewhere.
+        """
         state = self.state
         if not state.missing_tokens[row]:
             return True
@@ -235,7 +260,9 @@ class Placement:
         return all(self._relocate(cell, resident) for cell, resident in parts)
 
     def _relocate(self, cell: int, resident: int | None = None) -> bool:
-        """Move all that the cell's owner has there into one other block; `resident` of it is on the device."""
+        """Move all that the cell's owner has there into one other block; `resident` of it is on the
+        device.
+        """
         state = self.state
         count = int(state.count[cell])
         if state.num_empty:
@@ -257,7 +284,9 @@ class Placement:
         return int(best[0]) if len(best) else -1
 
     def _block_for_be(self, count: int) -> int:
-        """Cell of a real-time owner with so many free slots beside it, else of one that does not run, or -1."""
+        """Cell of a real-time owner with so many free slots beside it, else of one that does not
+        run, or -1.
+        """
         state = self.state
         cells = self.sharable()
         best = self._emptiest(cells, 1)

@@ -1,18 +1,21 @@
-"""Growth in the bidirectional ledger that touches no other row: into own free slots and empty blocks.
+"""Growth in the bidirectional ledger that touches no other row: into own free slots and empty
+blocks.
 
-Most steps are of this kind, so this part is vectorised over rows. It takes exactly the slots that the general rules
-(`bidi_place.py`) would take row by row, in any order of the rows, or says that it cannot.
+Most steps are of this kind, so this part is vectorised over rows. It takes exactly the slots that
+the general rules (`bidi_place.py`) would take row by row, in any order of the rows, or says that it
+cannot.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from .base import LedgerError
 from .bidi_state import SlotState
 
 
 def last_blocks(state: SlotState, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """For the last block of each row: cell, own slots, the peer's slots, slots that nobody claims."""
+    """For each row's last block: cell, own slots, the peer's slots, slots that nobody claims."""
     cells = state.last[rows]
     mine = state.count[cells]
     other = state.count[cells - state.num_blocks]
@@ -20,7 +23,9 @@ def last_blocks(state: SlotState, rows: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def grow_plainly(state: SlotState, row: int, side: int, tokens: int) -> bool:
-    """Growth of a row with nothing missing that touches no other row; False and unchanged otherwise."""
+    """Growth of a row with nothing missing that touches no other row; False and unchanged
+    otherwise.
+    """
     need = tokens - int(state.tokens[row])
     if need > 0:
         room = state.room_in_last(row)
@@ -44,6 +49,8 @@ def grow_all(state: SlotState, rows: np.ndarray, tokens: np.ndarray) -> bool:
     """`grow_plainly` for distinct rows; False and unchanged unless all can."""
     if state.missing_tokens[rows].any():
         return False
+    if not state.held[rows].all():
+        raise LedgerError("rows without blocks cannot grow; they are admitted or swapped in")
     cells, mine, other, room = last_blocks(state, rows)
     need = np.maximum(tokens - state.tokens[rows], 0)
     here = np.minimum(need, room)
@@ -65,7 +72,9 @@ def grow_all(state: SlotState, rows: np.ndarray, tokens: np.ndarray) -> bool:
 
 
 def _conflicts(state: SlotState, cells, mine, other, need, over, room) -> bool:
-    """A real-time row needs slots of its last block that the peer claims, or will claim in the same step."""
+    """A real-time row needs slots of its last block that the peer claims, or will claim in the same
+    step.
+    """
     partial_rt = (cells < state.num_blocks) & (mine < state.size) & (other > 0)
     if (partial_rt & (over > 0)).any():
         return True
@@ -87,7 +96,9 @@ def _pairs(state: SlotState, cells: np.ndarray, other: np.ndarray) -> list[tuple
 def steps_before_conflict(
     state: SlotState, rows: np.ndarray, computed: np.ndarray, limit: int
 ) -> int:
-    """Steps (at most `limit`) before a real-time row meets the peer in its last block, one token a step."""
+    """Steps (at most `limit`) before a real-time row meets the peer in its last block, one token a
+    step.
+    """
     cells, mine, other, room = last_blocks(state, rows)
     if not other.any():
         return limit
@@ -96,9 +107,8 @@ def steps_before_conflict(
     limit = min([limit, *(granted + room)[partial_rt].tolist()])
     for i, j in _pairs(state, cells, other):
         if partial_rt[i]:
-            # Most steps s with max(0, s - mine) + max(0, s - yours) <= free, or none beyond what i has.
-            mine_has, yours, free = int(granted[i]), int(granted[j]), int(room[i])
-            alone = min(yours, mine_has + free)
-            both = (free + mine_has + yours) // 2
-            limit = min(limit, max(mine_has, both if both > yours else alone))
+            # Up to what i has been granted, or else the most steps s for which both still fit:
+            # (s - granted[i]) + (s - granted[j]) <= room[i].
+            both = (int(room[i]) + int(granted[i]) + int(granted[j])) // 2
+            limit = min(limit, max(int(granted[i]), both))
     return limit

@@ -1,8 +1,10 @@
-"""Storage of the bidirectional ledger: which row holds which slots, what is on the host, and how to undo changes.
+"""Storage of the bidirectional ledger: which row holds which slots, what is on the host, and how to
+undo changes.
 
-A *cell* is one side of a block: cell b is the real-time side of block b, cell num_blocks + b its best-effort side.
-Every per-side array is indexed by cell, so the two classes share all code. The opposite side of cell c is
-c - num_blocks: for a real-time cell that index is negative and numpy reads it from the array's end.
+A *cell* is one side of a block: cell b is the real-time side of block b, cell num_blocks + b its
+best-effort side. Every per-side array is indexed by cell, so the two classes share all code. The
+opposite side of cell c is c - num_blocks: for a real-time cell that index is negative and numpy
+reads it from the array's end.
 """
 
 from __future__ import annotations
@@ -11,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .base import LedgerError
+from .bidi_journal import Journal
 
 NOBODY = -1  # owner of a cell that holds nothing
-_ABSENT = object()
 _ROW_COLUMNS = {
     "tokens": 0,  # tokens with a place on the device, or all on the host where held is 0
     "held": 0,  # blocks
@@ -25,75 +26,10 @@ _ROW_COLUMNS = {
 }
 
 
-class Journal:
-    """Overwritten values while a try is open, so that it can be undone exactly; nothing is kept otherwise."""
-
-    def __init__(self) -> None:
-        self._log: list[tuple[Any, str, Any, Any]] | None = None
-        self._marks: list[int] = []
-
-    @property
-    def open(self) -> bool:
-        return self._log is not None
-
-    def put(self, obj: Any, name: str, key: Any, value: Any) -> None:
-        """obj.name[key] = value, for an array (any index) or a dict; obj.name = value where key is None."""
-        if self._log is not None:
-            kept = key.copy() if isinstance(key, np.ndarray) else key  # the caller may reuse it
-            self._log.append((obj, name, kept, _current(obj, name, key)))
-        _assign(obj, name, key, value)
-
-    def remove(self, obj: Any, name: str, key: Any) -> None:
-        """del obj.name[key], if it is there."""
-        if key in getattr(obj, name):
-            self.put(obj, name, key, _ABSENT)
-
-    def mark(self) -> int:
-        if self._log is None:
-            self._log = []
-        self._marks.append(len(self._log))
-        return len(self._marks) - 1
-
-    def rollback(self, mark: int) -> None:
-        self._need(mark)
-        while len(self._log) > self._marks[mark]:
-            _assign(*self._log.pop())
-        self._end(mark)
-
-    def commit(self, mark: int) -> None:
-        self._need(mark)
-        self._end(mark)
-
-    def _need(self, mark: int) -> None:
-        if not 0 <= mark < len(self._marks):
-            raise LedgerError("this try has ended already")
-
-    def _end(self, mark: int) -> None:
-        del self._marks[mark:]
-        if not self._marks:
-            self._log = None
-
-
-def _current(obj: Any, name: str, key: Any) -> Any:
-    holder = getattr(obj, name)
-    if key is None:
-        return holder
-    if isinstance(holder, dict):
-        return holder.get(key, _ABSENT)
-    return np.array(holder[key])
-
-
-def _assign(obj: Any, name: str, key: Any, value: Any) -> None:
-    if key is None:
-        setattr(obj, name, value)
-    elif value is _ABSENT:
-        del getattr(obj, name)[key]
-    else:
-        getattr(obj, name)[key] = value
-
-
 def spans(first: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """int64[sum of length]: first[0], first[0] + 1, ... for length[0] numbers, then the same for the next."""
+    """int64[sum of length]: first[0], first[0] + 1, ... for length[0] numbers, then the same for
+    the next.
+    """
     ends = np.cumsum(length)
     return np.repeat(first - ends + length, length) + np.arange(int(ends[-1]) if len(ends) else 0)
 
@@ -122,13 +58,17 @@ class SlotState:
         cells = 2 * num_blocks
         self.owner = np.full(cells, NOBODY)
         self.count, self.lack, self.index, self.start = np.zeros((4, cells), np.int64)
-        self.kind = np.zeros(num_blocks, np.int8)  # bit 0: a real-time owner, bit 1: a best-effort one
+        self.kind = np.zeros(
+            num_blocks, np.int8
+        )  # bit 0: a real-time owner, bit 1: a best-effort one
         self._empty = np.arange(num_blocks)[::-1].copy()  # a stack; the first num_empty are valid
         self.num_empty = num_blocks
         self.rt_blocks = 0
         self.step = 0
         self.tables: dict[int, np.ndarray] = {}  # row -> cells, the first held[row] valid
-        self.host: dict[int, np.ndarray] = {}  # row -> bool[tokens or fewer]: has a copy on the host
+        self.host: dict[
+            int, np.ndarray
+        ] = {}  # row -> bool[tokens or fewer]: has a copy on the host
         self.host_used = 0  # tokens
         self.tokens = self.held = self.last = np.zeros(0, np.int64)
         self.missing_tokens = self.missing_blocks = self.pinned = np.zeros(0, np.int64)
@@ -211,7 +151,9 @@ class SlotState:
             self.claim(row, cells, filled(placed, blocks, self.size))
         return placed
 
-    def claim_many(self, rows: np.ndarray, over: np.ndarray, fresh: np.ndarray, side: np.ndarray) -> None:
+    def claim_many(
+        self, rows: np.ndarray, over: np.ndarray, fresh: np.ndarray, side: np.ndarray
+    ) -> None:
         """`over` further tokens of each row go into `fresh` empty blocks each (all > 0)."""
         ends = np.cumsum(fresh)
         nth = np.arange(int(ends[-1])) - np.repeat(ends - fresh, fresh)
@@ -234,7 +176,9 @@ class SlotState:
         self.put("tokens", rows, tokens + over)
 
     def append(self, row: int, held: int, cells: np.ndarray) -> None:
-        """Write behind the valid part of the row's table: nothing to undo, since only `held` makes it valid."""
+        """Write behind the valid part of the row's table: nothing to undo, since only `held` makes
+        it valid.
+        """
         table = self.tables.get(row)
         if table is None:
             self.put("tables", row, cells.copy())
@@ -254,7 +198,9 @@ class SlotState:
         best_effort = cells >= self.num_blocks
         blocks = cells - self.num_blocks * best_effort
         self.put("kind", blocks, self.kind[blocks] | np.where(best_effort, 2, 1).astype(np.int8))
-        self.put("rt_blocks", None, self.rt_blocks + len(cells) - int(np.count_nonzero(best_effort)))
+        self.put(
+            "rt_blocks", None, self.rt_blocks + len(cells) - int(np.count_nonzero(best_effort))
+        )
 
     def widen(self, row: int, tokens: int) -> None:
         """The row's last block takes that many more of its tokens."""
@@ -271,7 +217,9 @@ class SlotState:
         blocks = cells - self.num_blocks * best_effort
         kind = self.kind[blocks] & np.where(best_effort, 1, 2).astype(np.int8)
         self.put("kind", blocks, kind)
-        self.put("rt_blocks", None, self.rt_blocks - len(cells) + int(np.count_nonzero(best_effort)))
+        self.put(
+            "rt_blocks", None, self.rt_blocks - len(cells) + int(np.count_nonzero(best_effort))
+        )
         empty = blocks[kind == 0]
         end = self.num_empty + len(empty)
         self.put("_empty", slice(self.num_empty, end), empty[::-1])
@@ -290,12 +238,15 @@ class SlotState:
         self.vacate(np.array([cell]))
 
     def truncate(self, row: int, tokens: int) -> None:
-        """Give back the slots beyond the row's first `tokens` tokens (at least 1), none of them missing."""
+        """Give back the slots beyond the row's first `tokens` tokens (at least 1), none of them
+        missing.
+        """
         cells = self.cells_of(row)
         keep = int(np.searchsorted(self.start[cells], tokens))
         if keep < len(cells):
             self.vacate(cells[keep:])
-            # A copy: later growth writes behind the valid part, and a rollback needs what was valid there.
+            # A copy: later growth writes behind the valid part, and a rollback needs what was valid
+            # there.
             self.put("tables", row, cells[:keep].copy())
         cell = cells[keep - 1]
         self.put("count", cell, min(self.count[cell], tokens - self.start[cell]))
@@ -314,7 +265,9 @@ class SlotState:
         self.put("host_used", None, self.host_used + len(tokens))
 
     def drop_copies(self, row: int, keep_missing: bool) -> int:
-        """Forget host copies of the row, those it cannot do without excepted if asked to; tokens freed."""
+        """Forget host copies of the row, those it cannot do without excepted if asked to; tokens
+        freed.
+        """
         mask = self.host.get(row)
         if mask is None:
             return 0

@@ -1,8 +1,9 @@
 """The bidirectional ledger of BROS (IEEE version, Sec. V and Fig. 8; Alg. 1 lines 8 and 19).
 
-A block has at most one real-time owner, filling its slots from the left, and one best-effort owner, filling them from
-the right. Where both claim the same slots, the one that ran last has its data there and the other's is on the host
-(lazy checkpoint). docs/bidirectional.md draws the rules and lists what the paper leaves open.
+A block has at most one real-time owner, filling its slots from the left, and one best-effort owner,
+filling them from the right. Where both claim the same slots, the one that ran last has its data
+there and the other's is on the host (lazy checkpoint). docs/bidirectional.md draws the rules and
+lists what the paper leaves open.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from .bidi_state import SlotState
 class BidirectionalLedger(KvLedger):
     """KV memory shared slot by slot between the two classes.
 
-    host_blocks  room on the host, counted in tokens (host_blocks * block_tokens): swapped rows and lazy checkpoints
-                 alike. Copies of slots that are resident again are kept, so that they need not be copied twice, until
-                 the room is needed.
+    host_blocks  room on the host, counted in tokens (host_blocks * block_tokens): swapped rows and
+                 lazy checkpoints alike. Copies of slots that are resident again are kept, so that
+                 they need not be copied twice, until the room is needed.
 
-    A row that is granted memory (`admit`, `grow`, `swap_in`) is pinned: it runs in the step being planned, so all its
-    slots are resident and nobody overwrites them before `begin_step`. By then its granted slots must be written; a
-    grant taken back while still planning is given to `withdraw`.
+    A row that is granted memory (`admit`, `grow`, `swap_in`) is pinned: it runs in the step being
+    planned, so all its slots are resident and nobody overwrites them before `begin_step`. By then
+    its granted slots must be written; a grant taken back while still planning is given to
+    `withdraw`.
     """
 
     name = "bidirectional"
@@ -45,7 +47,7 @@ class BidirectionalLedger(KvLedger):
     # -- questions -------------------------------------------------------------------------------
     @property
     def free_blocks(self) -> int:
-        """Blocks without any owner. An admission may also share or preempt: see `preemptable_blocks`."""
+        """Blocks without any owner; an admission may also share or preempt others."""
         return self._state.num_empty
 
     def held_blocks(self, row: int) -> int:
@@ -58,7 +60,7 @@ class BidirectionalLedger(KvLedger):
         return int(self._state.tokens[row]) if self._state.held[row] else 0
 
     def blocks_of(self, row: int) -> np.ndarray:
-        """int64[held]: the row's blocks in order of its text; it fills them from its class's end."""
+        """int64[held]: the row's blocks in order of its text; filled from its class's end."""
         return self._state.cells_of(row) % self.num_blocks
 
     def counts_of(self, row: int) -> np.ndarray:
@@ -66,19 +68,23 @@ class BidirectionalLedger(KvLedger):
         return self._state.count[self._state.cells_of(row)]
 
     def missing_tokens(self, row):
-        """Tokens of the row (int, or int64[n] for an index array) that only the host has: M^cpu in slots."""
+        """Tokens of the row (int, or int64[n] for an index array) that only the host has: M^cpu in
+        slots.
+        """
         self._fit()
         missing = self._state.missing_tokens[row]
         return missing if np.ndim(row) else int(missing)
 
     def missing_blocks(self, row):
-        """Blocks of the row (int or index array) with missing slots: M^cpu of the paper's Table I."""
+        """Blocks of the row (int or index array) with missing slots: M^cpu of Table I."""
         self._fit()
         missing = self._state.missing_blocks[row]
         return missing if np.ndim(row) else int(missing)
 
     def preemptable_blocks(self) -> int:
-        """Blocks that a real-time row could enter by FindPreemptBlock: best-effort only, owner not in this step."""
+        """Blocks that a real-time row could enter by FindPreemptBlock: best-effort only, owner not
+        in this step.
+        """
         return len(self._place.preemptable())
 
     def new_blocks_needed(self, row: int, tokens: int) -> int:
@@ -103,7 +109,9 @@ class BidirectionalLedger(KvLedger):
         return preempted_blocks(self._state)
 
     def relocations(self) -> tuple[Relocation, ...]:
-        """Copies within the device that this step starts with, in order; they cost no PCIe transfer."""
+        """Copies within the device that this step starts with, in order; they cost no PCIe
+        transfer.
+        """
         return self._moves_of_step.relocations
 
     def usage(self) -> KvUsage:
@@ -125,32 +133,43 @@ class BidirectionalLedger(KvLedger):
         self._moves_of_step.clear()
 
     def admit(
-        self, row: int, tokens: int, hit_tokens: int = 0, keep_free: int = 0, reserve_tokens: int = 0
+        self,
+        row: int,
+        tokens: int,
+        hit_tokens: int = 0,
+        keep_free: int = 0,
+        reserve_tokens: int = 0,
     ) -> bool:
-        """As the base says; an admission that shares or preempts blocks also needs `keep_free` blocks free.
+        """As the base says; an admission that shares or preempts blocks also needs `keep_free`
+        blocks free.
 
-        Raises LedgerError for a row that has KV, for no tokens, and for prefix hits (there are none here).
+        Raises LedgerError for a row that has KV, for no tokens, and for prefix hits (there are none
+        here).
         """
         self._fit()
         if self._state.tokens[row]:
             raise LedgerError(f"row {row} is admitted though it has KV")
         if tokens < 1 or hit_tokens:
             raise LedgerError(f"row {row} is admitted with {tokens} tokens, {hit_tokens} cached")
-        if keep_free > self.free_blocks or not self._place.could_fit(row, reserve_tokens, keep_free):
+        if keep_free > self.free_blocks or not self._place.could_fit(
+            row, reserve_tokens, keep_free
+        ):
             return False
         return self._try(row, lambda: self._place.expand(row, tokens, keep_free))
 
     def grow(self, row: int, tokens: int) -> bool:
         """Bring back what is missing, then room up to `tokens`; the row is pinned.
 
-        Where it meets a pinned owner in a full block, one of the two parts moves to another block; False and nothing
-        changed if there is none. Raises LedgerError for a row without blocks.
+        Where it meets a pinned owner in a full block, one of the two parts moves to another block;
+        False and nothing changed if there is none. Raises LedgerError for a row without blocks.
         """
         state = self._state
         self._fit()
         if state.held[row] == 0:
             raise LedgerError(f"row {row} grows though it has no blocks")
-        if not state.missing_tokens[row] and grow_plainly(state, row, int(self.table.klass[row]), tokens):
+        if not state.missing_tokens[row] and grow_plainly(
+            state, row, int(self.table.klass[row]), tokens
+        ):
             return True
         return self._try(row, lambda: self._place.restore(row) and self._place.grow(row, tokens))
 
@@ -163,7 +182,9 @@ class BidirectionalLedger(KvLedger):
         return self.grow_all(rows, self.table.computed_tokens[rows] + 1)
 
     def decode_steps(self, rows: np.ndarray, limit: int) -> int:
-        """As the base says, but only steps in which no block is shared anew and no slot is overwritten or moved."""
+        """As the base says, but only steps in which no block is shared anew and no slot is
+        overwritten or moved.
+        """
         self._fit()
         if self._state.missing_tokens[rows].any():
             return 0
@@ -177,9 +198,11 @@ class BidirectionalLedger(KvLedger):
             )
 
     def withdraw(self, row: int) -> None:
-        """The row does not run in this step after all: it gives back the slots granted beyond computed_tokens.
+        """The row does not run in this step after all: it gives back the slots granted beyond
+        computed_tokens.
 
-        It stays pinned if the step moves its data, which must not be overwritten before it has landed.
+        It stays pinned if the step moves its data, which must not be overwritten before it has
+        landed.
         """
         self._fit()
         state = self._state
@@ -206,7 +229,9 @@ class BidirectionalLedger(KvLedger):
         self._moves_of_step.forget(row)
 
     def swap_out(self, row: int) -> bool:
-        """As the base says; also False for a row that runs in this step. Copies only what the host lacks."""
+        """As the base says; also False for a row that runs in this step. Copies only what the host
+        lacks.
+        """
         self._fit()
         state = self._state
         if state.held[row] == 0:
@@ -219,10 +244,14 @@ class BidirectionalLedger(KvLedger):
         state = self._state
         if state.held[row] or not state.tokens[row]:
             raise LedgerError(f"row {row} is swapped in though it is not swapped out")
-        return keep_free <= self.free_blocks and self._try(row, lambda: self._bring_back(row, keep_free))
+        return keep_free <= self.free_blocks and self._try(
+            row, lambda: self._bring_back(row, keep_free)
+        )
 
     def take_moves(self) -> list[KvMove]:
-        """One KvMove per row and direction, those to the host first; Hold.STEP, with blocks and slots."""
+        """One KvMove per row and direction, those to the host first; Hold.STEP, with blocks and
+        slots.
+        """
         return self._moves_of_step.take()
 
     # -- parts of changes ------------------------------------------------------------------------
@@ -293,5 +322,7 @@ class BidirectionalLedger(KvLedger):
         audit(self)
 
     def render(self, blocks=None, names=None) -> str:
-        """Slot-by-slot drawing of these blocks (all if None), one line each; see `bidi_audit.render`."""
+        """Slot-by-slot drawing of these blocks (all if None), one line each; see
+        `bidi_audit.render`.
+        """
         return render(self._state, self.table, blocks, names)

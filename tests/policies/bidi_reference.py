@@ -1,6 +1,8 @@
-"""The bidirectional ledger again, slot by slot with dictionaries: slow and obvious, to compare the real one with.
+"""The bidirectional ledger again, slot by slot with dictionaries: slow and obvious, to compare the
+real one with.
 
-Blocks without owners are taken by number here; the ledger may take any, so block numbers are not compared.
+Blocks without owners are taken by number here; the ledger may take any, so block numbers are not
+compared.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Part:
 class State:
     parts: dict[int, list[Part]] = field(default_factory=dict)  # row -> its block table
     swapped: dict[int, int] = field(default_factory=dict)  # row -> tokens
-    data: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # (block, slot) -> (row, token)
+    data: dict[tuple[int, int], tuple[int, int]] = field(
+        default_factory=dict
+    )  # (block, slot) -> (row, token)
     host: set[tuple[int, int]] = field(default_factory=set)  # (row, token)
     pinned: set[int] = field(default_factory=set)
     moves: list[tuple[int, str, int]] = field(default_factory=list)  # (row, "d2h" or "h2d", token)
@@ -38,7 +42,7 @@ class Reference:
         self.blocks, self.size, self.host_room = blocks, size, host_blocks * size
         self.s = State()
 
-    # -- looking -------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
     def side(self, row):
         return int(self.table.klass[row])
 
@@ -50,7 +54,11 @@ class Reference:
 
     def part(self, block, side):
         row = self.owner(block, side)
-        return next((p for p in self.s.parts[row] if p.block == block), None) if row is not None else None
+        return (
+            next((p for p in self.s.parts[row] if p.block == block), None)
+            if row is not None
+            else None
+        )
 
     def used(self, block, side):
         part = self.part(block, side)
@@ -60,7 +68,9 @@ class Reference:
         return max(0, self.size - self.used(block, RT) - self.used(block, BE))
 
     def empty(self):
-        return [b for b in range(self.blocks) if self.owner(b, RT) is None and self.owner(b, BE) is None]
+        return [
+            b for b in range(self.blocks) if self.owner(b, RT) is None and self.owner(b, BE) is None
+        ]
 
     def only(self, side):
         """Blocks with an owner of this class alone, most empty first."""
@@ -118,7 +128,7 @@ class Reference:
             "relocated": sorted(self.s.relocated),
         }
 
-    # -- writing -------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
     def make_room(self, copies):
         for row in sorted({row for row, _ in self.s.host}):
             if len(self.s.host) + copies <= self.host_room or not copies:
@@ -130,7 +140,9 @@ class Reference:
             raise Refused
 
     def put(self, row, block, tokens):
-        """Data of these tokens, in the row's part of the block, goes to their slots; what is there is evicted."""
+        """Data of these tokens, in the row's part of the block, goes to their slots; what is there
+        is evicted.
+        """
         evicted = []
         for token in tokens:
             place = block, self.slot(row, block, token)
@@ -264,7 +276,8 @@ class Reference:
         peer = self.owner(block, BE)
         meets = take > self.free_in(block)
         if meets and peer in self.s.pinned:
-            # The peer has to leave first, for a place that is not the room this row is about to take.
+            # The peer has to leave first, for a place that is not the room this row is about to
+            # take.
             self.part(block, RT).tokens += range(self.held(row), self.held(row) + take)
             mine = self.part(block, RT).tokens[-take:]
             self.relocate(peer, block)
@@ -272,7 +285,7 @@ class Reference:
         else:
             self.evict(self.lengthen(row, block, take))
 
-    # -- operations ----------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------
     def attempt(self, row, change):
         before = copy.deepcopy(self.s)
         try:
@@ -299,9 +312,8 @@ class Reference:
     def admit(self, row, tokens, keep_free=0, reserve_tokens=0):
         if keep_free > len(self.empty()):
             return False
-        if reserve_tokens > (len(self.empty()) - keep_free) * self.size:
-            if not self.fits(row, reserve_tokens, keep_free):
-                return False
+        if reserve_tokens and not self.fits(row, reserve_tokens, keep_free):
+            return False
         return self.attempt(row, lambda: self.expand(row, tokens, keep_free))
 
     def grow(self, row, tokens):
@@ -312,7 +324,9 @@ class Reference:
         return self.attempt(row, change)
 
     def grow_all(self, rows, tokens):
-        """Possible in any order of the classes, with the same result, and without touching any other row."""
+        """Possible in any order of the classes, with the same result, and without touching any
+        other row.
+        """
         results = []
         shared = self.shared()
         before = self.s
@@ -338,7 +352,9 @@ class Reference:
 
     def leave(self, row):
         for part in self.s.parts.pop(row, []):
-            self.s.data = {k: v for k, v in self.s.data.items() if k[0] != part.block or v[0] != row}
+            self.s.data = {
+                k: v for k, v in self.s.data.items() if k[0] != part.block or v[0] != row
+            }
 
     def free(self, row):
         self.leave(row)

@@ -1,0 +1,89 @@
+"""The console commands: `simulate`, and `twinserve VERB`. Each verb lives in its own module; here they are joined, and
+whatever is wrong with the input ends as one line and a non-zero exit."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+import cyclopts
+from pydantic import ValidationError
+
+from ..profiles.specs import ProfileError
+from ..traces.workload import WorkloadError
+from .cli_profiles import profiles_app
+from .cli_report import report
+from .cli_simulate import simulate
+from .cli_trace import trace_app
+from .config import SettingsError
+from .engine import NoProgressError
+from .metrics_goodput import GoodputError
+from .results import ResultsError
+
+BAD_INPUT, INTERRUPTED = 2, 130
+_EXPECTED = (WorkloadError, ProfileError, SettingsError, GoodputError, ResultsError, NoProgressError)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `twinserve`."""
+    app = cyclopts.App(name="twinserve", help="Scheduling and KV-cache policies for LLM serving, simulated.")
+    app.command(simulate, name="simulate")
+    app.command(trace_app)
+    app.command(profiles_app)
+    app.command(report, name="report")
+    _run(app, arguments)
+
+
+def simulate_main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `simulate`, short for `twinserve simulate`."""
+    app = cyclopts.App(name="simulate", help=simulate.__doc__)
+    app.default(simulate)
+    _run(app, arguments)
+
+
+def _run(app: cyclopts.App, arguments: Sequence[str] | None) -> None:
+    try:
+        app(arguments, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except cyclopts.CycloptsError as error:
+        _stop(_usage(error), BAD_INPUT)
+    except ValidationError as error:
+        _stop(settings_line(error), BAD_INPUT)
+    except _EXPECTED as error:
+        _stop(str(error), BAD_INPUT)
+    except KeyboardInterrupt:
+        _stop("interrupted: results of unfinished runs were not written", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        _stop(f"{error.filename or 'the system'}: {error.strerror or error}", BAD_INPUT)
+
+
+def _stop(line: str, code: int) -> None:
+    print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _usage(error: cyclopts.CycloptsError) -> str:
+    """A parser's complaint as one line."""
+    if isinstance(error.__cause__, ValidationError):
+        return settings_line(error.__cause__)
+    return re.sub(r"[\u2500-\u257f]+", " ", str(error)).strip() + " (see --help)"
+
+
+def settings_line(error: ValidationError) -> str:
+    """The first thing that a settings model found wrong, with the flag's name."""
+    first = error.errors()[0]
+    where = "".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
+    said = first["msg"].removeprefix("Value error, ")
+    given = first.get("input")
+    shown = f" (given: {given!r})" if where and isinstance(given, (str, int, float)) else ""
+    return f"{where}: {said}{shown}" if where else said
+
+
+if __name__ == "__main__":
+    main()

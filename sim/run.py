@@ -1,0 +1,199 @@
+"""Runs a simulation: settings in, rows and metrics out."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+
+import numpy as np
+import pandas as pd
+
+from ..backends.pcie import PcieLink
+from ..backends.simulated import SimulatedBackend
+from ..policies.base import Policy
+from ..policies.estimators import LinearEstimator, PerfectEstimator
+from ..policies.kv.base import KvLedger
+from ..policies.registry import PolicySpec, ledger_class, policy_class
+from ..policies.requests import RequestTable
+from ..profiles.bros import BrosLinearModel
+from .clock import Clock
+from .config import SettingsError, SimulationConfig
+from .core import EngineCore
+from .engine import Engine
+from .inputs import Hardware, Inputs, resolve
+from .metrics import summarise
+from .recorder import StepRecorder, request_frame
+from .results import RunResult, RunRows
+from .source import RequestSource, shared_contents
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. total: requests of the list, the pool's not counted."""
+
+    label: str
+    now_s: float
+    until_s: float
+    finished: int
+    submitted: int
+    total: int
+    steps: int
+
+
+Report = Callable[[Progress], None]
+
+
+def simulate(config: SimulationConfig, report: Report | None = None, goodput: dict | None = None) -> dict[str, RunResult]:
+    """Every policy of `config` over one request list; label -> result. Nothing is written."""
+    inputs = resolve(config)
+    return {spec.label: run_policy(inputs, spec, report, goodput) for spec in inputs.policies}
+
+
+def run_policy(inputs: Inputs, spec: PolicySpec, report: Report | None = None, goodput: dict | None = None) -> RunResult:
+    """One policy over the request list of `inputs`."""
+    started = time.perf_counter()
+    simulation = Simulation(inputs, spec, report)
+    simulation.run()
+    simulated = time.perf_counter()
+    rows = simulation.rows()
+    summary = summarise(rows, goodput)
+    decisions = np.array([s for engine in simulation.engines for s in engine.decision_seconds] or [0.0])
+    steps = sum(engine.recorder.steps for engine in simulation.engines)
+    wall = simulated - started
+    timing = {
+        "wall_s": wall,
+        "metrics_s": time.perf_counter() - simulated,
+        "decisions": len(decisions),
+        "decision_mean_s": float(decisions.mean()),
+        "decision_p99_s": float(np.percentile(decisions, 99)),
+        "simulated_steps_per_s": steps / wall,
+        "requests_per_s": len(rows.requests) / wall,
+    }
+    return RunResult(rows, describe(inputs, spec, simulation.engines[0]), timing, summary)
+
+
+class Simulation:
+    """The assembled objects of one run: clock, engines, source."""
+
+    def __init__(self, inputs: Inputs, spec: PolicySpec, report: Report | None = None) -> None:
+        self.inputs = inputs
+        self.spec = spec
+        self.clock = Clock()
+        self.engines = [self._engine(i) for i in range(inputs.config.replicas)]
+        self.source = RequestSource(self.clock, inputs.workload, self.engines, inputs.hardware.block_tokens)
+        self._report = report
+        self._finished = 0
+        if report is not None:
+            for engine in self.engines:
+                engine.on_finish = self._counting(engine.on_finish)
+
+    def run(self) -> None:
+        """To the end of the last request."""
+        self.clock.run()
+
+    def _counting(self, after: Callable[[int], None]) -> Callable[[int], None]:
+        def count(row: int) -> None:
+            after(row)
+            self._finished += 1
+            if self._finished % 32 == 0:
+                self._report(self.progress())
+
+        return count
+
+    def progress(self) -> Progress:
+        workload = self.inputs.workload
+        return Progress(
+            self.spec.label,
+            self.clock.now,
+            workload.last_arrival_s,
+            self._finished,
+            self.source.submitted,
+            len(workload),
+            sum(engine.recorder.steps for engine in self.engines),
+        )
+
+    def _engine(self, replica: int) -> Engine:
+        config, hardware = self.inputs.config, self.inputs.hardware
+        requests = RequestTable()
+        policy_type = policy_class(self.spec.name)
+        policy = policy_type(hardware.limits, self.spec.options, make_estimator(config, hardware))
+        ledger = self._ledger(requests, policy)
+        backend = SimulatedBackend(
+            requests,
+            hardware.model,
+            PcieLink(hardware.profile.pcie_bytes_per_s),
+            hardware.limits,
+            layers=hardware.profile.llm.layers,
+            fast=not config.exact,
+        )
+        overhead = 0.0 if config.decision_time == "none" else None
+        core = EngineCore(requests, policy, ledger)
+        return Engine(self.clock, core, backend, StepRecorder(replica), decision_overhead=overhead)
+
+    def _ledger(self, requests: RequestTable, policy: Policy) -> KvLedger:
+        config, hardware = self.inputs.config, self.inputs.hardware
+        kv = self.spec.kv or config.kv or policy.default_kv
+        caching = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
+        options = {}
+        if kv == "paged":
+            options = {
+                "prefix_caching": caching,
+                "shared_contents": shared_contents(self.inputs.workload, hardware.block_tokens) if caching else 0,
+            }
+        elif config.prefix_caching:
+            raise SettingsError(f"--prefix-caching: the {kv} ledger of policy {self.spec.label} has none; add kv=paged to it")
+        return ledger_class(kv)(requests, hardware.num_blocks, hardware.block_tokens, hardware.host_blocks, **options)
+
+    def rows(self) -> RunRows:
+        names = self.source.group_names
+        requests = [request_frame(e.core.requests, i, names) for i, e in enumerate(self.engines)]
+        merged = pd.concat(requests, ignore_index=True) if len(requests) > 1 else requests[0]
+        steps = [engine.recorder.step_frame() for engine in self.engines]
+        gaps = [engine.recorder.gap_frame() for engine in self.engines]
+        return RunRows(
+            merged,
+            pd.concat(steps, ignore_index=True),
+            pd.concat(gaps, ignore_index=True),
+            self.inputs.hardware.num_blocks,
+        )
+
+
+def make_estimator(config: SimulationConfig, hardware: Hardware):
+    """What the policies of this run believe about step times."""
+    swap = hardware.profile.swap_model()
+    if config.estimator == "perfect":
+        return PerfectEstimator(hardware.model, swap)
+    return LinearEstimator(BrosLinearModel.fit(hardware.model), swap)
+
+
+def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
+    """run.json: all that is needed to understand the run and to repeat it."""
+    hardware, workload = inputs.hardware, inputs.workload
+    ledger = engine.core.ledger
+    return {
+        "label": spec.label,
+        "policy": {"name": spec.name, "options": engine.core.policy.options.model_dump(mode="json")},
+        "kv": {
+            "ledger": ledger.name,
+            "prefix_caching": bool(getattr(ledger, "prefix_caching", False)),
+            "num_blocks": ledger.num_blocks,
+            "block_tokens": ledger.block_tokens,
+            "host_blocks": ledger.host_blocks,
+        },
+        "limits": asdict(hardware.limits),
+        "trace": {
+            **asdict(workload.provenance),
+            "requests": len(workload),
+            "pool": None if workload.pool is None else asdict(workload.pool),
+        },
+        "profile": hardware.profile.model_dump(mode="json"),
+        "notices": list(inputs.notices),
+        "config": {**inputs.config.model_dump(mode="json"), "policy": [inputs.config.policy[inputs.policies.index(spec)]]},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("twinserve", "numpy", "pandas", "simpy")},
+        },
+    }
