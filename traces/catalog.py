@@ -1,4 +1,4 @@
-"""The public traces that go by a name: where they are, how they are told apart, what may be done with them."""
+"""The public traces that go by a name: where they are, and how they are told apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AZURE = "https://raw.githubusercontent.com/Azure/AzurePublicDataset/master/data/
 class TraceInfo:
     """A recorded trace with a name.
 
-    files    names it may have in a folder of the search path; the first is also its name in the cache
+    files    names it may have in a folder of the search path; the cache uses the first
     sha256   of the published file; None where it is not known, then any content is taken
     replica  whether a fitted stand-in is embedded (replica.py)
     """
@@ -61,7 +61,7 @@ TRACES = (
     ),
     TraceInfo(
         "mooncake:synthetic",
-        "a mix of public data sets put together by Mooncake's authors, with 512-token prefix blocks",
+        "public data sets mixed by Mooncake's authors, with 512-token prefix blocks",
         "mooncake",
         ("mooncake_synthetic.jsonl", "synthetic_trace.jsonl"),
         MOONCAKE + "synthetic_trace.jsonl",

@@ -48,7 +48,7 @@ class Rows:
     def whole(
         self, field: str, values: Sequence, low: int = 0, high: int = MAX_TOKENS
     ) -> np.ndarray:
-        """int64[rows]: whole numbers within [low, high]. Floats pass if integral (CSV tools write 12.0)."""
+        """int64[rows]: whole numbers within [low, high]; integral floats (12.0) pass."""
         if isinstance(values, np.ndarray):
             with np.errstate(invalid="ignore"):
                 odd = ~np.isfinite(values) | (values != np.floor(values))
@@ -120,7 +120,10 @@ class Rows:
     def hash_lists(
         self, field: str, values: Sequence, prompt: np.ndarray, block_tokens: int, slack: int
     ) -> list[list[int]]:
-        """The ids of every row: ceil(prompt / block) 64-bit integers, or up to `slack` fewer; none for None."""
+        """The ids of every row: ceil(prompt / block) 64-bit integers, or up to `slack` fewer.
+
+        None becomes an empty list.
+        """
         need = blocks.blocks_needed(prompt, block_tokens).tolist()
         out = []
         for row, value in enumerate(values):
@@ -135,7 +138,7 @@ class Rows:
                     field,
                     f"has {len(value)} ids, but {prompt[row]} prompt tokens are {need[row]} blocks "
                     f"of {block_tokens}",
-                    "give the file's block size (--block-size) or fix the row",
+                    'name the block size (a "block_size" field in the first row) or fix the row',
                 )
             out.append(value)
         flat_types = set()
@@ -190,8 +193,9 @@ def assemble(
 ) -> Workload:
     """The workload of checked columns: empty rows dropped, sorted by arrival, ids unique.
 
-    Rows without a prompt or without an output token are requests that failed where they were recorded: they
-    are dropped and counted in a notice. Rows out of order are sorted, equal arrivals keeping file order.
+    Rows without a prompt or without an output token are requests that failed where they were
+    recorded: they are dropped and counted in a notice. Rows out of order are sorted, equal arrivals
+    keeping file order.
     """
     notices = list(notices)
     if ids is not None:

@@ -12,8 +12,13 @@ from twinserve.traces.jsonl import decode_text
 from twinserve.traces.workload import WorkloadError
 
 
+def split_lines(text: str) -> list[str]:
+    """Lines as a CSV parser sees them (str.splitlines would also break at form feeds)."""
+    return re.split(r"\r\n|\n|\r", text)
+
+
 class Lines(Sequence):
-    """1-based line numbers of the data rows, worked out only when an error needs one (blank lines do not count)."""
+    """1-based line numbers of the data rows (blank lines do not count), found on demand."""
 
     def __init__(self, text: str, rows: int):
         self.text, self.rows = text, rows
@@ -22,7 +27,7 @@ class Lines(Sequence):
         return self.rows
 
     def __getitem__(self, row: int) -> int:
-        filled = [n for n, line in enumerate(self.text.splitlines(), 1) if line]
+        filled = [n for n, line in enumerate(split_lines(self.text), 1) if line]
         return filled[row + 1] if row + 1 < len(filled) else len(filled)
 
 
@@ -34,7 +39,7 @@ class Table:
         from pyarrow import csv
 
         text = decode_text(data, path)
-        header = next((line for line in text.splitlines() if line), "")
+        header = next((line for line in split_lines(text) if line), "")
         names = [name.strip().strip('"').strip() for name in header.split(",")]
         keys = [name.lower() for name in names]
         if len(set(keys)) != len(keys):
@@ -54,26 +59,29 @@ class Table:
 
     @staticmethod
     def _explain(text: str, path: str, problem: str, expected: int) -> str:
-        lines = text.splitlines()
+        lines = split_lines(text)
         for number, line in enumerate(lines, 1):
             if line and '"' not in line and line.count(",") + 1 != expected:
-                torn = number == len(lines) and not text.endswith("\n")
+                torn = number == len(lines)
                 what = "the last line is torn" if torn else f"{line.count(',') + 1} fields"
                 return f"{path}: line {number}: {what}, where the header has {expected}: {FIX}"
         reason = shown(re.sub(r"^CSV parse error: ", "", problem))
         return f"{path}: not a readable CSV file ({reason}): check the path and the format"
 
+    def require(self, *names: str) -> None:
+        """Raises WorkloadError unless the columns are there; ask before reading any of them."""
+        for name in names:
+            if name.lower() not in self.columns:
+                have = shown(", ".join(self.columns))
+                raise WorkloadError(
+                    f"{self.rows.path}: line 1: no column '{name}' (found {have}): check the format"
+                )
+
     def text(self, name: str):
         """A column as an arrow array of text, without surrounding blanks."""
         import pyarrow.compute as pc
 
-        column = self.columns.get(name.lower())
-        if column is None:
-            have = shown(", ".join(self.columns))
-            raise WorkloadError(
-                f"{self.rows.path}: line 1: no column '{name}' (found {have}): check the format"
-            )
-        return pc.utf8_trim_whitespace(column).combine_chunks()
+        return pc.utf8_trim_whitespace(self.columns[name.lower()]).combine_chunks()
 
     def numbers(self, name: str) -> np.ndarray:
         """A column as float64."""

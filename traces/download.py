@@ -24,7 +24,7 @@ Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all if th
 
 
 class NotReachable(WorkloadError):
-    """A download that failed on the way: no network, a server error, a broken connection."""
+    """A download that failed on the way: no network, a server error, no place to put it."""
 
 
 def search_folders(search_path: str | Path | Sequence[str | Path] | None = None) -> list[Path]:
@@ -55,8 +55,8 @@ def sha256_of(path: Path) -> str:
 def find_local(info: TraceInfo, folders: Sequence[Path], cache: Path) -> Path | None:
     """The trace's file in the search path, then in the cache; None if it is in neither.
 
-    Raises WorkloadError for a file of the right name in the search path with other content. One in the cache
-    is a broken download: it is passed over, and replaced by the next download.
+    Raises WorkloadError for a file of the right name in the search path with other content. One in
+    the cache is a broken download: it is passed over, and replaced by the next download.
     """
     for folder in folders:
         for name in info.files:
@@ -80,13 +80,14 @@ def download(
 ) -> Path:
     """Streams a file to `target`, which appears only when it is complete and has the right hash.
 
-    Raises NotReachable if it cannot be fetched, WorkloadError if the content is not the expected one.
+    Raises NotReachable if it cannot be fetched, WorkloadError if the content is not the expected
+    one.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as e:
-        raise WorkloadError(f"{target}: cannot be written ({e.strerror}): check the cache") from None
+        raise NotReachable(f"{target}: cannot be written ({e.strerror}): check the cache") from None
     try:
         with os.fdopen(handle, "wb") as out:
             digest = _stream(url, out, progress)

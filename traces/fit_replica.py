@@ -1,10 +1,10 @@
 """Reduces an original trace to the few tables that its embedded replica is drawn from.
 
-    python -m twinserve.traces.fit_replica mooncake_conversation.jsonl traces/data/mooncake_conversation.json
-    python -m twinserve.traces.fit_replica azure_llm_2023_conv.csv traces/data/azure_2023_conv.json
+    python -m twinserve.traces.fit_replica ORIGINAL traces/data/TABLES.json
 
-No row of the original survives: what is kept are quantiles of the marginals, how often a prompt continues
-an earlier one, after how long, and how much it grows. `replica.py` says how they are put together again.
+No row of the original survives: what is kept are quantiles of the marginals, how often a prompt
+continues an earlier one, after how long, and how much it grows. `replica.py` says how they are put
+together again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from twinserve.traces.formats import read_file
 from twinserve.traces.workload import Workload
 
 # Knots crowd towards 1: a length's mean and p99 live in its upper tail.
-KNOTS = np.concatenate([np.linspace(0, 0.96, 49), np.linspace(0.965, 0.995, 7), [0.9975, 0.999, 1.0]])
+KNOTS = np.concatenate(
+    [np.linspace(0, 0.96, 49), np.linspace(0.965, 0.995, 7), [0.9975, 0.999, 1.0]]
+)
 COARSE = np.array([0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0])
 CLASS_EDGES = (4, 8, 16, 32, 64, 128)  # blocks of the whole prompt
 
@@ -34,7 +36,7 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def lineage(w: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """Per row: how many leading blocks were seen before, and the row that touched the last of them last (or -1)."""
+    """Per row: its leading blocks seen before, and who last touched the last of them (or -1)."""
     seen_by: dict[int, int] = {}
     depth, parent = np.zeros(len(w), np.int64), np.full(len(w), -1)
     for row in range(len(w)):
@@ -50,7 +52,7 @@ def lineage(w: Workload) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit_mooncake(w: Workload) -> dict:
-    """Tables for a tick-quantised trace whose prompts share prefixes; `w` with its arrivals as recorded."""
+    """Tables for a trace with ticks (arrivals as recorded) whose prompts share prefixes."""
     depth, parent = lineage(w)
     child = depth > 1  # one block, the system prompt, is shared by all
     blocks = np.diff(w.prefix.offsets)
@@ -80,16 +82,17 @@ def fit_mooncake(w: Workload) -> dict:
         "gap_s": quantiles(gap_s),
         "gap_factor": [round(float(np.exp(np.mean(log_gap[classes == k]))), 3) for k in each],
         "class_edges": list(CLASS_EDGES),
-        "growth_blocks": [
-            quantiles(growth[classes == k], COARSE) for k in each
-        ],
+        "growth_blocks": [quantiles(growth[classes == k], COARSE) for k in each],
     }
 
 
 def fit_plain(w: Workload) -> dict:
     """Tables for a trace of arrivals and lengths alone."""
-    gaps = np.diff(w.arrival_s)
-    per_minute = np.histogram(w.arrival_s, np.linspace(0, w.last_arrival_s, 60))[0]
+    edges = np.linspace(0, w.last_arrival_s, 60)
+    per_minute = np.histogram(w.arrival_s, edges)[0]
+    # Gaps on a clock that runs with the rate: its slow swings are kept apart, in `level`.
+    clock = np.interp(w.arrival_s, edges, np.concatenate([[0], np.cumsum(per_minute)]))
+    gaps = np.diff(clock) * (w.last_arrival_s / clock[-1])
     return {
         "kind": "plain",
         "rows": len(w),

@@ -42,7 +42,7 @@ HEAD_BYTES = 1 << 16
 
 
 def detect_format(data: bytes, path: str) -> str:
-    """The format's name, from the header or the keys of the first row. Raises WorkloadError if none fits."""
+    """The format's name, by the header or the first row's keys; WorkloadError if none fits."""
     for magic, kind in MAGIC.items():
         if data.startswith(magic):
             raise WorkloadError(f"{path}: a {kind} file: unpack it first")
@@ -105,13 +105,15 @@ def read_bytes(
     if options.rate is not None and not 0 < options.rate < float("inf"):
         raise WorkloadError(f"rate {options.rate} is not above 0: give requests a second")
     name = format or detect_format(data, path)
+    if options.rate is not None and name not in (read_text.SHAREGPT, read_text.CUSTOM):
+        raise WorkloadError(f"{path}: {read_text.HAS_ARRIVALS}")
     return READERS[name](data, path, options)
 
 
 def read_file(
     path: str | Path, format: str | None = None, options: ReadOptions = ReadOptions()
 ) -> Workload:
-    """The workload of a trace file, with what its sidecar adds if it has one. Raises WorkloadError."""
+    """The workload of a trace file, with what its sidecar adds. Raises WorkloadError."""
     try:
         data = Path(path).read_bytes()
     except OSError as e:

@@ -10,7 +10,7 @@ from twinserve.traces.workload import WorkloadError
 
 
 def decode_text(data: bytes, path: str) -> str:
-    """The text of a file: UTF-8, a byte-order mark dropped. Raises WorkloadError for anything else."""
+    """The text of a UTF-8 file, without byte-order mark. Raises WorkloadError for anything else."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -30,8 +30,8 @@ def parse(
 ) -> tuple[list[dict], Rows]:
     """The objects of a JSONL file and where they stand. Blank lines are skipped.
 
-    Raises WorkloadError at the first line that is no JSON object; a last line without its end of line is
-    then reported as torn (a copy or download that stopped half-way).
+    Raises WorkloadError at the first line that is no JSON object; a last line without its end of
+    line is then reported as torn (a copy or download that stopped half-way).
     """
     decode = json.JSONDecoder(parse_float=parse_float, parse_constant=no_constant).decode
     rows: list[dict] = []
@@ -65,7 +65,7 @@ def _reason(error: Exception) -> str:
 
 
 def column(rows: list[dict], *names: str) -> list | None:
-    """The values of a field under any of its names, None where a row lacks it; None if no row has it."""
+    """A field's values under any of its names: None where a row, or as a whole if all lack it."""
     values: list | None = None
     for name in names:
         found = [row.get(name) for row in rows]

@@ -1,4 +1,4 @@
-"""The door to this package: a workload from a name or a path, and the verbs of `twinserve trace`."""
+"""The door to this package: a workload by name or path, and the verbs of `twinserve trace`."""
 
 from __future__ import annotations
 
@@ -52,20 +52,22 @@ def load_trace(
 ) -> Workload:
     """The workload of a trace, by its name (`trace list` has them) or by the path of a file.
 
-    A recorded trace is taken from the search path (the argument or TWINSERVE_TRACES), else from the cache, else
-    downloaded once unless `offline`. Where that fails, an embedded replica stands in if there is one:
-    provenance.replica is then True and a notice says so.
+    A recorded trace is taken from the search path (the argument or TWINSERVE_TRACES), else from the
+    cache, else downloaded once unless `offline`. Where that fails, an embedded replica stands in if
+    there is one: provenance.replica is then True and a notice says so.
 
     seed          of generated arrivals and lengths, of replicas, and of spreading ticks
-    raw_arrivals  keep arrivals on the coarse ticks they were recorded with; by default they are spread
+    raw_arrivals  keep coarse ticks as they were recorded; by default arrivals are spread
     rate, count, duration_s   of generated arrivals only: requests/s, requests, seconds
-    format, block_tokens, time_unit   for files whose content does not tell: format name, tokens a hash id
-                  covers, "ms" or "s"
+    format        the name of a file's format, where its content does not tell
+    block_tokens, time_unit   tokens a hash id covers, "ms" or "s": where they are not the format's
     progress      called with (bytes done, bytes in all or None) while downloading
 
     Raises WorkloadError with one line for an unknown name or anything wrong with a file.
     """
     name = os.fspath(name_or_path)
+    if seed < 0:
+        raise WorkloadError(f"seed {seed} is below 0: give a whole number from 0 up")
     if synth.is_synthetic(name):
         _need_unset(name, format=format, block_size=block_tokens, time_unit=time_unit)
         speed = 1.0 if rate is None else rate
@@ -88,9 +90,9 @@ def load_trace(
             ) from None
         w = replicas.replica(info.name, seed)
         notice = (
-            f"{info.name}: the original is in no folder of {SEARCH_PATH_VARIABLE}, not in the cache and was "
-            "not downloaded: this is its embedded replica, a synthetic trace with the same statistics; "
-            "do not report it as the original"
+            f"{info.name}: the original is in no folder of {SEARCH_PATH_VARIABLE}, not in the "
+            "cache, and was not downloaded: this is its embedded replica, a synthetic trace with "
+            "the same statistics; do not report it as the original"
         )
         w = replace(w, provenance=replace(w.provenance, notices=(notice,)))
         return w if raw_arrivals else spread_ticks(w, seed)
@@ -161,14 +163,14 @@ def fetch(
     return download(info.url, cache / info.files[0], info.sha256, progress)
 
 
-def list_traces(
-    search_path: SearchPath = None, cache_dir: str | Path | None = None
-) -> list[dict]:
-    """One dict a name: name, aliases, kind (recorded or generated), description, rows, licence, cite, url,
-    sha256, replica, and `where`: the local file's path, "replica", "download" or "generated"."""
+def list_traces(search_path: SearchPath = None, cache_dir: str | Path | None = None) -> list[dict]:
+    """One dict a name, with everything in TraceInfo that a list shows, aliases and kind.
+
+    `where` is the local file's path, "replica", "download", "generated", or "unusable: WHY".
+    """
     folders, cache = search_folders(search_path), cache_folder(cache_dir)
     out = []
-    for info in catalog.TRACES:
+    for info in catalog.BY_NAME.values():
         out.append(
             {
                 "name": info.name,
@@ -207,8 +209,9 @@ def describe(w: Workload) -> str:
     parts = [
         f"{w.provenance.name}{' (replica)' if w.provenance.replica else ''}: {len(w):,} requests",
         rate,
-        f"prompt mean {w.prompt_tokens.mean():,.0f}, output mean {w.output_tokens.mean():,.0f} tokens",
-        "no prefix blocks" if w.prefix is None else f"prefix blocks of {w.prefix.block_tokens} tokens",
+        f"prompt mean {w.prompt_tokens.mean():,.0f}",
+        f"output mean {w.output_tokens.mean():,.0f} tokens",
+        f"prefix blocks of {w.prefix.block_tokens} tokens" if w.prefix else "no prefix blocks",
     ]
     if len(known) < len(w):
         parts.append(f"{len(w) - len(known):,} rows in closed loops")
@@ -230,7 +233,7 @@ def describe_file(path: str | Path, format: str | None = None) -> str:
 
 
 def inspect(w: Workload) -> dict:
-    """Everything `trace inspect` shows: the line of `describe`, provenance, ticks left, statistics."""
+    """What `trace inspect` shows: the line of `describe`, provenance, ticks left, statistics."""
     p = w.provenance
     return {
         "summary": describe(w),
@@ -246,7 +249,7 @@ def inspect(w: Workload) -> dict:
 
 
 def convert(src: str | Path, dst: str | Path, **load_options) -> Workload:
-    """Reads a trace by name or path and writes it as Mooncake+ JSONL with its sidecar; returns what was written.
+    """Writes a trace, by name or path, as Mooncake+ JSONL with its sidecar; returns the workload.
 
     `load_options` are those of load_trace; raw_arrivals=True keeps ticks as recorded.
     """

@@ -1,4 +1,4 @@
-"""Prefix blocks: from the hash ids of a file to dense chained ids, and cutting them with their rows."""
+"""Prefix blocks: from the hash ids of a file to dense chained ids, cut and joined with rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def concatenate_ids(rows: Sequence[np.ndarray], block_tokens: int) -> PrefixBloc
 
 
 def dense(keys: np.ndarray) -> np.ndarray:
-    """Keys renamed 0 .. distinct - 1 in their sorted order (so ids that are dense already stay as they are)."""
+    """Keys renamed 0 .. distinct - 1 in sorted order; what is dense already stays as it is."""
     return np.unique(keys, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -53,7 +53,7 @@ def parents(prefix: PrefixBlocks) -> np.ndarray:
 
 
 def is_chained(prefix: PrefixBlocks) -> bool:
-    """Whether each id always follows the same id, i.e. names the whole prompt up to its block's end."""
+    """Whether each id always follows the same id, so that it names all the prompt up to its end."""
     before = parents(prefix)
     expected = np.empty(prefix.distinct, np.int64)
     expected[prefix.ids] = before
@@ -115,10 +115,10 @@ def take(prefix: PrefixBlocks, rows: np.ndarray) -> PrefixBlocks:
 
 
 def truncate(prefix: PrefixBlocks, before: np.ndarray, after: np.ndarray) -> PrefixBlocks:
-    """The prefix after prompts were cut from `before` to `after` tokens (int64[rows], after <= before).
+    """The prefix of prompts cut from `before` to `after` tokens, int64[rows] each.
 
-    A block that is cut through is renamed: what is left of it equals another row's only if that row's
-    block was the same and was cut at the same token.
+    A block that is cut through is renamed: what is left of it equals another row's only if that
+    row's block was the same and was cut at the same token.
     """
     size = prefix.block_tokens
     counts = blocks_needed(after, size)

@@ -3,8 +3,9 @@
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:15:46.6805900,374,44
 
-Timestamps are calendar times, with up to nine decimals or none; 2024's end in +00:00. Arrivals are seconds
-from the first row. Patel et al., Splitwise, ISCA 2024; Stojkovic et al., DynamoLLM, HPCA 2025.
+Timestamps are calendar times, with up to nine decimals or none; 2024's end in +00:00. Arrivals are
+seconds from the first row.
+Patel et al., Splitwise, ISCA 2024; Stojkovic et al., DynamoLLM, HPCA 2025.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
     import pyarrow.compute as pc
 
     table = Table(data, path)
+    table.require("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     stamps = pc.replace_substring_regex(table.text("TIMESTAMP"), r"(Z|[+-]00:?00)$", "")
-    when = table.cast("TIMESTAMP", pa.timestamp("ns"), "a time in UTC (2023-11-16 18:15:46.68)", stamps)
+    when = table.cast(
+        "TIMESTAMP", pa.timestamp("ns"), "a time in UTC (2023-11-16 18:15:46.68)", stamps
+    )
     ticks = when.astype(np.int64)
     arrival = (ticks - ticks.min()) / 1e9
     table.rows.number("TIMESTAMP", arrival)

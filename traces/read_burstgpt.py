@@ -3,9 +3,9 @@
     Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
     Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
 
-Columns go by name, so both layouts (and reordered ones) read alike. Timestamps are seconds. Arrivals stay as
-they were recorded: sessions are not made into closed loops. Rows without response tokens failed and are dropped.
-Wang et al., BurstGPT, KDD 2025.
+Columns go by name, so both layouts (and reordered ones) read alike. Timestamps are seconds.
+Arrivals stay as they were recorded: sessions are not made into closed loops. Rows without response
+tokens failed and are dropped. Wang et al., BurstGPT, KDD 2025.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ NAME = "burstgpt"
 def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Workload:
     """The workload of a BurstGPT CSV file. Raises WorkloadError."""
     table = Table(data, path)
+    table.require("Timestamp", "Request tokens", "Response tokens")
     return assemble(
         table.rows,
         name=NAME,

@@ -1,14 +1,15 @@
-"""Mooncake JSONL, with the session fields of aiperf and Dynamo and a few optional fields of our own.
+"""Mooncake JSONL, with the session fields of aiperf and Dynamo and a few fields of our own.
 
     {"timestamp": 3000, "input_length": 900, "output_length": 52, "hash_ids": [46, 47]}
 
-timestamp  milliseconds; hash_ids: ceil(input_length / 512) ids, equal ids meaning equal prompts up to there.
-session_id rows of one session are turns: each is sent `delay` milliseconds after the turn before has ended.
-           A later turn without `delay` but with a timestamp waits for the difference of the timestamps
-           (Dynamo's rule); one with neither is sent at once.
+timestamp  milliseconds
+hash_ids   ceil(input_length / 512) ids; equal ids mean equal prompts up to there
+session_id rows of one session are turns: each is sent `delay` milliseconds after the turn
+           before has ended. A later turn without `delay` but with a timestamp waits for the
+           difference of the timestamps (Dynamo's rule); one with neither is sent at once.
 priority   smaller is more urgent.
-Ours       request_id, class ("rt" or "be"), slo_ttft_s, slo_tpot_s (seconds), group and stage (an application:
-           several rows a stage), block_size (tokens).
+Ours       request_id, class ("rt" or "be"), slo_ttft_s, slo_tpot_s (seconds), group and stage (an
+           application: several rows a stage), block_size (tokens; one row is enough to name it).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ INT64 = (-(2**63), 2**63 - 1)
 
 
 class Exact(float):
-    """A float that remembers its digits, so that milliseconds become seconds in decimal, without rounding twice."""
+    """A float that remembers its digits: milliseconds become seconds without rounding twice."""
 
     __slots__ = ("text",)
 
@@ -49,7 +50,9 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
     """The workload of a Mooncake(+) file; see the module's docstring. Raises WorkloadError."""
     rows, where = jsonl.parse(data, path, Exact)
     block = _block_size(rows, where, options)
-    prompt = where.whole("input_length", jsonl.required(rows, where, "input_length", "input_tokens"))
+    prompt = where.whole(
+        "input_length", jsonl.required(rows, where, "input_length", "input_tokens")
+    )
     output = where.whole(
         "output_length", jsonl.required(rows, where, "output_length", "output_tokens")
     )
@@ -94,10 +97,12 @@ def _block_size(rows: list[dict], where: Rows, options: ReadOptions) -> int:
     if values is None:
         return options.block_tokens or BLOCK_TOKENS
     sizes = where.whole("block_size", [BLOCK_TOKENS if v is None else v for v in values], 1)
-    other = sizes != sizes[0]
-    if other.any():
-        where.fail(int(other.argmax()), "block_size", f"differs from {sizes[0]} in the first row")
-    return options.block_tokens or int(sizes[0])
+    given = [row for row, value in enumerate(values) if value is not None]
+    size = int(sizes[given[0]])
+    for row in given:
+        if sizes[row] != size:
+            where.fail(row, "block_size", f"is {sizes[row]}, that of the first row is {size}")
+    return options.block_tokens or size
 
 
 def _classes(rows: list[dict], where: Rows) -> np.ndarray:
@@ -127,7 +132,7 @@ def _slo(rows: list[dict], where: Rows, field: str) -> np.ndarray:
 
 
 def _groups(rows: list[dict], where: Rows) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Group and stage of every row (-1 and 0 outside groups), and the groups' names by first appearance."""
+    """Group (or -1) and stage of every row, and the groups' names by first appearance."""
     n = len(rows)
     group, stage = np.full(n, -1, np.int64), np.zeros(n, np.int64)
     sessions, apps = jsonl.column(rows, "session_id"), jsonl.column(rows, "group", "app")
@@ -164,7 +169,7 @@ def _groups(rows: list[dict], where: Rows) -> tuple[np.ndarray, np.ndarray, list
 def _times(
     rows: list[dict], where: Rows, options: ReadOptions, group: np.ndarray, stage: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Arrival and delay in seconds: NaN arrivals, and delays, where a row waits for the stage before it."""
+    """Arrival and delay in seconds; NaN and a delay where a row waits for the stage before it."""
     to_seconds = float if options.time_unit == "s" else seconds
     limit = MAX_SECONDS if options.time_unit == "s" else MAX_SECONDS * 1000
     n = len(rows)

@@ -1,12 +1,13 @@
 """Data sets of texts rather than of load: ShareGPT conversations and vLLM's `custom` JSONL.
 
-ShareGPT  [{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}, ...]
+ShareGPT  [{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}]}, ...]
           A request is the first prompt of a conversation and the answer to it.
 custom    {"prompt": "...", "output_tokens": 100}, optionally with a "timestamp" in seconds.
 
-Lengths are the row's own counts where it has them (`prompt_tokens`, `output_tokens` or the Mooncake names) and
-otherwise an estimate from the text: its UTF-8 bytes / 4, rounded up, about what byte-pair vocabularies give for
-English and for CJK text alike. Where rows have no timestamps, arrivals are generated: a Poisson process.
+Lengths are the row's own counts where it has them (`prompt_tokens`, `output_tokens` or the Mooncake
+names) and otherwise an estimate from the text: its UTF-8 bytes / 4, rounded up, about what
+byte-pair vocabularies give for English and for CJK text alike. Where rows have no timestamps,
+arrivals are generated: a Poisson process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from twinserve.traces.options import DEFAULT_RATE, ReadOptions
 from twinserve.traces.workload import Workload, WorkloadError
 
 SHAREGPT, CUSTOM = "sharegpt", "custom"
+HAS_ARRIVALS = "has its own arrivals, a rate would be ignored: leave it out, or use --rate-scale"
 BYTES_PER_TOKEN = 4
+ASKERS = ("human", "user")
+ANSWERERS = ("gpt", "assistant", "chatgpt", "bing", "bard")
 PROMPT_NAMES = ("prompt_tokens", "input_tokens", "input_length", "prompt_len")
 OUTPUT_NAMES = ("output_tokens", "output_length", "output_len", "completion_tokens")
 ESTIMATED = f"prompt tokens estimated from text: UTF-8 bytes / {BYTES_PER_TOKEN}"
@@ -36,7 +40,7 @@ def poisson_arrivals(n: int, options: ReadOptions) -> tuple[np.ndarray, str]:
     """n arrivals in seconds at `options.rate`, and the notice that says so."""
     rate = DEFAULT_RATE if options.rate is None else options.rate
     rng = np.random.default_rng(np.random.SeedSequence(options.seed, spawn_key=(0xA1,)))
-    said = f"no timestamps in the file: Poisson arrivals at {rate:g} requests/s, seed {options.seed}"
+    said = f"Poisson arrivals at {rate:g} requests/s, seed {options.seed}: the file has none"
     return np.cumsum(rng.exponential(1 / rate, n)), said
 
 
@@ -57,6 +61,8 @@ def read_custom(data: bytes, path: str, options: ReadOptions = ReadOptions()) ->
     if stamps is None:
         arrival, notice = poisson_arrivals(len(rows), options)
         notices.append(notice)
+    elif options.rate is not None:
+        raise WorkloadError(f"{path}: {HAS_ARRIVALS}")
     elif options.time_unit == "ms":
         arrival = where.number("timestamp", stamps) / 1000
     else:
@@ -96,7 +102,10 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions = ReadOptions()) 
     for row, talk in enumerate(talks):
         if type(talk) is not dict:
             where.fail(row, "conversations", f"is missing: the item is {shown(talk)}")
-        own = [next((talk[k] for k in names if k in talk), None) for names in (PROMPT_NAMES, OUTPUT_NAMES)]
+        own = [
+            next((talk[k] for k in names if k in talk), None)
+            for names in (PROMPT_NAMES, OUTPUT_NAMES)
+        ]
         if None in own:
             pair = _first_pair(talk, where, row)
             if pair is None:
@@ -107,7 +116,9 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions = ReadOptions()) 
         output.append(own[1])
         kept.append(row)
     if not kept:
-        raise WorkloadError(f"{path}: no conversation with a prompt and an answer: check the format")
+        raise WorkloadError(
+            f"{path}: no conversation with a prompt and an answer: check the format"
+        )
     arrival, notice = poisson_arrivals(len(kept), options)
     notices = [notice]
     if estimated:
@@ -151,8 +162,8 @@ def _first_pair(talk: dict, where: Rows, row: int) -> tuple[str, str] | None:
         who, said = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
         if not isinstance(said, str):
             last = None
-        elif isinstance(who, str) and who in ("human", "user"):
+        elif isinstance(who, str) and who in ASKERS:
             last = said
-        elif last is not None and isinstance(who, str) and who in ("gpt", "assistant", "chatgpt", "bing", "bard"):
+        elif last is not None and isinstance(who, str) and who in ANSWERERS:
             return last, said
     return None

@@ -1,11 +1,13 @@
-"""Synthetic stand-ins for public traces, drawn from small tables fitted to the originals (fit_replica.py).
+"""Synthetic stand-ins for public traces, drawn from small tables fitted to the originals
+(fit_replica.py).
 
-They exist so that a run by name works without a network. What a replica keeps of Mooncake's conversation
-trace: the number of rows, the ticks and how many requests fall into each, the marginals of both lengths,
-and the prefix tree. The tree grows as conversations do: a request either opens a prompt (sharing only the
-system block) or continues a prompt seen `gap` seconds ago and adds `growth` blocks to what they share.
-The reuse distances, hence the hit rates of an LRU cache of any size, follow from the gaps and depths.
-Drawing is stratified: each table is walked once in random order, so quantiles hardly depend on the seed.
+They exist so that a run by name works without a network. What a replica keeps of Mooncake's
+conversation trace: the number of rows, the ticks and how many requests fall into each, the
+marginals of both lengths, and the prefix tree. The tree grows as conversations do: a request either
+opens a prompt (sharing only the system block) or continues a prompt seen `gap` seconds ago and adds
+`growth` blocks to what they share. The reuse distances, hence the hit rates of an LRU cache of any
+size, follow from the gaps and depths. Drawing is stratified: each table is walked once in random
+order, so quantiles hardly depend on the seed.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def tables(name: str) -> dict:
 
 
 def replica(name: str, seed: int = 0) -> Workload:
-    """The replica of a named trace: same seed, same bytes. Raises KeyError where none is embedded."""
+    """The replica of a named trace: same seed, same bytes. KeyError where none is embedded."""
     t = tables(name)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x7E,)))
     w = _with_prefix_tree(t, rng) if t["kind"] == "prefix-sessions" else _plain(t, rng)
@@ -49,9 +51,12 @@ def _stratified(rng, n: int) -> np.ndarray:
 
 def _correlated(rng, u: np.ndarray, rho: float) -> np.ndarray:
     """Stratified points whose ranks correlate with those of u by about rho."""
-    score = rho * np.argsort(np.argsort(u, kind="stable"), kind="stable") / len(u) + np.sqrt(1 - rho**2) * rng.random(len(u))
-    rank = np.argsort(np.argsort(score, kind="stable"), kind="stable")
-    return rank / max(len(u) - 1, 1)
+    score = rho * _ranks(u) / len(u) + np.sqrt(1 - rho**2) * rng.random(len(u))
+    return _ranks(score) / max(len(u) - 1, 1)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    return np.argsort(np.argsort(values, kind="stable"), kind="stable")
 
 
 def _lengths(u: np.ndarray, t: dict, column: str) -> np.ndarray:
@@ -118,8 +123,9 @@ def _with_prefix_tree(t: dict, rng):
 def _match_parents(rows, depth, gap, arrival, blocks):
     """For every continuing row an earlier row to continue, and the blocks that they share.
 
-    The best candidate came about `gap` before and is one block longer than `depth`: a prompt's last block is
-    partly filled and does not survive the next turn. Rows already continued are passed over while they can be.
+    The best candidate came about `gap` before and is one block longer than `depth`: a prompt's last
+    block is partly filled and does not survive the next turn. Rows already continued are passed
+    over while they can be.
     """
     size, stamp = np.log(np.maximum(blocks - 1, 1)), arrival
     continued = np.zeros(len(blocks))
@@ -138,7 +144,7 @@ def _match_parents(rows, depth, gap, arrival, blocks):
 
 
 def _grow_tree(n, block, blocks, rows, parent, depth) -> PrefixBlocks:
-    """Ids by construction: the shared ones of the parent, then new ones; block 0 is everybody's first."""
+    """Ids by construction: those shared with the parent, then new ones; 0 is everybody's first."""
     parent_of, depth_of = np.full(n, -1), np.ones(n, np.int64)
     parent_of[rows], depth_of[rows] = parent, depth
     own: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""The `<file>.meta.json` beside a trace that we wrote: what its rows cannot say about themselves."""
+"""The `<file>.meta.json` beside a trace that we wrote: what its rows cannot say themselves."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ class Source(BaseModel):
 
 
 class Meta(BaseModel):
-    """Content of a sidecar. `sha256` is that of the data file; `prefix` False means that the hash ids were
-    made up for tools that need them and share nothing; `group_names` only where the rows do not tell their order."""
+    """Content of a sidecar. `sha256` is that of the data file; `prefix` False means that the hash
+    ids were made up for tools that need them and share nothing; `group_names` only where the rows
+    do not tell their order.
+    """
 
     format: str = FORMAT
     version: int = Field(default=VERSION, ge=1, le=VERSION)
@@ -59,7 +61,7 @@ def path_of(path: str | Path) -> Path:
 
 
 def load(path: str | Path) -> Meta | None:
-    """The sidecar of a trace file; None if it has none, or another tool's. Raises WorkloadError if it is broken."""
+    """The sidecar of a trace file, None if it has none of ours; WorkloadError if it is broken."""
     beside = path_of(path)
     try:
         text = beside.read_text(encoding="utf-8")
@@ -84,7 +86,7 @@ def load(path: str | Path) -> Meta | None:
 
 
 def describe(w: Workload, digest: str, block_size: int, first_seen: list[str]) -> Meta:
-    """The sidecar of a workload about to be written; `first_seen` are its groups in the order of their rows."""
+    """The sidecar of a workload about to be written; `first_seen`: its groups in row order."""
     p = w.provenance
     return Meta(
         block_size=block_size,
@@ -106,7 +108,9 @@ def dump(meta: Meta) -> bytes:
 def apply(w: Workload, meta: Meta, digest: str) -> Workload:
     """The workload as it was before writing. A file edited since keeps its units, and says so."""
     p = w.provenance
-    edited = () if digest == meta.sha256 else ("the file was changed after its sidecar was written",)
+    edited = (
+        () if digest == meta.sha256 else ("the file was changed after its sidecar was written",)
+    )
     source = Provenance(
         meta.source.name,
         path=p.path,

@@ -14,9 +14,10 @@ CACHE_TOKENS = (1_000_000, 3_000_000, 10_000_000)
 def lru_hit_rate(prefix: PrefixBlocks, cache_tokens: float | None = None) -> float:
     """Fraction of all prompt blocks found cached when rows come in order, one at a time.
 
-    A cache of `cache_tokens` (None = unlimited) holds whole blocks and evicts the least recently used. A row
-    hits the blocks of its longest cached prefix; then all its blocks are touched, last to first, so that a
-    prompt's tail leaves the cache before its head (the order in which engines free blocks).
+    A cache of `cache_tokens` (None = unlimited) holds whole blocks and evicts the least recently
+    used. A row hits the blocks of its longest cached prefix; then all its blocks are touched, last
+    to first, so that a prompt's tail leaves the cache before its head (the order in which engines
+    free blocks).
     """
     capacity = float("inf") if cache_tokens is None else int(cache_tokens) // prefix.block_tokens
     cached: OrderedDict[int, None] = OrderedDict()
@@ -49,8 +50,8 @@ def _spread(values: np.ndarray) -> dict:
 
 
 def statistics(w: Workload, cache_tokens: tuple[int, ...] = CACHE_TOKENS) -> dict:
-    """Rows, rate (requests/s over the span of the arrivals), lengths (tokens), bursts and, with prefix blocks,
-    the block hit rate of LRU caches of `cache_tokens` and of an unlimited one."""
+    """Rows, rate (requests/s over the span of the arrivals), lengths (tokens), bursts and, with
+    prefix blocks, the block hit rate of LRU caches of `cache_tokens` and of an unlimited one."""
     known = w.arrival_s[~np.isnan(w.arrival_s)]
     span = float(known[-1] - known[0]) if len(known) else 0.0
     moments, together = np.unique(known, return_counts=True)

@@ -17,7 +17,9 @@ DEFAULT_DURATION_S = 600.0
 
 @dataclass(frozen=True)
 class LengthShape:
-    """A log-normal cut to [low, high] tokens whose mean and standard deviation after the cut are as given."""
+    """A log-normal cut to [low, high] tokens whose mean and standard deviation after the cut are as
+    given.
+    """
 
     mean: float
     std: float
@@ -25,8 +27,8 @@ class LengthShape:
     high: int = 2048
 
 
-# Means and standard deviations of the data sets as the BROS paper gives them (Table II): prompt, output.
-# 2,048 tokens is the context of the models that both were collected for.
+# Means and standard deviations of the data sets as the BROS paper gives them (Table II): prompt,
+# output. 2,048 tokens is the context of the models that both were collected for.
 SHAPES = {
     "sharegpt": (LengthShape(222.76, 256.36), LengthShape(234.51, 268.50)),
     "lmsys": (LengthShape(90.50, 148.52), LengthShape(237.04, 228.21)),
@@ -51,6 +53,8 @@ def parameters(shape: LengthShape) -> tuple[float, float]:
     """mu and sigma of the log-normal whose clipped mean and deviation are the shape's."""
     from scipy.optimize import fsolve
 
+    if shape.std**2 >= (shape.mean - shape.low) * (shape.high - shape.mean):
+        raise WorkloadError(f"nothing within {shape.low} .. {shape.high} has the spread of {shape}")
     spread = math.log(1 + (shape.std / shape.mean) ** 2)
     start = (math.log(shape.mean) - spread / 2, 0.5 * math.log(spread))
 
@@ -74,7 +78,9 @@ def _fixed(name: str) -> tuple[int, int]:
         prompt, output = (int(p) if len(p) < 12 else MAX_TOKENS + 1 for p in parts)
         if 1 <= prompt <= MAX_TOKENS and 1 <= output <= MAX_TOKENS:
             return prompt, output
-    raise WorkloadError(f"'{name}' is no length pair: write fixed:PROMPT,OUTPUT in tokens, each >= 1")
+    raise WorkloadError(
+        f"'{name}' is no length pair: write fixed:PROMPT,OUTPUT in tokens, each >= 1"
+    )
 
 
 def synth(
@@ -85,14 +91,18 @@ def synth(
     duration_s: float | None = None,
     seed: int = 0,
 ) -> Workload:
-    """Poisson arrivals at `rate` requests/s with lengths `sharegpt`, `lmsys`, or `fixed:PROMPT,OUTPUT`.
+    """Poisson arrivals at `rate` requests/s with lengths `sharegpt`, `lmsys`, or
+    `fixed:PROMPT,OUTPUT`.
 
-    `count` requests, or those of `duration_s` seconds (600 if neither is given); with both, whichever ends first.
-    `poisson` means the lengths of sharegpt. Same arguments, same workload. Raises WorkloadError.
+    `count` requests, or those of `duration_s` seconds (600 if neither is given); with both,
+    whichever ends first. `poisson` means the lengths of sharegpt. Same arguments, same workload.
+    Raises WorkloadError.
     """
     if not is_synthetic(lengths):
         known = ", ".join((*SHAPES, "fixed:PROMPT,OUTPUT"))
         raise WorkloadError(f"unknown lengths '{lengths}': choose from {known}")
+    if seed < 0:
+        raise WorkloadError(f"seed {seed} is below 0: give a whole number from 0 up")
     for what, value in (("rate", rate), ("count", count), ("duration", duration_s)):
         if value is not None and not 0 < value < math.inf:
             raise WorkloadError(f"{what} {value} is not above 0: give a positive number")

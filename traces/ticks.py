@@ -1,7 +1,7 @@
 """Arrivals recorded in coarse ticks, spread over the time that a tick stands for.
 
-Mooncake's traces stamp requests every three seconds, ten at once on average: replayed as they are, every tick
-is a burst that never happened.
+Mooncake's traces stamp requests every three seconds, ten at once on average: replayed as they are,
+every tick is a burst that never happened.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MIN_TICKS, MIN_ROWS_PER_TICK, MIN_TICK_S = 16, 2.0, 0.5
 def find_tick(arrival_s: np.ndarray) -> float | None:
     """Seconds between the ticks that arrivals fall on, None if they do not look quantised.
 
-    Quantised: at least 16 moments with 2 rows each on average, nine in ten of the gaps between moments within
-    5 % of a multiple of their median, and that median at least half a second.
+    Quantised: at least 16 moments with 2 rows each on average, nine in ten of the gaps between
+    moments within 5 % of a multiple of their median, and that median at least half a second.
     """
     known = arrival_s[~np.isnan(arrival_s)]
     moments = np.unique(known)
@@ -34,7 +34,9 @@ def find_tick(arrival_s: np.ndarray) -> float | None:
 
 
 def spread_ticks(w: Workload, seed: int = 0) -> Workload:
-    """Arrivals drawn uniformly within their tick, rows keeping their order; unchanged if nothing is quantised."""
+    """Arrivals drawn uniformly within their tick, rows keeping their order; unchanged if nothing is
+    quantised.
+    """
     tick = find_tick(w.arrival_s)
     if tick is None:
         return w

@@ -52,7 +52,9 @@ def take_rows(w: Workload, rows: np.ndarray) -> Workload:
 
 
 def _keep(w: Workload, wanted: np.ndarray) -> np.ndarray:
-    """Indices of the wanted rows: groups stay whole, by the fate of their first stage (all of it must be wanted)."""
+    """Indices of the wanted rows: groups stay whole, by the fate of their first stage (all of it
+    must be wanted).
+    """
     if not len(w.group_names):
         return np.flatnonzero(wanted)
     first = (w.group >= 0) & (w.stage == 0)
@@ -86,7 +88,8 @@ def window(w: Workload, start_s: float, end_s: float) -> Workload:
     inside = (w.arrival_s >= start_s) & (w.arrival_s < end_s)
     _need(
         bool(inside.any()),
-        f"no request arrives from {start_s:g} to {end_s:g} s: the trace ends at {w.last_arrival_s:g} s",
+        f"no request arrives from {start_s:g} to {end_s:g} s: "
+        f"the trace ends at {w.last_arrival_s:g} s",
     )
     cut = take_rows(w, _keep(w, inside))
     done = cut.provenance.then(f"window({start_s:g}s, {end_s:g}s)")
@@ -97,18 +100,23 @@ def head(w: Workload, n: int) -> Workload:
     """The first n arrivals, and the later turns of sessions among them."""
     _need(n >= 1, f"head {n} is below 1: give a number of requests")
     cut = take_rows(w, _keep(w, np.arange(len(w)) < n))
-    _need(len(cut) > 0, f"the first {n} rows hold no whole first stage of an application: take more")
+    _need(
+        len(cut) > 0, f"the first {n} rows hold no whole first stage of an application: take more"
+    )
     return replace(cut, provenance=cut.provenance.then(f"head({n})"))
 
 
 def cap_length(w: Workload, max_total_tokens: int) -> Workload:
     """Prompt and output of every row within a total, e.g. a model's context.
 
-    An over-long row keeps its output up to half of the total, or more if its prompt leaves room; the prompt is
-    cut at its end to what is left, its prefix blocks with it. Prefix sharing before the cut is kept.
+    An over-long row keeps its output up to half of the total, or more if its prompt leaves room;
+    the prompt is cut at its end to what is left, its prefix blocks with it. Prefix sharing before
+    the cut is kept.
     """
     limit = max_total_tokens
-    _need(limit >= 2, f"length cap {limit} is below 2: a request needs a prompt and an output token")
+    _need(
+        limit >= 2, f"length cap {limit} is below 2: a request needs a prompt and an output token"
+    )
     prompt, output = w.prompt_tokens, w.output_tokens
     over = prompt + output > limit
     most = np.maximum(limit // 2, limit - prompt)
@@ -126,19 +134,19 @@ def cap_length(w: Workload, max_total_tokens: int) -> Workload:
 
 def check_fits(w: Workload, max_total_tokens: int) -> None:
     """Raises WorkloadError naming the first row longer than the total, and how many there are."""
-    over = w.prompt_tokens + w.output_tokens > max_total_tokens
-    pool = w.pool
+    name, limit, pool = w.provenance.name, max_total_tokens, w.pool
+    over = w.prompt_tokens + w.output_tokens > limit
     if over.any():
         row = int(over.argmax())
         raise WorkloadError(
-            f"{w.provenance.name}: request {w.ids[row]} (row {row + 1}) has {w.prompt_tokens[row]} prompt + "
-            f"{w.output_tokens[row]} output tokens, over the limit of {max_total_tokens}, "
-            f"as have {int(over.sum())} of {len(w)} rows: cut them with --cap-length {max_total_tokens}"
+            f"{name}: request {w.ids[row]} (row {row + 1}) has {w.prompt_tokens[row]} prompt + "
+            f"{w.output_tokens[row]} output tokens, over the limit of {limit}, as have "
+            f"{int(over.sum())} of {len(w)} rows: cut them with --cap-length {limit}"
         )
-    if pool is not None and pool.prompt_tokens[1] + pool.output_tokens[1] > max_total_tokens:
+    if pool is not None and pool.prompt_tokens[1] + pool.output_tokens[1] > limit:
         raise WorkloadError(
-            f"{w.provenance.name}: the best-effort pool draws up to {pool.prompt_tokens[1]} prompt + "
-            f"{pool.output_tokens[1]} output tokens, over the limit of {max_total_tokens}: "
+            f"{name}: the best-effort pool draws up to {pool.prompt_tokens[1]} prompt + "
+            f"{pool.output_tokens[1]} output tokens, over the limit of {limit}: "
             "give the pool shorter lengths"
         )
 
@@ -157,7 +165,7 @@ def set_slo(
     *,
     klass: str | int | None = None,
 ) -> Workload:
-    """Constant objectives in seconds for all rows, or those of one class; None leaves one as it is."""
+    """Constant objectives in seconds, for all rows or one class; None leaves one as it is."""
     changed, said = {}, []
     where = np.ones(len(w), bool) if klass is None else w.klass == _class_number(klass)
     for column, value in (("slo_ttft_s", ttft_s), ("slo_tpot_s", tpot_s)):
@@ -187,7 +195,9 @@ def with_pool(w: Workload, pool: BestEffortPool) -> Workload:
     """The workload with a closed-loop best-effort pool beside it (in place of one that it has)."""
     _need(pool.batch >= 1, f"best-effort batch {pool.batch} is below 1: give a number of requests")
     for what, (low, high) in (("prompt", pool.prompt_tokens), ("output", pool.output_tokens)):
-        _need(1 <= low <= high, f"best-effort {what} lengths {low} .. {high}: need 1 <= low <= high")
+        _need(
+            1 <= low <= high, f"best-effort {what} lengths {low} .. {high}: need 1 <= low <= high"
+        )
     said = (
         f"with-pool(batch={pool.batch}, prompt={pool.prompt_tokens[0]}-{pool.prompt_tokens[1]}, "
         f"output={pool.output_tokens[0]}-{pool.output_tokens[1]}, seed={pool.seed})"
@@ -198,8 +208,8 @@ def with_pool(w: Workload, pool: BestEffortPool) -> Workload:
 def merge(a: Workload, b: Workload) -> Workload:
     """Both workloads at once, e.g. real-time rows and best-effort rows of another trace.
 
-    Rows of b whose ids a has get the first free of `ID.b1`, `ID.b2`, ...; groups likewise. Prompts of a and b
-    share no prefix. Equal arrivals put a's rows first.
+    Rows of b whose ids a has get the first free of `ID.b1`, `ID.b2`, ...; groups likewise. Prompts
+    of a and b share no prefix. Equal arrivals put a's rows first.
     """
     _need(a.pool is None or b.pool is None, "both workloads have a best-effort pool: drop one")
     prefix = None

@@ -1,7 +1,8 @@
 """Mooncake+ JSONL: what vLLM, aiperf, Dynamo and guidellm read, plus fields that they pass over.
 
-Written and read back, a workload is the same workload, bit by bit: arrivals are written as decimal digits of
-milliseconds, shifted from the shortest digits of the seconds, so no rounding happens on either way.
+Written and read back, a workload is the same workload, bit by bit: arrivals are written as decimal
+digits of milliseconds, shifted from the shortest digits of the seconds, so no rounding happens on
+either way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from twinserve.traces.workload import CLASS_NAMES, REAL_TIME, Workload, Workload
 
 
 def milliseconds(seconds: float) -> str:
-    """A JSON number of milliseconds that `read_mooncake.seconds` turns back into exactly these seconds."""
+    """A JSON number of milliseconds that `read_mooncake.seconds` turns back into exactly these
+    seconds.
+    """
     value = Decimal(repr(seconds)).scaleb(3)
     return format(value, "f") if -12 < value.adjusted() < 18 else str(value)
 
@@ -52,9 +55,9 @@ def write_atomically(path: str | Path, data: bytes) -> None:
 def write_trace(w: Workload, path: str | Path) -> Path:
     """Writes `path` and `path`.meta.json; returns the path. Raises WorkloadError.
 
-    Rows of groups go out as aiperf's and Dynamo's sessions where every stage is one row, and with our own
-    `group` and `stage` otherwise. Prompts without prefix blocks get ids that share nothing, as vLLM and Dynamo
-    want some; the sidecar remembers that they are made up.
+    Rows of groups go out as aiperf's and Dynamo's sessions where every stage is one row, and with
+    our own `group` and `stage` otherwise. Prompts without prefix blocks get ids that share nothing,
+    as vLLM and Dynamo want some; the sidecar remembers that they are made up.
     """
     check_workload(w)
     if not len(w):

@@ -1,4 +1,6 @@
-"""Originals come from the folders of TWINSERVE_TRACES; without them their tests skip, or fail if required."""
+"""Originals come from the folders of TWINSERVE_TRACES; without them their tests skip, or fail if
+required.
+"""
 
 import os
 

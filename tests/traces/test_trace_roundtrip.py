@@ -45,14 +45,16 @@ def test_milliseconds_keep_every_bit_of_the_seconds(s):
 
 
 def test_plain_division_would_not_do():
-    # The reason for the decimal shift: for about one float in fifty no double of milliseconds divides back.
+    # The reason for the decimal shift: the nearest double of milliseconds does not always divide
+    # back.
     rng = np.random.default_rng(0)
     lost = [s for s in rng.uniform(4.0, 4.09, 2000).tolist() if float(milliseconds(s)) / 1000 != s]
     assert lost
 
 
 def test_rows_are_what_other_tools_read(tmp_path):
-    # aiperf takes exactly one kind of input a row; vLLM and Dynamo want hash_ids, enough for the whole prompt.
+    # aiperf takes exactly one kind of input a row; vLLM and Dynamo want hash_ids, enough for the
+    # whole prompt.
     path = write_trace(synth("fixed:1025,7", rate=2, count=5), tmp_path / "t.jsonl")
     for line in path.read_text().splitlines():
         row = json.loads(line)

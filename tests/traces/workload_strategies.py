@@ -27,7 +27,7 @@ def prefixes(draw, prompt, block):
 
 @st.composite
 def workloads(draw):
-    """Valid workloads: open rows, sessions, applications with wide stages, classes, SLOs, a pool."""
+    """Valid workloads: open rows, sessions, applications of wide stages, classes, SLOs, a pool."""
     open_rows = draw(st.integers(1, 8))
     stages = []  # (group, stage) of grouped rows
     groups = draw(st.integers(0, 3))

@@ -1,0 +1,244 @@
+"""Each format: what its rows mean, and that it is recognised by its content."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from twinserve.traces.columns import check_workload
+from twinserve.traces.formats import detect_format, read_bytes, read_file
+from twinserve.traces.options import ReadOptions
+from twinserve.traces.read_text import estimate_tokens
+from twinserve.traces.workload import WorkloadError
+
+BURST_6 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+BURST_8 = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+)
+
+
+def read(text, format=None, **options):
+    data = text if isinstance(text, bytes) else text.encode()
+    w = read_bytes(data, "f", format, ReadOptions(**options))
+    check_workload(w)
+    return w
+
+
+def jsonl(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def mooncake(**fields):
+    return {"timestamp": 0, "input_length": 5, "output_length": 2, **fields}
+
+
+def test_mooncake_is_in_milliseconds_and_512_token_blocks():
+    rows = (
+        mooncake(timestamp=27482, input_length=900, hash_ids=[46, 47]),
+        mooncake(timestamp=30535, input_length=513, hash_ids=[46, 2**64 - 1]),
+    )
+    w = read(jsonl(*rows))
+    assert w.arrival_s.tolist() == [27.482, 30.535]
+    assert w.prompt_tokens.tolist() == [900, 513] and w.output_tokens.tolist() == [2, 2]
+    assert w.prefix.block_tokens == 512
+    assert w.prefix.of(0).tolist() == [0, 1] and w.prefix.of(1).tolist() == [0, 2]
+    assert w.provenance.notices == ()
+
+
+def test_ids_of_64_bits_stay_apart():
+    # Truncated to 32 bits, or taken through a double, these four would be one.
+    ids = [2**40, 2**40 + 2**32, 2**63 + 1, 2**63 + 2]
+    w = read(jsonl(*(mooncake(hash_ids=[i]) for i in ids)))
+    assert w.prefix.distinct == 4
+    w = read(jsonl(*(mooncake(hash_ids=[i]) for i in [-1, 2**64 - 1, -(2**63), -1])))
+    assert [w.prefix.of(i)[0] for i in range(4)] == [1, 2, 0, 1]
+
+
+def test_ids_that_name_single_blocks_are_chained():
+    # Equal text after different beginnings is not a shared prefix.
+    rows = [mooncake(input_length=1024, hash_ids=h) for h in ([1, 9], [2, 9], [1, 9], [7, 7])]
+    w = read(jsonl(*rows))
+    assert w.prefix.of(0).tolist() == w.prefix.of(2).tolist()
+    assert w.prefix.of(0)[1] != w.prefix.of(1)[1]
+    assert w.prefix.distinct == 6
+    assert any("chained" in n for n in w.provenance.notices)
+
+
+def test_mooncake_sessions_are_closed_loops():
+    w = read(
+        jsonl(
+            mooncake(session_id="a", timestamp=1000),
+            mooncake(session_id="b", timestamp=500),
+            {"session_id": "a", "delay": 2500, "input_length": 8, "output_length": 1},
+            mooncake(session_id="b", timestamp=4000),  # Dynamo: the difference of the timestamps
+            {"session_id": "b", "input_length": 9, "output_length": 1, "priority": -4},
+            mooncake(timestamp=700),
+        )
+    )
+    assert w.group_names == ["a", "b"]
+    assert w.arrival_s[:3].tolist() == [0.5, 0.7, 1.0] and np.isnan(w.arrival_s[3:]).all()
+    assert w.group.tolist() == [1, -1, 0, 0, 1, 1]
+    assert w.stage.tolist() == [0, 0, 0, 1, 1, 2]
+    assert w.delay_s.tolist() == [0, 0, 0, 2.5, 3.5, 0]
+    assert w.priority.tolist() == [0, 0, 0, 0, 0, -4]
+    assert any("sorted" in n for n in w.provenance.notices)
+
+
+def test_our_fields_on_mooncake_rows():
+    w = read(
+        jsonl(
+            mooncake(**{"class": "be"}, slo_ttft_s=0.5, request_id="x", group="app", stage=0),
+            mooncake(slo_tpot_s=0.1, block_size=512, slo_ttft_s=None),
+            {"input_length": 3, "output_length": 1, "group": "app", "stage": 1, "delay": 1},
+            {"input_length": 3, "output_length": 1, "group": "app", "stage": 1},
+        )
+    )
+    assert w.klass.tolist() == [1, 0, 0, 0]
+    assert w.ids == ["x", "r1", "r2", "r3"]
+    assert w.slo_ttft_s[0] == 0.5 and np.isnan(w.slo_ttft_s[1:]).all() and w.slo_tpot_s[1] == 0.1
+    assert w.stage.tolist() == [0, 0, 1, 1] and w.group.tolist() == [0, -1, 0, 0]
+    assert w.delay_s.tolist() == [0, 0, 0.001, 0]
+
+
+def test_units_can_be_told():
+    row = mooncake(timestamp=1.5, input_length=33, hash_ids=[1, 2, 3])
+    w = read(jsonl(row), block_tokens=16, time_unit="s")
+    assert w.arrival_s.tolist() == [1.5] and w.prefix.block_tokens == 16
+    with pytest.raises(WorkloadError, match="line 1: field 'hash_ids' has 3 ids.*block_size"):
+        read(jsonl(row))
+
+
+def test_one_row_may_name_the_block_size():
+    rows = (mooncake(input_length=33, hash_ids=[1, 2, 3], block_size=16), mooncake(hash_ids=[1]))
+    w = read(jsonl(*rows))
+    assert w.prefix.block_tokens == 16 and w.prefix.of(1).tolist() == w.prefix.of(0)[:1].tolist()
+
+
+def test_a_rate_is_refused_where_it_would_be_ignored():
+    for text in (jsonl(mooncake()), jsonl({"prompt": "x", "output_tokens": 5, "timestamp": 1})):
+        with pytest.raises(WorkloadError, match="has its own arrivals"):
+            read(text, rate=2.0)
+
+
+def test_rows_without_ids_share_nothing():
+    w = read(jsonl(mooncake(hash_ids=[3]), mooncake(input_length=600), mooncake(hash_ids=[3])))
+    assert w.prefix.of(1).tolist() == [1, 2]
+    assert w.prefix.of(0).tolist() == w.prefix.of(2).tolist() == [0]
+
+
+def test_bailian_is_in_seconds_and_16_token_blocks():
+    root = {
+        **{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 32},
+        **{"output_length": 132, "type": "text", "turn": 1, "hash_ids": [1089, 1090]},
+    }
+    turn = {**root, "chat_id": 160, "parent_chat_id": 159, "timestamp": 62.5, "turn": 2}
+    turn.update(input_length=40, hash_ids=[1089, 1090])  # the partial third block has no id
+    w = read(jsonl(root, turn))
+    assert w.arrival_s.tolist() == [61.114, 62.5]  # as recorded, not a closed loop
+    assert w.ids == ["159", "160"] and (w.group == -1).all()
+    assert w.prefix.block_tokens == 16
+    assert w.prefix.of(1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("end", ["", "\r\n"])
+def test_azure_2023(end):
+    text = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
+        "2023-11-16 18:15:50.9951690,396,109" + end
+    )
+    w = read(text)
+    assert w.arrival_s.tolist() == [0.0, 4.314579]
+    assert w.prompt_tokens.tolist() == [374, 396] and w.output_tokens.tolist() == [44, 109]
+
+
+def test_azure_2024_has_zones_and_whole_seconds():
+    w = read(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,1,2\n"
+        "2024-05-10 00:00:01.009930+00:00,3,4\n"
+    )
+    assert w.arrival_s.tolist() == [0.0, 1.00993]
+
+
+def test_burstgpt_in_both_layouts():
+    six = read(BURST_6 + "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,10,0,10,API log\n")
+    eight = read(BURST_8 + "5.5,3,1.25,ChatGPT,472,18,490,Conversation log\n")
+    assert six.arrival_s.tolist() == [5.0] and eight.arrival_s.tolist() == [5.5]
+    assert six.prompt_tokens.tolist() == eight.prompt_tokens.tolist() == [472]
+    assert six.output_tokens.tolist() == eight.output_tokens.tolist() == [18]
+    assert six.provenance.notices == ("1 rows without prompt or output tokens dropped",)
+
+
+def test_sharegpt_takes_the_first_prompt_and_its_answer():
+    talk = [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "x" * 9}]
+    talk += [{"from": "gpt", "value": "y" * 4}, {"from": "human", "value": "more"}]
+    talks = [{"id": "a", "conversations": talk}, {"conversations": []}]
+    talks += [{"conversations": talk, "prompt_tokens": 70, "output_tokens": 80}]
+    w = read(json.dumps(talks, indent=1), rate=4.0, seed=7)
+    assert w.prompt_tokens.tolist() == [3, 70] and w.output_tokens.tolist() == [1, 80]
+    said = " ".join(w.provenance.notices)
+    assert "estimated" in said and "4 requests/s, seed 7" in said and "1 conversations" in said
+    again = read(json.dumps(talks), rate=4.0, seed=7)
+    assert again.arrival_s.tolist() == w.arrival_s.tolist()
+
+
+def test_token_estimate_counts_bytes():
+    assert estimate_tokens("") == 0
+    assert estimate_tokens("hello") == 2
+    assert estimate_tokens("你好") == 2
+
+
+def test_custom():
+    w = read(jsonl({"prompt": "x" * 40, "output_tokens": 5}, {"prompt": "y", "output_tokens": 6}))
+    assert w.prompt_tokens.tolist() == [10, 1] and w.output_tokens.tolist() == [5, 6]
+    w = read(jsonl({"prompt": "x", "output_tokens": 5, "timestamp": 1.5, "prompt_tokens": 99}))
+    assert w.arrival_s.tolist() == [1.5] and w.prompt_tokens.tolist() == [99]
+    assert w.provenance.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        (jsonl(mooncake()), "mooncake"),
+        ("\ufeff\n" + jsonl(mooncake()), "mooncake"),
+        (jsonl({"chat_id": 1, **mooncake()}), "bailian"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens", "azure"),
+        ("generatedtokens, TIMESTAMP ,ContextTokens\r\n", "azure"),
+        (BURST_6, "burstgpt"),
+        (BURST_8, "burstgpt"),
+        ('[{"conversations": []}]', "sharegpt"),
+        (jsonl({"prompt": "a", "output_tokens": 1}), "custom"),
+    ],
+)
+def test_detection(text, format):
+    assert detect_format(text.encode(), "f") == format
+
+
+def test_the_format_can_be_forced():
+    row = {"chat_id": 1, **mooncake(timestamp=1000)}
+    assert read(jsonl(row)).arrival_s[0] == 1000
+    assert read(jsonl(row), "mooncake").arrival_s[0] == 1
+    with pytest.raises(WorkloadError, match="did you mean mooncake"):
+        read(jsonl(row), "moncake")
+
+
+@pytest.mark.traces
+def test_the_original_mooncake_trace(original):
+    path = original("mooncake")
+    read_file(path)  # imports and caches are not part of the time
+    start = time.perf_counter()
+    w = read_file(path)
+    took = time.perf_counter() - start
+    check_workload(w)
+    assert len(w) == 12_031 and w.prefix.distinct == 182_790 and len(w.prefix.ids) == 288_500
+    assert w.last_arrival_s == 3536.999
+    assert w.provenance.notices == ()
+    assert took < 2  # 0.2 s on an idle core
+
+
+@pytest.mark.traces
+def test_the_original_azure_trace(original):
+    w = read_file(original("azure-2023:conv"))
+    check_workload(w)
+    assert len(w) == 19_366 and w.prefix is None
+    assert w.last_arrival_s == pytest.approx(3501.722, abs=1e-3)
+    assert w.prompt_tokens.mean() == pytest.approx(1154.7, abs=0.1)
