@@ -10,6 +10,7 @@ chosen and why.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field
@@ -74,9 +75,8 @@ class BrosPolicy(Policy):
             )
 
     def _wait_real_time(self, row: int, requests: RequestTable) -> None:
-        alone = self.estimator.alone(self._batch(np.array([row]), requests, None))[0]
         since, slo = self._due(np.array([row]), requests)
-        self.rt_waiting.add(row, float(since[0] + slo[0]), float(alone))
+        self.rt_waiting.add(row, float(since[0] + slo[0]))
 
     def on_finish(self, row: int) -> None:
         self.rt_pending.discard(row)
@@ -91,12 +91,12 @@ class BrosPolicy(Policy):
         return sum(self._iterations) / len(self._iterations) if self._iterations else 0.0
 
     # -- what the algorithm looks at ---------------------------------------------------------------------------
-    def _batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger | None) -> Batch:
+    def _batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
         computed = requests.computed_tokens[rows]
         left = requests.known_tokens(rows) - computed
         new = left if self.options.chunk is None else np.minimum(left, self.options.chunk)
         prefill = (left > 1) | (requests.output_tokens[rows] == 0)
-        missing = np.zeros(len(rows), np.int64) if ledger is None else ledger.missing_tokens(rows)
+        missing = ledger.missing_tokens(rows)
         return Batch(rows, prefill, new, computed + new, missing * self.limits.kv_bytes_per_token)
 
     def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
@@ -128,82 +128,120 @@ class BrosPolicy(Policy):
         ledger.begin_step()
         step = _Step(view, ledger, StepPlan())
         size = self.batch_size
-        real_time, bound = self._by_urgency(step, size)
-        fits = self.estimator.fitting(real_time[:size], bound)
-        early_return = fits < min(len(real_time), size)
-        chosen = real_time[:fits]
-        candidates = self._by_swap(step, size)
-        packed, replaced = self._pack(chosen, candidates, bound, size)
+        requests = view.requests
+        real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.rows[:size]])
+        best_effort = np.concatenate([self.be_pending.rows, self.be_waiting.rows[:size]])
+        everyone = self._batch(np.concatenate([real_time, best_effort]), requests, ledger)
+        n = len(real_time)
+        residual = self._residual(real_time, requests, view.now)
+        if self._all_fit(everyone, residual, size) and self._place_all(step, everyone):
+            self._finish(step, everyone, n)
+            self._adapt(early_return=False)
+        else:
+            urgent = self._by_urgency(everyone[:n], residual, requests)
+            self._select(step, urgent, self._by_swap(everyone[n:]), size)
+        return step.plan
+
+    def _all_fit(self, everyone: Batch, residual: np.ndarray, size: int) -> bool:
+        """Whether the outcome is plain: the batch of all requests, real-time ones first, keeps every deadline. Then
+        neither order nor replacement matters."""
+        if not 0 < len(everyone) <= size or everyone.swapped.any():
+            return False
+        return not len(residual) or self.estimator.seconds(everyone) <= residual.min()
+
+    def _place_all(self, step: _Step, everyone: Batch) -> bool:
+        """Memory for all without dropping or restoring anything; False and nothing changed where that is too little."""
+        requests, ledger = step.view.requests, step.ledger
+        holding = requests.computed_tokens[everyone.rows] > 0
+        if holding.all():
+            return ledger.grow_all(everyone.rows, everyone.context)
+        mark = ledger.mark()
+        newcomers = everyone[~holding]
+        done = ledger.grow_all(everyone.rows[holding], everyone.context[holding]) and all(
+            ledger.admit(row, tokens)
+            for row, tokens in zip(newcomers.rows.tolist(), newcomers.context.tolist(), strict=True)
+        )
+        if not done:
+            ledger.rollback(mark)
+            return False
+        ledger.commit(mark)
+        step.plan.admitted += [(row, 0) for row in newcomers.rows.tolist()]
+        return True
+
+    def _select(self, step: _Step, urgent: _Urgent, candidates: Batch, size: int) -> None:
+        """Algorithm 1 proper."""
+        fits = urgent.fitting(size)
+        early_return = fits < min(len(urgent.batch), size)
+        chosen = urgent.batch[:fits]
+        packed, replaced = self._pack(urgent, fits, candidates, size)
         kept = chosen[:-1] if replaced else chosen
-        placed, complete = self._place_real_time(step, kept, real_time.rows)
-        best_effort = self._place_best_effort(step, placed, candidates, packed, bound, size)
+        placed, complete = self._place_real_time(step, urgent, kept)
+        if not complete:
+            placed = self._place_residents(step, urgent, placed, size)
+            packed = max(min(self.estimator.fitting(placed + candidates, urgent.bound), size) - len(placed), 0)
+        best_effort = self._place_best_effort(step, placed, candidates, packed, urgent.bound, size)
         if replaced and len(best_effort) < packed:
             # The one that was to take the real-time request's place found no block (line 19): it keeps its place.
             last = chosen[-1:]
-            if self.estimator.seconds(placed + best_effort + last) <= bound:
+            if self.estimator.seconds(placed + best_effort + last) <= urgent.bound:
                 others = np.setdiff1d(self.be_pending.rows, best_effort.rows)
-                victims = _Victims(others, real_time.rows, placed.rows, int(last.rows[0]))
+                victims = _Victims(others, urgent.batch.rows, placed.rows, int(last.rows[0]))
                 if self._acquire(step, int(last.rows[0]), int(last.context[0]), victims):
                     placed = placed + last
-        self._finish(step, placed, best_effort, bound)
-        if self.options.adaptive_batch:
-            self._adapt(early_return and complete)
-        return step.plan
+        self._finish(step, placed + best_effort, len(placed))
+        self._adapt(early_return and complete)
 
     def _adapt(self, early_return: bool) -> None:
+        if not self.options.adaptive_batch:
+            return
         base = min(self.options.base_batch, self.limits.max_num_seqs)
         self.batch_size = base if early_return else min(2 * self.batch_size, self.limits.max_num_seqs)
 
-    def _by_urgency(self, step: _Step, size: int) -> tuple[Batch, float]:
-        """Real-time requests by residual time, as far as the batch can reach, and the bound on the iteration (seconds).
+    def _by_urgency(self, batch: Batch, residual: np.ndarray, requests: RequestTable) -> _Urgent:
+        """Real-time requests by residual time (line 3).
 
-        The waiting queue is kept in order of its deadlines, so only the pending ones are sorted anew and the waiting
-        ones are pulled from the front (the paper's queue polling).
+        The waiting queue is kept in order of its deadlines, so the batch is the pending ones and as many from the front
+        of the queue as an iteration can hold (the paper's queue polling): a long queue is never sorted.
         """
-        requests, now = step.view.requests, step.view.now
-        pending = self.rt_pending.rows
-        rows = np.concatenate([pending, self.rt_waiting.rows[:size]])
-        if not len(rows):
-            return _empty(), np.inf
-        residual = self._residual(rows, requests, now)
         order = np.argsort(residual, kind="stable")
-        batch = self._batch(rows, requests, step.ledger)[order]
-        residual = residual[order]
-        alone = self.estimator.alone(batch)
-        savable = residual >= alone
-        smallest = residual[savable].min() if savable.any() else np.inf
-        smallest = min(smallest, self.rt_waiting.smallest_savable(now, size))
-        if smallest == np.inf and np.isfinite(residual).any():
-            # Nobody can keep its deadline: hold the pace that running requests were promised.
-            slo = requests.slo_tpot_s[rows]
-            smallest = np.nanmin(slo) if not np.isnan(slo).all() else np.inf
-        return batch, max(float(smallest), float(alone[0]))
+        return self._urgent(batch[order], residual[order], requests)
 
-    def _by_swap(self, step: _Step, size: int) -> Batch:
+    def _urgent(self, batch: Batch, residual: np.ndarray, requests: RequestTable) -> _Urgent:
+        """What the deadlines of `batch`, in order of urgency, allow an iteration to take (T_min^res)."""
+        if not len(batch):
+            return _Urgent(batch, residual, residual, np.inf)
+        costs = self.estimator.prefixes(batch)
+        # A deadline bounds the iteration only if it can still be kept with all that is more urgent in the batch too.
+        # Others would bound it for nothing: the batch would shrink to the late ones alone, and stay there.
+        savable = residual >= costs
+        if savable.any():
+            bound = float(residual[savable].min())
+        else:
+            promised = requests.slo_tpot_s[batch.rows]
+            bound = np.inf if np.isnan(promised).all() else float(np.nanmin(promised))
+        return _Urgent(batch, residual, costs, max(bound, float(costs[0])))
+
+    def _by_swap(self, batch: Batch) -> Batch:
         """Best-effort requests by the KV to be swapped in, then arrival (line 17)."""
-        rows = np.concatenate([self.be_pending.rows, self.be_waiting.rows[:size]])
-        if not len(rows):
-            return _empty()
-        batch = self._batch(rows, step.view.requests, step.ledger)
-        return batch[np.lexsort((rows, batch.swapped))]
+        return batch[np.lexsort((batch.rows, batch.swapped))] if len(batch) else batch
 
-    def _pack(self, chosen: Batch, candidates: Batch, bound: float, size: int) -> tuple[int, bool]:
-        """How many best-effort candidates fit behind `chosen` (lines 21-24), and whether the next one takes the place of
-        the last chosen real-time request (lines 26-34)."""
+    def _pack(self, urgent: _Urgent, fits: int, candidates: Batch, size: int) -> tuple[int, bool]:
+        """How many best-effort candidates fit behind the first `fits` real-time requests (lines 21-24), and whether the
+        next one takes the place of the last of these (lines 26-34)."""
         if not len(candidates):
             return 0, False
-        together = chosen + candidates
-        packed = min(self.estimator.fitting(together, bound), size) - len(chosen)
-        packed = max(packed, 0)
-        if packed == len(candidates) or not len(chosen) or not self.options.replacement:
+        chosen = urgent.batch[:fits]
+        packed = max(min(self.estimator.fitting(chosen + candidates, urgent.bound), size) - fits, 0)
+        if packed == len(candidates) or not fits or not self.options.replacement:
             return packed, False
-        swapped = chosen[:-1] + candidates[: packed + 1]
-        if self.estimator.seconds(swapped) <= bound:
+        exchanged = self.estimator.seconds(chosen[:-1] + candidates[: packed + 1])
+        # Left out, it must keep its deadline in the next iteration (constraint 6): a late one is never replaced.
+        if exchanged <= urgent.bound and exchanged + self.average_iteration_s <= urgent.residual[fits - 1]:
             return packed + 1, True
         return packed, False
 
     # -- memory ------------------------------------------------------------------------------------------------
-    def _place_real_time(self, step: _Step, chosen: Batch, urgency: np.ndarray) -> tuple[Batch, bool]:
+    def _place_real_time(self, step: _Step, urgent: _Urgent, chosen: Batch) -> tuple[Batch, bool]:
         """Memory for the chosen ones, most urgent first (line 8). Those that need none run in any case; the first that
         finds none ends the search (line 9). Returns the placed ones and whether all were."""
         if not len(chosen):
@@ -213,11 +251,33 @@ class BrosPolicy(Policy):
             row = int(chosen.rows[i])
             if row in step.dropped:
                 continue
-            victims = _Victims(self.be_pending.rows, urgency, chosen.rows[placed], row)
+            # A request that is too late already, and holds nothing yet, does not push out others that are not.
+            hopeless = urgent.residual[i] < urgent.costs[i] and not step.ledger.held_blocks(row)
+            rivals = urgent.batch.rows[:0] if hopeless else urgent.batch.rows
+            victims = _Victims(self.be_pending.rows, rivals, chosen.rows[placed], row)
             if not self._acquire(step, row, int(chosen.context[i]), victims):
                 return chosen[placed], False
             placed[i] = True
         return chosen[placed], bool(placed.all())
+
+    def _place_residents(self, step: _Step, urgent: _Urgent, placed: Batch, size: int) -> Batch:
+        """A more urgent request found no memory. Those that have theirs go on, in order, so that it gets free."""
+        rows, requests = urgent.batch.rows, step.view.requests
+        holding = (requests.computed_tokens[rows] > 0) & (urgent.batch.swapped == 0)
+        here = np.isin(rows, placed.rows)
+        holding &= ~np.isin(rows, list(step.dropped)) if step.dropped else True
+        again = np.flatnonzero(here | holding)
+        reduced = self._urgent(urgent.batch[again], urgent.residual[again], requests)
+        chosen = reduced.batch[: reduced.fitting(size)]
+        others = chosen[~np.isin(chosen.rows, placed.rows)]
+        done, growing = self._place_plain(step, others)
+        for i in growing:
+            row = int(others.rows[i])
+            if row not in step.dropped:
+                running = np.concatenate([placed.rows, others.rows[done]])
+                victims = _Victims(self.be_pending.rows, rows, running, row)
+                done[i] = self._acquire(step, row, int(others.context[i]), victims)
+        return placed + others[done]
 
     def _place_plain(self, step: _Step, batch: Batch) -> tuple[np.ndarray, list[int]]:
         """Rows that hold all their KV and have room in it are placed at once; the indices of the others are returned."""
@@ -226,6 +286,8 @@ class BrosPolicy(Policy):
         if holding.all() and ledger.grow_all(batch.rows, batch.context):
             return np.ones(len(batch), bool), []
         placed = np.zeros(len(batch), bool)
+        if not holding.any():
+            return placed, list(range(len(batch)))
         roomy = np.flatnonzero(holding)
         roomy = roomy[ledger.slack_tokens(batch.rows[roomy]) >= batch.new[roomy]]
         if len(roomy) and ledger.grow_all(batch.rows[roomy], batch.context[roomy]):
@@ -319,9 +381,9 @@ class BrosPolicy(Policy):
         return False
 
     # -- the answer --------------------------------------------------------------------------------------------
-    def _finish(self, step: _Step, real_time: Batch, best_effort: Batch, bound: float) -> None:
+    def _finish(self, step: _Step, batch: Batch, real_time: int) -> None:
+        """The plan of `batch`, whose first `real_time` rows are real-time."""
         plan, requests = step.plan, step.view.requests
-        batch = real_time + best_effort
         plan.rows, plan.tokens = batch.rows, batch.new
         plan.moves = step.ledger.take_moves()
         for row, _ in plan.admitted:
@@ -338,16 +400,12 @@ class BrosPolicy(Policy):
         changed = plan.admitted or plan.preempted or plan.moves
         idle = len(self.rt_waiting) + len(self.be_waiting)
         if not changed and not idle and len(batch) == everyone and len(batch) and not batch.is_prefill.any():
-            self._stands(step, batch, len(real_time))
+            self._stands(step, batch, real_time)
 
     def _wait_again(self, row: int, requests: RequestTable) -> None:
         if requests.klass[row] == _REAL_TIME:
             self.rt_pending.discard(row)
-            # Its KV is gone: what it costs to bring back is the computation of all it knows.
-            known = np.array([requests.known_tokens(row)])
-            lone = Batch(np.array([row]), np.array([True]), known, known, np.zeros(1, np.int64))
-            since, slo = self._due(np.array([row]), requests)
-            self.rt_waiting.add(row, float(since[0] + slo[0]), float(self.estimator.alone(lone)[0]))
+            self._wait_real_time(row, requests)
         else:
             self.be_pending.discard(row)
             self.be_waiting.add(row)
@@ -366,6 +424,21 @@ class BrosPolicy(Policy):
             plan.valid_for = int(np.searchsorted(later, bound, side="right"))
         order = np.argsort(plan.rows)  # any order will do, and this one stays the same from step to step
         plan.rows, plan.tokens = plan.rows[order], plan.tokens[order]
+
+
+@dataclass(frozen=True, slots=True)
+class _Urgent:
+    """Real-time requests by residual time. residual, costs: float64[n], seconds; costs[i] is that of a batch of the first
+    i + 1 of them. bound: what the iteration may take, seconds."""
+
+    batch: Batch
+    residual: np.ndarray
+    costs: np.ndarray
+    bound: float
+
+    def fitting(self, size: int) -> int:
+        """How many of the first `size` stay within the bound."""
+        return int(np.searchsorted(self.costs[:size], self.bound, side="right"))
 
 
 class _Step:

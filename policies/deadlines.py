@@ -39,34 +39,23 @@ class RowSet:
 
 
 class DeadlineQueue:
-    """Rows in order of (deadline, row). A waiting request's deadline does not move, so the order needs no upkeep.
-
-    alone  seconds the request would take by itself: it can still keep its deadline until deadline - alone
-    """
+    """Rows in order of (deadline, row). A waiting request's deadline does not move, so the order needs no upkeep."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(0, np.int64)
-        self._deadline = np.zeros(0)
-        self._latest_start = np.zeros(0)
+        self._deadline = np.zeros(0)  # seconds
 
-    def add(self, row: int, deadline: float, alone: float) -> None:
+    def add(self, row: int, deadline: float) -> None:
         at = int(np.searchsorted(self._deadline, deadline, side="right"))
         while at and self._deadline[at - 1] == deadline and self.rows[at - 1] > row:
             at -= 1
         self.rows = np.insert(self.rows, at, row)
         self._deadline = np.insert(self._deadline, at, deadline)
-        self._latest_start = np.insert(self._latest_start, at, deadline - alone)
 
     def remove(self, row: int) -> None:
         keep = self.rows != row
         self.rows = self.rows[keep]
         self._deadline = self._deadline[keep]
-        self._latest_start = self._latest_start[keep]
-
-    def smallest_savable(self, now: float, start: int = 0) -> float:
-        """Smallest residual time (seconds) among rows from index `start` on that could still make it; inf if none."""
-        savable = np.flatnonzero(self._latest_start[start:] >= now)
-        return float(self._deadline[start + savable[0]] - now) if len(savable) else np.inf
 
     def __len__(self) -> int:
         return len(self.rows)

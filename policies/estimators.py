@@ -44,8 +44,8 @@ class Batch:
 
 
 class BatchEstimator(Protocol):
-    def alone(self, batch: Batch) -> np.ndarray:
-        """float64[n]: seconds of each request by itself."""
+    def prefixes(self, batch: Batch) -> np.ndarray:
+        """float64[n]: seconds of the batches of the first 1, 2, .. n requests."""
         ...
 
     def seconds(self, batch: Batch) -> float:
@@ -68,34 +68,32 @@ class LinearEstimator:
     model: BrosLinearModel
     swap: SwapTimeModel
 
-    def alone(self, batch: Batch) -> np.ndarray:
-        cost = np.where(
-            batch.is_prefill,
-            self.model.prefill.seconds(batch.new, batch.context),
-            self.model.decode.seconds(batch.new, batch.context),
-        )
-        return np.maximum(cost, self._swap(batch.swapped))
+    def prefixes(self, batch: Batch) -> np.ndarray:
+        costs = self.model.prefix_costs(batch.is_prefill, batch.new, batch.context)
+        if batch.swapped.any():
+            swapped = np.cumsum(batch.swapped)
+            swap_s = np.where(swapped > 0, self.swap.base_s + swapped * self.swap.seconds_per_byte, 0.0)
+            costs = np.maximum(costs, swap_s)
+        return costs
 
     def seconds(self, batch: Batch) -> float:
-        return float(self._prefixes(batch)[-1]) if len(batch) else 0.0
+        decode_requests, prefill, attended = len(batch), 0, 0
+        total = int(batch.context.sum())
+        if batch.is_prefill.any():
+            prefill = int(batch.new[batch.is_prefill].sum())
+            attended = int(batch.context[batch.is_prefill].sum())
+            decode_requests -= int(batch.is_prefill.sum())
+        cost = self.model.batch_seconds(prefill, decode_requests, total - attended - decode_requests, attended)
+        return max(cost, self.swap.seconds(int(batch.swapped.sum())))
 
     def fitting(self, batch: Batch, bound: float) -> int:
         if not len(batch):
             return 0
-        return int(np.searchsorted(self._prefixes(batch), bound, side="right"))
+        return int(np.searchsorted(self.prefixes(batch), bound, side="right"))
 
     def decode_run(self, batch: Batch, steps: int) -> np.ndarray:
         n = len(batch)
         return 0.0 + self.model.decode.seconds(n, int(batch.context.sum()) + n * np.arange(steps))
-
-    def _prefixes(self, batch: Batch) -> np.ndarray:
-        costs = self.model.prefix_costs(batch.is_prefill, batch.new, batch.context)
-        if batch.swapped.any():
-            costs = np.maximum(costs, self._swap(np.cumsum(batch.swapped)))
-        return costs
-
-    def _swap(self, swapped: np.ndarray) -> np.ndarray:
-        return np.where(swapped > 0, self.swap.base_s + swapped * self.swap.seconds_per_byte, 0.0)
 
 
 @dataclass(frozen=True)
@@ -105,8 +103,8 @@ class PerfectEstimator:
     truth: StepTimeModel
     swap: SwapTimeModel
 
-    def alone(self, batch: Batch) -> np.ndarray:
-        return np.array([self.seconds(batch[i : i + 1]) for i in range(len(batch))])
+    def prefixes(self, batch: Batch) -> np.ndarray:
+        return np.array([self.seconds(batch[: i + 1]) for i in range(len(batch))])
 
     def seconds(self, batch: Batch) -> float:
         decode = ~batch.is_prefill
