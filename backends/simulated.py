@@ -24,6 +24,22 @@ class Executed:
     ready_s: dict[int, float]  # rows that wait for a transfer -> when it lands
 
 
+@dataclass(slots=True)
+class Transfers:
+    """What a plan's moves came to. Bytes; seconds on the engine's clock.
+
+    ready_s  rows that wait for a transfer -> when it lands
+    before   when the step may start
+    beside   when the step may end at the earliest
+    """
+
+    to_host_bytes: int
+    to_device_bytes: int
+    ready_s: dict[int, float]
+    before: float
+    beside: float
+
+
 class SimulatedBackend:
     """One engine's hardware: a step-time model, a PCIe link, and the true output lengths, which only it knows.
 
@@ -55,8 +71,8 @@ class SimulatedBackend:
 
     def execute(self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0) -> Executed:
         """Run `plan` from `now` (seconds). `emitting`: bool[n], rows that emit. `overhead_s` comes before the step."""
-        to_host, to_device, ready, before, beside = self._start_moves(plan.moves, now)
-        start = max(now + overhead_s, before)
+        moved = self.transfer(plan.moves, now)
+        start, beside = max(now + overhead_s, moved.before), moved.beside
         rows = plan.rows
         work = self.composition(plan, emitting)
         emitted = rows if emitting.all() else rows[emitting]
@@ -72,9 +88,11 @@ class SimulatedBackend:
                 work.decode_requests, work.decode_context, work.decode_context_max, steps
             )
             ends = self._ends(start, seconds, beside, overhead_s)
+            steps = min(steps, int(np.searchsorted(ends, plan.valid_until_s)) + 1)
+            ends = ends[:steps]
         finished = emitted[left == steps].tolist()
         outcome = StepOutcome(now, ends, emitted, finished)
-        return Executed(outcome, work, to_host, to_device, ready)
+        return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s)
 
     @staticmethod
     def _ends(start: float, seconds: np.ndarray, beside: float, overhead_s: float) -> np.ndarray:
@@ -113,11 +131,10 @@ class SimulatedBackend:
             resident[prefill],
         )
 
-    def _start_moves(self, moves: list[KvMove], now: float) -> tuple[int, int, dict[int, float], float, float]:
-        """Queue the plan's transfers. Returns bytes each way, who waits until when, and the two ends that the step
-        waits for: before it starts, and before it ends."""
+    def transfer(self, moves: list[KvMove], now: float) -> Transfers:
+        """Queue transfers at `now`."""
         if not moves:
-            return 0, 0, {}, now, now
+            return Transfers(0, 0, {}, now, now)
         sizes = {Direction.TO_HOST: 0, Direction.TO_DEVICE: 0}
         ready: dict[int, float] = {}
         before = beside = now
@@ -133,4 +150,4 @@ class SimulatedBackend:
                 beside = max(beside, end)
             elif move.hold is Hold.REQUEST:
                 ready[move.row] = max(ready.get(move.row, 0.0), end)
-        return sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, before, beside
+        return Transfers(sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, before, beside)

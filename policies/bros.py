@@ -24,6 +24,7 @@ from .requests import RequestClass, RequestTable
 from .vllm import LONGEST_RUN
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
+_CLOCK_SLACK_S = 1e-6  # a run of steps ends this much before an order of deadlines changes, and is planned anew
 
 
 class BrosOptions(Options):
@@ -397,9 +398,8 @@ class BrosPolicy(Policy):
             if kind is Preemption.RECOMPUTE:
                 self._wait_again(row, requests)
         everyone = len(self.rt_pending) + len(self.be_pending)
-        changed = plan.admitted or plan.preempted or plan.moves
-        idle = len(self.rt_waiting) + len(self.be_waiting)
-        if not changed and not idle and len(batch) == everyone and len(batch) and not batch.is_prefill.any():
+        changed = plan.admitted or plan.preempted or plan.moves or len(self.be_waiting)
+        if not changed and len(batch) == everyone and len(batch) and not batch.is_prefill.any():
             self._stands(step, batch, real_time)
 
     def _wait_again(self, row: int, requests: RequestTable) -> None:
@@ -411,19 +411,33 @@ class BrosPolicy(Policy):
             self.be_waiting.add(row)
 
     def _stands(self, step: _Step, batch: Batch, real_time: int) -> None:
-        """Everybody decodes: the same batch will be chosen again while it stays within the bound and finds memory."""
-        if self.options.group_size > 1 or len(batch) > self.batch_size:
+        """Everybody who has memory decodes: the same batch will be chosen again while it stays within the bound and
+        finds memory, and nobody else gets in."""
+        size = min(self.options.base_batch, self.limits.max_num_seqs) if self.options.adaptive_batch else self.batch_size
+        if self.options.group_size > 1 or len(batch) > size:
             return
-        # After this step every real-time request has just got a token, so the bound is the smallest TPOT objective.
-        slo = step.view.requests.slo_tpot_s[batch.rows[:real_time]]
-        bound = np.inf if not real_time or np.isnan(slo).all() else float(np.nanmin(slo))
-        plan = step.plan
+        plan, requests = step.plan, step.view.requests
+        # After this step every real-time request has just got a token, so its residual time is its TPOT objective.
+        residual = requests.slo_tpot_s[batch.rows[:real_time]]
+        bound = np.inf if not real_time or np.isnan(residual).all() else float(np.nanmin(residual))
+        if len(self.rt_waiting) and not self._keeps_out(step, batch[:real_time], residual, bound):
+            return
         steps = step.ledger.decode_steps(batch.rows, LONGEST_RUN)
         if steps > 1:
             later = self.estimator.decode_run(batch, steps)[1:]
             plan.valid_for = int(np.searchsorted(later, bound, side="right"))
         order = np.argsort(plan.rows)  # any order will do, and this one stays the same from step to step
         plan.rows, plan.tokens = plan.rows[order], plan.tokens[order]
+
+    def _keeps_out(self, step: _Step, running: Batch, residual: np.ndarray, bound: float) -> bool:
+        """Whether the first waiting request comes after all running ones and is too long to join them. That lasts until
+        its own deadline is the nearer one, which goes into the plan; all others wait behind it."""
+        first = self._batch(self.rt_waiting.rows[:1], step.view.requests, step.ledger)
+        until = self.rt_waiting.first_deadline - float(residual.max()) - _CLOCK_SLACK_S if len(residual) else -np.inf
+        if not until > step.view.now or self.estimator.seconds(running + first) <= bound:
+            return False
+        step.plan.valid_until_s = until
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,5 +57,10 @@ class DeadlineQueue:
         self.rows = self.rows[keep]
         self._deadline = self._deadline[keep]
 
+    @property
+    def first_deadline(self) -> float:
+        """Seconds; of the first row."""
+        return float(self._deadline[0])
+
     def __len__(self) -> int:
         return len(self.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -62,6 +63,7 @@ class StepPlan:
     moves         transfers that start with this step
     valid_for     further steps for which the same decision stands while nothing arrives, ends or lands;
                   only for plans in which every row decodes one token
+    valid_until_s further steps must start before this time (seconds on the engine's clock)
     """
 
     rows: np.ndarray = field(default_factory=lambda: _NO_ROWS)
@@ -71,6 +73,7 @@ class StepPlan:
     swapped_in: list[int] = field(default_factory=list)
     moves: list[KvMove] = field(default_factory=list)
     valid_for: int = 0
+    valid_until_s: float = math.inf
 
     def __bool__(self) -> bool:
         return len(self.rows) > 0

@@ -6,18 +6,31 @@ once and must land on exactly the time that the one-step path reaches, so events
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappush
 
 import simpy
 from simpy.core import NORMAL, URGENT
 from simpy.events import Event
 
-# At equal times arrivals and landed transfers come before the ends of steps, so that a decision at time t sees all
-# that happened up to and including t, whichever event was scheduled first.
-BEFORE_STEPS, STEPS = URGENT, NORMAL
+# At equal times arrivals and landed transfers come first, then the ends of steps, replica by replica (STEPS + its index),
+# then decisions: a decision at time t sees all that happened up to and including t, whichever event was scheduled first.
+BEFORE_STEPS, STEPS, PLANS = URGENT, NORMAL, 1 << 20
 
 
 class Clock(simpy.Environment):
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_end: list[Callable[[], None]] = []  # called when nothing is left to happen
+
+    def run(self, until=None):
+        """As simpy.Environment.run. Without `until` it ends when nothing is left to happen."""
+        value = super().run(until)
+        if until is None:
+            for check in self.at_end:
+                check()
+        return value
+
     def at(self, time_s: float, priority: int = STEPS) -> Event:
         """An event that happens at `time_s` (seconds, not before now)."""
         if time_s < self._now:

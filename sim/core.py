@@ -26,21 +26,29 @@ class EngineCore:
         self.ready_s: dict[int, float] = {}
         self.active = 0
         self.holding = 0
+        self._arrived: list[int] = []  # rows that the policy has not been told of yet
 
     @property
     def waiting(self) -> int:
         return self.active - self.holding
 
     def submit(self, request_id: str, **values) -> int:
-        """A new request; `values` as for RequestTable.submit. Returns its row."""
+        """A new request; `values` as for RequestTable.submit. Returns its row.
+
+        The policy hears of it at the next plan, when the table is as the last step left it: in the middle of a step, or
+        of a run of steps, it would see its running requests as they were when that began.
+        """
         row = self.requests.submit(request_id, **values)
         self.active += 1
-        self.policy.on_arrival(row, self.requests)
+        self._arrived.append(row)
         return row
 
     def plan(self, now: float) -> StepPlan:
         """Ask the policy, and apply what its plan changes at once (who lost and who got memory)."""
         requests = self.requests
+        for row in self._arrived:
+            self.policy.on_arrival(row, requests)
+        self._arrived.clear()
         plan = self.policy.plan(SystemView(now, requests, self.ready_s), self.ledger)
         for row, kind in plan.preempted:
             self.holding -= 1

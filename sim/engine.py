@@ -9,7 +9,7 @@ import simpy
 
 from ..backends.simulated import Executed, SimulatedBackend
 from ..policies.plan import StepPlan
-from .clock import BEFORE_STEPS, Clock
+from .clock import BEFORE_STEPS, PLANS, STEPS, Clock
 from .core import EngineCore
 from .recorder import StepRecorder
 
@@ -44,7 +44,9 @@ class Engine:
         self._wake = clock.event()
         self._idle = False
         self._in_run = False
+        self._steps = STEPS + recorder.replica
         self.process = clock.process(self._loop())
+        clock.at_end.append(self._nothing_left)
 
     def submit(self, request_id: str, output_tokens: int, **values) -> int:
         """A request arrives now. `output_tokens` goes to the backend alone."""
@@ -63,9 +65,10 @@ class Engine:
 
     def _loop(self):
         while True:
+            yield self.clock.at(self.clock.now, PLANS)
             plan = self._plan() if self.core.active else None
             if not plan:
-                yield from self._wait(plan)
+                yield from self._without_step(plan)
                 continue
             running, waiting = self.core.holding, self.core.waiting
             executed = self._execute(plan)
@@ -79,17 +82,30 @@ class Engine:
         self.decision_seconds.append(time.perf_counter() - started)
         return plan
 
-    def _wait(self, plan: StepPlan | None):
-        """Until something arrives or lands. A policy that plans nothing for no reason is stopped with a diagnosis."""
+    def _without_step(self, plan: StepPlan | None):
+        """Nothing to compute: wait until something arrives or lands, or until the plan's transfers are done.
+
+        A policy that plans nothing for no reason is stopped with a diagnosis.
+        """
+        if plan is not None and plan.moves:
+            moved = self.backend.transfer(plan.moves, self.clock.now)
+            self._hold(moved.ready_s)
+            self.recorder.without_step(plan, moved.to_host_bytes, moved.to_device_bytes)
+            done = max(moved.before, moved.beside)
+            if done > self.clock.now:
+                yield self.clock.at(done, self._steps)
+                return
         core = self.core
-        if plan is not None and not core.ready_s:
-            nothing_held = core.ledger.free_blocks == core.ledger.num_blocks
-            if nothing_held or self.clock.peek() == float("inf"):
-                raise NoProgressError(self._diagnosis())
+        if plan is not None and not core.ready_s and core.ledger.free_blocks == core.ledger.num_blocks:
+            raise NoProgressError(self._diagnosis())
         self._idle = True
         yield self._wake
         self._idle = False
         self._wake = self.clock.event()
+
+    def _nothing_left(self) -> None:
+        if self.core.active:
+            raise NoProgressError(self._diagnosis())
 
     def _diagnosis(self) -> str:
         requests, ledger = self.core.requests, self.core.ledger
@@ -107,10 +123,15 @@ class Engine:
         if overhead is None:
             overhead = self.decision_seconds[-1]
         executed = self.backend.execute(plan, self.core.emitting(plan), self.clock.now, overhead)
-        for row, landing in executed.ready_s.items():
-            self.core.ready_s[row] = landing
-            self.clock.process(self._land(row, landing))
+        self._hold(executed.ready_s)
         return executed
+
+    def _hold(self, landings: dict[int, float]) -> None:
+        """Rows that are not ready before their transfers have landed, the latest of them."""
+        for row, landing in landings.items():
+            if landing > self.core.ready_s.get(row, 0.0):
+                self.core.ready_s[row] = landing
+                self.clock.process(self._land(row, landing))
 
     def _land(self, row: int, landing: float):
         yield self.clock.at(landing, BEFORE_STEPS)
@@ -122,16 +143,16 @@ class Engine:
         """Let the time of the step, or of the run of steps, pass; an arrival cuts a run at the next boundary."""
         ends = executed.outcome.ends_s
         if len(ends) == 1:
-            yield self.clock.at(ends[0])
+            yield self.clock.at(ends[0], self._steps)
             return
         self._in_run = True
         try:
-            yield self.clock.at(ends[-1])
+            yield self.clock.at(ends[-1], self._steps)
             self._in_run = False
         except simpy.Interrupt:
             steps = int(np.searchsorted(ends, self.clock.now)) + 1
             self.backend.cut(executed, steps)
-            yield self.clock.at(ends[steps - 1])
+            yield self.clock.at(ends[steps - 1], self._steps)
 
     # -- record ------------------------------------------------------------------------------------------------
     def _record(self, plan: StepPlan, executed: Executed, running: int, waiting: int) -> None:

@@ -24,6 +24,7 @@ class StepRecorder:
         self._ends: list[np.ndarray] = []
         self._growth: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # macro-step -> blocks newly taken (rt, be)
         self._gaps: list[tuple[np.ndarray, int, int]] = []  # gaps, how many rt and be tokens had each
+        self._pending = [0, 0, 0, 0]  # of plans without a step: preempted (recompute, swap), bytes (to host, to device)
         self.steps = 0
 
     _STEP_COLUMNS = (
@@ -52,12 +53,8 @@ class StepRecorder:
         steps = len(executed.outcome.ends_s)
         usage = ledger.usage()
         work = executed.work
-        swapped = recomputed = 0
-        for _, kind in plan.preempted:
-            if kind is Preemption.SWAP:
-                swapped += 1
-            else:
-                recomputed += 1
+        self.without_step(plan, executed.to_host_bytes, executed.to_device_bytes)
+        once, self._pending = self._pending, [0, 0, 0, 0]
         if steps > 1:
             best_effort = requests.klass[plan.rows] == 1
             if best_effort.any():
@@ -79,16 +76,19 @@ class StepRecorder:
                 usage.best_effort,
                 usage.free,
                 usage.cached,
-                recomputed,
-                swapped,
-                executed.to_host_bytes,
-                executed.to_device_bytes,
+                *once,
                 sum(hit for _, hit in plan.admitted),
             )
         )
         self._starts.append(executed.outcome.start_s)
         self._ends.append(executed.outcome.ends_s)
         self.steps += steps
+
+    def without_step(self, plan: StepPlan, to_host_bytes: int, to_device_bytes: int) -> None:
+        """A plan that moved or dropped KV and computed nothing: what it did is booked with the next step."""
+        swapped = sum(kind is Preemption.SWAP for _, kind in plan.preempted)
+        for i, n in enumerate((len(plan.preempted) - swapped, swapped, to_host_bytes, to_device_bytes)):
+            self._pending[i] += n
 
     def completed(self, executed: Executed, first_gaps: np.ndarray, requests: RequestTable) -> None:
         """After the outcome is booked. first_gaps: as EngineCore.complete returns them."""

@@ -127,7 +127,8 @@ class RequestSource:
     def _route(self, group: int) -> int:
         if len(self.engines) == 1:
             return 0
-        pooled = self._pool is not None and group == self._pool.group
+        # by name: a pool that was exported as a group of stages is spread over the replicas again
+        pooled = group >= 0 and self.group_names[group] == POOL_GROUP
         if group in self._home and not pooled:
             return self._home[group]
         replica = min(range(len(self.engines)), key=lambda i: self.engines[i].core.active)

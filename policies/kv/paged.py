@@ -160,28 +160,24 @@ class PagedLedger(KvLedger):
             raise LedgerError(f"{steps} steps of {len(rows)} rows do not fit into {self.pool.free} free blocks")
 
     def free(self, row: int) -> None:
-        self._contents.pop(row, None)
-        if row in self._swapped:
-            self._host_used -= -(-self._swapped.pop(row) // self.block_tokens)
-        if row in self._tables:
-            self._give_back(row)
+        self._name_text(row, None)
+        self._leave(row)
 
     def drop(self, row: int) -> None:
-        contents = self._tables[row].contents if row in self._tables else None
-        self.free(row)
-        if self.prefix_caching and contents is not None:
-            self._contents[row] = contents
+        self._remember_text(row)
+        self._leave(row)
 
     def swap_out(self, row: int) -> bool:
         tokens = int(self.table.computed_tokens[row])
         blocks = -(-tokens // self.block_tokens)
         if self._host_used + blocks > self.host_blocks:
             return False
-        self._moves.append(KvMove(row, Direction.TO_HOST, tokens, blocks=self.blocks_of(row)[:blocks].copy()))
+        self._moves.append(
+            KvMove(row, Direction.TO_HOST, tokens, blocks=self.blocks_of(row)[:blocks].copy())
+        )
+        self._remember_text(row)
         self._give_back(row)
         self._put_on_host(row, tokens, blocks)
-        if self.pool.undo is not None:
-            self.pool.undo.append(lambda: self._undo_swap(row, blocks))
         return True
 
     def swap_in(self, row: int, keep_free: int = 0) -> bool:
@@ -189,10 +185,7 @@ class PagedLedger(KvLedger):
         blocks = -(-tokens // self.block_tokens)
         if blocks + keep_free > self.pool.free:
             return False
-        del self._swapped[row]
-        self._host_used -= blocks
-        if self.pool.undo is not None:
-            self.pool.undo.append(lambda: self._put_on_host(row, tokens, blocks))
+        self._take_from_host(row, tokens, blocks)
         self.admit(row, tokens)
         self._moves.append(KvMove(row, Direction.TO_DEVICE, tokens, blocks=self.blocks_of(row).copy()))
         return True
@@ -207,8 +200,10 @@ class PagedLedger(KvLedger):
 
     def rollback(self, mark: int) -> None:
         undo = self._tried(mark)
+        self.pool.undo = None  # taking back is not itself recorded
         while len(undo) > mark:
             undo.pop()()
+        self.pool.undo = undo
         self._end_try(mark)
 
     def commit(self, mark: int) -> None:
@@ -336,7 +331,7 @@ class PagedLedger(KvLedger):
 
     def _give_back(self, row: int) -> None:
         held, entry = int(self._held[row]), self._tables.pop(row)
-        blocks = entry.blocks[:held]
+        blocks, published = entry.blocks[:held], int(self._published[row])
         self._held[row] = 0
         self._count_row(row, blocks, -1)
         if self.pool.undo is not None:
@@ -344,6 +339,7 @@ class PagedLedger(KvLedger):
             def undo() -> None:
                 self._tables[row] = entry
                 self._held[row] = held
+                self._published[row] = published
                 self._count_row(row, blocks, +1)
 
             self.pool.undo.append(undo)
@@ -355,13 +351,37 @@ class PagedLedger(KvLedger):
         self._held[row] = 0
         del self._tables[row]
 
+    def _leave(self, row: int) -> None:
+        """Give back whatever the row holds, on the device and on the host."""
+        if row in self._swapped:
+            tokens = self._swapped[row]
+            self._take_from_host(row, tokens, -(-tokens // self.block_tokens))
+        if row in self._tables:
+            self._give_back(row)
+
     def _put_on_host(self, row: int, tokens: int, blocks: int) -> None:
         self._swapped[row] = tokens
         self._host_used += blocks
+        if self.pool.undo is not None:
+            self.pool.undo.append(lambda: self._take_from_host(row, tokens, blocks))
 
-    def _undo_swap(self, row: int, blocks: int) -> None:
+    def _take_from_host(self, row: int, tokens: int, blocks: int) -> None:
         del self._swapped[row]
         self._host_used -= blocks
+        if self.pool.undo is not None:
+            self.pool.undo.append(lambda: self._put_on_host(row, tokens, blocks))
+
+    def _remember_text(self, row: int) -> None:
+        """The row gives up its blocks and will come again: it may find them by their contents."""
+        if self.prefix_caching and row in self._tables:
+            self._name_text(row, self._tables[row].contents)
+
+    def _name_text(self, row: int, contents: np.ndarray | None) -> None:
+        before = self._contents.pop(row, None)
+        if contents is not None:
+            self._contents[row] = contents
+        if self.pool.undo is not None:
+            self.pool.undo.append(lambda: self._name_text(row, before))
 
     # -- auditor -----------------------------------------------------------------------------------------------
     def check(self) -> None:

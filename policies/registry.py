@@ -1,0 +1,161 @@
+"""Names of policies and KV ledgers. Modules are imported when they are asked for, not before.
+
+Other packages add policies through the entry point group `twinserve.policies` and ledgers through
+`twinserve.kv`; an entry point names a class. The names below cannot be taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from pydantic import ValidationError
+
+from .base import EngineLimits, Options, Policy
+from .kv.base import KvLedger
+
+POLICY_GROUP = "twinserve.policies"
+LEDGER_GROUP = "twinserve.kv"
+
+_HERE = __name__.rpartition(".")[0]
+_POLICIES = {
+    "bros": "bros:BrosPolicy",
+    "preemptive-wait": "preemptive_wait:PreemptiveWaitPolicy",
+    "round-robin": "round_robin:RoundRobinPolicy",
+    "vllm": "vllm:VllmPolicy",
+    "vllm-v0": "vllm_v0:VllmV0Policy",
+}
+_LEDGERS = {
+    "bidirectional": "kv.bidirectional:BidirectionalLedger",
+    "paged": "kv.paged:PagedLedger",
+}
+
+
+class RegistryError(ValueError):
+    """A name or an option that does not exist, or a value that does not fit: one line."""
+
+
+def policy_names() -> list[str]:
+    """Every policy there is, sorted; nothing is imported."""
+    return _names(_POLICIES, POLICY_GROUP)
+
+
+def ledger_names() -> list[str]:
+    """Every KV ledger there is, sorted; nothing is imported."""
+    return _names(_LEDGERS, LEDGER_GROUP)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class behind a policy's name. Raises RegistryError."""
+    return _find("policy", name, _POLICIES, POLICY_GROUP, Policy)
+
+
+def ledger_class(name: str) -> type[KvLedger]:
+    """The class behind a KV ledger's name. Raises RegistryError."""
+    return _find("KV ledger", name, _LEDGERS, LEDGER_GROUP, KvLedger)
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What `name:option=value,...` says.
+
+    options  those given, as the policy's own types
+    kv       KV ledger, where the text names one; None: the policy's default
+    label    the text itself: tells runs of one policy with different options apart
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    kv: str | None = None
+    label: str = ""
+
+    @property
+    def kv_name(self) -> str:
+        """The ledger to use."""
+        return self.kv or policy_class(self.name).default_kv
+
+    def build(self, limits: EngineLimits, estimator=None) -> Policy:
+        """A new policy with these options. Raises ValueError where it cannot serve `limits`."""
+        policy = policy_class(self.name)
+        return policy(limits, policy.Options(**self.options), estimator)
+
+
+def parse_policy(text: str) -> PolicySpec:
+    """Read `bros` or `bros:chunk=2048,kv=paged`. `none` as a value is None. Raises RegistryError."""
+    name, colon, rest = (part.strip() for part in text.strip().partition(":"))
+    policy = policy_class(name)
+    given: dict[str, str | None] = {}
+    for part in rest.split(",") if colon else ():
+        option, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not option or not value:
+            raise RegistryError(
+                f"policy {name!r}: expected option=value, not {part.strip()!r} (in {text.strip()!r})"
+            )
+        if option in given:
+            raise RegistryError(f"policy {name!r}: option {option!r} is given twice")
+        given[option] = None if value.lower() == "none" else value
+    kv = given.pop("kv", None)
+    if kv is not None:
+        ledger_class(kv)
+    return PolicySpec(name, _validated(name, policy.Options, given), kv, text.strip())
+
+
+def _validated(name: str, model: type[Options], given: dict[str, str | None]) -> dict[str, Any]:
+    for option in given:
+        if option not in model.model_fields:
+            known = [*model.model_fields, "kv"]
+            hint = _hint(option, known)
+            raise RegistryError(
+                f"policy {name!r} has no option {option!r}{hint}; it has {', '.join(known)}"
+            )
+    try:
+        options = model(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = first["loc"][0] if first["loc"] else "options"
+        raise RegistryError(
+            f"policy {name!r}, option {where}={first['input']}: {_plain(first['msg'])}"
+        ) from None
+    return options.model_dump(exclude_unset=True)
+
+
+def _plain(message: str) -> str:
+    """Pydantic's sentence as a part of ours."""
+    return message.removeprefix("Input ").removeprefix("Value error, ").replace("\n", " ")
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _names(own: dict[str, str], group: str) -> list[str]:
+    return sorted({*own, *(point.name for point in entry_points(group=group))})
+
+
+def _find(kind: str, name: str, own: dict[str, str], group: str, base: type) -> type:
+    if name in own:
+        module, _, attribute = own[name].partition(":")
+        return getattr(import_module(f"{_HERE}.{module}"), attribute)
+    for point in entry_points(group=group):
+        if point.name == name:
+            return _loaded(kind, point, base)
+    known = _names(own, group)
+    raise RegistryError(f"no {kind} {name!r}{_hint(name, known)}; there are {', '.join(known)}")
+
+
+def _loaded(kind: str, point: EntryPoint, base: type) -> type:
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise RegistryError(
+            f"{kind} {point.name!r} of another package cannot be loaded from {point.value}: {error}"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise RegistryError(
+            f"{kind} {point.name!r} of another package: {point.value} is not a {base.__name__}"
+        )
+    return found
