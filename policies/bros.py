@@ -180,11 +180,13 @@ class BrosPolicy(Policy):
         if not complete:
             placed = self._place_residents(step, urgent, placed, size)
             packed = max(min(self.estimator.fitting(placed + candidates, urgent.bound), size) - len(placed), 0)
+            replaced = False  # all that could run has been considered again
         best_effort = self._place_best_effort(step, placed, candidates, packed, urgent.bound, size)
         if replaced and len(best_effort) < packed:
             # The one that was to take the real-time request's place found no block (line 19): it keeps its place.
             last = chosen[-1:]
-            if self.estimator.seconds(placed + best_effort + last) <= urgent.bound:
+            fits = self.estimator.seconds(placed + best_effort + last) <= urgent.bound
+            if fits and int(last.rows[0]) not in step.dropped:
                 others = np.setdiff1d(self.be_pending.rows, best_effort.rows)
                 victims = _Victims(others, urgent.batch.rows, placed.rows, int(last.rows[0]))
                 if self._acquire(step, int(last.rows[0]), int(last.context[0]), victims):

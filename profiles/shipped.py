@@ -33,6 +33,7 @@ SHIPPED: dict[tuple[str, str, int], dict[str, int | str]] = {
     ("llama-3.1-8b", "a100-80g", 1): {},
     ("llama-2-7b", "a100-80g", 1): {},
     ("llama-3.1-8b", "h100", 1): {},
+    ("llama-3.1-8b", "h100", 4): {},
     ("llama-3.1-8b", "h200", 1): {},
     ("llama-3.1-8b", "l40s", 1): {},
     ("llama-3.1-70b", "h100", 4): {},

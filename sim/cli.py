@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import cyclopts
 from pydantic import ValidationError
 
+from ..policies.registry import RegistryError
 from ..profiles.specs import ProfileError
 from ..traces.workload import WorkloadError
 from .cli_profiles import profiles_app
@@ -23,7 +24,15 @@ from .metrics_goodput import GoodputError
 from .results import ResultsError
 
 BAD_INPUT, INTERRUPTED = 2, 130
-_EXPECTED = (WorkloadError, ProfileError, SettingsError, GoodputError, ResultsError, NoProgressError)
+_EXPECTED = (
+    WorkloadError,
+    ProfileError,
+    RegistryError,
+    SettingsError,
+    GoodputError,
+    ResultsError,
+    NoProgressError,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

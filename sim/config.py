@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ..traces.workload import WorkloadError
 
-DEFAULT_PROFILE = "llama-3.1-8b@h100"
+DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 DEFAULT_LOAD = 0.65
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..traces.workload import BEST_EFFORT, Provenance, Workload
+from ..traces.prefix import take
+from ..traces.workload import BEST_EFFORT, PrefixBlocks, Workload
 from ..traces.write import write_trace
 from .inputs import Inputs
 from .results import POOL_GROUP, RunResult
+from .source import pool_request_id
 
 
 def export_requests(result: RunResult, inputs: Inputs, path: Path) -> Path:
@@ -22,17 +24,18 @@ def export_requests(result: RunResult, inputs: Inputs, path: Path) -> Path:
 
 
 def as_workload(result: RunResult, inputs: Inputs) -> Workload:
-    """The request list with the pool's requests in it, in order of submission where they arrived together."""
-    listed, requests = inputs.workload, result.rows.requests
-    pool = requests[requests["group"] == POOL_GROUP]
-    if not len(pool):
+    """The request list with the batches of the pool that were submitted in it, sorted as a workload is. At equal times the
+    list's own rows come first, as in the run."""
+    listed, pool = inputs.workload, inputs.workload.pool
+    if pool is None:
         return listed
-    n = len(pool)
-    stage = pool["stage"].to_numpy(np.int64)
+    n, size = len(result.rows.requests) - len(listed), pool.batch
+    batches = [pool.draw(k) for k in range(n // size)]
+    stage = np.repeat(np.arange(len(batches)), size)
     columns = {
         "arrival_s": np.where(stage == 0, 0.0, np.nan),
-        "prompt_tokens": pool["prompt_tokens"].to_numpy(np.int64),
-        "output_tokens": pool["output_tokens"].to_numpy(np.int64),
+        "prompt_tokens": np.concatenate([prompts for prompts, _ in batches]),
+        "output_tokens": np.concatenate([outputs for _, outputs in batches]),
         "klass": np.full(n, BEST_EFFORT, np.int8),
         "priority": np.zeros(n, np.int64),
         "slo_ttft_s": np.full(n, np.nan),
@@ -42,23 +45,23 @@ def as_workload(result: RunResult, inputs: Inputs) -> Workload:
         "delay_s": np.zeros(n),
     }
     merged = {name: np.concatenate([getattr(listed, name), column]) for name, column in columns.items()}
+    order = np.argsort(merged["arrival_s"], kind="stable")  # NaN, the closed-loop rows, last
+    ids = [*listed.ids, *(pool_request_id(k, i) for k in range(len(batches)) for i in range(size))]
     prefix = listed.prefix
     if prefix is not None:
-        prefix = _without_sharing(prefix, columns["prompt_tokens"])
+        prefix = take(_without_sharing(prefix, columns["prompt_tokens"]), order)
     return Workload(
-        **merged,
-        ids=[*listed.ids, *pool["request_id"]],
+        **{name: column[order] for name, column in merged.items()},
+        ids=[ids[i] for i in order],
         group_names=[*listed.group_names, POOL_GROUP],
         prefix=prefix,
-        provenance=Provenance(
-            **{**vars(listed.provenance), "transforms": (*listed.provenance.transforms, "with the best-effort pool of a run")}
-        ),
+        provenance=listed.provenance.then("with the best-effort pool of a run"),
     )
 
 
-def _without_sharing(prefix, prompts: np.ndarray):
-    """Prefix blocks for requests that share nothing: ids of their own."""
+def _without_sharing(prefix: PrefixBlocks, prompts: np.ndarray) -> PrefixBlocks:
+    """`prefix` with the blocks of further requests, which share nothing: ids of their own."""
     counts = -(-prompts // prefix.block_tokens)
     own = prefix.distinct + np.arange(int(counts.sum()))
     offsets = np.concatenate([prefix.offsets, prefix.offsets[-1] + np.cumsum(counts)])
-    return type(prefix)(np.concatenate([prefix.ids, own]), offsets, prefix.block_tokens)
+    return PrefixBlocks(np.concatenate([prefix.ids, own]), offsets, prefix.block_tokens)

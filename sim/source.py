@@ -164,6 +164,10 @@ class RequestSource:
         self._submit_row(row)
 
 
+def pool_request_id(batch: int, i: int) -> str:
+    return f"be-{batch}-{i}"
+
+
 class _PoolFeed:
     """The closed loop of best-effort batches: the next one when all of the last one have ended."""
 
@@ -191,7 +195,7 @@ class _PoolFeed:
         self.open = self.pool.batch
         for i, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True)):
             self.source.submit(
-                f"be-{self.batch}-{i}",
+                pool_request_id(self.batch, i),
                 output,
                 group=self.group,
                 prompt_tokens=prompt,
