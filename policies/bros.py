@@ -146,7 +146,7 @@ class BrosPolicy(Policy):
     def _all_fit(self, everyone: Batch, residual: np.ndarray, size: int) -> bool:
         """Whether the outcome is plain: the batch of all requests, real-time ones first, keeps every deadline. Then
         neither order nor replacement matters."""
-        if not 0 < len(everyone) <= size or everyone.swapped.any():
+        if not 0 < len(everyone) <= size or everyone.swapped.any() or self._within_tokens(everyone) < len(everyone):
             return False
         return not len(residual) or self.estimator.seconds(everyone) <= residual.min()
 
@@ -171,15 +171,16 @@ class BrosPolicy(Policy):
 
     def _select(self, step: _Step, urgent: _Urgent, candidates: Batch, size: int) -> None:
         """Algorithm 1 proper."""
-        fits = urgent.fitting(size)
-        early_return = fits < min(len(urgent.batch), size)
+        reach = min(len(urgent.batch), size, self._within_tokens(urgent.batch))
+        fits = min(urgent.fitting(size), reach)
+        early_return = fits < reach
         chosen = urgent.batch[:fits]
         packed, replaced = self._pack(urgent, fits, candidates, size)
         kept = chosen[:-1] if replaced else chosen
         placed, complete = self._place_real_time(step, urgent, kept)
         if not complete:
             placed = self._place_residents(step, urgent, placed, size)
-            packed = max(min(self.estimator.fitting(placed + candidates, urgent.bound), size) - len(placed), 0)
+            packed = max(self._room(placed + candidates, urgent.bound, size) - len(placed), 0)
             replaced = False  # all that could run has been considered again
         best_effort = self._place_best_effort(step, placed, candidates, packed, urgent.bound, size)
         if replaced and len(best_effort) < packed:
@@ -193,6 +194,17 @@ class BrosPolicy(Policy):
                     placed = placed + last
         self._finish(step, placed + best_effort, len(placed))
         self._adapt(early_return and complete)
+
+    def _within_tokens(self, batch: Batch) -> int:
+        """How many requests from the front the engine can compute in one step: max_num_batched_tokens, or one prompt of
+        any length, since prompts are not cut."""
+        if not len(batch):
+            return 0
+        return max(1, int(np.searchsorted(np.cumsum(batch.new), self.limits.max_num_batched_tokens, side="right")))
+
+    def _room(self, batch: Batch, bound: float, size: int) -> int:
+        """How many requests from the front stay within the bound (seconds), the batch size and the step's tokens."""
+        return min(self.estimator.fitting(batch, bound), size, self._within_tokens(batch))
 
     def _adapt(self, early_return: bool) -> None:
         if not self.options.adaptive_batch:
@@ -234,7 +246,7 @@ class BrosPolicy(Policy):
         if not len(candidates):
             return 0, False
         chosen = urgent.batch[:fits]
-        packed = max(min(self.estimator.fitting(chosen + candidates, urgent.bound), size) - fits, 0)
+        packed = max(self._room(chosen + candidates, urgent.bound, size) - fits, 0)
         if packed == len(candidates) or not fits or not self.options.replacement:
             return packed, False
         exchanged = self.estimator.seconds(chosen[:-1] + candidates[: packed + 1])
@@ -286,6 +298,8 @@ class BrosPolicy(Policy):
         """Rows that hold all their KV and have room in it are placed at once; the indices of the others are returned."""
         requests, ledger = step.view.requests, step.ledger
         holding = (requests.computed_tokens[batch.rows] > 0) & (batch.swapped == 0)
+        if step.dropped:
+            holding &= ~np.isin(batch.rows, sorted(step.dropped))
         if holding.all() and ledger.grow_all(batch.rows, batch.context):
             return np.ones(len(batch), bool), []
         placed = np.zeros(len(batch), bool)
@@ -324,7 +338,7 @@ class BrosPolicy(Policy):
             if done.all() or not len(candidates):
                 break
             running = placed + accepted
-            packed = min(self.estimator.fitting(running + candidates, bound), size) - len(running)
+            packed = self._room(running + candidates, bound, size) - len(running)
         return accepted
 
     def _later_ones(self, row: int, *running: np.ndarray):

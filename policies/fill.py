@@ -28,7 +28,7 @@ def fill(
     swap: bool = False,
     newcomers_evict: bool = True,
 ) -> StepPlan:
-    """A plan that runs the rows of `order` (int64[n], most deserving first) as far as they find room.
+    """A plan that runs the rows of `order` (int64[n], most deserving first) as far as room goes.
 
     seats         rows in the batch, at most
     token_budget  new tokens in the batch: the first row that would exceed it ends the batch, unless

@@ -84,7 +84,7 @@ class PolicySpec:
 
 
 def parse_policy(text: str) -> PolicySpec:
-    """Read `bros` or `bros:chunk=2048,kv=paged`. `none` as a value is None. Raises RegistryError."""
+    """Read `bros` or `bros:chunk=2048,kv=paged`; the value `none` is None. Raises RegistryError."""
     name, colon, rest = (part.strip() for part in text.strip().partition(":"))
     policy = policy_class(name)
     given: dict[str, str | None] = {}

@@ -1,5 +1,5 @@
 """BROS-RR: real-time and best-effort requests in two first-come-first-served queues, served in
-alternate iterations (Wan et al., BROS, IEEE version: Sec. II-B with Fig. 3, Sec. VII-A, baseline 3).
+alternate iterations (Wan et al., BROS, IEEE version: Sec. II-B, Fig. 3; Sec. VII-A, baseline 3).
 
 The paper describes it as BROS with its scheduling replaced and without the bidirectional cache. So
 the engine is BROS's: prefills and decodes share a batch, prompts are computed whole, at most

@@ -25,6 +25,15 @@ class _BlockTable:
     blocks: np.ndarray
     contents: np.ndarray
 
+    def put(self, held: int, blocks: np.ndarray) -> None:
+        """Write `blocks` behind the first `held`."""
+        need = held + len(blocks)
+        if need > len(self.blocks):
+            grown = np.empty(max(need, held + held // 4 + 8), np.int64)
+            grown[:held] = self.blocks[:held]
+            self.blocks = grown
+        self.blocks[held:need] = blocks
+
 
 class PagedLedger(KvLedger):
     """Blocks of `block_tokens` tokens; with `prefix_caching`, full blocks stay findable until they are evicted.
@@ -141,18 +150,18 @@ class PagedLedger(KvLedger):
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
         size = self.block_tokens
         fresh = -(-tokens // size) - self._held[rows]
-        growing = np.flatnonzero(fresh > 0)
-        if len(growing):
+        growing = fresh > 0
+        if np.count_nonzero(growing):
             counts = fresh[growing]
-            total = int(counts.sum())
+            total = sum(counts.tolist())
             if total > self.pool.free:
                 return False
             self._append_each(rows[growing], counts, self.pool.take(total))
         if self.prefix_caching:
             full = tokens // size
-            filled = np.flatnonzero(full > self._published[rows])
-            if len(filled):
-                self._publish_each(rows[filled].tolist(), full[filled].tolist())
+            filled = full > self._published[rows]
+            if np.count_nonzero(filled):
+                self._publish_each(rows[filled], full[filled])
         return True
 
     def extend(self, rows: np.ndarray, steps: int) -> None:
@@ -257,11 +266,7 @@ class PagedLedger(KvLedger):
     def _append(self, row: int, blocks: np.ndarray) -> None:
         entry, held = self._tables[row], int(self._held[row])
         need = held + len(blocks)
-        if need > len(entry.blocks):
-            grown = np.empty(max(need, held + held // 4 + 8), np.int64)
-            grown[:held] = entry.blocks[:held]
-            entry.blocks = grown
-        entry.blocks[held:need] = blocks
+        entry.put(held, blocks)
         self._held[row] = need
         self._count_row(row, blocks, +1)
         if self.pool.undo is not None:
@@ -274,43 +279,38 @@ class PagedLedger(KvLedger):
 
     def _append_each(self, rows: np.ndarray, counts: np.ndarray, blocks: np.ndarray) -> None:
         """`counts[i]` of `blocks` to the end of each row's table."""
-        if len(blocks) > len(rows) or self.pool.undo is not None:
-            for row, part in zip(rows.tolist(), np.split(blocks, np.cumsum(counts)[:-1]), strict=True):
+        held, begin = self._held[rows], 0
+        for row, start, count in zip(rows.tolist(), held.tolist(), counts.tolist(), strict=True):
+            part = blocks[begin : begin + count]
+            if self.pool.undo is None:
+                self._tables[row].put(start, part)
+            else:
                 self._append(row, part)
+            begin += count
+        if self.pool.undo is not None:
             return
-        for row, held, block in zip(rows.tolist(), self._held[rows].tolist(), blocks.tolist(), strict=True):
-            table = self._tables[row]
-            if held == len(table.blocks):
-                table.blocks = np.concatenate([table.blocks, np.empty(held // 4 + 8, np.int64)])
-            table.blocks[held] = block
-        self._held[rows] += 1
+        self._held[rows] = held + counts
         if self._mixed:
-            real_time = self.table.klass[rows] == _REAL_TIME
+            real_time = np.repeat(self.table.klass[rows] == _REAL_TIME, counts)
             self._count_users(blocks[real_time], +1)
 
-    def _publish_each(self, rows: list[int], full: list[int]) -> None:
-        """`_publish` for many rows in order, pooled where each has filled just one block."""
-        pooled: dict[int, tuple[int, int]] = {}  # content -> (block, row)
-
-        def flush() -> None:
-            if pooled:
-                blocks = np.array([block for block, _ in pooled.values()], np.int64)
-                self.pool.publish(blocks, np.array(list(pooled), np.int64))
-                self._published[[row for _, row in pooled.values()]] += 1
-                pooled.clear()
-
-        for row, blocks_full, before in zip(rows, full, self._published[rows].tolist(), strict=True):
-            table = self._tables[row]
-            if blocks_full > len(table.contents):
-                self._name_contents(table, blocks_full)
-            content = int(table.contents[before])
-            # Of two rows that compute the same text side by side, the first in order is the one found later.
-            if blocks_full - before > 1 or content in pooled or self.pool.undo is not None:
-                flush()
-                self._publish(row, blocks_full)
-            else:
-                pooled[content] = int(table.blocks[before]), row
-        flush()
+    def _publish_each(self, rows: np.ndarray, full: np.ndarray) -> None:
+        """`_publish` for many rows, all at once where no text is in it twice."""
+        blocks, contents = [], []
+        for row, old, new in zip(rows.tolist(), self._published[rows].tolist(), full.tolist(), strict=True):
+            entry = self._tables[row]
+            if new > len(entry.contents):
+                self._name_contents(entry, new)
+            blocks.append(entry.blocks[old:new])
+            contents.append(entry.contents[old:new])
+        named = np.concatenate(contents)
+        if self.pool.undo is None and len(set(named.tolist())) == len(named):
+            self.pool.publish(np.concatenate(blocks), named)
+            self._published[rows] = full
+            return
+        # Of two rows that compute the same text side by side, the first in order is the one found later.
+        for row, new in zip(rows.tolist(), full.tolist(), strict=True):
+            self._publish(row, new)
 
     def _count_row(self, row: int, blocks: np.ndarray, change: int) -> None:
         """Keep the number of blocks that a real-time row uses, once there are rows of both classes."""

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+_LOOK_AHEAD = 64  # blocks of a cached chunk that are looked at beyond those wanted: some may be in use again
+
 
 class BlockPool:
     """`num_blocks` blocks; contents are dense ids >= 0 of what a full block holds (equal id = same prefix).
@@ -55,8 +57,9 @@ class BlockPool:
     def find(self, contents: np.ndarray) -> np.ndarray:
         """Blocks holding the longest findable prefix of the chain `contents` (int64[n], from the first block on)."""
         blocks = self._block_of[contents]
-        if len(blocks) and (blocks[-1] < 0 or (blocks < 0).any()):
-            blocks = blocks[: int((blocks < 0).argmax())]
+        missing = blocks < 0
+        if np.count_nonzero(missing):
+            blocks = blocks[: int(missing.argmax())]
         return blocks
 
     # -- taking ------------------------------------------------------------------------------------------------
@@ -84,13 +87,16 @@ class BlockPool:
         while missing:
             number, chunk = self._order.popleft()
             consumed.append((number, chunk))
-            alive = np.flatnonzero(self._stamp[chunk] == number)
+            head = chunk[: missing + _LOOK_AHEAD]  # a chunk may be a long prompt: not all of it for every block
+            alive = (self._stamp[head] == number).nonzero()[0]
+            rest = chunk[len(head) :]
             if len(alive) > missing:
                 rest = chunk[alive[missing] :]
+                alive = alive[:missing]
+            if len(rest):
                 self._order.appendleft((number, rest))
                 consumed.append((-1, rest))
-                alive = alive[:missing]
-            taken.append(chunk[alive])
+            taken.append(head[alive])
             missing -= len(alive)
         blocks = taken[0] if len(taken) == 1 else np.concatenate(taken)
         if self.undo is not None:
@@ -163,7 +169,7 @@ class BlockPool:
         """These blocks are full now and hold `contents` (distinct): later requests can find them."""
         before = self._block_of[contents]
         fresh = before < 0
-        if fresh.all():
+        if np.count_nonzero(fresh) == len(fresh):
             self._block_of[contents] = blocks
         else:
             self._block_of[contents[fresh]] = blocks[fresh]
@@ -195,7 +201,8 @@ class BlockPool:
             self._stamp[kept] = self._chunks
             self._order.append((self._chunks, kept))
             self.cached += len(kept)
-        self._put_blank(blank)
+        if len(blank):
+            self._put_blank(blank)
         if self.undo is not None:
 
             def undo() -> None:

@@ -1,0 +1,144 @@
+"""Small runs of policies: without a clock for worked examples, with one for comparing paths."""
+
+from __future__ import annotations
+
+import numpy as np
+from twinserve.backends.pcie import PcieLink
+from twinserve.backends.simulated import SimulatedBackend
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.estimators import LinearEstimator
+from twinserve.policies.kv.bidirectional import BidirectionalLedger
+from twinserve.policies.kv.paged import PagedLedger
+from twinserve.policies.plan import StepPlan
+from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import RequestTable
+from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+from twinserve.sim.clock import Clock
+from twinserve.sim.core import EngineCore
+from twinserve.sim.engine import Engine
+from twinserve.sim.recorder import StepRecorder, request_frame
+from twinserve.sim.source import RequestSource, shared_contents
+from twinserve.sim.stepper import SteppedPlan, Stepper
+
+RT, BE = 0, 1
+
+# 1 ms a prompt token, 10 ms a decode, nothing else: worked examples can be added up by hand.
+BY_HAND = LinearEstimator(
+    BrosLinearModel(PhaseCost(0.001, 0.0, 0.0), PhaseCost(0.010, 0.0, 0.0)),
+    SwapTimeModel(seconds_per_byte=1e-3),
+)
+
+
+def ledger_of(
+    kind: str, table: RequestTable, blocks: int, size: int, host: int = 0, shared: int = 0
+):
+    """kind: paged, cached (paged with prefix caching) or bidirectional."""
+    if kind == "bidirectional":
+        return BidirectionalLedger(table, blocks, size, host)
+    cached = kind == "cached"
+    return PagedLedger(table, blocks, size, host, prefix_caching=cached, shared_contents=shared)
+
+
+class Desk:
+    """A stepper whose ledger is checked after every step. Blocks of four tokens."""
+
+    def __init__(
+        self,
+        policy: str,
+        blocks: int,
+        *,
+        kind: str = "paged",
+        host: int = 0,
+        limits: EngineLimits | None = None,
+        estimator=BY_HAND,
+    ) -> None:
+        self.table = RequestTable()
+        self.ledger = ledger_of(kind, self.table, blocks, 4, host)
+        limits = limits or EngineLimits(max_num_seqs=8, max_model_len=64, kv_bytes_per_token=1)
+        self.policy = parse_policy(policy).build(limits, estimator)
+        self.stepper = Stepper(self.table, self.policy, self.ledger)
+        self.plan: StepPlan | None = None  # the last one
+        decide = self.policy.plan
+
+        def plan(view, ledger):
+            self.plan = decide(view, ledger)
+            return self.plan
+
+        self.policy.plan = plan
+
+    def submit(self, name: str, prompt: int, output: int, **values) -> int:
+        return self.stepper.submit(name, prompt, output, **values)
+
+    def step(self) -> SteppedPlan:
+        seen = self.stepper.step()
+        self.ledger.check()
+        return seen
+
+    def scheduled(self, steps: int) -> list[dict[str, int]]:
+        return [self.step().scheduled for _ in range(steps)]
+
+    def preempted(self) -> list[tuple[str, str]]:
+        """(name, kind) of the last plan, in order."""
+        return [(self.table.ids[row], kind.value) for row, kind in self.plan.preempted]
+
+    def moves(self) -> list[tuple[str, str, int, str]]:
+        """(name, direction, tokens, who waits) of the last plan."""
+        names = self.table.ids
+        return [(names[m.row], m.direction.value, m.tokens, m.hold.value) for m in self.plan.moves]
+
+    def held(self, name: str) -> int:
+        return self.ledger.held_blocks(self.table.ids.index(name))
+
+
+MODEL = BrosLinearModel(PhaseCost(2e-4, 1e-8, 1e-3), PhaseCost(5e-5, 3e-7, 2e-3))
+
+
+def simulate(
+    workload,
+    policy: str,
+    kind: str,
+    blocks: int,
+    *,
+    size: int = 4,
+    host: int = 0,
+    limits: EngineLimits | None = None,
+    fast: bool = True,
+    check: bool = False,
+):
+    """Run to the end. Returns steps, gaps and requests as frames, and the engine."""
+    limits = limits or EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
+    table = RequestTable()
+    ledger = ledger_of(kind, table, blocks, size, host, shared_contents(workload, size))
+    estimator = LinearEstimator(MODEL, SwapTimeModel(seconds_per_byte=1e-9))
+    core = EngineCore(table, parse_policy(policy).build(limits, estimator), ledger)
+    if check:
+        _checked(core)
+    clock = Clock()
+    backend = SimulatedBackend(table, MODEL, PcieLink(5e9), limits, fast=fast)
+    recorder = StepRecorder()
+    engine = Engine(clock, core, backend, recorder)
+    source = RequestSource(clock, workload, [engine], size)
+    clock.run()
+    requests = request_frame(table, 0, source.group_names)
+    return recorder.step_frame(), recorder.gap_frame(), requests, engine
+
+
+def _checked(core: EngineCore) -> None:
+    """The ledger adds up around each step, and every grant of a plan has its memory."""
+    complete, ledger, table = core.complete, core.ledger, core.requests
+
+    def checked(plan, outcome):
+        ledger.check()
+        assert len(np.unique(plan.rows)) == len(plan.rows)
+        assert (plan.tokens > 0).all()
+        assert not ledger.missing_tokens(plan.rows).any()
+        room = ledger.slack_tokens(plan.rows) >= plan.tokens
+        assert room.all(), f"rows {plan.rows[~room]} were granted tokens without memory"
+        gone = [row for row, _ in plan.preempted]
+        assert not np.isin(plan.rows, gone).any()
+        assert (table.state[plan.rows] == 1).all()
+        gaps = complete(plan, outcome)
+        ledger.check()
+        return gaps
+
+    core.complete = checked

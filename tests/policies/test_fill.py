@@ -1,0 +1,153 @@
+"""The shared `fill`: seats, tokens and memory in a given order. Blocks of four tokens."""
+
+import numpy as np
+import pytest
+from policy_runs import ledger_of
+from twinserve.policies.base import SystemView
+from twinserve.policies.fill import blocking, decodes_only, fill, further_decodes
+from twinserve.policies.plan import Direction, Hold, KvMove, StepPlan
+from twinserve.policies.requests import RequestTable, State
+
+
+class Bench:
+    """Rows that hold `computed` tokens of a longer text, or none."""
+
+    def __init__(self, blocks: int, kind: str = "paged", host: int = 0) -> None:
+        self.table = RequestTable()
+        self.ledger = ledger_of(kind, self.table, blocks, 4, host, shared=8)
+
+    def add(self, prompt: int, computed: int = 0, output: int = 0) -> int:
+        row = self.table.submit(f"r{len(self.table)}", prompt_tokens=prompt, output_tokens=output)
+        if computed:
+            assert self.ledger.admit(row, computed)
+            self.table.computed_tokens[row] = computed
+            self.table.state[row] = State.RUNNING
+        return row
+
+    def fill(self, order: list[int], ready=(), **values) -> StepPlan:
+        self.ledger.begin_step()
+        view = SystemView(0.0, self.table, dict.fromkeys(ready, 1.0))
+        plan = fill(view, self.ledger, np.array(order, np.int64), **{"seats": 9, **values})
+        self.ledger.check()
+        return plan
+
+
+def granted(plan: StepPlan) -> dict[int, int]:
+    return dict(zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True))
+
+
+def test_nobody_to_serve():
+    assert not Bench(4).fill([])
+    assert not Bench(4).fill([], ready=[3])
+
+
+def test_rows_run_in_the_given_order_whether_they_hold_memory_or_not():
+    bench = Bench(10)
+    rows = [bench.add(4, 4, 1), bench.add(6), bench.add(4, 4, 1), bench.add(3)]
+    plan = bench.fill(rows[::-1])
+    assert list(granted(plan).items()) == [(3, 3), (2, 1), (1, 6), (0, 1)]
+    assert plan.admitted == [(3, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("seats", [0, 1, 2, 3])
+def test_seats(seats):
+    bench = Bench(10)
+    rows = [bench.add(4, 4, 1), bench.add(4), bench.add(4, 4, 1)]
+    assert list(granted(bench.fill(rows, seats=seats))) == rows[:seats]
+
+
+@pytest.mark.parametrize(
+    "budget, expected", [(1, [0]), (2, [0, 1]), (6, [0, 1]), (7, [0, 1, 2]), (8, [0, 1, 2, 3])]
+)
+def test_the_token_budget_ends_the_batch(budget, expected):
+    bench = Bench(10)
+    rows = [bench.add(4, 4, 1), bench.add(4, 4, 1), bench.add(5), bench.add(4, 4, 1)]
+    assert list(granted(bench.fill(rows, token_budget=budget))) == expected
+
+
+def test_the_first_row_may_exceed_the_token_budget():
+    for computed in (0, 2):
+        bench = Bench(10)
+        rows = [bench.add(9, computed), bench.add(1)]
+        assert granted(bench.fill(rows, token_budget=4)) == {0: 9 - computed}
+
+
+def test_a_row_takes_the_memory_of_those_behind_it_the_last_first():
+    bench = Bench(6)
+    rows = [bench.add(8, 8, 1), bench.add(8, 8, 1), bench.add(8, 8, 1)]
+    plan = bench.fill([rows[1], rows[2], rows[0]])
+    assert granted(plan) == {1: 1, 2: 1}
+    assert [row for row, _ in plan.preempted] == [0]
+
+
+def test_nobody_loses_memory_for_nothing():
+    bench = Bench(6)
+    rows = [bench.add(30), bench.add(8, 8, 1), bench.add(8, 8, 1)]
+    plan = bench.fill(rows)
+    assert granted(plan) == {1: 1, 2: 1} and not plan.preempted and not plan.admitted
+
+
+def test_nobody_overtakes_who_waits_for_memory_but_those_who_hold_theirs_go_on():
+    bench = Bench(4)
+    rows = [bench.add(12), bench.add(8, 8, 1), bench.add(1)]
+    assert granted(bench.fill(rows, newcomers_evict=False)) == {1: 1}
+
+
+def test_a_chunk_gets_memory_as_it_is_computed_but_all_must_fit_at_first():
+    bench = Bench(4)
+    row = bench.add(14)
+    assert granted(bench.fill([row], chunk=5)) == {row: 5}
+    assert bench.ledger.held_blocks(row) == 2
+    assert not bench.fill([bench.add(12)], chunk=5)
+
+
+def test_a_prefix_that_is_cached_need_not_be_computed():
+    bench = Bench(6, "cached")
+    text = np.arange(2)
+    first = bench.table.submit("first", text, prompt_tokens=8)
+    assert bench.ledger.admit(first, 8)
+    bench.ledger.free(first)
+    row = bench.table.submit("second", text, prompt_tokens=9)
+    plan = bench.fill([row])
+    assert plan.admitted == [(row, 8)] and granted(plan) == {row: 1}
+
+
+def test_rows_in_flight_are_left_out():
+    bench = Bench(10)
+    rows = [bench.add(4, 4, 1), bench.add(4, 4, 1)]
+    assert granted(bench.fill(rows, ready=[0])) == {1: 1}
+
+
+def test_a_swapped_row_comes_back_if_its_next_token_fits_too():
+    for blocks, back in ((5, False), (6, True)):
+        bench = Bench(blocks, host=4)
+        row, other = bench.add(12, 12, 1), bench.add(7, 7)
+        assert bench.ledger.swap_out(row)
+        bench.table.state[row] = State.SWAPPED
+        plan = bench.fill([row, other], newcomers_evict=False, swap=True)
+        assert (plan.swapped_in == [row]) == back == (row in granted(plan))
+        assert bench.ledger.missing_tokens(row) == (0 if back else 12)
+
+
+def test_a_full_host_means_recomputation():
+    bench = Bench(6, host=2)
+    rows = [bench.add(8, 8, 1), bench.add(8, 8, 1), bench.add(8), bench.add(8, 8, 1)]
+    plan = bench.fill([2, 0, 1, 3], swap=True)
+    assert rows[2] in granted(plan)
+    assert [(row, kind.value) for row, kind in plan.preempted] == [(3, "swap"), (1, "recompute")]
+
+
+def test_what_stands():
+    bench = Bench(10)
+    rows = [bench.add(4, 4, 1), bench.add(4, 4, 1)]
+    plan = bench.fill(rows)
+    assert decodes_only(plan, bench.table)
+    # Two blocks each now, six left: three further ones each, for tokens 5 to 20.
+    assert further_decodes(plan, bench.table, bench.ledger) == 15
+    assert not decodes_only(bench.fill([bench.add(1)]), bench.table)
+    assert further_decodes(StepPlan(), bench.table, bench.ledger) == 0
+
+
+def test_blocking_moves_keep_all_else():
+    move = KvMove(3, Direction.TO_HOST, 7, Hold.STEP)
+    assert blocking([move]) == [KvMove(3, Direction.TO_HOST, 7, Hold.BEFORE_STEP)]

@@ -1,0 +1,173 @@
+"""Worked examples of what a block of the paged ledger goes through."""
+
+import numpy as np
+import pytest
+from twinserve.policies.kv.base import LedgerError
+from twinserve.policies.kv.paged import PagedLedger
+from twinserve.policies.plan import Direction
+from twinserve.policies.requests import RequestTable
+
+SIZE = 4
+
+
+class Shelf:
+    """Rows by name; a text is a letter, so that "aab" shares its first two blocks with "aac"."""
+
+    def __init__(self, blocks: int, host: int = 0, caching: bool = True) -> None:
+        self.table = RequestTable()
+        self.ledger = PagedLedger(self.table, blocks, SIZE, host, caching, shared_contents=32)
+        self.named: dict[str, int] = {}
+        self.rows: dict[str, int] = {}
+
+    def submit(self, name: str, text: str, extra: int = 0, klass: int = 0) -> int:
+        """One block a letter, and `extra` tokens behind them."""
+        starts = [text[: i + 1] for i in range(len(text))]
+        for start in starts:
+            if start not in self.named:
+                self.named[start] = len(self.named)
+        prefix = np.array([self.named[start] for start in starts], np.int64)
+        tokens = SIZE * len(text) + extra
+        self.rows[name] = self.table.submit(name, prefix, prompt_tokens=tokens, klass=klass)
+        return self.rows[name]
+
+    def admit(self, name: str, **values) -> bool:
+        row = self.rows[name]
+        hit = self.ledger.hit_tokens(row)
+        done = self.ledger.admit(row, int(self.table.known_tokens(row)), hit, **values)
+        self.table.computed_tokens[row] = self.table.known_tokens(row) if done else 0
+        self.ledger.check()
+        return done
+
+    def hit(self, name: str) -> int:
+        return self.ledger.hit_tokens(self.rows[name])
+
+    def free(self, name: str) -> None:
+        self.ledger.free(self.rows[name])
+        self.ledger.check()
+
+
+def test_the_last_token_is_always_computed():
+    shelf = Shelf(8)
+    shelf.submit("first", "ab")
+    shelf.admit("first")
+    shelf.submit("same", "ab")
+    shelf.submit("longer", "ab", extra=1)
+    shelf.submit("other", "ba")
+    assert (shelf.hit("same"), shelf.hit("longer"), shelf.hit("other")) == (4, 8, 0)
+
+
+def test_cached_blocks_are_evicted_least_recently_freed_and_tail_first():
+    shelf = Shelf(4)
+    shelf.submit("one", "ab")
+    shelf.submit("two", "cd")
+    shelf.admit("one")
+    shelf.admit("two")
+    shelf.free("two")
+    shelf.free("one")
+    assert shelf.ledger.free_blocks == shelf.ledger.usage().cached == 4
+    shelf.submit("three", "e")
+    assert shelf.admit("three")  # takes d, the tail of who was freed first
+    shelf.submit("cd again", "cd", extra=1)
+    shelf.submit("ab again", "ab", extra=1)
+    assert (shelf.hit("cd again"), shelf.hit("ab again")) == (4, 8)
+
+
+def test_shared_blocks_count_once_and_stay_while_anyone_uses_them():
+    shelf = Shelf(5)
+    for name in ("one", "two"):
+        shelf.submit(name, "ab", extra=1)
+        assert shelf.admit(name)
+    assert shelf.ledger.free_blocks == 1  # a and b once, a block each for the last token
+    shelf.free("one")
+    shelf.submit("three", "ab", extra=1)
+    assert shelf.hit("three") == 8 and shelf.ledger.usage().cached == 0
+
+
+def test_hits_that_nobody_uses_are_no_free_memory_any_more():
+    shelf = Shelf(4)
+    shelf.submit("one", "abc")
+    shelf.admit("one")
+    shelf.free("one")
+    shelf.submit("two", "abc", extra=8)  # three hits and two more: five of four
+    assert shelf.hit("two") == 12 and not shelf.admit("two")
+    assert shelf.ledger.free_blocks == 4
+
+
+def test_what_an_admission_leaves_free_and_what_it_must_fit():
+    shelf = Shelf(4, caching=False)
+    shelf.submit("one", "ab")
+    assert not shelf.admit("one", keep_free=3)
+    assert not shelf.admit("one", reserve_tokens=17)
+    assert shelf.admit("one", keep_free=2, reserve_tokens=8)
+
+
+def test_a_dropped_row_finds_what_it_had_generated():
+    shelf = Shelf(6)
+    row = shelf.submit("one", "a")
+    shelf.admit("one")
+    shelf.table.output_tokens[row] = 5
+    assert shelf.ledger.grow(row, 9)
+    shelf.ledger.drop(row)
+    assert shelf.hit("one") == 8  # a prompt block and a generated one of its nine tokens
+    shelf.free("one")
+
+
+def test_a_block_used_by_both_classes_is_real_time():
+    shelf = Shelf(8)
+    shelf.submit("best effort", "ab", extra=1, klass=1)
+    shelf.admit("best effort")
+    usage = shelf.ledger.usage()
+    assert (usage.real_time, usage.best_effort) == (0, 3)
+    shelf.submit("real time", "ab", extra=1)
+    shelf.admit("real time")
+    usage = shelf.ledger.usage()
+    assert (usage.real_time, usage.best_effort, usage.free) == (3, 1, 4)
+
+
+def test_swapping_needs_room_on_both_sides():
+    shelf = Shelf(3, host=1, caching=False)
+    row, other = shelf.submit("one", "ab"), shelf.submit("two", "a")
+    shelf.admit("one")
+    shelf.admit("two")
+    assert not shelf.ledger.swap_out(row) and shelf.ledger.swap_out(other)
+    shelf.submit("three", "a")
+    assert shelf.admit("three")
+    assert not shelf.ledger.swap_in(other) and shelf.ledger.missing_tokens(other) == 4
+    shelf.free("three")
+    assert not shelf.ledger.swap_in(other, keep_free=1) and shelf.ledger.swap_in(other)
+    kinds = [(m.row, m.direction, m.tokens) for m in shelf.ledger.take_moves()]
+    assert kinds == [(other, Direction.TO_HOST, 4), (other, Direction.TO_DEVICE, 4)]
+
+
+def test_misuse_is_told():
+    shelf = Shelf(4)
+    row = shelf.submit("one", "ab", extra=1)
+    with pytest.raises(LedgerError, match="1 cached blocks, 0 are there"):
+        shelf.ledger.admit(row, 9, 4)
+    shelf.admit("one")
+    with pytest.raises(LedgerError, match="though it holds 3 blocks"):
+        shelf.ledger.admit(row, 9)
+    with pytest.raises(LedgerError, match="do not fit"):
+        shelf.ledger.extend(np.array([row]), 50)
+    mark = shelf.ledger.mark()
+    shelf.ledger.commit(mark)
+    with pytest.raises(LedgerError, match="ended already"):
+        shelf.ledger.rollback(mark)
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda pool: pool.refs.__setitem__(0, 2), "users do not match"),
+        (lambda pool: setattr(pool, "blank", pool.blank - 1), "not a partition"),
+        (lambda pool: setattr(pool, "cached", 1), "in eviction order, 1 counted"),
+        (lambda pool: pool.content.__setitem__(pool._blank[0], 3), "a blank block is findable"),
+    ],
+)
+def test_the_auditor_sees_what_is_wrong(spoil, message):
+    shelf = Shelf(6)
+    shelf.submit("one", "ab", extra=1)
+    shelf.admit("one")
+    spoil(shelf.ledger.pool)
+    with pytest.raises(LedgerError, match=message):
+        shelf.ledger.check()

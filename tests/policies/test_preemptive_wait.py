@@ -1,0 +1,103 @@
+"""The longest wait first, step by step: a step lasts a second. Blocks of four tokens."""
+
+import pytest
+from policy_runs import Desk
+from twinserve.policies.base import EngineLimits
+
+
+def desk_with(
+    policy: str, blocks: int, *requests: tuple[str, int, int], seats=8, tokens=99, host=0
+):
+    limits = EngineLimits(max_num_seqs=seats, max_num_batched_tokens=tokens, max_model_len=64)
+    desk = Desk(policy, blocks, host=host, limits=limits)
+    for name, prompt, output in requests:
+        desk.submit(name, prompt, output, arrival_s=0.0)
+    return desk
+
+
+def test_those_who_were_left_out_come_first_in_the_next_iteration():
+    desk = desk_with("preemptive-wait", 20, ("a", 4, 9), ("b", 4, 9), ("c", 4, 9), seats=2)
+    assert desk.step().scheduled == {"a": 4, "b": 4}  # equal waits: by arrival
+    assert desk.step().scheduled == {"c": 4, "a": 1}  # c has waited for 1 s, a and b for none
+    assert list(desk.step().scheduled) == ["b", "a"]  # b has waited for 1 s
+    assert list(desk.step().scheduled) == ["c", "a"]
+
+
+def test_a_new_request_waits_since_its_arrival():
+    desk = desk_with("preemptive-wait", 20, ("a", 4, 9), ("b", 4, 9), seats=1)
+    assert desk.scheduled(2) == [{"a": 4}, {"b": 4}]
+    desk.submit("c", 4, 9, arrival_s=1.5)
+    assert desk.step().scheduled == {"a": 1}  # at 2 s: a since 1 s, c since 1.5 s, b since 2 s
+    assert desk.step().scheduled == {"c": 4}
+    assert desk.step().scheduled == {"b": 1}
+
+
+def test_the_first_to_exceed_the_token_budget_ends_the_batch():
+    requests = (("a", 8, 9), ("b", 8, 9), ("c", 1, 9))
+    desk = desk_with("preemptive-wait", 20, *requests, tokens=10)
+    assert desk.step().scheduled == {"a": 8}  # c would fit, but b waits as long
+    assert desk.step().scheduled == {"b": 8, "c": 1, "a": 1}
+
+
+def test_a_prompt_beyond_the_budget_runs_alone():
+    desk = desk_with("preemptive-wait", 20, ("a", 12, 9), ("b", 1, 9), tokens=10)
+    assert desk.scheduled(2) == [{"a": 12}, {"b": 1, "a": 1}]
+
+
+def test_who_waited_least_gives_way_and_then_takes_its_memory_back():
+    desk = desk_with("preemptive-wait", 4, ("a", 8, 9), ("b", 8, 9))
+    assert desk.step().scheduled == {"a": 8, "b": 8}
+    desk.submit("c", 4, 9, arrival_s=0.5)
+    # c waits longest. Of a and b, who wait for nothing, b came later: its two blocks go to c and a.
+    assert desk.step().scheduled == {"c": 4, "a": 1}
+    assert desk.preempted() == [("b", "recompute")]
+    # Now b waits longest, and needs three blocks for nine tokens.
+    assert desk.step().scheduled == {"b": 9}
+    assert desk.preempted() == [("c", "recompute"), ("a", "recompute")]
+    # a and c wait since the same moment; a's ten tokens take three blocks, c's do not fit then.
+    assert desk.step().scheduled == {"a": 10}
+    assert desk.preempted() == [("b", "recompute")]
+
+
+def test_swapping_instead():
+    desk = desk_with("preemptive-wait:preemption_mode=swap", 4, ("a", 8, 9), ("b", 8, 9), host=8)
+    desk.step()
+    desk.submit("c", 4, 9, arrival_s=0.5)
+    assert desk.step().scheduled == {"c": 4, "a": 1}
+    assert desk.preempted() == [("b", "swap")]
+    assert desk.moves() == [("b", "d2h", 8, "before")]
+    assert desk.step().scheduled == {"b": 1}
+    assert desk.preempted() == [("c", "swap"), ("a", "swap")]
+    assert ("b", "h2d", 8, "before") in desk.moves()
+    assert not desk.table.recomputes.any()
+
+
+def test_newcomers_may_be_told_to_wait_for_free_memory():
+    text = "preemptive-wait:newcomers_preempt=false"
+    desk = desk_with(text, 4, ("a", 7, 3), ("b", 8, 9))
+    desk.step()
+    desk.submit("c", 4, 9, arrival_s=0.5)
+    assert desk.step().scheduled == {"a": 1}  # b cannot grow, and is paused
+    assert desk.held("b") == 2 and not desk.preempted()
+    # b waits longer than a now and holds memory already, so it may take a's; c gets what is left.
+    assert desk.step().scheduled == {"b": 1}
+    assert desk.preempted() == [("a", "recompute")]
+    assert desk.step().scheduled == {"c": 4, "b": 1}  # a, since 2 s, needs three blocks
+    assert desk.preempted() == []
+
+
+def test_if_no_eviction_helps_nobody_loses_anything():
+    desk = desk_with("preemptive-wait", 4, ("a", 8, 3))
+    desk.step()
+    desk.submit("long", 20, 1, arrival_s=0.0)
+    assert desk.step().scheduled == {"a": 1}
+    assert desk.preempted() == [] and desk.held("a") == 3
+
+
+@pytest.mark.parametrize("seats, stands", [(3, True), (2, False)])
+def test_a_decision_stands_only_if_everybody_runs(seats, stands):
+    requests = (("a", 4, 90), ("b", 4, 90), ("c", 4, 90))
+    desk = desk_with("preemptive-wait", 90, *requests, seats=seats)
+    desk.scheduled(4)
+    assert (desk.plan.valid_for > 0) == stands
+    assert desk.plan.rows.tolist() == ([0, 1, 2] if stands else [2, 0])
