@@ -75,21 +75,21 @@ class SimulatedBackend:
         start, beside = max(now + overhead_s, moved.before), moved.beside
         rows = plan.rows
         work = self.composition(plan, emitting)
-        emitted = rows if emitting.all() else rows[emitting]
+        emitted = rows if np.count_nonzero(emitting) == len(rows) else rows[emitting]
         left = self._outputs[emitted] - self.requests.output_tokens[emitted]
         steps = 1
         if self.fast and plan.valid_for:
-            steps = min(plan.valid_for + 1, int(left.min()))
+            steps = min(plan.valid_for + 1, *left.tolist())
         if steps == 1:
-            ends = np.array([start + self.model.step_seconds(work)])
-            ends[0] = max(ends[0], beside)
+            ends = np.array([max(start + self.model.step_seconds(work), beside)])
         else:
             seconds = self.model.decode_run_seconds(
                 work.decode_requests, work.decode_context, work.decode_context_max, steps
             )
             ends = self._ends(start, seconds, beside, overhead_s)
-            steps = min(steps, int(np.searchsorted(ends, plan.valid_until_s)) + 1)
-            ends = ends[:steps]
+            if plan.valid_until_s < ends[-1]:
+                steps = int(ends.searchsorted(plan.valid_until_s)) + 1
+                ends = ends[:steps]
         finished = emitted[left == steps].tolist()
         outcome = StepOutcome(now, ends, emitted, finished)
         return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s)
@@ -97,13 +97,12 @@ class SimulatedBackend:
     @staticmethod
     def _ends(start: float, seconds: np.ndarray, beside: float, overhead_s: float) -> np.ndarray:
         """When each step of a run ends. Added one by one, as single steps are: the sums must be the same floats."""
+        parts = seconds.copy()
         if overhead_s:
             # (t + overhead) + seconds, step after step, not t + (overhead + seconds)
             parts = np.column_stack([np.full(len(seconds), overhead_s), seconds]).ravel()[1:]
-            first = max(start + seconds[0], beside)
-            return np.cumsum(np.concatenate([[first], parts[1:]]))[::2]
-        first = max(start + seconds[0], beside)
-        return np.cumsum(np.concatenate([[first], seconds[1:]]))
+        parts[0] = max(start + seconds[0], beside)
+        return parts.cumsum()[::2] if overhead_s else parts.cumsum()
 
     def cut(self, executed: Executed, steps: int) -> None:
         """Only the first `steps` steps of a run happened: something arrived."""
@@ -117,19 +116,12 @@ class SimulatedBackend:
         requests, rows = self.requests, plan.rows
         resident = requests.computed_tokens[rows]
         if plan.valid_for:
-            return StepComposition(len(rows), int(resident.sum()), int(resident.max()))
+            return _decodes(resident)
         decode = emitting & (plan.tokens == 1) & (requests.output_tokens[rows] > 0)
-        if decode.all():
-            return StepComposition(len(rows), int(resident.sum()), int(resident.max()))
+        if np.count_nonzero(decode) == len(rows):
+            return _decodes(resident)
         prefill = ~decode
-        resident_decode = resident[decode]
-        return StepComposition(
-            len(resident_decode),
-            int(resident_decode.sum()),
-            int(resident_decode.max()) if len(resident_decode) else 0,
-            plan.tokens[prefill],
-            resident[prefill],
-        )
+        return _decodes(resident[decode], plan.tokens[prefill], resident[prefill])
 
     def transfer(self, moves: list[KvMove], now: float) -> Transfers:
         """Queue transfers at `now`."""
@@ -151,3 +143,9 @@ class SimulatedBackend:
             elif move.hold is Hold.REQUEST:
                 ready[move.row] = max(ready.get(move.row, 0.0), end)
         return Transfers(sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, before, beside)
+
+
+def _decodes(resident: np.ndarray, *prefills: np.ndarray) -> StepComposition:
+    """Decodes with so many resident tokens each, beside `prefills` (new and resident tokens, int64[p] each)."""
+    tokens = resident.tolist()  # for the length of a batch, plain sums are faster than numpy's
+    return StepComposition(len(tokens), sum(tokens), max(tokens, default=0), *prefills)

@@ -16,7 +16,7 @@ from .export import export_requests
 from .inputs import Inputs, resolve
 from .metrics_goodput import parse_goodput
 from .progress import RunProgress
-from .results import RunResult, dump_json, write_run
+from .results import RunResult, check_target, dump_json, write_run
 from .run import run_policy
 from .table import print_table
 
@@ -71,6 +71,9 @@ def simulate(
         raise SettingsError("--export writes the requests of one run; give one --policy")
     with RunProgress(shown=not (quiet or as_json)) as progress:
         inputs = resolve(config, progress.download)
+        targets = _targets(out, inputs)
+        for target in targets.values():
+            check_target(target, overwrite)
         if not as_json:
             progress.say(headline(inputs))
         results: dict[str, RunResult] = {}
@@ -79,7 +82,7 @@ def simulate(
             result = run_policy(inputs, spec, progress.report, objectives)
             progress.end(result)
             if out is not None:
-                write_run(out if len(inputs.policies) == 1 else out / folder(spec.label), result, overwrite, timeline)
+                write_run(targets[spec.label], result, overwrite, timeline)
             if export is not None:
                 export_requests(result, inputs, export)
             results[spec.label] = result
@@ -88,6 +91,15 @@ def simulate(
         sys.stdout.write(dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values()))))
     else:
         print_table(results, list(inputs.notices))
+
+
+def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
+    """Where each policy's results go."""
+    if out is None:
+        return {}
+    if len(inputs.policies) == 1:
+        return {inputs.policies[0].label: out}
+    return {spec.label: out / folder(spec.label) for spec in inputs.policies}
 
 
 def folder(label: str) -> str:

@@ -27,8 +27,9 @@ def list_() -> None:
     for column in ("name", "requests", "from", "what"):
         table.add_column(column, overflow="fold")
     for entry in traces.list_traces():
-        names = ", ".join([entry["name"], *entry["aliases"]])
-        table.add_row(names, f"{entry['rows']:,}" if entry["rows"] else "", entry["where"], entry["description"])
+        where = "local copy" if entry["where"].endswith((".jsonl", ".csv")) else entry["where"]
+        names = " = ".join([entry["name"], *entry["aliases"]])
+        table.add_row(names, f"{entry['rows']:,}" if entry["rows"] else "", where, entry["description"])
     Console(highlight=False).print(table)
 
 

@@ -92,8 +92,10 @@ class EngineCore:
         slo = requests.slo_tpot_s[rows]
         late = (gaps > slo).astype(np.int64)
         if steps > 1:
-            later = np.sort(np.diff(outcome.ends_s))
-            late += len(later) - np.searchsorted(later, slo, side="right")  # NaN sorts last: nothing is late
+            later = outcome.ends_s[1:] - outcome.ends_s[:-1]
+            if not later.max() <= slo.min():  # also where an objective is NaN: that sorts last, and nothing is late
+                later.sort()
+                late += len(later) - later.searchsorted(slo, side="right")
         requests.late_tokens[rows] += late
         fresh = rows[requests.output_tokens[rows] == 0]
         if len(fresh):

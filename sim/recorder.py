@@ -57,7 +57,7 @@ class StepRecorder:
         once, self._pending = self._pending, [0, 0, 0, 0]
         if steps > 1:
             best_effort = requests.klass[plan.rows] == 1
-            if best_effort.any():
+            if np.count_nonzero(best_effort):
                 growth = (
                     ledger.block_growth(plan.rows[~best_effort], steps),
                     ledger.block_growth(plan.rows[best_effort], steps),
@@ -68,7 +68,7 @@ class StepRecorder:
         self._scalars.append(
             (
                 len(work.prefill_new),
-                int(work.prefill_new.sum()) if len(work.prefill_new) else 0,
+                sum(work.prefill_new.tolist()),
                 work.decode_requests,
                 running,
                 waiting,
@@ -94,18 +94,17 @@ class StepRecorder:
         """After the outcome is booked. first_gaps: as EngineCore.complete returns them."""
         rows, ends = executed.outcome.emitted, executed.outcome.ends_s
         best_effort = requests.klass[rows] == 1
-        known = ~np.isnan(first_gaps)
-        if known.all() and len(rows) and (first_gaps == first_gaps[0]).all():
-            n_be = int(best_effort.sum())
+        n_be = np.count_nonzero(best_effort)
+        if len(rows) and np.count_nonzero(first_gaps == first_gaps[0]) == len(rows):  # never where the first is NaN
             self._gaps.append((first_gaps[:1], len(rows) - n_be, n_be))
         else:
+            known = ~np.isnan(first_gaps)
             for flag, counts in ((False, (1, 0)), (True, (0, 1))):
                 some = first_gaps[known & (best_effort == flag)]
                 if len(some):
                     self._gaps.append((some, *counts))
         if len(ends) > 1:
-            n_be = int(best_effort.sum())
-            self._gaps.append((np.diff(ends), len(rows) - n_be, n_be))
+            self._gaps.append((ends[1:] - ends[:-1], len(rows) - n_be, n_be))
 
     def step_frame(self) -> pd.DataFrame:
         """One row a step, in order; columns as docs/metrics.md lists them."""

@@ -289,6 +289,19 @@ def _read_json(path: Path) -> dict:
     return value
 
 
+def check_target(out_dir: str | os.PathLike, overwrite: bool = False) -> None:
+    """Find out before a run whether `write_run` could write its results here. Raises ResultsError."""
+    out = Path(out_dir).resolve()
+    _may_replace(out, overwrite)
+    parent = out.parent
+    while not parent.exists():
+        parent = parent.parent
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=parent))
+    except OSError as error:
+        raise ResultsError(_why_unwritable(out, error)) from error
+
+
 def _may_replace(out: Path, overwrite: bool) -> None:
     if not out.name:
         raise ResultsError(f"{out}: the root folder cannot hold a run; name another folder")

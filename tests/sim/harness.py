@@ -1,0 +1,330 @@
+"""Small simulations for the tests: one call assembles clock, replicas and source, and an auditor beside every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+from twinserve.backends.pcie import PcieLink
+from twinserve.backends.simulated import SimulatedBackend
+from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.estimators import LinearEstimator
+from twinserve.policies.plan import KvMove, Preemption, StepPlan
+from twinserve.policies.registry import ledger_class, parse_policy, policy_names
+from twinserve.policies.requests import RequestTable, State
+from twinserve.profiles.bros import BrosLinearModel, SwapTimeModel
+from twinserve.sim.clock import Clock
+from twinserve.sim.core import EngineCore
+from twinserve.sim.engine import Engine
+from twinserve.sim.recorder import StepRecorder, request_frame
+from twinserve.sim.results import RunRows
+from twinserve.sim.source import RequestSource, shared_contents
+from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
+
+ROW_TABLES = ("requests", "steps", "gaps")
+POLICIES = [*policy_names(), "vllm:scheduling=priority", "bros:kv=paged", "bros:chunk=64"]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Step seconds: base + prefill * new prompt tokens + decode * decoding requests + context * resident tokens."""
+
+    base: float = 0.004
+    prefill: float = 2e-5
+    decode: float = 1e-4
+    context: float = 1e-7
+
+    def step_seconds(self, work) -> float:
+        return float(
+            self._seconds(work.decode_requests, work.decode_context, int(work.prefill_new.sum()))
+        )
+
+    def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
+        return self._seconds(n, context + n * np.arange(steps), 0)
+
+    def _seconds(self, n, context, new):
+        return self.base + self.prefill * new + self.decode * n + self.context * context
+
+
+@lru_cache
+def estimator_of(model) -> LinearEstimator:
+    return LinearEstimator(BrosLinearModel.fit(model), SwapTimeModel(1 / 25e9))
+
+
+@dataclass
+class Decision:
+    """One plan as the auditor saw it, in request ids. `seen`: rows in the table then."""
+
+    now: float
+    grants: tuple[tuple[str, int], ...]
+    preempted: tuple[tuple[str, str], ...]
+    seen: int
+
+
+class Toy(Policy):
+    """Admits everything and runs it; `script`: number of a plan -> transfers that it starts.
+
+    Rows with a transfer under way are left out.
+    """
+
+    name = "toy"
+    script: Mapping[int, list[KvMove]] = MappingProxyType({})
+
+    def __init__(self, limits, options=None, estimator=None):
+        super().__init__(limits, options, estimator)
+        self.new, self.rows, self.plans = [], [], 0
+
+    def on_arrival(self, row, requests):
+        self.new.append(row)
+
+    def on_finish(self, row):
+        self.rows.remove(row)
+
+    def plan(self, view, ledger):
+        ledger.begin_step()
+        requests, plan = view.requests, StepPlan()
+        for row in self.new:
+            assert ledger.admit(row, int(requests.prompt_tokens[row]))
+            plan.admitted.append((row, 0))
+        self.rows += self.new
+        self.new = []
+        plan.moves = list(self.script.get(self.plans, ()))
+        ready = [r for r in self.rows if r not in view.ready_s]
+        rows = np.array(ready, np.int64)
+        tokens = requests.known_tokens(rows) - requests.computed_tokens[rows]
+        if len(rows):
+            assert ledger.grow_all(rows, requests.computed_tokens[rows] + tokens)
+        plan.rows, plan.tokens = rows, tokens
+        self.plans += 1
+        return plan
+
+
+class Audit:
+    """Checks every plan and every outcome of one engine, and adds up what rows do not show."""
+
+    def __init__(self, engine: Engine, limits: EngineLimits, recount: bool = True) -> None:
+        self.engine, self.core, self.limits = engine, engine.core, limits
+        self.recount = recount  # the whole ledger, from scratch, twice a step: takes time
+        self.decisions: list[Decision] = []
+        self.dropped_tokens = 0  # computed, then thrown away by preemptions
+        self.hit_tokens = 0
+        self.granted_tokens = 0
+        self._plan, self._complete = engine.core.plan, engine.core.complete
+        engine.core.plan, engine.core.complete = self.plan, self.complete
+
+    def plan(self, now: float):
+        core, requests = self.core, self.core.requests
+        assert (requests.arrival_s <= now).all(), "a request is in the table before it arrived"
+        computed = requests.computed_tokens.copy()
+        in_flight = {row for row, landing in core.ready_s.items() if landing > now}
+        plan = self._plan(now)
+        rows, tokens, ids = plan.rows, plan.tokens, requests.ids
+        assert len(set(rows.tolist())) == len(rows) == len(tokens), "a row is granted twice"
+        assert len(rows) <= self.limits.max_num_seqs
+        assert (tokens >= 1).all()
+        assert (requests.computed_tokens[rows] + tokens <= requests.known_tokens(rows)).all()
+        # memory: room for every granted token, and all that came before it on the device
+        assert (requests.state[rows] == State.RUNNING).all()
+        assert (core.ledger.slack_tokens(rows) >= tokens).all(), "a grant without memory"
+        assert not np.any(core.ledger.missing_tokens(rows)), "a grant on KV that is on the host"
+        assert not in_flight & set(rows.tolist()), "a grant before the row's transfer has landed"
+        self.counts_hold()
+        self.decisions.append(
+            Decision(
+                now,
+                tuple((ids[r], int(t)) for r, t in zip(rows, tokens, strict=True)),
+                tuple((ids[r], kind.value) for r, kind in plan.preempted),
+                len(requests),
+            )
+        )
+        self.dropped_tokens += sum(
+            int(computed[r]) for r, kind in plan.preempted if kind is Preemption.RECOMPUTE
+        )
+        self.hit_tokens += sum(hit for _, hit in plan.admitted)
+        return plan
+
+    def complete(self, plan, outcome):
+        steps = len(outcome.ends_s)
+        assert (np.diff(outcome.ends_s) > 0).all() and outcome.ends_s[0] > outcome.start_s
+        self.granted_tokens += int(plan.tokens.sum()) * steps
+        gaps = self._complete(plan, outcome)
+        for row in outcome.finished:
+            assert self.core.ledger.held_blocks(row) == 0
+        self.counts_hold()
+        return gaps
+
+    def counts_hold(self) -> None:
+        if self.recount:
+            self.core.ledger.check()
+        state = self.core.requests.state
+        assert self.core.active == int((state != State.FINISHED).sum())
+        assert self.core.holding == int((state == State.RUNNING).sum())
+
+
+@dataclass
+class Small:
+    """An assembled simulation. After `run()`: rows of all replicas in `rows`."""
+
+    clock: Clock
+    engines: list[Engine]
+    source: RequestSource
+    blocks: int
+    audits: list[Audit] = field(default_factory=list)
+
+    def run(self, until: float | None = None) -> Small:
+        self.clock.run(until)
+        return self
+
+    @property
+    def rows(self) -> RunRows:
+        names = self.source.group_names
+        requests = [request_frame(e.core.requests, i, names) for i, e in enumerate(self.engines)]
+        steps = [e.recorder.step_frame() for e in self.engines]
+        gaps = [e.recorder.gap_frame() for e in self.engines]
+        return RunRows(
+            *(pd.concat(frames, ignore_index=True) for frames in (requests, steps, gaps)),
+            self.blocks,
+        )
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        return self.rows.requests
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        return self.rows.steps
+
+
+def build(
+    workload: Workload,
+    policy: str | type[Policy] = "vllm",
+    *,
+    model=None,
+    limits: EngineLimits | None = None,
+    blocks: int = 512,
+    block_tokens: int = 16,
+    host_blocks: int = 0,
+    replicas: int = 1,
+    fast: bool = True,
+    bytes_per_s: float = 25e9,
+    layers: int = 1,
+    overhead: float | None = 0.0,
+    caching: bool | None = None,
+    audit: bool = True,
+    recount: bool = True,
+    estimator: bool = True,
+) -> Small:
+    """policy: as on the command line ("bros:kv=paged"), or a Policy class for a toy. estimator: fit one to the model."""
+    model = model or Affine()
+    limits = limits or EngineLimits(max_num_seqs=16, max_num_batched_tokens=2048)
+    clock, engines, audits = Clock(), [], []
+    for replica in range(replicas):
+        requests = RequestTable()
+        kv = None
+        if isinstance(policy, str):
+            spec = parse_policy(policy)
+            kv = spec.kv
+            one = spec.build(limits, estimator_of(model) if estimator else None)
+        else:
+            one = policy(limits)
+        kv = kv or one.default_kv
+        cached = one.prefix_caching if caching is None else caching
+        options = {}
+        if kv == "paged":
+            options = {
+                "prefix_caching": cached,
+                "shared_contents": shared_contents(workload, block_tokens),
+            }
+        ledger = ledger_class(kv)(requests, blocks, block_tokens, host_blocks, **options)
+        backend = SimulatedBackend(
+            requests, model, PcieLink(bytes_per_s), limits, layers=layers, fast=fast
+        )
+        core = EngineCore(requests, one, ledger)
+        engines.append(
+            Engine(clock, core, backend, StepRecorder(replica), decision_overhead=overhead)
+        )
+        if audit:
+            audits.append(Audit(engines[-1], limits, recount))
+    return Small(
+        clock, engines, RequestSource(clock, workload, engines, block_tokens), blocks, audits
+    )
+
+
+def simulate(workload: Workload, policy="vllm", **settings) -> Small:
+    return build(workload, policy, **settings).run()
+
+
+def same_rows(a: RunRows, b: RunRows) -> None:
+    """Equal to the last bit, and in the same order."""
+    for name in ROW_TABLES:
+        pd.testing.assert_frame_equal(
+            getattr(a, name), getattr(b, name), check_exact=True, obj=name
+        )
+
+
+def hybrid(
+    seed: int = 0,
+    n: int = 60,
+    rate: float = 30.0,
+    sessions: int = 4,
+    applications: int = 2,
+    prefix_block: int | None = 32,
+    pool: int = 0,
+    be_share: float = 0.3,
+    until_s: float | None = 1.5,
+) -> Workload:
+    """Everything a trace can have: both classes, objectives, sessions with delays, applications with several rows a
+    stage, shared prefixes, a closed-loop pool."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(1 / rate, n))
+    group, stage, delay = [-1] * n, [0] * n, [0.0] * n
+    for g in range(sessions):
+        group[g] = g
+        for turn in range(1, 4):
+            group.append(g), stage.append(turn), delay.append(float(rng.choice([0.0, 0.05, 0.4])))
+    for a in range(applications):
+        g = sessions + a
+        group[sessions + a] = g
+        for depth, width in ((1, 3), (2, 2), (3, 1)):
+            for _ in range(width):
+                group.append(g), stage.append(depth), delay.append(0.0)
+    total = len(group)
+    prompt = rng.integers(8, 400, total)
+    output = rng.integers(1, 60, total)
+    rt = rng.random(total) >= be_share
+    workload = Workload.build(
+        np.concatenate([arrival, np.full(total - n, np.nan)]),
+        prompt,
+        output,
+        klass=np.where(rt, 0, 1).astype(np.int8),
+        priority=rng.integers(0, 3, total),
+        slo_ttft_s=np.where(rt, 0.4, np.nan),
+        slo_tpot_s=np.where(rt, 0.05, np.nan),
+        group=np.array(group),
+        stage=np.array(stage),
+        delay_s=np.array(delay),
+        group_names=[f"s{i}" for i in range(sessions)] + [f"app{i}" for i in range(applications)],
+        prefix=prefixes(rng, prompt, prefix_block) if prefix_block else None,
+        pool=BestEffortPool(pool, (50, 200), (5, 40), seed, until_s) if pool else None,
+    )
+    return workload
+
+
+def prefixes(rng: np.random.Generator, prompt: np.ndarray, block: int) -> PrefixBlocks:
+    """A few documents; every prompt starts with some blocks of one of them, the rest is its own."""
+    counts = -(-prompt // block)
+    names, own = [], 1_000_000
+    for count in counts.tolist():
+        document, shared = int(rng.integers(3)), int(rng.integers(0, count + 1))
+        shared = min(
+            shared, count - 1
+        )  # the last block may be part of a block, and so is nobody else's
+        names += [1000 * document + i for i in range(shared)]
+        names += range(own, own + count - shared)
+        own += count - shared
+    ids = np.unique(np.array(names), return_inverse=True)[1]
+    return PrefixBlocks(ids.astype(np.int64), np.concatenate([[0], np.cumsum(counts)]), block)

@@ -1,0 +1,225 @@
+"""The same run again gives the same rows, to the last bit: from its export, in another process, on
+a slow machine."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import POLICIES, ROW_TABLES, hybrid, same_rows, simulate
+from twinserve.sim.config import SimulationConfig
+from twinserve.sim.export import as_workload, export_requests
+from twinserve.sim.inputs import Inputs, resolve
+from twinserve.sim.results import POOL_GROUP, RunResult, RunRows, write_run
+from twinserve.sim.run import run_policy
+from twinserve.traces.columns import check_workload
+from twinserve.traces.load import load_trace
+from twinserve.traces.workload import Workload, WorkloadError
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"blocks": 90, "host_blocks": 60}
+
+
+def exported(workload: Workload, rows: RunRows, path):
+    inputs = Inputs(config=None, workload=workload, hardware=None, policies=(), notices=())
+    return export_requests(RunResult(rows), inputs, path)
+
+
+def run_and_replay(
+    workload: Workload, tmp_path, policy="vllm", **settings
+) -> tuple[RunRows, RunRows, Workload]:
+    settings = {**SETTINGS, **settings}
+    rows = simulate(workload, policy, audit=False, **settings).rows
+    again = load_trace(exported(workload, rows, tmp_path / "again.jsonl"))
+    return rows, simulate(again, policy, audit=False, **settings).rows, again
+
+
+def without_objectives(workload: Workload) -> Workload:
+    none = np.full(len(workload), np.nan)
+    return replace(workload, slo_ttft_s=none, slo_tpot_s=none)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_is_the_run(policy, tmp_path):
+    """With everything in it: classes, objectives, prefixes, sessions with delays, applications, the pool."""
+    workload = hybrid(0, 50, pool=6)
+    rows, again, _ = run_and_replay(workload, tmp_path, policy)
+    pooled = int((rows.requests.group == POOL_GROUP).sum())
+    assert pooled > 6 if policy == "vllm" else pooled >= 6  # slow ones get one batch only
+    assert rows.requests.slo_ttft_s.notna().any()
+    same_rows(rows, again)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        hybrid(1, 40, prefix_block=None, pool=5),
+        hybrid(2, 40, pool=0),
+        hybrid(3, 40, sessions=0, applications=0, pool=3, until_s=0.4),
+        hybrid(4, 40, sessions=0, applications=0, prefix_block=None, pool=0, be_share=0.0),
+        without_objectives(hybrid(5, 30, pool=4)),
+    ],
+    ids=["without prefixes", "without pool", "without groups", "plain", "without objectives"],
+)
+def test_a_replay_is_the_run_whatever_is_in_it(workload, tmp_path):
+    rows, again, _ = run_and_replay(workload, tmp_path)
+    same_rows(rows, again)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "bros"])
+def test_a_replay_on_several_replicas_routes_the_pool_as_the_run_did(policy, tmp_path):
+    rows, again, _ = run_and_replay(hybrid(6, 40, pool=7), tmp_path, policy, replicas=3)
+    assert rows.requests[rows.requests.group == POOL_GROUP].replica.nunique() == 3
+    same_rows(rows, again)
+
+
+def test_what_is_exported_is_a_workload_and_exporting_it_again_changes_nothing(tmp_path):
+    workload = hybrid(0, 40, pool=6)
+    rows, again, loaded = run_and_replay(workload, tmp_path)
+    result = RunResult(rows)
+    listed = as_workload(result, Inputs(None, workload, None, (), ()))
+    check_workload(listed)
+    assert len(listed) == len(rows.requests) and listed.pool is None
+    second = exported(loaded, again, tmp_path / "second.jsonl")
+    assert second.read_bytes() == (tmp_path / "again.jsonl").read_bytes()
+
+
+def test_one_run_replayed_under_another_policy_keeps_its_requests(tmp_path):
+    """The exported pool is a list: another policy gets those batches, no more and no less."""
+    _, _, loaded = run_and_replay(hybrid(0, 40, pool=6), tmp_path)
+    other = simulate(loaded, "bros", audit=False, **SETTINGS).requests
+    assert sorted(other.request_id) == sorted(loaded.ids)
+    assert other.finished.all()
+
+
+def test_a_changed_line_changes_the_replay(tmp_path):
+    """The comparison can fail: one token more in one request."""
+    workload = hybrid(0, 40, pool=6)
+    rows = simulate(workload, audit=False, **SETTINGS).rows
+    path = exported(workload, rows, tmp_path / "again.jsonl")
+    loaded = load_trace(path)
+    output = loaded.output_tokens.copy()
+    output[3] += 1
+    other = simulate(replace(loaded, output_tokens=output), audit=False, **SETTINGS).rows
+    assert not any(getattr(rows, t).equals(getattr(other, t)) for t in ROW_TABLES)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "bros"])
+def test_a_run_from_settings_is_replayed_from_its_export(policy, tmp_path):
+    """The whole way that the command goes, on a shipped profile, with its default objectives."""
+    config = SimulationConfig(
+        policy=(policy,), trace="sharegpt", rate=8.0, requests=40, pool=4, num_blocks=1500, seed=3
+    )
+    inputs = resolve(config)
+    result = run_policy(inputs, inputs.policies[0])
+    path = export_requests(result, inputs, tmp_path / "again.jsonl")
+    settings = {
+        **config.model_dump(),
+        "trace": str(path),
+        "rate": None,
+        "requests": None,
+        "pool": 0,
+    }
+    again = resolve(SimulationConfig(**settings))
+    assert again.notices == ()
+    replayed = run_policy(again, again.policies[0])
+    same_rows(result.rows, replayed.rows)
+    assert result.summary == replayed.summary
+
+
+def test_nowhere_to_write_is_one_line(tmp_path):
+    workload = hybrid(0, 5, sessions=0, applications=0)
+    rows = simulate(workload, audit=False).rows
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WorkloadError, match="cannot be written") as caught:
+        exported(workload, rows, tmp_path / "file" / "again.jsonl")
+    assert "\n" not in str(caught.value)
+
+
+# -- determinism ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_rows(policy):
+    one, again = (
+        simulate(hybrid(0, 60, pool=6), policy, fast=False, recount=False, **SETTINGS)
+        for _ in range(2)
+    )
+    same_rows(one.rows, again.rows)
+    assert one.audits[0].decisions == again.audits[0].decisions
+
+
+def file_hashes(policies: list[str], folder: Path) -> dict[str, str]:
+    """sha256 of the parquet files of small runs; called in processes of their own."""
+    found = {}
+    for policy in policies:
+        sim = simulate(hybrid(1, 60, pool=6), policy, replicas=2, audit=False, **SETTINGS)
+        out = write_run(folder / re.sub(r"\W", "-", policy), RunResult(sim.rows))
+        for path in sorted(out.glob("*.parquet")):
+            found[f"{policy} {path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def test_the_same_bytes_in_another_process_with_another_hash_seed(tmp_path):
+    code = (
+        "import sys, json, pathlib; import test_replay as t;"
+        "print(json.dumps(t.file_hashes(sys.argv[2:], pathlib.Path(sys.argv[1]))))"
+    )
+    runs = []
+    for seed in ("1", "4242"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", code, str(tmp_path / seed), *POLICIES]
+        runs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count("parquet") == 3 * len(POLICIES)
+
+
+def imports_and_calls(path: Path) -> set[str]:
+    """Names of modules imported and of plain functions called in a source file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {f"import {alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(f"import {node.module}")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.add(f"{node.func.id}()")
+    return found
+
+
+def sources(*folders: str) -> dict[str, set[str]]:
+    paths = [p for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
+    assert len(paths) > 10
+    return {str(p.relative_to(ROOT)): imports_and_calls(p) for p in paths}
+
+
+def test_pythons_hash_and_global_randomness_are_not_used():
+    for name, found in sources("sim", "policies", "backends", "traces").items():
+        assert "hash()" not in found, name
+        assert "import random" not in found, name
+
+
+def test_decisions_and_hardware_know_no_wall_clock():
+    for name, found in sources("policies", "profiles").items():
+        assert not found & {"import time", "import datetime"}, name
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_wall_clock_does_not_reach_the_rows(monkeypatch, fast):
+    """A machine on which every look at the clock is an hour later gives the same rows."""
+    workload, settings = hybrid(0, 60, pool=6), {**SETTINGS, "fast": fast, "recount": False}
+    plain = simulate(workload, "bros", **settings)
+    hours = iter(range(10**9))
+    for clock in ("perf_counter", "time", "monotonic"):
+        monkeypatch.setattr(f"time.{clock}", lambda: 3600.0 * next(hours))
+    slow = simulate(workload, "bros", **settings)
+    assert slow.engines[0].decision_seconds[0] >= 3600
+    same_rows(plain.rows, slow.rows)
