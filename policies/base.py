@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from .kv.base import KvLedger
 from .plan import StepOutcome, StepPlan
-from .requests import RequestTable
+from .requests import Application, RequestTable
 
 
 class Options(BaseModel):
@@ -54,7 +54,7 @@ class SystemView:
 
 class Policy(ABC):
     """Decisions only. The engine calls, in this order at a step boundary: `on_finish` for each row that ended,
-    `on_outcome`, `on_arrival` for each new row, then `plan`.
+    `on_outcome`, `on_arrival` for each new row (`on_application` before the first row of one), then `plan`.
 
     A policy is built from its options, the engine's limits and an estimator of step times (its own knowledge of the
     hardware, not the simulator's truth). It allocates through the ledger while it plans; everything else it says in
@@ -73,6 +73,9 @@ class Policy(ABC):
 
     @abstractmethod
     def on_arrival(self, row: int, requests: RequestTable) -> None: ...
+
+    def on_application(self, application: Application) -> None:
+        """An application arrived, as a whole; its rows follow as its stages begin. Default: rows are all that counts."""
 
     @abstractmethod
     def on_finish(self, row: int) -> None: ...

@@ -25,6 +25,21 @@ class State(IntEnum):
     FINISHED = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Requests that belong together: a task graph, a session, a closed loop. Known as a whole before most of its requests
+    exist; they carry its number in column `group`, and the stage of it they are in column `stage`.
+
+    kind  the class of application, where the workload tells one; text: its input text, where there is one
+    """
+
+    group: int
+    name: str
+    arrival_s: float
+    kind: str | None = None
+    text: str | None = None
+
+
 # name -> (dtype, value before anything is known)
 _COLUMNS = {
     "arrival_s": (np.float64, 0.0),

@@ -69,7 +69,7 @@ class VllmPolicy(Policy):
         """Every grant is the one token after a row's last emitted one."""
         rows = plan.rows
         after = requests.computed_tokens[rows] + 1 == requests.known_tokens(rows)
-        return bool((after & (requests.output_tokens[rows] > 0)).all())
+        return np.count_nonzero(after & (requests.output_tokens[rows] > 0)) == len(rows)
 
     # -- running requests --------------------------------------------------------------------------------------
     def _grant_running(self, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
@@ -85,14 +85,16 @@ class VllmPolicy(Policy):
         cap = self._long_prefill_cap()
         if cap:
             wanted = np.minimum(wanted, cap)
-        used = np.cumsum(wanted)
-        if used[-1] > budget:
+        total = sum(wanted.tolist())
+        if total > budget:
+            used = np.cumsum(wanted)
             last = int(np.searchsorted(used, budget))  # the request that the budget ends in
             rows, computed, wanted = rows[: last + 1], computed[: last + 1], wanted[: last + 1].copy()
             wanted[last] -= used[last] - budget
+            total = budget
         if ledger.grow_all(rows, computed + wanted):
             plan.rows, plan.tokens = rows, wanted
-            return budget - int(wanted.sum())
+            return budget - total
         return self._grant_one_by_one(plan, requests, ledger, cap)
 
     def _long_prefill_cap(self) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from ..policies.base import Policy, SystemView
 from ..policies.kv.base import KvLedger
 from ..policies.plan import Preemption, StepOutcome, StepPlan
-from ..policies.requests import RequestTable, State
+from ..policies.requests import Application, RequestTable, State
 
 # plain integers: looking a member up in an enum costs more than the assignment it is for
 WAITING, RUNNING, SWAPPED, FINISHED = (int(s) for s in (State.WAITING, State.RUNNING, State.SWAPPED, State.FINISHED))
@@ -26,11 +26,15 @@ class EngineCore:
         self.ready_s: dict[int, float] = {}
         self.active = 0
         self.holding = 0
-        self._arrived: list[int] = []  # rows that the policy has not been told of yet
+        self._arrived: list[int | Application] = []  # what the policy has not been told of yet, in order
 
     @property
     def waiting(self) -> int:
         return self.active - self.holding
+
+    def announce(self, application: Application) -> None:
+        """An application arrives; its first requests are submitted right after."""
+        self._arrived.append(application)
 
     def submit(self, request_id: str, **values) -> int:
         """A new request; `values` as for RequestTable.submit. Returns its row.
@@ -46,8 +50,11 @@ class EngineCore:
     def plan(self, now: float) -> StepPlan:
         """Ask the policy, and apply what its plan changes at once (who lost and who got memory)."""
         requests = self.requests
-        for row in self._arrived:
-            self.policy.on_arrival(row, requests)
+        for arrival in self._arrived:
+            if isinstance(arrival, Application):
+                self.policy.on_application(arrival)
+            else:
+                self.policy.on_arrival(arrival, requests)
         self._arrived.clear()
         plan = self.policy.plan(SystemView(now, requests, self.ready_s), self.ledger)
         for row, kind in plan.preempted:

@@ -54,6 +54,7 @@ def as_workload(result: RunResult, inputs: Inputs) -> Workload:
         **{name: column[order] for name, column in merged.items()},
         ids=[ids[i] for i in order],
         group_names=[*listed.group_names, POOL_GROUP],
+        applications=listed.applications,
         prefix=prefix,
         provenance=listed.provenance.then("with the best-effort pool of a run"),
     )

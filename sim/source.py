@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..policies.requests import Application
 from ..traces.workload import BEST_EFFORT, BestEffortPool, Workload, WorkloadError
 from .clock import BEFORE_STEPS, Clock
 from .engine import Engine
@@ -64,6 +65,7 @@ class RequestSource:
         self.block_tokens = block_tokens
         self.on_submit = on_submit
         self.submitted = 0
+        self._announced: set[int] = set()  # groups; only asked, never walked through
         self.group_names = list(workload.group_names)
         self._group_of: dict[tuple[int, int], int] = {}  # (replica, row) -> group
         self._stages: dict[int, dict[int, list[int]]] = {}  # group -> stage -> workload rows still to release
@@ -116,6 +118,9 @@ class RequestSource:
 
     def submit(self, request_id: str, output_tokens: int, *, group: int = -1, **values) -> None:
         replica = self._route(group)
+        if group >= 0 and group not in self._announced:
+            self._announced.add(group)
+            self.engines[replica].core.announce(self._application(group))
         row = self.engines[replica].submit(
             request_id, output_tokens, arrival_s=self.clock.now, group=group, **values
         )
@@ -123,6 +128,11 @@ class RequestSource:
             self._group_of[replica, row] = group
         self.submitted += 1
         self.on_submit(self.submitted)
+
+    def _application(self, group: int) -> Application:
+        info = self.workload.applications.get(group)
+        kind, text = (info.kind, info.text) if info is not None else (None, None)
+        return Application(group, self.group_names[group], self.clock.now, kind, text)
 
     def _route(self, group: int) -> int:
         if len(self.engines) == 1:

@@ -79,6 +79,14 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class ApplicationInfo:
+    """What a group of rows is, beyond its name. kind: class of application; text: its input."""
+
+    kind: str
+    text: str | None = None
+
+
+@dataclass(frozen=True)
 class Workload:
     """A request list. All arrays have one entry a row; rows are sorted by arrival, closed-loop rows last.
 
@@ -91,6 +99,7 @@ class Workload:
                    of (group, stage) has ended: a session is a group with one row a stage (its turns), an
                    application a group with several.
     ids            request names, unique
+    group_names    one a group; applications: what is known of a group, for those that are task graphs
     """
 
     arrival_s: np.ndarray
@@ -105,6 +114,7 @@ class Workload:
     delay_s: np.ndarray
     ids: list[str]
     group_names: list[str] = field(default_factory=list)
+    applications: dict[int, ApplicationInfo] = field(default_factory=dict)
     prefix: PrefixBlocks | None = None
     pool: BestEffortPool | None = None
     provenance: Provenance = Provenance("unnamed")

@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from harness import Affine, build, hybrid, prefixes, simulate
 from twinserve.policies.registry import policy_names
+from twinserve.policies.vllm import VllmPolicy
 from twinserve.sim.results import POOL_GROUP
 from twinserve.sim.source import content_ids, shared_contents
-from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload, WorkloadError
+from twinserve.traces.workload import (
+    ApplicationInfo,
+    BestEffortPool,
+    PrefixBlocks,
+    Workload,
+    WorkloadError,
+)
 
 STEP = Affine(
     base=1.0, prefill=0.0, decode=0.0, context=0.0
@@ -228,3 +235,34 @@ def test_block_sizes_that_do_not_nest_are_refused_in_one_line():
         WorkloadError, match="prefix blocks of 24 tokens and KV blocks of 16 tokens do not nest"
     ):
         build(blocks_workload(24, [30], [[0, 1]]))
+
+
+def test_an_application_is_known_before_its_requests():
+    """Two stages of two rows: the policy hears of the application once, before its first row, with what it is."""
+    heard = []
+
+    class Listening(VllmPolicy):
+        def on_application(self, application):
+            heard.append((application.name, application.kind, application.text, application.arrival_s))
+
+        def on_arrival(self, row, requests):
+            heard.append((requests.ids[row], int(requests.stage[row])))
+            super().on_arrival(row, requests)
+
+    workload = Workload.build(
+        [1.0, 1.0, np.nan, np.nan],
+        [8, 8, 8, 8],
+        [2, 2, 2, 2],
+        group=np.zeros(4, np.int64),
+        stage=np.array([0, 0, 1, 1]),
+        group_names=["merge"],
+        applications={0: ApplicationInfo("document merging", "two texts")},
+    )
+    simulate(workload, Listening)
+    assert heard == [
+        ("merge", "document merging", "two texts", 1.0),
+        ("r0", 0),
+        ("r1", 0),
+        ("r2", 1),
+        ("r3", 1),
+    ]

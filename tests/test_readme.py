@@ -1,0 +1,76 @@
+"""Every command of the README runs, and prints what the README shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BLOCK = re.compile(r"```console\n(.*?)```", re.S)
+# Shown in the README, but either run by .ci/run itself or by this very test.
+ELSEWHERE = ("pip install", "python -m pytest")
+# What depends on the machine: seconds of wall time, speed, paths of local copies.
+VARIES = re.compile(r"wall time|simulated steps/s|local copy|/.*\.jsonl")
+
+
+def commands() -> list[tuple[str, str]]:
+    """(command, output shown) in order of appearance."""
+    found = []
+    for block in BLOCK.findall(README.read_text()):
+        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            command, _, output = part.partition("\n")
+            while command.endswith("\\"):
+                more, _, output = output.partition("\n")
+                command = command[:-1] + more.strip()
+            found.append((command.strip(), output.strip()))
+    return found
+
+
+def comparable(text: str) -> list[str]:
+    """Lines without those that vary, and without the run of blanks that a longer number pushes aside."""
+    lines = (re.sub(r"\s+", " ", line).strip() for line in text.splitlines())
+    return [line for line in lines if line and not VARIES.search(line)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The commands share one folder: later ones read what earlier ones wrote."""
+    return tmp_path_factory.mktemp("readme")
+
+
+def test_the_readme_has_commands():
+    names = {command.split()[0] for command, _ in commands()}
+    assert {"simulate", "twinserve", "pip"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "shown"), commands(), ids=lambda value: value[:60])
+def test_command(command: str, shown: str, folder: Path):
+    if command.startswith(ELSEWHERE):
+        pytest.skip("run by .ci/run")
+    scripts = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "TWINSERVE_CACHE": str(folder / "cache"),
+    }
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    said = done.stdout + done.stderr
+    expected_to_fail = shown.startswith("error:")
+    assert (done.returncode != 0) == expected_to_fail, said
+    assert "Traceback" not in said
+    if shown and (expected_to_fail or os.environ.get("TWINSERVE_TRACES")):
+        # Figures are those of the original trace; its replica gives others.
+        got = comparable(said)
+        missing = [line for line in comparable(shown) if line not in got]
+        assert not missing, f"the README shows {missing}; the command prints\n{said}"
