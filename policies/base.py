@@ -65,6 +65,7 @@ class Policy(ABC):
     Options: type[Options] = NoOptions
     default_kv = "paged"
     prefix_caching = False  # what the published system does, unless the user says otherwise
+    uses_estimator = True  # False: decides without step times, and gets None for an estimator
 
     def __init__(self, limits: EngineLimits, options: Options | None = None, estimator=None) -> None:
         self.limits = limits

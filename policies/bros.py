@@ -38,6 +38,7 @@ class BrosOptions(Options):
     chunk           prompt tokens an iteration computes at most of one request; None: whole prompts, as in the paper
     avg_window      iterations that T_avg averages over
     swap            dropped requests keep their KV on the host; False: they are recomputed
+    late_drops      a request that is late already and holds nothing yet may drop real-time ones too
     """
 
     base_batch: int = Field(128, ge=1)
@@ -48,6 +49,7 @@ class BrosOptions(Options):
     chunk: int | None = Field(None, ge=1)
     avg_window: int = Field(32, ge=1)
     swap: bool = True
+    late_drops: bool = False
 
 
 class BrosPolicy(Policy):
@@ -267,8 +269,8 @@ class BrosPolicy(Policy):
             if row in step.dropped:
                 continue
             # A request that is too late already, and holds nothing yet, does not push out others that are not.
-            hopeless = urgent.residual[i] < urgent.costs[i] and not step.ledger.held_blocks(row)
-            rivals = urgent.batch.rows[:0] if hopeless else urgent.batch.rows
+            late = urgent.residual[i] < urgent.costs[i] and not step.ledger.held_blocks(row)
+            rivals = urgent.batch.rows[:0] if late and not self.options.late_drops else urgent.batch.rows
             victims = _Victims(self.be_pending.rows, rivals, chosen.rows[placed], row)
             if not self._acquire(step, row, int(chosen.context[i]), victims):
                 return chosen[placed], False

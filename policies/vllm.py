@@ -37,6 +37,7 @@ class VllmPolicy(Policy):
     name = "vllm"
     Options = VllmOptions
     prefix_caching = True
+    uses_estimator = False
 
     def __init__(self, limits: EngineLimits, options: VllmOptions | None = None, estimator=None) -> None:
         super().__init__(limits, options, estimator)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from ..traces.workload import WorkloadError
 
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
-DEFAULT_LOAD = 0.65
+DEFAULT_LOAD = 0.7
 
 
 class SettingsError(ValueError):
@@ -45,7 +45,7 @@ class SimulationConfig(BaseModel):
     rate_scale: float | None = Field(None, gt=0)
     "Speed up the arrivals of a recorded trace by this factor; 1 replays it as recorded."
     load: float | None = Field(None, gt=0)
-    "Set the arrival rate to this share of the hardware's estimated capacity, best-effort pool not counted. [default: 0.65]"
+    "Set the arrival rate to this share of the hardware's estimated capacity, best-effort pool not counted. [default: 0.7]"
     window: tuple[float, float] | None = None
     "Only arrivals from START to END, in seconds of the recording."
     cap_length: int | None = Field(None, ge=2)

@@ -83,17 +83,20 @@ class Engine:
         return plan
 
     def _without_step(self, plan: StepPlan | None):
-        """Nothing to compute: wait until something arrives or lands, or until the plan's transfers are done.
+        """Nothing to compute: wait until something arrives or lands, or until the plan's transfers are done; a plan that
+        only took memory away is followed by the next one at once.
 
         A policy that plans nothing for no reason is stopped with a diagnosis.
         """
-        if plan is not None and plan.moves:
+        if plan is not None and (plan.moves or plan.preempted):
             moved = self.backend.transfer(plan.moves, self.clock.now)
             self._hold(moved.ready_s)
             self.recorder.without_step(plan, moved.to_host_bytes, moved.to_device_bytes)
             done = max(moved.before, moved.beside)
             if done > self.clock.now:
                 yield self.clock.at(done, self._steps)
+                return
+            if plan.preempted:
                 return
         core = self.core
         if plan is not None and not core.ready_s and core.ledger.free_blocks == core.ledger.num_blocks:

@@ -22,7 +22,7 @@ class StepRecorder:
         self._scalars: list[tuple] = []  # one a macro-step, in the order of _STEP_COLUMNS
         self._starts: list[float] = []
         self._ends: list[np.ndarray] = []
-        self._growth: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # macro-step -> blocks newly taken (rt, be)
+        self._growth: list[tuple[int, str, np.ndarray]] = []  # macro-step, whose blocks, how many newly taken by step
         self._gaps: list[tuple[np.ndarray, int, int]] = []  # gaps, how many rt and be tokens had each
         self._pending = [0, 0, 0, 0]  # of plans without a step: preempted (recompute, swap), bytes (to host, to device)
         self.steps = 0
@@ -57,14 +57,10 @@ class StepRecorder:
         once, self._pending = self._pending, [0, 0, 0, 0]
         if steps > 1:
             best_effort = requests.klass[plan.rows] == 1
-            if np.count_nonzero(best_effort):
-                growth = (
-                    ledger.block_growth(plan.rows[~best_effort], steps),
-                    ledger.block_growth(plan.rows[best_effort], steps),
-                )
-            else:
-                growth = (ledger.block_growth(plan.rows, steps), np.zeros(steps, np.int64))
-            self._growth[len(self._scalars)] = growth
+            for column, mine in (("kv_rt_blocks", ~best_effort), ("kv_be_blocks", best_effort)):
+                if np.count_nonzero(mine):
+                    growth = ledger.block_growth(plan.rows[mine], steps)
+                    self._growth.append((len(self._scalars), column, growth))
         self._scalars.append(
             (
                 len(work.prefill_new),
@@ -117,22 +113,20 @@ class StepRecorder:
         starts[first] = self._starts
         frame = {"replica": np.full(len(ends), self.replica), "start_s": starts, "end_s": ends}
         for i, name in enumerate(self._STEP_COLUMNS):
-            frame[name] = np.repeat(columns[:, i], lengths)
             if name in self._ONCE:
-                inside = np.ones(len(ends), bool)
-                inside[first] = False
-                frame[name][inside] = 0
-        for i, (real_time, best_effort) in self._growth.items():
+                frame[name] = np.zeros(len(ends), np.int64)
+                frame[name][first] = columns[:, i]
+            else:
+                frame[name] = columns[:, i].repeat(lengths)
+        for i, column, growth in self._growth:
             at = slice(first[i], first[i] + lengths[i])
-            n = lengths[i]
-            taken_rt, taken_be = np.cumsum(real_time[:n]), np.cumsum(best_effort[:n])
-            frame["kv_rt_blocks"][at] += taken_rt
-            frame["kv_be_blocks"][at] += taken_be
-            frame["kv_free_blocks"][at] -= taken_rt + taken_be
+            taken = growth[: lengths[i]].cumsum()  # an arrival may have cut the run
+            frame[column][at] += taken
+            frame["kv_free_blocks"][at] -= taken
         frame["kv_cached_blocks"] = np.minimum(frame["kv_cached_blocks"], frame["kv_free_blocks"])
         frame["kv_used_blocks"] = frame["kv_rt_blocks"] + frame["kv_be_blocks"]
         del frame["kv_free_blocks"]
-        return pd.DataFrame(frame)
+        return pd.DataFrame(frame, copy=False)  # long, and nobody else has the columns
 
     def gap_frame(self) -> pd.DataFrame:
         """Inter-token gaps pooled: klass, gap_s, count; one row a distinct gap and class."""

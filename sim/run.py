@@ -16,7 +16,7 @@ from ..backends.simulated import SimulatedBackend
 from ..policies.base import Policy
 from ..policies.estimators import LinearEstimator, PerfectEstimator
 from ..policies.kv.base import KvLedger
-from ..policies.registry import PolicySpec, ledger_class
+from ..policies.registry import PolicySpec, ledger_class, policy_class
 from ..policies.requests import RequestTable
 from ..profiles.bros import BrosLinearModel
 from .clock import Clock
@@ -118,7 +118,8 @@ class Simulation:
     def _engine(self, replica: int) -> Engine:
         config, hardware = self.inputs.config, self.inputs.hardware
         requests = RequestTable()
-        policy = self.spec.build(hardware.limits, make_estimator(config, hardware))
+        estimator = make_estimator(config, hardware) if policy_class(self.spec.name).uses_estimator else None
+        policy = self.spec.build(hardware.limits, estimator)
         ledger = self._ledger(requests, policy)
         backend = SimulatedBackend(
             requests,
@@ -149,15 +150,14 @@ class Simulation:
     def rows(self) -> RunRows:
         names = self.source.group_names
         requests = [request_frame(e.core.requests, i, names) for i, e in enumerate(self.engines)]
-        merged = pd.concat(requests, ignore_index=True) if len(requests) > 1 else requests[0]
         steps = [engine.recorder.step_frame() for engine in self.engines]
         gaps = [engine.recorder.gap_frame() for engine in self.engines]
-        return RunRows(
-            merged,
-            pd.concat(steps, ignore_index=True),
-            pd.concat(gaps, ignore_index=True),
-            self.inputs.hardware.num_blocks,
-        )
+        return RunRows(_joined(requests), _joined(steps), _joined(gaps), self.inputs.hardware.num_blocks)
+
+
+def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """The replicas' rows, one after another."""
+    return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
 
 
 def make_estimator(config: SimulationConfig, hardware: Hardware):

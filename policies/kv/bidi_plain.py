@@ -47,23 +47,24 @@ def grow_plainly(state: SlotState, row: int, side: int, tokens: int) -> bool:
 
 def grow_all(state: SlotState, rows: np.ndarray, tokens: np.ndarray) -> bool:
     """`grow_plainly` for distinct rows; False and unchanged unless all can."""
-    if state.missing_tokens[rows].any():
+    if np.count_nonzero(state.missing_tokens[rows]):
         return False
-    if not state.held[rows].all():
+    if np.count_nonzero(state.held[rows]) < len(rows):
         raise LedgerError("rows without blocks cannot grow; they are admitted or swapped in")
     cells, mine, other, room = last_blocks(state, rows)
-    need = np.maximum(tokens - state.tokens[rows], 0)
+    before = state.tokens[rows]
+    need = np.maximum(tokens - before, 0)
     here = np.minimum(need, room)
     over = need - here
-    if other.any() and _conflicts(state, cells, mine, other, need, over, room):
+    if np.count_nonzero(other) and _conflicts(state, cells, mine, other, need, over, room):
         return False
-    growing = np.flatnonzero(over)
+    growing = over.nonzero()[0]
     if len(growing):
         fresh = -(-over[growing] // state.size)
-        if int(fresh.sum()) > state.num_empty:
+        if sum(fresh.tolist()) > state.num_empty:
             return False
     state.put("count", cells, mine + here)
-    state.put("tokens", rows, state.tokens[rows] + here)
+    state.put("tokens", rows, before + here)
     state.put("pinned", rows, state.step)
     if len(growing):
         side = cells[growing] // state.num_blocks
@@ -76,7 +77,7 @@ def _conflicts(state: SlotState, cells, mine, other, need, over, room) -> bool:
     step.
     """
     partial_rt = (cells < state.num_blocks) & (mine < state.size) & (other > 0)
-    if (partial_rt & (over > 0)).any():
+    if np.count_nonzero(partial_rt & (over > 0)):
         return True
     for i, j in _pairs(state, cells, other):
         if partial_rt[i] and 0 < need[i] and need[i] + need[j] > room[i]:
@@ -86,10 +87,11 @@ def _conflicts(state: SlotState, cells, mine, other, need, over, room) -> bool:
 
 def _pairs(state: SlotState, cells: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
     """Positions (real-time, best-effort) of rows that share their last block."""
-    shared = np.flatnonzero(other)
+    shared = other.nonzero()[0]
     blocks = cells[shared] % state.num_blocks
     order = np.lexsort((cells[shared], blocks))
-    twice = np.flatnonzero(np.diff(blocks[order]) == 0)
+    blocks = blocks[order]
+    twice = (blocks[1:] == blocks[:-1]).nonzero()[0]
     return list(zip(shared[order[twice]].tolist(), shared[order[twice + 1]].tolist(), strict=True))
 
 
@@ -100,7 +102,7 @@ def steps_before_conflict(
     step.
     """
     cells, mine, other, room = last_blocks(state, rows)
-    if not other.any():
+    if not np.count_nonzero(other):
         return limit
     granted = state.tokens[rows] - computed
     partial_rt = (cells < state.num_blocks) & (mine < state.size) & (other > 0)

@@ -16,6 +16,7 @@ import numpy as np
 from .bidi_journal import Journal
 
 NOBODY = -1  # owner of a cell that holds nothing
+_KIND = np.array([1, 2], np.int8)  # bit of SlotState.kind for an owner of each class
 _ROW_COLUMNS = {
     "tokens": 0,  # tokens with a place on the device, or all on the host where held is 0
     "held": 0,  # blocks
@@ -86,7 +87,12 @@ class SlotState:
 
     def put(self, name: str, key: Any, value: Any) -> None:
         """Change own array, dict or attribute (key None), undoably."""
-        self.journal.put(self, name, key, value)
+        if self.journal.open:
+            self.journal.put(self, name, key, value)
+        elif key is None:
+            setattr(self, name, value)
+        else:
+            getattr(self, name)[key] = value
 
     # -- questions -------------------------------------------------------------------------------
     def cells_of(self, row: int) -> np.ndarray:
@@ -155,18 +161,14 @@ class SlotState:
         self, rows: np.ndarray, over: np.ndarray, fresh: np.ndarray, side: np.ndarray
     ) -> None:
         """`over` further tokens of each row go into `fresh` empty blocks each (all > 0)."""
-        ends = np.cumsum(fresh)
-        nth = np.arange(int(ends[-1])) - np.repeat(ends - fresh, fresh)
-        cells = self.take_empty(len(nth)) + np.repeat(side, fresh) * self.num_blocks
-        counts = np.minimum(np.repeat(over, fresh) - nth * self.size, self.size)
+        ends = fresh.cumsum()
+        which = np.arange(len(rows)).repeat(fresh)  # whose block each one is
+        nth = np.arange(len(which)) - (ends - fresh)[which]
+        cells = self.take_empty(len(which)) + (side * self.num_blocks)[which]
         held, tokens = self.held[rows], self.tokens[rows]
-        self._occupy(
-            cells,
-            np.repeat(rows, fresh),
-            counts,
-            np.repeat(held, fresh) + nth,
-            np.repeat(tokens, fresh) + nth * self.size,
-        )
+        placed = nth * self.size
+        counts = np.minimum(over[which] - placed, self.size)
+        self._occupy(cells, rows[which], counts, held[which] + nth, tokens[which] + placed)
         begin = 0
         for row, first, end in zip(rows.tolist(), held.tolist(), ends.tolist(), strict=True):
             self.append(row, first, cells[begin:end])
@@ -197,7 +199,7 @@ class SlotState:
         self.put("start", cells, starts)
         best_effort = cells >= self.num_blocks
         blocks = cells - self.num_blocks * best_effort
-        self.put("kind", blocks, self.kind[blocks] | np.where(best_effort, 2, 1).astype(np.int8))
+        self.put("kind", blocks, self.kind[blocks] | _KIND[best_effort.view(np.int8)])
         self.put(
             "rt_blocks", None, self.rt_blocks + len(cells) - int(np.count_nonzero(best_effort))
         )
@@ -215,7 +217,7 @@ class SlotState:
             self.put(name, cells, 0)
         best_effort = cells >= self.num_blocks
         blocks = cells - self.num_blocks * best_effort
-        kind = self.kind[blocks] & np.where(best_effort, 1, 2).astype(np.int8)
+        kind = self.kind[blocks] & ~_KIND[best_effort.view(np.int8)]
         self.put("kind", blocks, kind)
         self.put(
             "rt_blocks", None, self.rt_blocks - len(cells) + int(np.count_nonzero(best_effort))

@@ -21,7 +21,12 @@ VARIANTS = {
         "preemptive-wait:newcomers_preempt=false",
     ),
     "round-robin": ("round-robin", "round-robin:chunk=3", "round-robin:batch_size=2"),
-    "vllm": ("vllm", "vllm:enable_chunked_prefill=false", "vllm:long_prefill_token_threshold=7"),
+    "vllm": (
+        "vllm",
+        "vllm:enable_chunked_prefill=false",
+        "vllm:long_prefill_token_threshold=7",
+        "vllm:scheduling=priority",
+    ),
     "vllm-v0": ("vllm-v0", "vllm-v0:preemption_mode=swap", "vllm-v0:watermark=0.2"),
 }
 POLICIES = [text for name in policy_names() for text in VARIANTS.get(name, (name,))]
@@ -110,7 +115,7 @@ DROPPED = Workload.build(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", VARIANTS["bros"])
 @pytest.mark.parametrize("workload, host", [(TWICE, 6), (DROPPED, 0)], ids=["twice", "dropped"])
 def test_workloads_that_once_failed(workload, host, policy, kind):
     compare(policy, kind, (workload, LONGEST // 4 + 1, host))

@@ -4,6 +4,7 @@ import copy
 import random
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -281,3 +282,23 @@ TestLockstep = Lockstep.TestCase
 TestLockstep.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_long_walks_agree_with_the_reference(seed):
+    """Deeper into a full memory than short sequences of rules come."""
+    rng = random.Random(seed)
+    host, cached = rng.choice((0, 5, 20)), rng.random() < 0.7
+    world = World(rng.choice, rng.randint(3, 24), host, cached)
+    world.submit()
+    for _ in range(60):
+        turn = rng.choice(("change", "change", "change", "attempt", "step", "decode", "submit"))
+        if turn == "submit" and len(world.live) < 8:
+            world.submit()
+        elif turn in ("change", "attempt"):
+            getattr(world, turn)()
+        elif turn in ("step", "decode"):
+            world.step()
+            if turn == "decode":
+                world.decode_run()
+        world.compare()

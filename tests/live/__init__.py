@@ -1,0 +1,1 @@
+"""The real vLLM engine, with real forward passes, against our policy and ledger."""

@@ -1,0 +1,93 @@
+"""vLLM's scheduler, unchanged in what it decides, with a log of every step.
+
+Imports vLLM: name it by path as the engine's scheduler class, do not import it where vLLM may be
+missing.
+"""
+
+from __future__ import annotations
+
+from identity.protocol import Observed
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+class RecordingScheduler(Scheduler):
+    """Every method calls through; `log` grows by one entry a step, under vLLM's own request ids.
+
+    evictions       cached blocks whose content was given up
+    duplicates      blocks cached under a hash that another block already had
+    partial_chunks  grants that brought no token: the prompt is not computed to its end
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.log: list[Observed] = []
+        self.evictions = 0
+        self.duplicates = 0
+        self.partial_chunks = 0
+        self._victims: list[str] = []
+        self._planned: dict = {}
+        self._watch_evictions()
+        self._watch_index()
+
+    def _watch_evictions(self) -> None:
+        pool = self.kv_cache_manager.block_pool
+        evict = pool._maybe_evict_cached_block
+
+        def note_evict(block):
+            evicted = evict(block)
+            self.evictions += evicted
+            return evicted
+
+        pool._maybe_evict_cached_block = note_evict
+
+    def _watch_index(self) -> None:
+        index = self.kv_cache_manager.block_pool.cached_block_hash_to_block
+        insert = index.insert
+
+        def note_insert(key, block):
+            self.duplicates += index.get_one_block(key) is not None
+            return insert(key, block)
+
+        index.insert = note_insert
+
+    def reset_prefix_cache(self, *args, **kwargs):
+        done = super().reset_prefix_cache(*args, **kwargs)
+        if done:
+            self._watch_index()  # it is a new one
+        return done
+
+    def schedule(self, *args, **kwargs):
+        before = len(self.running)
+        self._victims = []
+        plan = super().schedule(*args, **kwargs)
+        scheduled = dict(plan.num_scheduled_tokens)
+        joined = self.running[before - len(self._victims) :]
+        self._planned = {
+            "scheduled": scheduled,
+            "preempted": tuple(self._victims),
+            "free_blocks": self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            # the tokens of this plan are counted as computed already
+            "hits": {
+                request.request_id: request.num_computed_tokens - scheduled[request.request_id]
+                for request in joined
+            },
+        }
+        return plan
+
+    def _preempt_request(self, request, *args, **kwargs):
+        self._victims.append(request.request_id)
+        return super()._preempt_request(request, *args, **kwargs)
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        emitted = [output for client in outputs.values() for output in client.outputs]
+        self.partial_chunks += len(self._planned["scheduled"]) - len(emitted)
+        self.log.append(
+            Observed(
+                **self._planned,
+                finished=tuple(o.request_id for o in emitted if o.finish_reason is not None),
+                running=tuple(request.request_id for request in self.running),
+                waiting=len(self.waiting),
+            )
+        )
+        return outputs
