@@ -194,15 +194,25 @@ class BrosPolicy(Policy):
                 victims = _Victims(others, urgent.batch.rows, placed.rows, int(last.rows[0]))
                 if self._acquire(step, int(last.rows[0]), int(last.context[0]), victims):
                     placed = placed + last
+        if not len(placed) and not len(best_effort):
+            placed = self._place_someone(step, urgent)
         self._finish(step, placed + best_effort, len(placed))
         self._adapt(early_return and complete)
 
+    def _place_someone(self, step: _Step, urgent: _Urgent) -> Batch:
+        """Everybody waits for memory that others hold: the most urgent one gets it, from whomever."""
+        everyone = np.concatenate([self.be_pending.rows, urgent.batch.rows[::-1]])
+        for i, row in enumerate(urgent.batch.rows.tolist()):
+            victims = everyone[everyone != row].tolist()
+            if row not in step.dropped and self._acquire(step, row, int(urgent.batch.context[i]), victims):
+                return urgent.batch[i : i + 1]
+        return urgent.batch[:0]
+
     def _within_tokens(self, batch: Batch) -> int:
-        """How many requests from the front the engine can compute in one step: max_num_batched_tokens, or one prompt of
-        any length, since prompts are not cut."""
-        if not len(batch):
-            return 0
-        return max(1, int(np.searchsorted(np.cumsum(batch.new), self.limits.max_num_batched_tokens, side="right")))
+        """How many requests from the front the engine can compute in one step: all but the longest of them must keep to
+        max_num_batched_tokens, since prompts are not cut and one of any length must get its turn."""
+        others = np.cumsum(batch.new) - np.maximum.accumulate(batch.new)
+        return int(np.searchsorted(others, self.limits.max_num_batched_tokens, side="right"))
 
     def _room(self, batch: Batch, bound: float, size: int) -> int:
         """How many requests from the front stay within the bound (seconds), the batch size and the step's tokens."""
@@ -280,7 +290,9 @@ class BrosPolicy(Policy):
     def _place_residents(self, step: _Step, urgent: _Urgent, placed: Batch, size: int) -> Batch:
         """A more urgent request found no memory. Those that have theirs go on, in order, so that it gets free."""
         rows, requests = urgent.batch.rows, step.view.requests
-        holding = (requests.computed_tokens[rows] > 0) & (urgent.batch.swapped == 0)
+        # On the device, though others may have written over a few of their slots, which then come back.
+        holding = requests.computed_tokens[rows] > 0
+        holding[holding] = [step.ledger.held_blocks(row) > 0 for row in rows[holding].tolist()]
         here = np.isin(rows, placed.rows)
         holding &= ~np.isin(rows, list(step.dropped)) if step.dropped else True
         again = np.flatnonzero(here | holding)
@@ -332,7 +344,8 @@ class BrosPolicy(Policy):
                 newcomer = not step.ledger.held_blocks(row)
                 if newcomer and tokens >= hopeless:
                     continue
-                victims = () if newcomer else self._later_ones(row, accepted.rows, group.rows[done])
+                whole = not newcomer and not group.swapped[i]
+                victims = self._later_ones(row, accepted.rows, group.rows[done]) if whole else ()
                 done[i] = self._acquire(step, row, tokens, victims)
                 if newcomer and not done[i]:
                     hopeless = tokens
@@ -354,22 +367,28 @@ class BrosPolicy(Policy):
         """Room for `row` up to `tokens`; if there is none, drop `victims` one after another until there is (Sec. V-B)."""
         if self._find(step, row, tokens):
             return True
-        mark = step.ledger.mark()
+        ledger = step.ledger
+        need = -(-tokens // ledger.block_tokens) - ledger.held_blocks(row)
+        obtainable = ledger.obtainable_blocks(row)
+        rivals = [v for v in victims if v not in step.dropped and ledger.held_blocks(v)]
+        gains = [ledger.gained_blocks(row, victim) for victim in rivals]
+        if need > obtainable + sum(gains):
+            return False  # not even all of them would be enough
+        mark = ledger.mark()
         dropped = []
-        for victim in victims:
-            if victim in step.dropped or not step.ledger.held_blocks(victim):
-                continue
+        for victim, gain in zip(rivals, gains, strict=True):
             kind = Preemption.SWAP
-            if not (self.options.swap and step.ledger.swap_out(victim)):
+            if not (self.options.swap and ledger.swap_out(victim)):
                 kind = Preemption.RECOMPUTE
-                step.ledger.drop(victim)
+                ledger.drop(victim)
             dropped.append((victim, kind))
-            if self._find(step, row, tokens):
-                step.ledger.commit(mark)
+            obtainable += gain
+            if obtainable >= need and self._find(step, row, tokens):
+                ledger.commit(mark)
                 step.plan.preempted += dropped
                 step.dropped.update(victim for victim, _ in dropped)
                 return True
-        step.ledger.rollback(mark)
+        ledger.rollback(mark)
         return False
 
     def _find(self, step: _Step, row: int, tokens: int) -> bool:

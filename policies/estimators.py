@@ -15,9 +15,10 @@ from ..profiles.bros import BrosLinearModel, SwapTimeModel
 from ..profiles.composition import StepComposition, StepTimeModel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """Requests in order, as an estimator sees them."""
+    """Requests in order, as an estimator sees them. Never changed; not frozen, because a policy makes many in each step
+    and a frozen one takes four times as long to make."""
 
     rows: np.ndarray
     is_prefill: np.ndarray
@@ -70,7 +71,7 @@ class LinearEstimator:
 
     def prefixes(self, batch: Batch) -> np.ndarray:
         costs = self.model.prefix_costs(batch.is_prefill, batch.new, batch.context)
-        if batch.swapped.any():
+        if np.count_nonzero(batch.swapped):
             swapped = np.cumsum(batch.swapped)
             swap_s = np.where(swapped > 0, self.swap.base_s + swapped * self.swap.seconds_per_byte, 0.0)
             costs = np.maximum(costs, swap_s)
@@ -78,18 +79,19 @@ class LinearEstimator:
 
     def seconds(self, batch: Batch) -> float:
         decode_requests, prefill, attended = len(batch), 0, 0
-        total = int(batch.context.sum())
-        if batch.is_prefill.any():
-            prefill = int(batch.new[batch.is_prefill].sum())
-            attended = int(batch.context[batch.is_prefill].sum())
-            decode_requests -= int(batch.is_prefill.sum())
+        total = sum(batch.context.tolist())
+        prefills = np.count_nonzero(batch.is_prefill)
+        if prefills:
+            prefill = sum(batch.new[batch.is_prefill].tolist())
+            attended = sum(batch.context[batch.is_prefill].tolist())
+            decode_requests -= prefills
         cost = self.model.batch_seconds(prefill, decode_requests, total - attended - decode_requests, attended)
-        return max(cost, self.swap.seconds(int(batch.swapped.sum())))
+        return max(cost, self.swap.seconds(sum(batch.swapped.tolist())))
 
     def fitting(self, batch: Batch, bound: float) -> int:
         if not len(batch):
             return 0
-        return int(np.searchsorted(self.prefixes(batch), bound, side="right"))
+        return int(self.prefixes(batch).searchsorted(bound, side="right"))
 
     def decode_run(self, batch: Batch, steps: int) -> np.ndarray:
         n = len(batch)

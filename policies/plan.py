@@ -101,4 +101,7 @@ class StepOutcome:
     @property
     def seconds(self) -> np.ndarray:
         """float64[k]: duration of each step."""
-        return np.diff(self.ends_s, prepend=self.start_s)
+        durations = self.ends_s.copy()
+        durations[1:] -= self.ends_s[:-1]
+        durations[0] -= self.start_s
+        return durations

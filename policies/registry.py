@@ -65,22 +65,28 @@ class PolicySpec:
     options  those given, as the policy's own types
     kv       KV ledger, where the text names one; None: the policy's default
     label    the text itself: tells runs of one policy with different options apart
+    own      a class without a registered name, as from a notebook; None: the one that `name` stands for
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     kv: str | None = None
     label: str = ""
+    own: type[Policy] | None = None
+
+    @property
+    def policy(self) -> type[Policy]:
+        """The policy's class."""
+        return self.own or policy_class(self.name)
 
     @property
     def kv_name(self) -> str:
         """The ledger to use."""
-        return self.kv or policy_class(self.name).default_kv
+        return self.kv or self.policy.default_kv
 
     def build(self, limits: EngineLimits, estimator=None) -> Policy:
         """A new policy with these options. Raises ValueError where it cannot serve `limits`."""
-        policy = policy_class(self.name)
-        return policy(limits, policy.Options(**self.options), estimator)
+        return self.policy(limits, self.policy.Options(**self.options), estimator)
 
 
 def parse_policy(text: str) -> PolicySpec:

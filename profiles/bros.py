@@ -97,9 +97,9 @@ class BrosLinearModel:
         new, attended = np.asarray(new_tokens, np.int64), np.asarray(context_tokens, np.int64)
         total = np.zeros(len(new))
         for cost, chosen in ((self.prefill, prefilling), (self.decode, ~prefilling)):
-            ln = np.cumsum(np.where(chosen, new, 0))
-            la = np.cumsum(np.where(chosen, attended, 0))
-            total = total + np.where(ln > 0, cost.seconds(ln, la), 0.0)
+            if np.count_nonzero(chosen):
+                ln, la = (new * chosen).cumsum(), (attended * chosen).cumsum()
+                total += (ln > 0) * cost.seconds(ln, la)  # nothing before the first of its phase
         return total
 
     def step_seconds(self, work: StepComposition) -> float:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.optimize import nnls
 from twinserve.profiles.composition import StepComposition
 
 MAX_PREFILL_TOKENS = 16384
@@ -58,6 +57,8 @@ def relative_nnls(features: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray
     Rows are divided by the measured time, so that a 10 ms step counts as much as a 10 s one: with
     absolute errors the largest samples, a thousand times longer, would decide alone.
     """
+    from scipy.optimize import nnls  # half a second to import, and few runs fit anything
+
     scaled = features / seconds[:, None]
     # Columns differ by ten orders of magnitude (tokens squared against ones): equal norms keep nnls
     # accurate.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +24,8 @@ from .engine import NoProgressError
 from .metrics_goodput import GoodputError
 from .results import ResultsError
 
-BAD_INPUT, INTERRUPTED = 2, 130
+BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
+_UNWRITTEN = "interrupted: results of unfinished runs were not written"
 _EXPECTED = (
     WorkloadError,
     ProfileError,
@@ -52,7 +54,18 @@ def simulate_main(arguments: Sequence[str] | None = None) -> None:
     _run(app, arguments)
 
 
+class _Terminated(BaseException):
+    """SIGTERM, as an exception: what was written in part is then cleared away, as after Ctrl-C."""
+
+
+def _terminate(*_) -> None:
+    raise _Terminated
+
+
 def _run(app: cyclopts.App, arguments: Sequence[str] | None) -> None:
+    app.suppress_keyboard_interrupt = False  # Ctrl-C is ours to explain, below
+    if arguments is None:  # a process of our own; a caller in Python keeps its handlers
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
@@ -63,7 +76,11 @@ def _run(app: cyclopts.App, arguments: Sequence[str] | None) -> None:
     except _EXPECTED as error:
         _stop(str(error), BAD_INPUT)
     except KeyboardInterrupt:
-        _stop("interrupted: results of unfinished runs were not written", INTERRUPTED)
+        _stop(_UNWRITTEN, INTERRUPTED)
+    except _Terminated:
+        _stop(_UNWRITTEN, TERMINATED)
+    except (MemoryError, OverflowError) as error:
+        _stop(f"a setting is too large for this machine: {error or 'out of memory'}; choose a smaller one", BAD_INPUT)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

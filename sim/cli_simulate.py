@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from ..profiles.catalog import nearest
 from ..traces.workload import WorkloadError
 from .config import PRESETS, SettingsError, SimulationConfig
-from .export import export_requests
+from .export import check_export, export_requests
 from .inputs import Inputs, resolve
 from .metrics_goodput import parse_goodput
 from .progress import RunProgress
@@ -62,6 +62,8 @@ def simulate(
         No progress bar.
     """
     config = with_defaults(config, preset, config_file)
+    if goodput is not None and not goodput:
+        raise SettingsError("--goodput: no objective; write NAME:MILLISECONDS, as ttft:500")
     objectives = parse_goodput(goodput) if goodput else None
     if timeline and out is None:
         raise SettingsError("--timeline writes trace.json.gz into the results; say where with --out")
@@ -74,6 +76,8 @@ def simulate(
         targets = _targets(out, inputs)
         for target in targets.values():
             check_target(target, overwrite)
+        if export is not None:
+            check_export(export)
         if not as_json:
             progress.say(headline(inputs))
         results: dict[str, RunResult] = {}
@@ -133,6 +137,8 @@ def _from_file(file: Path) -> dict:
             raise KeyError("config")
     except FileNotFoundError:
         raise SettingsError(f"--config {file}: there is no such file; name a run.json") from None
+    except OSError as error:
+        raise SettingsError(f"--config {file}: cannot be read ({error.strerror}); name a run.json") from None
     except (ValueError, KeyError, TypeError):
         raise SettingsError(f"--config {file}: this is not a run.json (no settings under 'config')") from None
     unknown = set(settings) - set(SimulationConfig.model_fields)

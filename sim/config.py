@@ -21,7 +21,7 @@ class SettingsError(ValueError):
 class SimulationConfig(BaseModel):
     """What is simulated. Everything that changes a result is here, and nothing else."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     policy: Annotated[tuple[str, ...], Parameter(name=["--policy", "-p"], negative="")] = ("vllm",)
     "Policy, with options after a colon: bros:chunk=2048,kv=paged. Several give one table over the same requests."
@@ -46,18 +46,18 @@ class SimulationConfig(BaseModel):
     "Speed up the arrivals of a recorded trace by this factor; 1 replays it as recorded."
     load: float | None = Field(None, gt=0)
     "Set the arrival rate to this share of the hardware's estimated capacity, best-effort pool not counted. [default: 0.7]"
-    window: tuple[float, float] | None = None
+    window: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
     "Only arrivals from START to END, in seconds of the recording."
     cap_length: int | None = Field(None, ge=2)
     "Cut prompt plus output of longer requests to this many tokens."
-    pool: int = Field(0, ge=0)
+    pool: int = Field(0, ge=0, le=1_000_000)
     "Best-effort closed loop: requests in each batch; the next batch comes when the last one has ended. 0: none."
     slo: str | None = None
     "Objectives in seconds: ttft=0.4,tpot=0.2, or ttft=0.4,tpot=0.2,k=5 for max(ttft, k x isolated prefill), or none."
 
     profile: str = DEFAULT_PROFILE
     "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."
-    replicas: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
     block_tokens: int = Field(16, ge=1)
     "Tokens in a KV block."
@@ -70,7 +70,7 @@ class SimulationConfig(BaseModel):
     max_num_batched_tokens: int | None = Field(None, ge=1)
     "Most new tokens in a step, instead of the profile's."
     kv: str | None = None
-    "KV ledger for every policy, instead of each one's own: paged, bidirectional."
+    "KV ledger for every policy that names none (kv=) itself: paged, bidirectional."
     prefix_caching: bool | None = None
     "Prefix caching for every policy, instead of what each one's system does."
     estimator: Literal["paper", "perfect"] = "paper"
@@ -119,14 +119,19 @@ def parse_slo(text: str | None) -> tuple[float, float, float] | None:
     if text == "none":
         return None
     found = {"k": 0.0}
+    seen: set[str] = set()
     for part in text.split(","):
         name, _, value = part.partition("=")
         try:
             number = float(value)
         except ValueError:
             number = -1.0
-        if name not in ("ttft", "tpot", "k") or not 0 <= number < 1e6:
+        in_range = number >= 0 if name == "k" else number > 0  # an objective of 0 s could never be met
+        if name not in ("ttft", "tpot", "k") or not in_range or not number < 1e6:
             raise WorkloadError(f"--slo {text!r}: {part!r} is not understood; write ttft=0.4,tpot=0.2 (seconds), or none")
+        if name in seen:
+            raise WorkloadError(f"--slo {text!r}: {name} is given twice; keep one of them")
+        seen.add(name)
         found[name] = number
     if "ttft" not in found or "tpot" not in found:
         raise WorkloadError(f"--slo {text!r} lacks {'ttft' if 'ttft' not in found else 'tpot'}; write ttft=0.4,tpot=0.2")

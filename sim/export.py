@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 
 from ..traces.prefix import take
-from ..traces.workload import BEST_EFFORT, PrefixBlocks, Workload
+from ..traces.workload import BEST_EFFORT, PrefixBlocks, Workload, WorkloadError
 from ..traces.write import write_trace
 from .inputs import Inputs
 from .results import POOL_GROUP, RunResult
@@ -21,6 +22,17 @@ def export_requests(result: RunResult, inputs: Inputs, path: Path) -> Path:
     when the one before it has ended, as in the run.
     """
     return write_trace(as_workload(result, inputs), path)
+
+
+def check_export(path: Path) -> None:
+    """Find out before a run whether its requests can be written to `path`. Raises WorkloadError."""
+    if not path.name or path.is_dir():
+        raise WorkloadError(f"--export {path}: is a folder; name a .jsonl file in it")
+    parent = path.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise WorkloadError(f"--export {path}: cannot be written below {parent}; name another file")
 
 
 def as_workload(result: RunResult, inputs: Inputs) -> Workload:

@@ -18,6 +18,7 @@ from ..traces.synth import is_synthetic
 from ..traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
 from ..traces.workload import BestEffortPool, Workload, WorkloadError
 from .config import DEFAULT_LOAD, SettingsError, SimulationConfig, parse_slo
+from .results import POOL_GROUP
 
 GENERATED_SECONDS = 600.0
 _GRID_TOKENS = 256  # isolated prefill times are computed on this grid and interpolated
@@ -92,6 +93,8 @@ def resolve_workload(config: SimulationConfig, hardware: Hardware, progress=None
     if objectives is not None:
         workload = _with_objectives(workload, hardware, *objectives)
     if config.pool:
+        if POOL_GROUP in workload.group_names:
+            raise SettingsError(f"--pool: {config.trace} holds the best-effort pool of the run it was exported from; drop --pool")
         pool = BestEffortPool(config.pool, seed=config.seed)
         longest = pool.prompt_tokens[1] + pool.output_tokens[1]
         if longest > hardware.limits.max_model_len:

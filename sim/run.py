@@ -16,7 +16,7 @@ from ..backends.simulated import SimulatedBackend
 from ..policies.base import Policy
 from ..policies.estimators import LinearEstimator, PerfectEstimator
 from ..policies.kv.base import KvLedger
-from ..policies.registry import PolicySpec, ledger_class, policy_class
+from ..policies.registry import PolicySpec, ledger_class
 from ..policies.requests import RequestTable
 from ..profiles.bros import BrosLinearModel
 from .clock import Clock
@@ -118,7 +118,7 @@ class Simulation:
     def _engine(self, replica: int) -> Engine:
         config, hardware = self.inputs.config, self.inputs.hardware
         requests = RequestTable()
-        estimator = make_estimator(config, hardware) if policy_class(self.spec.name).uses_estimator else None
+        estimator = make_estimator(config, hardware) if self.spec.policy.uses_estimator else None
         policy = self.spec.build(hardware.limits, estimator)
         ledger = self._ledger(requests, policy)
         backend = SimulatedBackend(

@@ -20,8 +20,8 @@ def content_ids(workload: Workload, row: int, block_tokens: int) -> np.ndarray |
     in it); one that spans several is named by the last of them.
     """
     prefix = workload.prefix
-    if prefix is None:
-        return None
+    if prefix is None or not _nest(prefix.block_tokens, block_tokens):
+        return None  # a ledger that would use them has refused already (shared_contents)
     blocks = prefix.of(row)
     full = int(workload.prompt_tokens[row]) // block_tokens
     if prefix.block_tokens % block_tokens == 0:
@@ -31,12 +31,16 @@ def content_ids(workload: Workload, row: int, block_tokens: int) -> np.ndarray |
     return blocks[parts - 1 :: parts][:full]
 
 
+def _nest(a: int, b: int) -> bool:
+    return a % b == 0 or b % a == 0
+
+
 def shared_contents(workload: Workload, block_tokens: int) -> int:
     """How many content ids `content_ids` can give. Raises WorkloadError where the block sizes do not fit together."""
     prefix = workload.prefix
     if prefix is None:
         return 0
-    if prefix.block_tokens % block_tokens and block_tokens % prefix.block_tokens:
+    if not _nest(prefix.block_tokens, block_tokens):
         raise WorkloadError(
             f"{workload.provenance.name}: prefix blocks of {prefix.block_tokens} tokens and KV blocks of "
             f"{block_tokens} tokens do not nest; choose --block-tokens so that one divides the other"

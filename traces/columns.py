@@ -65,7 +65,8 @@ class Rows:
         try:
             column = np.array(values, dtype=np.int64)
         except OverflowError:
-            column = np.array([min(max(v, -(2**63)), 2**63 - 1) for v in values], dtype=np.int64)
+            row = next(row for row, v in enumerate(values) if not -(2**63) <= v < 2**63)
+            self.fail(row, field, f"is {shown(values[row])}, outside {low} .. {high}")
         bad = (column < low) | (column > high)
         if bad.any():
             row = int(bad.argmax())

@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 
 from twinserve.traces import prefix as blocks
+from twinserve.traces.columns import MAX_SECONDS
 from twinserve.traces.workload import (
     CLASS_NAMES,
     BestEffortPool,
@@ -65,7 +66,12 @@ def _keep(w: Workload, wanted: np.ndarray) -> np.ndarray:
 
 def scale_rate(w: Workload, factor: float) -> Workload:
     """Arrivals `factor` times as fast. Think times (delays) of sessions stay as they are."""
-    _need(0 < factor < math.inf, f"rate factor {factor} is not above 0: give a positive number")
+    _need(0 < factor < math.inf, f"rate factor {factor} is not a finite number above 0: give one")
+    # Beyond this, seconds since the start leave no digits for the length of a step.
+    _need(
+        w.last_arrival_s / factor <= MAX_SECONDS,
+        f"rate factor {factor:g} puts the last arrival later than {MAX_SECONDS:g} s: give a larger one",
+    )
     return replace(
         w,
         arrival_s=w.arrival_s / factor,
@@ -113,7 +119,7 @@ def cap_length(w: Workload, max_total_tokens: int) -> Workload:
     the prompt is cut at its end to what is left, its prefix blocks with it. Prefix sharing before
     the cut is kept.
     """
-    limit = max_total_tokens
+    limit = min(max_total_tokens, 2**32)  # no row is longer; larger numbers would not fit int64
     _need(
         limit >= 2, f"length cap {limit} is below 2: a request needs a prompt and an output token"
     )

@@ -71,7 +71,11 @@ def write_trace(w: Workload, path: str | Path) -> Path:
     )
     # The sidecar first: with its hash it cannot be taken for that of an older file.
     write_atomically(sidecar.path_of(path), sidecar.dump(meta))
-    write_atomically(path, data)
+    try:
+        write_atomically(path, data)
+    except WorkloadError:
+        Path(sidecar.path_of(path)).unlink(missing_ok=True)
+        raise
     return Path(path)
 
 

@@ -57,6 +57,14 @@ class KvLedger(ABC):
     def free_blocks(self) -> int:
         """Blocks that an admission could take now, cached prefixes without users included."""
 
+    def obtainable_blocks(self, row: int) -> int:
+        """At most so many further blocks could the row get now without anybody being dropped; an upper bound."""
+        return self.free_blocks
+
+    def gained_blocks(self, row: int, victim: int) -> int:
+        """How many more blocks `row` could obtain if `victim` were dropped; an upper bound."""
+        return self.held_blocks(victim)
+
     @abstractmethod
     def held_blocks(self, row: int) -> int:
         """Device blocks in the row's block table."""

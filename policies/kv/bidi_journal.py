@@ -12,23 +12,20 @@ _ABSENT = object()
 
 
 class Journal:
-    """Overwritten values while a try is open, so that it can be undone exactly; nothing is kept
+    """Overwritten values while a try is `open`, so that it can be undone exactly; nothing is kept
     otherwise.
     """
 
     def __init__(self) -> None:
-        self._log: list[tuple[Any, str, Any, Any]] | None = None
+        self.open = False
+        self._log: list[tuple[Any, str, Any, Any]] = []
         self._marks: list[int] = []
-
-    @property
-    def open(self) -> bool:
-        return self._log is not None
 
     def put(self, obj: Any, name: str, key: Any, value: Any) -> None:
         """obj.name[key] = value, for an array (any index) or a dict; obj.name = value where key is
         None.
         """
-        if self._log is not None:
+        if self.open:
             kept = key.copy() if isinstance(key, np.ndarray) else key  # the caller may reuse it
             self._log.append((obj, name, kept, _current(obj, name, key)))
         _assign(obj, name, key, value)
@@ -39,8 +36,7 @@ class Journal:
             self.put(obj, name, key, _ABSENT)
 
     def mark(self) -> int:
-        if self._log is None:
-            self._log = []
+        self.open = True
         self._marks.append(len(self._log))
         return len(self._marks) - 1
 
@@ -61,7 +57,8 @@ class Journal:
     def _end(self, mark: int) -> None:
         del self._marks[mark:]
         if not self._marks:
-            self._log = None
+            self.open = False
+            self._log.clear()
 
 
 def _current(obj: Any, name: str, key: Any) -> Any:

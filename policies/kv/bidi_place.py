@@ -249,6 +249,8 @@ class Placement:
         peers = cells - state.num_blocks
         overlap = state.count[cells] + state.count[peers] > state.size
         stuck = overlap & state.is_pinned(state.owner[peers])
+        if stuck.any() and stuck.sum() > self._places(row, int(state.count[cells[stuck]].min())):
+            return False
         self.moves.to_device(row, state.missing(row))
         resident = (state.count[cells] - state.lack[cells])[stuck].tolist()
         state.put("lack", cells, 0)
@@ -258,6 +260,15 @@ class Placement:
             return False
         parts = zip(cells[stuck].tolist(), resident, strict=True)
         return all(self._relocate(cell, resident) for cell, resident in parts)
+
+    def _places(self, row: int, count: int) -> int:
+        """At most so many parts of the row, of `count` slots or more, could move to other blocks."""
+        state = self.state
+        if state.cells_of(row)[0] < state.num_blocks:
+            return state.num_empty + len(self.preemptable())
+        cells = self.sharable()
+        fits = state.count[cells] + count <= state.size
+        return state.num_empty + int((fits | ~state.is_pinned(state.owner[cells])).sum())
 
     def _relocate(self, cell: int, resident: int | None = None) -> bool:
         """Move all that the cell's owner has there into one other block; `resident` of it is on the

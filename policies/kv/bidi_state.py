@@ -16,7 +16,6 @@ import numpy as np
 from .bidi_journal import Journal
 
 NOBODY = -1  # owner of a cell that holds nothing
-_KIND = np.array([1, 2], np.int8)  # bit of SlotState.kind for an owner of each class
 _ROW_COLUMNS = {
     "tokens": 0,  # tokens with a place on the device, or all on the host where held is 0
     "held": 0,  # blocks
@@ -142,7 +141,7 @@ class SlotState:
     def claim(self, row: int, cells: np.ndarray, counts: np.ndarray) -> None:
         """Append cells to the row's table, holding its next sum(counts) tokens."""
         held, tokens = int(self.held[row]), int(self.tokens[row])
-        ends = tokens + np.cumsum(counts)
+        ends = tokens + counts.cumsum()
         self._occupy(cells, row, counts, held + np.arange(len(cells)), ends - counts)
         self.append(row, held, cells)
         self.put("held", row, held + len(cells))
@@ -199,7 +198,7 @@ class SlotState:
         self.put("start", cells, starts)
         best_effort = cells >= self.num_blocks
         blocks = cells - self.num_blocks * best_effort
-        self.put("kind", blocks, self.kind[blocks] | _KIND[best_effort.view(np.int8)])
+        self.put("kind", blocks, self.kind[blocks] | (best_effort.view(np.int8) + 1))
         self.put(
             "rt_blocks", None, self.rt_blocks + len(cells) - int(np.count_nonzero(best_effort))
         )
@@ -217,7 +216,7 @@ class SlotState:
             self.put(name, cells, 0)
         best_effort = cells >= self.num_blocks
         blocks = cells - self.num_blocks * best_effort
-        kind = self.kind[blocks] & ~_KIND[best_effort.view(np.int8)]
+        kind = self.kind[blocks] & (2 - best_effort.view(np.int8))
         self.put("kind", blocks, kind)
         self.put(
             "rt_blocks", None, self.rt_blocks - len(cells) + int(np.count_nonzero(best_effort))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..plan import KvMove
-from ..requests import RequestTable
+from ..requests import RequestClass, RequestTable
 from .base import KvLedger, KvUsage, LedgerError
 from .bidi_audit import PreemptedBlock, audit, preempted_blocks, render
 from .bidi_moves import Relocation, StepMoves
@@ -49,6 +49,20 @@ class BidirectionalLedger(KvLedger):
     def free_blocks(self) -> int:
         """Blocks without any owner; an admission may also share or preempt others."""
         return self._state.num_empty
+
+    def obtainable_blocks(self, row: int) -> int:
+        """Empty blocks and, for a real-time row, those it could enter; a best-effort row may find slots in any block."""
+        if self.table.klass[row] == RequestClass.REAL_TIME:
+            return self.free_blocks + self.preemptable_blocks()
+        return self.num_blocks
+
+    def gained_blocks(self, row: int, victim: int) -> int:
+        """None for a real-time row from a best-effort one: it may enter that one's own blocks anyway, and the others have a
+        real-time owner already."""
+        real_time = RequestClass.REAL_TIME
+        if self.table.klass[row] == real_time and self.table.klass[victim] != real_time:
+            return 0
+        return self.held_blocks(victim)
 
     def held_blocks(self, row: int) -> int:
         self._fit()

@@ -49,7 +49,8 @@ class BlockPool:
         first = self.contents
         self.contents += n
         if self.contents > len(self._block_of):
-            grown = np.full(max(self.contents, 2 * len(self._block_of)), -1, np.int64)
+            size = len(self._block_of)
+            grown = np.full(max(self.contents, size + size // 4), -1, np.int64)
             grown[: len(self._block_of)] = self._block_of
             self._block_of = grown
         return first

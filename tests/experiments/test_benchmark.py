@@ -1,0 +1,112 @@
+"""The benchmark runs and says what it must; no figure is judged, since that depends on the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+
+import pytest
+from rich.console import Console
+from twinserve.experiments import bench_measure, benchmark
+from twinserve.experiments.bench_tables import markdown_tables, rich_tables, tables
+from twinserve.sim.config import SettingsError, SimulationConfig
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> dict:
+    out = tmp_path_factory.mktemp("benchmark") / "figures.json"
+    with contextlib.suppress(SystemExit):  # how a command ends
+        benchmark.main(["--quick", "--offline", "--out", str(out)])
+    assert [path.name for path in out.parent.iterdir()] == ["figures.json"]
+    return json.loads(out.read_text())
+
+
+def test_says_where_it_ran_and_on_what(report):
+    assert report["machine"]["cpu"] and report["machine"]["python"].count(".") == 2
+    assert report["trace"]["name"] == "mooncake:conversation"
+    assert report["trace"]["source"] in ("original", "embedded replica")
+
+
+def test_whole_processes_are_measured_from_outside(report):
+    vllm, bros = report["process"]
+    assert vllm["command"].startswith("simulate --policy vllm --trace mooncake")
+    assert "--pool 16" in bros["command"]
+    for run in (vllm, bros):
+        assert len(run["runs"]) == benchmark.QUICK.repeats
+        for figure in ("wall_s", "cpu_s", "peak_rss_bytes"):
+            assert 0 < run[figure]["min"] <= run[figure]["median"] <= run[figure]["max"]
+        # an interpreter with numpy in it: a wrong unit would be off by 1024
+        assert 30e6 < run["peak_rss_bytes"]["min"] < 3e9
+
+
+def test_every_size_and_policy_is_there(report):
+    def sizes(section):
+        return [(run["policy"], run["requests"]) for run in report[section]]
+
+    assert sizes("growth") == [(p, n) for p in benchmark.POLICIES for n in benchmark.QUICK.growth]
+    assert sizes("queue") == [(p, n) for p in benchmark.POLICIES for n in benchmark.QUICK.queues]
+    assert sizes("paths") == [(p, benchmark.QUICK.paths) for p in benchmark.POLICIES]
+    for run in (*report["speed"], *report["growth"], *report["queue"]):
+        assert run["steps"] >= run["decisions"] / 2 > 0
+        assert 0 < run["decision_mean_s"] and 0 < run["steps_per_s"]
+
+
+def test_a_request_list_submitted_at_once_waits_in_the_queue():
+    config = SimulationConfig(trace="sharegpt", requests=30, max_num_seqs=4)
+    inputs, result = bench_measure.timed_run(config, at_once=True)
+    assert (result.rows.requests["arrival_s"] == 0).all()
+    assert result.summary["scheduler"]["max_waiting"] == 30 - 4
+    assert inputs.workload.arrival_s.max() == 0
+
+
+def test_tables_show_all_figures(report):
+    text = markdown_tables(report)
+    assert report["machine"]["cpu"] in text and report["trace"]["source"] in text
+    for table in tables(report):
+        assert table.title in text
+        assert all(len(row) == len(table.header) for row in table.rows)
+    console = Console(width=80, record=True, file=io.StringIO())
+    rich_tables(report, console)
+    shown = console.export_text()
+    assert all(cell in shown for table in tables(report) for row in table.rows for cell in row)
+
+
+def test_a_command_that_fails_is_an_error():
+    with pytest.raises(bench_measure.BenchmarkError, match="exit code 2: error: .*no-such"):
+        bench_measure.run_command(["--policy", "no-such"])
+
+
+def test_results_that_differ_are_noticed():
+    _, one = bench_measure.timed_run(SimulationConfig(trace="sharegpt", requests=5))
+    _, same = bench_measure.timed_run(SimulationConfig(trace="sharegpt", requests=5, exact=True))
+    _, other = bench_measure.timed_run(SimulationConfig(trace="sharegpt", requests=5, seed=1))
+    assert bench_measure.same_results(one, same)
+    assert not bench_measure.same_results(one, other)
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    for arguments in (["--bogus"], ["--out", str(tmp_path / "no" / "f.json")], ["--repeats", "0"]):
+        with pytest.raises(SystemExit) as stop:
+            benchmark.main(arguments)
+        said = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
+    taken = tmp_path / "figures.json"
+    taken.mkdir()
+    with pytest.raises(SettingsError, match="cannot be written"):
+        benchmark.write_report({"a": 1}, taken)
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_one_core_is_given_back():
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system pins no processes")
+    before = os.sched_getaffinity(0)
+    with bench_measure.one_core() as core:
+        assert os.sched_getaffinity(0) == {core}
+    assert os.sched_getaffinity(0) == before
