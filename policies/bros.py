@@ -10,12 +10,12 @@ chosen and why.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
+from .bros_parts import PlanInProgress, Urgent, Victims, empty_batch
 from .deadlines import DeadlineQueue, RowSet
 from .estimators import Batch, BatchEstimator
 from .kv.base import KvLedger
@@ -129,7 +129,7 @@ class BrosPolicy(Policy):
     # -- Algorithm 1 -------------------------------------------------------------------------------------------
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
-        step = _Step(view, ledger, StepPlan())
+        step = PlanInProgress(view, ledger, StepPlan())
         size = self.batch_size
         requests = view.requests
         real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.rows[:size]])
@@ -152,7 +152,7 @@ class BrosPolicy(Policy):
             return False
         return not len(residual) or self.estimator.seconds(everyone) <= residual.min()
 
-    def _place_all(self, step: _Step, everyone: Batch) -> bool:
+    def _place_all(self, step: PlanInProgress, everyone: Batch) -> bool:
         """Memory for all without dropping or restoring anything; False and nothing changed where that is too little."""
         requests, ledger = step.view.requests, step.ledger
         holding = requests.computed_tokens[everyone.rows] > 0
@@ -171,7 +171,7 @@ class BrosPolicy(Policy):
         step.plan.admitted += [(row, 0) for row in newcomers.rows.tolist()]
         return True
 
-    def _select(self, step: _Step, urgent: _Urgent, candidates: Batch, size: int) -> None:
+    def _select(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> None:
         """Algorithm 1 proper."""
         reach = min(len(urgent.batch), size, self._within_tokens(urgent.batch))
         fits = min(urgent.fitting(size), reach)
@@ -191,7 +191,7 @@ class BrosPolicy(Policy):
             fits = self.estimator.seconds(placed + best_effort + last) <= urgent.bound
             if fits and int(last.rows[0]) not in step.dropped:
                 others = np.setdiff1d(self.be_pending.rows, best_effort.rows)
-                victims = _Victims(others, urgent.batch.rows, placed.rows, int(last.rows[0]))
+                victims = Victims(others, urgent.batch.rows, placed.rows, int(last.rows[0]))
                 if self._acquire(step, int(last.rows[0]), int(last.context[0]), victims):
                     placed = placed + last
         if not len(placed) and not len(best_effort):
@@ -199,7 +199,7 @@ class BrosPolicy(Policy):
         self._finish(step, placed + best_effort, len(placed))
         self._adapt(early_return and complete)
 
-    def _place_someone(self, step: _Step, urgent: _Urgent) -> Batch:
+    def _place_someone(self, step: PlanInProgress, urgent: Urgent) -> Batch:
         """Everybody waits for memory that others hold: the most urgent one gets it, from whomever."""
         everyone = np.concatenate([self.be_pending.rows, urgent.batch.rows[::-1]])
         for i, row in enumerate(urgent.batch.rows.tolist()):
@@ -224,7 +224,7 @@ class BrosPolicy(Policy):
         base = min(self.options.base_batch, self.limits.max_num_seqs)
         self.batch_size = base if early_return else min(2 * self.batch_size, self.limits.max_num_seqs)
 
-    def _by_urgency(self, batch: Batch, residual: np.ndarray, requests: RequestTable) -> _Urgent:
+    def _by_urgency(self, batch: Batch, residual: np.ndarray, requests: RequestTable) -> Urgent:
         """Real-time requests by residual time (line 3).
 
         The waiting queue is kept in order of its deadlines, so the batch is the pending ones and as many from the front
@@ -233,10 +233,10 @@ class BrosPolicy(Policy):
         order = np.argsort(residual, kind="stable")
         return self._urgent(batch[order], residual[order], requests)
 
-    def _urgent(self, batch: Batch, residual: np.ndarray, requests: RequestTable) -> _Urgent:
+    def _urgent(self, batch: Batch, residual: np.ndarray, requests: RequestTable) -> Urgent:
         """What the deadlines of `batch`, in order of urgency, allow an iteration to take (T_min^res)."""
         if not len(batch):
-            return _Urgent(batch, residual, residual, np.inf)
+            return Urgent(batch, residual, residual, np.inf)
         costs = self.estimator.prefixes(batch)
         # A deadline bounds the iteration only if it can still be kept with all that is more urgent in the batch too.
         # Others would bound it for nothing: the batch would shrink to the late ones alone, and stay there.
@@ -246,13 +246,13 @@ class BrosPolicy(Policy):
         else:
             promised = requests.slo_tpot_s[batch.rows]
             bound = np.inf if np.isnan(promised).all() else float(np.nanmin(promised))
-        return _Urgent(batch, residual, costs, max(bound, float(costs[0])))
+        return Urgent(batch, residual, costs, max(bound, float(costs[0])))
 
     def _by_swap(self, batch: Batch) -> Batch:
         """Best-effort requests by the KV to be swapped in, then arrival (line 17)."""
         return batch[np.lexsort((batch.rows, batch.swapped))] if len(batch) else batch
 
-    def _pack(self, urgent: _Urgent, fits: int, candidates: Batch, size: int) -> tuple[int, bool]:
+    def _pack(self, urgent: Urgent, fits: int, candidates: Batch, size: int) -> tuple[int, bool]:
         """How many best-effort candidates fit behind the first `fits` real-time requests (lines 21-24), and whether the
         next one takes the place of the last of these (lines 26-34)."""
         if not len(candidates):
@@ -268,7 +268,7 @@ class BrosPolicy(Policy):
         return packed, False
 
     # -- memory ------------------------------------------------------------------------------------------------
-    def _place_real_time(self, step: _Step, urgent: _Urgent, chosen: Batch) -> tuple[Batch, bool]:
+    def _place_real_time(self, step: PlanInProgress, urgent: Urgent, chosen: Batch) -> tuple[Batch, bool]:
         """Memory for the chosen ones, most urgent first (line 8). Those that need none run in any case; the first that
         finds none ends the search (line 9). Returns the placed ones and whether all were."""
         if not len(chosen):
@@ -281,13 +281,13 @@ class BrosPolicy(Policy):
             # A request that is too late already, and holds nothing yet, does not push out others that are not.
             late = urgent.residual[i] < urgent.costs[i] and not step.ledger.held_blocks(row)
             rivals = urgent.batch.rows[:0] if late and not self.options.late_drops else urgent.batch.rows
-            victims = _Victims(self.be_pending.rows, rivals, chosen.rows[placed], row)
+            victims = Victims(self.be_pending.rows, rivals, chosen.rows[placed], row)
             if not self._acquire(step, row, int(chosen.context[i]), victims):
                 return chosen[placed], False
             placed[i] = True
         return chosen[placed], bool(placed.all())
 
-    def _place_residents(self, step: _Step, urgent: _Urgent, placed: Batch, size: int) -> Batch:
+    def _place_residents(self, step: PlanInProgress, urgent: Urgent, placed: Batch, size: int) -> Batch:
         """A more urgent request found no memory. Those that have theirs go on, in order, so that it gets free."""
         rows, requests = urgent.batch.rows, step.view.requests
         # On the device, though others may have written over a few of their slots, which then come back.
@@ -304,11 +304,11 @@ class BrosPolicy(Policy):
             row = int(others.rows[i])
             if row not in step.dropped:
                 running = np.concatenate([placed.rows, others.rows[done]])
-                victims = _Victims(self.be_pending.rows, rows, running, row)
+                victims = Victims(self.be_pending.rows, rows, running, row)
                 done[i] = self._acquire(step, row, int(others.context[i]), victims)
         return placed + others[done]
 
-    def _place_plain(self, step: _Step, batch: Batch) -> tuple[np.ndarray, list[int]]:
+    def _place_plain(self, step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[int]]:
         """Rows that hold all their KV and have room in it are placed at once; the indices of the others are returned."""
         requests, ledger = step.view.requests, step.ledger
         holding = (requests.computed_tokens[batch.rows] > 0) & (batch.swapped == 0)
@@ -326,11 +326,11 @@ class BrosPolicy(Policy):
         return placed, np.flatnonzero(~placed).tolist()
 
     def _place_best_effort(
-        self, step: _Step, placed: Batch, candidates: Batch, packed: int, bound: float, size: int
+        self, step: PlanInProgress, placed: Batch, candidates: Batch, packed: int, bound: float, size: int
     ) -> Batch:
         """Memory for best-effort candidates (line 19). One that finds none is skipped, and the next is considered in
         its place: a single stuck request must not starve the others."""
-        accepted = _empty()
+        accepted = empty_batch()
         if step.dropped:
             candidates = candidates[[row not in step.dropped for row in candidates.rows.tolist()]]
         hopeless = np.inf  # tokens: a newcomer of this size found no room, so none that is larger will
@@ -363,7 +363,7 @@ class BrosPolicy(Policy):
         later = rows[np.searchsorted(rows, row, side="right") :]
         return later[~np.isin(later, np.concatenate(running))][::-1].tolist()
 
-    def _acquire(self, step: _Step, row: int, tokens: int, victims) -> bool:
+    def _acquire(self, step: PlanInProgress, row: int, tokens: int, victims) -> bool:
         """Room for `row` up to `tokens`; if there is none, drop `victims` one after another until there is (Sec. V-B)."""
         if self._find(step, row, tokens):
             return True
@@ -391,7 +391,7 @@ class BrosPolicy(Policy):
         ledger.rollback(mark)
         return False
 
-    def _find(self, step: _Step, row: int, tokens: int) -> bool:
+    def _find(self, step: PlanInProgress, row: int, tokens: int) -> bool:
         """FindBlock / FindPreemptBlock: what the ledger can give without dropping anybody."""
         requests = step.view.requests
         swapped = requests.computed_tokens[row] > 0 and not step.ledger.held_blocks(row)
@@ -405,7 +405,7 @@ class BrosPolicy(Policy):
         return True
 
     @staticmethod
-    def _change(step: _Step, row: int, tokens: int) -> bool:
+    def _change(step: PlanInProgress, row: int, tokens: int) -> bool:
         ledger = step.ledger
         if step.view.requests.computed_tokens[row] == 0:
             return ledger.admit(row, tokens)
@@ -419,7 +419,7 @@ class BrosPolicy(Policy):
         return False
 
     # -- the answer --------------------------------------------------------------------------------------------
-    def _finish(self, step: _Step, batch: Batch, real_time: int) -> None:
+    def _finish(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
         """The plan of `batch`, whose first `real_time` rows are real-time."""
         plan, requests = step.plan, step.view.requests
         plan.rows, plan.tokens = batch.rows, batch.new
@@ -447,7 +447,7 @@ class BrosPolicy(Policy):
             self.be_pending.discard(row)
             self.be_waiting.add(row)
 
-    def _stands(self, step: _Step, batch: Batch, real_time: int) -> None:
+    def _stands(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
         """Everybody who has memory decodes: the same batch will be chosen again while it stays within the bound and
         finds memory, and nobody else gets in."""
         size = min(self.options.base_batch, self.limits.max_num_seqs) if self.options.adaptive_batch else self.batch_size
@@ -466,7 +466,7 @@ class BrosPolicy(Policy):
         order = np.argsort(plan.rows)  # any order will do, and this one stays the same from step to step
         plan.rows, plan.tokens = plan.rows[order], plan.tokens[order]
 
-    def _keeps_out(self, step: _Step, running: Batch, residual: np.ndarray, bound: float) -> bool:
+    def _keeps_out(self, step: PlanInProgress, running: Batch, residual: np.ndarray, bound: float) -> bool:
         """Whether the first waiting request comes after all running ones and is too long to join them. That lasts until
         its own deadline is the nearer one, which goes into the plan; all others wait behind it."""
         first = self._batch(self.rt_waiting.rows[:1], step.view.requests, step.ledger)
@@ -475,54 +475,3 @@ class BrosPolicy(Policy):
             return False
         step.plan.valid_until_s = until
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Urgent:
-    """Real-time requests by residual time. residual, costs: float64[n], seconds; costs[i] is that of a batch of the first
-    i + 1 of them. bound: what the iteration may take, seconds."""
-
-    batch: Batch
-    residual: np.ndarray
-    costs: np.ndarray
-    bound: float
-
-    def fitting(self, size: int) -> int:
-        """How many of the first `size` stay within the bound."""
-        return int(np.searchsorted(self.costs[:size], self.bound, side="right"))
-
-
-class _Step:
-    """What one call of `plan` carries around. dropped: rows that lost their memory in this step; only asked, never
-    walked through."""
-
-    def __init__(self, view: SystemView, ledger: KvLedger, plan: StepPlan) -> None:
-        self.view = view
-        self.ledger = ledger
-        self.plan = plan
-        self.dropped: set[int] = set()
-
-
-class _Victims:
-    """Whom an urgent real-time request may drop, in order: best-effort requests, the last to arrive first, then real-time
-    ones that are not in this batch, most residual time first, down to its own."""
-
-    def __init__(self, best_effort: np.ndarray, urgency: np.ndarray, placed: np.ndarray, row: int) -> None:
-        self.best_effort = best_effort
-        self.urgency = urgency
-        self.placed = placed
-        self.row = row
-
-    def __iter__(self):
-        yield from self.best_effort[::-1].tolist()
-        running = set(self.placed.tolist())
-        for row in self.urgency[::-1].tolist():
-            if row == self.row:
-                return
-            if row not in running:
-                yield row
-
-
-def _empty() -> Batch:
-    none = np.zeros(0, np.int64)
-    return Batch(none, np.zeros(0, bool), none, none, none)
