@@ -1,4 +1,4 @@
-"""Measurements of the simulator's own speed: of whole commands from outside, of runs from inside."""
+"""Measurements of the simulator's own speed: whole commands from outside, runs from inside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BenchmarkError(RuntimeError):
 
 @dataclass(frozen=True)
 class ProcessFigures:
-    """One finished command: wall seconds, CPU seconds (user and system), peak resident memory in bytes."""
+    """One finished command: wall seconds, CPU seconds (user and system), peak resident memory."""
 
     wall_s: float
     cpu_s: float
@@ -37,13 +37,13 @@ class ProcessFigures:
 
 
 def simulate_command() -> list[str]:
-    """`simulate` of this interpreter's installation, or its module where no script is beside the interpreter."""
+    """`simulate` beside this interpreter, or its module where there is no script."""
     script = shutil.which("simulate", path=str(Path(sys.executable).parent))
     return [script] if script else [sys.executable, "-m", "twinserve.sim.cli", "simulate"]
 
 
 def run_command(arguments: Sequence[str]) -> ProcessFigures:
-    """Run `simulate ARGUMENTS` to its end, from interpreter start to exit. BenchmarkError if it fails."""
+    """Run `simulate ARGUMENTS`, from interpreter start to exit. BenchmarkError if it fails."""
     command = [*simulate_command(), *arguments]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     with tempfile.TemporaryFile() as said:
@@ -69,7 +69,10 @@ def run_command(arguments: Sequence[str]) -> ProcessFigures:
 
 @contextlib.contextmanager
 def one_core() -> Iterator[int | None]:
-    """This process and its children on one core (the last allowed one), where the system can; gives its number."""
+    """This process and its children on one core, the last allowed one; gives its number.
+
+    None, and nothing done, on systems that pin no processes.
+    """
     if not hasattr(os, "sched_setaffinity"):
         yield None
         return

@@ -1,7 +1,8 @@
 """The speed of the simulator: `python -m twinserve.experiments.benchmark`.
 
-Whole commands as a user starts them, speed inside a run, how it grows with the number of requests and with the length of
-the queue, and what the fast path over runs of decode steps gains. docs/benchmark.md says how to read it.
+Whole commands as a user starts them, speed inside a run, how it grows with the number of requests
+and with the length of the queue, and what the fast path over runs of decode steps gains.
+docs/benchmark.md says how to read it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ QUICK = Sizes(whole=40, repeats=1, growth=(20, 60), queues=(5, 20), paths=30)
 
 
 def measure(sizes: Sizes, offline: bool = False, say: Say = lambda text: None) -> dict:
-    """All measurements, as plain values for JSON; seconds and bytes by name. `say`: progress, a line each."""
+    """All measurements as plain values for JSON, units in names. `say`: progress, a line each."""
     with one_core() as core:
         runs = (
             _on_trace("vllm", sizes.whole, offline),
@@ -133,7 +134,7 @@ def _speed(config: SimulationConfig, say: Say) -> dict:
 
 
 def _growth(policy: str, requests: int, say: Say) -> dict:
-    """(3) Generated requests at a fixed load: wall time should grow with their number and no faster."""
+    """(3) Generated requests at a fixed load: time should grow with their number and no faster."""
     say(f"{policy}: {requests:,} generated requests")
     found = _timed(
         SimulationConfig(policy=(policy,), trace="sharegpt", requests=requests, load=LOAD)
@@ -170,7 +171,7 @@ def _paths(config: SimulationConfig, say: Say) -> dict:
 
 
 def write_report(report: dict, path: Path) -> None:
-    """`report` as JSON: the whole file, or the former one. SettingsError where it cannot be written."""
+    """`report` as JSON: the whole file, or the former one. SettingsError: it cannot be written."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         partial.write_text(dump_json(report, path.name), encoding="utf-8")

@@ -211,8 +211,11 @@ class BrosPolicy(Policy):
     def _within_tokens(self, batch: Batch) -> int:
         """How many requests from the front the engine can compute in one step: all but the longest of them must keep to
         max_num_batched_tokens, since prompts are not cut and one of any length must get its turn."""
+        limit = self.limits.max_num_batched_tokens
+        if batch.new.sum() <= limit:
+            return len(batch)
         others = np.cumsum(batch.new) - np.maximum.accumulate(batch.new)
-        return int(np.searchsorted(others, self.limits.max_num_batched_tokens, side="right"))
+        return int(np.searchsorted(others, limit, side="right"))
 
     def _room(self, batch: Batch, bound: float, size: int) -> int:
         """How many requests from the front stay within the bound (seconds), the batch size and the step's tokens."""

@@ -1,4 +1,4 @@
-"""The benchmark runs and says what it must; no figure is judged, since that depends on the machine."""
+"""The benchmark runs and says what it must; no figure is judged: that depends on the machine."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def code_cells() -> list[str]:
 
 @pytest.fixture(scope="module")
 def tour(tmp_path_factory) -> dict:
-    """The notebook's names after its last cell. It runs in an empty folder, without the original traces."""
+    """The notebook's names after its last cell; run in an empty folder, without original traces."""
     matplotlib = pytest.importorskip("matplotlib")
     names: dict = {"__name__": "__main__"}
     with pytest.MonkeyPatch.context() as patch:
