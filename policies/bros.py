@@ -10,6 +10,7 @@ chosen and why.
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 
 import numpy as np
 from pydantic import Field
@@ -373,13 +374,18 @@ class BrosPolicy(Policy):
         ledger = step.ledger
         need = -(-tokens // ledger.block_tokens) - ledger.held_blocks(row)
         obtainable = ledger.obtainable_blocks(row)
-        rivals = [v for v in victims if v not in step.dropped and ledger.held_blocks(v)]
-        gains = [ledger.gained_blocks(row, victim) for victim in rivals]
-        if need > obtainable + sum(gains):
-            return False  # not even all of them would be enough
+        rivals = (v for v in victims if v not in step.dropped and ledger.held_blocks(v))
+        gains = ((victim, ledger.gained_blocks(row, victim)) for victim in rivals)
+        first, reach = [], obtainable
+        while reach < need:  # there may be thousands: only as many are looked at as it takes
+            found = next(gains, None)
+            if found is None:
+                return False  # not even all of them would be enough
+            first.append(found)
+            reach += found[1]
         mark = ledger.mark()
         dropped = []
-        for victim, gain in zip(rivals, gains, strict=True):
+        for victim, gain in chain(first, gains):
             kind = Preemption.SWAP
             if not (self.options.swap and ledger.swap_out(victim)):
                 kind = Preemption.RECOMPUTE
