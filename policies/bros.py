@@ -22,7 +22,7 @@ from .estimators import Batch, BatchEstimator
 from .kv.base import KvLedger
 from .plan import Preemption, StepOutcome, StepPlan
 from .requests import RequestClass, RequestTable
-from .vllm import LONGEST_RUN
+from .runs import LONGEST_RUN
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
 _CLOCK_SLACK_S = 1e-6  # a run of steps ends this much before an order of deadlines changes, and is planned anew
@@ -298,7 +298,7 @@ class BrosPolicy(Policy):
         holding = requests.computed_tokens[rows] > 0
         holding[holding] = [step.ledger.held_blocks(row) > 0 for row in rows[holding].tolist()]
         here = np.isin(rows, placed.rows)
-        holding &= ~np.isin(rows, list(step.dropped)) if step.dropped else True
+        holding &= step.keeps(rows)
         again = np.flatnonzero(here | holding)
         reduced = self._urgent(urgent.batch[again], urgent.residual[again], requests)
         chosen = reduced.batch[: reduced.fitting(size)]
@@ -316,8 +316,7 @@ class BrosPolicy(Policy):
         """Rows that hold all their KV and have room in it are placed at once; the indices of the others are returned."""
         requests, ledger = step.view.requests, step.ledger
         holding = (requests.computed_tokens[batch.rows] > 0) & (batch.swapped == 0)
-        if step.dropped:
-            holding &= ~np.isin(batch.rows, sorted(step.dropped))
+        holding &= step.keeps(batch.rows)
         if holding.all() and ledger.grow_all(batch.rows, batch.context):
             return np.ones(len(batch), bool), []
         placed = np.zeros(len(batch), bool)
@@ -336,7 +335,7 @@ class BrosPolicy(Policy):
         its place: a single stuck request must not starve the others."""
         accepted = empty_batch()
         if step.dropped:
-            candidates = candidates[[row not in step.dropped for row in candidates.rows.tolist()]]
+            candidates = candidates[step.keeps(candidates.rows)]
         hopeless = np.inf  # tokens: a newcomer of this size found no room, so none that is larger will
         while packed > 0:
             group, candidates = candidates[:packed], candidates[packed:]

@@ -37,6 +37,12 @@ class PlanInProgress:
         self.plan = plan
         self.dropped: set[int] = set()
 
+    def keeps(self, rows: np.ndarray) -> np.ndarray:
+        """bool[n]: which of `rows` have not been dropped in this step."""
+        if not self.dropped:
+            return np.ones(len(rows), bool)
+        return np.array([row not in self.dropped for row in rows.tolist()], bool)
+
 
 class Victims:
     """Whom an urgent real-time request may drop, in order: best-effort requests, the last to arrive first, then real-time

@@ -12,7 +12,6 @@ from .base import SystemView
 from .kv.base import KvLedger
 from .plan import Hold, KvMove, Preemption, StepPlan
 from .requests import RequestTable, State
-from .vllm import LONGEST_RUN
 
 _RUNNING, _SWAPPED = int(State.RUNNING), int(State.SWAPPED)
 
@@ -210,25 +209,6 @@ class _Filling:
                 return True
         ledger.rollback(mark)
         return False
-
-
-def decodes_only(plan: StepPlan, requests: RequestTable) -> bool:
-    """Every row computes the one token after its last emitted one, and nothing else happens."""
-    if plan.admitted or plan.preempted or plan.swapped_in or plan.moves or not len(plan.rows):
-        return False
-    rows = plan.rows
-    after = requests.computed_tokens[rows] + 1 == requests.known_tokens(rows)
-    return bool((after & (requests.output_tokens[rows] > 0)).all())
-
-
-def further_decodes(plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
-    """`valid_for` of a plan that will be made again as long as its rows decode and find memory.
-
-    That it will be is for the caller to know: whoever was left out must stay so.
-    """
-    if not decodes_only(plan, requests):
-        return 0
-    return max(0, ledger.decode_steps(plan.rows, LONGEST_RUN) - 1)
 
 
 def blocking(moves: list[KvMove]) -> list[KvMove]:

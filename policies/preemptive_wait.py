@@ -23,10 +23,11 @@ import numpy as np
 
 from .base import EngineLimits, Options, Policy, SystemView
 from .deadlines import RowSet
-from .fill import blocking, fill, further_decodes
+from .fill import blocking, fill
 from .kv.base import KvLedger
 from .plan import StepOutcome, StepPlan
 from .requests import RequestTable
+from .runs import further_decodes
 
 
 class PreemptiveWaitOptions(Options):

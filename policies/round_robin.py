@@ -21,10 +21,11 @@ from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
 from .deadlines import RowSet
-from .fill import fill, further_decodes
+from .fill import fill
 from .kv.base import KvLedger
 from .plan import StepPlan
 from .requests import RequestClass, RequestTable, State
+from .runs import further_decodes
 
 _RUNNING = int(State.RUNNING)
 

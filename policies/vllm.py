@@ -17,10 +17,7 @@ from .kv.base import KvLedger
 from .plan import Preemption, StepPlan
 from .queues import make_queue
 from .requests import RequestTable
-
-# A decision to decode on is handed to the engine for at most this many steps: more would seldom be used, since an
-# arrival or an end comes before, and must be checked for memory.
-LONGEST_RUN = 256
+from .runs import further_decodes
 
 
 class VllmOptions(Options):
@@ -57,20 +54,13 @@ class VllmPolicy(Policy):
         plan = StepPlan()
         ledger.begin_step()
         budget = self._grant_running(plan, requests, ledger)
-        pure_decode = len(plan.rows) == len(self.running) and not plan.preempted and self._decodes(plan, requests)
         if not plan.preempted and self.waiting and budget > 0:
             self._admit_waiting(plan, budget, requests, ledger)
-        if pure_decode and not plan.admitted and len(plan.rows):
+        if len(plan.rows) == len(self.running):
             # Whatever holds the queue back now (seats, memory, budget) still does while nothing ends or arrives.
-            plan.valid_for = max(0, ledger.decode_steps(plan.rows, LONGEST_RUN) - 1)
+            plan.valid_for = further_decodes(plan, requests, ledger)
         plan.moves = ledger.take_moves()
         return plan
-
-    def _decodes(self, plan: StepPlan, requests: RequestTable) -> bool:
-        """Every grant is the one token after a row's last emitted one."""
-        rows = plan.rows
-        after = requests.computed_tokens[rows] + 1 == requests.known_tokens(rows)
-        return np.count_nonzero(after & (requests.output_tokens[rows] > 0)) == len(rows)
 
     # -- running requests --------------------------------------------------------------------------------------
     def _grant_running(self, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:

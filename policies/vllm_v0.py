@@ -31,11 +31,11 @@ from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
 from .deadlines import RowSet
-from .fill import blocking, decodes_only
+from .fill import blocking
 from .kv.base import KvLedger
 from .plan import Preemption, StepPlan
 from .requests import RequestTable
-from .vllm import LONGEST_RUN
+from .runs import LONGEST_RUN, decodes_only
 
 
 class VllmV0Options(Options):

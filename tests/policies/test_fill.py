@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from policy_runs import ledger_of
 from twinserve.policies.base import SystemView
-from twinserve.policies.fill import blocking, decodes_only, fill, further_decodes
+from twinserve.policies.fill import blocking, fill
 from twinserve.policies.plan import Direction, Hold, KvMove, StepPlan
 from twinserve.policies.requests import RequestTable, State
+from twinserve.policies.runs import decodes_only, further_decodes
 
 
 class Bench:
