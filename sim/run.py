@@ -81,7 +81,7 @@ class Simulation:
     def __init__(self, inputs: Inputs, spec: PolicySpec, report: Report | None = None) -> None:
         self.inputs = inputs
         self.spec = spec
-        self.clock = Clock()
+        self.clock = self._clock()
         self.engines = [self._engine(i) for i in range(inputs.config.replicas)]
         self.source = RequestSource(self.clock, inputs.workload, self.engines, inputs.hardware.block_tokens)
         self._report = report
@@ -89,6 +89,9 @@ class Simulation:
         if report is not None:
             for engine in self.engines:
                 engine.on_finish = self._counting(engine.on_finish)
+
+    def _clock(self) -> Clock:
+        return Clock()
 
     def run(self) -> None:
         """To the end of the last request."""
@@ -121,17 +124,21 @@ class Simulation:
         estimator = make_estimator(config, hardware) if self.spec.policy.uses_estimator else None
         policy = self.spec.build(hardware.limits, estimator)
         ledger = self._ledger(requests, policy)
-        backend = SimulatedBackend(
+        backend = self._backend(requests)
+        overhead = 0.0 if config.decision_time == "none" else None
+        core = EngineCore(requests, policy, ledger)
+        return Engine(self.clock, core, backend, StepRecorder(replica), decision_overhead=overhead)
+
+    def _backend(self, requests: RequestTable) -> SimulatedBackend:
+        hardware = self.inputs.hardware
+        return SimulatedBackend(
             requests,
             hardware.model,
             PcieLink(hardware.profile.pcie_bytes_per_s),
             hardware.limits,
             layers=hardware.profile.llm.layers,
-            fast=not config.exact,
+            fast=not self.inputs.config.exact,
         )
-        overhead = 0.0 if config.decision_time == "none" else None
-        core = EngineCore(requests, policy, ledger)
-        return Engine(self.clock, core, backend, StepRecorder(replica), decision_overhead=overhead)
 
     def _ledger(self, requests: RequestTable, policy: Policy) -> KvLedger:
         config, hardware = self.inputs.config, self.inputs.hardware

@@ -1,0 +1,1 @@
+"""Attention over KV blocks that two requests share from both ends."""

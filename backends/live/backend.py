@@ -1,0 +1,142 @@
+"""The live backend: executes a plan by having a vLLM engine do it, and measures how long that takes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...policies.plan import Preemption, StepOutcome, StepPlan
+from ...policies.requests import RequestTable, State
+from ..simulated import Executed, SimulatedBackend, Transfers
+from .engine import StepAnswer, VllmEngine
+from .planned import PlannedStep
+from .prompts import PromptTexts
+from .versions import LiveEngineError
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """One live step: seconds measured, and what the profile's step-time model says of the same batch."""
+
+    start_s: float
+    measured_s: float
+    predicted_s: float
+    prefill_tokens: int
+    decode_requests: int
+    decode_context: int
+    physical_moves: bool  # KV went over the link in this step
+
+
+class LiveBackend:
+    """Stands where SimulatedBackend stands. `twin` predicts; `engine` acts.
+
+    texts   token ids of the prompts
+    pace    seconds on the clock that paces the run, e.g. time.monotonic less its value at the start; None: the clock
+            runs on measured step times alone, and idle time costs nothing
+    """
+
+    def __init__(self, requests: RequestTable, engine: VllmEngine, twin: SimulatedBackend, texts: PromptTexts, pace=None) -> None:
+        self.requests = requests
+        self.engine = engine
+        self.twin = twin
+        self.texts = texts
+        self.pace = pace
+        self.steps: list[TimedStep] = []
+        self.on_answer = lambda answer: None
+        self._holds: dict[str, int] = {}  # id -> row, of requests that hold memory on the engine
+        self._rows: dict[str, int] = {}
+        self._logprobs: int | None = None
+
+    def expect(self, row: int, output_tokens: int) -> None:
+        """The request in `row` was submitted: hand it to the engine."""
+        self.twin.expect(row, output_tokens)
+        requests = self.requests
+        name, prompt = requests.ids[row], int(requests.prompt_tokens[row])
+        self._rows[name] = row
+        self.engine.submit(
+            name,
+            self.texts.tokens(name, prompt, requests.prefix[row]),
+            output_tokens,
+            float(requests.arrival_s[row]),
+            self._logprobs,
+        )
+
+    def record_logprobs(self, best: int) -> None:
+        """Ask the engine for the log probabilities of the `best` tokens of every output (before any request)."""
+        self._logprobs = best
+
+    def execute(self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0) -> Executed:
+        """Run `plan` on the engine. `emitting`: bool[n]. `overhead_s` counts only where no wall clock paces the run."""
+        requests, ids = self.requests, self.requests.ids
+        moved = self.twin.transfer(plan.moves, now)  # accounted bytes; what the engine really moves is measured with it
+        work = self.twin.composition(plan, emitting)
+        planned = self.planned(plan)
+        started = time.perf_counter()
+        answer = self.engine.step(planned)
+        seconds = time.perf_counter() - started
+        for name in answer.finished:
+            del self._holds[name]
+        rows = plan.rows[emitting]
+        emitted = {name for name, tokens in answer.tokens.items() if tokens}
+        if emitted != {ids[row] for row in rows.tolist()}:
+            odd = sorted(emitted ^ {ids[row] for row in rows.tolist()})
+            raise LiveEngineError(f"the engine emitted other tokens than planned: {', '.join(odd[:3])} ({self.drift()})")
+        predicted = self.twin.model.step_seconds(work)
+        physical = bool(planned.swapped_in) or any(kind is Preemption.SWAP for _, kind in planned.preempted)
+        self.steps.append(
+            TimedStep(
+                now, seconds, predicted, int(work.prefill_new.sum()), work.decode_requests, work.decode_context, physical
+            )
+        )
+        self.on_answer(answer)
+        end = now + overhead_s + seconds if self.pace is None else max(self.pace(), np.nextafter(now, np.inf))
+        finished = [self._rows.pop(name) for name in answer.finished]
+        outcome = StepOutcome(now, np.array([end]), rows, [row for row in plan.rows.tolist() if row in set(finished)])
+        return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, {})
+
+    def planned(self, plan: StepPlan) -> PlannedStep:
+        """`plan` under the engine's ids. Memory that plans without a step took away is taken with this one."""
+        requests, ids = self.requests, self.requests.ids
+        preempted = {ids[row]: kind for row, kind in plan.preempted if ids[row] in self._holds}
+        # A plan without a step may have taken memory that this one gives back.
+        preempted |= {ids[row]: Preemption.RECOMPUTE for row, _ in plan.admitted if ids[row] in self._holds}
+        preempted |= {ids[row]: Preemption.SWAP for row in plan.swapped_in if ids[row] in self._holds}
+        for name, row in self._holds.items():
+            if requests.state[row] != State.RUNNING and name not in preempted:
+                preempted[name] = Preemption.SWAP if requests.state[row] == State.SWAPPED else Preemption.RECOMPUTE
+        if not self.engine.settings.swap_blocks and Preemption.SWAP in preempted.values():
+            raise LiveEngineError("the policy swaps, but the engine was built without host memory: give it --host-blocks")
+        for name in preempted:
+            del self._holds[name]
+        swapped_in = tuple(ids[row] for row in plan.swapped_in)
+        hits = {ids[row]: hit for row, hit in plan.admitted}
+        for row in plan.rows.tolist():
+            self._holds[ids[row]] = row
+        return PlannedStep(plan.named(ids), hits, tuple(preempted.items()), swapped_in)
+
+    def transfer(self, moves, now: float) -> Transfers:
+        """Moves of a plan without a step: accounted; the engine makes them with the next step."""
+        moved = self.twin.transfer(moves, now)
+        moved.ready_s = {}
+        moved.before = moved.beside = now
+        return moved
+
+    def cut(self, executed: Executed, steps: int) -> None:
+        """Live steps come one by one; there is no run to cut."""
+
+    def drift(self) -> str:
+        """One line: in how many steps the engine did something else than planned."""
+        scheduler = self.engine.scheduler
+        first = f"; {scheduler.first_drift}" if scheduler.first_drift else ""
+        return f"drift {scheduler.drift} of {scheduler.steps} steps{first}"
+
+
+def tokens_of(answers: list[StepAnswer]) -> dict[str, list[int]]:
+    """Request id -> all tokens emitted, over the steps of a run."""
+    texts: dict[str, list[int]] = {}
+    for answer in answers:
+        for name, tokens in answer.tokens.items():
+            texts.setdefault(name, []).extend(tokens)
+    return texts

@@ -1,0 +1,109 @@
+"""A run whose steps a live vLLM engine executes: same source, same policy, same ledger, same records as a simulation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from ..backends.live.backend import LiveBackend
+from ..backends.live.engine import LiveSettings, VllmEngine
+from ..backends.live.prompts import PromptTexts
+from ..policies.registry import PolicySpec
+from ..policies.requests import RequestTable
+from .clock import Clock
+from .config import SettingsError
+from .inputs import Inputs
+from .run import Report, Simulation
+
+
+class WallClock(Clock):
+    """A clock that does not run ahead of the wall's: what is due later is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = time.monotonic()
+
+    def wall_s(self) -> float:
+        """Seconds since the run began, as the wall clock has it."""
+        return time.monotonic() - self._started
+
+    def restart(self) -> None:
+        """Time begins now: what took long before the first event does not count."""
+        self._started = time.monotonic()
+
+    def step(self) -> None:
+        ahead = self.peek() - self.wall_s()
+        if 0 < ahead < float("inf"):
+            time.sleep(ahead)
+        super().step()
+
+
+class LiveRun(Simulation):
+    """One policy on one live engine.
+
+    wall  True: requests arrive in wall time, and everything that takes time counts. False: the clock advances by the
+          measured time of each step and jumps over idle time.
+    logprobs  of so many best tokens for every output, in `answers`
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        spec: PolicySpec,
+        engine: VllmEngine,
+        report: Report | None = None,
+        wall: bool = True,
+        logprobs: int | None = None,
+    ) -> None:
+        if inputs.config.replicas != 1:
+            raise SettingsError("--replicas: one live engine is one replica; drop it")
+        self.live = engine
+        self.wall = wall
+        self.answers = []
+        self._best = logprobs
+        super().__init__(inputs, spec, report)
+
+    @property
+    def backend(self) -> LiveBackend:
+        return self.engines[0].backend
+
+    def _clock(self) -> Clock:
+        return WallClock() if self.wall else Clock()
+
+    def _backend(self, requests: RequestTable) -> LiveBackend:
+        twin = super()._backend(requests)
+        twin.fast = False
+        texts = PromptTexts(self.live.vocab, self.inputs.hardware.block_tokens, self.inputs.config.seed)
+        backend = LiveBackend(requests, self.live, twin, texts, self.clock.wall_s if self.wall else None)
+        backend.on_answer = self.answers.append
+        if self._best is not None:
+            backend.record_logprobs(self._best)
+        return backend
+
+    def run(self) -> None:
+        if self.wall:
+            self.clock.restart()
+        super().run()
+
+
+def live_settings(inputs: Inputs, spec: PolicySpec, settings: LiveSettings) -> LiveSettings:
+    """`settings` with the sizes that this run needs: the ledger's pool or more, the longest step, host memory."""
+    hardware = inputs.hardware
+    limits = hardware.limits
+    probe = Simulation(inputs, spec)
+    ledger = probe.engines[0].core.ledger
+    caching = bool(getattr(ledger, "prefix_caching", False))
+    # Policy vllm is vLLM's own, so its pool is the ledger's to the block. Others allocate in another order, or lay KV out
+    # as vLLM does not: their pool must never bind, and the ledger's account is the one that counts.
+    exact = spec.name == "vllm"
+    blocks = hardware.num_blocks if exact else 2 * hardware.num_blocks + limits.max_num_seqs
+    return replace(
+        settings,
+        num_blocks=blocks,
+        block_tokens=hardware.block_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_step_tokens=limits.max_num_batched_tokens + (0 if exact else limits.max_model_len),
+        max_model_len=limits.max_model_len,
+        prefix_caching=caching,
+        swap_blocks=hardware.host_blocks if ledger.host_blocks and not exact else 0,
+    )
