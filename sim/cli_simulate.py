@@ -32,6 +32,7 @@ def simulate(
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     overwrite: _Flag = False,
     timeline: _Flag = False,
+    decisions: _Flag = False,
     export: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
@@ -54,6 +55,8 @@ def simulate(
         Replace the former run in --out.
     timeline: bool
         Also write trace.json.gz, a timeline that opens in Perfetto.
+    decisions: bool
+        Also write decisions.jsonl.gz, every plan of the run, for twinserve replay.
     export: Path
         Write the requests that were submitted, best-effort pool included, as a trace file.
     as_json: bool
@@ -67,6 +70,9 @@ def simulate(
     objectives = parse_goodput(goodput) if goodput else None
     if timeline and out is None:
         raise SettingsError("--timeline writes trace.json.gz into the results; say where with --out")
+    if decisions and (out is None or config.replicas > 1):
+        wrong = "say where with --out" if out is None else "of one engine; drop --replicas"
+        raise SettingsError(f"--decisions writes the plans into the results; {wrong}")
     if overwrite and out is None:
         raise SettingsError("--overwrite is for --out, which is not given")
     if export is not None and len(config.policy) > 1:
@@ -83,7 +89,7 @@ def simulate(
         results: dict[str, RunResult] = {}
         for spec in inputs.policies:
             progress.begin(spec.label)
-            result = run_policy(inputs, spec, progress.report, objectives)
+            result = run_policy(inputs, spec, progress.report, objectives, decisions)
             progress.end(result)
             if out is not None:
                 write_run(targets[spec.label], result, overwrite, timeline)

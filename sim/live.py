@@ -13,7 +13,7 @@ from ..policies.requests import RequestTable
 from .clock import Clock
 from .config import SettingsError
 from .inputs import Inputs
-from .run import Report, Simulation
+from .run import Report, Simulation, describe
 
 
 class WallClock(Clock):
@@ -87,23 +87,28 @@ class LiveRun(Simulation):
 
 
 def live_settings(inputs: Inputs, spec: PolicySpec, settings: LiveSettings) -> LiveSettings:
-    """`settings` with the sizes that this run needs: the ledger's pool or more, the longest step, host memory."""
-    hardware = inputs.hardware
-    limits = hardware.limits
-    probe = Simulation(inputs, spec)
-    ledger = probe.engines[0].core.ledger
-    caching = bool(getattr(ledger, "prefix_caching", False))
+    """`settings` with the sizes that a run of `spec` needs."""
+    workload = inputs.workload
+    longest = int((workload.prompt_tokens + workload.output_tokens).max(initial=0))
+    if workload.pool is not None:
+        longest = max(longest, workload.pool.prompt_tokens[1] + workload.pool.output_tokens[1])
+    return settings_for(describe(inputs, spec, Simulation(inputs, spec).engines[0]), longest, settings)
+
+
+def settings_for(run: dict, longest: int, settings: LiveSettings) -> LiveSettings:
+    """`settings` with the sizes that the run described by run.json needs: the ledger's pool or more, the longest step, host
+    memory. longest: prompt and output tokens of the longest request."""
+    kv, limits = run["kv"], run["limits"]
     # Policy vllm is vLLM's own, so its pool is the ledger's to the block. Others allocate in another order, or lay KV out
     # as vLLM does not: their pool must never bind, and the ledger's account is the one that counts.
-    exact = spec.name == "vllm"
-    blocks = hardware.num_blocks if exact else 2 * hardware.num_blocks + limits.max_num_seqs
+    exact = run["policy"]["name"] == "vllm"
     return replace(
         settings,
-        num_blocks=blocks,
-        block_tokens=hardware.block_tokens,
-        max_num_seqs=limits.max_num_seqs,
-        max_step_tokens=limits.max_num_batched_tokens + (0 if exact else limits.max_model_len),
-        max_model_len=limits.max_model_len,
-        prefix_caching=caching,
-        swap_blocks=hardware.host_blocks if ledger.host_blocks and not exact else 0,
+        num_blocks=kv["num_blocks"] if exact else 2 * kv["num_blocks"] + limits["max_num_seqs"],
+        block_tokens=kv["block_tokens"],
+        max_num_seqs=limits["max_num_seqs"],
+        max_step_tokens=limits["max_num_batched_tokens"] + (0 if exact else longest),
+        max_model_len=longest + 1,  # vLLM keeps one token's room for what it samples
+        prefix_caching=kv["prefix_caching"],
+        swap_blocks=0 if exact else kv["host_blocks"],
     )

@@ -6,6 +6,7 @@
     steps.parquet       one row an engine step
     gaps.parquet        inter-token gaps, pooled
     trace.json.gz       optional timeline for Perfetto
+    decisions.jsonl.gz  optional log of every plan, to be replayed (sim/decisions.py)
     timing.json         wall-clock timings of our own code
 
 All but timing.json are the same bytes for the same configuration and seed, under the same versions
@@ -84,6 +85,7 @@ _FILES = (
     "timing.json",
     *(f"{name}.parquet" for name in _TABLES),
     "trace.json.gz",
+    "decisions.jsonl.gz",
 )
 _KV_TOTAL = b"kv_total_blocks"
 
@@ -110,13 +112,14 @@ class RunRows:
 
 @dataclass
 class RunResult:
-    """A run: its rows, what was run (run.json), how long our own code took (timing.json), and the
-    metrics."""
+    """A run: its rows, what was run (run.json), how long our own code took (timing.json), the
+    metrics, and, where one was kept, its decision log (the file's content)."""
 
     rows: RunRows
     config: dict = field(default_factory=dict)
     timing: dict = field(default_factory=dict)
     summary: dict = field(default_factory=dict)
+    decisions: bytes | None = None
 
 
 def write_run(
@@ -156,6 +159,8 @@ def write_run(
             pq.write_table(table, path, compression="zstd", compression_level=3)
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
+        if result.decisions is not None:
+            (partial / "decisions.jsonl.gz").write_bytes(result.decisions)
         if timeline:
             from .timeline import write_timeline  # it builds on this module
 

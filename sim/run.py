@@ -22,6 +22,7 @@ from ..profiles.bros import BrosLinearModel
 from .clock import Clock
 from .config import SettingsError, SimulationConfig
 from .core import EngineCore
+from .decisions import DecisionRecorder, log_bytes
 from .engine import Engine
 from .inputs import Hardware, Inputs, resolve
 from .metrics import summarise
@@ -52,10 +53,21 @@ def simulate(config: SimulationConfig, report: Report | None = None, goodput: di
     return {spec.label: run_policy(inputs, spec, report, goodput) for spec in inputs.policies}
 
 
-def run_policy(inputs: Inputs, spec: PolicySpec, report: Report | None = None, goodput: dict | None = None) -> RunResult:
-    """One policy over the request list of `inputs`."""
+def run_policy(
+    inputs: Inputs,
+    spec: PolicySpec,
+    report: Report | None = None,
+    goodput: dict | None = None,
+    decisions: bool = False,
+) -> RunResult:
+    """One policy over the request list of `inputs`. decisions: the result holds a decision log."""
+    return run_simulation(Simulation(inputs, spec, report, decisions), goodput)
+
+
+def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunResult:
+    """Run it to the end, and sum it up."""
+    inputs, spec = simulation.inputs, simulation.spec
     started = time.perf_counter()
-    simulation = Simulation(inputs, spec, report)
     simulation.run()
     simulated = time.perf_counter()
     rows = simulation.rows()
@@ -72,15 +84,21 @@ def run_policy(inputs: Inputs, spec: PolicySpec, report: Report | None = None, g
         "simulated_steps_per_s": steps / wall,
         "requests_per_s": len(rows.requests) / wall,
     }
-    return RunResult(rows, describe(inputs, spec, simulation.engines[0]), timing, summary)
+    engine = simulation.engines[0]
+    described = describe(inputs, spec, engine)
+    log = log_bytes(described, engine.core.requests, engine.recorder) if simulation.decisions else None
+    return RunResult(rows, described, timing, summary, log)
 
 
 class Simulation:
-    """The assembled objects of one run: clock, engines, source."""
+    """The assembled objects of one run: clock, engines, source. decisions: keep every plan, for a decision log."""
 
-    def __init__(self, inputs: Inputs, spec: PolicySpec, report: Report | None = None) -> None:
+    def __init__(
+        self, inputs: Inputs, spec: PolicySpec, report: Report | None = None, decisions: bool = False
+    ) -> None:
         self.inputs = inputs
         self.spec = spec
+        self.decisions = decisions
         self.clock = self._clock()
         self.engines = [self._engine(i) for i in range(inputs.config.replicas)]
         self.source = RequestSource(self.clock, inputs.workload, self.engines, inputs.hardware.block_tokens)
@@ -127,7 +145,10 @@ class Simulation:
         backend = self._backend(requests)
         overhead = 0.0 if config.decision_time == "none" else None
         core = EngineCore(requests, policy, ledger)
-        return Engine(self.clock, core, backend, StepRecorder(replica), decision_overhead=overhead)
+        return Engine(self.clock, core, backend, self._recorder(replica), decision_overhead=overhead)
+
+    def _recorder(self, replica: int) -> StepRecorder:
+        return DecisionRecorder(replica) if self.decisions else StepRecorder(replica)
 
     def _backend(self, requests: RequestTable) -> SimulatedBackend:
         hardware = self.inputs.hardware

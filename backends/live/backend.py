@@ -10,7 +10,7 @@ import numpy as np
 from ...policies.plan import Preemption, StepOutcome, StepPlan
 from ...policies.requests import RequestTable, State
 from ..simulated import Executed, SimulatedBackend, Transfers
-from .engine import StepAnswer, VllmEngine
+from .engine import VllmEngine
 from .planned import PlannedStep
 from .prompts import PromptTexts
 from .versions import LiveEngineError
@@ -131,12 +131,3 @@ class LiveBackend:
         scheduler = self.engine.scheduler
         first = f"; {scheduler.first_drift}" if scheduler.first_drift else ""
         return f"drift {scheduler.drift} of {scheduler.steps} steps{first}"
-
-
-def tokens_of(answers: list[StepAnswer]) -> dict[str, list[int]]:
-    """Request id -> all tokens emitted, over the steps of a run."""
-    texts: dict[str, list[int]] = {}
-    for answer in answers:
-        for name, tokens in answer.tokens.items():
-            texts.setdefault(name, []).extend(tokens)
-    return texts

@@ -1,0 +1,166 @@
+"""Decision logs: every plan of a run as data, to be executed again step by step by another engine.
+
+decisions.jsonl.gz holds one JSON object a line: first the run (as run.json describes it), then the requests, a line each, then
+the steps. Steps name requests by their row; a run of identical decode steps is one line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..backends.simulated import Executed
+from ..policies.kv.base import KvLedger
+from ..policies.plan import Preemption, StepPlan
+from ..policies.requests import RequestTable
+from .recorder import StepRecorder
+from .results import ResultsError
+
+FILE = "decisions.jsonl.gz"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """prefix: int64, content ids of the prompt's full KV blocks, or None. arrival_s: seconds."""
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """One decision, and what the simulator expected of it. grants: {row: tokens} in order. start_s and seconds: when it
+    began and how long it took; free_blocks: of the ledger, after the plan."""
+
+    start_s: float
+    seconds: float
+    grants: dict[int, int]
+    admitted: dict[int, int]
+    preempted: tuple[tuple[int, Preemption], ...]
+    swapped_in: tuple[int, ...]
+    free_blocks: int
+
+
+@dataclass(frozen=True)
+class DecisionLog:
+    """run: as run.json; requests by row; steps in order, runs spread out."""
+
+    run: dict
+    requests: list[LoggedRequest]
+    steps: list[LoggedStep]
+
+    @property
+    def longest(self) -> int:
+        """Prompt and output tokens of the longest request."""
+        return max((r.prompt_tokens + r.output_tokens for r in self.requests), default=0)
+
+
+class DecisionRecorder(StepRecorder):
+    """A step recorder that also keeps the plans."""
+
+    def __init__(self, replica: int = 0) -> None:
+        super().__init__(replica)
+        self.lines: list[dict] = []
+        self._before: list[StepPlan] = []  # plans without a step: what they took away is logged with the next one
+
+    def planned(
+        self, plan: StepPlan, executed: Executed, running: int, waiting: int, requests: RequestTable, ledger: KvLedger
+    ) -> None:
+        before, self._before = self._before, []  # without_step is called for this plan too
+        super().planned(plan, executed, running, waiting, requests, ledger)
+        self._before = []
+        outcome = executed.outcome
+        steps, free = len(outcome.ends_s), ledger.free_blocks
+        line = {
+            "start_s": outcome.start_s,
+            "ends_s": outcome.ends_s.tolist(),
+            "grants": [plan.rows.tolist(), plan.tokens.tolist()],
+            "free_blocks": [free],
+        }
+        if steps > 1:
+            taken = ledger.block_growth(plan.rows, steps).cumsum()
+            line["free_blocks"] = (free - taken).tolist()
+        preempted = [(row, kind.value) for p in (*before, plan) for row, kind in p.preempted]
+        optional = {"admitted": plan.admitted, "preempted": preempted, "swapped_in": plan.swapped_in}
+        self.lines.append(line | {name: value for name, value in optional.items() if value})
+
+    def without_step(self, plan: StepPlan, to_host_bytes: int, to_device_bytes: int) -> None:
+        super().without_step(plan, to_host_bytes, to_device_bytes)
+        self._before.append(plan)
+
+
+def log_bytes(run: dict, requests: RequestTable, recorder: DecisionRecorder) -> bytes:
+    """The log as a file's content; the same run gives the same bytes."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as file:
+        file.write(_line({"decisions": _VERSION, "run": run}))
+        for request in requests:
+            entry = {
+                "id": request.id,
+                "arrival_s": request.arrival_s,
+                "prompt_tokens": request.prompt_tokens,
+                "output_tokens": request.output_tokens,
+            }
+            if request.prefix is not None:
+                entry["prefix"] = request.prefix.tolist()
+            file.write(_line(entry))
+        for entry in recorder.lines:
+            file.write(_line(entry))
+    return packed.getvalue()
+
+
+def _line(entry: dict) -> bytes:
+    return json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def read_log(path: Path) -> DecisionLog:
+    """A log from disk. Raises ResultsError: no such file, torn, or not a decision log."""
+    if not path.exists():
+        raise ResultsError(f"{path}: there is no decision log; run simulate again with --decisions --out DIR")
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            entries = [json.loads(line) for line in file]
+        head, rest = entries[0], entries[1:]
+        if head["decisions"] != _VERSION:
+            raise ResultsError(f"{path}: a decision log of version {head['decisions']}; this is version {_VERSION}: log again")
+        requests = [_request(entry) for entry in rest if "id" in entry]
+        steps = [step for entry in rest if "grants" in entry for step in _steps(entry)]
+    except ResultsError:
+        raise
+    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ResultsError(f"{path}: torn, or not a decision log ({error}); log again") from error
+    return DecisionLog(head["run"], requests, steps)
+
+
+def _request(entry: dict) -> LoggedRequest:
+    prefix = entry.get("prefix")
+    return LoggedRequest(
+        entry["id"],
+        entry["arrival_s"],
+        entry["prompt_tokens"],
+        entry["output_tokens"],
+        None if prefix is None else np.array(prefix, np.int64),
+    )
+
+
+def _steps(entry: dict) -> Iterator[LoggedStep]:
+    grants = dict(zip(*entry["grants"], strict=True))
+    start = entry["start_s"]
+    once = (
+        dict(entry.get("admitted", ())),
+        tuple((row, Preemption(kind)) for row, kind in entry.get("preempted", ())),
+        tuple(entry.get("swapped_in", ())),
+    )
+    for end, free in zip(entry["ends_s"], entry["free_blocks"], strict=True):
+        yield LoggedStep(start, end - start, grants, *once, free)
+        start, once = end, ({}, (), ())
