@@ -57,7 +57,7 @@ def inspect(
     offline: _Flag = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """What is in a trace: rate, lengths, prefix sharing, units.
+    """What is in a trace: where it came from, rate, lengths, prefix sharing.
 
     Parameters
     ----------

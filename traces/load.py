@@ -60,7 +60,8 @@ def load_trace(
     raw_arrivals  keep coarse ticks as they were recorded; by default arrivals are spread
     rate, count, duration_s   of generated arrivals only: requests/s, requests, seconds
     format        the name of a file's format, where its content does not tell
-    block_tokens, time_unit   tokens a hash id covers, "ms" or "s": where they are not the format's
+    block_tokens, time_unit   tokens a hash id covers (Mooncake, Bailian), "ms" or "s" (Mooncake,
+                  `custom`): where they are not the format's; other readers pass over them
     progress      called with (bytes done, bytes in all or None) while downloading
 
     Raises WorkloadError with one line for an unknown name or anything wrong with a file.
@@ -221,7 +222,7 @@ def describe(w: Workload) -> str:
 
 
 def describe_file(path: str | Path, format: str | None = None) -> str:
-    """The units a file is read in: its format, time unit and block size."""
+    """The units a file is read in: its format, time unit and block size. OSError if it cannot be read."""
     with open(path, "rb") as file:
         name = format or detect_format(file.read(1 << 20), str(path))
     unit, block = UNITS[name]

@@ -9,10 +9,11 @@ DEFAULT_RATE = 1.0
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Overrides of what a format fixes, and how arrivals are made for files that have none.
+    """Overrides of what a format fixes, and how arrivals are made for files that have none. A reader
+    passes over what its format has no use for.
 
-    block_tokens   tokens a hash id covers; None = the format's
-    time_unit      "ms" or "s"; None = the format's (only Mooncake's layout is met with both)
+    block_tokens   tokens a hash id covers; None = the format's. Mooncake and Bailian
+    time_unit      "ms" or "s"; None = the format's. Mooncake and `custom`
     rate           requests a second of generated Poisson arrivals; None = 1
     seed           of those arrivals
     """

@@ -6,7 +6,8 @@ timestamp  milliseconds
 hash_ids   ceil(input_length / 512) ids; equal ids mean equal prompts up to there
 session_id rows of one session are turns: each is sent `delay` milliseconds after the turn
            before has ended. A later turn without `delay` but with a timestamp waits for the
-           difference of the timestamps (Dynamo's rule); one with neither is sent at once.
+           difference of the timestamps (Dynamo's rule; to the row of its group before it in the
+           file, so stages of several rows should carry `delay`); one with neither is sent at once.
 priority   smaller is more urgent.
 Ours       request_id, class ("rt" or "be"), slo_ttft_s, slo_tpot_s (seconds), group and stage (an
            application: several rows a stage), block_size (tokens; one row is enough to name it).

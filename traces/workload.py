@@ -80,7 +80,8 @@ class Provenance:
 
 @dataclass(frozen=True)
 class ApplicationInfo:
-    """What a group of rows is, beyond its name. kind: class of application; text: its input."""
+    """What a group of rows is, beyond its name. kind: class of application; text: its input. For workloads built in
+    Python: no file format carries it."""
 
     kind: str
     text: str | None = None
