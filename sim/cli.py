@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import cyclopts
 from pydantic import ValidationError
 
+from ..backends.live.versions import LiveEngineError
 from ..policies.registry import RegistryError
 from ..profiles.specs import ProfileError
 from ..traces.workload import WorkloadError
+from .cli_live import replay
 from .cli_profiles import profiles_app
 from .cli_report import report
 from .cli_simulate import simulate
@@ -34,6 +36,7 @@ _EXPECTED = (
     GoodputError,
     ResultsError,
     NoProgressError,
+    LiveEngineError,
 )
 
 
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app.command(trace_app)
     app.command(profiles_app)
     app.command(report, name="report")
+    app.command(replay, name="replay")
     _run(app, arguments)
 
 

@@ -77,6 +77,8 @@ class SimulationConfig(BaseModel):
     "What policies believe a step takes: their paper's form fitted to the profile, or the simulator's own model."
     decision_time: Literal["none", "measured"] = "none"
     "Whether a simulated step is lengthened by the time our own planning took (measured: not reproducible)."
+    async_scheduling: bool = False
+    "Plan each step while the one before it runs, before its tokens are known, as vLLM does by default."
     exact: Annotated[bool, Parameter(negative="")] = False
     "Plan every step by itself, without the fast path over runs of identical decode steps. Same results, slower."
 

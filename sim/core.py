@@ -17,16 +17,28 @@ class EngineCore:
     """Applies plans and outcomes to the request table, and keeps policy and ledger informed.
 
     The only writer of the table. `active` counts unfinished requests, `holding` those with KV on the device.
+
+    asynchronous  plans are made while the step before them runs: between `begin` and `complete` of that step, as the
+                  request table describes it
     """
 
-    def __init__(self, requests: RequestTable, policy: Policy, ledger: KvLedger) -> None:
+    def __init__(self, requests: RequestTable, policy: Policy, ledger: KvLedger, asynchronous: bool = False) -> None:
         self.requests = requests
         self.policy = policy
         self.ledger = ledger
+        self.asynchronous = asynchronous
         self.ready_s: dict[int, float] = {}
         self.active = 0
         self.holding = 0
         self._arrived: list[int | Application] = []  # what the policy has not been told of yet, in order
+        self._last_token_s: np.ndarray | None = None  # of the rows of the step under way, before it began
+        self._ends_early = asynchronous and not policy.keeps_ending
+        self._publishes = asynchronous and getattr(ledger, "prefix_caching", False)
+
+    @property
+    def under_way(self) -> bool:
+        """A step has begun and its outcome is not booked: the table shows it ahead of time."""
+        return self._last_token_s is not None
 
     @property
     def waiting(self) -> int:
@@ -61,6 +73,8 @@ class EngineCore:
             self.holding -= 1
             if kind is Preemption.RECOMPUTE:
                 requests.computed_tokens[row] = 0
+                requests.output_tokens[row] -= requests.in_flight[row]  # it still comes, but nothing is built on it
+                requests.in_flight[row] = 0
                 requests.state[row] = WAITING
                 requests.recomputes[row] += 1
             else:
@@ -85,16 +99,40 @@ class EngineCore:
         rows = plan.rows
         return self.requests.computed_tokens[rows] + plan.tokens == self.requests.known_tokens(rows)
 
+    def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """A step starts, and the next plan is made before it ends: until `complete`, the table shows it as if it had ended
+        at once. For single steps of an asynchronous engine, whose `outcome` is to come."""
+        requests, rows = self.requests, outcome.emitted
+        requests.computed_tokens[plan.rows] += plan.tokens
+        self._last_token_s = requests.last_token_s[rows]
+        going_on = rows[~np.isin(rows, outcome.finished)] if outcome.finished else rows
+        requests.output_tokens[going_on] += 1
+        requests.in_flight[going_on] = 1
+        requests.last_token_s[going_on] = outcome.start_s
+        if self._ends_early:
+            for row in outcome.finished:
+                self.policy.on_finish(row)
+
+    def _unshow(self, rows: np.ndarray) -> None:
+        """Take back from the emitted `rows` what `begin` showed ahead of time."""
+        requests = self.requests
+        requests.output_tokens[rows] -= requests.in_flight[rows]
+        requests.in_flight[rows] = 0
+        requests.last_token_s[rows] = self._last_token_s
+        self._last_token_s = None
+
     def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
         """Book what was executed. Returns float64[e]: the gap of each emitted row's first token in this outcome (NaN
         for a request's very first token)."""
         requests, steps = self.requests, len(outcome.ends_s)
-        if steps > 1:
-            self.ledger.extend(plan.rows, steps)
-            requests.computed_tokens[plan.rows] += steps
-        else:
-            requests.computed_tokens[plan.rows] += plan.tokens
         rows = outcome.emitted
+        if self.under_way:
+            self._unshow(rows)
+        else:
+            granted = steps + self.asynchronous  # the plan that follows a run is the run's own, and made in it
+            if granted > 1:
+                self.ledger.extend(plan.rows, granted)
+            requests.computed_tokens[plan.rows] += steps if steps > 1 else plan.tokens
         gaps = outcome.ends_s[0] - requests.last_token_s[rows]
         slo = requests.slo_tpot_s[rows]
         late = (gaps > slo).astype(np.int64)
@@ -109,11 +147,15 @@ class EngineCore:
             requests.first_token_s[fresh] = outcome.ends_s[0]
         requests.output_tokens[rows] += steps
         requests.last_token_s[rows] = outcome.ends_s[-1]
+        if self._publishes:
+            holders = rows[requests.state[rows] == RUNNING]
+            self.ledger.grow_all(holders, requests.computed_tokens[holders])  # no more memory: only their text is known now
         for row in outcome.finished:
             self.ledger.free(row)
-            self.policy.on_finish(row)
-            requests.state[row] = FINISHED
+            if not self._ends_early:
+                self.policy.on_finish(row)
             self.active -= 1
-            self.holding -= 1
+            self.holding -= int(requests.state[row] == RUNNING)  # it may have been preempted while its last token came
+            requests.state[row] = FINISHED
         self.policy.on_outcome(outcome)
         return gaps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 import simpy
@@ -10,6 +11,7 @@ import simpy
 from ..backends.simulated import Executed, SimulatedBackend
 from ..policies.plan import StepPlan
 from .clock import BEFORE_STEPS, PLANS, STEPS, Clock
+from .config import SettingsError
 from .core import EngineCore
 from .recorder import StepRecorder
 
@@ -18,11 +20,25 @@ class NoProgressError(RuntimeError):
     """The policy plans nothing although work waits and nothing that could change its mind is under way."""
 
 
+@dataclass(slots=True)
+class _Step:
+    """A plan that is being executed; running, waiting: requests, when it began."""
+
+    plan: StepPlan
+    executed: Executed
+    running: int
+    waiting: int
+
+
 class Engine:
     """The engine process of one replica. Several can share a clock.
 
     on_finish(row): called when a request ends, before the next plan (closed loops submit from there).
     decision_overhead: seconds a step that planning costs in simulated time; None for the time measured.
+
+    With an asynchronous core the loop is the same with a queue of one plan: each is made when the step before it begins,
+    and executed when that has ended. So planning takes time only where it takes longer than the step, and what
+    happens during a step is seen by the plan after the next one.
     """
 
     def __init__(
@@ -44,6 +60,12 @@ class Engine:
         self._wake = clock.event()
         self._idle = False
         self._in_run = False
+        self._news = False  # something arrived, landed or ended since the last plan was made
+        self._since_s: float | None = None  # when planning began, if it was ahead; None: now
+        if core.asynchronous and not core.policy.asynchronous:
+            raise SettingsError(f"policy {core.policy.name!r} needs the last step's tokens to plan; drop --async-scheduling")
+        if core.asynchronous and not isinstance(backend, SimulatedBackend):
+            raise SettingsError("--async-scheduling is for simulated engines; drop it to have a live one execute the plans")
         self._steps = STEPS + recorder.replica
         self.process = clock.process(self._loop())
         clock.at_end.append(self._nothing_left)
@@ -57,6 +79,7 @@ class Engine:
 
     def _notify(self) -> None:
         """Something changed: end the idle wait, or the run of steps that rests on nothing changing."""
+        self._news = True
         if self._idle and not self._wake.triggered:
             self._wake.succeed()
         elif self._in_run:
@@ -64,19 +87,23 @@ class Engine:
             self.process.interrupt()
 
     def _loop(self):
+        plan = None
         while True:
             yield self.clock.at(self.clock.now, PLANS)
-            plan = self._plan() if self.core.active else None
+            if plan is None and self.core.active:
+                plan, self._since_s = self._plan(), None
             if not plan:
                 yield from self._without_step(plan)
+                plan = None
                 continue
-            running, waiting = self.core.holding, self.core.waiting
-            executed = self._execute(plan)
-            yield from self._run(executed)
-            self._record(plan, executed, running, waiting)
+            step = self._execute(plan)
+            plan = self._plan_ahead(step) if self.core.asynchronous else None
+            yield from self._run(step.executed)
+            self._record(step)
 
     # -- plan --------------------------------------------------------------------------------------------------
     def _plan(self) -> StepPlan:
+        self._news = False
         started = time.perf_counter()
         plan = self.core.plan(self.clock.now)
         self.decision_seconds.append(time.perf_counter() - started)
@@ -121,13 +148,36 @@ class Engine:
         )
 
     # -- run ---------------------------------------------------------------------------------------------------
-    def _execute(self, plan: StepPlan) -> Executed:
+    def _execute(self, plan: StepPlan) -> _Step:
+        core, now = self.core, self.clock.now
         overhead = self.decision_overhead
         if overhead is None:
             overhead = self.decision_seconds[-1]
-        executed = self.backend.execute(plan, self.core.emitting(plan), self.clock.now, overhead)
+        if core.asynchronous and plan.valid_for and (overhead or self._news):
+            # It stands for one step: what has happened since is not in it, or the next one may take longer than the step.
+            plan = replace(plan, valid_for=0)
+        if self._since_s is not None:
+            overhead = max(0.0, self._since_s + overhead - now)
+        executed = self.backend.execute(plan, core.emitting(plan), now, overhead)
         self._hold(executed.ready_s)
-        return executed
+        self._since_s = now + overhead
+        return _Step(plan, executed, core.holding, core.waiting)
+
+    def _plan_ahead(self, step: _Step) -> StepPlan | None:
+        """Asynchronous scheduling: the plan of the next step, made now that this one begins; None if there is nothing to
+        do before its outcome is known.
+
+        In a run every next plan is the run's own, up to the last step: that one is executed by itself, to be planned in.
+        """
+        plan, executed = step.plan, step.executed
+        steps = len(executed.outcome.ends_s)
+        if steps > 1:
+            self.backend.cut(executed, steps - 1)
+            return replace(plan, valid_for=0)
+        self._record_plan(step)
+        self.core.begin(plan, executed.outcome)
+        ahead = self._plan()
+        return ahead if ahead or ahead.moves or ahead.preempted else None
 
     def _hold(self, landings: dict[int, float]) -> None:
         """Rows that are not ready before their transfers have landed, the latest of them."""
@@ -158,10 +208,17 @@ class Engine:
             yield self.clock.at(ends[steps - 1], self._steps)
 
     # -- record ------------------------------------------------------------------------------------------------
-    def _record(self, plan: StepPlan, executed: Executed, running: int, waiting: int) -> None:
+    def _record_plan(self, step: _Step) -> None:
+        """While memory is as the plan left it: nothing of a later plan, and no outcome booked."""
         core = self.core
-        self.recorder.planned(plan, executed, running, waiting, core.requests, core.ledger)
-        gaps = core.complete(plan, executed.outcome)
+        self.recorder.planned(step.plan, step.executed, step.running, step.waiting, core.requests, core.ledger)
+
+    def _record(self, step: _Step) -> None:
+        core, executed = self.core, step.executed
+        if not core.under_way:
+            self._record_plan(step)
+        gaps = core.complete(step.plan, executed.outcome)
         self.recorder.completed(executed, gaps, core.requests)
         for row in executed.outcome.finished:
+            self._news = True
             self.on_finish(row)

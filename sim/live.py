@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from ..backends.live.backend import LiveBackend
 from ..backends.live.engine import LiveSettings, VllmEngine
@@ -80,10 +81,29 @@ class LiveRun(Simulation):
             backend.record_logprobs(self._best)
         return backend
 
+    def described(self) -> dict:
+        """For run.json: the engine, and how faithfully it did what it was told."""
+        engine = self.live
+        scheduler = engine.scheduler
+        return {
+            "vllm": engine.version,
+            "model": str(engine.settings.model),
+            "num_blocks": engine.num_blocks,
+            "pace": "wall" if self.wall else "measured",
+            "steps": scheduler.steps,
+            "drift": scheduler.drift,
+            "first_drift": scheduler.first_drift,
+        }
+
     def run(self) -> None:
         if self.wall:
             self.clock.restart()
         super().run()
+
+
+def blank_settings(**options) -> LiveSettings:
+    """Settings of which only `options` are known; the sizes come from the run."""
+    return LiveSettings(Path(), None, 0, 0, 0, 0, **options)
 
 
 def live_settings(inputs: Inputs, spec: PolicySpec, settings: LiveSettings) -> LiveSettings:

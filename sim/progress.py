@@ -67,6 +67,10 @@ class RunProgress:
         )
         self.bar.update(self._task, completed=min(share, 1.0), state=text)
 
+    def steps(self, done: int, total: int) -> None:
+        """Steps of a replay."""
+        self.bar.update(self._task, completed=done / total, state=f"{done:,} of {total:,} steps")
+
     def download(self, done: int, total: int | None) -> None:
         """Bytes of a trace that is being fetched."""
         if self._task is None:

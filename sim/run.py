@@ -16,6 +16,8 @@ from ..backends.simulated import SimulatedBackend
 from ..policies.base import Policy
 from ..policies.estimators import LinearEstimator, PerfectEstimator
 from ..policies.kv.base import KvLedger
+from ..policies.kv.paged import PagedLedger
+from ..policies.kv.paged_async import AsyncPagedLedger
 from ..policies.registry import PolicySpec, ledger_class
 from ..policies.requests import RequestTable
 from ..profiles.bros import BrosLinearModel
@@ -144,7 +146,7 @@ class Simulation:
         ledger = self._ledger(requests, policy)
         backend = self._backend(requests)
         overhead = 0.0 if config.decision_time == "none" else None
-        core = EngineCore(requests, policy, ledger)
+        core = EngineCore(requests, policy, ledger, config.async_scheduling)
         return Engine(self.clock, core, backend, self._recorder(replica), decision_overhead=overhead)
 
     def _recorder(self, replica: int) -> StepRecorder:
@@ -173,7 +175,10 @@ class Simulation:
             }
         elif config.prefix_caching:
             raise SettingsError(f"--prefix-caching: the {kv} ledger of policy {self.spec.label} has none; add kv=paged to it")
-        return ledger_class(kv)(requests, hardware.num_blocks, hardware.block_tokens, hardware.host_blocks, **options)
+        kind = ledger_class(kv)
+        if config.async_scheduling and kind is PagedLedger:
+            kind = AsyncPagedLedger
+        return kind(requests, hardware.num_blocks, hardware.block_tokens, hardware.host_blocks, **options)
 
     def rows(self) -> RunRows:
         names = self.source.group_names

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..policies.base import EngineLimits, Policy
 from ..policies.kv.base import KvLedger
-from ..policies.plan import StepOutcome
+from ..policies.plan import StepOutcome, StepPlan
 from ..policies.requests import RequestTable
 from .core import EngineCore
 
@@ -26,13 +26,20 @@ class SteppedPlan:
 
 
 class Stepper:
-    """Submit requests, call `step()`; every row that catches up emits one token and ends at its output length."""
+    """Submit requests, call `step()`; every row that catches up emits one token and ends at its output length.
 
-    def __init__(self, requests: RequestTable, policy: Policy, ledger: KvLedger) -> None:
-        self.core = EngineCore(requests, policy, ledger)
+    asynchronous  a call makes the plan of a step while the step before it is under way, and then ends that one: the
+                  rows that it lists as finished are those of the step before
+    """
+
+    def __init__(
+        self, requests: RequestTable, policy: Policy, ledger: KvLedger, asynchronous: bool = False
+    ) -> None:
+        self.core = EngineCore(requests, policy, ledger, asynchronous)
         self.requests = requests
         self._outputs: list[int] = []
         self._steps = 0
+        self._under_way: tuple[StepPlan, StepOutcome] | None = None
 
     def submit(self, request_id: str, prompt_tokens: int, output_tokens: int, **values) -> int:
         """Returns the row. `output_tokens` is how many it will emit; the policy does not see it."""
@@ -45,10 +52,7 @@ class Stepper:
         plan = self.core.plan(float(self._steps))
         free = self.core.ledger.free_blocks
         waiting = self.core.waiting
-        emitted = plan.rows[self.core.emitting(plan)]
-        finished = [r for r in emitted.tolist() if requests.output_tokens[r] + 1 >= self._outputs[r]]
-        start, self._steps = float(self._steps), self._steps + 1
-        self.core.complete(plan, StepOutcome(start, np.array([start + 1.0]), emitted, finished))
+        finished = self._execute(plan)
         return SteppedPlan(
             plan.named(ids),
             [ids[row] for row, _ in plan.preempted],
@@ -59,11 +63,42 @@ class Stepper:
         )
 
 
-def vllm_stepper(num_blocks: int, block_tokens: int, limits: EngineLimits, prefix_caching: bool, **options) -> Stepper:
+    def _execute(self, plan: StepPlan) -> list[int]:
+        """The rows that ended, by what this call books: the plan's own outcome, or that of the plan before."""
+        if not self.core.asynchronous:
+            outcome = self._outcome(plan)
+            self.core.complete(plan, outcome)
+            return outcome.finished
+        finished: list[int] = []
+        if self._under_way is not None:
+            self.core.complete(*self._under_way)
+            finished, self._under_way = self._under_way[1].finished, None
+        if plan:
+            self._under_way = (plan, self._outcome(plan))
+            self.core.begin(*self._under_way)
+        return finished
+
+    def _outcome(self, plan: StepPlan) -> StepOutcome:
+        emitted = plan.rows[self.core.emitting(plan)]
+        finished = [r for r in emitted.tolist() if self.requests.output_tokens[r] + 1 >= self._outputs[r]]
+        start, self._steps = float(self._steps), self._steps + 1
+        return StepOutcome(start, np.array([start + 1.0]), emitted, finished)
+
+
+def vllm_stepper(
+    num_blocks: int,
+    block_tokens: int,
+    limits: EngineLimits,
+    prefix_caching: bool,
+    asynchronous: bool = False,
+    **options,
+) -> Stepper:
     """A stepper with policy `vllm` on a paged ledger; `options` are VllmOptions."""
     from ..policies.kv.paged import PagedLedger
+    from ..policies.kv.paged_async import AsyncPagedLedger
     from ..policies.vllm import VllmOptions, VllmPolicy
 
     requests = RequestTable()
-    ledger = PagedLedger(requests, num_blocks, block_tokens, prefix_caching=prefix_caching)
-    return Stepper(requests, VllmPolicy(limits, VllmOptions(**options)), ledger)
+    ledger_type = AsyncPagedLedger if asynchronous else PagedLedger
+    ledger = ledger_type(requests, num_blocks, block_tokens, prefix_caching=prefix_caching)
+    return Stepper(requests, VllmPolicy(limits, VllmOptions(**options)), ledger, asynchronous)

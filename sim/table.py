@@ -170,6 +170,14 @@ def render_table(
     return "\n".join(lines).strip("\n") + "\n"
 
 
+def print_lines(title: str, lines: Iterable[tuple[str, str]], console: Console | None = None) -> None:
+    """A titled list of names and values."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
+    for name, value in lines:
+        table.add_row(name, value)
+    (console or Console()).print(table)
+
+
 def _with_timing(result: Mapping | RunResult) -> Mapping:
     if isinstance(result, RunResult):
         return {**result.summary, "timing": result.timing}

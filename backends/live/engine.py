@@ -135,6 +135,7 @@ class VllmEngine:
             "enable_prefix_caching": settings.prefix_caching,
             "enable_chunked_prefill": True,
             "watermark": 0.0,
+            "use_tqdm_on_load": False,
         }
         if settings.num_blocks is not None:
             arguments["num_gpu_blocks_override"] = settings.num_blocks + 1  # one is vLLM's null block
