@@ -142,7 +142,7 @@ def _locked(run: Path, model: str, options: dict, steps: Path | None, as_json: b
     from .replay import replay_locked
 
     log = read_log(run / FILE)
-    settings = settings_for(log.run, log.longest, blank_settings(**options))
+    settings = settings_for(log.run, log.longest, log.step_tokens, blank_settings(**options))
     with RunProgress(shown=not (quiet or as_json)) as progress, live_engine(settings, model) as engine:
         progress.begin("locked replay")
         found = replay_locked(log, engine, log.run["config"]["seed"], progress.steps)

@@ -64,6 +64,11 @@ class DecisionLog:
         """Prompt and output tokens of the longest request."""
         return max((r.prompt_tokens + r.output_tokens for r in self.requests), default=0)
 
+    @property
+    def step_tokens(self) -> int:
+        """New tokens of the longest step."""
+        return max((sum(step.grants.values()) for step in self.steps), default=0)
+
 
 class DecisionRecorder(StepRecorder):
     """A step recorder that also keeps the plans."""

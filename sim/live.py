@@ -112,12 +112,14 @@ def live_settings(inputs: Inputs, spec: PolicySpec, settings: LiveSettings) -> L
     longest = int((workload.prompt_tokens + workload.output_tokens).max(initial=0))
     if workload.pool is not None:
         longest = max(longest, workload.pool.prompt_tokens[1] + workload.pool.output_tokens[1])
-    return settings_for(describe(inputs, spec, Simulation(inputs, spec).engines[0]), longest, settings)
+    engine = Simulation(inputs, spec).engines[0]
+    step_tokens = engine.core.policy.step_tokens(longest)
+    return settings_for(describe(inputs, spec, engine), longest, step_tokens, settings)
 
 
-def settings_for(run: dict, longest: int, settings: LiveSettings) -> LiveSettings:
-    """`settings` with the sizes that the run described by run.json needs: the ledger's pool or more, the longest step, host
-    memory. longest: prompt and output tokens of the longest request."""
+def settings_for(run: dict, longest: int, step_tokens: int, settings: LiveSettings) -> LiveSettings:
+    """`settings` with the sizes that the run described by run.json needs: the ledger's pool or more, host memory. longest:
+    prompt and output tokens of the longest request; step_tokens: new tokens of the longest step."""
     kv, limits = run["kv"], run["limits"]
     # Policy vllm is vLLM's own, so its pool is the ledger's to the block. Others allocate in another order, or lay KV out
     # as vLLM does not: their pool must never bind, and the ledger's account is the one that counts.
@@ -127,7 +129,7 @@ def settings_for(run: dict, longest: int, settings: LiveSettings) -> LiveSetting
         num_blocks=kv["num_blocks"] if exact else 2 * kv["num_blocks"] + limits["max_num_seqs"],
         block_tokens=kv["block_tokens"],
         max_num_seqs=limits["max_num_seqs"],
-        max_step_tokens=limits["max_num_batched_tokens"] + (0 if exact else longest),
+        max_step_tokens=max(step_tokens, limits["max_num_seqs"]),  # vLLM wants a token for each seat
         max_model_len=longest + 1,  # vLLM keeps one token's room for what it samples
         prefix_caching=kv["prefix_caching"],
         swap_blocks=0 if exact else kv["host_blocks"],

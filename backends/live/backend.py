@@ -46,6 +46,7 @@ class LiveBackend:
         self.steps: list[TimedStep] = []
         self.on_answer = lambda answer: None
         self._holds: dict[str, int] = {}  # id -> row, of requests that hold memory on the engine
+        self._coming: set[str] = set()  # swapped in on paper, not granted yet; only asked, never walked through
         self._rows: dict[str, int] = {}
         self._logprobs: int | None = None
 
@@ -73,6 +74,12 @@ class LiveBackend:
         moved = self.twin.transfer(plan.moves, now)  # accounted bytes; what the engine really moves is measured with it
         work = self.twin.composition(plan, emitting)
         planned = self.planned(plan)
+        room = self.engine.settings.max_step_tokens
+        if plan.tokens.sum() > room:
+            raise LiveEngineError(
+                f"a step of {plan.tokens.sum()} tokens was planned, and the engine was built for {room}: give the policy a "
+                "token limit or chunk"
+            )
         started = time.perf_counter()
         answer = self.engine.step(planned)
         seconds = time.perf_counter() - started
@@ -110,7 +117,12 @@ class LiveBackend:
             raise LiveEngineError("the policy swaps, but the engine was built without host memory: give it --host-blocks")
         for name in preempted:
             del self._holds[name]
-        swapped_in = tuple(ids[row] for row in plan.swapped_in)
+        # A row may come back some steps before it is granted anything; its KV then comes with the first grant.
+        self._coming |= {ids[row] for row in plan.swapped_in}
+        granted = [ids[row] for row in plan.rows.tolist()]
+        swapped_in = tuple(name for name in granted if name in self._coming)
+        self._coming.difference_update(granted)
+        self._coming.difference_update(ids[row] for row, _ in plan.preempted)
         hits = {ids[row]: hit for row, hit in plan.admitted}
         for row in plan.rows.tolist():
             self._holds[ids[row]] = row

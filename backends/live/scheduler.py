@@ -32,15 +32,19 @@ class Steering:
             raise LiveEngineError("a steered engine takes its order from the policy: leave --scheduling-policy at fcfs")
         self.planned: PlannedStep | None = None
         self.last: ScheduledStep | None = None
-        self.steps = 0
-        self.drift = 0
-        self.first_drift = ""
+        self.forget_counts()
         # Whoever decides has made room for whole prompts already; vLLM's own admission rule would come on top.
         self.scheduler_reserve_full_isl = False
         self._second = second_queue(self)
         self._steered: PlannedStep | None = None  # while schedule() runs
         self._unplanned: list[str] = []
         self._truncate_hits()
+
+    def forget_counts(self) -> None:
+        """Begin to count anew: another run on the same engine."""
+        self.steps = 0
+        self.drift = 0
+        self.first_drift = ""
 
     # -- one step ------------------------------------------------------------------------------------------------
     def schedule(self, *args, **kwargs):
