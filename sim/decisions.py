@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,20 +131,26 @@ def _line(entry: dict) -> bytes:
 
 def read_log(path: Path) -> DecisionLog:
     """A log from disk. Raises ResultsError: no such file, torn, or not a decision log."""
-    if not path.exists():
-        raise ResultsError(f"{path}: there is no decision log; run simulate again with --decisions --out DIR")
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            entries = [json.loads(line) for line in file]
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ResultsError(f"{path}: there is no decision log; run simulate again with --decisions --out DIR") from None
+    return parse_log(content, str(path))
+
+
+def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
+    """A log from the content of its file; `name` stands in errors. Raises ResultsError where it is torn."""
+    try:
+        entries = [json.loads(line) for line in gzip.decompress(content).splitlines()]
         head, rest = entries[0], entries[1:]
         if head["decisions"] != _VERSION:
-            raise ResultsError(f"{path}: a decision log of version {head['decisions']}; this is version {_VERSION}: log again")
+            raise ResultsError(f"{name}: of version {head['decisions']}, and this is version {_VERSION}; log again")
         requests = [_request(entry) for entry in rest if "id" in entry]
         steps = [step for entry in rest if "grants" in entry for step in _steps(entry)]
     except ResultsError:
         raise
-    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise ResultsError(f"{path}: torn, or not a decision log ({error}); log again") from error
+    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
+        raise ResultsError(f"{name}: torn, or not a decision log ({error}); log again") from error
     return DecisionLog(head["run"], requests, steps)
 
 

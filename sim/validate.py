@@ -1,0 +1,113 @@
+"""Simulation beside reality: one workload, run by the simulator and by a live engine, and what differs.
+
+For each policy: a simulated run; a locked replay of its decisions on the engine (step times, free of scheduling
+differences); free runs, repeated, whose own spread says how much of a difference means anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ..backends.live.engine import VllmEngine
+from ..policies.registry import PolicySpec
+from .decisions import parse_log
+from .inputs import Inputs
+from .live import LiveRun
+from .replay import LockedReplay, replay_locked
+from .results import RunResult
+from .run import run_policy, run_simulation
+
+# (metric of summary.json, unit, aim in percent); the aim counts where the live runs repeat each other more closely
+LATENCIES = {"ttft": 10.0, "tpot": 5.0, "itl": 5.0, "e2el": 5.0}
+STATISTICS = ("mean", "p50", "p90", "p99")
+THROUGHPUTS = {"request_throughput": 5.0, "output_throughput": 5.0}
+STEP_TIME_AIM_PCT = 5.0
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One policy: simulated, locked, and live as often as it was repeated. longest_s: what the live runs took together."""
+
+    spec: PolicySpec
+    simulated: RunResult
+    locked: LockedReplay
+    live: list[RunResult]
+    drift: int
+
+    def table(self) -> pd.DataFrame:
+        """One row a metric and statistic: metric, statistic, simulated, live (mean of the repeats), error_pct, spread_pct
+        (largest distance of a repeat from their mean), aim_pct (NaN: none is set), within (error inside the larger of
+        aim and spread)."""
+        rows = []
+        for metric, aim in LATENCIES.items():
+            for statistic in STATISTICS:
+                name = f"{statistic}_{metric}_ms"
+                rows.append(self._row(metric, statistic, name, aim if statistic == "mean" else np.nan))
+        for metric, aim in THROUGHPUTS.items():
+            rows.append(self._row(metric, "", metric, aim))
+        return pd.DataFrame([row for row in rows if row is not None])
+
+    def _row(self, metric: str, statistic: str, name: str, aim: float) -> dict | None:
+        ours = self.simulated.summary.get(name)
+        theirs = [result.summary.get(name) for result in self.live]
+        if ours is None or None in theirs:
+            return None
+        mean = float(np.mean(theirs))
+        error = 100 * (ours / mean - 1)
+        spread = 100 * float(np.max(np.abs(np.array(theirs) / mean - 1)))
+        return {
+            "metric": metric,
+            "statistic": statistic,
+            "simulated": ours,
+            "live": mean,
+            "error_pct": error,
+            "spread_pct": spread,
+            "aim_pct": aim,
+            "within": bool(abs(error) <= np.nanmax([aim, spread])),
+        }
+
+    def summary(self) -> dict:
+        """As plain values, for validation.json."""
+        return {
+            "policy": self.spec.label,
+            "locked": {"steps": len(self.locked.steps), "drift": self.locked.drift, **self.locked.error()},
+            "free": {"repeats": len(self.live), "drift": self.drift},
+            "metrics": self.table().to_dict("records"),
+        }
+
+
+def validate_policy(
+    inputs: Inputs,
+    spec: PolicySpec,
+    engine: VllmEngine,
+    repeats: int,
+    wall: bool,
+    say: Callable[[str], None] = lambda text: None,
+) -> Validation:
+    """Simulate, lock, repeat. The engine must have the sizes of `live_settings` for this policy, and no requests."""
+    seed = inputs.config.seed
+    simulated = run_policy(inputs, spec, decisions=True)
+    log = parse_log(simulated.decisions)
+    say(f"{spec.label}: locked replay of {len(log.steps):,} steps")
+    _forget(engine)
+    locked = replay_locked(log, engine, seed)
+    live, drift = [], 0
+    for number in range(repeats):
+        say(f"{spec.label}: live run {number + 1} of {repeats}")
+        _forget(engine)
+        run = LiveRun(inputs, spec, engine, wall=wall)
+        result = run_simulation(run)
+        result.config["live"] = run.described()
+        drift += engine.scheduler.drift
+        live.append(result)
+    return Validation(spec, simulated, locked, live, drift)
+
+
+def _forget(engine: VllmEngine) -> None:
+    """Every run begins with an empty prefix cache and counts from zero."""
+    engine.forget_prefixes()
+    engine.scheduler.forget_counts()
