@@ -9,6 +9,7 @@ from pathlib import Path
 from ..backends.live.backend import LiveBackend
 from ..backends.live.engine import LiveSettings, VllmEngine
 from ..backends.live.prompts import PromptTexts
+from ..policies.plan import Direction
 from ..policies.registry import PolicySpec
 from ..policies.requests import RequestTable
 from .clock import Clock
@@ -85,6 +86,13 @@ class LiveRun(Simulation):
         """For run.json: the engine, and how faithfully it did what it was told."""
         engine = self.live
         scheduler = engine.scheduler
+        copied = {
+            direction.value: {
+                "bytes": sum(size for way, size, _ in self.backend.transfers if way is direction),
+                "seconds": sum(seconds for way, _, seconds in self.backend.transfers if way is direction),
+            }
+            for direction in Direction
+        }
         return {
             "vllm": engine.version,
             "model": str(engine.settings.model),
@@ -93,6 +101,7 @@ class LiveRun(Simulation):
             "steps": scheduler.steps,
             "drift": scheduler.drift,
             "first_drift": scheduler.first_drift,
+            "copied": copied,  # really, by the engine; the rows have what the ledger accounts for
         }
 
     def run(self) -> None:
@@ -132,5 +141,6 @@ def settings_for(run: dict, longest: int, step_tokens: int, settings: LiveSettin
         max_step_tokens=max(step_tokens, limits["max_num_seqs"]),  # vLLM wants a token for each seat
         max_model_len=longest + 1,  # vLLM keeps one token's room for what it samples
         prefix_caching=kv["prefix_caching"],
-        swap_blocks=0 if exact else kv["host_blocks"],
+        # Room that a step gives up is free in the next one only, so a full host needs some more than the ledger counts.
+        swap_blocks=0 if exact else kv["host_blocks"] + min(kv["host_blocks"], kv["num_blocks"]) // 2,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...policies.plan import Preemption, StepOutcome, StepPlan
+from ...policies.plan import Direction, Preemption, StepOutcome, StepPlan
 from ...policies.requests import RequestTable, State
 from ..simulated import Executed, SimulatedBackend, Transfers
 from .engine import VllmEngine
@@ -44,6 +44,7 @@ class LiveBackend:
         self.texts = texts
         self.pace = pace
         self.steps: list[TimedStep] = []
+        self.transfers: list[tuple[Direction, int, float]] = []  # bytes and seconds of each copy that was made
         self.on_answer = lambda answer: None
         self._holds: dict[str, int] = {}  # id -> row, of requests that hold memory on the engine
         self._coming: set[str] = set()  # swapped in on paper, not granted yet; only asked, never walked through
@@ -97,6 +98,8 @@ class LiveBackend:
                 now, seconds, predicted, int(work.prefill_new.sum()), work.decode_requests, work.decode_context, physical
             )
         )
+        for report in answer.transfers:
+            self.transfers.append((report.direction, report.nbytes, report.seconds))
         self.on_answer(answer)
         end = now + overhead_s + seconds if self.pace is None else max(self.pace(), np.nextafter(now, np.inf))
         finished = [self._rows.pop(name) for name in answer.finished]

@@ -14,7 +14,7 @@ from .versions import LiveEngineError, installed_vllm
 CONNECTOR = {
     "kv_connector": "TwinserveConnector",
     "kv_connector_module_path": "twinserve.backends.live.kv_transfer",
-    "kv_role": "kv_both",
+    "kv_role": "kv_producer",  # with "both" vLLM would hold back freed blocks; this one copies both ways as well
 }
 
 
@@ -53,12 +53,14 @@ class LiveSettings:
 @dataclass(slots=True)
 class StepAnswer:
     """What one step gave. tokens: request id -> token ids emitted; finished: ids, in order of the batch; logprobs: request
-    id -> {token id: log probability} of the best ones, where asked for."""
+    id -> {token id: log probability} of the best ones, where asked for; transfers: copies of KV that have ended since the
+    step before (kv_transfer_copy.TransferReport)."""
 
     scheduled: ScheduledStep
     tokens: dict[str, list[int]]
     finished: list[str]
     logprobs: dict[str, dict[int, float]]
+    transfers: list
 
 
 @contextlib.contextmanager
@@ -205,7 +207,18 @@ class VllmEngine:
         outputs = self._client.get_output().outputs
         tokens = {output.request_id: list(output.new_token_ids) for output in outputs}
         finished = [output.request_id for output in outputs if output.finish_reason is not None]
-        return StepAnswer(self.scheduler.last, tokens, finished, _logprobs(outputs))
+        connector = self.scheduler.connector
+        transfers = connector.take_transfers() if connector is not None else []
+        return StepAnswer(self.scheduler.last, tokens, finished, _logprobs(outputs), transfers)
+
+    def warm_up(self) -> None:
+        """Run one request, so that nothing is done for the first time while somebody measures."""
+        prompt = min(64, self.settings.max_model_len // 2)
+        self.submit("warm-up", [1] * prompt, 16)
+        grant, left = prompt, 16
+        while left:
+            left -= len(self.step(PlannedStep({"warm-up": grant})).tokens["warm-up"])
+            grant = 1
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; no request may be running."""

@@ -25,17 +25,21 @@ class PlannedStep:
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """What vLLM's scheduler did. free_blocks: of its own pool, after it. unplanned: victims that nobody named."""
+    """What vLLM's scheduler did. free_blocks: of its own pool, after it. unplanned: victims that nobody named; unfilled:
+    requests that should have come back from the host and did not."""
 
     grants: dict[str, int]
     hits: dict[str, int]
     free_blocks: int
     unplanned: list[str] = field(default_factory=list)
+    unfilled: list[str] = field(default_factory=list)
 
     def drift(self, planned: PlannedStep) -> str:
         """How this differs from `planned`; empty where it does not."""
         if self.unplanned:
             return f"vLLM preempted {', '.join(self.unplanned)} by itself"
+        if self.unfilled:
+            return f"{', '.join(self.unfilled)} did not come back from the host"
         if self.grants != planned.grants:
             names = [n for n in {**planned.grants, **self.grants} if planned.grants.get(n) != self.grants.get(n)]
             name = names[0]

@@ -81,7 +81,7 @@ class Steering:
         return queue
 
     def _take_memory(self, request, kind: Preemption) -> None:
-        if kind is Preemption.SWAP:
+        if kind is Preemption.SWAP and request.num_computed_tokens:
             (blocks,) = self.kv_cache_manager.get_block_ids(request.request_id)
             self.connector.swap_out(request.request_id, blocks, request.num_computed_tokens)
         self.running.remove(request)
@@ -92,7 +92,8 @@ class Steering:
         # vLLM has counted this step's tokens as computed already
         hits = {i: self.requests[i].num_computed_tokens - grants[i] for i in planned.grants if i in joined and i in grants}
         free = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        self.last = ScheduledStep(grants, hits, free, self._unplanned)
+        unfilled = self.connector.unfilled if planned.swapped_in else ()
+        self.last = ScheduledStep(grants, hits, free, self._unplanned, list(unfilled))
         self.steps += 1
         found = self.last.drift(planned)
         if found:

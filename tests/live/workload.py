@@ -9,7 +9,7 @@ import numpy as np
 from identity.protocol import EngineSettings, Observed
 
 from .engine import LiveEngine, Output
-from .tiny_model import VOCAB
+from twinserve.backends.live.tiny_model import VOCAB
 
 
 @dataclass(frozen=True)

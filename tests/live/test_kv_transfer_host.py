@@ -1,0 +1,217 @@
+"""What the host holds, and which copies a step is ordered to do: without an engine."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twinserve.backends.live.kv_transfer_host import (
+    HostFull,
+    HostKv,
+    HostRows,
+    part,
+    slots_of,
+)
+from twinserve.policies.plan import Direction
+
+OUT, BACK = Direction.TO_HOST, Direction.TO_DEVICE
+
+
+def indices(runs) -> list[int]:
+    return [index for first, count in runs for index in range(first, first + count)]
+
+
+def pairs(copies) -> list[tuple[int, int]]:
+    return list(zip(indices(copies.slots), indices(copies.rows), strict=True))
+
+
+def test_slots_of_positions_join_neighbouring_blocks():
+    assert slots_of([3, 4, 9], 4, 0, 12) == [(12, 8), (36, 4)]
+    assert slots_of([3, 4, 9], 4, 3, 9) == [(15, 5), (36, 1)]
+    assert slots_of([3], 4, 2, 2) == []
+
+
+def test_a_part_of_runs():
+    assert part([(5, 3), (20, 4)], 2, 5) == [(7, 1), (20, 2)]
+    assert part([(5, 3)], 0, 3) == [(5, 3)]
+
+
+def test_rows_are_taken_lowest_first_and_joined_again():
+    rows = HostRows(10)
+    first, second, third = rows.take(3), rows.take(4), rows.take(3)
+    assert (first, second, third, rows.free) == ([(0, 3)], [(3, 4)], [(7, 3)], 0)
+    with pytest.raises(HostFull, match="room for 0 of 10 tokens, 1 shall be copied out"):
+        rows.take(1)
+    rows.give(third)
+    rows.give(first)
+    assert rows.take(5) == [(0, 3), (7, 2)]
+    with pytest.raises(ValueError, match="free already"):
+        rows.give([(8, 2)])
+
+
+def test_a_swap_out_and_back():
+    host = HostKv(host_tokens=16, block_tokens=4)
+    host.swap_out("a", [5, 2], 7)
+    orders = host.take_orders()
+    assert orders.number == 1
+    assert pairs(orders.out) == list(zip([20, 21, 22, 23, 8, 9, 10], range(7), strict=True))
+    assert not orders.back.rows
+    assert (host.held("a"), host.free_tokens) == (7, 9)
+
+    assert host.missing("a", 0, 8) == 0  # no order: the engine would recompute it
+    assert host.swap_in("a") == 7
+    assert host.missing("a", 4, 8) == 3  # the prefix cache has the first block
+    host.resumed("a", [2, 6], 3)
+    assert host.held("a") == 0
+    orders = host.take_orders()
+    assert (orders.number, orders.back.after) == (2, 1)
+    assert pairs(orders.back) == [(24, 4), (25, 5), (26, 6)]
+    assert (host.unfilled, host.free_tokens) == ((), 16)
+
+
+def test_the_step_computes_at_least_the_last_known_token():
+    host = HostKv(16, 4)
+    host.swap_out("a", [0, 1], 8)
+    host.swap_in("a")
+    assert host.missing("a", 0, 8) == 7
+    assert host.missing("a", 8, 8) == 0
+
+
+def test_an_order_back_that_is_not_taken_up_lapses():
+    host = HostKv(16, 4)
+    host.swap_out("a", [0], 4)
+    host.take_orders()
+    host.swap_in("a")
+    assert host.take_orders().number == 0
+    assert (host.unfilled, host.held("a")) == (("a",), 4)
+    assert host.missing("a", 0, 5) == 0
+    host.take_orders()
+    assert host.unfilled == ()
+
+
+def test_a_recomputed_or_finished_request_gives_its_rows_up_with_the_next_step():
+    host = HostKv(16, 4)
+    host.swap_out("a", [0], 4)
+    host.swap_out("b", [1], 4)
+    host.take_orders()
+    host.resumed("a", [7], 0)  # resumed without an order
+    host.drop("b")
+    host.drop("nobody")
+    assert (host.held("a"), host.held("b"), host.free_tokens) == (0, 0, 8)
+    host.check()
+    assert host.take_orders().number == 0
+    assert host.free_tokens == 16
+
+
+def test_what_is_refused():
+    host = HostKv(8, 4)
+    with pytest.raises(HostFull, match="room for 8 of 8 tokens, 9"):
+        host.swap_out("a", [0, 1, 2], 9)
+    assert (host.free_tokens, host.take_orders().number) == (8, 0)  # nothing happened
+    host.swap_out("a", [0], 4)
+    with pytest.raises(ValueError, match="swapped out already"):
+        host.swap_out("a", [0], 4)
+    with pytest.raises(ValueError, match="5 tokens to swap out of 1 blocks of 4"):
+        host.swap_out("b", [1], 5)
+    with pytest.raises(ValueError, match="no copy on the host"):
+        host.swap_in("b")
+    with pytest.raises(ValueError, match=r"slots \[2, 5\) of a block of 4"):
+        host.move_slots("b", OUT, [1], [(2, 5)])
+    with pytest.raises(ValueError, match="not of one length"):
+        host.move_slots("b", OUT, [1], [(2, 3), (3, 4)])
+    with pytest.raises(ValueError, match="twice"):
+        host.move_slots("b", OUT, [1, 1], [(0, 2), (1, 3)])
+    with pytest.raises(ValueError, match="slot 4 is not on the host"):
+        host.move_slots("b", BACK, [1], [(0, 2)])
+    host.move_slots("b", OUT, [1], [(0, 2)])
+    with pytest.raises(ValueError, match="slot 5 is already on the host"):
+        host.move_slots("b", OUT, [1], [(1, 3)])
+    with pytest.raises(ValueError, match="host_tokens is 0"):
+        HostKv(0, 4)
+    host.check()
+
+
+def test_single_slots_come_back_under_their_names():
+    host = HostKv(8, 4)
+    host.move_slots("a", OUT, [3, 1], [(1, 3), (0, 1)], keys=[100, 7])
+    orders = host.take_orders()
+    assert pairs(orders.out) == [(13, 0), (14, 1), (4, 2)]
+    host.move_slots("a", BACK, [6], [(3, 4)], keys=[101])
+    host.move_slots("a", BACK, [6], [(0, 1)], keys=[7])
+    orders = host.take_orders()
+    assert pairs(orders.back) == [(27, 1), (24, 2)]
+    assert (orders.back.after, host.free_tokens) == (1, 7)
+    host.drop("a")
+    host.take_orders()
+    assert host.free_tokens == 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_rows_are_conserved_and_every_token_comes_back_from_its_own_row(data):
+    """Any order of swaps, slot moves, drops and steps against a plain picture of device and host contents."""
+    block_tokens = 4
+    host = HostKv(data.draw(st.integers(8, 40)), block_tokens)
+    memory: dict[int, tuple] = {}  # host row -> content
+    names = ["a", "b", "c"]
+    swapped: dict[str, int] = {}
+    slots: dict[str, dict[int, tuple]] = {name: {} for name in names}
+    device: dict[int, tuple] = {}
+    block = 0
+    for step in range(data.draw(st.integers(1, 12))):
+        for name in names:
+            do = data.draw(st.sampled_from(["out", "in", "move", "back", "drop", "nothing"]))
+            tokens = data.draw(st.integers(1, 9))
+            if do == "out" and name not in swapped:
+                blocks = list(range(block, block + -(-tokens // block_tokens)))
+                block += len(blocks)
+                for position in range(tokens):
+                    device[blocks[0] * block_tokens + position] = (name, step, position)
+                try:
+                    host.swap_out(name, blocks, tokens)
+                    swapped[name] = step, tokens
+                except HostFull:
+                    assert tokens > host.free_tokens
+            elif do == "in" and name in swapped and swapped[name][0] < step:
+                host.swap_in(name)
+                cached = data.draw(st.integers(0, 2)) * block_tokens
+                found = host.missing(name, cached, swapped[name][1] + 1)
+                assert found == max(0, swapped[name][1] - cached)
+                blocks = list(range(block, block + 3))
+                block += 3
+                host.resumed(name, blocks, found)
+                for position in range(cached, cached + found):
+                    expected = (name, swapped[name][0], position)
+                    device[blocks[0] * block_tokens + position] = ("wait", expected)
+                del swapped[name]
+                slots[name].clear()
+            elif do == "move" and not slots[name]:
+                device[block * block_tokens] = (name, step, "slot")
+                try:
+                    host.move_slots(name, OUT, [block], [(0, 1)], keys=[step])
+                    slots[name][step] = (name, step, "slot")
+                except HostFull:
+                    assert host.free_tokens == 0
+                block += 1
+            elif do == "back" and slots[name] and step not in slots[name]:
+                ((key, content),) = slots[name].items()
+                host.move_slots(name, BACK, [block], [(1, 2)], keys=[key])
+                device[block * block_tokens + 1] = ("wait", content)
+                block += 1
+                slots[name].clear()
+            elif do == "drop":
+                host.drop(name)
+                swapped.pop(name, None)
+                slots[name].clear()
+            host.check()
+        orders = host.take_orders()
+        for slot, row in pairs(orders.out):
+            memory[row] = device[slot]
+        for slot, row in pairs(orders.back):
+            assert device[slot] == ("wait", memory[row])
+            device[slot] = memory[row]
+        host.check()
+    host.drop_all()
+    host.take_orders()
+    assert host.free_tokens == host.host_rows.rows
+    assert not [content for content in device.values() if content[0] == "wait"]

@@ -1,1 +1,0 @@
-from twinserve.backends.live.tiny_model import VOCAB, write_model  # noqa: F401
