@@ -59,6 +59,13 @@ class Policy(ABC):
     A policy is built from its options, the engine's limits and an estimator of step times (its own knowledge of the
     hardware, not the simulator's truth). It allocates through the ledger while it plans; everything else it says in
     the plan. Same state, same view, same plan.
+
+    With asynchronous scheduling the plan of the next step is made when a step begins, and RequestTable says what it
+    then shows. The engine knows where a request ends, so rows whose last token is being computed need no further step:
+    `on_finish` comes for them at once, right before that plan, though their memory returns only with the step's outcome.
+    A policy that keeps ending rows, as vLLM does, hears of them with the outcome. Until then they have nothing to
+    compute, hold their place and may be preempted; `on_finish` may so come for a row that waits. Outcomes come one plan
+    later than without: `on_outcome` after the plan that follows the step's own.
     """
 
     name: str
@@ -66,6 +73,8 @@ class Policy(ABC):
     default_kv = "paged"
     prefix_caching = False  # what the published system does, unless the user says otherwise
     uses_estimator = True  # False: decides without step times, and gets None for an estimator
+    asynchronous = True  # False: cannot plan before the last step's tokens are known, and is refused where it would have to
+    keeps_ending = False  # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
 
     def __init__(self, limits: EngineLimits, options: Options | None = None, estimator=None) -> None:
         self.limits = limits
@@ -83,6 +92,11 @@ class Policy(ABC):
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         """Steps ended; default: nothing to learn."""
+
+    def step_tokens(self, longest: int) -> int:
+        """Most new tokens that a step may have where no request has more than `longest`: what a live engine must be able
+        to compute at once. Default: the engine's limit, exceeded by at most one whole prompt."""
+        return self.limits.max_num_batched_tokens + longest
 
     @abstractmethod
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan: ...

@@ -43,6 +43,7 @@ class PreemptiveWaitOptions(Options):
 class PreemptiveWaitPolicy(Policy):
     name = "preemptive-wait"
     Options = PreemptiveWaitOptions
+    uses_estimator = False
 
     def __init__(
         self, limits: EngineLimits, options: PreemptiveWaitOptions | None = None, estimator=None

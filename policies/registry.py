@@ -64,7 +64,7 @@ class PolicySpec:
 
     options  those given, as the policy's own types
     kv       KV ledger, where the text names one; None: the policy's default
-    label    the text itself: tells runs of one policy with different options apart
+    label    the text itself: tells runs of one policy with different options apart; `name` where there is no text
     own      a class without a registered name, as from a notebook; None: the one that `name` stands for
     """
 
@@ -73,6 +73,9 @@ class PolicySpec:
     kv: str | None = None
     label: str = ""
     own: type[Policy] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or self.name)
 
     @property
     def policy(self) -> type[Policy]:
@@ -85,7 +88,7 @@ class PolicySpec:
         return self.kv or self.policy.default_kv
 
     def build(self, limits: EngineLimits, estimator=None) -> Policy:
-        """A new policy with these options. Raises ValueError where it cannot serve `limits`."""
+        """A new policy with these options. Raises PolicyError where it cannot serve `limits`."""
         return self.policy(limits, self.policy.Options(**self.options), estimator)
 
 

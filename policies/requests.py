@@ -46,6 +46,7 @@ _COLUMNS = {
     "prompt_tokens": (np.int64, 0),
     "output_tokens": (np.int64, 0),  # emitted so far
     "computed_tokens": (np.int64, 0),  # tokens whose KV exists (on device or host)
+    "in_flight": (np.int64, 0),  # of output_tokens: 1 while it is computed and not known yet (asynchronous scheduling)
     "klass": (np.int8, 0),
     "priority": (np.int64, 0),  # smaller is more urgent
     "slo_ttft_s": (np.float64, np.nan),
@@ -71,6 +72,12 @@ class RequestTable:
     submission, since storage may have moved). `ids[row]` is the request's name; `prefix[row]` the int64 content
     ids of its prompt's full KV blocks (equal id = same text up to that block's end), or None; `text[row]` its
     input text or None.
+
+    With asynchronous scheduling a plan is made while the step before it runs, and the table shows that step as if it had
+    ended when it began: `computed_tokens` counts what it computes, `output_tokens` the token that it will give (which
+    `in_flight` says), `last_token_s` is its start. `first_token_s` and the rest wait for what really happens. A row
+    whose last token is being computed is not promised another one: it has nothing left to compute and `in_flight` 0.
+    Between steps, and always without asynchronous scheduling, `in_flight` is 0 and everything shown is known.
     """
 
     __slots__ = ("_data", "_size", "ids", "prefix", "text", *_COLUMNS)
@@ -108,7 +115,8 @@ class RequestTable:
         return row
 
     def known_tokens(self, rows):
-        """Prompt plus emitted tokens of `rows` (int or index array): what must be computed before the next one."""
+        """Prompt plus output tokens of `rows` (int or index array), the one in flight included: what must be computed
+        before the next one."""
         return self.prompt_tokens[rows] + self.output_tokens[rows]
 
     def __getitem__(self, row: int) -> RequestView:

@@ -42,6 +42,7 @@ class RoundRobinOptions(Options):
 class RoundRobinPolicy(Policy):
     name = "round-robin"
     Options = RoundRobinOptions
+    uses_estimator = False
 
     def __init__(
         self, limits: EngineLimits, options: RoundRobinOptions | None = None, estimator=None
@@ -50,6 +51,9 @@ class RoundRobinPolicy(Policy):
         self.queues = (RowSet(), RowSet())  # by class; unfinished rows in order of arrival
         self.turn = int(RequestClass.REAL_TIME)
         self.batch_size = min(self.options.batch_size, limits.max_num_seqs)
+
+    def step_tokens(self, longest: int) -> int:
+        return self.batch_size * min(longest, self.options.chunk or longest)
 
     def on_arrival(self, row: int, requests: RequestTable) -> None:
         self.queues[requests.klass[row]].add(row)

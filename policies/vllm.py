@@ -35,19 +35,36 @@ class VllmPolicy(Policy):
     Options = VllmOptions
     prefix_caching = True
     uses_estimator = False
+    keeps_ending = True
 
     def __init__(self, limits: EngineLimits, options: VllmOptions | None = None, estimator=None) -> None:
         super().__init__(limits, options, estimator)
         self.waiting = make_queue(self.options.scheduling)
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes
+        self._requests: RequestTable | None = None
+
+    def step_tokens(self, longest: int) -> int:
+        return self.limits.max_num_batched_tokens
 
     def on_arrival(self, row: int, requests: RequestTable) -> None:
+        self._requests = requests
         self.waiting.add(row, requests)
 
     def on_finish(self, row: int) -> None:
-        self.running.remove(row)
-        self._rows = None
+        if row in self.running:
+            self.running.remove(row)
+            self._rows = None
+        else:
+            self._withdraw(row)
+
+    def _withdraw(self, row: int) -> None:
+        """It was preempted while its last token was computed, and that token has come."""
+        before = []
+        while (first := self.waiting.pop()) != row:
+            before.append(first)
+        for other in reversed(before):
+            self.waiting.put_back(other, self._requests)
 
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         requests = view.requests
@@ -73,6 +90,9 @@ class VllmPolicy(Policy):
         rows = self._rows
         computed = requests.computed_tokens[rows]
         wanted = requests.known_tokens(rows) - computed
+        if np.count_nonzero(wanted) < len(wanted):  # their last token is being computed
+            some = wanted > 0
+            rows, computed, wanted = rows[some], computed[some], wanted[some]
         cap = self._long_prefill_cap()
         if cap:
             wanted = np.minimum(wanted, cap)
@@ -102,6 +122,9 @@ class VllmPolicy(Policy):
             row = self.running[index]
             computed = int(requests.computed_tokens[row])
             new = min(int(requests.known_tokens(row)) - computed, budget)
+            if not new:
+                index += 1
+                continue
             if cap:
                 new = min(new, cap)
             fits = ledger.grow(row, computed + new)

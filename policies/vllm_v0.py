@@ -31,6 +31,7 @@ from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
 from .deadlines import RowSet
+from .errors import PolicyError
 from .fill import blocking
 from .kv.base import KvLedger
 from .plan import Preemption, StepPlan
@@ -41,7 +42,8 @@ from .runs import LONGEST_RUN, decodes_only
 class VllmV0Options(Options):
     """Named as in vLLM 0.6 (`watermark` is an argument of its block manager).
 
-    max_num_batched_tokens  tokens of a step; None: max(max_model_len, 2048), vLLM's default
+    max_num_batched_tokens  tokens of a step; None: max(max_model_len, 2048), vLLM's default. Must
+                            cover max_num_seqs and the longest request
     preemption_mode         None: recompute, vLLM's choice for single sequences
     watermark               fraction of the blocks that an admission leaves free
     """
@@ -54,6 +56,7 @@ class VllmV0Options(Options):
 class VllmV0Policy(Policy):
     name = "vllm-v0"
     Options = VllmV0Options
+    uses_estimator = False
 
     def __init__(
         self, limits: EngineLimits, options: VllmV0Options | None = None, estimator=None
@@ -61,18 +64,22 @@ class VllmV0Policy(Policy):
         super().__init__(limits, options, estimator)
         tokens = self.options.max_num_batched_tokens
         self.token_budget = max(limits.max_model_len, 2048) if tokens is None else tokens
-        for name in ("max_model_len", "max_num_seqs"):
-            if self.token_budget < getattr(limits, name):
-                raise ValueError(
-                    f"policy 'vllm-v0': max_num_batched_tokens ({self.token_budget}) is below "
-                    f"{name} ({getattr(limits, name)}): without chunks such a step is impossible; "
-                    f"raise it or lower {name}"
-                )
+        if self.token_budget < limits.max_num_seqs:
+            raise PolicyError(
+                f"policy 'vllm-v0': max_num_batched_tokens ({self.token_budget}) is below max_num_seqs "
+                f"({limits.max_num_seqs}): a decode step of all of them is impossible; raise it or lower "
+                "--max-num-seqs"
+            )
+        # vLLM wants max_model_len within it; what a run needs is its longest request.
+        self.prompt_budget, self.prompt_budget_setting = self.token_budget, "the option max_num_batched_tokens"
         # Rows number requests in order of arrival, so each queue is kept sorted by row.
         self.waiting: list[int] = []
         self.running: list[int] = []
         self.swapped = RowSet()
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes
+
+    def step_tokens(self, longest: int) -> int:
+        return self.token_budget
 
     def on_arrival(self, row: int, requests: RequestTable) -> None:
         insort(self.waiting, row)

@@ -13,6 +13,7 @@ import cyclopts
 from pydantic import ValidationError
 
 from ..backends.live.versions import LiveEngineError
+from ..policies.errors import PolicyError
 from ..policies.registry import RegistryError
 from ..profiles.specs import ProfileError
 from ..traces.workload import WorkloadError
@@ -21,6 +22,7 @@ from .cli_profiles import profiles_app
 from .cli_report import report
 from .cli_simulate import simulate
 from .cli_trace import trace_app
+from .cli_validate import validate
 from .config import SettingsError
 from .engine import NoProgressError
 from .metrics_goodput import GoodputError
@@ -31,6 +33,7 @@ _UNWRITTEN = "interrupted: results of unfinished runs were not written"
 _EXPECTED = (
     WorkloadError,
     ProfileError,
+    PolicyError,
     RegistryError,
     SettingsError,
     GoodputError,
@@ -48,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app.command(profiles_app)
     app.command(report, name="report")
     app.command(replay, name="replay")
+    app.command(validate, name="validate")
     _run(app, arguments)
 
 

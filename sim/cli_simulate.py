@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from ..profiles.catalog import nearest
-from ..traces.workload import WorkloadError
-from .config import PRESETS, SettingsError, SimulationConfig
+from .config import SettingsError, SimulationConfig
 from .export import check_export, export_requests
 from .inputs import Inputs, resolve
 from .metrics_goodput import parse_goodput
+from .presets import with_defaults
 from .progress import RunProgress
-from .results import RunResult, check_target, dump_json, write_run
-from .run import run_policy
+from .results import ResultsError, RunResult, check_target, dump_json, write_run
+from .run import run_each
 from .table import print_table
 
 _Flag = Annotated[bool, Parameter(negative="")]
+_DEFAULTS = SimulationConfig()
 
 
 def simulate(
-    config: SimulationConfig = SimulationConfig(),
     *,
+    config: SimulationConfig = _DEFAULTS,
     preset: str | None = None,
     config_file: Annotated[Path | None, Parameter(name="--config")] = None,
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
@@ -52,7 +51,7 @@ def simulate(
     out: Path
         Folder for the results; with several policies, one folder in it for each.
     overwrite: bool
-        Replace the former run in --out.
+        Replace the former run in --out, and the file of --export.
     timeline: bool
         Also write trace.json.gz, a timeline that opens in Perfetto.
     decisions: bool
@@ -73,8 +72,8 @@ def simulate(
     if decisions and (out is None or config.replicas > 1):
         wrong = "say where with --out" if out is None else "of one engine; drop --replicas"
         raise SettingsError(f"--decisions writes the plans into the results; {wrong}")
-    if overwrite and out is None:
-        raise SettingsError("--overwrite is for --out, which is not given")
+    if overwrite and out is None and export is None:
+        raise SettingsError("--overwrite is for --out and --export, neither of which is given")
     if export is not None and len(config.policy) > 1:
         raise SettingsError("--export writes the requests of one run; give one --policy")
     with RunProgress(shown=not (quiet or as_json)) as progress:
@@ -83,13 +82,11 @@ def simulate(
         for target in targets.values():
             check_target(target, overwrite)
         if export is not None:
-            check_export(export)
+            check_export(export, inputs, overwrite)
         if not as_json:
             progress.say(headline(inputs))
         results: dict[str, RunResult] = {}
-        for spec in inputs.policies:
-            progress.begin(spec.label)
-            result = run_policy(inputs, spec, progress.report, objectives, decisions)
+        for spec, result in run_each(inputs, progress.report, objectives, decisions, begin=progress.begin):
             progress.end(result)
             if out is not None:
                 write_run(targets[spec.label], result, overwrite, timeline)
@@ -104,11 +101,14 @@ def simulate(
 
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
-    """Where each policy's results go."""
+    """Where each policy's results go. Raises ResultsError where that would put runs into a run."""
     if out is None:
         return {}
     if len(inputs.policies) == 1:
         return {inputs.policies[0].label: out}
+    if (out / "run.json").exists():
+        # `report` takes such a folder for one run, and would not see those below it
+        raise ResultsError(f"--out {out}: is the folder of a run itself; several policies need one that is not: name another")
     return {spec.label: out / folder(spec.label) for spec in inputs.policies}
 
 
@@ -117,50 +117,14 @@ def folder(label: str) -> str:
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
 
 
-def with_defaults(config: SimulationConfig, preset: str | None, file: Path | None) -> SimulationConfig:
-    """Settings given as flags, over those of a former run, over those of a preset."""
-    given = {name: getattr(config, name) for name in config.model_fields_set}
-    base: dict = {}
-    if preset is not None:
-        if preset not in PRESETS:
-            raise SettingsError(f"--preset {preset!r} is unknown{nearest(preset, PRESETS)}; there is: {', '.join(PRESETS)}")
-        base.update(PRESETS[preset])
-    if file is not None:
-        base.update(_from_file(file))
-    if "load" in given:
-        base.pop("rate", None)
-        base.pop("rate_scale", None)
-    elif given.get("rate") or given.get("rate_scale"):
-        base.pop("load", None)
-    return SimulationConfig(**{**base, **given})
-
-
-def _from_file(file: Path) -> dict:
-    try:
-        stored = json.loads(file.read_text())
-        settings = stored["config"]
-        if not isinstance(settings, dict):
-            raise KeyError("config")
-    except FileNotFoundError:
-        raise SettingsError(f"--config {file}: there is no such file; name a run.json") from None
-    except OSError as error:
-        raise SettingsError(f"--config {file}: cannot be read ({error.strerror}); name a run.json") from None
-    except (ValueError, KeyError, TypeError):
-        raise SettingsError(f"--config {file}: this is not a run.json (no settings under 'config')") from None
-    unknown = set(settings) - set(SimulationConfig.model_fields)
-    if unknown:
-        raise WorkloadError(f"--config {file}: unknown setting {min(unknown)!r}; was it written by another version?")
-    return settings
-
-
 def headline(inputs: Inputs) -> str:
     """What is run, in two lines: requests and hardware."""
     workload, config = inputs.workload, inputs.config
-    span = workload.last_arrival_s
-    rate = len(workload) / span if span else float("nan")
+    span = workload.span_s
+    when = f"over {span:,.0f} s, {len(workload) / span:.2f} requests/s" if span else "all at once"
     pool = f", best-effort pool of {config.pool}" if config.pool else ""
     source = workload.provenance.name + (" (embedded replica)" if workload.provenance.replica else "")
-    lines = [f"{source}: {len(workload):,} requests over {span:,.0f} s, {rate:.2f} requests/s{pool}"]
+    lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
     engines = f"{config.replicas} x " if config.replicas > 1 else ""
     lines.append(engines + inputs.hardware.profile.describe())
     rules = [t for t in workload.provenance.transforms if t.startswith("slo ")]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..traces import load as traces
 from ..traces.synth import synth as generate
-from ..traces.write import write_trace
+from ..traces.write import check_target, write_trace
 from .progress import RunProgress
 from .results import dump_json
 
@@ -102,7 +102,13 @@ def _shown(value) -> str:
 
 @trace_app.command
 def convert(
-    source: str, target: Path, *, format: str | None = None, rate: float | None = None, raw_arrivals: _Flag = False
+    source: str,
+    target: Path,
+    *,
+    format: str | None = None,
+    rate: float | None = None,
+    raw_arrivals: _Flag = False,
+    overwrite: _Flag = False,
 ) -> None:
     """Write a trace as Mooncake JSONL with its sidecar, for this and other tools.
 
@@ -118,8 +124,11 @@ def convert(
         Requests a second, for sources that have lengths only.
     raw_arrivals: bool
         Keep arrivals on the ticks they were recorded with.
+    overwrite: bool
+        Replace the target if it is there already.
     """
-    print(traces.describe(traces.convert(source, target, format=format, rate=rate, raw_arrivals=raw_arrivals)))
+    options = {"format": format, "rate": rate, "raw_arrivals": raw_arrivals}
+    print(traces.describe(traces.convert(source, target, overwrite=overwrite, **options)))
 
 
 @trace_app.command
@@ -131,6 +140,7 @@ def synth(
     duration: float | None = None,
     requests: int | None = None,
     seed: int = 0,
+    overwrite: _Flag = False,
 ) -> None:
     """Make a trace with Poisson arrivals and write it.
 
@@ -148,7 +158,10 @@ def synth(
         Number of requests.
     seed: int
         Same seed, same trace.
+    overwrite: bool
+        Replace the target if it is there already.
     """
+    check_target(target, overwrite)
     workload = generate(lengths, rate=rate, duration_s=duration, count=requests, seed=seed)
     write_trace(workload, target)
     print(traces.describe(workload))

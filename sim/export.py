@@ -9,7 +9,7 @@ import numpy as np
 
 from ..traces.prefix import take
 from ..traces.workload import BEST_EFFORT, PrefixBlocks, Workload, WorkloadError
-from ..traces.write import write_trace
+from ..traces.write import check_target, write_trace
 from .inputs import Inputs
 from .results import POOL_GROUP, RunResult
 from .source import pool_request_id
@@ -24,8 +24,9 @@ def export_requests(result: RunResult, inputs: Inputs, path: Path) -> Path:
     return write_trace(as_workload(result, inputs), path)
 
 
-def check_export(path: Path) -> None:
-    """Find out before a run whether its requests can be written to `path`. Raises WorkloadError."""
+def check_export(path: Path, inputs: Inputs, overwrite: bool = False) -> None:
+    """Find out before a run whether its requests can be written to `path`. Raises WorkloadError: a folder, no permission,
+    the trace that the run reads, or another file without `overwrite`."""
     if not path.name or path.is_dir():
         raise WorkloadError(f"--export {path}: is a folder; name a .jsonl file in it")
     parent = path.absolute().parent
@@ -33,6 +34,10 @@ def check_export(path: Path) -> None:
         parent = parent.parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise WorkloadError(f"--export {path}: cannot be written below {parent}; name another file")
+    try:
+        check_target(path, overwrite, inputs.workload.provenance.path)
+    except WorkloadError as error:
+        raise WorkloadError(f"--export {error}") from None
 
 
 def as_workload(result: RunResult, inputs: Inputs) -> Workload:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from ..policies.base import EngineLimits
+from ..policies.base import EngineLimits, Policy
+from ..policies.estimators import BatchEstimator, LinearEstimator, PerfectEstimator
 from ..policies.registry import PolicySpec, ledger_class, parse_policy
+from ..profiles.bros import BrosLinearModel
 from ..profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
 from ..profiles.profile import Profile, load_profile
 from ..traces.catalog import resolve as resolve_name
@@ -50,6 +53,11 @@ class Inputs:
     policies: tuple[PolicySpec, ...]
     notices: tuple[str, ...]
 
+    @cached_property
+    def estimator(self) -> BatchEstimator:
+        """What the policies of these runs believe about step times; one for all of them, as it has no state."""
+        return make_estimator(self.config, self.hardware)
+
 
 def resolve(config: SimulationConfig, progress=None) -> Inputs:
     """Read and check everything. Raises WorkloadError, ProfileError or SettingsError with one line."""
@@ -62,9 +70,32 @@ def resolve(config: SimulationConfig, progress=None) -> Inputs:
         kv = spec.kv or config.kv
         if kv is not None:
             ledger_class(kv)
+    _check_used(config, policies)
     hardware = resolve_hardware(config)
     workload, notices = resolve_workload(config, hardware, progress)
     return Inputs(config, workload, hardware, policies, (*workload.provenance.notices, *notices))
+
+
+def uses_prefix_cache(policy: Policy | type[Policy]) -> bool:
+    """Whether it ever asks a ledger for a prefix hit; without, a prefix cache would do nothing."""
+    return getattr(policy, "uses_prefix_cache", True)
+
+
+def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
+    """Raises SettingsError for a setting that none of the policies makes use of."""
+    names = ", ".join(spec.label for spec in policies)
+    if config.estimator == "perfect" and not any(spec.policy.uses_estimator for spec in policies):
+        raise SettingsError(f"--estimator perfect: no step times are estimated by {names}; drop it, or add a policy that does")
+    if config.prefix_caching and not any(uses_prefix_cache(spec.policy) for spec in policies):
+        raise SettingsError(f"--prefix-caching: no prefix is looked up by {names}; drop it, or add a policy that does")
+
+
+def make_estimator(config: SimulationConfig, hardware: Hardware) -> BatchEstimator:
+    """What the policies of this run believe about step times."""
+    swap = hardware.profile.swap_model()
+    if config.estimator == "perfect":
+        return PerfectEstimator(hardware.model, swap)
+    return LinearEstimator(BrosLinearModel.fit(hardware.model), swap)
 
 
 def resolve_hardware(config: SimulationConfig) -> Hardware:
@@ -94,12 +125,11 @@ def resolve_workload(config: SimulationConfig, hardware: Hardware, progress=None
         workload = _with_objectives(workload, hardware, *objectives)
     if config.pool:
         if POOL_GROUP in workload.group_names:
-            raise SettingsError(f"--pool: {config.trace} holds the best-effort pool of the run it was exported from; drop --pool")
+            raise SettingsError(f"--pool: {config.trace} holds the pool of the run that it was exported from; drop --pool")
         pool = BestEffortPool(config.pool, seed=config.seed)
-        longest = pool.prompt_tokens[1] + pool.output_tokens[1]
-        if longest > hardware.limits.max_model_len:
+        if pool.longest > hardware.limits.max_model_len:
             raise SettingsError(
-                f"--pool: its requests have up to {longest} tokens, the KV memory holds {hardware.limits.max_model_len}"
+                f"--pool: its requests have up to {pool.longest} tokens, the KV memory holds {hardware.limits.max_model_len}"
             )
         workload = with_pool(workload, pool)
     if not len(workload) and not config.pool:
@@ -169,7 +199,7 @@ def _generated(config: SimulationConfig, hardware: Hardware) -> tuple[Workload, 
 
 def _scale_for_load(config: SimulationConfig, workload: Workload, hardware: Hardware) -> tuple[float, str]:
     """The factor on the arrival rate that brings the online load to the wanted share of capacity."""
-    span = workload.last_arrival_s
+    span = workload.span_s
     load = config.load or DEFAULT_LOAD
     if len(workload) < 2 or span <= 0:
         return 1.0, "too few arrivals to set a load: replayed as recorded"

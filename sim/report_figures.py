@@ -24,7 +24,7 @@ from .results import RunResult, RunRows
 
 KV_COLOURS = {"real-time": "#2f5d8a", "best-effort": "#e0a458", "cached prefixes": "#d8dde3"}
 CLASS_NAMES = {"rt": "real-time", "be": "best-effort"}
-_STYLE = {
+STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture on every machine
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -58,11 +58,11 @@ def draw_all(runs: Runs) -> dict[str, bytes]:
         "completion": completion_figure,
     }
     images = {}
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for name, draw in drawings.items():
             figure = draw(runs)
             if figure is not None:
-                images[name] = _png(figure)
+                images[name] = png(figure)
     return images
 
 
@@ -73,7 +73,7 @@ def latency_figure(runs: Runs) -> Figure | None:
     classes = [klass for klass in CLASS_NAMES if klass in present]
     if not classes:
         return None
-    figure = _figure(11.5, 3.4 * len(classes) + 0.35)
+    figure = new_figure(11.5, 3.4 * len(classes) + 0.35)
     axes = figure.subplots(len(classes), 3, squeeze=False)
     columns = (
         ("ttft_s", "TTFT", "time to first token", "slo_ttft_s", "s"),
@@ -100,7 +100,7 @@ def load_figure(runs: Runs) -> Figure | None:
         return None
     edges = np.linspace(0.0, max(ends), _BINS + 1)
     middle = (edges[1:] + edges[:-1]) / 2
-    figure = _figure(11.5, 2.7 + 1.75 * len(runs))
+    figure = new_figure(11.5, 2.7 + 1.75 * len(runs))
     axes = figure.subplots(
         1 + len(runs), 1, sharex=True, height_ratios=[1.45] + [1] * len(runs), squeeze=False
     )[:, 0]
@@ -140,7 +140,7 @@ def attainment_figure(runs: Runs) -> Figure | None:
     beside = any(value is not None for value in work.values())
     if not classes and not beside:
         return None
-    figure = _figure(11.5, 3.5)
+    figure = new_figure(11.5, 3.5)
     panels = len(classes) + beside
     widths = [2] * len(classes) + [1] * beside
     axes = figure.subplots(1, panels, squeeze=False, width_ratios=widths)[0]
@@ -172,7 +172,7 @@ def completion_figure(runs: Runs) -> Figure | None:
             values[label] = job_completion(run.rows.requests)["jct_s"].dropna().to_numpy()
     if not values:
         return None
-    figure = _figure(11.5, 3.6)
+    figure = new_figure(11.5, 3.6)
     ax = figure.subplots()
     every = {label: values.get(label, np.zeros(0)) for label in runs}
     draw_cdf(ax, every, "Completion of applications", "first arrival to last token", "s")
@@ -232,13 +232,13 @@ def _legend(figure: Figure, runs: Runs) -> None:
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, handlelength=1.0)
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
     sink = io.BytesIO()
     figure.savefig(sink, format="png", dpi=130, metadata={"Software": None})
     return sink.getvalue()

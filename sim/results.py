@@ -165,7 +165,7 @@ def write_run(
             from .timeline import write_timeline  # it builds on this module
 
             write_timeline(partial / "trace.json.gz", result.rows)
-        _swap_in(partial, out)
+        swap_in(partial, out)
     except OSError as error:
         raise ResultsError(_why_unwritable(out, error)) from error
     finally:
@@ -324,12 +324,12 @@ def _may_replace(out: Path, overwrite: bool) -> None:
         raise ResultsError(f"{out}: holds other files ({shown}); name an empty or new folder")
     if content and not overwrite:
         raise ResultsError(
-            f"{out}: already holds a run; name another folder, or allow it to be overwritten"
+            f"{out}: already holds a run; name another folder, or replace it with --overwrite"
         )
 
 
-def _swap_in(partial: Path, out: Path) -> None:
-    """Put `partial` in the place of `out`; a former run stays whole until then."""
+def swap_in(partial: Path, out: Path) -> None:
+    """Put folder `partial` in the place of `out`; what was there stays whole until then."""
     if not out.exists():
         os.rename(partial, out)
         return

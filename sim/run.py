@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 
 import numpy as np
@@ -14,19 +14,17 @@ import pandas as pd
 from ..backends.pcie import PcieLink
 from ..backends.simulated import SimulatedBackend
 from ..policies.base import Policy
-from ..policies.estimators import LinearEstimator, PerfectEstimator
 from ..policies.kv.base import KvLedger
 from ..policies.kv.paged import PagedLedger
 from ..policies.kv.paged_async import AsyncPagedLedger
 from ..policies.registry import PolicySpec, ledger_class
 from ..policies.requests import RequestTable
-from ..profiles.bros import BrosLinearModel
 from .clock import Clock
 from .config import SettingsError, SimulationConfig
 from .core import EngineCore
 from .decisions import DecisionRecorder, log_bytes
 from .engine import Engine
-from .inputs import Hardware, Inputs, resolve
+from .inputs import Inputs, make_estimator, resolve, uses_prefix_cache  # noqa: F401  (make_estimator: for others)
 from .metrics import summarise
 from .recorder import StepRecorder, request_frame
 from .results import RunResult, RunRows
@@ -39,7 +37,6 @@ class Progress:
 
     label: str
     now_s: float
-    until_s: float
     finished: int
     submitted: int
     total: int
@@ -51,8 +48,26 @@ Report = Callable[[Progress], None]
 
 def simulate(config: SimulationConfig, report: Report | None = None, goodput: dict | None = None) -> dict[str, RunResult]:
     """Every policy of `config` over one request list; label -> result. Nothing is written."""
-    inputs = resolve(config)
-    return {spec.label: run_policy(inputs, spec, report, goodput) for spec in inputs.policies}
+    return {spec.label: result for spec, result in run_each(resolve(config), report, goodput)}
+
+
+def run_each(
+    inputs: Inputs,
+    report: Report | None = None,
+    goodput: dict | None = None,
+    decisions: bool = False,
+    begin: Callable[[str], None] = lambda label: None,
+) -> Iterator[tuple[PolicySpec, RunResult]]:
+    """Every policy over the request list of `inputs`, one after another; each result comes as soon as it is there.
+
+    begin(label) is called before each. Before the first one all policies are made once, so that what one of them refuses
+    (PolicyError, SettingsError) does not come after minutes of another.
+    """
+    for spec in inputs.policies:
+        make_policy(inputs, spec)
+    for spec in inputs.policies:
+        begin(spec.label)
+        yield spec, run_policy(inputs, spec, report, goodput, decisions)
 
 
 def run_policy(
@@ -99,7 +114,7 @@ class Simulation:
         self, inputs: Inputs, spec: PolicySpec, report: Report | None = None, decisions: bool = False
     ) -> None:
         self.inputs = inputs
-        self.spec = spec
+        self.spec = replace(spec, kv=spec.kv or inputs.config.kv)
         self.decisions = decisions
         self.clock = self._clock()
         self.engines = [self._engine(i) for i in range(inputs.config.replicas)]
@@ -131,7 +146,6 @@ class Simulation:
         return Progress(
             self.spec.label,
             self.clock.now,
-            workload.last_arrival_s,
             self._finished,
             self.source.submitted,
             len(workload),
@@ -139,10 +153,9 @@ class Simulation:
         )
 
     def _engine(self, replica: int) -> Engine:
-        config, hardware = self.inputs.config, self.inputs.hardware
+        config = self.inputs.config
         requests = RequestTable()
-        estimator = make_estimator(config, hardware) if self.spec.policy.uses_estimator else None
-        policy = self.spec.build(hardware.limits, estimator)
+        policy = make_policy(self.inputs, self.spec)
         ledger = self._ledger(requests, policy)
         backend = self._backend(requests)
         overhead = 0.0 if config.decision_time == "none" else None
@@ -165,17 +178,18 @@ class Simulation:
 
     def _ledger(self, requests: RequestTable, policy: Policy) -> KvLedger:
         config, hardware = self.inputs.config, self.inputs.hardware
-        kv = self.spec.kv or config.kv or policy.default_kv
-        caching = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
+        kv = self.spec.kv_name
+        kind = ledger_class(kv)
+        wanted = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
+        caching = wanted and uses_prefix_cache(policy)
         options = {}
-        if kv == "paged":
+        if getattr(kind, "caches_prefixes", kv == "paged"):
             options = {
                 "prefix_caching": caching,
                 "shared_contents": shared_contents(self.inputs.workload, hardware.block_tokens) if caching else 0,
             }
-        elif config.prefix_caching:
+        elif config.prefix_caching and caching:
             raise SettingsError(f"--prefix-caching: the {kv} ledger of policy {self.spec.label} has none; add kv=paged to it")
-        kind = ledger_class(kv)
         if config.async_scheduling and kind is PagedLedger:
             kind = AsyncPagedLedger
         return kind(requests, hardware.num_blocks, hardware.block_tokens, hardware.host_blocks, **options)
@@ -193,12 +207,28 @@ def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
 
 
-def make_estimator(config: SimulationConfig, hardware: Hardware):
-    """What the policies of this run believe about step times."""
-    swap = hardware.profile.swap_model()
-    if config.estimator == "perfect":
-        return PerfectEstimator(hardware.model, swap)
-    return LinearEstimator(BrosLinearModel.fit(hardware.model), swap)
+def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
+    """A new policy that can serve the requests of `inputs`. Raises PolicyError or SettingsError where it cannot."""
+    hardware, longest = inputs.hardware, inputs.workload.longest
+    policy = spec.build(hardware.limits, inputs.estimator if spec.policy.uses_estimator else None)
+    budget = getattr(policy, "prompt_budget", None)
+    if budget is not None and budget < longest:
+        raise SettingsError(
+            f"policy {spec.label} computes prompts whole, in steps of {budget} tokens at most, and the longest request has "
+            f"{longest} (prompt and output: after a preemption both are computed again); set {policy.prompt_budget_setting} "
+            f"to {longest} or more, or cut requests with --cap-length {budget}"
+        )
+    return policy
+
+
+def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:
+    """The settings of `spec`'s run alone, without those that it makes no use of: given back, they are accepted."""
+    changes: dict = {"policy": (spec.label,)}
+    if not spec.policy.uses_estimator:
+        changes["estimator"] = "paper"
+    if config.prefix_caching and not uses_prefix_cache(spec.policy):
+        changes["prefix_caching"] = None
+    return config.model_copy(update=changes)
 
 
 def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
@@ -223,7 +253,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
         },
         "profile": hardware.profile.model_dump(mode="json"),
         "notices": list(inputs.notices),
-        "config": {**inputs.config.model_dump(mode="json"), "policy": [inputs.config.policy[inputs.policies.index(spec)]]},
+        "config": effective(inputs.config, spec).model_dump(mode="json"),
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("twinserve", "numpy", "pandas", "simpy")},

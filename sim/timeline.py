@@ -159,7 +159,7 @@ def _requests(requests: pd.DataFrame, end_s: float) -> Iterator[dict]:
 def _kind(prefills: int, decodes: int) -> str:
     if prefills and decodes:
         return "mixed"
-    return "prefill" if prefills else "decode" if decodes else "transfer"
+    return "prefill" if prefills else "decode"
 
 
 def _pid(replica: int) -> int:

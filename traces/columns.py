@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
-
 from twinserve.traces import prefix as blocks
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload, WorkloadError
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-
 from twinserve.traces.columns import FIX, Rows, shown
 from twinserve.traces.jsonl import decode_text
 from twinserve.traces.workload import WorkloadError

@@ -13,7 +13,6 @@ import json
 import sys
 
 import numpy as np
-
 from twinserve.traces.formats import read_file
 from twinserve.traces.workload import Workload
 

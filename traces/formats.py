@@ -37,6 +37,8 @@ UNITS = {
     "sharegpt": ("none (generated)", None),
     "custom": ("s", None),
 }
+# Which formats leave open what a caller can set.
+OVERRIDES = {"time_unit": ("mooncake", "custom"), "block_tokens": ("mooncake", "bailian")}
 MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 HEAD_BYTES = 1 << 16
 
@@ -107,6 +109,13 @@ def read_bytes(
     name = format or detect_format(data, path)
     if options.rate is not None and name not in (read_text.SHAREGPT, read_text.CUSTOM):
         raise WorkloadError(f"{path}: {read_text.HAS_ARRIVALS}")
+    for option, formats in OVERRIDES.items():
+        given = getattr(options, option)
+        if given is not None and name not in formats:
+            takes = " and ".join(formats)
+            raise WorkloadError(
+                f"{path}: {option} ({given}) is for {takes} files, this one is {name}: leave it out"
+            )
     return READERS[name](data, path, options)
 
 

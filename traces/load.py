@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from twinserve.traces import catalog, synth, transform
 from twinserve.traces import replica as replicas
 from twinserve.traces.catalog import TraceInfo
@@ -27,7 +25,7 @@ from twinserve.traces.sidecar import load as load_sidecar
 from twinserve.traces.stats import statistics
 from twinserve.traces.ticks import find_tick, spread_ticks
 from twinserve.traces.workload import Workload, WorkloadError
-from twinserve.traces.write import write_trace
+from twinserve.traces.write import check_target, write_trace
 
 # A clock that starts here or later (seconds) counts from 1970, not from the start of the trace.
 CALENDAR_S = 1e8
@@ -61,7 +59,7 @@ def load_trace(
     rate, count, duration_s   of generated arrivals only: requests/s, requests, seconds
     format        the name of a file's format, where its content does not tell
     block_tokens, time_unit   tokens a hash id covers (Mooncake, Bailian), "ms" or "s" (Mooncake,
-                  `custom`): where they are not the format's; other readers pass over them
+                  `custom`): where they are not the format's; refused for other formats
     progress      called with (bytes done, bytes in all or None) while downloading
 
     Raises WorkloadError with one line for an unknown name or anything wrong with a file.
@@ -129,7 +127,7 @@ def _load_file(
     path: Path, format: str | None, options: ReadOptions, raw_arrivals: bool
 ) -> Workload:
     w = read_file(path, format, options)
-    known = w.arrival_s[~np.isnan(w.arrival_s)]
+    known = w.known_arrivals_s
     if len(known) and known[0] >= CALENDAR_S:
         w = transform.rebase(w)
     # A trace that we wrote is replayed as it was run: nothing is spread twice.
@@ -204,8 +202,7 @@ def _where(info: TraceInfo, folders: list[Path], cache: Path) -> str:
 
 def describe(w: Workload) -> str:
     """One line for a person: rows, rate, span, lengths, block size, and whether it is a replica."""
-    known = w.arrival_s[~np.isnan(w.arrival_s)]
-    span = float(known[-1] - known[0]) if len(known) else 0.0
+    known, span = w.known_arrivals_s, w.span_s
     rate = f"{len(known) / span:.3g}/s over {span:,.0f} s" if span > 0 else "all at once"
     parts = [
         f"{w.provenance.name}{' (replica)' if w.provenance.replica else ''}: {len(w):,} requests",
@@ -249,15 +246,15 @@ def inspect(w: Workload) -> dict:
     }
 
 
-def convert(src: str | Path, dst: str | Path, **load_options) -> Workload:
+def convert(src: str | Path, dst: str | Path, *, overwrite: bool = False, **load_options) -> Workload:
     """Writes a trace, by name or path, as Mooncake+ JSONL with its sidecar; returns the workload.
 
-    `load_options` are those of load_trace; raw_arrivals=True keeps ticks as recorded.
+    `load_options` are those of load_trace; raw_arrivals=True keeps ticks as recorded. Another file is
+    replaced only with `overwrite`, the trace that is read never: WorkloadError.
     """
-    target = Path(dst)
-    if target.exists() and Path(os.fspath(src)).exists() and target.samefile(src):
-        raise WorkloadError(f"{dst}: source and target are the same file: choose another target")
+    check_target(dst, overwrite, src)
     w = load_trace(src, **load_options)
+    check_target(dst, overwrite, w.provenance.path)  # a name stands for a file too
     origin = w.provenance.sha256
     w = replace(w, provenance=w.provenance.then(f"convert({origin or w.provenance.name})"))
     write_trace(w, dst)

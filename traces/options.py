@@ -9,8 +9,8 @@ DEFAULT_RATE = 1.0
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Overrides of what a format fixes, and how arrivals are made for files that have none. A reader
-    passes over what its format has no use for.
+    """Overrides of what a format fixes, and how arrivals are made for files that have none. What a
+    format has no use for is refused (`formats.read_bytes`).
 
     block_tokens   tokens a hash id covers; None = the format's. Mooncake and Bailian
     time_unit      "ms" or "s"; None = the format's. Mooncake and `custom`

@@ -11,7 +11,6 @@ Patel et al., Splitwise, ISCA 2024; Stojkovic et al., DynamoLLM, HPCA 2025.
 from __future__ import annotations
 
 import numpy as np
-
 from twinserve.traces.columns import assemble
 from twinserve.traces.csvfile import Table
 from twinserve.traces.options import ReadOptions

@@ -6,17 +6,16 @@ timestamp  milliseconds
 hash_ids   ceil(input_length / 512) ids; equal ids mean equal prompts up to there
 session_id rows of one session are turns: each is sent `delay` milliseconds after the turn
            before has ended. A later turn without `delay` but with a timestamp waits for the
-           difference of the timestamps (Dynamo's rule; to the row of its group before it in the
-           file, so stages of several rows should carry `delay`); one with neither is sent at once.
+           difference to the turn before (Dynamo's rule; where that is a stage of several rows, to
+           its latest timestamp); one with neither is sent at once.
 priority   smaller is more urgent.
 Ours       request_id, class ("rt" or "be"), slo_ttft_s, slo_tpot_s (seconds), group and stage (an
-           application: several rows a stage), block_size (tokens; one row is enough to name it).
+           application: several rows a stage; not the name of a session too), block_size (tokens; one row is enough to name it).
 """
 
 from __future__ import annotations
 
 import numpy as np
-
 from twinserve.traces import jsonl
 from twinserve.traces.columns import MAX_SECONDS, Rows, assemble, default_ids, shown
 from twinserve.traces.options import ReadOptions
@@ -144,6 +143,7 @@ def _groups(rows: list[dict], where: Rows) -> tuple[np.ndarray, np.ndarray, list
     stages = jsonl.column(rows, "stage") or [None] * n
     given = where.whole("stage", [0 if v is None else v for v in stages])
     index: dict[str, int] = {}
+    kinds: dict[str, str] = {}
     turns: dict[str, int] = {}
     present: dict[int, set[int]] = {}
     for row in range(n):
@@ -154,6 +154,10 @@ def _groups(rows: list[dict], where: Rows) -> tuple[np.ndarray, np.ndarray, list
             where.fail(row, "group", "stands beside session_id", "keep one of the two")
         if stages[row] is None and apps[row] is not None:
             where.fail(row, "stage", "is missing in a row with a group")
+        kind = "session_id" if apps[row] is None else "group"
+        if kinds.setdefault(name, kind) != kind:
+            said = f"is '{shown(name)}', which is a {kinds[name]} in an earlier row"
+            where.fail(row, kind, said, "rename one of the two")
         group[row] = index.setdefault(name, len(index))
         turn = turns.get(name, 0)
         stage[row] = turn if stages[row] is None else given[row]
@@ -183,9 +187,9 @@ def _times(
     waits = stage > 0
     for row in np.flatnonzero(np.isnan(arrival) & ~waits):
         where.fail(row, "timestamp", "is missing, and no earlier turn releases the row")
-    last: dict[int, float] = {}
+    before = _latest_before(arrival, group, stage)
     for row in np.flatnonzero(group >= 0).tolist():
-        own, key = arrival[row], int(group[row])
+        own = arrival[row]
         if not waits[row]:
             if delays[row]:
                 where.fail(
@@ -193,11 +197,27 @@ def _times(
                 )
         elif delays[row] is not None:
             delay[row] = to_seconds(delays[row])
-        elif not np.isnan(own) and key in last:
-            if own < last[key]:
+        elif not np.isnan(own) and not np.isnan(before[row]):
+            if own < before[row]:
                 where.fail(row, "timestamp", "is before that of the turn before it")
-            delay[row] = own - last[key]
-        if not np.isnan(own):
-            last[key] = own
+            delay[row] = own - before[row]
     arrival[waits] = np.nan
     return arrival, delay
+
+
+def _latest_before(stamp: np.ndarray, group: np.ndarray, stage: np.ndarray) -> np.ndarray:
+    """float64[rows]: the latest timestamp (seconds) of the stage before each row's, or of the nearest
+    one before that has any; NaN where none has."""
+    out = np.full(len(stamp), np.nan)
+    rows = np.flatnonzero(group >= 0)
+    rows = rows[np.lexsort((stage[rows], group[rows]))]
+    changes = np.flatnonzero(np.diff(group[rows]) | np.diff(stage[rows])) + 1
+    latest, of_group = np.nan, -1
+    for mine in np.split(rows, changes) if len(rows) else ():
+        if group[mine[0]] != of_group:
+            latest, of_group = np.nan, group[mine[0]]
+        out[mine] = latest
+        known = stamp[mine][~np.isnan(stamp[mine])]
+        if len(known):
+            latest = known.max()
+    return out

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-
 from twinserve.traces import jsonl
 from twinserve.traces.columns import Rows, assemble, shown
 from twinserve.traces.options import DEFAULT_RATE, ReadOptions
@@ -58,6 +57,10 @@ def read_custom(data: bytes, path: str, options: ReadOptions = ReadOptions()) ->
     output = where.whole("output_tokens", jsonl.required(rows, where, *OUTPUT_NAMES))
     stamps = jsonl.column(rows, "timestamp")
     notices = [ESTIMATED] if estimated else []
+    if stamps is None and options.time_unit is not None:
+        raise WorkloadError(
+            f"{path}: has no timestamps, a time_unit ({options.time_unit}) would be ignored: leave it out"
+        )
     if stamps is None:
         arrival, notice = poisson_arrivals(len(rows), options)
         notices.append(notice)

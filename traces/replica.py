@@ -17,7 +17,6 @@ from functools import cache
 from importlib import resources
 
 import numpy as np
-
 from twinserve.traces.prefix import concatenate_ids
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload
 

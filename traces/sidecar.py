@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from twinserve.traces.columns import shown
 from twinserve.traces.workload import BestEffortPool, Provenance, Workload, WorkloadError
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-
 from twinserve.traces.workload import PrefixBlocks, Workload
 
 CACHE_TOKENS = (1_000_000, 3_000_000, 10_000_000)
@@ -52,8 +51,7 @@ def _spread(values: np.ndarray) -> dict:
 def statistics(w: Workload, cache_tokens: tuple[int, ...] = CACHE_TOKENS) -> dict:
     """Rows, rate (requests/s over the span of the arrivals), lengths (tokens), bursts and, with
     prefix blocks, the block hit rate of LRU caches of `cache_tokens` and of an unlimited one."""
-    known = w.arrival_s[~np.isnan(w.arrival_s)]
-    span = float(known[-1] - known[0]) if len(known) else 0.0
+    known, span = w.known_arrivals_s, w.span_s
     moments, together = np.unique(known, return_counts=True)
     gaps = np.diff(known)
     out = {

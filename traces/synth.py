@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-
 from twinserve.traces.columns import MAX_TOKENS
 from twinserve.traces.workload import Provenance, Workload, WorkloadError
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import count
 
 import numpy as np
-
 from twinserve.traces import prefix as blocks
 from twinserve.traces.columns import MAX_SECONDS
 from twinserve.traces.workload import (
@@ -81,7 +80,7 @@ def scale_rate(w: Workload, factor: float) -> Workload:
 
 def rebase(w: Workload) -> Workload:
     """Arrivals counted from the first one."""
-    known = w.arrival_s[~np.isnan(w.arrival_s)]
+    known = w.known_arrivals_s
     start = float(known[0]) if len(known) else 0.0
     done = w.provenance.then(f"rebase(start={start!r}s)")
     return replace(w, arrival_s=w.arrival_s - start, provenance=done)
@@ -149,7 +148,7 @@ def check_fits(w: Workload, max_total_tokens: int) -> None:
             f"{w.output_tokens[row]} output tokens, over the limit of {limit}, as have "
             f"{int(over.sum())} of {len(w)} rows: cut them with --cap-length {limit}"
         )
-    if pool is not None and pool.prompt_tokens[1] + pool.output_tokens[1] > limit:
+    if pool is not None and pool.longest > limit:
         raise WorkloadError(
             f"{name}: the best-effort pool draws up to {pool.prompt_tokens[1]} prompt + "
             f"{pool.output_tokens[1]} output tokens, over the limit of {limit}: "

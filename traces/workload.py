@@ -54,6 +54,11 @@ class BestEffortPool:
     seed: int = 0
     until_s: float | None = None
 
+    @property
+    def longest(self) -> int:
+        """Prompt and output tokens of the longest request that it can draw."""
+        return self.prompt_tokens[1] + self.output_tokens[1]
+
     def draw(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Prompt and output tokens, int64[batch] each, of batch k: a function of (seed, k) alone."""
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0xBE, k)))
@@ -145,6 +150,23 @@ class Workload:
         )
 
     @property
+    def known_arrivals_s(self) -> np.ndarray:
+        """float64: arrivals of the rows that wait for nobody, ascending, seconds."""
+        return self.arrival_s[~np.isnan(self.arrival_s)]
+
+    @property
     def last_arrival_s(self) -> float:
-        known = self.arrival_s[~np.isnan(self.arrival_s)]
+        known = self.known_arrivals_s
         return float(known.max()) if len(known) else 0.0
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first known arrival to the last one."""
+        known = self.known_arrivals_s
+        return float(known.max() - known.min()) if len(known) else 0.0
+
+    @property
+    def longest(self) -> int:
+        """Prompt and output tokens of the longest request, of the pool's too."""
+        listed = int((self.prompt_tokens + self.output_tokens).max(initial=0))
+        return listed if self.pool is None else max(listed, self.pool.longest)

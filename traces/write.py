@@ -16,7 +16,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
-
 from twinserve.traces import prefix as blocks
 from twinserve.traces import sidecar
 from twinserve.traces.columns import check_workload
@@ -50,6 +49,19 @@ def write_atomically(path: str | Path, data: bytes) -> None:
         raise WorkloadError(
             f"{path}: cannot be written ({e.strerror}): check the folder and the free space"
         ) from None
+
+
+def check_target(path: str | Path, overwrite: bool = False, source: str | Path | None = None) -> None:
+    """Raises WorkloadError where `write_trace` would replace what nobody said may go: another file
+    or its sidecar without `overwrite`, and the file `source`, which the rows are read from, ever.
+    """
+    for target in (Path(path), sidecar.path_of(path)):
+        if not target.exists():
+            continue
+        if source is not None and Path(source).exists() and target.samefile(source):
+            raise WorkloadError(f"{path}: would replace the trace that is read ({source}): name another file")
+        if not overwrite:
+            raise WorkloadError(f"{target}: is there already: name another file, or replace it with --overwrite")
 
 
 def write_trace(w: Workload, path: str | Path) -> Path:

@@ -352,6 +352,23 @@ def test_prompts_are_whole_whatever_the_token_budget():
     assert desk.iteration(0.0) == {"a": 40}
 
 
+def test_all_but_the_longest_prompt_keep_to_the_token_budget():
+    desk = Counter(limits=EngineLimits(max_num_batched_tokens=16))
+    for name in "abc":
+        desk.arrives(name, 12)
+    assert desk.iteration(0.0) == {"a": 12, "b": 12}  # 24 tokens, 12 without the longest; with c 36 and 24
+    desk.arrives("d", 2)
+    assert desk.iteration(0.1) == {"a": 1, "b": 1, "c": 12, "d": 2}
+
+
+def test_the_token_budget_binds_the_best_effort_part_too():
+    for options, batch in (("replacement=false", "ax"), ("", "xy")):  # y in the place of a: no more tokens
+        desk = Counter(options, limits=EngineLimits(max_num_batched_tokens=16))
+        for name in "axyz":
+            desk.arrives(name, 12, ttft=1.0 if name == "a" else None)
+        assert desk.order(0.0) == batch
+
+
 def test_chunks():
     desk = Counter("chunk=8")
     desk.arrives("a", 20, ttft=1.0)

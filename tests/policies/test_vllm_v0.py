@@ -3,6 +3,7 @@
 import pytest
 from policy_runs import Desk
 from twinserve.policies.base import EngineLimits
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.registry import parse_policy
 
 
@@ -29,16 +30,17 @@ def test_the_default_budget_is_the_longest_request_but_2048_at_least():
     assert parse_policy("vllm-v0").build(long).token_budget == 5000
 
 
-@pytest.mark.parametrize(
-    "name, limits",
-    [
-        ("max_model_len", EngineLimits(max_model_len=200)),
-        ("max_num_seqs", EngineLimits(max_model_len=50, max_num_seqs=128)),
-    ],
-)
-def test_a_budget_that_some_step_must_exceed_is_refused(name, limits):
-    with pytest.raises(ValueError, match=rf"max_num_batched_tokens \(100\) is below {name}"):
+def test_a_budget_that_a_decode_step_must_exceed_is_refused():
+    limits = EngineLimits(max_model_len=50, max_num_seqs=128)
+    with pytest.raises(PolicyError, match=r"max_num_batched_tokens \(100\) is below max_num_seqs \(128\)"):
         parse_policy("vllm-v0:max_num_batched_tokens=100").build(limits)
+
+
+def test_a_budget_below_the_models_limit_is_none_of_its_business():
+    """Runs are refused by their longest request (tests/sim/test_run.py), not by what the model could take."""
+    limits = EngineLimits(max_model_len=100_000, max_num_seqs=8)
+    policy = parse_policy("vllm-v0:max_num_batched_tokens=100").build(limits)
+    assert policy.prompt_budget == policy.token_budget == 100
 
 
 def test_a_seat_is_needed():

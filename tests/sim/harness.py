@@ -125,6 +125,7 @@ class Audit:
         rows, tokens, ids = plan.rows, plan.tokens, requests.ids
         assert len(set(rows.tolist())) == len(rows) == len(tokens), "a row is granted twice"
         assert len(rows) <= self.limits.max_num_seqs
+        assert self.within_tokens(tokens), "a step beyond the token budget"
         assert (tokens >= 1).all()
         assert (requests.computed_tokens[rows] + tokens <= requests.known_tokens(rows)).all()
         # memory: room for every granted token, and all that came before it on the device
@@ -146,6 +147,19 @@ class Audit:
         )
         self.hit_tokens += sum(hit for _, hit in plan.admitted)
         return plan
+
+    def within_tokens(self, tokens: np.ndarray) -> bool:
+        """What docs/policies.md says of max_num_batched_tokens, policy by policy."""
+        policy, budget, total = self.core.policy, self.limits.max_num_batched_tokens, int(tokens.sum())
+        if policy.name == "vllm":
+            return total <= budget
+        if policy.name == "vllm-v0":
+            return total <= policy.token_budget
+        if policy.name == "preemptive-wait":
+            return total <= budget or len(tokens) == 1
+        if policy.name == "bros":
+            return total - int(tokens.max(initial=0)) <= budget
+        return True
 
     def complete(self, plan, outcome):
         steps = len(outcome.ends_s)

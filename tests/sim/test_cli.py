@@ -4,13 +4,16 @@ what a replay or a --config of it gives again."""
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from twinserve.sim.cli import main, simulate_main
+from twinserve.traces.load import load_trace
 
 ROW = '{{"timestamp": {0}, "input_length": 600, "output_length": {1}, "hash_ids": [{2}, {3}]}}\n'
 
@@ -69,7 +72,14 @@ WRONG = [
     ("--config /nosuch/run.json", "no such file"),
     ("--goodput", "no objective"),
     ("--goodput ttft:nan", "finite"),
-    ("--overwrite", "--out"),
+    ("--overwrite", "--out and --export"),
+    ("bros vllm", "Unused Tokens"),
+    ("-p vllm-v0:max_num_batched_tokens=100", "is below max_num_seqs (1024)"),
+    ("-p vllm-v0 --max-num-seqs 999999", "is below max_num_seqs (999999)"),
+    ("-p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64", "set the option max_num_batched_tokens to 611 or more"),
+    ("-p vllm -p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64", "the longest request has 611"),
+    ("--estimator perfect", "no step times are estimated by vllm"),
+    ("-p vllm-v0 -p round-robin -p preemptive-wait --estimator perfect", "no step times are estimated"),
     ("--timeline", "--out"),
     ("-p vllm -p bros --export x.jsonl", "give one --policy"),
     ("--export /", "is a folder"),
@@ -84,6 +94,75 @@ def test_wrong_flag_is_one_line_and_exit_2(capsys, trace, flags, said):
     code, out, err = run(capsys, simulate_main, "--trace", trace, "-q", *flags.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ") and said in err
+
+
+def test_help_lists_no_setting_as_a_positional(capsys):
+    for command, words in ((simulate_main, ("--help",)), (main, ("simulate", "--help"))):
+        code, out, _ = run(capsys, command, *words)
+        usage = next(line for line in out.splitlines() if line.startswith("Usage"))
+        assert code == 0 and usage.split()[-1] == "[OPTIONS]"
+        assert "--num-blocks" in out and not re.search(r"^\W*[A-Z][A-Z-]+ --", out, re.MULTILINE)
+
+
+def test_an_export_replaces_nothing_unasked_and_its_source_never(capsys, tmp_path, trace):
+    before = Path(trace).read_bytes()
+    target = tmp_path / "target.jsonl"
+    target.write_text("mine")
+    for path, flags, said in (
+        (trace, (), "would replace the trace that is read"),
+        (trace, ("--overwrite",), "would replace the trace that is read"),
+        (target, (), "is there already"),
+    ):
+        code, out, err = run(capsys, simulate_main, "--trace", trace, "-q", "--export", path, *flags)
+        assert (code, out, err.count("\n")) == (2, "", 1) and said in err and err.startswith("error: --export ")
+    assert (Path(trace).read_bytes(), target.read_text()) == (before, "mine")
+    assert run(capsys, simulate_main, "--trace", trace, "-q", "--export", target, "--overwrite")[0] == 0
+    assert len(load_trace(target)) == 30
+
+
+def test_several_policies_do_not_write_below_a_run(capsys, tmp_path, trace):
+    """`report runs` would show the run in it and none of those below."""
+    out, given = tmp_path / "runs", ("--trace", trace, "-q", "--out", tmp_path / "runs")
+    assert run(capsys, simulate_main, *given)[0] == 0
+    for flags in ((), ("--overwrite",)):
+        code, _, err = run(capsys, simulate_main, *given, "-p", "vllm", "-p", "bros", *flags)
+        assert (code, err.count("\n")) == (2, 1) and "is the folder of a run itself" in err
+    assert not (out / "bros").exists()
+    code, _, err = run(capsys, simulate_main, *given)
+    assert code == 2 and "--overwrite" in err
+
+
+def test_a_comparison_is_refused_before_its_first_run(capsys, tmp_path, trace):
+    flags = ("-p", "vllm", "-p", "vllm-v0:max_num_batched_tokens=100", "--out", tmp_path / "runs", "-q")
+    assert run(capsys, simulate_main, "--trace", trace, *flags)[0] == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_column_of_a_comparison_runs_again_without_the_settings_of_the_others(capsys, tmp_path, trace):
+    given = ("--trace", trace, "-q", "--estimator", "perfect")
+    assert run(capsys, simulate_main, *given, "-p", "vllm", "-p", "bros", "--out", tmp_path / "both")[0] == 0
+    for name in ("vllm", "bros"):
+        one = tmp_path / "both" / name
+        assert run(capsys, simulate_main, "--config", one / "run.json", "-q", "--out", tmp_path / name)[0] == 0
+        for file in ("run.json", "requests.parquet"):
+            assert (tmp_path / name / file).read_bytes() == (one / file).read_bytes()
+
+
+@pytest.mark.parametrize("verb", ["synth TARGET --requests 3", "convert TRACE TARGET"])
+def test_trace_files_are_replaced_only_if_told_to(capsys, tmp_path, trace, verb):
+    target = tmp_path / "there.jsonl"
+    target.write_text("mine")
+    words = verb.replace("TARGET", str(target)).replace("TRACE", trace).split()
+    code, out, err = run(capsys, main, "trace", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "is there already" in err and "--overwrite" in err
+    assert target.read_text() == "mine"
+    assert run(capsys, main, "trace", *words, "--overwrite")[0] == 0
+    assert len(load_trace(target)) in (3, 30)
+
+
+def test_a_converted_trace_is_never_its_own_target(capsys, trace):
+    code, _, err = run(capsys, main, "trace", "convert", trace, trace, "--overwrite")
+    assert code == 2 and "would replace the trace that is read" in err
 
 
 @pytest.mark.parametrize(
@@ -105,7 +184,7 @@ def test_wrong_verb_input_is_one_line(capsys, tmp_path, monkeypatch, verb, said)
 
 def test_priority_beyond_64_bits_is_refused(capsys, tmp_path):
     path = tmp_path / "t.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5, "priority": %d}\n' % 2**70)
+    path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5, "priority": ' + f"{2**70}}}\n")
     code, _, err = run(capsys, simulate_main, "--trace", path, "-q")
     assert code == 2 and "'priority'" in err
 

@@ -115,6 +115,37 @@ def test_a_step_keeps_to_the_token_budget(policy):
     assert max(len(d.grants) for d in sim.audits[0].decisions) == 8
 
 
+@pytest.mark.parametrize("policy", ["preemptive-wait"])
+def test_whole_prompts_exceed_the_token_budget_as_far_as_they_may(policy):
+    """The auditor has looked at every step; here: the budget was short, and one prompt did exceed it."""
+    limits = EngineLimits(max_num_seqs=16, max_num_batched_tokens=100)
+    sim = simulate(workload(), policy, blocks=TIGHT, host_blocks=HOST, limits=limits, recount=False)
+    granted = [[n for _, n in d.grants] for d in sim.audits[0].decisions if d.grants]
+    assert sim.requests.finished.all()
+    if "chunk" in policy:
+        assert max(map(sum, granted)) <= 164
+    else:
+        assert max(map(sum, granted)) > 200
+    assert any(sum(g) > 90 and len(g) > 1 for g in granted)
+
+
+@pytest.mark.parametrize(
+    ("policy", "careless"),
+    [
+        ("bros", lambda policy: setattr(policy, "_within_tokens", len)),
+        ("preemptive-wait", lambda policy: setattr(policy, "limits", replace(policy.limits, max_num_batched_tokens=10**6))),
+        ("vllm", lambda policy: setattr(policy, "limits", replace(policy.limits, max_num_batched_tokens=10**6))),
+    ],
+)
+def test_the_auditor_sees_a_step_beyond_the_token_budget(policy, careless):
+    limits = EngineLimits(max_num_seqs=16, max_num_batched_tokens=100)
+    sim = build(hybrid(0, 60, rate=400), policy, blocks=900, limits=limits, recount=False)
+    one = sim.engines[0].core.policy
+    careless(one)
+    with pytest.raises(AssertionError, match="beyond the token budget"):
+        sim.run()
+
+
 # -- tokens -----------------------------------------------------------------------------------------------------------
 @everybody
 def test_computed_tokens_add_up(policy):

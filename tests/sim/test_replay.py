@@ -182,34 +182,108 @@ def test_the_same_bytes_in_another_process_with_another_hash_seed(tmp_path):
     assert outputs[0].count("parquet") == 3 * len(POLICIES)
 
 
-def imports_and_calls(path: Path) -> set[str]:
-    """Names of modules imported and of plain functions called in a source file."""
+FOLDERS = ("sim", "policies", "backends", "traces", "profiles", "experiments")
+CLOCKS = {"time", "datetime"}
+# Who may look at a wall clock: to time our own code, to draw a progress bar, or because a live engine is what they serve.
+MAY_LOOK_AT_THE_CLOCK = {
+    "sim/engine.py",
+    "sim/live.py",
+    "sim/progress.py",
+    "sim/replay.py",
+    "sim/run.py",
+    "experiments/attention_kernel.py",
+    "experiments/bench_measure.py",
+    "backends/live/backend.py",
+    "backends/live/kv_transfer_lanes.py",
+    "backends/live/measure.py",
+    "backends/live/measure_bench.py",
+    "backends/live/measure_device.py",
+    "backends/live/scheduler.py",
+    "backends/live/serving.py",
+    "backends/live/serving_decider.py",
+    "backends/live/serving_stats.py",
+}
+SEEDED = {"default_rng", "Generator", "SeedSequence", "BitGenerator", "PCG64", "Philox"}
+
+
+def modules(tree: ast.AST) -> set[str]:
+    """Modules that a source file imports, those of `from numpy import random` among them."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {f"import {alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(f"import {node.module}")
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            found.add(f"{node.func.id}()")
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
-def sources(*folders: str) -> dict[str, set[str]]:
-    paths = [p for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
-    assert len(paths) > 10
-    return {str(p.relative_to(ROOT)): imports_and_calls(p) for p in paths}
+def dotted(node: ast.AST) -> str:
+    """`np.random.rand` of an expression; "" where it is not a plain dotted name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return ""
+
+
+def unseeded(tree: ast.AST) -> set[str]:
+    """Uses of Python's hash and of randomness that no seed of ours governs."""
+    found = {m for m in modules(tree) if m in ("random", "secrets", "uuid", "numpy.random")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            name = dotted(node)
+            if name == "os.urandom" or (name.startswith(("np.random.", "numpy.random.")) and name.split(".")[2] not in SEEDED):
+                found.add(name)
+        elif isinstance(node, ast.Call):
+            name = dotted(node.func)
+            if name == "hash":
+                found.add("hash()")
+            if name.endswith("default_rng") and not node.args and not node.keywords:
+                found.add("default_rng() without a seed")
+    return found
+
+
+def sources() -> dict[str, ast.AST]:
+    paths = [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.py"))]
+    assert {p.relative_to(ROOT).parts[0] for p in paths} == set(FOLDERS) and len(paths) > 80
+    return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text()) for p in paths}
 
 
 def test_pythons_hash_and_global_randomness_are_not_used():
-    for name, found in sources("sim", "policies", "backends", "traces").items():
-        assert "hash()" not in found, name
-        assert "import random" not in found, name
+    assert {name: found for name, tree in sources().items() if (found := unseeded(tree))} == {}
 
 
 def test_decisions_and_hardware_know_no_wall_clock():
-    for name, found in sources("policies", "profiles").items():
-        assert not found & {"import time", "import datetime"}, name
+    looking = {name for name, tree in sources().items() if modules(tree) & CLOCKS}
+    assert not looking - MAY_LOOK_AT_THE_CLOCK
+    assert not [name for name in looking if name.startswith(("policies/", "profiles/", "traces/"))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import random",
+        "from random import choice",
+        "import secrets",
+        "x = np.random.rand(3)",
+        "np.random.seed(0)",
+        "from numpy.random import rand",
+        "from numpy import random",
+        "rng = np.random.default_rng()",
+        "x = hash('a')",
+        "x = os.urandom(8)",
+    ],
+)
+def test_what_must_not_be_used_would_be_seen(line):
+    assert unseeded(ast.parse(line))
+
+
+def test_what_may_be_used_is_not_objected_to():
+    fine = "rng = np.random.default_rng(np.random.SeedSequence(1)); import hashlib; x: np.random.Generator"
+    assert not unseeded(ast.parse(fine))
+    for line in ("import time", "from time import sleep", "import datetime", "from datetime import datetime"):
+        assert modules(ast.parse(line)) & CLOCKS
+    assert not modules(ast.parse("from . import time\nfrom .clock import Clock")) & CLOCKS
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -146,7 +146,7 @@ def test_a_former_run_is_replaced_only_if_asked(tmp_path):
     out = write_run(tmp_path / "run", a_run(), timeline=True)
     with pytest.raises(ResultsError) as raised:
         write_run(out, a_run(seed=1))
-    assert "already holds a run" in one_line(raised)
+    assert "already holds a run; name another folder, or replace it with --overwrite" in one_line(raised)
     new = a_run(seed=1)
     write_run(out, new, overwrite=True)
     assert read_run(out).summary == new.summary

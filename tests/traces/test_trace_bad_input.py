@@ -110,6 +110,15 @@ def test_block_sizes_must_agree():
     )
 
 
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_session_and_an_application_cannot_share_a_name(swap):
+    session, group = {"session_id": "x"}, {"group": "x", "stage": 0}
+    first, second = (group, session) if swap else (session, group)
+    text = line_for(rows(first, {"session_id": "other"}, second))
+    kinds = ("session_id", "group") if swap else ("group", "session_id")
+    assert f"line 3: field '{kinds[0]}' is 'x', which is a {kinds[1]} in an earlier row: rename" in text
+
+
 def test_turns_cannot_go_back_in_time_or_be_empty():
     turn = {"session_id": "s"}
     assert "before that of the turn" in line_for(

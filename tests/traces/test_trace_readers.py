@@ -84,6 +84,28 @@ def test_mooncake_sessions_are_closed_loops():
     assert any("sorted" in n for n in w.provenance.notices)
 
 
+def staged(stage, at, **more):
+    return {"input_length": 3, "output_length": 1, "group": "app", "stage": stage, "timestamp": at, **more}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 1, 3, 0)])
+def test_a_stage_waits_for_the_latest_timestamp_of_the_stage_before(order):
+    """Not for the row before it in the file: that may be of its own stage."""
+    rows = [staged(0, 0), staged(1, 10_000), staged(1, 20_000), staged(2, 25_000), staged(2, 30_000, delay=700)]
+    rows = [{**row, "request_id": f"q{i}"} for i, row in enumerate(rows)]
+    w = read(jsonl(*(rows[i] for i in order)))
+    delays = dict(zip(w.ids, w.delay_s.tolist(), strict=True))
+    assert delays == {"q0": 0, "q1": 10, "q2": 20, "q3": 5, "q4": 0.7}
+    with pytest.raises(WorkloadError, match="line 4: field 'timestamp' is before that of the turn before"):
+        read(jsonl(*rows[:3], staged(2, 19_999)))
+
+
+def test_a_turn_without_a_timestamp_leaves_the_last_one_standing():
+    rows = [mooncake(session_id="a", timestamp=at) for at in (1000, None, 4000)]
+    del rows[1]["timestamp"]
+    assert read(jsonl(*rows)).delay_s.tolist() == [0, 0, 3]
+
+
 def test_our_fields_on_mooncake_rows():
     w = read(
         jsonl(
@@ -106,6 +128,26 @@ def test_units_can_be_told():
     assert w.arrival_s.tolist() == [1.5] and w.prefix.block_tokens == 16
     with pytest.raises(WorkloadError, match="line 1: field 'hash_ids' has 3 ids.*block_size"):
         read(jsonl(row))
+
+
+REFUSED = {
+    "time_unit": ("bailian", "azure", "burstgpt", "sharegpt"),
+    "block_tokens": ("azure", "burstgpt", "sharegpt", "custom"),
+}
+
+
+@pytest.mark.parametrize(("option", "name"), [(option, name) for option, names in REFUSED.items() for name in names])
+def test_units_that_a_format_has_no_use_for_are_refused(option, name):
+    value = {"time_unit": "ms", "block_tokens": 16}[option]
+    with pytest.raises(WorkloadError, match=rf"{option} \({value}\) is for .* files, this one is {name}: leave it out"):
+        read("", name, **{option: value})
+
+
+def test_a_time_unit_without_timestamps_is_refused():
+    row = {"prompt": "x", "output_tokens": 5}
+    assert read(jsonl({**row, "timestamp": 1500}), time_unit="ms").arrival_s.tolist() == [1.5]
+    with pytest.raises(WorkloadError, match="has no timestamps, a time_unit"):
+        read(jsonl(row), time_unit="ms")
 
 
 def test_one_row_may_name_the_block_size():

@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from twinserve.traces import catalog
 from twinserve.traces.columns import check_workload
 from twinserve.traces.formats import read_file
 from twinserve.traces.load import convert, load_trace
@@ -133,7 +135,36 @@ def test_a_converted_trace_replays_as_the_run_did(original, tmp_path):
     assert_same(ran, load_trace(tmp_path / "t.jsonl", seed=99))
 
 
-def test_convert_does_not_overwrite_its_source(tmp_path):
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_convert_never_replaces_what_it_reads(tmp_path, monkeypatch, overwrite):
     path = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "t.jsonl")
-    with pytest.raises(WorkloadError, match="same file"):
-        convert(path, path)
+    before = path.read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(path)
+    for target in (path, tmp_path / "link.jsonl"):
+        with pytest.raises(WorkloadError, match="would replace the trace that is read"):
+            convert(path, target, overwrite=overwrite)
+    # The target's sidecar may be the source too, and a name may stand for a file.
+    source = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "x.meta.json")
+    with pytest.raises(WorkloadError, match="would replace"):
+        convert(source, tmp_path / "x", overwrite=overwrite)
+    info = replace(catalog.BY_NAME["azure-2023:code"], sha256=None)
+    monkeypatch.setitem(catalog.BY_NAME, info.name, info)
+    copy = tmp_path / info.files[0]
+    copy.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n")
+    with pytest.raises(WorkloadError, match="would replace" if overwrite else "is there already"):
+        convert("azure-2023:code", copy, search_path=tmp_path, overwrite=overwrite)
+    assert path.read_bytes() == before and copy.read_text().startswith("TIMESTAMP")
+
+
+def test_convert_replaces_another_file_only_if_told_to(tmp_path):
+    source = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "source.jsonl")
+    target = tmp_path / "target.jsonl"
+    for there in (target, tmp_path / "target.jsonl.meta.json"):
+        there.write_text("{}")
+        with pytest.raises(WorkloadError, match=f"{there.name}: is there already: .*--overwrite"):
+            convert(source, target)
+        assert there.read_text() == "{}"
+        there.unlink()
+    target.write_text("{}")
+    convert(source, target, overwrite=True)
+    assert len(load_trace(target)) == 5

@@ -11,7 +11,8 @@ from twinserve.traces.replica import replica
 from twinserve.traces.stats import lru_hit_rate, statistics
 from twinserve.traces.synth import synth
 from twinserve.traces.ticks import find_tick, spread_ticks
-from twinserve.traces.workload import Workload
+from twinserve.traces.transform import with_pool
+from twinserve.traces.workload import BestEffortPool, Workload
 
 
 def ticked(per_tick=5, ticks=40, tick=3.0):
@@ -100,3 +101,8 @@ def test_statistics_of_a_small_workload():
     assert s["total_tokens"] == 110 and "lru_hit_rate" not in s
     assert inspect(w)["summary"] == describe(w)
     assert "1 rows in closed loops" in describe(w)
+    assert (w.span_s, w.last_arrival_s) == (2.0, 3.0)
+    nobody = Workload.build([np.nan], [1], [1], group=np.array([0]), stage=np.array([1]))
+    assert (nobody.span_s, nobody.last_arrival_s) == (0.0, 0.0)
+    assert w.longest == 44
+    assert with_pool(w, BestEffortPool(2, (5, 60), (1, 7))).longest == 67

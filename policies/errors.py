@@ -1,0 +1,5 @@
+"""What a policy says when it cannot serve a run."""
+
+
+class PolicyError(ValueError):
+    """Limits, options or requests that a policy cannot work with: one line that says what to change."""
