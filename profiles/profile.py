@@ -2,6 +2,7 @@
 file.
 
 load_profile("llama-3.1-8b@h100")            shipped with the package
+load_profile("llama-3.1-8b@h100/operators")   another shipped form of the same engine
 load_profile("qwen2.5-14b@a100-40g:tp2")     MODEL@GPU:tpN; derived from specs where none is shipped
 load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate` wrote
 """
@@ -13,6 +14,7 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +27,8 @@ from twinserve.profiles.catalog import ALIASES, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.echo import EchoModel
 from twinserve.profiles.efficiency import FAMILY_FIT_ERROR, find_efficiency
+from twinserve.profiles.measured import MeasuredModel
+from twinserve.profiles.operators import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.roofline import Efficiency, RooflineModel
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
 from twinserve.profiles.table import TableModel
@@ -45,7 +49,8 @@ class RooflineForm:
 
 
 StepModelForm = Annotated[
-    RooflineForm | TableModel | BrosLinearModel | EchoModel, Field(discriminator="form")
+    RooflineForm | OperatorForm | MeasuredModel | TableModel | BrosLinearModel | EchoModel,
+    Field(discriminator="form"),
 ]
 
 
@@ -92,11 +97,26 @@ class Profile(BaseModel):
             )
         return self
 
-    def model(self) -> StepTimeModel:
-        """The step-time model, built anew."""
+    def model(self, max_num_seqs: int | None = None) -> StepTimeModel:
+        """The step-time model, built anew. `max_num_seqs`: the batch limit in force where it is not the profile's; vLLM
+        captures CUDA graphs up to twice that many tokens."""
         if isinstance(self.step_model, RooflineForm):
             return RooflineModel(self.llm, self.gpu, self.tp, self.step_model.efficiency)
+        if isinstance(self.step_model, OperatorForm):
+            form = self.step_model
+            if max_num_seqs is not None and form.capture_tokens:
+                form = replace(form, capture_tokens=default_capture(max_num_seqs))
+            return OperatorModel(form)
         return self.step_model
+
+    def with_host_terms(self, host_s: float, host_request_s: float, fit_error: float | None) -> Profile:
+        """A copy whose operator tables have these seconds a step and a request added to theirs."""
+        form = self.step_model
+        added = replace(form, host_s=form.host_s + host_s, host_request_s=form.host_request_s + host_request_s)
+        notes = f"{self.notes} Host terms fitted to recorded steps."
+        return self.model_copy(
+            update={"step_model": added, "fit_error": fit_error, "source": "measured", "notes": notes}
+        )
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -133,40 +153,47 @@ class Profile(BaseModel):
 
 @plain_dataclass(frozen=True)
 class ProfileName:
-    """MODEL@GPU[:tpN], parsed; `str()` gives the canonical form."""
+    """MODEL@GPU[:tpN][/FORM], parsed; `str()` gives the canonical form. FORM names a shipped
+    alternative to the profile that the plain name gives."""
 
     model: str
     gpu: str
     tp: int = 1
+    form: str = ""
 
     def __str__(self) -> str:
-        return f"{self.model}@{self.gpu}" + (f":tp{self.tp}" if self.tp > 1 else "")
+        ranks = f":tp{self.tp}" if self.tp > 1 else ""
+        return f"{self.model}@{self.gpu}{ranks}" + (f"/{self.form}" if self.form else "")
 
     @property
     def file_name(self) -> str:
-        return f"{self.model}_{self.gpu}_tp{self.tp}.json"
+        return f"{self.model}_{self.gpu}_tp{self.tp}" + (f"_{self.form}" if self.form else "") + ".json"
 
     @classmethod
     def parse(cls, text: str) -> ProfileName:
-        match = re.fullmatch(r"([^@:]+)@([^@:]+)(?::tp([1-9]\d*))?", text.strip().lower())
+        match = re.fullmatch(
+            r"([^@:/]+)@([^@:/]+)(?::tp([1-9]\d*))?(?:/([a-z0-9]+))?", text.strip().lower()
+        )
         if not match:
             raise ProfileError(
                 f"unknown profile {text!r}: give MODEL@GPU, MODEL@GPU:tpN or a .json file"
                 f"{nearest(text.lower(), list_profiles())}"
             )
-        model, gpu, tp = match.groups()
-        return cls(model, ALIASES.get(gpu, gpu), int(tp or 1))
+        model, gpu, tp, form = match.groups()
+        return cls(model, ALIASES.get(gpu, gpu), int(tp or 1), form or "")
+
+    @classmethod
+    def of_file(cls, file_name: str) -> ProfileName:
+        """The name whose `file_name` this is."""
+        model, gpu, tp, *form = file_name.removesuffix(".json").split("_")
+        return cls(model, gpu, int(tp.removeprefix("tp")), *form)
 
 
 def list_profiles() -> list[str]:
     """Names of the shipped profiles, sorted. Any other MODEL@GPU:tpN of known parts is derived when
     loaded."""
-    stems = [
-        entry.name.removesuffix(".json").split("_")
-        for entry in _shipped_folder().iterdir()
-        if entry.name.endswith(".json")
-    ]
-    return sorted(str(ProfileName(m, g, int(tp.removeprefix("tp")))) for m, g, tp in stems)
+    files = [entry.name for entry in _shipped_folder().iterdir() if entry.name.endswith(".json")]
+    return sorted(str(ProfileName.of_file(name)) for name in files)
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
@@ -182,6 +209,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
     shipped = _shipped_folder() / name.file_name
     if shipped.is_file():
         return _validated(json.loads(shipped.read_text(encoding="utf-8")), name.file_name)
+    if name.form:
+        known = [str(n) for n in map(ProfileName.parse, list_profiles()) if n.form == name.form]
+        raise ProfileError(f"no shipped profile {str(name)!r}{nearest(str(name), known)}")
     return derive_profile(name.model, name.gpu, name.tp)
 
 
@@ -191,6 +221,8 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(profile.model_dump(mode="json"), indent=2) + "\n"
+    # rows of a table on one line each: a file of a thousand numbers stays readable
+    text = re.sub(r"\[\s+([^\[\]{}\"]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -17,6 +17,7 @@ from ..policies.errors import PolicyError
 from ..policies.registry import RegistryError
 from ..profiles.specs import ProfileError
 from ..traces.workload import WorkloadError
+from .cli_calibrate import calibrate
 from .cli_live import replay
 from .cli_profiles import profiles_app
 from .cli_report import report
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app.command(profiles_app)
     app.command(report, name="report")
     app.command(replay, name="replay")
+    app.command(calibrate, name="calibrate")
     app.command(validate, name="validate")
     _run(app, arguments)
 

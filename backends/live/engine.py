@@ -11,6 +11,8 @@ from pathlib import Path
 from .planned import PlannedStep, ScheduledStep
 from .versions import LiveEngineError, installed_vllm
 
+_WARM_TOKENS = 1024  # longer steps take so long that preparing them is lost in it
+
 CONNECTOR = {
     "kv_connector": "TwinserveConnector",
     "kv_connector_module_path": "twinserve.backends.live.kv_transfer",
@@ -74,6 +76,8 @@ def engine_environment(settings: LiveSettings) -> Iterator[None]:
             "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
+            # The CPU engine prepares its kernels for each number of rows; by default it forgets them after a few hundred.
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "100000",
             "HF_HUB_OFFLINE": "1",
         }
     )
@@ -212,13 +216,16 @@ class VllmEngine:
         return StepAnswer(self.scheduler.last, tokens, finished, _logprobs(outputs), transfers)
 
     def warm_up(self) -> None:
-        """Run one request, so that nothing is done for the first time while somebody measures."""
-        prompt = min(64, self.settings.max_model_len // 2)
-        self.submit("warm-up", [1] * prompt, 16)
-        grant, left = prompt, 16
-        while left:
-            left -= len(self.step(PlannedStep({"warm-up": grant})).tokens["warm-up"])
-            grant = 1
+        """Run what will be measured once before, so that nothing is done for the first time then. The CPU engine prepares
+        kernels for every number of tokens, so each occurs once."""
+        import torch
+
+        longest = min(self.settings.max_step_tokens, self.settings.max_model_len - 1)
+        counts = [longest] if torch.cuda.is_available() else range(1, min(longest, _WARM_TOKENS) + 1)
+        for tokens in counts:
+            self.submit("warm-up", [1] * tokens, 2)
+            self.step(PlannedStep({"warm-up": tokens}))
+            self.step(PlannedStep({"warm-up": 1}))
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; no request may be running."""
