@@ -1,0 +1,296 @@
+"""The real engine (vLLM's CPU build) on blocks filled from either end: the same tokens as its own
+attention gives, with real sharing of blocks, and each request reads its own slots only.
+
+Directions are put into the scheduler's message to the worker, as on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from identity.protocol import EngineSettings
+from twinserve.backends.live import tiny_model
+from twinserve.backends.live.attention import slots
+
+from .engine import LiveEngine, Output
+from .test_live_identity import LOGPROB_TOLERANCE, same_answer
+
+pytestmark = [pytest.mark.slow, pytest.mark.live]
+
+BLOCK = 32
+SETTINGS = EngineSettings(
+    num_blocks=64,
+    block_tokens=BLOCK,
+    max_num_seqs=8,
+    max_num_batched_tokens=96,  # less than the prompts together: chunks beside decodes
+    max_model_len=320,
+)
+LENGTHS = {"a": (70, 40), "b": (33, 50), "c": (150, 20), "d": (5, 60), "e": (96, 33), "f": (41, 8)}
+Entries = Callable[[str, list[int], bool], list[int]]
+
+
+def prompt_of(name: str) -> list[int]:
+    rng = np.random.default_rng(ord(name))
+    return rng.integers(0, tiny_model.VOCAB, LENGTHS[name][0]).tolist()
+
+
+class Session:
+    """One engine, used for one set of requests after another."""
+
+    def __init__(self, engine: LiveEngine) -> None:
+        self.engine = engine
+        self._schedule = engine.scheduler.schedule
+
+    def send(self, entries: Entries | None) -> None:
+        """From now on the worker is sent these entries instead of the scheduler's blocks."""
+        from twinserve.backends.live.attention.message import rewrite_blocks
+
+        names = self.engine._names
+
+        def schedule(*args, **kwargs):
+            output = self._schedule(*args, **kwargs)
+            if entries is not None:
+                rewrite_blocks(output, lambda i, blocks, anew: entries(names[i], blocks, anew))
+            return output
+
+        self.engine.scheduler.schedule = schedule
+
+    def run(self, entries: Entries | None = None, names=LENGTHS) -> dict[str, Output]:
+        self.send(entries)
+        for name in names:
+            self.engine.submit(name, prompt_of(name), LENGTHS[name][1])
+        while self.engine.unfinished:
+            self.engine.step()
+        return {name: self.engine.outputs.pop(name) for name in names}
+
+    def caches(self):
+        """(keys, values) of every layer, by block and slot."""
+        from twinserve.backends.live.attention.cache import split_cache
+
+        return [split_cache(tensor, tiny_model.HEAD_DIM) for tensor in self.engine.kv_tensors]
+
+
+@contextlib.contextmanager
+def session(model, **extra) -> Iterator[Session]:
+    from vllm.engine import arg_utils
+
+    kept = arg_utils.EngineArgs
+    arg_utils.EngineArgs = lambda **arguments: kept(**arguments, **extra)
+    try:
+        engine = LiveEngine(SETTINGS, model)
+    finally:
+        arg_utils.EngineArgs = kept
+    try:
+        yield Session(engine)
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def model(vllm, tmp_path_factory):
+    return tiny_model.write_model(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture(scope="module")
+def stock(model) -> dict[str, Output]:
+    """What vLLM's own attention answers."""
+    with session(model) as own:
+        attention = own.engine.engine.model_executor.driver_worker.worker.model_runner
+        assert "CPU_ATTN" in str([g.backend.get_name() for g in attention.attn_groups[0]])
+        return own.run()
+
+
+@pytest.fixture(scope="module")
+def bidirectional(model, stock) -> Iterator[Session]:
+    from twinserve.backends.live.attention.registration import (
+        BACKEND_NAME,
+        WORKER_EXTENSION,
+        unregister,
+    )
+
+    extra = {
+        "attention_backend": BACKEND_NAME,
+        "worker_extension_cls": WORKER_EXTENSION,  # this alone registers the backend
+        "additional_config": {"twinserve_partial_blocks": True},
+    }
+    try:
+        with session(model, **extra) as ours:
+            runner = ours.engine.engine.model_executor.driver_worker.worker.model_runner
+            assert [g.backend.get_name() for g in runner.attn_groups[0]] == ["CUSTOM"]
+            yield ours
+    finally:
+        unregister()
+
+
+def same(expected: dict[str, Output], found: dict[str, Output]) -> None:
+    verdicts = {name: same_answer(expected[name], found[name]) for name in found}
+    assert set(verdicts.values()) == {"same"}, verdicts
+
+
+def test_forward_only(stock, bidirectional):
+    same(stock, bidirectional.run())
+    tokens = [tuple(output.tokens) for output in stock.values()]
+    assert len(set(tokens)) == len(tokens) and min(len(set(t)) for t in tokens) > 4
+
+
+def test_some_requests_backward(stock, bidirectional):
+    def entries(name, blocks, anew):
+        return slots.entries_of(blocks, name in "bde")
+
+    same(stock, bidirectional.run(entries))
+
+
+def test_directions_of_single_blocks(stock, bidirectional):
+    def entries(name, blocks, anew):
+        return slots.entries_of(blocks, np.asarray(blocks) % 3 == 0)
+
+    same(stock, bidirectional.run(entries))
+
+
+def test_a_wrong_direction_shows(stock, bidirectional):
+    """A block whose direction is told anew halfway is read from the wrong end: the tests above see
+    directions."""
+    session = bidirectional
+    runner = session.engine.engine.model_executor.driver_worker.worker.model_runner
+    session.send(None)
+    session.engine.submit("a", prompt_of("a"), LENGTHS["a"][1])
+    for _ in range(4):
+        session.engine.step()
+    table = runner.input_batch.block_table[0]
+    table.block_table.np[0, 2] = slots.entries_of(table.block_table.np[0, 2], True)
+    while session.engine.unfinished:
+        session.engine.step()
+    assert same_answer(stock["a"], session.engine.outputs.pop("a")) != "same"
+
+
+class Shared:
+    """Two requests in one block: `b` is sent the last block of `a`, to fill from the right."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, list[int]] = {"a": [], "b": []}
+
+    def __call__(self, name, blocks, anew):
+        if name == "b":
+            where = len(self.blocks["b"])
+            blocks = [self.blocks["a"][3] if where + i == 2 else block for i, block in enumerate(blocks)]
+        self.blocks[name] = ([] if anew else self.blocks[name]) + list(blocks)
+        return slots.entries_of(blocks, name == "b")
+
+
+def test_two_requests_in_one_block(stock, bidirectional):
+    """109 and 82 tokens are stored: 13 in the fourth block of `a`, from the left, and 18 in the
+    third of `b`, from the right, are in one block."""
+    shared = Shared()
+    caches = bidirectional.caches()
+    for keys, values in caches:
+        keys.fill_(float("nan"))
+        values.fill_(float("nan"))
+    same({n: stock[n] for n in "ab"}, bidirectional.run(shared, "ab"))
+    assert shared.blocks["a"][3] == shared.blocks["b"][2]
+    for keys, values in caches:
+        for cache in (keys, values):
+            written = ~cache[shared.blocks["a"][3]].isnan().flatten(1).any(1)
+            assert written.tolist() == [True] * 13 + [False] + [True] * 18
+            cache.fill_(0.0)
+
+
+def test_a_block_moves_under_a_running_request(stock, bidirectional):
+    """After six steps the last block of `b` is copied to the other end of another one. The worker
+    is told a whole new table, by the way in which it hears of resumed requests."""
+    session, table = bidirectional, []
+
+    def entries(name, blocks, anew):
+        table.extend(blocks)
+        return blocks
+
+    session.send(entries)
+    session.engine.submit("b", prompt_of("b"), LENGTHS["b"][1])
+    for _ in range(6):
+        session.engine.step()
+    old, new = table[-1], 60
+    for caches in session.caches():
+        for cache in caches:
+            cache[new] = cache[old].flip(0)
+            cache[old] = float("nan")
+    schedule = session.engine.scheduler.schedule
+    moved = [*table[:-1], int(slots.entries_of(new, True))]
+
+    def move(*args, **kwargs):
+        session.engine.scheduler.schedule = schedule
+        output = schedule(*args, **kwargs)
+        cached = output.scheduled_cached_reqs
+        (request,) = cached.req_ids
+        cached.resumed_req_ids = {request}
+        cached.new_block_ids[0] = (moved,)
+        known = session.engine.scheduler.requests[request].all_token_ids
+        cached.all_token_ids = {request: list(known)}
+        return output
+
+    session.engine.scheduler.schedule = move
+    while session.engine.unfinished:
+        session.engine.step()
+    same({"b": stock["b"]}, {"b": session.engine.outputs.pop("b")})
+    for caches in session.caches():
+        for cache in caches:
+            assert cache[old].isnan().all()  # nothing was written there any more
+            cache[old] = 0.0
+
+
+def test_blocks_left_early(stock, bidirectional):
+    """`b` lies in what `a` leaves free: 20 slots of one block, 7 of another, and so on; its worker
+    is told the counts by a call, as one in another process would be."""
+    held = [20, 7, 1, 30, 24]  # 82 tokens
+    pool = list(range(40, 40 + len(held)))
+    told = slots.entries_of(pool, True)
+    engine = bidirectional.engine.engine
+    engine.collective_rpc("twinserve_set_counts", args=(told[:-1].tolist(), held[:-1]))
+    caches = bidirectional.caches()
+    for keys, values in caches:
+        keys[pool], values[pool] = float("nan"), float("nan")
+
+    def entries(name, blocks, anew):
+        return told if name == "b" and anew else [] if name == "b" else blocks
+
+    try:
+        same({n: stock[n] for n in "ab"}, bidirectional.run(entries, "ab"))
+        for block, count in zip(pool, held, strict=True):
+            for keys, _ in caches:
+                written = ~keys[block].isnan().flatten(1).any(1)
+                assert written.tolist() == [False] * (BLOCK - count) + [True] * count
+    finally:
+        engine.collective_rpc("twinserve_set_counts", args=(told.tolist(), [BLOCK] * len(held)))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_one_slot_holds(stock, bidirectional, own):
+    """Spoiling a slot of its own changes what a backward request answers; spoiling the next free
+    slot of its block does not."""
+    session, sent = bidirectional, []
+
+    def entries(name, blocks, anew):
+        sent.extend(blocks)
+        return slots.entries_of(blocks, True)
+
+    session.send(entries)
+    session.engine.submit("b", prompt_of("b"), LENGTHS["b"][1])
+    for _ in range(6):
+        session.engine.step()  # the prompt of 33, then 5 tokens: 38 are stored
+    slot = BLOCK - 1 - (37 - BLOCK) if own else BLOCK - 1 - (39 - BLOCK)
+    for keys, values in session.caches():
+        if not own:
+            keys[sent[1], slot], values[sent[1], slot] = float("nan"), float("nan")
+        else:
+            values[sent[1], slot] = 4 * values[sent[1], slot].flip(0)
+            keys[sent[1], slot] = 4 * keys[sent[1], slot].flip(0)
+    session.engine.step()
+    while session.engine.unfinished:
+        session.engine.step()
+    found = session.engine.outputs.pop("b")
+    if own:
+        assert same_answer(stock["b"], found) != "same"
+        moved = [abs(stock["b"].margin(p) - found.margin(p)) for p in range(6, 12)]
+        assert max(moved) > LOGPROB_TOLERANCE
+    else:
+        same({"b": stock["b"]}, {"b": found})
