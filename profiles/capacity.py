@@ -24,7 +24,9 @@ def activation_bytes(
     Residual stream, two hidden states and the MLP's widest point are alive together; logits in fp32
     with a copy.
     """
-    width = 3 * llm.hidden + (3 if llm.gated_mlp else 2) * llm.intermediate / tp
+    # a token passes the MLP once for each of its experts
+    passes = max(llm.experts_per_token, 1)
+    width = 3 * llm.hidden + (3 if llm.gated_mlp else 2) * passes * llm.intermediate / tp
     logits = 2 * max_num_seqs * llm.vocab * 4
     return max_num_batched_tokens * width * llm.dtype_bytes + logits
 

@@ -67,6 +67,23 @@ MODELS: dict[str, ModelSpec] = {
         _llama("qwen3-8b", 36, 4096, 32, 8, 12288, 151936, 40960, head_dim=128, qk_norm=True),
         _llama("qwen3-14b", 40, 5120, 40, 8, 17408, 151936, 40960, head_dim=128, qk_norm=True),
         _llama("qwen3-32b", 64, 5120, 64, 8, 25600, 151936, 40960, head_dim=128, qk_norm=True),
+        _llama(
+            "qwen3-30b-a3b",
+            48,
+            2048,
+            32,
+            4,
+            768,
+            151936,
+            262144,
+            head_dim=128,
+            qk_norm=True,
+            experts=128,
+            experts_per_token=8,
+        ),
+        _llama(
+            "mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, experts=8, experts_per_token=2
+        ),
         _llama("yi-34b-200k", 60, 7168, 56, 8, 20480, 64000, 200000),
         _opt("opt-13b", 40, 5120, 40),
         _opt("opt-30b", 48, 7168, 56),
@@ -84,11 +101,13 @@ GPUS: dict[str, GpuSpec] = {
         GpuSpec("h200", "hopper", 989e12, 4800e9, 139.8 * GIB, 64e9, 450e9),
         GpuSpec("l20", "ada-capped", 119.5e12, 864e9, 44.5 * GIB, 32e9),
         GpuSpec("l40s", "ada", 362e12, 864e9, 44.5 * GIB, 32e9),
+        GpuSpec("b200", "blackwell", 2250e12, 7700e9, 178.35 * GIB, 64e9, 900e9),
+        GpuSpec("rtxpro6000", "blackwell-workstation", 503.8e12, 1597e9, 97887 * 2**20, 64e9),
         GpuSpec("rtx4090", "ada-geforce", 165.2e12, 1008e9, 25250627584, 32e9),
     )
 }
 
-ALIASES = {"a100": "a100-80g", "a100-40g-pcie": "a100-pcie-40g", "v100": "v100-16g"}
+ALIASES = {"a100": "a100-80g", "a100-40g-pcie": "a100-pcie-40g", "v100": "v100-16g", "rtx-pro-6000": "rtxpro6000"}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

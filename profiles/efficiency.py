@@ -7,6 +7,7 @@ of them per model.
   (L40S: up to TP2), and decode steps measured on vLLM.
 - ada-geforce (RTX 4090): per-layer kernel times of vLLM 0.19.0 for Llama-3.1-8B; its host and
   all-reduce terms are assumed, not measured.
+- blackwell (B200) and blackwell-workstation (RTX PRO 6000): operator tables alone.
 - volta and the L20 are not measured at all: see their comments.
 """
 
@@ -74,6 +75,36 @@ ADA_GEFORCE = Efficiency(
     host_request_s=10.0e-6,
 )
 
+# Kernels only (operator tables of aiconfigurator-core 0.12.0, 212 samples each, mean error 4.2 % and
+# 7.2 %); the host terms are assumed.
+BLACKWELL = Efficiency(
+    gemm_mfu=0.638,
+    gemm_half_tokens=194.0,
+    gemm_mbu=0.846,
+    kv_mbu=0.947,
+    attention_mfu=0.467,
+    elementwise_mbu=0.8,
+    layer_s=34.7e-6,
+    allreduce_s=7.64e-6,
+    link_share=0.397,
+    host_s=0.5e-3,
+    host_request_s=10.0e-6,
+)
+
+BLACKWELL_WORKSTATION = Efficiency(
+    gemm_mfu=0.618,
+    gemm_half_tokens=85.9,
+    gemm_mbu=0.892,
+    kv_mbu=0.928,
+    attention_mfu=0.5,
+    elementwise_mbu=0.8,
+    layer_s=20.0e-6,
+    allreduce_s=7.75e-6,
+    link_share=0.29,  # 18.5 of 64 GB/s, two ranks: the measured all-reduce of large messages
+    host_s=0.5e-3,
+    host_request_s=10.0e-6,
+)
+
 # Assumed: Ampere's memory and host terms; vLLM's Volta kernels (no bf16, no FlashAttention 2) reach
 # less compute.
 VOLTA = replace(AMPERE, gemm_mfu=0.6, attention_mfu=0.25, link_share=0.526)
@@ -87,6 +118,8 @@ FAMILIES: dict[str, Efficiency] = {
     # the cap.
     "ada-capped": replace(ADA, gemm_mfu=0.9, attention_mfu=0.75),
     "volta": VOLTA,
+    "blackwell": BLACKWELL,
+    "blackwell-workstation": BLACKWELL_WORKSTATION,
 }
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec
+from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -49,11 +49,17 @@ class Efficiency:
 class RooflineModel:
     """A StepTimeModel from a ModelSpec, a GpuSpec, the tensor-parallel degree and an Efficiency.
 
-    ProfileError if the heads cannot be split over `tp` ranks. Immutable after construction.
+    ProfileError if the heads cannot be split over `tp` ranks, and for mixtures of experts. Immutable after
+    construction.
     """
 
     def __init__(self, llm: ModelSpec, gpu: GpuSpec, tp: int, efficiency: Efficiency):
         llm.check_tp(tp)
+        if llm.experts:
+            raise ProfileError(
+                f"{llm.name} is a mixture of experts, whose weights a step reads in part: the roofline does"
+                " not know how; build its profile from operator tables (twinserve profiles build)"
+            )
         self.llm, self.gpu, self.tp, self.efficiency = llm, gpu, tp, efficiency
         e, size = efficiency, llm.dtype_bytes
         compute = gpu.peak_flops * e.gemm_mfu

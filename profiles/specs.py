@@ -31,8 +31,11 @@ def one_line(error: ValidationError) -> str:
 
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
-    """A dense decoder-only transformer. Sizes as in a Hugging Face config.json; `dtype_bytes` of
-    weights and KV.
+    """A decoder-only transformer. Sizes as in a Hugging Face config.json; `dtype_bytes` of weights
+    and KV.
+
+    `experts`: MLPs a layer, of which a token passes `experts_per_token`; 0 = a dense model. Then
+    `intermediate` is the width of one expert, and a router of `experts` rows stands before them.
 
     `gated_mlp`: three MLP matrices (SwiGLU) or two (OPT). `biases`: None, "qkv" (Qwen2) or "all"
     (OPT). `qk_norm`: a norm over each head of q and k (Qwen3). `learned_positions`: rows of a
@@ -54,9 +57,13 @@ class ModelSpec:
     biases: str | None = Field(default=None, pattern="^(qkv|all)$")
     qk_norm: bool = False
     learned_positions: int = Field(default=0, ge=0)
+    experts: int = Field(default=0, ge=0)
+    experts_per_token: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _heads_divide(self):
+        if self.experts_per_token > self.experts or bool(self.experts) != bool(self.experts_per_token):
+            raise ValueError(f"{self.experts_per_token} of {self.experts} experts a token cannot be")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.heads} attention heads are not a multiple of {self.kv_heads} KV heads"
@@ -65,10 +72,19 @@ class ModelSpec:
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Parameters of one layer's matrices: what a token is multiplied with, attention scores
-        left out."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
+        """Parameters of one layer's matrices, all experts; attention scores left out."""
+        return self.attention_parameters + max(self.experts, 1) * self.mlp_parameters
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer's projections, and of its router where there are experts."""
+        projections = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return projections + self.experts * self.hidden
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Of one MLP or expert."""
+        return (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
 
     @property
     def matrix_parameters(self) -> int:
@@ -133,20 +149,27 @@ class ModelSpec:
         """From a Hugging Face config.json (a path or its dict); ProfileError names a missing or
         unfit field.
 
-        Mixture-of-experts and state-space models are refused: their cost per token is not this
-        spec's.
+        Of mixtures of experts, those whose layers are all routed experts are known (Mixtral, Qwen3-MoE);
+        others (shared experts, some dense layers) and state-space models are refused: their cost
+        per token is not this spec's.
         """
         where = "config.json"
         if not isinstance(config, dict):
             where, config = str(config), read_json(Path(config))
         kind = str(config.get("model_type", ""))
-        if config.get("num_experts") or config.get("num_local_experts"):
-            raise ProfileError(f"{where}: {kind or 'model'} is a mixture of experts; not supported")
+        experts = config.get("num_experts") or config.get("num_local_experts") or 0
+        if experts and kind not in ("mixtral", "qwen3_moe"):
+            raise ProfileError(
+                f"{where}: {kind or 'model'} is a mixture of experts of a kind that is not supported;"
+                " mixtral and qwen3_moe are"
+            )
         known = {
             "layers": "num_hidden_layers",
             "hidden": "hidden_size",
             "heads": "num_attention_heads",
-            "intermediate": "ffn_dim" if kind == "opt" else "intermediate_size",
+            "intermediate": {"opt": "ffn_dim", "qwen3_moe": "moe_intermediate_size"}.get(
+                kind, "intermediate_size"
+            ),
             "vocab": "vocab_size",
             "max_positions": "max_position_embeddings",
         }
@@ -171,7 +194,9 @@ class ModelSpec:
                 dtype_bytes=sizes[dtype],
                 gated_mlp=kind != "opt",
                 biases=biases,
-                qk_norm=kind == "qwen3",
+                qk_norm=kind in ("qwen3", "qwen3_moe"),
+                experts=experts,
+                experts_per_token=(config.get("num_experts_per_tok") or 0) if experts else 0,
                 # OPT's table has two rows before position 0.
                 learned_positions=fields["max_positions"] + 2 if kind == "opt" else 0,
                 **fields,

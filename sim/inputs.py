@@ -113,7 +113,7 @@ def resolve_hardware(config: SimulationConfig) -> Hardware:
         max_model_len=min(profile.max_model_len, num_blocks * config.block_tokens),
         kv_bytes_per_token=int(profile.kv_bytes_per_token),
     )
-    return Hardware(profile, profile.model(), limits, num_blocks, host_blocks, config.block_tokens)
+    return Hardware(profile, profile.model(limits.max_num_seqs), limits, num_blocks, host_blocks, config.block_tokens)
 
 
 def resolve_workload(config: SimulationConfig, hardware: Hardware, progress=None) -> tuple[Workload, list[str]]:

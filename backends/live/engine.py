@@ -223,9 +223,8 @@ class VllmEngine:
         longest = min(self.settings.max_step_tokens, self.settings.max_model_len - 1)
         counts = [longest] if torch.cuda.is_available() else range(1, min(longest, _WARM_TOKENS) + 1)
         for tokens in counts:
-            self.submit("warm-up", [1] * tokens, 2)
+            self.submit("warm-up", [1] * tokens, 1)
             self.step(PlannedStep({"warm-up": tokens}))
-            self.step(PlannedStep({"warm-up": 1}))
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; no request may be running."""

@@ -16,7 +16,8 @@ from twinserve.profiles.profile import (
     load_profile,
     save_profile,
 )
-from twinserve.profiles.shipped import SHIPPED, shipped_profile, write_shipped
+from twinserve.profiles import shipped_operators
+from twinserve.profiles.shipped import REPLACED, SHIPPED, shipped_profile, write_shipped
 from twinserve.profiles.specs import ModelSpec, ProfileError
 from twinserve.profiles.table import TableModel
 
@@ -37,6 +38,8 @@ PARAMETERS = {
     "qwen3-8b": 8.19,
     "qwen3-14b": 14.77,
     "qwen3-32b": 32.76,
+    "qwen3-30b-a3b": 30.53,
+    "mixtral-8x7b": 46.7,
     "yi-34b-200k": 34.39,
     "opt-13b": 12.85,
     "opt-30b": 29.97,
@@ -99,6 +102,32 @@ def test_a_config_json_gives_the_catalogued_spec(tmp_path):
         torch_dtype="float16",
     )
     assert ModelSpec.from_config(opt, "opt-13b") == find_model("opt-13b")
+    mixtral = _config(
+        model_type="mixtral",
+        hidden_size=4096,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        intermediate_size=14336,
+        vocab_size=32000,
+        max_position_embeddings=32768,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
+    assert ModelSpec.from_config(mixtral, "mixtral-8x7b") == find_model("mixtral-8x7b")
+    qwen3_moe = _config(
+        model_type="qwen3_moe",
+        hidden_size=2048,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        vocab_size=151936,
+        max_position_embeddings=262144,
+        num_experts=128,
+        num_experts_per_tok=8,
+    )
+    assert ModelSpec.from_config(qwen3_moe, "qwen3-30b-a3b") == find_model("qwen3-30b-a3b")
 
 
 @pytest.mark.parametrize(
@@ -117,16 +146,22 @@ def test_a_bad_config_is_one_clear_line(changes, words):
     assert "\n" not in str(raised.value)
 
 
-def test_shipped_files_are_what_the_code_computes(tmp_path):
-    assert len(list_profiles()) == len(SHIPPED)
-    for key in SHIPPED:
+def test_shipped_roofline_files_are_what_the_code_computes(tmp_path):
+    keys = [key for key in SHIPPED if key not in REPLACED]
+    for key in keys:
         computed = shipped_profile(*key)
         assert computed.name in list_profiles()
         assert load_profile(computed.name) == computed
     paths = write_shipped(tmp_path)
-    assert len(paths) == len(SHIPPED) and load_profile(paths[0]) == shipped_profile(
-        *next(iter(SHIPPED))
-    )
+    assert len(paths) == len(keys) and load_profile(paths[0]) == shipped_profile(*keys[0])
+
+
+def test_every_name_has_one_file():
+    rooflines = [shipped_profile(*key).name for key in SHIPPED if key not in REPLACED]
+    assert sorted(rooflines + shipped_operators.names()) == list_profiles()
+    for key in SHIPPED:  # what was a name once stays one
+        assert shipped_profile(*key).name in list_profiles()
+    assert {load_profile(name).step_model.form for name in shipped_operators.names()} == {"operators"}
 
 
 @pytest.mark.parametrize("name", list_profiles())
@@ -139,7 +174,7 @@ def test_every_shipped_profile_is_whole(name):
     seconds = profile.model().step_seconds(decode_work(8, 500))
     assert 0.001 < seconds < 0.2
     assert "\n" not in profile.describe() and name in profile.describe()
-    weights = profile.llm.weight_bytes / profile.tp
+    weights = profile.llm.weight_bytes / (2 if name.endswith("/ep2") else profile.tp)
     pool = profile.num_gpu_blocks * profile.block_bytes / profile.tp
     assert weights + pool < profile.gpu.memory_bytes
 
@@ -150,6 +185,8 @@ def test_names():
     assert load_profile("llama-3.1-8b@a100-40g-pcie").gpu.nvlink_bytes_per_s is None
     assert load_profile("qwen3-8b@l40s:tp2").tp == 2  # not shipped: derived
     assert "qwen3-8b@l40s:tp2" not in list_profiles()
+    assert load_profile("Llama-3.1-8B@H100/operators").step_model.form == "operators"
+    assert load_profile("llama-3.1-8b@h100").step_model.form == "roofline"
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -170,6 +207,7 @@ def test_any_degree_can_be_derived(tp):
         ("llama-3.1-70b@h100", "use tp=2"),
         ("llama-2-70b@v100-16g", "no tp up to 8"),
         ("llama-3.1-8b@h100:tp3", "tp=3"),
+        ("qwen3-8b@l40s/operators", "no shipped profile 'qwen3-8b@l40s/operators'; nearest: llama-3.1-8b@l40s/operators"),
         ("nowhere/profile.json", "nowhere/profile.json: cannot be read"),
     ],
 )
@@ -194,6 +232,7 @@ def _forms():
         "bros": BrosLinearModel.fit(truth),
         "echo": EchoModel.fit(truth),
         "table": TableModel.fit(works, [truth.step_seconds(w) for w in works]),
+        "operators": load_profile("llama-3.1-8b@l40s/operators").step_model,
     }
 
 

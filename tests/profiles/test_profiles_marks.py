@@ -22,7 +22,7 @@ from twinserve.profiles.calibration import (
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPPER, find_efficiency
-from twinserve.profiles.profile import derive_profile, load_profile
+from twinserve.profiles.profile import ProfileName, derive_profile
 from twinserve.profiles.specs import ProfileError
 
 MARKS = [  # profile, requests, context, ms
@@ -46,16 +46,22 @@ MARKS = [  # profile, requests, context, ms
 ]
 
 
+def roofline(name):
+    """The roofline profile of this name, whatever form its file has."""
+    parts = ProfileName.parse(name)
+    return derive_profile(parts.model, parts.gpu, parts.tp)
+
+
 @pytest.mark.parametrize(("name", "requests", "context", "ms"), MARKS)
 def test_decode_steps_lie_within_ten_percent_of_measured_ones(name, requests, context, ms):
-    ours = load_profile(name).model().step_seconds(decode_work(requests, context)) * 1e3
+    ours = roofline(name).model().step_seconds(decode_work(requests, context)) * 1e3
     assert ours == pytest.approx(ms, rel=0.10)
 
 
 def test_the_quoted_family_errors_are_those_of_the_marks():
     errors: dict[str, list[float]] = {}
     for name, requests, context, ms in MARKS:
-        profile = load_profile(name)
+        profile = roofline(name)
         ours = profile.model().step_seconds(decode_work(requests, context)) * 1e3
         errors.setdefault(profile.gpu.family, []).append(abs(ours / ms - 1))
     assert errors.keys() == FAMILY_FIT_ERROR.keys()
@@ -65,7 +71,7 @@ def test_the_quoted_family_errors_are_those_of_the_marks():
 
 def test_one_set_of_constants_serves_all_models_of_a_family():
     for name, *_ in MARKS:
-        profile = load_profile(name)
+        profile = roofline(name)
         assert profile.step_model.efficiency == FAMILIES[profile.gpu.family]
 
 
@@ -79,7 +85,7 @@ def test_one_set_of_constants_serves_all_models_of_a_family():
     ],
 )
 def test_large_prefills_reach_a_realistic_share_of_peak(name, low, high):
-    profile, tokens = load_profile(name), 8192
+    profile, tokens = roofline(name), 8192
     flops = 2 * profile.llm.matrix_parameters * tokens
     flops += profile.llm.attention_flops_per_pair * tokens**2 / 2
     seconds = profile.model().step_seconds(prefill_work(tokens))
@@ -91,7 +97,7 @@ def test_first_tokens_of_an_unloaded_server_are_bracketed(name):
     """A client saw about 5.7 ms + 2.84 x TPOT on chat prompts (82 stages, 5.6 % MAPE). Ours: the same client share,
     half a step of waiting, and the step with the prompt, for a short (128) and a long (1024 token) prompt of that kind.
     """
-    model = load_profile(name).model()
+    model = roofline(name).model()
     tpot = model.step_seconds(decode_work(8, 700))
 
     def first_token(prompt):
@@ -109,7 +115,7 @@ def test_sampled_engine_steps_on_h100(model, tp, limit):
     steps = _h100_steps()
     steps = steps[steps.model.str.lower().str.contains(model) & (steps.gap_steps == 1)]
     assert len(steps) > 500
-    truth = load_profile(f"{model}@h100:tp{tp}").model()
+    truth = roofline(f"{model}@h100:tp{tp}").model()
     errors = np.array(
         [_predicted_ms(truth, s) / s.step_interval_ms - 1 for s in steps.itertuples()]
     )

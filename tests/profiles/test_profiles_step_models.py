@@ -23,6 +23,8 @@ MODELS = {
     "roofline-h100-8b": H100_8B,
     "roofline-a100-14b-tp2": A100_14B,
     "roofline-l20-70b-tp4-pcie": L20_70B,
+    "operators": load_profile("llama-3.1-8b@rtxpro6000").model(),
+    "operators-tables-of-kernels": load_profile("llama-3.1-8b@h100/operators").model(),
     "bros": BrosLinearModel.fit(A100_14B),
     "echo": EchoModel.fit(A100_14B),
     "echo-constant": EchoModel.fit(A100_14B, decode_constant=True),
