@@ -137,6 +137,7 @@ def _value(text: str):
 
 
 def _locked(run: Path, model: str, options: dict, steps: Path | None, as_json: bool, quiet: bool) -> None:
+    from ..backends.live.prompts import PromptTexts
     from .decisions import FILE, read_log
     from .live import blank_settings, settings_for
     from .replay import replay_locked
@@ -145,7 +146,8 @@ def _locked(run: Path, model: str, options: dict, steps: Path | None, as_json: b
     settings = settings_for(log.run, log.longest, log.step_tokens, blank_settings(**options))
     with RunProgress(shown=not (quiet or as_json)) as progress, live_engine(settings, model) as engine:
         progress.begin("locked replay")
-        found = replay_locked(log, engine, log.run["config"]["seed"], progress.steps)
+        texts = PromptTexts(engine.vocab, engine.settings.block_tokens, log.run["config"]["seed"])
+        found = replay_locked(log, engine, texts, progress.steps)
         version = engine.version
     if steps is not None:
         partial = steps.with_name(f".{steps.name}.partial")

@@ -46,6 +46,7 @@ class LiveRun(Simulation):
     wall  True: requests arrive in wall time, and everything that takes time counts. False: the clock advances by the
           measured time of each step and jumps over idle time.
     logprobs  of so many best tokens for every output, in `answers`
+    texts     token ids of the prompts; by default drawn from the run's seed
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class LiveRun(Simulation):
         report: Report | None = None,
         wall: bool = True,
         logprobs: int | None = None,
+        texts: PromptTexts | None = None,
     ) -> None:
         if inputs.config.replicas != 1:
             raise SettingsError("--replicas: one live engine is one replica; drop it")
@@ -63,6 +65,7 @@ class LiveRun(Simulation):
         self.wall = wall
         self.answers = []
         self._best = logprobs
+        self._texts = texts or PromptTexts(engine.vocab, inputs.hardware.block_tokens, inputs.config.seed)
         super().__init__(inputs, spec, report)
 
     @property
@@ -75,8 +78,7 @@ class LiveRun(Simulation):
     def _backend(self, requests: RequestTable) -> LiveBackend:
         twin = super()._backend(requests)
         twin.fast = False
-        texts = PromptTexts(self.live.vocab, self.inputs.hardware.block_tokens, self.inputs.config.seed)
-        backend = LiveBackend(requests, self.live, twin, texts, self.clock.wall_s if self.wall else None)
+        backend = LiveBackend(requests, self.live, twin, self._texts, self.clock.wall_s if self.wall else None)
         backend.on_answer = self.answers.append
         if self._best is not None:
             backend.record_logprobs(self._best)

@@ -56,9 +56,11 @@ class LockedReplay:
         }
 
 
-def replay_locked(log: DecisionLog, engine: VllmEngine, seed: int = 0, report=None, logprobs: int | None = None) -> LockedReplay:
-    """Execute `log` on `engine`. report(done, total) is called now and then."""
-    texts = PromptTexts(engine.vocab, engine.settings.block_tokens, seed)
+def replay_locked(
+    log: DecisionLog, engine: VllmEngine, texts: PromptTexts | None = None, report=None, logprobs: int | None = None
+) -> LockedReplay:
+    """Execute `log` on `engine`. texts: token ids of the prompts; report(done, total) is called now and then."""
+    texts = texts or PromptTexts(engine.vocab, engine.settings.block_tokens)
     order = sorted(range(len(log.requests)), key=lambda row: (log.requests[row].arrival_s, row))
     names = [request.id for request in log.requests]
     due = 0

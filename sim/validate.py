@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ..backends.live.engine import VllmEngine
+from ..backends.live.prompts import PromptTexts
 from ..policies.registry import PolicySpec
 from .decisions import parse_log
 from .inputs import Inputs
@@ -89,17 +90,17 @@ def validate_policy(
     say: Callable[[str], None] = lambda text: None,
 ) -> Validation:
     """Simulate, lock, repeat. The engine must have the sizes of `live_settings` for this policy, and no requests."""
-    seed = inputs.config.seed
+    texts = PromptTexts(engine.vocab, engine.settings.block_tokens, inputs.config.seed)
     simulated = run_policy(inputs, spec, decisions=True)
     log = parse_log(simulated.decisions)
     say(f"{spec.label}: locked replay of {len(log.steps):,} steps")
     _forget(engine)
-    locked = replay_locked(log, engine, seed)
+    locked = replay_locked(log, engine, texts)
     live, drift = [], 0
     for number in range(repeats):
         say(f"{spec.label}: live run {number + 1} of {repeats}")
         _forget(engine)
-        run = LiveRun(inputs, spec, engine, wall=wall)
+        run = LiveRun(inputs, spec, engine, wall=wall, texts=texts)
         result = run_simulation(run)
         result.config["live"] = run.described()
         drift += engine.scheduler.drift
