@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...policies.plan import Preemption
+
+if TYPE_CHECKING:
+    from .physical_layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +19,14 @@ class PlannedStep:
     hits        {request id: prefix tokens} of those admitted
     preempted   (request id, kind), in order
     swapped_in  request ids whose KV comes back from the host
+    layout      where all KV lies and what moves, for an engine with a physical layout; None: vLLM lays it out
     """
 
     grants: dict[str, int] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
     preempted: tuple[tuple[str, Preemption], ...] = ()
     swapped_in: tuple[str, ...] = ()
+    layout: Layout | None = None
 
 
 @dataclass(slots=True)
@@ -47,6 +53,9 @@ class ScheduledStep:
                 f"{name}: {planned.grants.get(name, 0)} tokens planned, {self.grants.get(name, 0)} scheduled"
                 f" ({len(names)} requests differ)"
             )
+        for name in self.hits:
+            if name not in planned.hits and name not in planned.swapped_in:
+                return f"{name}: holds no memory, and was planned as if it did"
         for name, hit in planned.hits.items():
             if self.hits.get(name) != hit:
                 return f"{name}: {hit} prefix tokens planned, {self.hits.get(name)} found"

@@ -1,0 +1,146 @@
+"""`vllm serve` with our scheduler, in processes of its own, over HTTP: attributes, bad ones, hang-ups, and `vllm bench
+serve` past saturation."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from .serve_http import Server, write_served_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.live]
+
+ARGUMENTS = ["--max-model-len", "512", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"]
+POLICIES = {
+    "bros": {"policy": "bros:chunk=64", "profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2},
+    "vllm": {"policy": "vllm"},
+    "unserved": {"policy": "bros"},  # step times of what?
+}
+
+
+@pytest.fixture(scope="module")
+def servers(vllm, tmp_path_factory) -> Iterator[dict[str, Server]]:
+    """All are started at once: that is what takes time."""
+    folder = tmp_path_factory.mktemp("served")
+    model = write_served_model(folder / "model")
+    started = {}
+    try:
+        for name, options in POLICIES.items():
+            own = folder / name
+            own.mkdir()
+            given = {**options, "strict": True, "stats_path": str(own / "stats.json")}
+            blocks = 49 if name == "vllm" else 129  # vLLM's null block counted; 48 are half of what 16 seats could fill
+            started[name] = Server(own, model, given, [*ARGUMENTS, "--num-gpu-blocks-override", str(blocks)])
+        for name in ("bros", "vllm"):
+            started[name].wait()
+        started["unserved"].process.wait(60)
+        yield started
+    finally:
+        for server in started.values():
+            server.stop()
+
+
+def stats(server: Server, ended: int) -> dict:
+    """The server's file, once it counts `ended` requests."""
+    path = Path(server.log.parent) / "stats.json"
+    for _ in range(100):
+        found = json.loads(path.read_text()) if path.exists() else {}
+        if found and found["finished"] + found["aborted"] + found["refused"] >= ended:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"the server counts other requests: {found}")
+
+
+def test_attributes_reach_the_policy_and_bad_ones_the_client(servers):
+    server = servers["bros"]
+    for attributes in (
+        {"class": "rt", "slo_ttft_s": 0.3, "app": "agent", "stage": 1},
+        {"class": "be", "priority": 2},
+        None,
+    ):
+        status, answer = server.complete("w1 w2 w3", vllm_xargs=attributes)
+        assert status == 200, answer
+        assert answer["usage"]["completion_tokens"] == 8
+    for attributes, said in (
+        ({"class": "gold"}, "vllm_xargs.class"),
+        ({"slo_ttft_s": -1}, "slo_ttft_s"),
+        ({"clas": "be"}, "'class'"),
+    ):
+        status, answer = server.complete("w1 w2 w3", vllm_xargs=attributes)
+        assert status == 400
+        assert said in answer["error"]["message"]
+        assert "\n" not in answer["error"]["message"]
+    counted = stats(server, 3)
+    assert (counted["arrived"], counted["finished"], counted["refused"]) == (3, 3, 0)
+
+
+def test_hanging_up_over_http(servers):
+    server = servers["bros"]
+    before = stats(server, 0)
+    with ThreadPoolExecutor(24) as pool:
+        leaving = [pool.submit(server.leave_early, [5 + i] * 300, 200, 0.2 + 0.02 * i) for i in range(4)]
+        staying = [pool.submit(server.complete, [7 + i] * 150, max_tokens=30) for i in range(20)]
+        assert [answer.result()[0] for answer in staying] == [200] * 20
+        for one in leaving:
+            one.result()
+    counted = stats(server, before["arrived"] + 24)
+    assert counted["aborted"] > 0
+    assert counted["finished"] >= before["finished"] + 20
+    assert (counted["drift"], counted["restarts"]) == (0, 0)
+
+
+def test_the_benchmark_past_saturation(servers):
+    server = servers["bros"]
+    before = stats(server, 0)["arrived"]
+    result = server.bench(
+        "--num-prompts",
+        "80",
+        "--random-input-len",
+        "150",
+        "--random-output-len",
+        "40",
+        "--request-rate",
+        "inf",
+        "--num-warmups",
+        "0",
+    )
+    assert (result["completed"], result.get("failed", 0)) == (80, 0)
+    counted = stats(server, before + 80)
+    assert (counted["drift"], counted["restarts"]) == (0, 0), counted["first_drift"]
+    assert counted["preempted"] > 0
+    assert 0 < counted["decision_mean_s"] <= counted["decision_p99_s"]
+
+
+def test_policy_vllm_on_the_engines_own_pool(servers):
+    """48 blocks and its prefix cache, to the block: anything else would be drift, and stop the strict server."""
+    server = servers["vllm"]
+    shared = [3 + i % 400 for i in range(96)]
+
+    def turn(i: int) -> list[int]:
+        status, answer = server.complete([*shared[: 32 * (i % 4)], *[20 + i] * (90 + i)], max_tokens=60, logprobs=0)
+        assert status == 200, answer
+        return status
+
+    with ThreadPoolExecutor(40) as pool:
+        assert list(pool.map(turn, range(60))) == [200] * 60
+    counted = stats(server, 60)
+    assert (counted["num_blocks"], counted["engine_blocks"], counted["prefix_caching"]) == (48, 48, True)
+    assert (counted["drift"], counted["restarts"], counted["finished"]) == (0, 0, 60), counted["first_drift"]
+    assert counted["preempted"] > 0
+    assert counted["hit_tokens"] > 0
+
+
+def test_the_log_names_the_policy(servers):
+    assert "policy bros:chunk=64 on the bidirectional ledger: 56 of 128 KV blocks" in servers["bros"].said()
+
+
+def test_a_server_that_cannot_be_does_not_start(servers):
+    server = servers["unserved"]
+    assert server.process.poll() not in (None, 0)
+    (line,) = [line for line in server.said().splitlines() if 'say whose with "profile"' in line]
+    assert "ERROR" in line

@@ -1,0 +1,174 @@
+"""What an operator and a client can say to a steered server, and what they are told when it makes no sense."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+import pytest
+from twinserve.backends.live.serving_attributes import BadAttributeError, CheckAttributes, read_attributes
+from twinserve.backends.live.serving_options import EngineFacts, build_core, read_options
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.policies.requests import RequestClass
+
+FACTS = EngineFacts(
+    num_blocks=128,
+    block_tokens=32,
+    max_num_seqs=16,
+    max_step_tokens=256,
+    max_model_len=512,
+    kv_bytes_per_token=1024,
+    prefix_caching=True,
+)
+BROS = {"policy": "bros:chunk=64", "profile": "llama-3.1-8b@h100"}
+
+
+def core_of(facts: EngineFacts = FACTS, **given):
+    return build_core(read_options(given), facts)
+
+
+def test_policy_vllm_has_the_engines_pool_and_prefix_cache():
+    core = core_of(policy="vllm")
+    assert (core.ledger.num_blocks, core.ledger.prefix_caching) == (128, True)
+    limits = core.policy.limits
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) == (16, 256, 512)
+
+
+def test_other_policies_leave_the_engine_room():
+    core = core_of(**BROS, max_num_batched_tokens=100)
+    assert (core.policy.name, core.ledger.name, core.ledger.num_blocks) == ("bros", "bidirectional", 56)
+    assert core.ledger.host_blocks == 0
+    assert core.policy.limits.max_num_batched_tokens == 100
+    assert core.policy.estimator is not None
+    assert core_of(**BROS, num_blocks=20).ledger.num_blocks == 20
+    assert core_of(policy="round-robin:kv=paged", prefix_caching=True).ledger.prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "name a policy"),
+        ({"policy": "brs"}, "did you mean 'bros'"),
+        ({"policy": "bros:chunck=3"}, "did you mean 'chunk'"),
+        ({"polcy": "bros"}, "did you mean 'policy'"),
+        ({"policy": "bros"}, '"profile"'),
+        ({"policy": "bros", "profile": "no-such"}, "no-such"),
+        ({**BROS, "num_blocks": 0}, "num_blocks=0"),
+        ({**BROS, "num_blocks": 57}, "at most 56"),
+        ({**BROS, "num_blocks": 10}, "--max-model-len 512"),
+        ({**BROS, "kv": "pagd"}, "'pagd'"),
+        ({**BROS, "kv": "paged", "policy": "bros:kv=bidirectional"}, "give one of them"),
+        ({**BROS, "host_blocks": 8}, "TwinserveConnector"),
+        ({**BROS, "prefix_caching": True}, "kv=paged"),
+        ({**BROS, "max_num_batched_tokens": 512}, "--max-num-batched-tokens"),
+        ({**BROS, "estimator": "psychic"}, "psychic"),
+        ({**BROS, "stats_path": "/no/such/folder/stats.json"}, "no such folder"),
+        ({**BROS, "slo_ttft_s": -1}, "slo_ttft_s"),
+        ({"policy": "vllm", "num_blocks": 64}, "--num-gpu-blocks-override"),
+        ({"policy": "vllm", "prefix_caching": False}, "--no-enable-prefix-caching"),
+        ({"policy": "vllm-v0:max_num_batched_tokens=64"}, "--max-model-len lower"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(given, said):
+    with pytest.raises(LiveEngineError) as error:
+        core_of(**given)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_keys_that_vllm_puts_there_are_its_own():
+    assert read_options({"policy": "vllm", "gdn_prefill_backend": "triton"}).policy == "vllm"
+
+
+# -- attributes ----------------------------------------------------------------------------------------------------
+def test_attributes_are_read():
+    read = read_attributes(
+        {
+            "class": "be",
+            "priority": -3,
+            "slo_ttft_s": 1,
+            "slo_tpot_s": 0.2,
+            "app": "agent",
+            "stage": 2,
+            "top_n_sigma": 1.0,
+        }
+    )
+    assert (read.klass, read.priority, read.slo_ttft_s, read.slo_tpot_s) == (RequestClass.BEST_EFFORT, -3, 1.0, 0.2)
+    assert (read.app, read.stage) == ("agent", 2)
+    plain = read_attributes(None)
+    assert (plain.klass, plain.priority, plain.app) == (RequestClass.REAL_TIME, None, None)
+    assert math.isnan(plain.slo_ttft_s)
+
+
+BAD = [
+    {"class": "realtime"},
+    {"class": 1},
+    {"class": ["rt"]},
+    {"clas": "rt"},
+    {"slo_ttft": 0.4},
+    {"slo_ttft_s": 0},
+    {"slo_ttft_s": "0.4"},
+    {"slo_tpot_s": True},
+    {"slo_tpot_s": math.inf},
+    {"slo_tpot_s": math.nan},
+    {"slo_tpot_s": 10**400},
+    {"priority": 1.5},
+    {"priority": 2**63},
+    {"app": ""},
+    {"app": "x" * 300},
+    {"stage": 1},
+    {"app": "a", "stage": -1},
+]
+
+
+@pytest.mark.parametrize("given", BAD, ids=str)
+def test_bad_attributes_are_named(given):
+    with pytest.raises(BadAttributeError) as error:
+        read_attributes(given)
+    assert next(iter(set(given) - {"app"} or given)) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def ask(body: bytes, method: str = "POST", pieces: int = 1) -> tuple[int, bytes]:
+    """The answer of the middleware in front of an application that returns what it was sent."""
+
+    async def application(scope, receive, send):
+        seen = b""
+        while True:
+            message = await receive()
+            seen += message["body"]
+            if not message.get("more_body"):
+                break
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": seen})
+
+    size = -(-len(body) // pieces) or 1
+    parts = [body[i : i + size] for i in range(0, len(body), size)] or [b""]
+    inbox = [{"type": "http.request", "body": part, "more_body": i + 1 < len(parts)} for i, part in enumerate(parts)]
+    outbox = []
+
+    async def receive():
+        return inbox.pop(0)
+
+    async def send(message):
+        outbox.append(message)
+
+    asyncio.run(CheckAttributes(application)({"type": "http", "method": method}, receive, send))
+    return outbox[0]["status"], outbox[1]["body"]
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_the_middleware_passes_on_what_it_read(pieces):
+    body = json.dumps({"prompt": "w1", "vllm_xargs": {"class": "rt", "slo_ttft_s": 0.5}}).encode()
+    assert ask(body, pieces=pieces) == (200, body)
+    for other in (b"", b"{not json, with vllm_xargs", b'["vllm_xargs"]', b'{"prompt": "vllm_xargs"}'):
+        assert ask(other, pieces=pieces) == (200, other)
+
+
+@pytest.mark.parametrize("given", [*BAD[:2], "rt", [1]], ids=str)
+def test_the_middleware_answers_400_with_one_line(given):
+    status, answer = ask(json.dumps({"vllm_xargs": given}).encode(), pieces=2)
+    error = json.loads(answer)["error"]
+    assert (status, error["code"], error["param"]) == (400, 400, "vllm_xargs")
+    assert "\n" not in error["message"]
