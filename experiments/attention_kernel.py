@@ -293,10 +293,12 @@ def tune(report: Report, sizes: Sizes, block: int, device, dtype) -> None:
     shape = sizes.shapes[0]
     prompt = min(8192, sizes.prefill[-1])
     context, width = sizes.contexts[-1], sizes.batches[len(sizes.batches) // 2]
+    prefill = Case("prefill", shape, (prompt,), (prompt,))
+    decode = Case("decode", shape, (context,) * width, (1,) * width)
     grids = {
-        "prefill": (Case("prefill", shape, (prompt,), (prompt,)), PREFILL, ((64, 128), (32, 64, 128), (4, 8), (2, 3))),
-        "decode": (Case("decode", shape, (context,) * width, (1,) * width), DECODE, ((16,), (32, 64, 128), (2, 4, 8), (2, 3, 4))),
-    }  # fmt: skip
+        "prefill": (prefill, PREFILL, ((64, 128), (32, 64, 128), (4, 8), (2, 3))),
+        "decode": (decode, DECODE, ((16,), (32, 64, 128), (2, 4, 8), (2, 3, 4))),
+    }
     for which, (case, start, grid) in grids.items():
         held = Run(case, block, device, dtype)
         for rows, tile, warps, stages in itertools.product(*grid):

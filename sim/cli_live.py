@@ -205,7 +205,9 @@ def locked_lines(found: LockedReplay, run: dict) -> list[tuple[str, str]]:
     return lines
 
 
-def _free(run: Path, model: str, options: dict, wall: bool, out: Path | None, overwrite: bool, as_json: bool, quiet: bool) -> None:
+def _free(
+    run: Path, model: str, options: dict, wall: bool, out: Path | None, overwrite: bool, as_json: bool, quiet: bool
+) -> None:
     from .inputs import resolve
     from .live import LiveRun, blank_settings, live_settings
     from .run import run_simulation

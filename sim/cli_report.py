@@ -10,7 +10,9 @@ from cyclopts import Parameter
 from .results import ResultsError
 
 
-def report(runs: Annotated[list[Path], Parameter(negative="")], *, out: Annotated[Path, Parameter(name=["--out", "-o"])]) -> None:
+def report(
+    runs: Annotated[list[Path], Parameter(negative="")], *, out: Annotated[Path, Parameter(name=["--out", "-o"])]
+) -> None:
     """One self-contained HTML page, with its plots beside it, that compares runs.
 
     Parameters

@@ -123,8 +123,8 @@ class Engine:
             if done > self.clock.now:
                 yield self.clock.at(done, self._steps)
                 return
-            if plan.preempted:
-                return
+            if plan.preempted or self._since_s is not None:
+                return  # memory is free, or the step that the plan was made in has ended: there is a new plan to make
         core = self.core
         if plan is not None and not core.ready_s and core.ledger.free_blocks == core.ledger.num_blocks:
             raise NoProgressError(self._diagnosis())
@@ -173,7 +173,7 @@ class Engine:
         steps = len(executed.outcome.ends_s)
         if steps > 1:
             self.backend.cut(executed, steps - 1)
-            return replace(plan, valid_for=0)
+            return StepPlan(plan.rows, plan.tokens)  # what it moves has moved by then
         self._record_plan(step)
         self.core.begin(plan, executed.outcome)
         ahead = self._plan()

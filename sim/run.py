@@ -15,8 +15,7 @@ from ..backends.pcie import PcieLink
 from ..backends.simulated import SimulatedBackend
 from ..policies.base import Policy
 from ..policies.kv.base import KvLedger
-from ..policies.kv.paged import PagedLedger
-from ..policies.kv.paged_async import AsyncPagedLedger
+from ..policies.kv.paged_async import for_asynchronous
 from ..policies.registry import PolicySpec, ledger_class
 from ..policies.requests import RequestTable
 from .clock import Clock
@@ -190,8 +189,8 @@ class Simulation:
             }
         elif config.prefix_caching and caching:
             raise SettingsError(f"--prefix-caching: the {kv} ledger of policy {self.spec.label} has none; add kv=paged to it")
-        if config.async_scheduling and kind is PagedLedger:
-            kind = AsyncPagedLedger
+        if config.async_scheduling:
+            kind = for_asynchronous(kind)
         return kind(requests, hardware.num_blocks, hardware.block_tokens, hardware.host_blocks, **options)
 
     def rows(self) -> RunRows:

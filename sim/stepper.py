@@ -15,7 +15,7 @@ from .core import EngineCore
 
 @dataclass(frozen=True)
 class SteppedPlan:
-    """What one step decided: ids in order, tokens; free blocks after it; ids that ended with it."""
+    """What one step decided: ids in order, tokens; free blocks after it; ids that ended with it; how many wait then."""
 
     scheduled: dict[str, int]
     preempted: list[str]
@@ -32,9 +32,7 @@ class Stepper:
                   rows that it lists as finished are those of the step before
     """
 
-    def __init__(
-        self, requests: RequestTable, policy: Policy, ledger: KvLedger, asynchronous: bool = False
-    ) -> None:
+    def __init__(self, requests: RequestTable, policy: Policy, ledger: KvLedger, asynchronous: bool = False) -> None:
         self.core = EngineCore(requests, policy, ledger, asynchronous)
         self.requests = requests
         self._outputs: list[int] = []
@@ -48,10 +46,9 @@ class Stepper:
         return row
 
     def step(self) -> SteppedPlan:
-        requests, ids = self.requests, self.requests.ids
+        ids = self.requests.ids
         plan = self.core.plan(float(self._steps))
         free = self.core.ledger.free_blocks
-        waiting = self.core.waiting
         finished = self._execute(plan)
         return SteppedPlan(
             plan.named(ids),
@@ -59,9 +56,8 @@ class Stepper:
             {ids[row]: hit for row, hit in plan.admitted},
             free,
             [ids[row] for row in finished],
-            waiting,
+            self.core.waiting,
         )
-
 
     def _execute(self, plan: StepPlan) -> list[int]:
         """The rows that ended, by what this call books: the plan's own outcome, or that of the plan before."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
 from .cli_simulate import folder

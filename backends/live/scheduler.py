@@ -56,7 +56,8 @@ class Steering:
         running = [self.requests[i] for i in planned.grants if self.requests[i].status == RequestStatus.RUNNING]
         waiting = [self.requests[i] for i in planned.grants if self.requests[i].status != RequestStatus.RUNNING]
         paused = [r for r in self.running if r.request_id not in planned.grants]
-        unseen = [r for queue in (getattr(self, self._second), self.waiting) for r in queue if r.request_id not in planned.grants]
+        queues = (getattr(self, self._second), self.waiting)
+        unseen = [r for queue in queues for r in queue if r.request_id not in planned.grants]
         self.running, self.waiting = running, self._queue(waiting)
         setattr(self, self._second, self._queue([]))
         self._steered, self._unplanned = planned, []

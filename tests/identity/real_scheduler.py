@@ -3,7 +3,8 @@
 Nothing of vLLM's scheduling code is replaced: `schedule()` and `update_from_output()` run as
 shipped, and the "model" is a sampled token for each request whose tokens are all computed. What we
 add only watches: wrappers around four methods note victims, evictions, duplicates and who asked for
-memory, then call through.
+memory, then call through. With asynchronous scheduling two batches are under way at most, and the
+order of calls is that of vLLM's engine core (`step_with_batch_queue`).
 
 One function may be replaced: the block hash. With `hashing="content"` (default, fast) a block's
 hash is its content id, since ids already identify whole prefixes; with `hashing="vllm"` token ids
@@ -14,6 +15,7 @@ both lead to the same decisions.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,6 +83,9 @@ class Counters:
     hit_tokens: int = 0  # found by new requests
     resumed_hit_tokens: int = 0  # found by preempted requests on their return
     duplicates: int = 0  # blocks cached under a hash that another block already had
+    in_flight_preemptions: int = 0  # victims with a token on its way; of these ...
+    ended_victims: int = 0  # ... it was the last token: they ended while they waited
+    held_back: int = 0  # times a request of the batch was left out, its last token on its way
 
 
 class RealScheduler:
@@ -101,7 +106,8 @@ class RealScheduler:
         if mutation is not None:
             mutation.apply(self.scheduler)
         self._submitted = 0
-        self._output_base: dict[str, int] = {}
+        self._queue: deque = deque()  # batches under way, the oldest on the right
+        self._next_output: dict[str, int] = {}
         self._returning: set[str] = set()  # preempted once or more, not ended
         self._batch: list[str] = []
         self._victims: list[str] = []
@@ -124,6 +130,7 @@ class RealScheduler:
                 self.counters.granted_victims += order.index(victim) < order.index(self._asking)
             order.remove(victim)
             self._victims.append(victim)
+            self.counters.in_flight_preemptions += request.num_output_placeholders
             return preempt(request, *args, **kwargs)
 
         def note_allocate(request, *args, **kwargs):
@@ -173,7 +180,7 @@ class RealScheduler:
         else:
             tokens = [0] * prompt_tokens  # never read: only their number matters to the scheduler
             hasher = content_hasher(prefix, prompt_tokens, block_tokens, number)
-        self._output_base[request_id] = OUTPUT_BASE + number * OUTPUT_STRIDE
+        self._next_output[request_id] = OUTPUT_BASE + number * OUTPUT_STRIDE
         self.scheduler.add_request(
             Request(
                 request_id=request_id,
@@ -187,9 +194,7 @@ class RealScheduler:
         )
 
     def step(self) -> Observed:
-        """One schedule, one fake forward pass, one update."""
-        from vllm.v1.outputs import ModelRunnerOutput
-
+        """One schedule, one fake forward pass, one update: of this batch, or of the one before it."""
         scheduler = self.scheduler
         before = [request.request_id for request in scheduler.running]
         self._batch, self._victims = list(before), []
@@ -198,34 +203,12 @@ class RealScheduler:
         free_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         hits = self._admitted(len(before) - len(self._victims), scheduled)
 
-        sampled = []
-        for request_id in scheduled:
-            request = scheduler.requests[request_id]
-            whole = request.num_computed_tokens >= request.num_tokens
-            self.counters.partial_chunks += not whole
-            sampled.append(
-                [self._output_base[request_id] + request.num_output_tokens] if whole else []
-            )
-        ids = list(scheduled)
-        outputs = scheduler.update_from_output(
-            plan,
-            ModelRunnerOutput(
-                req_ids=ids,
-                req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
-                sampled_token_ids=sampled,
-            ),
-        )
-        finished = tuple(
-            output.request_id
-            for client in outputs.values()
-            for output in client.outputs
-            if output.finish_reason is not None
-        )
         self.counters.preemptions += len(self._victims)
         self._returning.update(self._victims)
+        finished = self._execute(plan)
         self._returning.difference_update(finished)
         for request_id in finished:
-            del self._output_base[request_id]
+            del self._next_output[request_id]
         return Observed(
             scheduled=scheduled,
             preempted=tuple(self._victims),
@@ -234,6 +217,48 @@ class RealScheduler:
             finished=finished,
             running=tuple(request.request_id for request in scheduler.running),
             waiting=len(scheduler.waiting),
+        )
+
+    def _execute(self, plan) -> tuple[str, ...]:
+        """Put the batch in the queue and, if that is full then, take in the oldest one's output."""
+        scheduler = self.scheduler
+        self._queue.appendleft((plan, self._sampled(plan)))
+        if self.settings.async_scheduling:
+            self.counters.held_back += sum(
+                request.request_id not in plan.num_scheduled_tokens
+                and request.num_output_placeholders > 0
+                and request.num_output_tokens + 1 == request.max_tokens
+                for request in scheduler.running
+            )
+            if len(self._queue) < 2 and (plan.num_scheduled_tokens or scheduler.has_requests()):
+                return ()
+        outputs = scheduler.update_from_output(*self._queue.pop())
+        finished = tuple(
+            output.request_id
+            for client in outputs.values()
+            for output in client.outputs
+            if output.finish_reason is not None
+        )
+        self.counters.ended_victims += len(set(finished) & set(self._victims))
+        return finished
+
+    def _sampled(self, plan):
+        """What the model will answer: a token for each request whose known text is computed with it."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        ids = list(plan.num_scheduled_tokens)
+        sampled = []
+        for request_id in ids:
+            if self.scheduler.requests[request_id].is_prefill_chunk:
+                self.counters.partial_chunks += 1
+                sampled.append([])
+            else:
+                sampled.append([self._next_output[request_id]])
+                self._next_output[request_id] += 1
+        return ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: i for i, request_id in enumerate(ids)},
+            sampled_token_ids=sampled,
         )
 
     def _admitted(self, kept: int, scheduled: dict[str, int]) -> dict[str, int]:

@@ -13,8 +13,8 @@ import pytest
 from identity.mutations import RULES, MutationMisses
 from identity.our_mutations import OUR_MUTATIONS
 from identity.protocol import EngineSettings
-
 from twinserve.backends.live import tiny_model
+
 from .engine import LiveEngine, Output
 from .replay import first_mismatch
 from .workload import Recording, make_requests, record

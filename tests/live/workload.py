@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from identity.protocol import EngineSettings, Observed
+from twinserve.backends.live.tiny_model import VOCAB
 
 from .engine import LiveEngine, Output
-from twinserve.backends.live.tiny_model import VOCAB
 
 
 @dataclass(frozen=True)

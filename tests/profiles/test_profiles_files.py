@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from twinserve.profiles import shipped_operators
 from twinserve.profiles.bros import BrosLinearModel
 from twinserve.profiles.calibration import decode_work
 from twinserve.profiles.catalog import GPUS, MODELS, find_gpu, find_model
@@ -16,7 +17,6 @@ from twinserve.profiles.profile import (
     load_profile,
     save_profile,
 )
-from twinserve.profiles import shipped_operators
 from twinserve.profiles.shipped import REPLACED, SHIPPED, shipped_profile, write_shipped
 from twinserve.profiles.specs import ModelSpec, ProfileError
 from twinserve.profiles.table import TableModel
