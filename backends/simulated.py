@@ -77,9 +77,8 @@ class SimulatedBackend:
         work = self.composition(plan, emitting)
         emitted = rows if np.count_nonzero(emitting) == len(rows) else rows[emitting]
         left = self._outputs[emitted] - self.requests.output_tokens[emitted]
-        steps = 1
-        if self.fast and plan.valid_for:
-            steps = min(plan.valid_for + 1, *left.tolist())
+        least = min(left.tolist(), default=0)
+        steps = min(plan.valid_for + 1, least) if self.fast and plan.valid_for else 1
         if steps == 1:
             ends = np.array([max(start + self.model.step_seconds(work), beside)])
         else:
@@ -90,7 +89,7 @@ class SimulatedBackend:
             if plan.valid_until_s < ends[-1]:
                 steps = int(ends.searchsorted(plan.valid_until_s)) + 1
                 ends = ends[:steps]
-        finished = emitted[left == steps].tolist()
+        finished = emitted[left == steps].tolist() if steps == least else []
         outcome = StepOutcome(now, ends, emitted, finished)
         return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s)
 

@@ -16,7 +16,8 @@ import numpy as np
 from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
-from .bros_parts import PlanInProgress, Urgent, Victims, empty_batch
+from .bros_parts import EMPTY, PlanInProgress, Urgent, Victims, within_tokens
+from .bros_plain import all_fit, nobody_joins, place_all
 from .deadlines import DeadlineQueue, RowSet
 from .estimators import Batch, BatchEstimator
 from .kv.base import KvLedger
@@ -96,12 +97,14 @@ class BrosPolicy(Policy):
 
     # -- what the algorithm looks at ---------------------------------------------------------------------------
     def _batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
-        computed = requests.computed_tokens[rows]
-        left = requests.known_tokens(rows) - computed
+        computed, emitted = requests.computed_tokens[rows], requests.output_tokens[rows]
+        left = requests.prompt_tokens[rows] + emitted - computed
         new = left if self.options.chunk is None else np.minimum(left, self.options.chunk)
-        prefill = (left > 1) | (requests.output_tokens[rows] == 0)
+        prefill = (left > 1) | (emitted == 0)
         missing = ledger.missing_tokens(rows)
-        return Batch(rows, prefill, new, computed + new, missing * self.limits.kv_bytes_per_token)
+        if np.count_nonzero(missing):
+            missing = missing * self.limits.kv_bytes_per_token
+        return Batch(rows, prefill, new, computed + new, missing)
 
     def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
         """Since when each row waits for its next token or group (seconds), and how long it may (T_SLO)."""
@@ -114,7 +117,7 @@ class BrosPolicy(Policy):
             # The first token is a group of its own. A later group of g tokens has g times as long, of which the tokens
             # of it that are out already have used their share.
             slo = np.where(started, slo * (size - (emitted - 1) % size), slo)
-        return since, np.where(np.isnan(slo), np.inf, slo)
+        return since, np.fmin(slo, np.inf)  # NaN: no objective
 
     def _residual(self, rows: np.ndarray, requests: RequestTable, now: float) -> np.ndarray:
         """T_SLO - t_i - (k_i - 1) T_avg of each row, seconds (line 3)."""
@@ -131,50 +134,30 @@ class BrosPolicy(Policy):
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
         step = PlanInProgress(view, ledger, StepPlan())
-        size = self.batch_size
-        requests = view.requests
-        real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.rows[:size]])
-        best_effort = np.concatenate([self.be_pending.rows, self.be_waiting.rows[:size]])
-        everyone = self._batch(np.concatenate([real_time, best_effort]), requests, ledger)
-        n = len(real_time)
-        residual = self._residual(real_time, requests, view.now)
-        if self._all_fit(everyone, residual, size) and self._place_all(step, everyone):
+        size, tokens = self.batch_size, self.limits.max_num_batched_tokens
+        requests, pending = view.requests, len(self.rt_pending)
+        rows = self.rt_pending.rows, self.rt_waiting.rows[:size], self.be_pending.rows, self.be_waiting.rows[:size]
+        everyone = self._batch(np.concatenate(rows), requests, ledger)
+        n = pending + len(rows[1])
+        real_time, best_effort = everyone[:n], everyone[n:]
+        step.next = real_time[pending : pending + 1]
+        residual = self._residual(real_time.rows, requests, view.now)
+        if all_fit(everyone, residual, size, tokens, self.estimator) and place_all(step, everyone):
             self._finish(step, everyone, n)
             self._adapt(early_return=False)
-        else:
-            urgent = self._by_urgency(everyone[:n], residual, requests)
-            self._select(step, urgent, self._by_swap(everyone[n:]), size)
+            return step.plan
+        if not len(self.be_waiting) and not np.count_nonzero(everyone.swapped):
+            running = nobody_joins(real_time, residual, pending, best_effort, size, tokens, self.estimator)
+            if running is not None and ledger.grow_all(running.rows, running.context):
+                self._finish(step, running, pending)
+                self._adapt(early_return=True)
+                return step.plan
+        self._select(step, self._by_urgency(real_time, residual, requests), self._by_swap(best_effort), size)
         return step.plan
-
-    def _all_fit(self, everyone: Batch, residual: np.ndarray, size: int) -> bool:
-        """Whether the outcome is plain: the batch of all requests, real-time ones first, keeps every deadline. Then
-        neither order nor replacement matters."""
-        if not 0 < len(everyone) <= size or everyone.swapped.any() or self._within_tokens(everyone) < len(everyone):
-            return False
-        return not len(residual) or self.estimator.seconds(everyone) <= residual.min()
-
-    def _place_all(self, step: PlanInProgress, everyone: Batch) -> bool:
-        """Memory for all without dropping or restoring anything; False and nothing changed where that is too little."""
-        requests, ledger = step.view.requests, step.ledger
-        holding = requests.computed_tokens[everyone.rows] > 0
-        if holding.all():
-            return ledger.grow_all(everyone.rows, everyone.context)
-        mark = ledger.mark()
-        newcomers = everyone[~holding]
-        done = ledger.grow_all(everyone.rows[holding], everyone.context[holding]) and all(
-            ledger.admit(row, tokens)
-            for row, tokens in zip(newcomers.rows.tolist(), newcomers.context.tolist(), strict=True)
-        )
-        if not done:
-            ledger.rollback(mark)
-            return False
-        ledger.commit(mark)
-        step.plan.admitted += [(row, 0) for row in newcomers.rows.tolist()]
-        return True
 
     def _select(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> None:
         """Algorithm 1 proper."""
-        reach = min(len(urgent.batch), size, self._within_tokens(urgent.batch))
+        reach = min(len(urgent.batch), size, within_tokens(urgent.batch, self.limits.max_num_batched_tokens))
         fits = min(urgent.fitting(size), reach)
         early_return = fits < reach
         chosen = urgent.batch[:fits]
@@ -183,7 +166,7 @@ class BrosPolicy(Policy):
         placed, complete = self._place_real_time(step, urgent, kept)
         if not complete:
             placed = self._place_residents(step, urgent, placed, size)
-            packed = max(self._room(placed + candidates, urgent.bound, size) - len(placed), 0)
+            packed = self._room(placed, candidates, urgent.bound, size)
             replaced = False  # all that could run has been considered again
         best_effort = self._place_best_effort(step, placed, candidates, packed, urgent.bound, size)
         if replaced and len(best_effort) < packed:
@@ -209,18 +192,12 @@ class BrosPolicy(Policy):
                 return urgent.batch[i : i + 1]
         return urgent.batch[:0]
 
-    def _within_tokens(self, batch: Batch) -> int:
-        """How many requests from the front the engine can compute in one step: all but the longest of them must keep to
-        max_num_batched_tokens, since prompts are not cut and one of any length must get its turn."""
-        limit = self.limits.max_num_batched_tokens
-        if batch.new.sum() <= limit:
-            return len(batch)
-        others = np.cumsum(batch.new) - np.maximum.accumulate(batch.new)
-        return int(np.searchsorted(others, limit, side="right"))
-
-    def _room(self, batch: Batch, bound: float, size: int) -> int:
-        """How many requests from the front stay within the bound (seconds), the batch size and the step's tokens."""
-        return min(self.estimator.fitting(batch, bound), size, self._within_tokens(batch))
+    def _room(self, chosen: Batch, candidates: Batch, bound: float, size: int) -> int:
+        """How many candidates from the front stay, behind the chosen ones, within the bound (seconds), the batch size and
+        the step's tokens."""
+        fitting = self.estimator.fitting(candidates, bound, chosen)
+        tokens = within_tokens(candidates, self.limits.max_num_batched_tokens, chosen)
+        return max(min(fitting, size - len(chosen), tokens), 0)
 
     def _adapt(self, early_return: bool) -> None:
         if not self.options.adaptive_batch:
@@ -234,7 +211,7 @@ class BrosPolicy(Policy):
         The waiting queue is kept in order of its deadlines, so the batch is the pending ones and as many from the front
         of the queue as an iteration can hold (the paper's queue polling): a long queue is never sorted.
         """
-        order = np.argsort(residual, kind="stable")
+        order = residual.argsort(kind="stable")
         return self._urgent(batch[order], residual[order], requests)
 
     def _urgent(self, batch: Batch, residual: np.ndarray, requests: RequestTable) -> Urgent:
@@ -244,17 +221,18 @@ class BrosPolicy(Policy):
         costs = self.estimator.prefixes(batch)
         # A deadline bounds the iteration only if it can still be kept with all that is more urgent in the batch too.
         # Others would bound it for nothing: the batch would shrink to the late ones alone, and stay there.
-        savable = residual >= costs
-        if savable.any():
-            bound = float(residual[savable].min())
+        savable = (residual >= costs).nonzero()[0]
+        if len(savable):
+            bound = float(residual[savable[0]])  # in order, so the first is the least
         else:
-            promised = requests.slo_tpot_s[batch.rows]
-            bound = np.inf if np.isnan(promised).all() else float(np.nanmin(promised))
+            bound = _least(requests.slo_tpot_s[batch.rows])
         return Urgent(batch, residual, costs, max(bound, float(costs[0])))
 
     def _by_swap(self, batch: Batch) -> Batch:
         """Best-effort requests by the KV to be swapped in, then arrival (line 17)."""
-        return batch[np.lexsort((batch.rows, batch.swapped))] if len(batch) else batch
+        if not len(self.be_waiting) and not np.count_nonzero(batch.swapped):
+            return batch  # that is how they come
+        return batch[np.lexsort((batch.rows, batch.swapped))]
 
     def _pack(self, urgent: Urgent, fits: int, candidates: Batch, size: int) -> tuple[int, bool]:
         """How many best-effort candidates fit behind the first `fits` real-time requests (lines 21-24), and whether the
@@ -262,10 +240,10 @@ class BrosPolicy(Policy):
         if not len(candidates):
             return 0, False
         chosen = urgent.batch[:fits]
-        packed = max(self._room(chosen + candidates, urgent.bound, size) - fits, 0)
+        packed = self._room(chosen, candidates, urgent.bound, size)
         if packed == len(candidates) or not fits or not self.options.replacement:
             return packed, False
-        exchanged = self.estimator.seconds(chosen[:-1] + candidates[: packed + 1])
+        exchanged = self.estimator.seconds(candidates[: packed + 1], chosen[:-1])
         # Left out, it must keep its deadline in the next iteration (constraint 6): a late one is never replaced.
         if exchanged <= urgent.bound and exchanged + self.average_iteration_s <= urgent.residual[fits - 1]:
             return packed + 1, True
@@ -278,6 +256,8 @@ class BrosPolicy(Policy):
         if not len(chosen):
             return chosen, True
         placed, others = self._place_plain(step, chosen)
+        if not others:
+            return chosen, True
         for i in others:
             row = int(chosen.rows[i])
             if row in step.dropped:
@@ -298,7 +278,8 @@ class BrosPolicy(Policy):
         holding = requests.computed_tokens[rows] > 0
         holding[holding] = [step.ledger.held_blocks(row) > 0 for row in rows[holding].tolist()]
         here = np.isin(rows, placed.rows)
-        holding &= step.keeps(rows)
+        if step.dropped:
+            holding &= step.keeps(rows)
         again = np.flatnonzero(here | holding)
         reduced = self._urgent(urgent.batch[again], urgent.residual[again], requests)
         chosen = reduced.batch[: reduced.fitting(size)]
@@ -316,8 +297,9 @@ class BrosPolicy(Policy):
         """Rows that hold all their KV and have room in it are placed at once; the indices of the others are returned."""
         requests, ledger = step.view.requests, step.ledger
         holding = (requests.computed_tokens[batch.rows] > 0) & (batch.swapped == 0)
-        holding &= step.keeps(batch.rows)
-        if holding.all() and ledger.grow_all(batch.rows, batch.context):
+        if step.dropped:
+            holding &= step.keeps(batch.rows)
+        if np.count_nonzero(holding) == len(holding) and ledger.grow_all(batch.rows, batch.context):
             return np.ones(len(batch), bool), []
         placed = np.zeros(len(batch), bool)
         if not holding.any():
@@ -333,7 +315,7 @@ class BrosPolicy(Policy):
     ) -> Batch:
         """Memory for best-effort candidates (line 19). One that finds none is skipped, and the next is considered in
         its place: a single stuck request must not starve the others."""
-        accepted = empty_batch()
+        accepted = EMPTY
         if step.dropped:
             candidates = candidates[step.keeps(candidates.rows)]
         hopeless = np.inf  # tokens: a newcomer of this size found no room, so none that is larger will
@@ -352,11 +334,10 @@ class BrosPolicy(Policy):
                 done[i] = self._acquire(step, row, tokens, victims)
                 if newcomer and not done[i]:
                     hopeless = tokens
-            accepted = accepted + group[done]
+            accepted = accepted + (group[done] if others else group)
             if done.all() or not len(candidates):
                 break
-            running = placed + accepted
-            packed = self._room(running + candidates, bound, size) - len(running)
+            packed = self._room(placed + accepted, candidates, bound, size)
         return accepted
 
     def _later_ones(self, row: int, *running: np.ndarray):
@@ -464,22 +445,25 @@ class BrosPolicy(Policy):
         plan, requests = step.plan, step.view.requests
         # After this step every real-time request has just got a token, so its residual time is its TPOT objective.
         residual = requests.slo_tpot_s[batch.rows[:real_time]]
-        bound = np.inf if not real_time or np.isnan(residual).all() else float(np.nanmin(residual))
+        bound = _least(residual)
         if len(self.rt_waiting) and not self._keeps_out(step, batch[:real_time], residual, bound):
             return
         steps = step.ledger.decode_steps(batch.rows, LONGEST_RUN)
         if steps > 1:
-            later = self.estimator.decode_run(batch, steps)[1:]
-            plan.valid_for = int(np.searchsorted(later, bound, side="right"))
-        order = np.argsort(plan.rows)  # any order will do, and this one stays the same from step to step
+            plan.valid_for = self.estimator.decodes_within(batch, bound, steps - 1)
+        order = plan.rows.argsort()  # any order will do, and this one stays the same from step to step
         plan.rows, plan.tokens = plan.rows[order], plan.tokens[order]
 
     def _keeps_out(self, step: PlanInProgress, running: Batch, residual: np.ndarray, bound: float) -> bool:
         """Whether the first waiting request comes after all running ones and is too long to join them. That lasts until
         its own deadline is the nearer one, which goes into the plan; all others wait behind it."""
-        first = self._batch(self.rt_waiting.rows[:1], step.view.requests, step.ledger)
         until = self.rt_waiting.first_deadline - float(residual.max()) - _CLOCK_SLACK_S if len(residual) else -np.inf
-        if not until > step.view.now or self.estimator.seconds(running + first) <= bound:
+        if not until > step.view.now or self.estimator.seconds(step.next, running) <= bound:
             return False
         step.plan.valid_until_s = until
         return True
+
+
+def _least(objectives: np.ndarray) -> float:
+    """Seconds; infinite where nobody has an objective (NaN)."""
+    return float(np.fmin.reduce(objectives, initial=np.inf))

@@ -12,10 +12,13 @@ from .kv.base import KvLedger
 from .plan import StepPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Urgent:
-    """Real-time requests by residual time. residual, costs: float64[n], seconds; costs[i] is that of a batch of the first
-    i + 1 of them. bound: what the iteration may take, seconds."""
+    """Real-time requests by residual time; never changed.
+
+    residual, costs  float64[n], seconds; costs[i] is that of a batch of the first i + 1 of them
+    bound            what the iteration may take, seconds
+    """
 
     batch: Batch
     residual: np.ndarray
@@ -28,19 +31,21 @@ class Urgent:
 
 
 class PlanInProgress:
-    """What one call of `plan` carries around. dropped: rows that lost their memory in this step; only asked, never
-    walked through."""
+    """What one call of `plan` carries around.
+
+    dropped  rows that lost their memory in this step; only asked, never walked through
+    next     the first real-time request that waits, alone or nobody
+    """
 
     def __init__(self, view: SystemView, ledger: KvLedger, plan: StepPlan) -> None:
         self.view = view
         self.ledger = ledger
         self.plan = plan
         self.dropped: set[int] = set()
+        self.next = EMPTY
 
     def keeps(self, rows: np.ndarray) -> np.ndarray:
         """bool[n]: which of `rows` have not been dropped in this step."""
-        if not self.dropped:
-            return np.ones(len(rows), bool)
         return np.array([row not in self.dropped for row in rows.tolist()], bool)
 
 
@@ -64,6 +69,19 @@ class Victims:
                 yield row
 
 
-def empty_batch() -> Batch:
-    none = np.zeros(0, np.int64)
-    return Batch(none, np.zeros(0, bool), none, none, none)
+_NONE = np.zeros(0, np.int64)
+EMPTY = Batch(_NONE, np.zeros(0, bool), _NONE, _NONE, _NONE)
+
+
+def within_tokens(batch: Batch, limit: int, behind: Batch | None = None) -> int:
+    """How many requests from the front of `batch` the engine can compute in one step, beside those of `behind`: all but
+    the longest of them must keep to `limit` tokens, since prompts are not cut and one of any length must get its turn."""
+    new = batch.new.tolist()
+    total, longest = 0, 0
+    if behind is not None and len(behind):
+        before = behind.new.tolist()
+        total, longest = sum(before), max(before)
+    if total + sum(new) - max(longest, max(new, default=0)) <= limit:
+        return len(new)
+    others = total + np.cumsum(batch.new) - np.maximum(np.maximum.accumulate(batch.new), longest)
+    return int(np.searchsorted(others, limit, side="right"))

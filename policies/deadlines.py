@@ -49,8 +49,9 @@ class DeadlineQueue:
         at = int(np.searchsorted(self._deadline, deadline, side="right"))
         while at and self._deadline[at - 1] == deadline and self.rows[at - 1] > row:
             at -= 1
-        self.rows = np.insert(self.rows, at, row)
-        self._deadline = np.insert(self._deadline, at, deadline)
+        # np.insert would do, but takes several times as long
+        self.rows = np.concatenate([self.rows[:at], [row], self.rows[at:]])
+        self._deadline = np.concatenate([self._deadline[:at], [deadline], self._deadline[at:]])
 
     def remove(self, row: int) -> None:
         keep = self.rows != row

@@ -35,6 +35,10 @@ class Batch:
         )
 
     def __add__(self, other: Batch) -> Batch:
+        if not len(self.rows):
+            return other
+        if not len(other.rows):
+            return self
         return Batch(
             np.concatenate([self.rows, other.rows]),
             np.concatenate([self.is_prefill, other.is_prefill]),
@@ -45,20 +49,23 @@ class Batch:
 
 
 class BatchEstimator(Protocol):
-    def prefixes(self, batch: Batch) -> np.ndarray:
-        """float64[n]: seconds of the batches of the first 1, 2, .. n requests."""
+    """`behind`: a batch that runs in the same step, before the requests asked about; None: nobody."""
+
+    def prefixes(self, batch: Batch, behind: Batch | None = None) -> np.ndarray:
+        """float64[n]: seconds of the batches of `behind` and the first 1, 2, .. n requests."""
         ...
 
-    def seconds(self, batch: Batch) -> float:
-        """Seconds of the whole batch, transfers overlapped."""
+    def seconds(self, batch: Batch, behind: Batch | None = None) -> float:
+        """Seconds of both, transfers overlapped."""
         ...
 
-    def fitting(self, batch: Batch, bound: float) -> int:
-        """How many requests from the front make a batch of at most `bound` seconds."""
+    def fitting(self, batch: Batch, bound: float, behind: Batch | None = None) -> int:
+        """How many requests from the front of `batch` make a batch of at most `bound` seconds with those of `behind`."""
         ...
 
-    def decode_run(self, batch: Batch, steps: int) -> np.ndarray:
-        """float64[steps]: `seconds` of a batch of decodes at successive steps, its contexts growing by one a step."""
+    def decodes_within(self, batch: Batch, bound: float, limit: int) -> int:
+        """For how many steps after this one, at most `limit`, a batch of decodes takes at most `bound` seconds a step, its
+        contexts growing by one token each time."""
         ...
 
 
@@ -69,33 +76,51 @@ class LinearEstimator:
     model: BrosLinearModel
     swap: SwapTimeModel
 
-    def prefixes(self, batch: Batch) -> np.ndarray:
-        costs = self.model.prefix_costs(batch.is_prefill, batch.new, batch.context)
-        if np.count_nonzero(batch.swapped):
-            swapped = np.cumsum(batch.swapped)
+    def prefixes(self, batch: Batch, behind: Batch | None = None) -> np.ndarray:
+        before = _NOBODY if behind is None else _totals(behind)
+        costs = self.model.prefix_costs(batch.is_prefill, batch.new, batch.context, before[:4])
+        if before[4] or np.count_nonzero(batch.swapped):
+            swapped = before[4] + batch.swapped.cumsum()
             swap_s = np.where(swapped > 0, self.swap.base_s + swapped * self.swap.seconds_per_byte, 0.0)
             costs = np.maximum(costs, swap_s)
         return costs
 
-    def seconds(self, batch: Batch) -> float:
-        decode_requests, prefill, attended = len(batch), 0, 0
-        total = sum(batch.context.tolist())
-        prefills = np.count_nonzero(batch.is_prefill)
-        if prefills:
-            prefill = sum(batch.new[batch.is_prefill].tolist())
-            attended = sum(batch.context[batch.is_prefill].tolist())
-            decode_requests -= prefills
-        cost = self.model.batch_seconds(prefill, decode_requests, total - attended - decode_requests, attended)
-        return max(cost, self.swap.seconds(sum(batch.swapped.tolist())))
+    def seconds(self, batch: Batch, behind: Batch | None = None) -> float:
+        prefill, attended, decodes, context, swapped = _totals(batch)
+        if behind is not None:
+            before = _totals(behind)
+            prefill, attended = prefill + before[0], attended + before[1]
+            decodes, context, swapped = decodes + before[2], context + before[3], swapped + before[4]
+        cost = self.model.batch_seconds(prefill, decodes, context - decodes, attended)
+        return max(cost, self.swap.seconds(swapped)) if swapped else cost
 
-    def fitting(self, batch: Batch, bound: float) -> int:
+    def fitting(self, batch: Batch, bound: float, behind: Batch | None = None) -> int:
         if not len(batch):
             return 0
-        return int(self.prefixes(batch).searchsorted(bound, side="right"))
+        return int(self.prefixes(batch, behind).searchsorted(bound, side="right"))
 
-    def decode_run(self, batch: Batch, steps: int) -> np.ndarray:
-        n = len(batch)
-        return 0.0 + self.model.decode.seconds(n, int(batch.context.sum()) + n * np.arange(steps))
+    def decodes_within(self, batch: Batch, bound: float, limit: int) -> int:
+        n, context, cost = len(batch), sum(batch.context.tolist()), self.model.decode
+        if cost.seconds(n, context + n * limit) <= bound:  # the last step is the longest
+            return limit
+        later = cost.seconds(n, context + n * np.arange(1, limit + 1))
+        return int(later.searchsorted(bound, side="right"))
+
+
+_NOBODY = (0, 0, 0, 0, 0)
+
+
+def _totals(batch: Batch) -> tuple[int, int, int, int, int]:
+    """Prefills: tokens computed, tokens attended to; decodes: requests, tokens attended to; bytes to be swapped in. Plain
+    sums: for the length of a batch they are faster than numpy's."""
+    new, attended = 0, 0
+    decodes, context = len(batch.rows), sum(batch.context.tolist())
+    prefills = np.count_nonzero(batch.is_prefill)
+    if prefills:
+        new = sum(batch.new[batch.is_prefill].tolist())
+        attended = sum(batch.context[batch.is_prefill].tolist())
+        decodes, context = decodes - prefills, context - attended
+    return new, attended, decodes, context, sum(batch.swapped.tolist())
 
 
 @dataclass(frozen=True)
@@ -105,10 +130,12 @@ class PerfectEstimator:
     truth: StepTimeModel
     swap: SwapTimeModel
 
-    def prefixes(self, batch: Batch) -> np.ndarray:
-        return np.array([self.seconds(batch[: i + 1]) for i in range(len(batch))])
+    def prefixes(self, batch: Batch, behind: Batch | None = None) -> np.ndarray:
+        return np.array([self.seconds(batch[: i + 1], behind) for i in range(len(batch))])
 
-    def seconds(self, batch: Batch) -> float:
+    def seconds(self, batch: Batch, behind: Batch | None = None) -> float:
+        if behind is not None:
+            batch = behind + batch
         decode = ~batch.is_prefill
         resident = batch.context - batch.new
         n = int(decode.sum())
@@ -121,17 +148,18 @@ class PerfectEstimator:
         )
         return max(self.truth.step_seconds(work), self.swap.seconds(int(batch.swapped.sum())))
 
-    def fitting(self, batch: Batch, bound: float) -> int:
+    def fitting(self, batch: Batch, bound: float, behind: Batch | None = None) -> int:
         """By bisection: a longer batch takes no less time."""
         fits, fails = 0, len(batch) + 1
         while fails - fits > 1:
             middle = (fits + fails) // 2
-            if self.seconds(batch[:middle]) <= bound:
+            if self.seconds(batch[:middle], behind) <= bound:
                 fits = middle
             else:
                 fails = middle
         return fits
 
-    def decode_run(self, batch: Batch, steps: int) -> np.ndarray:
+    def decodes_within(self, batch: Batch, bound: float, limit: int) -> int:
         resident = batch.context - 1
-        return self.truth.decode_run_seconds(len(batch), int(resident.sum()), int(resident.max()), steps)
+        run = self.truth.decode_run_seconds(len(batch), int(resident.sum()), int(resident.max()), limit + 1)
+        return int(run[1:].searchsorted(bound, side="right"))

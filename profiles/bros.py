@@ -84,7 +84,11 @@ class BrosLinearModel:
         return total
 
     def prefix_costs(
-        self, is_prefill: np.ndarray, new_tokens: np.ndarray, context_tokens: np.ndarray
+        self,
+        is_prefill: np.ndarray,
+        new_tokens: np.ndarray,
+        context_tokens: np.ndarray,
+        before: tuple[int, int, int, int] = (0, 0, 0, 0),
     ) -> np.ndarray:
         """float64[n]: element i is the cost of a batch of the first i + 1 requests of the given
         order.
@@ -92,14 +96,25 @@ class BrosLinearModel:
         is_prefill      bool[n]
         new_tokens      int64[n], tokens the request would compute
         context_tokens  int64[n], resident and new tokens together, the request's part of La
+        before          Ln and La of the prefills, then of the decodes, that are in the batch anyway
         """
         prefilling = np.asarray(is_prefill, bool)
         new, attended = np.asarray(new_tokens, np.int64), np.asarray(context_tokens, np.int64)
-        total = np.zeros(len(new))
-        for cost, chosen in ((self.prefill, prefilling), (self.decode, ~prefilling)):
-            if np.count_nonzero(chosen):
-                ln, la = (new * chosen).cumsum(), (attended * chosen).cumsum()
-                total += (ln > 0) * cost.seconds(ln, la)  # nothing before the first of its phase
+        n, prefills = len(new), np.count_nonzero(prefilling)
+        total = np.zeros(n)
+        for cost, chosen, own, ln, la in (
+            (self.prefill, prefilling, prefills, before[0], before[1]),
+            (self.decode, ~prefilling, n - prefills, before[2], before[3]),
+        ):
+            if not own and not ln:
+                continue
+            if own:
+                mine, theirs = (new, attended) if own == n else (new * chosen, attended * chosen)
+                ln, la = ln + mine.cumsum(), la + theirs.cumsum()
+            seconds = cost.seconds(ln, la)
+            if own and not ln[0]:
+                seconds *= ln > 0  # nothing before the first of its phase
+            total += seconds
         return total
 
     def step_seconds(self, work: StepComposition) -> float:

@@ -53,14 +53,17 @@ class StepRecorder:
         steps = len(executed.outcome.ends_s)
         usage = ledger.usage()
         work = executed.work
-        self.without_step(plan, executed.to_host_bytes, executed.to_device_bytes)
+        if plan.preempted or plan.moves:
+            self.without_step(plan, executed.to_host_bytes, executed.to_device_bytes)
         once, self._pending = self._pending, [0, 0, 0, 0]
         if steps > 1:
             best_effort = requests.klass[plan.rows] == 1
-            for column, mine in (("kv_rt_blocks", ~best_effort), ("kv_be_blocks", best_effort)):
-                if np.count_nonzero(mine):
-                    growth = ledger.block_growth(plan.rows[mine], steps)
-                    self._growth.append((len(self._scalars), column, growth))
+            n_be = np.count_nonzero(best_effort)
+            parts = ("kv_rt_blocks", ~best_effort, len(plan.rows) - n_be), ("kv_be_blocks", best_effort, n_be)
+            for column, mine, n in parts:
+                if n:
+                    rows = plan.rows if n == len(plan.rows) else plan.rows[mine]
+                    self._growth.append((len(self._scalars), column, ledger.block_growth(rows, steps)))
         self._scalars.append(
             (
                 len(work.prefill_new),
@@ -73,7 +76,7 @@ class StepRecorder:
                 usage.free,
                 usage.cached,
                 *once,
-                sum(hit for _, hit in plan.admitted),
+                sum([hit for _, hit in plan.admitted]),
             )
         )
         self._starts.append(executed.outcome.start_s)

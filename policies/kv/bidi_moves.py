@@ -43,8 +43,10 @@ class StepMoves:
 
     def clear(self) -> None:
         journal = self._state.journal
-        journal.put(self, "pieces", None, {})
-        journal.put(self, "relocations", None, ())
+        if self.pieces:
+            journal.put(self, "pieces", None, {})
+        if self.relocations:
+            journal.put(self, "relocations", None, ())
 
     def to_host(self, row: int, tokens: np.ndarray) -> None:
         """Copied from where they are now."""
@@ -71,8 +73,9 @@ class StepMoves:
 
     def forget(self, row: int) -> None:
         """The row is gone: its data need not go anywhere."""
-        for direction in Direction:
-            self._state.journal.remove(self, "pieces", (row, direction))
+        if self.pieces:
+            for direction in Direction:
+                self._state.journal.remove(self, "pieces", (row, direction))
         if any(record.row == row for record in self.relocations):
             kept = tuple(record for record in self.relocations if record.row != row)
             self._state.journal.put(self, "relocations", None, kept)
@@ -88,6 +91,8 @@ class StepMoves:
 
         The relocations stay readable until the next step.
         """
+        if not self.pieces:
+            return []
         order = sorted(self.pieces, key=lambda key: (key[1] is Direction.TO_DEVICE, key[0]))
         moves = [self._move(row, direction) for row, direction in order]
         self._state.journal.put(self, "pieces", None, {})

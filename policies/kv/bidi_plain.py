@@ -18,8 +18,11 @@ def last_blocks(state: SlotState, rows: np.ndarray) -> tuple[np.ndarray, ...]:
     """For each row's last block: cell, own slots, the peer's slots, slots that nobody claims."""
     cells = state.last[rows]
     mine = state.count[cells]
-    other = state.count[cells - state.num_blocks]
-    return cells, mine, other, np.maximum(state.size - mine - other, 0)
+    other = state.count[state.peer[cells]]
+    room = state.size - mine
+    if np.count_nonzero(other):
+        room = np.maximum(room - other, 0)
+    return cells, mine, other, room
 
 
 def grow_plainly(state: SlotState, row: int, side: int, tokens: int) -> bool:
@@ -49,10 +52,10 @@ def grow_all(state: SlotState, rows: np.ndarray, tokens: np.ndarray) -> bool:
     """`grow_plainly` for distinct rows; False and unchanged unless all can."""
     if np.count_nonzero(state.missing_tokens[rows]):
         return False
-    if np.count_nonzero(state.held[rows]) < len(rows):
+    before = state.tokens[rows]
+    if np.count_nonzero(before) < len(rows):  # swapped rows, whose tokens count too, miss them
         raise LedgerError("rows without blocks cannot grow; they are admitted or swapped in")
     cells, mine, other, room = last_blocks(state, rows)
-    before = state.tokens[rows]
     need = np.maximum(tokens - before, 0)
     here = np.minimum(need, room)
     over = need - here
@@ -67,8 +70,7 @@ def grow_all(state: SlotState, rows: np.ndarray, tokens: np.ndarray) -> bool:
     state.put("tokens", rows, before + here)
     state.put("pinned", rows, state.step)
     if len(growing):
-        side = cells[growing] // state.num_blocks
-        state.claim_many(rows[growing], over[growing], fresh, side)
+        state.claim_many(rows[growing], over[growing], fresh, state.side[cells[growing]])
     return True
 
 

@@ -61,6 +61,13 @@ class SlotState:
         self.kind = np.zeros(
             num_blocks, np.int8
         )  # bit 0: a real-time owner, bit 1: a best-effort one
+        # What a cell's number says, looked up: for a few cells, numpy's arithmetic with a plain
+        # number takes eight times as long.
+        self.peer = np.roll(np.arange(cells), num_blocks)  # the opposite cell
+        self.side = np.where(np.arange(cells) < num_blocks, 0, num_blocks)  # its first cell
+        self.real_time = self.side == 0
+        self._block = np.arange(cells) % num_blocks
+        self._bit = np.where(self.real_time, 1, 2).astype(np.int8)  # of its side, in `kind`
         self._empty = np.arange(num_blocks)[::-1].copy()  # a stack; the first num_empty are valid
         self.num_empty = num_blocks
         self.rt_blocks = 0
@@ -131,6 +138,15 @@ class SlotState:
         cells = self.cells_of(row)
         return cells[np.searchsorted(self.start[cells], tokens, side="right") - 1]
 
+    def places(self, row: int) -> np.ndarray:
+        """int64[tokens]: slot of each token of the row, block * size + slot in the block."""
+        cells = self.cells_of(row)
+        counts = self.count[cells]
+        offset = spans(np.zeros(len(cells), np.int64), counts)
+        backward = np.repeat(cells >= self.num_blocks, counts)
+        slot = np.where(backward, self.size - 1 - offset, offset)
+        return np.repeat(cells % self.num_blocks * self.size, counts) + slot
+
     # -- changes ---------------------------------------------------------------------------------
     def take_empty(self, n: int) -> np.ndarray:
         left = self.num_empty - n
@@ -159,21 +175,28 @@ class SlotState:
     def claim_many(
         self, rows: np.ndarray, over: np.ndarray, fresh: np.ndarray, side: np.ndarray
     ) -> None:
-        """`over` further tokens of each row go into `fresh` empty blocks each (all > 0)."""
+        """`over` further tokens of each row go into `fresh` empty blocks each (all > 0), on its
+        `side`.
+        """
         ends = fresh.cumsum()
-        which = np.arange(len(rows)).repeat(fresh)  # whose block each one is
-        nth = np.arange(len(which)) - (ends - fresh)[which]
-        cells = self.take_empty(len(which)) + (side * self.num_blocks)[which]
         held, tokens = self.held[rows], self.tokens[rows]
-        placed = nth * self.size
-        counts = np.minimum(over[which] - placed, self.size)
-        self._occupy(cells, rows[which], counts, held[which] + nth, tokens[which] + placed)
+        if ends[-1] == len(rows):  # one block each, as in most steps
+            cells = last = self.take_empty(len(rows)) + side
+            self._occupy(cells, rows, over, held, tokens)
+        else:
+            which = np.arange(len(rows)).repeat(fresh)  # whose block each one is
+            nth = np.arange(len(which)) - (ends - fresh)[which]
+            cells = self.take_empty(len(which)) + side[which]
+            placed = nth * self.size
+            counts = np.minimum(over[which] - placed, self.size)
+            self._occupy(cells, rows[which], counts, held[which] + nth, tokens[which] + placed)
+            last = cells[ends - 1]
         begin = 0
         for row, first, end in zip(rows.tolist(), held.tolist(), ends.tolist(), strict=True):
             self.append(row, first, cells[begin:end])
             begin = end
         self.put("held", rows, held + fresh)
-        self.put("last", rows, cells[ends - 1])
+        self.put("last", rows, last)
         self.put("tokens", rows, tokens + over)
 
     def append(self, row: int, held: int, cells: np.ndarray) -> None:
@@ -196,12 +219,11 @@ class SlotState:
         self.put("count", cells, counts)
         self.put("index", cells, indices)
         self.put("start", cells, starts)
-        best_effort = cells >= self.num_blocks
-        blocks = cells - self.num_blocks * best_effort
-        self.put("kind", blocks, self.kind[blocks] | (best_effort.view(np.int8) + 1))
-        self.put(
-            "rt_blocks", None, self.rt_blocks + len(cells) - int(np.count_nonzero(best_effort))
-        )
+        blocks = self._block[cells]
+        self.put("kind", blocks, self.kind[blocks] | self._bit[cells])
+        mine = np.count_nonzero(self.real_time[cells])
+        if mine:
+            self.put("rt_blocks", None, self.rt_blocks + mine)
 
     def widen(self, row: int, tokens: int) -> None:
         """The row's last block takes that many more of its tokens."""
@@ -214,13 +236,12 @@ class SlotState:
         self.put("owner", cells, NOBODY)
         for name in ("count", "lack", "index", "start"):
             self.put(name, cells, 0)
-        best_effort = cells >= self.num_blocks
-        blocks = cells - self.num_blocks * best_effort
-        kind = self.kind[blocks] & (2 - best_effort.view(np.int8))
+        blocks = self._block[cells]
+        kind = self.kind[blocks] & ~self._bit[cells]
         self.put("kind", blocks, kind)
-        self.put(
-            "rt_blocks", None, self.rt_blocks - len(cells) + int(np.count_nonzero(best_effort))
-        )
+        mine = np.count_nonzero(self.real_time[cells])
+        if mine:
+            self.put("rt_blocks", None, self.rt_blocks - mine)
         empty = blocks[kind == 0]
         end = self.num_empty + len(empty)
         self.put("_empty", slice(self.num_empty, end), empty[::-1])

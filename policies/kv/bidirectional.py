@@ -81,6 +81,18 @@ class BidirectionalLedger(KvLedger):
         """int64[held]: tokens of the row in each of `blocks_of(row)`."""
         return self._state.count[self._state.cells_of(row)]
 
+    def places_of(self, row: int) -> np.ndarray:
+        """int64[n]: the slot of each of the row's tokens on the device, in order of its text, as
+        block * block_tokens + slot; where tokens are missing, another row's data lies there.
+        """
+        return self._state.places(row)
+
+    def host_copies(self) -> dict[int, np.ndarray]:
+        """Row -> bool[its tokens or fewer]: which of them have a copy on the host. Not to be
+        written to; a row's array is replaced, never changed, when its copies change.
+        """
+        return dict(self._state.host)
+
     def missing_tokens(self, row):
         """Tokens of the row (int, or int64[n] for an index array) that only the host has: M^cpu in
         slots.
@@ -115,7 +127,9 @@ class BidirectionalLedger(KvLedger):
         state = self._state
         *_, room = last_blocks(state, rows)
         slack = state.tokens[rows] - self.table.computed_tokens[rows] + room
-        slack[(state.missing_tokens[rows] > 0) | (state.held[rows] == 0)] = 0
+        missing, held = state.missing_tokens[rows], state.held[rows]
+        if np.count_nonzero(missing) or np.count_nonzero(held) < len(rows):
+            slack[(missing > 0) | (held == 0)] = 0
         return slack
 
     def preemption_table(self) -> list[PreemptedBlock]:
@@ -169,6 +183,11 @@ class BidirectionalLedger(KvLedger):
             row, reserve_tokens, keep_free
         ):
             return False
+        blocks = -(-tokens // self.block_tokens)
+        if blocks <= self.free_blocks - keep_free:  # cannot fail: nothing to undo
+            self._state.put("pinned", row, self._state.step)
+            self._state.claim_empty(row, int(self.table.klass[row]), tokens, blocks)
+            return True
         return self._try(row, lambda: self._place.expand(row, tokens, keep_free))
 
     def grow(self, row: int, tokens: int) -> bool:
@@ -200,7 +219,7 @@ class BidirectionalLedger(KvLedger):
         overwritten or moved.
         """
         self._fit()
-        if self._state.missing_tokens[rows].any():
+        if np.count_nonzero(self._state.missing_tokens[rows]):
             return 0
         limit = steps_before_conflict(self._state, rows, self.table.computed_tokens[rows], limit)
         return super().decode_steps(rows, limit) if limit else 0

@@ -304,7 +304,7 @@ class PagedLedger(KvLedger):
             blocks.append(entry.blocks[old:new])
             contents.append(entry.contents[old:new])
         named = np.concatenate(contents)
-        if self.pool.undo is None and len(set(named.tolist())) == len(named):
+        if self.pool.undo is None and (len(rows) == 1 or len(set(named.tolist())) == len(named)):
             self.pool.publish(np.concatenate(blocks), named)
             self._published[rows] = full
             return

@@ -121,20 +121,20 @@ class BlockPool:
 
     def _forget(self, blocks: np.ndarray) -> None:
         contents = self.content[blocks]
-        first = self._block_of[contents]
-        if self._copies:
-            for block, content in zip(blocks.tolist(), contents.tolist(), strict=True):
-                self._forget_one(block, content)
-        else:
-            self._block_of[contents] = -1
-        self.content[blocks] = -1
         if self.undo is not None:
+            first = self._block_of[contents]
 
             def undo() -> None:
                 self.content[blocks] = contents
                 self._block_of[contents] = first
 
             self.undo.append(undo)
+        if self._copies:
+            for block, content in zip(blocks.tolist(), contents.tolist(), strict=True):
+                self._forget_one(block, content)
+        else:
+            self._block_of[contents] = -1
+        self.content[blocks] = -1
 
     def _forget_one(self, block: int, content: int) -> None:
         holders = self._copies.get(content)
