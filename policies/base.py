@@ -73,6 +73,9 @@ class Policy(ABC):
     default_kv = "paged"
     prefix_caching = False  # what the published system does, unless the user says otherwise
     uses_estimator = True  # False: decides without step times, and gets None for an estimator
+    uses_prefix_cache = True  # False: never asks the ledger for a prefix hit, so that a prefix cache would do nothing
+    prompt_budget: int | None = None  # tokens: longer prompts could never be computed; a run that has one is refused
+    prompt_budget_setting = "--max-num-batched-tokens"  # what raises it
     asynchronous = True  # False: cannot plan before the last step's tokens are known, and is refused where it would have to
     keeps_ending = False  # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
 

@@ -19,6 +19,7 @@ from .base import EngineLimits, Options, Policy, SystemView
 from .bros_parts import EMPTY, PlanInProgress, Urgent, Victims, within_tokens
 from .bros_plain import all_fit, nobody_joins, place_all
 from .deadlines import DeadlineQueue, RowSet
+from .errors import PolicyError
 from .estimators import Batch, BatchEstimator
 from .kv.base import KvLedger
 from .plan import Preemption, StepOutcome, StepPlan
@@ -58,6 +59,7 @@ class BrosPolicy(Policy):
     name = "bros"
     Options = BrosOptions
     default_kv = "bidirectional"
+    uses_prefix_cache = False
 
     def __init__(self, limits: EngineLimits, options: BrosOptions | None = None, estimator: BatchEstimator = None):
         super().__init__(limits, options, estimator)
@@ -75,8 +77,9 @@ class BrosPolicy(Policy):
         elif self.options.best_effort:
             self.be_waiting.add(row)
         else:
-            raise ValueError(
-                f"request {requests.ids[row]!r} is best-effort, but the policy runs with best_effort=false"
+            raise PolicyError(
+                f"policy 'bros': request {requests.ids[row]!r} is best-effort, and best_effort=false leaves those out; "
+                "drop that option, or the best-effort requests"
             )
 
     def _wait_real_time(self, row: int, requests: RequestTable) -> None:
@@ -157,7 +160,7 @@ class BrosPolicy(Policy):
 
     def _select(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> None:
         """Algorithm 1 proper."""
-        reach = min(len(urgent.batch), size, within_tokens(urgent.batch, self.limits.max_num_batched_tokens))
+        reach = min(len(urgent.batch), size, self._within_tokens(urgent.batch))
         fits = min(urgent.fitting(size), reach)
         early_return = fits < reach
         chosen = urgent.batch[:fits]
@@ -172,7 +175,8 @@ class BrosPolicy(Policy):
         if replaced and len(best_effort) < packed:
             # The one that was to take the real-time request's place found no block (line 19): it keeps its place.
             last = chosen[-1:]
-            fits = self.estimator.seconds(placed + best_effort + last) <= urgent.bound
+            whole = placed + best_effort + last
+            fits = self.estimator.seconds(whole) <= urgent.bound and self._within_tokens(whole) == len(whole)
             if fits and int(last.rows[0]) not in step.dropped:
                 others = np.setdiff1d(self.be_pending.rows, best_effort.rows)
                 victims = Victims(others, urgent.batch.rows, placed.rows, int(last.rows[0]))
@@ -191,6 +195,10 @@ class BrosPolicy(Policy):
             if row not in step.dropped and self._acquire(step, row, int(urgent.batch.context[i]), victims):
                 return urgent.batch[i : i + 1]
         return urgent.batch[:0]
+
+    def _within_tokens(self, batch: Batch) -> int:
+        """How many requests from the front the engine can compute in one step."""
+        return within_tokens(batch, self.limits.max_num_batched_tokens)
 
     def _room(self, chosen: Batch, candidates: Batch, bound: float, size: int) -> int:
         """How many candidates from the front stay, behind the chosen ones, within the bound (seconds), the batch size and
@@ -243,9 +251,14 @@ class BrosPolicy(Policy):
         packed = self._room(chosen, candidates, urgent.bound, size)
         if packed == len(candidates) or not fits or not self.options.replacement:
             return packed, False
+        if within_tokens(candidates[: packed + 1], self.limits.max_num_batched_tokens, chosen[:-1]) <= packed:
+            return packed, False
         exchanged = self.estimator.seconds(candidates[: packed + 1], chosen[:-1])
-        # Left out, it must keep its deadline in the next iteration (constraint 6): a late one is never replaced.
-        if exchanged <= urgent.bound and exchanged + self.average_iteration_s <= urgent.residual[fits - 1]:
+        # Left out, it must keep its deadline in the next iteration (constraint 6), which takes at least the time that it
+        # needs itself: one that is late, or cannot but be, is never replaced.
+        last = chosen[-1:]
+        following = max(self.average_iteration_s, self.estimator.seconds(last))
+        if exchanged <= urgent.bound and exchanged + following <= urgent.residual[fits - 1]:
             return packed + 1, True
         return packed, False
 
@@ -282,7 +295,7 @@ class BrosPolicy(Policy):
             holding &= step.keeps(rows)
         again = np.flatnonzero(here | holding)
         reduced = self._urgent(urgent.batch[again], urgent.residual[again], requests)
-        chosen = reduced.batch[: reduced.fitting(size)]
+        chosen = reduced.batch[: min(reduced.fitting(size), self._within_tokens(reduced.batch))]
         others = chosen[~np.isin(chosen.rows, placed.rows)]
         done, growing = self._place_plain(step, others)
         for i in growing:
@@ -318,6 +331,7 @@ class BrosPolicy(Policy):
         accepted = EMPTY
         if step.dropped:
             candidates = candidates[step.keeps(candidates.rows)]
+            packed = min(packed, self._room(placed, candidates, bound, size))
         hopeless = np.inf  # tokens: a newcomer of this size found no room, so none that is larger will
         while packed > 0:
             group, candidates = candidates[:packed], candidates[packed:]

@@ -70,8 +70,8 @@ class RequestTable:
 
     Each name of `_COLUMNS` is an attribute: a numpy array of length `len(self)` (a view: fetch it anew after a
     submission, since storage may have moved). `ids[row]` is the request's name; `prefix[row]` the int64 content
-    ids of its prompt's full KV blocks (equal id = same text up to that block's end), or None; `text[row]` its
-    input text or None.
+    ids of its prompt's full KV blocks (equal id = same text up to that block's end), or None; `text[row]` the
+    input text of its application, or None.
 
     With asynchronous scheduling a plan is made while the step before it runs, and the table shows that step as if it had
     ended when it began: `computed_tokens` counts what it computes, `output_tokens` the token that it will give (which

@@ -39,6 +39,8 @@ class VllmPolicy(Policy):
 
     def __init__(self, limits: EngineLimits, options: VllmOptions | None = None, estimator=None) -> None:
         super().__init__(limits, options, estimator)
+        if not self.options.enable_chunked_prefill:
+            self.prompt_budget = limits.max_num_batched_tokens
         self.waiting = make_queue(self.options.scheduling)
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes

@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ..traces.workload import WorkloadError
-
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 DEFAULT_LOAD = 0.7
 
@@ -115,7 +113,7 @@ PRESETS: dict[str, dict] = {
 
 
 def parse_slo(text: str | None) -> tuple[float, float, float] | None:
-    """(ttft seconds, tpot seconds, k); None for no objectives. The default scales TTFT with the prompt."""
+    """(ttft seconds, tpot seconds, k); None for no objectives; the default scales TTFT with prompts. Raises SettingsError."""
     if text is None:
         return 0.4, 0.2, 5.0
     if text == "none":
@@ -130,11 +128,11 @@ def parse_slo(text: str | None) -> tuple[float, float, float] | None:
             number = -1.0
         in_range = number >= 0 if name == "k" else number > 0  # an objective of 0 s could never be met
         if name not in ("ttft", "tpot", "k") or not in_range or not number < 1e6:
-            raise WorkloadError(f"--slo {text!r}: {part!r} is not understood; write ttft=0.4,tpot=0.2 (seconds), or none")
+            raise SettingsError(f"--slo {text!r}: {part!r} is not understood; write ttft=0.4,tpot=0.2 (seconds), or none")
         if name in seen:
-            raise WorkloadError(f"--slo {text!r}: {name} is given twice; keep one of them")
+            raise SettingsError(f"--slo {text!r}: {name} is given twice; keep one of them")
         seen.add(name)
         found[name] = number
     if "ttft" not in found or "tpot" not in found:
-        raise WorkloadError(f"--slo {text!r} lacks {'ttft' if 'ttft' not in found else 'tpot'}; write ttft=0.4,tpot=0.2")
+        raise SettingsError(f"--slo {text!r} lacks {'ttft' if 'ttft' not in found else 'tpot'}; write ttft=0.4,tpot=0.2")
     return found["ttft"], found["tpot"], found["k"]

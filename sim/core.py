@@ -97,6 +97,8 @@ class EngineCore:
     def emitting(self, plan: StepPlan) -> np.ndarray:
         """bool[n]: which of the plan's rows catch up with their known text, and so emit a token."""
         rows = plan.rows
+        if plan.valid_for:
+            return np.ones(len(rows), bool)
         return self.requests.computed_tokens[rows] + plan.tokens == self.requests.known_tokens(rows)
 
     def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
@@ -135,17 +137,18 @@ class EngineCore:
             requests.computed_tokens[plan.rows] += steps if steps > 1 else plan.tokens
         gaps = outcome.ends_s[0] - requests.last_token_s[rows]
         slo = requests.slo_tpot_s[rows]
-        late = (gaps > slo).astype(np.int64)
+        late = gaps > slo
+        if np.count_nonzero(late):
+            requests.late_tokens[rows] += late
         if steps > 1:
             later = outcome.ends_s[1:] - outcome.ends_s[:-1]
-            if not later.max() <= slo.min():  # also where an objective is NaN: that sorts last, and nothing is late
+            if later.max() > np.fmin.reduce(slo):  # NaN: no objective, or nobody has one
                 later.sort()
-                late += len(later) - later.searchsorted(slo, side="right")
-        requests.late_tokens[rows] += late
-        fresh = rows[requests.output_tokens[rows] == 0]
-        if len(fresh):
-            requests.first_token_s[fresh] = outcome.ends_s[0]
-        requests.output_tokens[rows] += steps
+                requests.late_tokens[rows] += len(later) - later.searchsorted(slo, side="right")
+        emitted = requests.output_tokens[rows]
+        if np.count_nonzero(emitted) < len(rows):
+            requests.first_token_s[rows[emitted == 0]] = outcome.ends_s[0]
+        requests.output_tokens[rows] = emitted + steps
         requests.last_token_s[rows] = outcome.ends_s[-1]
         if self._publishes:
             holders = rows[requests.state[rows] == RUNNING]

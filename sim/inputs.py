@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..policies.base import EngineLimits, Policy
+from ..policies.base import EngineLimits
 from ..policies.estimators import BatchEstimator, LinearEstimator, PerfectEstimator
 from ..policies.registry import PolicySpec, ledger_class, parse_policy
 from ..profiles.bros import BrosLinearModel
@@ -76,17 +76,12 @@ def resolve(config: SimulationConfig, progress=None) -> Inputs:
     return Inputs(config, workload, hardware, policies, (*workload.provenance.notices, *notices))
 
 
-def uses_prefix_cache(policy: Policy | type[Policy]) -> bool:
-    """Whether it ever asks a ledger for a prefix hit; without, a prefix cache would do nothing."""
-    return getattr(policy, "uses_prefix_cache", True)
-
-
 def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
     """Raises SettingsError for a setting that none of the policies makes use of."""
     names = ", ".join(spec.label for spec in policies)
     if config.estimator == "perfect" and not any(spec.policy.uses_estimator for spec in policies):
         raise SettingsError(f"--estimator perfect: no step times are estimated by {names}; drop it, or add a policy that does")
-    if config.prefix_caching and not any(uses_prefix_cache(spec.policy) for spec in policies):
+    if config.prefix_caching and not any(spec.policy.uses_prefix_cache for spec in policies):
         raise SettingsError(f"--prefix-caching: no prefix is looked up by {names}; drop it, or add a policy that does")
 
 

@@ -58,7 +58,6 @@ def describe_scheduler(steps: pd.DataFrame, duration_s: float) -> dict:
             "prefill": int(((prefill > 0) & (decode == 0)).sum()),
             "decode": int(((prefill == 0) & (decode > 0)).sum()),
             "mixed": int(((prefill > 0) & (decode > 0)).sum()),
-            "other": int((batch == 0).sum()),  # nothing computed: the engine waited for a transfer
         },
         "mean_step_ms": float(seconds.mean() * 1000) if some else None,
         "mean_batch": float(batch.mean()) if some else None,

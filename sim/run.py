@@ -23,7 +23,7 @@ from .config import SettingsError, SimulationConfig
 from .core import EngineCore
 from .decisions import DecisionRecorder, log_bytes
 from .engine import Engine
-from .inputs import Inputs, make_estimator, resolve, uses_prefix_cache  # noqa: F401  (make_estimator: for others)
+from .inputs import Inputs, make_estimator, resolve  # noqa: F401  (make_estimator: for others)
 from .metrics import summarise
 from .recorder import StepRecorder, request_frame
 from .results import RunResult, RunRows
@@ -180,9 +180,9 @@ class Simulation:
         kv = self.spec.kv_name
         kind = ledger_class(kv)
         wanted = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
-        caching = wanted and uses_prefix_cache(policy)
+        caching = wanted and policy.uses_prefix_cache
         options = {}
-        if getattr(kind, "caches_prefixes", kv == "paged"):
+        if kind.caches_prefixes:
             options = {
                 "prefix_caching": caching,
                 "shared_contents": shared_contents(self.inputs.workload, hardware.block_tokens) if caching else 0,
@@ -210,7 +210,7 @@ def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
     """A new policy that can serve the requests of `inputs`. Raises PolicyError or SettingsError where it cannot."""
     hardware, longest = inputs.hardware, inputs.workload.longest
     policy = spec.build(hardware.limits, inputs.estimator if spec.policy.uses_estimator else None)
-    budget = getattr(policy, "prompt_budget", None)
+    budget = policy.prompt_budget
     if budget is not None and budget < longest:
         raise SettingsError(
             f"policy {spec.label} computes prompts whole, in steps of {budget} tokens at most, and the longest request has "
@@ -225,7 +225,7 @@ def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:
     changes: dict = {"policy": (spec.label,)}
     if not spec.policy.uses_estimator:
         changes["estimator"] = "paper"
-    if config.prefix_caching and not uses_prefix_cache(spec.policy):
+    if config.prefix_caching and not spec.policy.uses_prefix_cache:
         changes["prefix_caching"] = None
     return config.model_copy(update=changes)
 

@@ -118,6 +118,7 @@ class RequestSource:
             slo_ttft_s=workload.slo_ttft_s[row],
             slo_tpot_s=workload.slo_tpot_s[row],
             stage=int(workload.stage[row]),
+            text=self._told(int(workload.group[row]))[1],
         )
 
     def submit(self, request_id: str, output_tokens: int, *, group: int = -1, **values) -> None:
@@ -134,9 +135,12 @@ class RequestSource:
         self.on_submit(self.submitted)
 
     def _application(self, group: int) -> Application:
+        return Application(group, self.group_names[group], self.clock.now, *self._told(group))
+
+    def _told(self, group: int) -> tuple[str | None, str | None]:
+        """Kind and input text of an application; None where the workload has none."""
         info = self.workload.applications.get(group)
-        kind, text = (info.kind, info.text) if info is not None else (None, None)
-        return Application(group, self.group_names[group], self.clock.now, kind, text)
+        return (None, None) if info is None else (info.kind, info.text)
 
     def _route(self, group: int) -> int:
         if len(self.engines) == 1:

@@ -41,6 +41,7 @@ class KvLedger(ABC):
     """
 
     name: str
+    caches_prefixes = False  # True: built with prefix_caching and shared_contents (see PagedLedger)
 
     def __init__(self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0) -> None:
         if num_blocks < 1 or block_tokens < 1:
@@ -126,6 +127,8 @@ class KvLedger(ABC):
         """int64[steps]: blocks that `rows`, each decoding one token a step, newly take at each step."""
         slack = self.slack_tokens(rows)
         first = np.bincount(slack[slack < steps], minlength=steps)
+        if steps <= self.block_tokens:
+            return first  # too short for anybody to take two
         # A row that takes a block at step s takes the next one block_tokens steps later: sum the first takings
         # over every earlier step of the same phase.
         size = self.block_tokens

@@ -43,6 +43,7 @@ class PagedLedger(KvLedger):
     """
 
     name = "paged"
+    caches_prefixes = True
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from policy_runs import BE, RT, Desk
 from twinserve.policies.base import EngineLimits
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.plan import StepOutcome
 from twinserve.policies.registry import parse_policy
 
@@ -369,6 +370,26 @@ def test_the_token_budget_binds_the_best_effort_part_too():
         assert desk.order(0.0) == batch
 
 
+def test_a_replacement_keeps_to_the_token_budget():
+    desk = Counter(limits=EngineLimits(max_num_batched_tokens=16))
+    desk.arrives("a", 40, ttft=1.0)
+    desk.arrives("b", 4, ttft=1.0)
+    desk.arrives("x", 12)
+    desk.arrives("y", 12)
+    assert desk.order(0.0) == "abx"  # a and x, y in the place of b: 24 tokens beside the longest
+
+
+def test_who_comes_instead_of_a_dropped_one_keeps_to_the_token_budget():
+    """x was packed as one token; dropped, it leaves its place to y, whose prompt is too long for it."""
+    desk = Counter("replacement=false", blocks=10, limits=EngineLimits(max_num_batched_tokens=16))
+    desk.arrives("x", 23)
+    assert desk.order(0.0) == "x"
+    desk.arrives("a", 20, ttft=1.0, at=0.1)
+    desk.arrives("y", 17, at=0.1)
+    assert desk.order(0.1) == "a"
+    assert desk.preempted() == [("x", "recompute")]
+
+
 def test_chunks():
     desk = Counter("chunk=8")
     desk.arrives("a", 20, ttft=1.0)
@@ -384,5 +405,5 @@ def test_the_ledger_is_the_bidirectional_one_unless_it_is_ablated():
 def test_a_policy_without_best_effort_part_refuses_best_effort_requests():
     desk = Counter("best_effort=false")
     desk.arrives("x", 4)
-    with pytest.raises(ValueError, match="'x' is best-effort"):
+    with pytest.raises(PolicyError, match="'x' is best-effort"):
         desk.iteration(0.0)

@@ -115,7 +115,7 @@ def test_a_step_keeps_to_the_token_budget(policy):
     assert max(len(d.grants) for d in sim.audits[0].decisions) == 8
 
 
-@pytest.mark.parametrize("policy", ["preemptive-wait"])
+@pytest.mark.parametrize("policy", ["bros", "bros:kv=paged", "bros:chunk=64", "preemptive-wait"])
 def test_whole_prompts_exceed_the_token_budget_as_far_as_they_may(policy):
     """The auditor has looked at every step; here: the budget was short, and one prompt did exceed it."""
     limits = EngineLimits(max_num_seqs=16, max_num_batched_tokens=100)

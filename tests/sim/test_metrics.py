@@ -185,7 +185,7 @@ def test_memory_and_scheduler_by_hand():
     assert kv["preemptions"] == {"recompute": 2, "swap": 1}
     assert kv["swapped_bytes"] == {"to_host": 7, "to_device": 5}
     assert kv["prefix_hit_rate"] == 0.5  # what was never admitted had no chance to hit
-    assert scheduler["steps_by_kind"] == {"prefill": 1, "decode": 1, "mixed": 1, "other": 0}
+    assert scheduler["steps_by_kind"] == {"prefill": 1, "decode": 1, "mixed": 1}
     assert scheduler["mean_batch"] == pytest.approx(8 / 3)
     assert scheduler["mean_step_tokens"] == pytest.approx((90 + 2 + 13) / 3)
     assert scheduler["mean_waiting"] == pytest.approx((4 + 8) / 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from twinserve.sim.config import PRESETS, SettingsError, SimulationConfig
+from twinserve.sim.config import PRESETS, SettingsError, SimulationConfig, parse_slo
 from twinserve.sim.presets import with_defaults
 
 HYBRID = PRESETS["bros-hybrid"]
@@ -68,3 +68,9 @@ def test_a_file_that_is_no_run_is_a_settings_error(tmp_path, text, said):
         with_defaults(SimulationConfig(), file=path)
     with pytest.raises(SettingsError, match="there is: bros-hybrid"):
         with_defaults(SimulationConfig(), "bros-hybird")
+
+
+@pytest.mark.parametrize("text", ["ttft=0,tpot=1", "ttft=1,ttft=2", "ttft=1", "tpot=x"])
+def test_objectives_that_make_no_sense_are_a_settings_error(text):
+    with pytest.raises(SettingsError, match="--slo"):
+        parse_slo(text)

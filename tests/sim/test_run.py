@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from harness import Toy
 from twinserve.policies.base import EngineLimits, Policy
-from twinserve.policies.bros import BrosPolicy
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.paged import PagedLedger
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
@@ -105,8 +104,7 @@ def test_policies_without_an_estimator_get_none(inputs, policy):
     assert resolve(SimulationConfig(**SMALL, policy=(policy, "bros"), estimator="perfect"))
 
 
-def test_a_policy_that_looks_up_no_prefix_gets_no_prefix_cache(monkeypatch):
-    monkeypatch.setattr(BrosPolicy, "uses_prefix_cache", False, raising=False)
+def test_a_policy_that_looks_up_no_prefix_gets_no_prefix_cache():
     bros = ("bros", "bros:kv=paged")
     with pytest.raises(SettingsError, match="--prefix-caching: no prefix is looked up by bros, bros:kv=paged"):
         resolve(SimulationConfig(**SMALL, policy=bros, prefix_caching=True))
@@ -124,7 +122,6 @@ def test_a_ledger_says_itself_whether_it_caches_prefixes(inputs, monkeypatch):
 
     class Other(PagedLedger):
         name = "other"
-        caches_prefixes = True
 
     monkeypatch.setattr(run, "ledger_class", lambda name: Other if name == "other" else ledger_class(name))
     ledger = Simulation(inputs, PolicySpec("vllm", kv="other")).engines[0].core.ledger

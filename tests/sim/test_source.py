@@ -266,3 +266,9 @@ def test_an_application_is_known_before_its_requests():
         ("r2", 1),
         ("r3", 1),
     ]
+
+
+def test_rows_carry_the_text_of_their_application():
+    workload = groups([0, NAN, 1], [2, 1, 1], [0, 0, -1], [0, 1, 0], applications={0: ApplicationInfo("summary", "a text")})
+    table = simulate(workload, model=STEP).engines[0].core.requests
+    assert dict(zip(table.ids, table.text, strict=True)) == {"r0": "a text", "r2": None, "r1": "a text"}
