@@ -63,7 +63,7 @@ def test_a_text_becomes_options_of_the_policys_types():
         ("bros:chunk=0", "policy 'bros', option chunk=0: should be greater than or equal to 1"),
         (
             "bros:kv=pagd",
-            "no KV ledger 'pagd' (did you mean 'paged'?); there are bidirectional, paged",
+            f"no KV ledger 'pagd' (did you mean 'paged'?); there are {', '.join(ledger_names())}",
         ),
         ("bros:", "policy 'bros': expected option=value, not ''"),
         ("bros:chunk", "policy 'bros': expected option=value, not 'chunk'"),
