@@ -15,7 +15,9 @@ ELEMENTS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 def compile_all(capability: int, name: str) -> list[str]:
     """Compile every kernel in the forms that models of head size 128 use, for compute capability `capability` (90:
     Hopper) and elements of type `name`. A line for each: name, element type, settings, shared memory in bytes,
-    registers a thread, bytes of stack (what did not fit into registers). Raises RuntimeError where Triton interprets, and whatever Triton raises."""
+    registers a thread, bytes of stack (what did not fit into registers).
+
+    Raises RuntimeError where Triton interprets, and whatever Triton raises."""
     import triton
 
     from ..backends.live.attention import launch, triton_kernel
