@@ -147,7 +147,8 @@ class Bench:
         for name, tokens in hits.items():
             self._held[name].computed = tokens
         work = self._composition(grants)
-        planned = PlannedStep(grants, hits, **moves)
+        joining = {name: 0 for name in grants if not self._held[name].computed}
+        planned = PlannedStep(grants, joining | hits, **moves)
         self._exec_s = 0.0
         on_core, started = time.thread_time(), time.perf_counter()
         answer = self.engine.step(planned)
