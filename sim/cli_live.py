@@ -36,6 +36,7 @@ def replay(
     weights: Literal["safetensors", "dummy", "auto"] = "safetensors",
     dtype: str = "auto",
     graphs: _Flag = False,
+    physical: _Flag = False,
     engine_arg: _EngineArgs = None,
     steps: Path | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
@@ -65,6 +66,9 @@ def replay(
         Of weights and KV; auto: float32 for tiny, else the model's.
     graphs: bool
         CUDA graphs and compilation.
+    physical: bool
+        KV lies in the bidirectional ledger's own blocks and slots, in a pool of exactly its size; otherwise its memory is
+        accounted beside a larger pool of vLLM's.
     engine_arg: list[str]
         NAME=VALUE, further vLLM engine arguments; may be repeated.
     steps: Path
@@ -82,7 +86,13 @@ def replay(
         raise SettingsError("--out is for a free replay; a locked one writes its steps with --steps FILE.parquet")
     if mode == "free" and steps is not None:
         raise SettingsError("--steps is for a locked replay; a free one writes a whole run with --out DIR")
-    options = {"weights": weights, "dtype": dtype, "graphs": graphs, "extra": engine_arguments(engine_arg)}
+    options = {
+        "weights": weights,
+        "dtype": dtype,
+        "graphs": graphs,
+        "physical": physical,
+        "extra": engine_arguments(engine_arg),
+    }
     if mode == "locked":
         _locked(run, model, options, steps, as_json, quiet)
     else:
@@ -141,30 +151,32 @@ def _locked(run: Path, model: str, options: dict, steps: Path | None, as_json: b
     from .decisions import FILE, read_log
     from .live import blank_settings, settings_for
     from .replay import replay_locked
+    from .replay_physical import replay_physical
 
     log = read_log(run / FILE)
+    physical = options["physical"]
     settings = settings_for(log.run, log.longest, log.step_tokens, blank_settings(**options))
     with RunProgress(shown=not (quiet or as_json)) as progress, live_engine(settings, model) as engine:
         progress.begin("locked replay")
         texts = PromptTexts(engine.vocab, engine.settings.block_tokens, log.run["config"]["seed"])
-        found = replay_locked(log, engine, texts, progress.steps)
+        found = (replay_physical if physical else replay_locked)(log, engine, texts, progress.steps)
         version = engine.version
     if steps is not None:
         partial = steps.with_name(f".{steps.name}.partial")
         found.steps.to_parquet(partial, index=False)
         os.replace(partial, steps)
-    summary = locked_summary(found, log.run, version)
     if as_json:
-        sys.stdout.write(dump_json(summary))
+        sys.stdout.write(dump_json(locked_summary(found, log.run, version, physical)))
     else:
-        print_lines(f"Locked replay of {log.run['label']} on vLLM {version}", locked_lines(found, log.run))
+        print_lines(f"Locked replay of {log.run['label']} on vLLM {version}", locked_lines(found, log.run, physical))
 
 
-def locked_summary(found: LockedReplay, run: dict, version: str) -> dict:
-    """A locked replay as plain values; seconds, percent."""
+def locked_summary(found: LockedReplay, run: dict, version: str, physical: bool = False) -> dict:
+    """A locked replay as plain values; seconds, percent. physical: it ran on a layout made real."""
     return {
         "policy": run["label"],
         "ledger": run["kv"]["ledger"],
+        "memory": "physical" if physical or is_physical(run) else "accounted",
         "vllm": version,
         "steps": len(found.steps),
         "drift": found.drift,
@@ -178,17 +190,19 @@ def locked_summary(found: LockedReplay, run: dict, version: str) -> dict:
 
 
 def is_physical(run: dict) -> bool:
-    """Whether the ledger's blocks are the engine's own, to the block; otherwise memory is accounted beside it."""
+    """Whether the ledger's blocks are the engine's own, to the block, without `--physical`."""
     return run["policy"]["name"] == "vllm" and run["kv"]["ledger"] == "paged"
 
 
-def locked_lines(found: LockedReplay, run: dict) -> list[tuple[str, str]]:
+def locked_lines(found: LockedReplay, run: dict, physical: bool = False) -> list[tuple[str, str]]:
     error = found.error()
     lines = [
         ("steps executed", f"{len(found.steps):,}"),
         ("steps that drifted", f"{found.drift:,}" + (f" ({found.first_drift})" if found.drift else "")),
     ]
-    if is_physical(run):
+    if physical:
+        lines.append(("KV memory", f"physical: in the ledger's own slots, {run['kv']['num_blocks']:,} blocks in all"))
+    elif is_physical(run):
         lines.append(("free blocks differ after", f"{found.free_blocks_differ:,} steps"))
         lines.append(("cached blocks evicted", f"{found.evictions:,}"))
         lines.append(("KV memory", "physical: vLLM's pool is the ledger's, to the block"))
@@ -229,4 +243,5 @@ def _free(
         sys.stdout.write(dump_json({"simulated": simulated.summary, "live": result.summary, "engine": result.config["live"]}))
     else:
         label = simulated.config["label"]
-        print_table({f"{label} simulated": simulated, f"{label} live": result}, [drift])
+        memory = f"KV memory of the live run: {result.config['live']['memory']}"
+        print_table({f"{label} simulated": simulated, f"{label} live": result}, [drift, memory])

@@ -14,8 +14,11 @@ from ..policies.registry import PolicySpec
 from ..policies.requests import RequestTable
 from .clock import Clock
 from .config import SettingsError
+from .engine import Engine
 from .inputs import Inputs
 from .run import Report, Simulation, describe
+
+_WIDE_TABLE = 2048  # blocks
 
 
 class WallClock(Clock):
@@ -45,6 +48,8 @@ class LiveRun(Simulation):
 
     wall  True: requests arrive in wall time, and everything that takes time counts. False: the clock advances by the
           measured time of each step and jumps over idle time.
+    predicted  the clock advances by the time that the profile predicts for each step, as in a simulation: the same
+          decisions, made again and carried out (not with `wall`)
     logprobs  of so many best tokens for every output, in `answers`
     texts     token ids of the prompts; by default drawn from the run's seed
     """
@@ -58,11 +63,14 @@ class LiveRun(Simulation):
         wall: bool = True,
         logprobs: int | None = None,
         texts: PromptTexts | None = None,
+        predicted: bool = False,
     ) -> None:
         if inputs.config.replicas != 1:
             raise SettingsError("--replicas: one live engine is one replica; drop it")
+        if inputs.config.async_scheduling:
+            raise SettingsError("--async-scheduling: the engine in this process steps synchronously; drop it (vllm serve can)")
         self.live = engine
-        self.wall = wall
+        self.wall, self.predicted = wall, predicted
         self.answers = []
         self._best = logprobs
         self._texts = texts or PromptTexts(engine.vocab, inputs.hardware.block_tokens, inputs.config.seed)
@@ -80,9 +88,20 @@ class LiveRun(Simulation):
         twin.fast = False
         backend = LiveBackend(requests, self.live, twin, self._texts, self.clock.wall_s if self.wall else None)
         backend.on_answer = self.answers.append
+        backend.predicted = self.predicted
         if self._best is not None:
             backend.record_logprobs(self._best)
         return backend
+
+    def _engine(self, replica: int) -> Engine:
+        engine = super()._engine(replica)
+        if self.live.settings.physical:
+            engine.backend.lay_out(engine.core.ledger)
+        return engine
+
+    def _own_pool(self) -> bool:
+        """Whether vLLM's own memory is the ledger's, to the block."""
+        return self.spec.name == "vllm" and self.spec.kv_name == "paged"
 
     def described(self) -> dict:
         """For run.json: the engine, and how faithfully it did what it was told."""
@@ -99,7 +118,8 @@ class LiveRun(Simulation):
             "vllm": engine.version,
             "model": str(engine.settings.model),
             "num_blocks": engine.num_blocks,
-            "pace": "wall" if self.wall else "measured",
+            "memory": "physical" if engine.settings.physical or self._own_pool() else "accounted",
+            "pace": "predicted" if self.predicted else "wall" if self.wall else "measured",
             "steps": scheduler.steps,
             "drift": scheduler.drift,
             "first_drift": scheduler.first_drift,
@@ -132,6 +152,8 @@ def settings_for(run: dict, longest: int, step_tokens: int, settings: LiveSettin
     """`settings` with the sizes that the run described by run.json needs: the ledger's pool or more, host memory. longest:
     prompt and output tokens of the longest request; step_tokens: new tokens of the longest step."""
     kv, limits = run["kv"], run["limits"]
+    if settings.physical:
+        return physical_settings(run, longest, step_tokens, settings)
     # Policy vllm is vLLM's own, so its pool is the ledger's to the block. Others allocate in another order, or lay KV out
     # as vLLM does not: their pool must never bind, and the ledger's account is the one that counts.
     exact = run["policy"]["name"] == "vllm"
@@ -145,4 +167,29 @@ def settings_for(run: dict, longest: int, step_tokens: int, settings: LiveSettin
         prefix_caching=kv["prefix_caching"],
         # Room that a step gives up is free in the next one only, so a full host needs some more than the ledger counts.
         swap_blocks=0 if exact else kv["host_blocks"] + min(kv["host_blocks"], kv["num_blocks"]) // 2,
+    )
+
+
+def physical_settings(run: dict, longest: int, step_tokens: int, settings: LiveSettings) -> LiveSettings:
+    """As `settings_for`, for an engine on which the ledger's layout is made real: device and host have what the ledger
+    has, to the block. Raises SettingsError for a ledger that has no layout of its own."""
+    kv, limits = run["kv"], run["limits"]
+    if kv["ledger"] != "bidirectional":
+        raise SettingsError(
+            f"--physical lays KV out as ledger bidirectional does, and policy {run['label']} runs on {kv['ledger']}: "
+            "drop it, or add kv=bidirectional to the policy"
+        )
+    size, blocks = kv["block_tokens"], -(-longest // kv["block_tokens"])
+    # A best-effort request may lie in many blocks of few tokens each. Its table has room for the worst case in a small
+    # pool, and in a large one for as much as costs the worker little.
+    widest = min(kv["num_blocks"], longest, max(_WIDE_TABLE, 4 * blocks))
+    return replace(
+        settings,
+        num_blocks=kv["num_blocks"],
+        block_tokens=size,
+        max_num_seqs=limits["max_num_seqs"],
+        max_step_tokens=max(step_tokens, limits["max_num_seqs"]),
+        max_model_len=max(longest + 1, widest * size),
+        prefix_caching=False,
+        swap_blocks=kv["host_blocks"],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ...policies.plan import Direction, Preemption, StepOutcome, StepPlan
 from ...policies.requests import RequestTable, State
 from ..simulated import Executed, SimulatedBackend, Transfers
 from .engine import VllmEngine
+from .physical_layout import PhysicalMemory
 from .planned import PlannedStep
 from .prompts import PromptTexts
 from .versions import LiveEngineError
@@ -37,7 +38,9 @@ class LiveBackend:
             runs on measured step times alone, and idle time costs nothing
     """
 
-    def __init__(self, requests: RequestTable, engine: VllmEngine, twin: SimulatedBackend, texts: PromptTexts, pace=None) -> None:
+    def __init__(
+        self, requests: RequestTable, engine: VllmEngine, twin: SimulatedBackend, texts: PromptTexts, pace=None
+    ) -> None:
         self.requests = requests
         self.engine = engine
         self.twin = twin
@@ -50,6 +53,13 @@ class LiveBackend:
         self._coming: set[str] = set()  # swapped in on paper, not granted yet; only asked, never walked through
         self._rows: dict[str, int] = {}
         self._logprobs: int | None = None
+        self.memory: PhysicalMemory | None = None
+        self.predicted = False  # True: steps take as long as `twin` says, whatever the engine needs
+
+    def lay_out(self, ledger) -> None:
+        """From now on KV lies where `ledger` says (for an engine that was built for it). Raises LiveEngineError for a
+        ledger without a layout of its own."""
+        self.memory = PhysicalMemory(ledger)
 
     def expect(self, row: int, output_tokens: int) -> None:
         """The request in `row` was submitted: hand it to the engine."""
@@ -71,10 +81,14 @@ class LiveBackend:
 
     def execute(self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0) -> Executed:
         """Run `plan` on the engine. `emitting`: bool[n]. `overhead_s` counts only where no wall clock paces the run."""
-        requests, ids = self.requests, self.requests.ids
-        moved = self.twin.transfer(plan.moves, now)  # accounted bytes; what the engine really moves is measured with it
+        ids = self.requests.ids
+        twin = self.twin.execute(plan, emitting, now, overhead_s) if self.predicted else None
+        # accounted bytes; what the engine really moves is measured with it
+        moved = twin or self.twin.transfer(plan.moves, now)
         work = self.twin.composition(plan, emitting)
         planned = self.planned(plan)
+        if self.memory is not None:
+            planned = replace(planned, layout=self.memory.step(plan))
         room = self.engine.settings.max_step_tokens
         if plan.tokens.sum() > room:
             raise LiveEngineError(
@@ -92,7 +106,7 @@ class LiveBackend:
             odd = sorted(emitted ^ {ids[row] for row in rows.tolist()})
             raise LiveEngineError(f"the engine emitted other tokens than planned: {', '.join(odd[:3])} ({self.drift()})")
         predicted = self.twin.model.step_seconds(work)
-        physical = bool(planned.swapped_in) or any(kind is Preemption.SWAP for _, kind in planned.preempted)
+        physical = self._moves(planned)
         self.steps.append(
             TimedStep(
                 now, seconds, predicted, int(work.prefill_new.sum()), work.decode_requests, work.decode_context, physical
@@ -104,6 +118,10 @@ class LiveBackend:
         end = now + overhead_s + seconds if self.pace is None else max(self.pace(), np.nextafter(now, np.inf))
         finished = [self._rows.pop(name) for name in answer.finished]
         outcome = StepOutcome(now, np.array([end]), rows, [row for row in plan.rows.tolist() if row in set(finished)])
+        if twin is not None:
+            if set(twin.outcome.finished) != set(finished):
+                raise LiveEngineError(f"the engine ended other requests than predicted ({self.drift()})")
+            return twin
         return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, {})
 
     def planned(self, plan: StepPlan) -> PlannedStep:
@@ -116,7 +134,7 @@ class LiveBackend:
         for name, row in self._holds.items():
             if requests.state[row] != State.RUNNING and name not in preempted:
                 preempted[name] = Preemption.SWAP if requests.state[row] == State.SWAPPED else Preemption.RECOMPUTE
-        if not self.engine.settings.swap_blocks and Preemption.SWAP in preempted.values():
+        if self.memory is None and not self.engine.settings.swap_blocks and Preemption.SWAP in preempted.values():
             raise LiveEngineError("the policy swaps, but the engine was built without host memory: give it --host-blocks")
         for name in preempted:
             del self._holds[name]
@@ -131,9 +149,20 @@ class LiveBackend:
             self._holds[ids[row]] = row
         return PlannedStep(plan.named(ids), hits, tuple(preempted.items()), swapped_in)
 
+    @staticmethod
+    def _moves(planned: PlannedStep) -> bool:
+        """Whether the engine copies KV in this step."""
+        if planned.layout is not None:
+            return planned.layout.moves
+        return bool(planned.swapped_in) or any(kind is Preemption.SWAP for _, kind in planned.preempted)
+
     def transfer(self, moves, now: float) -> Transfers:
         """Moves of a plan without a step: accounted; the engine makes them with the next step."""
+        if self.memory is not None:
+            self.memory.follow(moves)
         moved = self.twin.transfer(moves, now)
+        if self.predicted:
+            return moved
         moved.ready_s = {}
         moved.before = moved.beside = now
         return moved

@@ -30,6 +30,7 @@ class LiveSettings:
     block_tokens    tokens a KV block
     max_step_tokens tokens the engine can compute in one step (room for them is set aside)
     swap_blocks     blocks of host memory for swapped KV; 0: no swapping
+    physical        plans come with a layout, and KV lies where it says (docs/kernel.md)
     graphs          CUDA graphs and compilation (GPU only)
     threads         of the CPU engine; small models are fastest with one
     extra           further vLLM engine arguments
@@ -45,6 +46,7 @@ class LiveSettings:
     dtype: str = "float32"
     prefix_caching: bool = False
     swap_blocks: int = 0
+    physical: bool = False
     graphs: bool = False
     threads: int = 1
     kv_gib: int = 1
@@ -148,9 +150,32 @@ class VllmEngine:
         if settings.swap_blocks:
             extra = {"host_blocks": settings.swap_blocks}
             arguments["kv_transfer_config"] = KVTransferConfig(**CONNECTOR, kv_connector_extra_config=extra)
+        if settings.physical:
+            arguments |= self._physical()
         arguments |= settings.extra
         known = {name: value for name, value in arguments.items() if name in EngineArgs.__dataclass_fields__}
         return LLMEngine.from_engine_args(EngineArgs(**known))
+
+    def _physical(self) -> dict:
+        """Arguments of an engine whose layout is the ledger's. Engines built later are as usual."""
+        from vllm.config import KVTransferConfig
+
+        from .attention import backend, registration
+        from .physical import CONNECTOR as PHYSICAL_CONNECTOR
+
+        # One request may lie in more blocks than its length needs; the worker's tables are as wide as this allows.
+        os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # physical.py knows how V1 is told of a changed table
+        registration.register()
+        self._exit.callback(registration.unregister)
+        extra = {"host_blocks": max(self.settings.swap_blocks, 1)}
+        return {
+            "scheduler_cls": "twinserve.backends.live.physical.PhysicalScheduler",
+            "kv_transfer_config": KVTransferConfig(**PHYSICAL_CONNECTOR, kv_connector_extra_config=extra),
+            "attention_backend": registration.BACKEND_NAME,
+            "worker_extension_cls": registration.WORKER_EXTENSION,
+            "additional_config": {backend.PARTIAL_BLOCKS: True},
+        }
 
     def _check_settings(self) -> None:
         scheduler, settings = self.scheduler, self.settings

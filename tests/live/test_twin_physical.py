@@ -1,0 +1,229 @@
+"""The bidirectional ledger's layout made real: KV lies in the ledger's own blocks and slots on a pool of exactly its size.
+Answers are those of undisturbed requests, every slot holds what the ledger says, and a single wrong move shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from twinserve.backends.live import tiny_model
+from twinserve.backends.live.engine import LiveSettings, VllmEngine
+from twinserve.backends.live.prompts import PromptTexts
+from twinserve.backends.live.tiny_model import VOCAB, write_model
+from twinserve.policies.plan import Direction, StepPlan
+from twinserve.policies.requests import RequestClass
+from twinserve.sim.decisions import parse_log
+from twinserve.sim.live import LiveRun, live_settings
+from twinserve.sim.replay_physical import replay_physical
+from twinserve.sim.run import run_policy
+
+from .test_physical_layout import SETTINGS, inputs_for
+from .test_twin import TIE, Bench, check_answers
+
+pytestmark = [pytest.mark.slow, pytest.mark.live]
+
+BLOCKS, SIZE = SETTINGS["num_blocks"], SETTINGS["block_tokens"]
+
+
+@pytest.fixture(scope="module")
+def bench(vllm, tmp_path_factory) -> Iterator[Bench]:
+    inputs = inputs_for()
+    model = write_model(tmp_path_factory.mktemp("tiny_llama"))
+    settings = live_settings(inputs, inputs.policies[0], LiveSettings(model, None, 0, 0, 0, 0, physical=True))
+    engine = VllmEngine(replace(settings, max_step_tokens=2400))
+    try:
+        assert (engine.num_blocks, settings.swap_blocks) == (BLOCKS, SETTINGS["host_blocks"])
+        yield Bench(engine, {})
+    finally:
+        engine.close()
+
+
+class Watch:
+    """Looks at the worker's memory after every step of a run, and spoils every slot that nobody owns.
+
+    counts  what happened, in slots where data moved and in steps else
+    """
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run, self.engine = run, run.live
+        self.ledger, self.backend = run.engines[0].core.ledger, run.backend
+        self.counts: Counter = Counter()
+        self.seen: dict[tuple[int, int, int], np.ndarray] = {}  # (row, times recomputed, token) -> its KV
+        self.before: dict[int, tuple[int, int]] = {}
+        self._execute, self.backend.execute = self.backend.execute, self.execute
+        for layer in self.layers:
+            layer.fill_(float("nan"))
+
+    @property
+    def layers(self) -> list:
+        """[blocks, slots, KV heads, head size], one for keys and one for values of each layer."""
+        from twinserve.backends.live.attention.cache import split_cache
+
+        return [part for tensor in self.engine.kv_tensors for part in split_cache(tensor, tiny_model.HEAD_DIM)]
+
+    def memory(self) -> np.ndarray:
+        """[slots, content] of the worker: a slot of the ledger is `SIZE` further here (vLLM's null block)."""
+        import torch
+
+        return torch.cat([layer.flatten(2).flatten(0, 1) for layer in self.layers], 1).numpy().copy()
+
+    def spoil(self, slots) -> None:
+        blocks, offsets = divmod(np.array(sorted(slots), np.int64), SIZE)
+        for layer in self.layers:
+            layer[blocks, offsets] = float("nan")
+
+    def account(self) -> dict[int, tuple[int, int]]:
+        """The ledger's: slot of the worker -> (row, token) whose KV is there. No slot is claimed twice."""
+        state = self.ledger._state
+        found: dict[int, tuple[int, int]] = {}
+        for row in np.flatnonzero(state.held).tolist():
+            missing = set(state.missing(row).tolist())
+            places = (self.ledger.places_of(row) + SIZE).tolist()
+            mine = {place: (row, token) for token, place in enumerate(places) if token not in missing}
+            assert not mine.keys() & found.keys()
+            found |= mine
+        return found
+
+    def execute(self, plan: StepPlan, *args):
+        state = self.ledger._state
+        self.spoil([slot for slot, (row, _) in self.before.items() if not state.tokens[row]])
+        self.note(plan)
+        executed = self._execute(plan, *args)
+        now, memory = self.account(), self.memory()
+        free = np.ones(len(memory), bool)
+        free[[*now, *self.before]] = False
+        assert np.isnan(memory[free]).all(), "something was written to a slot that nobody owns"
+        times = self.backend.requests.recomputes
+        for slot, (row, token) in now.items():
+            assert np.isfinite(memory[slot]).all(), f"token {token} of row {row} was lost"
+            first = self.seen.setdefault((row, int(times[row]), token), memory[slot])
+            assert np.array_equal(first, memory[slot]), f"slot {slot} holds something else than token {token} of row {row}"
+        self.spoil(set(range(len(memory))) - now.keys())
+        self.before = now
+        ended = executed.outcome.finished  # the ledger hears of them right after this
+        assert self.copies() == {row: np.flatnonzero(m).tolist() for row, m in state.host.items() if row not in ended}
+        if self.counts["steps"] % 16 == 0:
+            self.ledger.check()
+            self.engine.scheduler.connector.host.check()
+        return executed
+
+    def copies(self) -> dict[int, list[int]]:
+        """Tokens that the engine's host memory holds, by row."""
+        host, rows = self.engine.scheduler.connector.host, self.backend.requests.ids
+        return {row: host.tokens_of(name) for row, name in enumerate(rows) if host.tokens_of(name)}
+
+    def note(self, plan: StepPlan) -> None:
+        ledger = self.ledger
+        n, owner = ledger.num_blocks, ledger._state.owner
+        victims = {row for row, _ in plan.preempted}
+        for move in plan.moves:
+            whole = victims if move.direction is Direction.TO_HOST else plan.swapped_in
+            self.counts[move.direction.value, "whole" if move.row in whole else "slots"] += move.tokens
+        self.counts["steps"] += 1
+        self.counts["shared"] += bool(((owner[:n] >= 0) & (owner[n:] >= 0)).any())
+        self.counts["conflicts"] += bool(ledger.preemption_table())
+        self.counts["relocated"] += sum(r.source_slots[1] - r.source_slots[0] for r in ledger.relocations())
+        counts = [ledger.counts_of(row) for row in plan.rows.tolist()]
+        self.counts["left early"] += any((count[:-1] < SIZE).any() for count in counts)
+
+
+def physical_run(bench: Bench, policy: str = "bros", predicted: bool = True, **changes) -> tuple[LiveRun, Watch]:
+    inputs = inputs_for(policy, **changes)
+    bench.engine.scheduler.forget_counts()
+    run = LiveRun(inputs, inputs.policies[0], bench.engine, wall=False, predicted=predicted)
+    return run, Watch(run)
+
+
+def same_answers(bench: Bench, run: LiveRun) -> None:
+    rows = run.rows().requests
+    assert rows["finished"].all()
+    assert bench.engine.scheduler.drift == 0, bench.engine.scheduler.first_drift
+    assert check_answers(bench, run) > 0.95 * rows["output_tokens"].sum()
+
+
+def test_the_layout_is_physical(bench):
+    run, watch = physical_run(bench)
+    run.run()
+    same_answers(bench, run)
+    counts = watch.counts
+    happened = {name: counts[name] for name in ("shared", "conflicts", "left early", "relocated")}
+    happened |= {(way.value, what): counts[way.value, what] for way in Direction for what in ("whole", "slots")}
+    assert min(happened.values()) > 0, happened
+    assert run.rows().requests["recomputes"].sum() > 0
+    scheduler = bench.engine.scheduler
+    assert bench.engine.num_blocks == BLOCKS and len(bench.engine.kv_tensors[0]) == BLOCKS + 1
+    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS  # vLLM's manager was never asked
+    assert scheduler.connector.free_tokens == SETTINGS["host_blocks"] * SIZE
+    copied = {way: sum(size for d, size, _ in run.backend.transfers if d is way) for way in Direction}
+    slot_bytes = tiny_model.LAYERS * 2 * tiny_model.KV_HEADS * tiny_model.HEAD_DIM * 4
+    for way in Direction:
+        assert copied[way] == slot_bytes * (counts[way.value, "whole"] + counts[way.value, "slots"])
+
+
+@pytest.mark.parametrize("policy", ["bros", "bros:chunk=48", "vllm:kv=bidirectional"])
+def test_on_measured_time_and_other_policies(bench, policy):
+    run, watch = physical_run(bench, policy, predicted=False, requests=16)
+    run.run()
+    same_answers(bench, run)
+    assert watch.counts["shared"] > 0
+
+
+def test_a_locked_replay_makes_the_run_again(bench):
+    """Its decisions are those of the log, which were taken in runs of steps."""
+    inputs = inputs_for(requests=12, exact=False)
+    log = parse_log(run_policy(inputs, inputs.policies[0], decisions=True).decisions)
+    bench.engine.scheduler.forget_counts()
+    texts = PromptTexts(VOCAB, SIZE)
+    found = replay_physical(log, bench.engine, texts, inputs=inputs)
+    assert (len(found.steps), found.drift, found.free_blocks_differ) == (len(log.steps), 0, 0)
+    assert found.steps["moved"].sum() > 10
+    for request in log.requests:
+        prompt = texts.tokens(request.id, request.prompt_tokens, request.prefix)
+        told = found.tokens[request.id]
+        expected, margins = bench.undisturbed(request.id, prompt, request.output_tokens)
+        tie = next((i for i, margin in enumerate(margins) if margin < TIE), len(margins))
+        assert told[:tie] == expected[:tie] and len(told) == request.output_tokens
+
+
+def broken(bench: Bench) -> None:
+    """A run without anybody watching memory, whose answers are wrong."""
+    inputs = inputs_for()
+    bench.engine.scheduler.forget_counts()
+    run = LiveRun(inputs, inputs.policies[0], bench.engine, wall=False, predicted=True)
+    run.run()
+    with pytest.raises(AssertionError, match="told something else"):
+        check_answers(bench, run)
+
+
+def test_one_restore_left_out_is_seen(bench, monkeypatch):
+    from twinserve.backends.live.physical_host import SlotHost
+
+    carry, left_out = SlotHost.carry, []
+
+    def careless(self, stage):
+        if not left_out and stage.back and 4 < len(stage.back[0][1]) < SIZE:
+            left_out.append(stage.back.pop(0))
+        carry(self, stage)
+
+    monkeypatch.setattr(SlotHost, "carry", careless)
+    broken(bench)
+    assert len(left_out) == 1
+
+
+def test_a_wrong_direction_is_seen(bench, monkeypatch):
+    from twinserve.backends.live.attention.slots import BACKWARD
+    from twinserve.backends.live.physical_layout import PhysicalMemory, Table
+
+    table, steps = PhysicalMemory._table, Counter()
+
+    def wrong(self, row):
+        right = table(self, row)
+        backward = self.ledger.table.klass[row] == RequestClass.BEST_EFFORT
+        steps[row] += 1
+        return Table(right.entries - BACKWARD, right.counts) if backward and steps[row] == 10 else right
+
+    monkeypatch.setattr(PhysicalMemory, "_table", wrong)
+    broken(bench)
