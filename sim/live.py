@@ -157,12 +157,14 @@ def settings_for(run: dict, longest: int, step_tokens: int, settings: LiveSettin
     # Policy vllm is vLLM's own, so its pool is the ledger's to the block. Others allocate in another order, or lay KV out
     # as vLLM does not: their pool must never bind, and the ledger's account is the one that counts.
     exact = run["policy"]["name"] == "vllm"
+    # On a GPU vLLM's runner keeps a seat for every request that holds memory, paused ones too.
+    seats = limits["max_num_seqs"] if exact else 4 * limits["max_num_seqs"]
     return replace(
         settings,
         num_blocks=kv["num_blocks"] if exact else 2 * kv["num_blocks"] + limits["max_num_seqs"],
         block_tokens=kv["block_tokens"],
-        max_num_seqs=limits["max_num_seqs"],
-        max_step_tokens=max(step_tokens, limits["max_num_seqs"]),  # vLLM wants a token for each seat
+        max_num_seqs=seats,
+        max_step_tokens=max(step_tokens, seats),  # vLLM wants a token for each seat
         max_model_len=longest + 1,  # vLLM keeps one token's room for what it samples
         prefix_caching=kv["prefix_caching"],
         # Room that a step gives up is free in the next one only, so a full host needs some more than the ledger counts.

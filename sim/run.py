@@ -18,6 +18,7 @@ from ..policies.kv.base import KvLedger
 from ..policies.kv.paged_async import for_asynchronous
 from ..policies.registry import PolicySpec, ledger_class
 from ..policies.requests import RequestTable
+from ..traces.apps_truth import TrueDemand
 from .clock import Clock
 from .config import SettingsError, SimulationConfig
 from .core import EngineCore
@@ -217,6 +218,12 @@ def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
             f"{longest} (prompt and output: after a preemption both are computed again); set {policy.prompt_budget_setting} "
             f"to {longest} or more, or cut requests with --cap-length {budget}"
         )
+    predictor = getattr(policy, "predictor", None)
+    if predictor is not None:
+        if predictor.needs_truth:
+            predictor.truth = TrueDemand(inputs.workload)
+        # learned before the run, so that it is in no decision's time
+        predictor.prepare({info.kind for info in inputs.workload.applications.values()}, policy.cost)
     return policy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from twinserve.traces import synth
+from twinserve.traces import apps, synth
 from twinserve.traces.workload import WorkloadError
 
 MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/"
@@ -101,6 +101,7 @@ SYNTHETIC = {
     "sharegpt": "Poisson arrivals, lengths with ShareGPT's mean and deviation",
     "lmsys": "Poisson arrivals, lengths with LMSYS-Chat-1M's mean and deviation",
     "fixed:IN,OUT": "Poisson arrivals, every prompt IN and every output OUT tokens",
+    **apps.DESCRIPTIONS,
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from twinserve.traces import catalog, synth, transform
+from twinserve.traces import apps, catalog, synth, transform
 from twinserve.traces import replica as replicas
 from twinserve.traces.catalog import TraceInfo
 from twinserve.traces.download import (
@@ -56,7 +56,8 @@ def load_trace(
 
     seed          of generated arrivals and lengths, of replicas, and of spreading ticks
     raw_arrivals  keep coarse ticks as they were recorded; by default arrivals are spread
-    rate, count, duration_s   of generated arrivals only: requests/s, requests, seconds
+    rate, count, duration_s   of generated arrivals only: requests/s, requests, seconds; of `apps` count alone:
+                  applications
     format        the name of a file's format, where its content does not tell
     block_tokens, time_unit   tokens a hash id covers (Mooncake, Bailian), "ms" or "s" (Mooncake,
                   `custom`): where they are not the format's; refused for other formats
@@ -71,6 +72,12 @@ def load_trace(
         _need_unset(name, format=format, block_size=block_tokens, time_unit=time_unit)
         speed = 1.0 if rate is None else rate
         return synth.synth(name, rate=speed, count=count, duration_s=duration_s, seed=seed)
+    if apps.is_apps(name):
+        unused = {"rate": rate, "duration": duration_s, "format": format, "block_size": block_tokens, "time_unit": time_unit}
+        _need_unset(name, **unused)
+        places = {"search_path": search_path, "cache_dir": cache_dir, "offline": offline, "progress": progress}
+        number = {} if count is None else {"count": count}
+        return apps.load(name, seed=seed, raw_arrivals=raw_arrivals, **number, **places)
     _need_unset(name, count=count, duration=duration_s)
     options = ReadOptions(block_tokens, time_unit, rate, seed)
     info = catalog.resolve(name)
@@ -150,6 +157,8 @@ def fetch(
     """
     info = catalog.resolve(name)
     if info is None:
+        if apps.is_apps(name):
+            raise WorkloadError(f"'{name}' is generated: fetch {apps.ARRIVALS}, whose arrivals it takes")
         if synth.is_synthetic(name):
             raise WorkloadError(f"'{name}' is generated: there is nothing to fetch")
         raise catalog.unknown(name)

@@ -47,6 +47,7 @@ def take_rows(w: Workload, rows: np.ndarray) -> Workload:
         **columns,
         ids=[w.ids[i] for i in rows],
         group_names=[w.group_names[g] for g in kept],
+        applications={i: w.applications[g] for i, g in enumerate(kept.tolist()) if g in w.applications},
         prefix=None if w.prefix is None else blocks.take(w.prefix, rows),
     )
 
@@ -236,6 +237,7 @@ def merge(a: Workload, b: Workload) -> Workload:
         **columns,
         ids=a.ids + _renamed(b.ids, a.ids),
         group_names=a.group_names + _renamed(b.group_names, a.group_names),
+        applications={**a.applications, **{len(a.group_names) + g: info for g, info in b.applications.items()}},
         prefix=prefix,
         pool=a.pool or b.pool,
         provenance=Provenance(

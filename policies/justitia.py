@@ -1,0 +1,97 @@
+"""Justitia: applications one after another, in the order in which they would end if all were served fairly
+(Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applications").
+
+- *Cost* (Sec. IV-A): KV token-time, p*d + d(d+1)/2 for a request, the sum for an application (`cost=compute`: p + 2d,
+  the paper's Justitia/C).
+- *Demand* (Sec. IV-B): predicted once, when an application arrives (predictors.py).
+- *Order* (Sec. IV-C): the smallest virtual finish time F = V(a) + C first; V grows by M / N an iteration, M being the
+  KV tokens of the device and N the applications that are active in the fluid system (justitia_clock.py). F never
+  changes.
+- *Engine* (footnote 3): nobody is preempted for the sake of order. Where memory runs out the largest F gives way, and
+  comes back before anything that waits (justitia_batch.py).
+
+Ours, where the paper is open: time is counted in iterations of this engine, so V stands still while it idles; if it has
+nothing left to do the fluid system has not either, and is emptied (it may hold demand that was predicted too high).
+With `cost=compute` an iteration has no fixed capacity: the fluid system is given what the engine served. Ties: the
+application that came first, then the request that did.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from .base import EngineLimits, SystemView
+from .justitia_clock import VirtualClock
+from .justitia_demand import DemandPolicy, DemandQueueOptions
+from .justitia_queues import RankedQueue
+from .kv.base import KvLedger
+from .plan import StepOutcome, StepPlan
+from .requests import RequestTable
+
+
+class JustitiaOptions(DemandQueueOptions):
+    """cost  what applications are charged for: KV token-time, or tokens computed
+    M     KV tokens that the fluid system shares out in an iteration; none: all of the device's
+    """
+
+    cost: Literal["memory", "compute"] = "memory"
+    M: int | None = Field(None, ge=1)
+
+
+class JustitiaPolicy(DemandPolicy):
+    name = "justitia"
+    Options = JustitiaOptions
+
+    def __init__(self, limits: EngineLimits, options: JustitiaOptions | None = None, estimator=None) -> None:
+        super().__init__(limits, options, estimator)
+        self.waiting = RankedQueue()
+        self.clock = VirtualClock()
+        self.F: dict[int, float] = {}  # of applications by number; those of single requests while they are here
+        self._arrived: dict[int, int] = {}  # their number in order of arrival
+        self._arrivals = 0
+        self._present = 0  # requests here, waiting or not
+        self._last_end_s = -math.inf
+        self._unit = 0  # capacity of an iteration, token-iterations
+        self._served = 0  # since V was last set: iterations, or their cost
+
+    # -- applications ----------------------------------------------------------------------------------------------
+    def begins(self, number: int, demand: int, arrival_s: float) -> None:
+        self.clock.advance(self._served * self._unit)
+        self._served = 0
+        if not self._present and arrival_s > self._last_end_s:
+            self.clock.drain()
+        self.F[number] = self.clock.arrive(demand)
+        self._arrived[number] = self._arrivals
+        self._arrivals += 1
+
+    def enqueue(self, row: int, number: int) -> None:
+        self._present += 1
+        self.waiting.add(row, (self.F[number], self._arrived[number]))
+
+    def ends(self, row: int, number: int, cost: int) -> None:
+        self._present -= 1
+        if number < 0:
+            del self.F[number], self._arrived[number]
+
+    def rank(self, row: int) -> tuple:
+        number = self.application_of(row)
+        return self.F[number], self._arrived[number], row
+
+    # -- virtual time ----------------------------------------------------------------------------------------------
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
+        if not self._unit:
+            memory = self.options.M or ledger.num_blocks * ledger.block_tokens
+            self._unit = memory if self.options.cost == "memory" else 1
+        return super().plan(view, ledger)
+
+    def admitted(self, row: int, requests: RequestTable) -> None:
+        if self.options.cost == "compute":
+            self._served += int(requests.prompt_tokens[row])
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        steps = len(outcome.ends_s)
+        self._served += steps if self.options.cost == "memory" else 2 * steps * len(outcome.emitted)
+        self._last_end_s = float(outcome.ends_s[-1])

@@ -1,0 +1,96 @@
+"""GPS by itself, for the tests of Justitia: rates and events in fractions, no virtual time. And small runs in which an
+iteration takes one second."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+from policy_runs import ledger_of
+from twinserve.backends.pcie import PcieLink
+from twinserve.backends.simulated import SimulatedBackend
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.predictors import Predictor
+from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import RequestTable
+from twinserve.sim.clock import Clock
+from twinserve.sim.core import EngineCore
+from twinserve.sim.engine import Engine
+from twinserve.sim.recorder import StepRecorder, request_frame
+from twinserve.sim.source import RequestSource
+from twinserve.traces.apps import from_samples
+from twinserve.traces.apps_classes import Sample
+from twinserve.traces.apps_truth import TrueDemand
+
+
+def gps(arrivals, demands, capacity) -> list[Fraction]:
+    """When each application ends if all that are active are served at the same rate, `capacity` together."""
+    left = {i: Fraction(d) for i, d in enumerate(demands)}
+    active, ends, now = set(), {}, Fraction(0)
+    coming = sorted(range(len(arrivals)), key=lambda i: arrivals[i])
+    while len(ends) < len(left):
+        until = Fraction(arrivals[coming[0]]) if coming else None
+        if active:
+            least = min(left[i] for i in active)
+            end = now + least * len(active) / Fraction(capacity)
+            until = end if until is None else min(until, end)
+            served = (until - now) * Fraction(capacity) / len(active)
+            for i in active:
+                left[i] -= served
+        now = until
+        for i in sorted(active):
+            if left[i] == 0:
+                ends[i] = now
+                active.discard(i)
+        while coming and arrivals[coming[0]] <= now:
+            active.add(coming.pop(0))
+    return [ends[i] for i in range(len(ends))]
+
+
+class OneSecond:
+    """A step takes one second, whatever is in it."""
+
+    def step_seconds(self, work) -> float:
+        return 1.0
+
+    def decode_run_seconds(self, n, context, context_max, steps) -> np.ndarray:
+        return np.ones(steps)
+
+
+class BlockTruth(Predictor):
+    """An oracle that charges what requests really hold: their blocks, from the first iteration to the last."""
+
+    def __init__(self, options, demands: list[int]) -> None:
+        super().__init__(options)
+        self.demands = demands
+
+    def application(self, application, cost):
+        return self.demands[application.group]
+
+
+def app(stages, kind: str = "X") -> Sample:
+    """An application of (prompt, output) pairs, stage by stage."""
+    return Sample(kind, "", tuple(tuple(stage) for stage in stages))
+
+
+def run(policy, arrivals, samples, blocks, *, size=4, host=0, seats=10_000, demands=None, fast=True, kind="paged"):
+    """Applications of given stages, to the end. Returns when each application ended (seconds: iterations), the requests,
+    the engine. The policy is told the truth; with `demands`, these are what it predicts of applications."""
+    workload = from_samples(arrivals, samples)
+    longest = int((workload.prompt_tokens + workload.output_tokens).max())
+    limits = EngineLimits(max_num_seqs=seats, max_num_batched_tokens=100_000, max_model_len=longest)
+    table = RequestTable()
+    ledger = ledger_of(kind, table, blocks, size, host)
+    one = parse_policy(policy).build(limits)
+    if demands is not None:
+        one.predictor = BlockTruth(one.options, demands)
+    elif getattr(one, "predictor", None) is not None:
+        one.predictor.truth = TrueDemand(workload)
+    core = EngineCore(table, one, ledger)
+    clock, recorder = Clock(), StepRecorder()
+    engine = Engine(clock, core, SimulatedBackend(table, OneSecond(), PcieLink(1e15), limits, fast=fast), recorder)
+    source = RequestSource(clock, workload, [engine], size)
+    clock.run()
+    requests = request_frame(table, 0, source.group_names)
+    ends = requests.groupby("group").last_token_s.max()
+    return [float(ends[name]) for name in workload.group_names], requests, engine

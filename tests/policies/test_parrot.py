@@ -1,0 +1,54 @@
+"""Applications first come, first served."""
+
+from justitia_reference import app, run
+from policy_runs import Desk
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.requests import Application
+
+
+def test_the_requests_of_an_application_are_not_interleaved_with_the_next_ones():
+    # Memory for one request. With vLLM the second stage of the first application queues behind the second one.
+    samples = [app([[(1, 2)], [(1, 2)]]), app([[(1, 2)] * 3])]
+    assert run("parrot", [0.0, 1.0], samples, 1)[0] == [4.0, 10.0]
+    assert run("vllm", [0.0, 1.0], samples, 1)[0] == [10.0, 8.0]
+
+
+def test_an_application_that_came_first_holds_up_all_others():
+    samples = [app([[(1, 3)] * 5]), app([[(1, 1)]])]
+    assert run("parrot", [0.0, 0.0], samples, 1)[0] == [15.0, 16.0]
+
+
+def test_requests_of_no_application_queue_by_arrival():
+    desk = Desk("parrot", 20, limits=EngineLimits(max_num_seqs=1, max_model_len=64))
+    desk.submit("x", 4, 1)
+    desk.submit("s0", 4, 1, group=7)  # a group that nobody announced as an application of a class
+    desk.stepper.core.announce(Application(8, "app8", 0.0, "X"))
+    desk.submit("a0", 4, 1, group=8)
+    desk.submit("y", 4, 1)
+    desk.submit("a1", 4, 1, group=8)
+    desk.submit("s1", 4, 1, group=7)
+    assert [list(s)[0] for s in desk.scheduled(6)] == ["x", "s0", "a0", "a1", "y", "s1"]
+
+
+def test_who_lost_its_memory_comes_before_who_waits():
+    desk = Desk("parrot:preemption_mode=recompute,watermark=0", 4)
+    for name in "abc":
+        desk.submit(name, 7, 3)
+    first = desk.scheduled(3)
+    assert first[:2] == [{"a": 7, "b": 7}, {"a": 1, "b": 1}]
+    assert first[2] == {"a": 1} and desk.preempted() == [("b", "recompute")]
+    assert list(desk.step().scheduled) == ["b"]
+    assert list(desk.step().scheduled) == ["c"]
+
+
+def test_prompts_are_computed_in_parts_unless_told_otherwise():
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=64)
+    for policy, expected in (
+        ("parrot", [{"a": 6, "b": 2}, {"a": 1, "b": 4}, {"b": 1}]),
+        ("parrot:enable_chunked_prefill=false", [{"a": 6}, {"a": 1, "b": 6}, {"b": 1}]),
+    ):
+        desk = Desk(policy, 20, limits=limits)
+        desk.submit("a", 6, 2)
+        desk.submit("b", 6, 2)
+        assert desk.scheduled(3) == expected
+        assert not desk.stepper.core.active

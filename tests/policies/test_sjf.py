@@ -1,0 +1,51 @@
+"""Shortest first: requests by predicted duration, applications by what is left of their cost."""
+
+import pytest
+from justitia_reference import app, run
+from policy_runs import Desk
+from twinserve.policies.registry import RegistryError, parse_policy
+
+TRUTH = "predictor=perfect"
+
+
+def test_requests_go_by_their_output_whatever_application_they_belong_to():
+    samples = [app([[(1, 3), (1, 1)]]), app([[(1, 2), (1, 2)]])]
+    ends, requests, _ = run(f"vllm-sjf:{TRUTH}", [0.0, 0.0], samples, 1)
+    order = requests.sort_values("last_token_s").request_id.tolist()
+    assert order == ["X-0/0.1", "X-1/0.0", "X-1/0.1", "X-0/0.0"]
+    assert ends == [8.0, 5.0]
+
+
+def test_applications_go_by_the_cost_that_is_left():
+    """A costs 3 * 9 = 27 and B 10: B first. C comes when A has one request of 9 left and costs more than that."""
+    samples = [app([[(1, 3)] * 3]), app([[(3, 2), (1, 1)]]), app([[(4, 2)]])]
+    ends = run(f"srjf:{TRUTH}", [0.0, 0.0, 9.0], samples, 1, size=8)[0]
+    assert samples[1].requests == [(3, 2), (1, 1)]
+    assert ends == [12.0, 3.0, 14.0]
+
+
+def test_what_was_predicted_too_low_is_never_negative():
+    samples = [app([[(1, 3)] * 3]), app([[(1, 1)]])]
+    _, _, engine = run("srjf", [0.0, 0.0], samples, 1, demands=[5, 4])
+    assert engine.core.policy.remaining == {0: 0, 1: 2}  # the request of 1 + 1 tokens took 2
+
+
+def test_requests_of_unknown_length_are_taken_as_they_come():
+    desk = Desk("vllm-sjf", 20)
+    for name in "abc":
+        desk.submit(name, 4, 3)
+    assert list(desk.step().scheduled) == ["a", "b", "c"]
+
+
+def test_predictions_follow_what_has_ended():
+    desk = Desk("vllm-sjf", 20)
+    desk.submit("a", 4, 2)
+    desk.scheduled(2)
+    desk.submit("b", 4, 2)
+    desk.step()
+    assert desk.policy._duration == {1: 129}  # (256 + 2) / 2
+
+
+def test_a_predictor_of_applications_is_no_choice_for_requests():
+    with pytest.raises(RegistryError, match="predictor"):
+        parse_policy("vllm-sjf:predictor=mlp")
