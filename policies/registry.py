@@ -23,14 +23,28 @@ LEDGER_GROUP = "twinserve.kv"
 _HERE = __name__.rpartition(".")[0]
 _POLICIES = {
     "bros": "bros:BrosPolicy",
+    "echo": "echo:EchoPolicy",
+    "echo-bs": "echo:EchoBsPolicy",
+    "echo-bs-e": "echo:EchoBsEPolicy",
+    "echo-bs-e-s": "echo:EchoBsESPolicy",
+    "justitia": "justitia:JustitiaPolicy",
+    "kv-share": "justitia_share:KvSharePolicy",
+    "layerkv": "layerkv:LayerKvPolicy",
+    "parrot": "parrot:ParrotPolicy",
     "preemptive-wait": "preemptive_wait:PreemptiveWaitPolicy",
     "round-robin": "round_robin:RoundRobinPolicy",
+    "srjf": "sjf:SrjfPolicy",
     "vllm": "vllm:VllmPolicy",
+    "vllm-sjf": "sjf:VllmSjfPolicy",
     "vllm-v0": "vllm_v0:VllmV0Policy",
+    "vtc": "vtc:VtcPolicy",
 }
 _LEDGERS = {
     "bidirectional": "kv.bidirectional:BidirectionalLedger",
+    "layerwise": "kv.layerwise:LayerwiseLedger",
     "paged": "kv.paged:PagedLedger",
+    "paged-rc": "kv.task_aware:CountedLedger",
+    "task-aware": "kv.task_aware:TaskAwareLedger",
 }
 
 

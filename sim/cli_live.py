@@ -155,7 +155,7 @@ def _locked(run: Path, model: str, options: dict, steps: Path | None, as_json: b
 
     log = read_log(run / FILE)
     physical = options["physical"]
-    settings = settings_for(log.run, log.longest, log.step_tokens, blank_settings(**options))
+    settings = settings_for(log.run, log.longest, log.step_tokens, blank_settings(**options), log.blocks)
     with RunProgress(shown=not (quiet or as_json)) as progress, live_engine(settings, model) as engine:
         progress.begin("locked replay")
         texts = PromptTexts(engine.vocab, engine.settings.block_tokens, log.run["config"]["seed"])

@@ -66,6 +66,12 @@ class DecisionLog:
         return max((r.prompt_tokens + r.output_tokens for r in self.requests), default=0)
 
     @property
+    def blocks(self) -> int:
+        """KV blocks of all requests together."""
+        size = self.run["kv"]["block_tokens"]
+        return sum(-(-(r.prompt_tokens + r.output_tokens) // size) for r in self.requests)
+
+    @property
     def step_tokens(self) -> int:
         """New tokens of the longest step."""
         return max((sum(step.grants.values()) for step in self.steps), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..policies.base import EngineLimits
+from ..policies.base import EngineLimits, Policy
 from ..policies.estimators import BatchEstimator, LinearEstimator, PerfectEstimator
 from ..policies.registry import PolicySpec, ledger_class, parse_policy
 from ..profiles.bros import BrosLinearModel
@@ -57,6 +58,22 @@ class Inputs:
     def estimator(self) -> BatchEstimator:
         """What the policies of these runs believe about step times; one for all of them, as it has no state."""
         return make_estimator(self.config, self.hardware)
+
+    def estimator_for(self, policy: type[Policy]):
+        """What `policy` believes about step times: with `--estimator paper` its own paper's form, where it has one
+        (`fit_estimator`), fitted to the profile."""
+        if not policy.uses_estimator:
+            return None
+        fit = getattr(policy, "fit_estimator", None)
+        if fit is None or self.config.estimator != "paper":
+            return self.estimator
+        return _fitted(fit, self.hardware)
+
+
+@functools.lru_cache(maxsize=8)
+def _fitted(fit, hardware: Hardware):
+    """Fitting takes a while, and the policies of one comparison share the profile."""
+    return fit(hardware.profile, hardware.model)
 
 
 def resolve(config: SimulationConfig, progress=None) -> Inputs:

@@ -145,12 +145,18 @@ def live_settings(inputs: Inputs, spec: PolicySpec, settings: LiveSettings) -> L
         longest = max(longest, workload.pool.prompt_tokens[1] + workload.pool.output_tokens[1])
     engine = Simulation(inputs, spec).engines[0]
     step_tokens = engine.core.policy.step_tokens(longest)
-    return settings_for(describe(inputs, spec, engine), longest, step_tokens, settings)
+    size = inputs.hardware.block_tokens
+    text = workload.prompt_tokens + workload.output_tokens
+    blocks = int((-(-text // size)).sum()) + (0 if workload.pool is None else workload.pool.batch * -(-longest // size))
+    return settings_for(describe(inputs, spec, engine), longest, step_tokens, settings, blocks)
 
 
-def settings_for(run: dict, longest: int, step_tokens: int, settings: LiveSettings) -> LiveSettings:
+def settings_for(
+    run: dict, longest: int, step_tokens: int, settings: LiveSettings, most_blocks: int | None = None
+) -> LiveSettings:
     """`settings` with the sizes that the run described by run.json needs: the ledger's pool or more, host memory. longest:
-    prompt and output tokens of the longest request; step_tokens: new tokens of the longest step."""
+    prompt and output tokens of the longest request; step_tokens: new tokens of the longest step; most_blocks: KV blocks
+    of all requests together, which bounds what the host need hold."""
     kv, limits = run["kv"], run["limits"]
     if settings.physical:
         return physical_settings(run, longest, step_tokens, settings)
@@ -159,6 +165,7 @@ def settings_for(run: dict, longest: int, step_tokens: int, settings: LiveSettin
     exact = run["policy"]["name"] == "vllm"
     # On a GPU vLLM's runner keeps a seat for every request that holds memory, paused ones too.
     seats = limits["max_num_seqs"] if exact else 4 * limits["max_num_seqs"]
+    host = kv["host_blocks"]
     return replace(
         settings,
         num_blocks=kv["num_blocks"] if exact else 2 * kv["num_blocks"] + limits["max_num_seqs"],
@@ -168,7 +175,7 @@ def settings_for(run: dict, longest: int, step_tokens: int, settings: LiveSettin
         max_model_len=longest + 1,  # vLLM keeps one token's room for what it samples
         prefix_caching=kv["prefix_caching"],
         # Room that a step gives up is free in the next one only, so a full host needs some more than the ledger counts.
-        swap_blocks=0 if exact else kv["host_blocks"] + min(kv["host_blocks"], kv["num_blocks"]) // 2,
+        swap_blocks=0 if exact else min(host, most_blocks or host) + min(host, kv["num_blocks"]) // 2,
     )
 
 

@@ -182,9 +182,9 @@ class Simulation:
         kind = ledger_class(kv)
         wanted = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
         caching = wanted and policy.uses_prefix_cache
-        options = {}
+        options = {"layers": hardware.profile.llm.layers} if kind.knows_layers else {}
         if kind.caches_prefixes:
-            options = {
+            options |= {
                 "prefix_caching": caching,
                 "shared_contents": shared_contents(self.inputs.workload, hardware.block_tokens) if caching else 0,
             }
@@ -210,7 +210,7 @@ def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
 def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
     """A new policy that can serve the requests of `inputs`. Raises PolicyError or SettingsError where it cannot."""
     hardware, longest = inputs.hardware, inputs.workload.longest
-    policy = spec.build(hardware.limits, inputs.estimator if spec.policy.uses_estimator else None)
+    policy = spec.build(hardware.limits, inputs.estimator_for(spec.policy))
     budget = policy.prompt_budget
     if budget is not None and budget < longest:
         raise SettingsError(

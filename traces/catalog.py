@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from twinserve.traces import apps, synth
+from twinserve.traces import apps, longdoc, synth
 from twinserve.traces.workload import WorkloadError
 
 MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/"
@@ -102,6 +102,8 @@ SYNTHETIC = {
     "lmsys": "Poisson arrivals, lengths with LMSYS-Chat-1M's mean and deviation",
     "fixed:IN,OUT": "Poisson arrivals, every prompt IN and every output OUT tokens",
     **apps.DESCRIPTIONS,
+    "tidal": "a day of online requests, one a second at the peak (Echo's load; --rate-scale for more)",
+    **{name: "offline questions on long shared documents, all at once" for name in longdoc.NAMES},
 }
 
 

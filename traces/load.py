@@ -20,15 +20,18 @@ from twinserve.traces.download import (
     search_folders,
 )
 from twinserve.traces.formats import UNITS, detect_format, read_file
+from twinserve.traces.longdoc import is_longdoc, longdoc
 from twinserve.traces.options import ReadOptions
 from twinserve.traces.sidecar import load as load_sidecar
 from twinserve.traces.stats import statistics
 from twinserve.traces.ticks import find_tick, spread_ticks
+from twinserve.traces.tidal import tidal
 from twinserve.traces.workload import Workload, WorkloadError
 from twinserve.traces.write import check_target, write_trace
 
 # A clock that starts here or later (seconds) counts from 1970, not from the start of the trace.
 CALENDAR_S = 1e8
+TIDAL = "tidal"
 SearchPath = str | Path | Sequence[str | Path] | None
 
 
@@ -78,6 +81,11 @@ def load_trace(
         places = {"search_path": search_path, "cache_dir": cache_dir, "offline": offline, "progress": progress}
         number = {} if count is None else {"count": count}
         return apps.load(name, seed=seed, raw_arrivals=raw_arrivals, **number, **places)
+    if is_longdoc(name) or name == TIDAL:
+        if name == TIDAL:
+            _need_unset(name, count=count)
+        _need_unset(name, rate=rate, duration=duration_s, format=format, block_size=block_tokens, time_unit=time_unit)
+        return longdoc(name, requests=count, seed=seed) if is_longdoc(name) else tidal(seed=seed)
     _need_unset(name, count=count, duration=duration_s)
     options = ReadOptions(block_tokens, time_unit, rate, seed)
     info = catalog.resolve(name)

@@ -42,6 +42,7 @@ class KvLedger(ABC):
 
     name: str
     caches_prefixes = False  # True: built with prefix_caching and shared_contents (see PagedLedger)
+    knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
 
     def __init__(self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0) -> None:
         if num_blocks < 1 or block_tokens < 1:

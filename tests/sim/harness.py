@@ -153,7 +153,7 @@ class Audit:
         policy, budget, total = self.core.policy, self.limits.max_num_batched_tokens, int(tokens.sum())
         if policy.name == "vllm":
             return total <= budget
-        if policy.name == "vllm-v0":
+        if policy.name in ("vllm-v0", "layerkv"):
             return total <= policy.token_budget
         if policy.name == "preemptive-wait":
             return total <= budget or len(tokens) == 1
@@ -248,7 +248,7 @@ def build(
         kv = kv or one.default_kv
         cached = one.prefix_caching if caching is None else caching
         options = {}
-        if kv == "paged":
+        if ledger_class(kv).caches_prefixes:
             options = {
                 "prefix_caching": cached,
                 "shared_contents": shared_contents(workload, block_tokens),

@@ -1,0 +1,162 @@
+"""LayerKV in small runs: the layer-wise ledger with several layers, and everything checked around each step."""
+
+from __future__ import annotations
+
+from twinserve.backends.pcie import PcieLink
+from twinserve.backends.simulated import SimulatedBackend
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.estimators import LinearEstimator
+from twinserve.policies.kv.layerwise import LayerwiseLedger
+from twinserve.policies.kv.paged import PagedLedger
+from twinserve.policies.layerkv_lengths import LengthRange
+from twinserve.policies.plan import StepPlan
+from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import RequestTable
+from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+from twinserve.sim.clock import Clock
+from twinserve.sim.core import EngineCore
+from twinserve.sim.engine import Engine
+from twinserve.sim.recorder import StepRecorder, request_frame
+from twinserve.sim.source import RequestSource
+from twinserve.sim.stepper import SteppedPlan, Stepper
+
+LAYERS = 4
+
+
+class Truth:
+    """Output lengths by request id."""
+
+    def __init__(self, lengths: dict[str, int]) -> None:
+        self.output_tokens = lengths.get
+
+
+MODEL = BrosLinearModel(PhaseCost(2e-4, 1e-8, 1e-3), PhaseCost(5e-5, 3e-7, 2e-3))
+
+
+# A prompt takes 1 s a token, a decode step 1 s, a layer of four a quarter of a second a token on the link.
+BY_HAND = LinearEstimator(
+    BrosLinearModel(PhaseCost(1.0, 0.0, 0.0), PhaseCost(0.0, 0.0, 1.0)), SwapTimeModel(seconds_per_byte=1.0)
+)
+
+
+class Between:
+    """Every output is predicted to be of `lower` to `upper` tokens."""
+
+    needs_truth = False
+
+    def __init__(self, lower: float = 10, median: float = 15, upper: float = 20) -> None:
+        self.range = LengthRange(lower, median, upper)
+
+    def predict(self, row, requests) -> LengthRange:
+        return self.range
+
+    def observe(self, prompt_tokens, output_tokens) -> None:
+        pass
+
+
+class LayerDesk:
+    """A stepper over four layers and blocks of four tokens; each step takes 1 s. All is checked after every step."""
+
+    def __init__(self, policy: str, blocks: int, host: int = 100, estimator=BY_HAND, predictor=None) -> None:
+        self.table = RequestTable()
+        self.ledger = LayerwiseLedger(self.table, blocks, 4, host, LAYERS)
+        limits = EngineLimits(max_num_seqs=8, max_model_len=64, kv_bytes_per_token=1)
+        self.policy = parse_policy(policy).build(limits, estimator)
+        self.policy.predictor = predictor or Between()
+        self.stepper = Stepper(self.table, self.policy, self.ledger)
+        self.plan: StepPlan | None = None  # the last one
+        decide = self.policy.plan
+
+        def plan(view, ledger):
+            self.plan = decide(view, ledger)
+            return self.plan
+
+        self.policy.plan = plan
+
+    def submit(self, name: str, prompt: int, output: int, **values) -> int:
+        return self.stepper.submit(name, prompt, output, **values)
+
+    def step(self) -> SteppedPlan:
+        seen = self.stepper.step()
+        self.ledger.check()
+        return seen
+
+    def scheduled(self, steps: int) -> list[dict[str, int]]:
+        return [self.step().scheduled for _ in range(steps)]
+
+    def moves(self) -> list[tuple]:
+        """(name, direction, tokens, layers, who waits) of the last plan."""
+        names = self.table.ids
+        return [(names[m.row], m.direction.value, m.tokens, m.layers, m.hold.value) for m in self.plan.moves]
+
+    def resident(self, *names: str) -> list[int]:
+        return [self.ledger.resident_layers(self.table.ids.index(name)) for name in names]
+
+
+def simulate(
+    workload,
+    policy: str = "layerkv",
+    blocks: int = 40,
+    *,
+    kind: str = "layerwise",
+    size: int = 4,
+    host: int = 0,
+    layers: int = LAYERS,
+    limits: EngineLimits | None = None,
+    bytes_per_s: float = 1e9,
+    model=MODEL,
+    estimator=None,
+    fast: bool = True,
+    check: bool = False,
+    asynchronous: bool = False,
+    watch=None,
+):
+    """Run to the end. Returns steps, gaps and requests as frames, and the engine. watch(plan, core) sees every plan."""
+    limits = limits or EngineLimits(
+        max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, kv_bytes_per_token=40_000
+    )
+    table = RequestTable()
+    if kind == "layerwise":
+        ledger = LayerwiseLedger(table, blocks, size, host, layers=layers)
+    else:
+        ledger = PagedLedger(table, blocks, size, host, prefix_caching=False)
+    estimator = estimator or LinearEstimator(BrosLinearModel.fit(model), SwapTimeModel(1 / bytes_per_s))
+    core = EngineCore(table, parse_policy(policy).build(limits, estimator), ledger, asynchronous)
+    predictor = getattr(core.policy, "predictor", None)
+    if predictor is not None and predictor.needs_truth:
+        predictor.truth = Truth(dict(zip(workload.ids, workload.output_tokens.tolist(), strict=True)))
+    clock = Clock()
+    backend = SimulatedBackend(table, model, PcieLink(bytes_per_s), limits, layers=layers, fast=fast)
+    recorder = StepRecorder()
+    engine = Engine(clock, core, backend, recorder)
+    if check or watch:
+        _watched(core, check, watch)
+    source = RequestSource(clock, workload, [engine], size)
+    clock.run()
+    requests = request_frame(table, 0, source.group_names)
+    return recorder.step_frame(), recorder.gap_frame(), requests, engine
+
+
+def _watched(core: EngineCore, check: bool, watch) -> None:
+    decide, complete = core.plan, core.complete
+
+    def plan(now):
+        made = decide(now)
+        if check:
+            table, ledger, rows = core.requests, core.ledger, made.rows
+            ledger.check()
+            assert len(set(rows.tolist())) == len(rows) and (made.tokens > 0).all()
+            assert (table.state[rows] == 1).all()
+            assert (ledger.slack_tokens(rows) >= made.tokens).all()
+            assert not ledger.missing_tokens(rows).any(), "a row runs whose layers are on the host"
+        if watch:
+            watch(made, core)
+        return made
+
+    def completed(made, outcome):
+        gaps = complete(made, outcome)
+        if check:
+            core.ledger.check()
+        return gaps
+
+    core.plan, core.complete = plan, completed
