@@ -71,7 +71,8 @@ class OfflinePool:
     # -- requests come and go ----------------------------------------------------------------------------------
     def add(self, row: int, requests: RequestTable) -> None:
         prefix = requests.prefix[row]
-        text = _NOTHING if prefix is None else prefix
+        # Text that nobody has named is nobody else's: a request without a whole block of it is a family of its own.
+        text = prefix if prefix is not None and len(prefix) else np.array([-1 - row])
         bucket = int(requests.prompt_tokens[row]).bit_length() if self.buckets else 0
         root = self._roots.get(bucket)
         if root is None:

@@ -23,10 +23,6 @@ LEDGER_GROUP = "twinserve.kv"
 _HERE = __name__.rpartition(".")[0]
 _POLICIES = {
     "bros": "bros:BrosPolicy",
-    "echo": "echo:EchoPolicy",
-    "echo-bs": "echo:EchoBsPolicy",
-    "echo-bs-e": "echo:EchoBsEPolicy",
-    "echo-bs-e-s": "echo:EchoBsESPolicy",
     "justitia": "justitia:JustitiaPolicy",
     "kv-share": "justitia_share:KvSharePolicy",
     "layerkv": "layerkv:LayerKvPolicy",
