@@ -173,15 +173,17 @@ def _locked(run: Path, model: str, options: dict, steps: Path | None, as_json: b
 
 def locked_summary(found: LockedReplay, run: dict, version: str, physical: bool = False) -> dict:
     """A locked replay as plain values; seconds, percent. physical: it ran on a layout made real."""
+    from .live import owns_pool
+
     return {
         "policy": run["label"],
         "ledger": run["kv"]["ledger"],
-        "memory": "physical" if physical or is_physical(run) else "accounted",
+        "memory": "physical" if physical or owns_pool(run) else "accounted",
         "vllm": version,
         "steps": len(found.steps),
         "drift": found.drift,
         "first_drift": found.first_drift,
-        "free_blocks_differ": found.free_blocks_differ if is_physical(run) else None,
+        "free_blocks_differ": found.free_blocks_differ if owns_pool(run) else None,
         "evictions": found.evictions,
         "step_time": found.error(),
         "predicted_s": float(found.steps["predicted_s"].sum()),
@@ -189,12 +191,9 @@ def locked_summary(found: LockedReplay, run: dict, version: str, physical: bool 
     }
 
 
-def is_physical(run: dict) -> bool:
-    """Whether the ledger's blocks are the engine's own, to the block, without `--physical`."""
-    return run["policy"]["name"] == "vllm" and run["kv"]["ledger"] == "paged"
-
-
 def locked_lines(found: LockedReplay, run: dict, physical: bool = False) -> list[tuple[str, str]]:
+    from .live import owns_pool
+
     error = found.error()
     lines = [
         ("steps executed", f"{len(found.steps):,}"),
@@ -202,7 +201,7 @@ def locked_lines(found: LockedReplay, run: dict, physical: bool = False) -> list
     ]
     if physical:
         lines.append(("KV memory", f"physical: in the ledger's own slots, {run['kv']['num_blocks']:,} blocks in all"))
-    elif is_physical(run):
+    elif owns_pool(run):
         lines.append(("free blocks differ after", f"{found.free_blocks_differ:,} steps"))
         lines.append(("cached blocks evicted", f"{found.evictions:,}"))
         lines.append(("KV memory", "physical: vLLM's pool is the ledger's, to the block"))

@@ -60,14 +60,13 @@ class Inputs:
         return make_estimator(self.config, self.hardware)
 
     def estimator_for(self, policy: type[Policy]):
-        """What `policy` believes about step times: with `--estimator paper` its own paper's form, where it has one
-        (`fit_estimator`), fitted to the profile."""
-        if not policy.uses_estimator:
-            return None
-        fit = getattr(policy, "fit_estimator", None)
-        if fit is None or self.config.estimator != "paper":
-            return self.estimator
-        return _fitted(fit, self.hardware)
+        """What `policy` believes about step times."""
+        return self.estimator if own_form(policy, self.config) is None else make_estimator(self.config, self.hardware, policy)
+
+
+def own_form(policy: type[Policy], config: SimulationConfig):
+    """How the form of the policy's own paper is fitted to a profile, where it has one and `--estimator paper` holds."""
+    return getattr(policy, "fit_estimator", None) if config.estimator == "paper" else None
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,8 +101,10 @@ def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> N
         raise SettingsError(f"--prefix-caching: no prefix is looked up by {names}; drop it, or add a policy that does")
 
 
-def make_estimator(config: SimulationConfig, hardware: Hardware) -> BatchEstimator:
-    """What the policies of this run believe about step times."""
+def make_estimator(config: SimulationConfig, hardware: Hardware, policy: type[Policy] | None = None) -> BatchEstimator:
+    """What policies believe about step times; `policy`, if given, by the form of its own paper where it has one."""
+    if policy is not None and (fit := own_form(policy, config)) is not None:
+        return _fitted(fit, hardware)
     swap = hardware.profile.swap_model()
     if config.estimator == "perfect":
         return PerfectEstimator(hardware.model, swap)

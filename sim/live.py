@@ -99,14 +99,11 @@ class LiveRun(Simulation):
             engine.backend.lay_out(engine.core.ledger)
         return engine
 
-    def _own_pool(self) -> bool:
-        """Whether vLLM's own memory is the ledger's, to the block."""
-        return self.spec.name == "vllm" and self.spec.kv_name == "paged"
-
     def described(self) -> dict:
         """For run.json: the engine, and how faithfully it did what it was told."""
         engine = self.live
         scheduler = engine.scheduler
+        described = describe(self.inputs, self.spec, self.engines[0])
         copied = {
             direction.value: {
                 "bytes": sum(size for way, size, _ in self.backend.transfers if way is direction),
@@ -118,7 +115,7 @@ class LiveRun(Simulation):
             "vllm": engine.version,
             "model": str(engine.settings.model),
             "num_blocks": engine.num_blocks,
-            "memory": "physical" if engine.settings.physical or self._own_pool() else "accounted",
+            "memory": "physical" if engine.settings.physical or owns_pool(described) else "accounted",
             "pace": "predicted" if self.predicted else "wall" if self.wall else "measured",
             "steps": scheduler.steps,
             "drift": scheduler.drift,
@@ -132,6 +129,12 @@ class LiveRun(Simulation):
         super().run()
 
 
+def owns_pool(run: dict) -> bool:
+    """Whether vLLM's own block pool is the ledger's, to the block, in the run described by run.json; otherwise memory is
+    accounted beside a larger pool."""
+    return run["policy"]["name"] == "vllm" and run["kv"]["ledger"] == "paged"
+
+
 def blank_settings(**options) -> LiveSettings:
     """Settings of which only `options` are known; the sizes come from the run."""
     return LiveSettings(Path(), None, 0, 0, 0, 0, **options)
@@ -140,9 +143,7 @@ def blank_settings(**options) -> LiveSettings:
 def live_settings(inputs: Inputs, spec: PolicySpec, settings: LiveSettings) -> LiveSettings:
     """`settings` with the sizes that a run of `spec` needs."""
     workload = inputs.workload
-    longest = int((workload.prompt_tokens + workload.output_tokens).max(initial=0))
-    if workload.pool is not None:
-        longest = max(longest, workload.pool.prompt_tokens[1] + workload.pool.output_tokens[1])
+    longest = workload.longest
     engine = Simulation(inputs, spec).engines[0]
     step_tokens = engine.core.policy.step_tokens(longest)
     size = inputs.hardware.block_tokens
@@ -162,7 +163,7 @@ def settings_for(
         return physical_settings(run, longest, step_tokens, settings)
     # Policy vllm is vLLM's own, so its pool is the ledger's to the block. Others allocate in another order, or lay KV out
     # as vLLM does not: their pool must never bind, and the ledger's account is the one that counts.
-    exact = run["policy"]["name"] == "vllm"
+    exact = owns_pool(run)
     # On a GPU vLLM's runner keeps a seat for every request that holds memory, paused ones too.
     seats = limits["max_num_seqs"] if exact else 4 * limits["max_num_seqs"]
     host = kv["host_blocks"]

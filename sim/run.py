@@ -24,7 +24,7 @@ from .config import SettingsError, SimulationConfig
 from .core import EngineCore
 from .decisions import DecisionRecorder, log_bytes
 from .engine import Engine
-from .inputs import Inputs, make_estimator, resolve  # noqa: F401  (make_estimator: for others)
+from .inputs import Inputs, resolve
 from .metrics import summarise
 from .recorder import StepRecorder, request_frame
 from .results import RunResult, RunRows
@@ -210,7 +210,7 @@ def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
 def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
     """A new policy that can serve the requests of `inputs`. Raises PolicyError or SettingsError where it cannot."""
     hardware, longest = inputs.hardware, inputs.workload.longest
-    policy = spec.build(hardware.limits, inputs.estimator_for(spec.policy))
+    policy = spec.build(hardware.limits, inputs.estimator_for(spec.policy) if spec.policy.uses_estimator else None)
     budget = policy.prompt_budget
     if budget is not None and budget < longest:
         raise SettingsError(

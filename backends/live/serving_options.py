@@ -220,4 +220,4 @@ def _estimator(options: ServingOptions, spec: PolicySpec):
     except ValidationError as error:
         first = error.errors()[0]
         raise SettingsError(f"{first['loc'][0]}={first['input']!r}: {first['msg'].removeprefix('Input ')}") from None
-    return make_estimator(config, resolve_hardware(config))
+    return make_estimator(config, resolve_hardware(config), spec.policy)
