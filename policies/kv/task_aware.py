@@ -16,7 +16,6 @@ from ..requests import RequestClass, RequestTable
 from .base import LedgerError
 from .echo_eviction import CountedPool
 from .paged import PagedLedger
-from .paged_async import AsyncPagedLedger
 
 _NOTHING = np.zeros(0, np.int64)
 _OFFLINE = int(RequestClass.BEST_EFFORT)
@@ -117,11 +116,3 @@ class TaskAwareLedger(CountedLedger):
 
     name = "task-aware"
     by_priority = True
-
-
-class AsyncCountedLedger(AsyncPagedLedger, CountedLedger):
-    """`paged-rc` under asynchronous scheduling."""
-
-
-class AsyncTaskAwareLedger(AsyncPagedLedger, TaskAwareLedger):
-    """`task-aware` under asynchronous scheduling."""
