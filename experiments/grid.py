@@ -1,0 +1,147 @@
+"""Many independent runs, in parallel over the cores, resumable: points in, one table out.
+
+An experiment is a list of points, each the keyword arguments of one function. What a point gave is kept in a file of its own,
+so an interrupted experiment goes on where it was, and a figure added later costs only its own points. A file says of which
+sources of the package it is: results of other code are not taken for results of this one, unless that is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from scipy import stats
+
+from ..sim.results import dump_json
+from ..traces.write import write_atomically
+
+Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+KEPT = ".points"  # folder of the points' files, in the experiment's own
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run. axes: what tells its rows apart in the table (policy, rate, seed); arguments: of the function, plain JSON."""
+
+    axes: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+
+
+def run_grid(
+    work: Callable[..., Rows],
+    points: Sequence[Point],
+    out: Path,
+    workers: int | None = None,
+    label: str = "",
+    any_version: bool = False,
+) -> pd.DataFrame:
+    """work(**arguments) of every point; the rows in the order of the points, axes first.
+
+    work         a function of a module (workers import it), which returns one row or several, as plain values
+    out          folder of the experiment; what is there from an earlier run of the same code is not run again
+    workers      processes; by default one for each core; 1: in this process
+    any_version  take points of other versions of the code too, as when a file was edited that cannot matter
+
+    Whatever `work` raises ends the grid; points that have ended are kept.
+    """
+    sources = sources_digest(work)
+    files = [out / KEPT / f"{_digest(work, point.arguments)}.json" for point in points]
+    kept = {file: rows for file in files if (rows := _kept(file, None if any_version else sources)) is not None}
+    todo = {file: point.arguments for file, point in zip(files, points, strict=True) if file not in kept}
+    with _bar() as bar:
+        task = bar.add_task(label, total=len(set(files)), completed=len(kept))
+        for file, rows in _results(work, todo, workers or os.cpu_count() or 1):
+            write_atomically(file, dump_json({"sources": sources, "rows": rows}).encode())
+            kept[file] = _kept(file, None)
+            bar.advance(task)
+    return pd.DataFrame([{**point.axes, **row} for file, point in zip(files, points, strict=True) for row in kept[file]])
+
+
+def _kept(file: Path, sources: str | None) -> list | None:
+    if not file.is_file():
+        return None
+    found = json.loads(file.read_text())
+    return found["rows"] if sources in (None, found["sources"]) else None
+
+
+def _results(work: Callable[..., Rows], todo: Mapping[Path, Mapping], workers: int) -> Iterable[tuple[Path, list]]:
+    if workers == 1 or len(todo) < 2:
+        for file, arguments in todo.items():
+            yield file, _as_list(work(**arguments))
+        return
+    # forked workers would inherit the threads of the progress bar
+    with ProcessPoolExecutor(min(workers, len(todo)), multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(work, **arguments): file for file, arguments in todo.items()}
+        try:
+            for done in as_completed(running):
+                yield running[done], _as_list(done.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _as_list(found: Rows) -> list:
+    return [found] if isinstance(found, Mapping) else list(found)
+
+
+def _bar() -> Progress:
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _digest(work: Callable, arguments: Mapping) -> str:
+    text = json.dumps([work.__module__, work.__qualname__, arguments], sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@cache
+def sources_digest(work: Callable) -> str:
+    """Of whatever can change what `work` returns: its own module, and every module and data file of the simulator."""
+    root = Path(__file__).resolve().parents[1]
+    packages = [root / name for name in ("sim", "policies", "backends", "profiles", "traces")]
+    found = sorted(path for package in packages for path in package.rglob("*") if path.suffix in (".py", ".json", ".npz"))
+    sha = hashlib.sha256(Path(inspect.getfile(work)).read_bytes())
+    for path in found:
+        sha.update(path.read_bytes())
+    return sha.hexdigest()
+
+
+def interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Mean and half width of Student's interval for it; half width nan for a single value."""
+    found = np.asarray(list(values), float)
+    if len(found) < 2:
+        return float(found.mean()), float("nan")
+    half = stats.t.ppf(0.5 + confidence / 2, len(found) - 1) * found.std(ddof=1) / np.sqrt(len(found))
+    return float(found.mean()), float(half)
+
+
+def over_seeds(frame: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
+    """A row for each combination of `by`, in order of appearance: of each of `values` the mean and, as NAME_ci, the half width."""
+    rows = []
+    for keys, group in frame.groupby(list(by), sort=False, dropna=False):
+        row = dict(zip(by, keys if isinstance(keys, tuple) else (keys,), strict=True)) | {"seeds": len(group)}
+        for name in values:
+            row[name], row[f"{name}_ci"] = interval(group[name])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def shown(mean: float, half: float, digits: int = 3) -> str:
+    """`12.3 +- 0.4` with as many significant digits of the mean as asked for."""
+    text = f"{mean:.{digits}g}" if abs(mean) < 10**digits else f"{mean:,.0f}"
+    return text if not np.isfinite(half) else f"{text} ± {half:.2g}"

@@ -1,0 +1,179 @@
+"""Figures of a paper as commands: `python -m twinserve.experiments.<system> [FIGURE ...]`.
+
+A figure is a grid of runs, a table and a plot of it, and the claims of the paper that it speaks to. Each goes into a folder
+of its own (points.csv, table.csv, plot.png, claims.json); `paper_vs_ours.md` joins the claims of all figures that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import cyclopts
+import pandas as pd
+from cyclopts import Parameter
+from matplotlib.figure import Figure as Canvas
+from rich.console import Console
+
+from ..sim.config import SettingsError
+from ..sim.results import dump_json
+from ..traces.workload import WorkloadError
+from ..traces.write import write_atomically
+from .grid import Point, Rows, run_grid
+
+Verdict = Literal["agrees", "direction agrees", "differs", "not reproduced"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is run. quick: the smallest grid that still makes every table and plot, for tests; seeds: of each point."""
+
+    quick: bool = False
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One number of a paper beside ours.
+
+    where    figure, table or section of the paper
+    what     the quantity, with its unit and its setting
+    paper    as printed
+    ours     mean and 95 % interval over seeds, see `grid.shown`
+    verdict  agrees: the paper's number is within the interval or 10 %; direction agrees: the same sign or order
+    why      where it is not `agrees`: what makes the difference, and which run shows that
+    """
+
+    where: str
+    what: str
+    paper: str
+    ours: str
+    verdict: Verdict
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure or table of a paper.
+
+    points  of the grid, at a scale
+    work    function of one point: keyword arguments to a row or rows (see `grid.run_grid`)
+    table   what the points say, one row for each thing shown, seeds summed up
+    plot    draws the table and the points on an empty canvas; None: a table only
+    claims  what the paper says of it beside what the table says
+    """
+
+    name: str
+    title: str
+    points: Callable[[Scale], Sequence[Point]]
+    work: Callable[..., Rows]
+    table: Callable[[pd.DataFrame], pd.DataFrame]
+    plot: Callable[[Canvas, pd.DataFrame, pd.DataFrame], None] | None = None
+    claims: Callable[[pd.DataFrame], Sequence[Claim]] = lambda table: ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """The figures of one system. absent: claims that no figure here speaks to, with the reason as `why`."""
+
+    system: str
+    paper: str
+    figures: Sequence[Figure]
+    absent: Sequence[Claim] = field(default_factory=tuple)
+
+    def run(self, names: Sequence[str], scale: Scale, out: Path, workers: int | None, any_version: bool = False) -> None:
+        """Run the named figures (none: all) and write their files, then the table of claims. Raises SettingsError."""
+        known = {figure.name: figure for figure in self.figures}
+        for name in names:
+            if name not in known:
+                raise SettingsError(f"{self.system} has no figure {name!r}; there are {', '.join(known)}")
+        for name in names or known:
+            figure = known[name]
+            points = run_grid(figure.work, figure.points(scale), out, workers, f"{self.system} {name}", any_version)
+            self._write(figure, points, scale, out / name)
+        write_atomically(out / "paper_vs_ours.md", self.markdown(out).encode())
+
+    def _write(self, figure: Figure, points: pd.DataFrame, scale: Scale, folder: Path) -> None:
+        table = figure.table(points)
+        write_atomically(folder / "points.csv", points.to_csv(index=False).encode())
+        write_atomically(folder / "table.csv", table.to_csv(index=False).encode())
+        if figure.plot is not None:
+            canvas = Canvas(figsize=(8, 4.5), layout="constrained")
+            figure.plot(canvas, table, points)
+            partial = folder / ".plot.png"
+            canvas.savefig(partial, dpi=120, metadata={"Software": None})
+            partial.replace(folder / "plot.png")
+        claims = [asdict(claim) for claim in figure.claims(table)]
+        said = {"title": figure.title, "scale": asdict(scale), "claims": claims}
+        write_atomically(folder / "claims.json", dump_json(said).encode())
+
+    def markdown(self, out: Path) -> str:
+        """All claims as one table, figure by figure; figures that were not run are named."""
+        lines = [f"# {self.system}: paper and ours", "", f"Source of the paper's numbers: {self.paper}.", ""]
+        lines += ["| where | what | paper | ours | | why |", "|---|---|---|---|---|---|"]
+        below = []
+        for figure in self.figures:
+            file = out / figure.name / "claims.json"
+            if not file.is_file():
+                below += [f"- `{figure.name}` ({figure.title}): not run."]
+                continue
+            said = json.loads(file.read_text())
+            lines += [_row(claim) for claim in said["claims"]]
+            seeds = ", ".join(map(str, said["scale"]["seeds"]))
+            size = "quick, " if said["scale"]["quick"] else ""
+            plot = f", [plot]({figure.name}/plot.png)" if figure.plot else ""
+            below += [f"- `{figure.name}` ({figure.title}): {size}seeds {seeds}; [table]({figure.name}/table.csv){plot}"]
+        lines += [_row(asdict(claim)) for claim in self.absent]
+        return "\n".join([*lines, "", "`ours` is the mean over seeds and the half width of its 95 % interval.", "", *below, ""])
+
+    def main(self) -> None:
+        """The command line of this study."""
+
+        def command(
+            *figure: str,
+            quick: Annotated[bool, Parameter(negative="")] = False,
+            seeds: int = 3,
+            workers: int | None = None,
+            out: Path | None = None,
+            any_version: Annotated[bool, Parameter(negative="")] = False,
+        ) -> None:
+            """Run figures and write their tables, plots and claims.
+
+            Parameters
+            ----------
+            figure: str
+                Names of figures; none: all of them.
+            quick: bool
+                The smallest grid that makes every table and plot.
+            seeds: int
+                Seeds of each point.
+            workers: int
+                Processes. [default: one for each core]
+            out: Path
+                Folder. [default: out/SYSTEM]
+            any_version: bool
+                Also take points that another version of the code has run.
+            """
+            if seeds < 1 or (workers is not None and workers < 1):
+                raise SettingsError("--seeds and --workers must be at least 1")
+            target = out if out is not None else Path("out") / self.system
+            self.run(figure, Scale(quick, tuple(range(seeds))), target, workers, any_version)
+            Console(soft_wrap=True).print(str(target / "paper_vs_ours.md"), highlight=False)
+
+        app = cyclopts.App(name=f"twinserve.experiments.{self.system}", help=f"Figures of {self.system}.", version_flags=[])
+        app.default(command)
+        try:
+            app()
+        except (SettingsError, WorkloadError) as error:
+            sys.exit(f"error: {error}")
+        except KeyboardInterrupt:
+            sys.exit("interrupted; what has ended is kept: the same command goes on from there")
+
+
+def _row(claim: Mapping[str, str]) -> str:
+    cells = (claim[name].replace("|", "\\|") for name in ("where", "what", "paper", "ours", "verdict", "why"))
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,112 @@
+"""The runner of many points, and the studies on top of it."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from twinserve.experiments.grid import KEPT, Point, interval, over_seeds, run_grid, shown
+from twinserve.experiments.study import Claim, Figure, Scale, Study
+from twinserve.sim.config import SettingsError
+
+CALLS = []
+
+
+def square(x: int, seed: int) -> dict:
+    CALLS.append((x, seed))
+    return {"y": x * x + seed}
+
+
+def points(scale: Scale) -> list[Point]:
+    return [Point({"x": x, "seed": s}, {"x": x, "seed": s}) for x in (1, 2, 3) for s in scale.seeds]
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    CALLS.clear()
+
+
+def test_rows_come_in_the_order_of_the_points_whoever_ran_them(tmp_path):
+    alone = run_grid(square, points(Scale()), tmp_path / "a", workers=1)
+    many = run_grid(square, points(Scale()), tmp_path / "b", workers=2)
+    assert alone.y.tolist() == [1, 2, 3, 4, 5, 6, 9, 10, 11]
+    pd.testing.assert_frame_equal(alone, many)
+
+
+def test_what_has_ended_is_not_run_again(tmp_path):
+    run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1)
+    run_grid(square, points(Scale(seeds=(0, 1))), tmp_path, workers=1)
+    assert CALLS == [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1)]
+
+
+def test_points_of_other_code_are_run_again_unless_they_are_asked_for(tmp_path):
+    run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1)
+    for file in (tmp_path / KEPT).iterdir():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"sources": "another"}))
+    run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1, any_version=True)
+    assert len(CALLS) == 3
+    run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1)
+    assert len(CALLS) == 6
+
+
+def broken(x: int, seed: int) -> dict:
+    if x == 3:
+        raise SettingsError("three is too many")
+    return square(x, seed)
+
+
+def test_a_failing_point_loses_none_that_ended(tmp_path):
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="three"):
+            run_grid(broken, points(Scale(seeds=(0,))), tmp_path, workers=1)
+    assert CALLS == [(1, 0), (2, 0)]
+
+
+def test_intervals_cover_the_mean_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    covered = [abs(mean - 5) <= half for mean, half in (interval(rng.normal(5, 2, 4)) for _ in range(2000))]
+    assert 0.93 < np.mean(covered) < 0.97
+    assert math.isnan(interval([1.0])[1])
+
+
+def test_over_seeds_keeps_the_order_of_appearance():
+    frame = pd.DataFrame({"p": ["b", "a", "b", "a"], "seed": [0, 0, 1, 1], "v": [1.0, 5.0, 3.0, 5.0]})
+    found = over_seeds(frame, ["p"], ["v"])
+    assert found.p.tolist() == ["b", "a"] and found.v.tolist() == [2.0, 5.0] and found.v_ci.tolist()[1] == 0.0
+    assert shown(found.v[0], found.v_ci[0]) == "2 ± 13" and shown(12345.6, math.nan) == "12,346"
+
+
+def study() -> Study:
+    figure = Figure(
+        "fig1",
+        "squares",
+        points,
+        square,
+        lambda frame: over_seeds(frame, ["x"], ["y"]),
+        lambda canvas, table, _: canvas.subplots().plot(table.x, table.y),
+        lambda table: [Claim("Fig. 1", "largest", "9", shown(table.y.max(), 0.0), "direction agrees", "seeds are | added")],
+    )
+    return Study("squares", "a book", [figure], [Claim("Fig. 2", "cubes", "27", "-", "not reproduced", "no cubes here")])
+
+
+def test_a_study_writes_tables_plots_and_claims(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["squares", "fig1", "--seeds", "2", "--workers", "1", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        study().main()
+    assert end.value.code in (None, 0)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "paper_vs_ours.md")
+    text = (tmp_path / "paper_vs_ours.md").read_text()
+    assert "| Fig. 1 | largest | 9 | 9.5 ± 0 | direction agrees | seeds are \\| added |" in text and "no cubes here" in text
+    assert "seeds 0, 1" in text
+    assert {p.name for p in (tmp_path / "fig1").iterdir()} == {"points.csv", "table.csv", "plot.png", "claims.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["fig9"], "no figure 'fig9'; there are fig1"), (["--seeds", "0"], "at least 1")]
+)
+def test_what_is_not_there_gets_one_line(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.setattr("sys.argv", ["squares", *arguments, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=said):
+        study().main()
+    assert not CALLS
