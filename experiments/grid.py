@@ -131,7 +131,7 @@ def interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, 
 
 
 def over_seeds(frame: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
-    """A row for each combination of `by`, in order of appearance: of each of `values` the mean and, as NAME_ci, the half width."""
+    """A row for each combination of `by`, as they appear: the mean of each of `values` and, as NAME_ci, the half width."""
     rows = []
     for keys, group in frame.groupby(list(by), sort=False, dropna=False):
         row = dict(zip(by, keys if isinstance(keys, tuple) else (keys,), strict=True)) | {"seeds": len(group)}
