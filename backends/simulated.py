@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..policies.base import EngineLimits
-from ..policies.plan import Direction, Hold, KvMove, StepOutcome, StepPlan
+from ..policies.plan import Direction, Hold, KvMove, Preemption, StepOutcome, StepPlan
 from ..policies.requests import RequestTable
-from ..profiles.composition import StepComposition, StepTimeModel
+from ..profiles.composition import Churn, StepComposition, StepTimeModel
 from .pcie import PcieLink
 
 
@@ -62,6 +62,8 @@ class SimulatedBackend:
         self.layers = layers
         self.fast = fast
         self._outputs = np.zeros(1024, np.int64)
+        self.watches_churn = getattr(model, "watches_churn", False)
+        self._batch: tuple[list[int], bool] = ([], False)  # of the step before: rows, and whether they all decoded
 
     def expect(self, row: int, output_tokens: int) -> None:
         """The request in `row` will emit `output_tokens` tokens."""
@@ -85,6 +87,8 @@ class SimulatedBackend:
             seconds = self.model.decode_run_seconds(
                 work.decode_requests, work.decode_context, work.decode_context_max, steps
             )
+            if work.churn.changed:
+                seconds[0] = self.model.step_seconds(work)
             ends = self._ends(start, seconds, beside, overhead_s)
             if plan.valid_until_s < ends[-1]:
                 steps = int(ends.searchsorted(plan.valid_until_s)) + 1
@@ -111,7 +115,11 @@ class SimulatedBackend:
             outcome.finished = []
 
     def composition(self, plan: StepPlan, emitting: np.ndarray) -> StepComposition:
-        """The step as a step-time model sees it: decodes pooled, prefills one by one."""
+        """The step as a step-time model sees it: decodes pooled, prefills one by one. To be asked once for each step."""
+        work = self._pooled(plan, emitting)
+        return replace(work, churn=self._churn(plan, work)) if self.watches_churn else work
+
+    def _pooled(self, plan: StepPlan, emitting: np.ndarray) -> StepComposition:
         requests, rows = self.requests, plan.rows
         resident = requests.computed_tokens[rows]
         if plan.valid_for:
@@ -121,6 +129,14 @@ class SimulatedBackend:
             return _decodes(resident)
         prefill = ~decode
         return _decodes(resident[decode], plan.tokens[prefill], resident[prefill])
+
+    def _churn(self, plan: StepPlan, work: StepComposition) -> Churn:
+        batch = sorted(plan.rows.tolist()), not len(work.prefill_new)
+        changed = batch != self._batch or not batch[1]
+        self._batch = batch
+        out = sum(kind is Preemption.SWAP for _, kind in plan.preempted)
+        back = len(plan.swapped_in)
+        return Churn(len(plan.admitted) + back, out, back, bool(changed or out))
 
     def transfer(self, moves: list[KvMove], now: float) -> Transfers:
         """Queue transfers at `now`."""

@@ -240,9 +240,9 @@ class Store:
 
 def model_config(key: str) -> dict:
     """The config.json of model `key`."""
-    from ..backends.live.tiny_model import CONFIG
+    from ..backends.live.tiny_model import config
 
-    return MODEL_SIZES[key].config or CONFIG
+    return MODEL_SIZES[key].config or config()
 
 
 def model_folder(store: Store, key: str) -> Path:

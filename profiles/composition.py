@@ -11,6 +11,25 @@ _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
+class Churn:
+    """How a step differs from the one before it: what an engine does for that, the same step repeated is spared.
+
+    joined       requests that get KV memory with this step: admitted, or back from the host
+    swapped_out  requests whose KV goes to the host
+    swapped_in   requests whose KV comes back
+    changed      other requests than in the step before, or a prompt in one of the two
+    """
+
+    joined: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    changed: bool = False
+
+
+STEADY = Churn()
+
+
+@dataclass(frozen=True, slots=True)
 class StepComposition:
     """The work of one step.
 
@@ -20,6 +39,7 @@ class StepComposition:
     decode_requests     requests that compute exactly one token after their first
     decode_context      sum over them of resident tokens (the token being computed not included)
     decode_context_max  largest of those
+    churn               against the step before; told only to models that ask for it (`watches_churn`)
     """
 
     decode_requests: int = 0
@@ -27,6 +47,7 @@ class StepComposition:
     decode_context_max: int = 0
     prefill_new: np.ndarray = field(default_factory=lambda: _NONE)
     prefill_resident: np.ndarray = field(default_factory=lambda: _NONE)
+    churn: Churn = STEADY
 
     @property
     def new_tokens(self) -> int:
@@ -39,6 +60,8 @@ class StepTimeModel(Protocol):
     `decode_run_seconds` answers a run of `steps` steps in which the same requests each decode one token a step, so
     that contexts grow by one token a request a step. Element j must equal, bit for bit,
     `step_seconds(StepComposition(n, context + n * j, context_max + j))`: the simulator's fast path rests on it.
+
+    A model whose times depend on `StepComposition.churn` has an attribute `watches_churn` that is true.
     """
 
     def step_seconds(self, work: StepComposition) -> float: ...

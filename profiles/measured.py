@@ -15,6 +15,8 @@ f is piecewise linear. The two kinds are tables of their own because an engine r
 replay whole CUDA graphs, steps with prompt tokens do not. The sums of the second kind are physical: all tokens pass
 through the same matrix products (the weights are read once), attention is added per request, and the decodes of a
 mixed step pay for their own contexts, at a measured share of what these cost in a pure decode step.
+
+The tables are of steps that are repeated. What a step of real traffic takes longer is added (`TrafficTimes`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
-from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.composition import STEADY, Churn, StepComposition
 from twinserve.profiles.specs import STRICT
 
 
@@ -40,6 +42,9 @@ class FitReport:
     errors         cross-validated, by kind, and "all": each fifth of the points predicted from the other four
     check_error    over steps of random composition that no fit has seen; None: there were none
     spread         median over points of the repeats' interquartile range, as a share of their median
+    traffic_steps  steps of traffic that TrafficTimes is from
+    traffic_error  mean absolute error over single steps of traffic, each load predicted from the others; None: there was none
+    traffic_total_error  of their sum, signed
     """
 
     points: int = Field(ge=0)
@@ -49,6 +54,9 @@ class FitReport:
     errors: dict[str, float] = Field(default_factory=dict)
     check_error: float | None = None
     spread: float = Field(default=0.0, ge=0)
+    traffic_steps: int = Field(default=0, ge=0)
+    traffic_error: float | None = None
+    traffic_total_error: float | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -71,6 +79,31 @@ class HostTimes:
 
 
 @dataclass(frozen=True, config=STRICT)
+class TrafficTimes:
+    """Seconds by which steps of real traffic are longer than the same steps repeated, measured in the live loop.
+
+    step_s      every step: between two of them the loop plans and keeps its books, and the engine's data leave the caches
+    request_s   per decoding request, for the same reason
+    join_s      per request that joins, beyond what a prompt costs that is repeated (kernels for a new number of tokens,
+                first use of all that belongs to a request)
+    change_s    a step whose batch is not that of the step before: the engine builds its inputs anew
+    swap_out_s, swap_in_s  per request whose KV is moved, the engine's own work; the bytes are the link's
+    """
+
+    step_s: float = Field(ge=0)
+    request_s: float = Field(ge=0)
+    join_s: float = Field(ge=0)
+    change_s: float = Field(ge=0)
+    swap_out_s: float = Field(default=0.0, ge=0)
+    swap_in_s: float = Field(default=0.0, ge=0)
+
+    def seconds(self, decode_requests: int, churn: Churn) -> float:
+        once = self.join_s * churn.joined + self.change_s * churn.changed
+        once += self.swap_out_s * churn.swapped_out + self.swap_in_s * churn.swapped_in
+        return self.step_s + self.request_s * decode_requests + once
+
+
+@dataclass(frozen=True, config=STRICT)
 class MeasuredModel:
     """`batches` (requests) x `contexts` (tokens each) -> `decode_s` (seconds, one row a batch size); `tokens` ->
     `token_s` (seconds) is f. Knots rise strictly, times never fall. A StepTimeModel."""
@@ -88,6 +121,7 @@ class MeasuredModel:
     skew: float = Field(default=0.0, ge=0, le=1)
     fit: FitReport | None = None
     host: HostTimes | None = None
+    traffic: TrafficTimes | None = None
     form: Literal["measured"] = "measured"
 
     @model_validator(mode="after")
@@ -111,7 +145,16 @@ class MeasuredModel:
             raise ValueError("token_s must not fall")
         return self
 
+    @property
+    def watches_churn(self) -> bool:
+        return self.traffic is not None
+
     def step_seconds(self, work: StepComposition) -> float:
+        repeated = self.repeated_seconds(work)
+        return repeated if self.traffic is None else repeated + self.traffic.seconds(work.decode_requests, work.churn)
+
+    def repeated_seconds(self, work: StepComposition) -> float:
+        """Of the step when it is repeated: the tables alone."""
         n = work.decode_requests
         decode = first = 0.0
         if n:
@@ -144,7 +187,8 @@ class MeasuredModel:
         row, knots = np.array(self._row(n)), np.array(self.contexts, float)
         i = np.clip(np.searchsorted(knots, x, side="right"), 1, len(knots) - 1)
         slope = (row[i] - row[i - 1]) / (knots[i] - knots[i - 1])
-        return np.where(x <= knots[0], row[0], row[i - 1] + slope * (x - knots[i - 1]))
+        seconds = np.where(x <= knots[0], row[0], row[i - 1] + slope * (x - knots[i - 1]))
+        return seconds if self.traffic is None else seconds + self.traffic.seconds(n, STEADY)
 
     def tokens_seconds(self, tokens: int) -> float:
         """f(tokens); flat below the first knot."""

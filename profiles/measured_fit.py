@@ -16,14 +16,16 @@ from dataclasses import replace
 
 import numpy as np
 from twinserve.profiles.composition import StepComposition, StepTimeModel
-from twinserve.profiles.measured import FitReport, MeasuredModel
+from twinserve.profiles.measured import FitReport, MeasuredModel, TrafficTimes
 from twinserve.profiles.measured_samples import StepSample, by_point, settled
 from twinserve.profiles.specs import ProfileError
 
 CHECK = "check"  # samples of this kind are never fitted
 LEAVING = "leaving"
+TRAFFIC = "traffic"  # steps of a live run, not of a test bench
 FOLDS = 5
 _ROUNDS = 12  # of reweighting; the coefficients settle within a few
+_HUBER = 3.0  # standard deviations beyond which a sample's weight falls
 _FLOOR = 2e-3  # relative error below which a sample's weight grows no further
 _PRIOR = 0.02  # weight of a guess for a cell of the decode table that was not measured, beside a measured point
 
@@ -34,12 +36,52 @@ def fit_steps(samples: Sequence[StepSample]) -> MeasuredModel:
     ProfileError where steps of a kind are missing: two batch sizes and two contexts of pure decode steps, and two sizes
     of steps with prompt tokens.
     """
-    measured = [s for s in samples if s.kind != LEAVING and not s.first]
+    measured = [s for s in samples if s.kind not in (LEAVING, TRAFFIC) and not s.first]
     calm = settled(measured)
     fitted = [s for s in calm if s.kind != CHECK]
     model = _fit(fitted)
     disturbed = sum(s.disturbed for s in measured) / max(len(measured), 1)
-    return replace(model, fit=_report(model, fitted, [s for s in calm if s.kind == CHECK], disturbed))
+    report = _report(model, fitted, [s for s in calm if s.kind == CHECK], disturbed)
+    traffic = settled([s for s in samples if s.kind == TRAFFIC])
+    if traffic:
+        held = _held_out_traffic(model, traffic)
+        model = replace(model, traffic=_traffic(model, traffic))
+        report = replace(report, traffic_steps=len(traffic), **held)
+    return replace(model, fit=report)
+
+
+def _traffic(model: MeasuredModel, samples: Sequence[StepSample]) -> TrafficTimes:
+    """What is left of the samples beyond the tables. Huber's estimate: the mean of nearly all of them, for sums of steps must
+    come out right, but no few steps that the machine held up."""
+    from scipy.optimize import nnls
+
+    seconds = _seconds(samples)
+    left = (seconds - [model.repeated_seconds(s.work) for s in samples]) / seconds
+    works = [(s.work.decode_requests, s.work.churn) for s in samples]
+    rows = [(1.0, n, c.joined, c.changed, c.swapped_out, c.swapped_in) for n, c in works]
+    features = np.array(rows) / seconds[:, None]
+    factor = np.ones(len(samples))
+    for _ in range(_ROUNDS):
+        found, _ = nnls(features * factor[:, None], left * factor)
+        away = np.abs(left - features @ found)
+        scale = max(1.4826 * float(np.median(away)), 1e-9)  # a normal distribution's standard deviation
+        factor = np.sqrt(np.minimum(1.0, _HUBER * scale / np.maximum(away, 1e-12)))
+    return TrafficTimes(*found.tolist())
+
+
+def _held_out_traffic(model: MeasuredModel, samples: Sequence[StepSample]) -> dict[str, float]:
+    """Errors in traffic, of each round as predicted from the others: of a step (mean absolute), and of their sum."""
+    errors, predicted, measured = [], 0.0, 0.0
+    rounds = {s.round for s in samples}
+    for number in sorted(rounds):
+        rest = [s for s in samples if s.round != number] if len(rounds) > 1 else samples
+        held = replace(model, traffic=_traffic(model, rest))
+        for sample in samples:
+            if sample.round == number:
+                seconds = held.step_seconds(sample.work)
+                errors.append(abs(seconds / sample.seconds - 1.0))
+                predicted, measured = predicted + seconds, measured + sample.seconds
+    return {"traffic_error": float(np.mean(errors)), "traffic_total_error": predicted / measured - 1.0}
 
 
 def point_errors(model: StepTimeModel, samples: Sequence[StepSample]) -> dict[int, float]:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.composition import Churn, StepComposition
 from twinserve.profiles.specs import ProfileError
 
 _KEY = b"twinserve"
 SWAP_OUT, SWAP_IN = "swap_out", "swap_in"
 DISTURBED = 0.05
+_CHURN = ("joined", "swapped_out", "swapped_in", "changed")
 _ENOUGH = 3
 
 
@@ -124,7 +125,7 @@ def read_samples(path: str | Path) -> Measurement:
     try:
         table = pq.read_table(path)
         provenance = json.loads((table.schema.metadata or {})[_KEY])
-        rows = table.select(_schema().names).to_pylist()
+        rows = _with_churn(table).select(_schema().names).to_pylist()
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise ProfileError(f"{path}: not a file of calibration samples ({_first_line(error)})") from None
     swaps = [r for r in rows if r["kind"] in (SWAP_OUT, SWAP_IN)]
@@ -155,8 +156,23 @@ def _schema():
             ("off_core_s", pa.float64()),
             ("first", pa.bool_()),
             ("bytes", pa.int64()),
+            ("joined", pa.int32()),
+            ("swapped_out", pa.int32()),
+            ("swapped_in", pa.int32()),
+            ("changed", pa.bool_()),
         ]
     )
+
+
+def _with_churn(table):
+    """Files written before batches were watched: nothing is known to have changed."""
+    import pyarrow as pa
+
+    for field_ in _schema():
+        if field_.name in _CHURN and field_.name not in table.column_names:
+            nothing = pa.array(np.zeros(len(table), field_.type.to_pandas_dtype()), field_.type)
+            table = table.append_column(field_, nothing)
+    return table
 
 
 def _row(sample: StepSample) -> dict:
@@ -176,6 +192,7 @@ def _row(sample: StepSample) -> dict:
         "off_core_s": sample.off_core_s,
         "first": sample.first,
         "bytes": 0,
+        **{name: getattr(work.churn, name) for name in _CHURN},
     }
 
 
@@ -186,7 +203,8 @@ def _swap_row(swap: SwapSample) -> dict:
 
 def _sample(row: dict) -> StepSample:
     new, resident = (np.array(row[name], np.int64) for name in ("prefill_new", "prefill_resident"))
-    work = StepComposition(row["decode_requests"], row["decode_context"], row["decode_context_max"], new, resident)
+    churn = Churn(**{name: row[name] for name in _CHURN})
+    work = StepComposition(row["decode_requests"], row["decode_context"], row["decode_context_max"], new, resident, churn)
     times = (row[name] for name in ("seconds", "exec_s", "device_s", "off_core_s"))
     return StepSample(row["kind"], row["point"], row["round"], work, *times, first=row["first"])
 

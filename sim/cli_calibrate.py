@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -15,16 +15,25 @@ from ..profiles.measured_profile import measured_profile, model_spec
 from ..profiles.measured_samples import Measurement, write_samples
 from ..profiles.profile import Profile, save_profile
 from ..profiles.specs import ModelSpec
+from .cli_live import SEEDED
+from .cli_profiles import check_writable
+from .cli_profiles import fit as fit_steps
+from .config import SettingsError
 from .progress import RunProgress
-from .results import ResultsError
 
 _Flag = Annotated[bool, Parameter(negative="")]
+# what --from-steps takes beside itself, and what only it takes
+_FOR_STEPS = ("model", "profile", "form", "out")
+_STEPS_ONLY = ("profile", "form")
 
 
 def calibrate(
     *,
-    model: str,
-    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    model: str | None = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    from_steps: Path | None = None,
+    profile: str | None = None,
+    form: str | None = None,
     name: str | None = None,
     raw: Path | None = None,
     num_blocks: int | None = None,
@@ -41,14 +50,22 @@ def calibrate(
     quick: _Flag = False,
     seed: int = 0,
 ) -> None:
-    """Measure how long the steps of a vLLM engine take on this machine, and write a profile.
+    """Measure how long the steps of a vLLM engine take on this machine, and write a profile; or fit recorded steps.
 
     Parameters
     ----------
     model: str
-        Folder with a config.json and weights, or tiny: a small seeded model, for a try.
+        Folder with a config.json and weights, or tiny or small: seeded models, for a try. With --from-steps: only rows
+        whose `model` column contains this.
     out: Path
         The profile to write (.json).
+    from_steps: Path
+        Start no engine: fit the published latency forms, and the host terms of --profile, to the steps in this file
+        (.parquet of --raw, or .csv), and compare their errors. The same as `twinserve profiles fit`.
+    profile: str
+        With --from-steps: the engine's profile, to compare and to correct.
+    form: str
+        With --from-steps and --out: host (host terms on top of --profile; the default), bros, or table.
     name: str
         Name of the profile; MODEL@DEVICE by default.
     raw: Path
@@ -80,19 +97,34 @@ def calibrate(
     seed: int
         Order of the points, and the random ones among them.
     """
-    _check_writable(out)
+    given = dict(locals())
+    if from_steps is not None:
+        _refuse(given, "--from-steps starts no engine; drop it", lambda option: option not in (*_FOR_STEPS, "from_steps"))
+        fit_steps(from_steps, profile=profile, model=model, form=form, out=out)
+        return
+    _refuse(given, "is for recorded steps; add --from-steps FILE, or drop it", lambda option: option in _STEPS_ONLY)
+    for option, what in (("model", "a folder with a config.json, or tiny, or small"), ("out", "the profile to write (.json)")):
+        if given[option] is None:
+            raise SettingsError(f"--{option} is needed to measure an engine: {what}")
+    check_writable(out)
     if raw is not None:
-        _check_writable(raw)
+        check_writable(raw)
     extra = _engine_arguments(engine_arg or [])
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch, RunProgress(shown=True) as progress:
         folder, llm = _model(model, Path(scratch), dtype)
         sizes = (num_blocks, block_tokens, max_num_seqs, max_step_tokens, max_model_len)
         chosen = (dtype, weights, graphs, swap_blocks, threads)
-        measurement = _measure(folder, llm, sizes, chosen, extra, quick, seed, progress)
+        measurement, profile = _measure(folder, llm, sizes, chosen, extra, quick, seed, progress, name)
         if raw is not None:
             write_samples(measurement, raw)
-        profile = measured_profile(measurement, model_spec(folder, llm.name, measurement.provenance["dtype"]), name)
     _finish(profile, out)
+
+
+def _refuse(given: dict, why: str, unwanted) -> None:
+    """Raises SettingsError for the first unwanted option that is not at its default."""
+    for option, parameter in inspect.signature(calibrate).parameters.items():
+        if unwanted(option) and given[option] != parameter.default:
+            raise SettingsError(f"--{option.replace('_', '-')}: {why}")
 
 
 def _finish(profile: Profile, out: Path) -> None:
@@ -103,13 +135,17 @@ def _finish(profile: Profile, out: Path) -> None:
         print(f"{kind:>10}  {error:.1%}")
     if fit.check_error is not None:
         print(f"{'check':>10}  {fit.check_error:.1%} over steps that no fit has seen")
+    if fit.traffic_error is not None:
+        print(f"{'traffic':>10}  {fit.traffic_error:.1%} over single steps of traffic, {fit.traffic_total_error:+.1%} in sum")
     print(f"{'spread':>10}  {fit.spread:.1%} between the quartiles of a point's repeats")
     if fit.disturbed > 0.1:
         print(f"note: in {fit.disturbed:.0%} of the steps other programs had the core; measure again on a quiet machine")
     print(out)
 
 
-def _measure(folder, llm: ModelSpec, sizes, chosen, extra, quick: bool, seed: int, progress: RunProgress) -> Measurement:
+def _measure(
+    folder, llm: ModelSpec, sizes, chosen, extra, quick: bool, seed: int, progress: RunProgress, name: str | None
+) -> tuple[Measurement, Profile]:
     # torch and vLLM load here, and only here
     from ..backends.live.measure import QUICK, SCHEDULER, Effort, measure
     from ..backends.live.versions import installed_vllm
@@ -148,17 +184,27 @@ def _measure(folder, llm: ModelSpec, sizes, chosen, extra, quick: bool, seed: in
     def shown(share: float, text: str) -> None:
         progress.bar.update(progress.bar.task_ids[-1], completed=share, state=text)
 
-    return measure(settings, QUICK if quick else Effort(), seed, shown)
+    def profile_of(found: Measurement) -> Profile:
+        return measured_profile(found, model_spec(folder, llm.name, found.provenance["dtype"]), name)
+
+    def traffic(engine, found: Measurement) -> list:
+        from .calibrate_traffic import traffic_steps
+
+        engine.warm_up()
+        return traffic_steps(engine, profile_of(found), seed, quick, shown)
+
+    measurement = measure(settings, QUICK if quick else Effort(), seed, shown, traffic)
+    return measurement, profile_of(measurement)
 
 
 def _model(model: str, scratch: Path, dtype: str | None) -> tuple[Path, ModelSpec]:
     """Its folder and what it is. Refused here, before an engine starts, if a profile cannot hold it."""
-    if model != "tiny":
+    if model not in SEEDED:
         return Path(model), model_spec(model, dtype=dtype)
     try:
         from ..backends.live.tiny_model import write_model
 
-        folder = write_model(scratch / "tiny")
+        folder = write_model(scratch / model, name=model)
     except ImportError:
         from ..backends.live.versions import installed_vllm
 
@@ -179,18 +225,3 @@ def _engine_arguments(given: list[str]) -> dict:
         except ValueError:
             found[name.replace("-", "_")] = value
     return found
-
-
-def _check_writable(path: Path) -> None:
-    """Find out before measuring for minutes. Raises ResultsError."""
-    folder = path.resolve().parent
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        if path.is_dir():
-            raise ResultsError(f"{path}: is a folder; name a file")
-        handle, probe = tempfile.mkstemp(prefix=".twinserve-", dir=folder)
-        os.close(handle)
-        os.unlink(probe)
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be written ({error.strerror}); name another file") from None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .replay import LockedReplay
 
 TINY = "tiny"
+SEEDED = (TINY, "small")  # models that come with the package: backends/live/tiny_model.py
 _Flag = Annotated[bool, Parameter(negative="")]
 _EngineArgs = Annotated[list[str] | None, Parameter(name="--engine-arg", negative="")]
 
@@ -54,7 +55,7 @@ def replay(
     run: Path
         Folder that `simulate --out` wrote; for a locked replay with --decisions.
     model: str
-        Folder of a model (config.json, weights), or `tiny`: a Llama of 0.4 M parameters with seeded weights.
+        Folder of a model (config.json, weights), or `tiny` or `small`: Llamas of 0.4 and 18 M parameters, seeded weights.
     mode: str
         locked or free.
     pace: str
@@ -63,7 +64,7 @@ def replay(
     weights: str
         safetensors, dummy (random) or auto.
     dtype: str
-        Of weights and KV; auto: float32 for tiny, else the model's.
+        Of weights and KV; auto: float32 for tiny and small, else the model's.
     graphs: bool
         CUDA graphs and compilation.
     physical: bool
@@ -103,22 +104,23 @@ def replay(
 
 @contextlib.contextmanager
 def live_engine(settings: LiveSettings, model: str) -> Iterator[VllmEngine]:
-    """A running engine with `model` (a folder, or tiny)."""
+    """A running engine with `model` (a folder, or one of SEEDED)."""
     from ..backends.live.engine import VllmEngine
     from ..backends.live.versions import installed_vllm
 
     installed_vllm()
     with contextlib.ExitStack() as stack:
-        if model == TINY:
+        if model in SEEDED:
             from ..backends.live.tiny_model import write_model
 
-            folder = write_model(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twinserve-"))))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twinserve-")))
+            write_model(folder, name=model)
             settings = replace(settings, weights="safetensors")
         else:
             folder = Path(model)
             if not (folder / "config.json").exists():
-                raise SettingsError(f"--model {model}: no folder with a config.json; name one, or tiny")
-        dtype = settings.dtype if settings.dtype != "auto" else "float32" if model == TINY else "auto"
+                raise SettingsError(f"--model {model}: no folder with a config.json; name one, or {' or '.join(SEEDED)}")
+        dtype = settings.dtype if settings.dtype != "auto" else "float32" if model in SEEDED else "auto"
         engine = VllmEngine(replace(settings, model=folder, dtype=dtype))
         stack.callback(engine.close)
         yield engine

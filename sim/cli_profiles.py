@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..profiles.profile import list_profiles, load_profile, save_profile
+from .results import ResultsError
 
 profiles_app = cyclopts.App(name="profiles", help="Hardware and model profiles.")
 _Out = Annotated[Path, Parameter(name=["--out", "-o"])]
@@ -81,14 +84,54 @@ def build(
 
 
 @profiles_app.command
+def scale(
+    name: str,
+    *,
+    out: _Out,
+    step: float = 1.0,
+    prefill: float = 1.0,
+    decode: float = 1.0,
+    host: float = 1.0,
+    pcie: float = 1.0,
+    kv: float = 1.0,
+) -> None:
+    """A profile that is off on purpose, to see what depends on it (docs/sensitivity.md).
+
+    Parameters
+    ----------
+    name: str
+        Shipped profile, MODEL@GPU[:tpN], or a file.
+    out: Path
+        The profile to write (.json).
+    step: float
+        Factor on all step times.
+    prefill: float
+        Factor on what prompt tokens add to a step.
+    decode: float
+        Factor on what a step's decodes take by themselves, the host's share left out.
+    host: float
+        Factor on the host's share of a step.
+    pcie: float
+        Factor on the PCIe rate.
+    kv: float
+        Factor on the number of KV blocks.
+    """
+    changed = load_profile(name).scaled(step=step, prefill=prefill, decode=decode, host=host, pcie=pcie, kv=kv)
+    check_writable(out)
+    save_profile(changed, out)
+    print(changed.describe())
+
+
+@profiles_app.command
 def fit(
     steps: Path,
     *,
     profile: str | None = None,
     model: str | None = None,
+    form: str | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
 ) -> None:
-    """Fit the published latency forms to recorded steps, and compare their errors.
+    """Fit the published latency forms to recorded steps, and compare their errors. Also: calibrate --from-steps.
 
     Parameters
     ----------
@@ -98,18 +141,36 @@ def fit(
         Also compare this profile, as it is and with host terms fitted to the steps.
     model: str
         Only rows whose `model` column contains this.
+    form: str
+        What --out writes: host (the profile's form with fitted host terms; the default), bros, or table.
     out: Path
-        Write the profile with the fitted host terms (.json); needs --profile with operator tables.
+        Write the profile with fitted step times (.json); needs --profile, whose engine the steps are of.
     """
     from ..profiles.step_files import read_steps
-    from ..profiles.step_fits import fit_forms
+    from ..profiles.step_fits import FITTED, fit_forms, fitted_profile
     from .config import SettingsError
 
+    if form is not None and form not in FITTED:
+        raise SettingsError(f"--form {form!r} cannot stand in a profile; choose {', '.join(FITTED)}")
+    if form is not None and out is None:
+        raise SettingsError(f"--form {form}: says what --out writes; add --out FILE.json")
     base = None if profile is None else load_profile(profile)
-    if out is not None and (base is None or base.step_model.form != "operators"):
-        raise SettingsError("--out writes a profile of operator tables with fitted host terms; name one with --profile")
+    if out is not None and base is None:
+        raise SettingsError("--out writes a profile with fitted step times; say of which engine with --profile")
+    if out is not None:
+        check_writable(out)
+        if form in (None, "host"):
+            base.with_host_terms(0.0, 0.0, None)  # refused before the work
     works, seconds = read_steps(steps, model)
     found = fit_forms(works, seconds, None if base is None else base.model())
+    fitted = None if out is None else fitted_profile(base, form or "host", found, works, seconds)
+    _show_fits(found, works, seconds)
+    if fitted is not None:
+        save_profile(fitted, out)
+        print(out)
+
+
+def _show_fits(found, works, seconds) -> None:
     table = Table(box=None, pad_edge=False, header_style="")
     for column, side in (
         ("form", "left"),
@@ -125,5 +186,18 @@ def fit(
     console = Console(highlight=False)
     console.print(f"{len(works)} steps, {seconds.min() * 1e3:.1f} to {seconds.max() * 1e3:.1f} ms; seconds a unit")
     console.print(table)
-    if out is not None:
-        save_profile(base.with_host_terms(*found[-1].coefficients, fit_error=found[-1].cross_error), out)
+
+
+def check_writable(path: Path) -> None:
+    """Find out before working for minutes. Raises ResultsError."""
+    folder = path.resolve().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        if path.is_dir():
+            raise ResultsError(f"{path}: is a folder; name a file")
+        handle, probe = tempfile.mkstemp(prefix=".twinserve-", dir=folder)
+        os.close(handle)
+        os.unlink(probe)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written ({error.strerror}); name another file") from None

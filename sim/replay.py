@@ -13,6 +13,7 @@ from ..backends.live.planned import PlannedStep
 from ..backends.live.prompts import PromptTexts
 from ..policies.plan import Preemption
 from .decisions import DecisionLog, LoggedStep
+from .garbage import collected_seldom
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class LockedReplay:
     """What came of it.
 
     steps    one row a step: start_s (simulated), predicted_s, measured_s, prefill_tokens, decode_requests, planned_free_blocks,
-             live_free_blocks, moved (KV went over the link), drift (bool: vLLM did not schedule the plan)
+             live_free_blocks, moved (KV went over the link), drift (bool: vLLM did not schedule the plan); of a replay that was
+             repeated (`together`) measured_s is the median and spread_s the mean distance of a repeat from it
     tokens   request id -> token ids emitted
     first_drift   how the first such step differed; empty if there was none
     evictions     cached blocks that vLLM gave up on the way
@@ -44,12 +46,15 @@ class LockedReplay:
 
     def error(self) -> dict[str, float]:
         """Measured against predicted step times, steps that moved KV left out (their transfers are accounted, not
-        always physical): bias and mean absolute error of a step, and the error of the sum, in % of the measured."""
+        always physical): bias and mean absolute error of a step, and the error of the sum, in % of the measured. Beside them
+        by how much one repeat of a step differs from the median of its repeats, if it was repeated."""
         steps = self.steps[~self.steps["moved"]]
         measured, predicted = steps["measured_s"], steps["predicted_s"]
         relative = predicted / measured - 1
+        repeated = {"repeat_error_pct": float(100 * (steps["spread_s"] / measured).mean())} if "spread_s" in steps else {}
         return {
             "steps": len(steps),
+            **repeated,
             "mean_error_pct": float(100 * relative.mean()),
             "mean_absolute_error_pct": float(100 * relative.abs().mean()),
             "total_error_pct": float(100 * (predicted.sum() / measured.sum() - 1)),
@@ -60,7 +65,11 @@ def replay_locked(
     log: DecisionLog, engine: VllmEngine, texts: PromptTexts | None = None, report=None, logprobs: int | None = None
 ) -> LockedReplay:
     """Execute `log` on `engine`. texts: token ids of the prompts; report(done, total) is called now and then."""
-    texts = texts or PromptTexts(engine.vocab, engine.settings.block_tokens)
+    with collected_seldom():
+        return _replayed(log, engine, texts or PromptTexts(engine.vocab, engine.settings.block_tokens), report, logprobs)
+
+
+def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report, logprobs: int | None) -> LockedReplay:
     order = sorted(range(len(log.requests)), key=lambda row: (log.requests[row].arrival_s, row))
     names = [request.id for request in log.requests]
     due = 0
@@ -97,6 +106,17 @@ def replay_locked(
         if report is not None and number % 32 == 0:
             report(number + 1, len(log.steps))
     return LockedReplay(pd.DataFrame(rows), tokens_of(answers), scheduler.first_drift, evictions(), answers)
+
+
+def together(repeats: list[LockedReplay]) -> LockedReplay:
+    """Replays of one log as one: what holds in all of them, and the median of each step's times."""
+    first = repeats[0]
+    measured = np.array([r.steps["measured_s"] for r in repeats])
+    median = np.median(measured, axis=0)
+    drift = np.any([r.steps["drift"] for r in repeats], axis=0)
+    steps = first.steps.assign(measured_s=median, spread_s=np.abs(measured - median).mean(axis=0), drift=drift)
+    differed = next((r.first_drift for r in repeats if r.first_drift), "")
+    return LockedReplay(steps, first.tokens, differed, first.evictions, first.answers)
 
 
 def _planned(step: LoggedStep, names: list[str]) -> PlannedStep:

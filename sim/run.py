@@ -24,6 +24,7 @@ from .config import SettingsError, SimulationConfig
 from .core import EngineCore
 from .decisions import DecisionRecorder, log_bytes
 from .engine import Engine
+from .garbage import collected_seldom
 from .inputs import Inputs, resolve
 from .metrics import summarise
 from .recorder import StepRecorder, request_frame
@@ -85,7 +86,8 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
     """Run it to the end, and sum it up."""
     inputs, spec = simulation.inputs, simulation.spec
     started = time.perf_counter()
-    simulation.run()
+    with collected_seldom():
+        simulation.run()
     simulated = time.perf_counter()
     rows = simulation.rows()
     summary = summarise(rows, goodput)
@@ -103,6 +105,9 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
     }
     engine = simulation.engines[0]
     described = describe(inputs, spec, engine)
+    counted = [e.core.policy.counters for e in simulation.engines]
+    if counted[0]:
+        described["policy"]["counters"] = {name: sum(c[name] for c in counted) for name in counted[0]}
     log = log_bytes(described, engine.core.requests, engine.recorder) if simulation.decisions else None
     return RunResult(rows, described, timing, summary, log)
 

@@ -18,7 +18,7 @@ from ..policies.registry import PolicySpec
 from .decisions import parse_log
 from .inputs import Inputs
 from .live import LiveRun
-from .replay import LockedReplay, replay_locked
+from .replay import LockedReplay, replay_locked, together
 from .results import RunResult
 from .run import run_policy, run_simulation
 
@@ -93,9 +93,12 @@ def validate_policy(
     texts = PromptTexts(engine.vocab, engine.settings.block_tokens, inputs.config.seed)
     simulated = run_policy(inputs, spec, decisions=True)
     log = parse_log(simulated.decisions)
-    say(f"{spec.label}: locked replay of {len(log.steps):,} steps")
-    _forget(engine)
-    locked = replay_locked(log, engine, texts)
+    replays = []
+    for number in range(repeats):
+        say(f"{spec.label}: locked replay of {len(log.steps):,} steps, {number + 1} of {repeats}")
+        _forget(engine)
+        replays.append(replay_locked(log, engine, texts))
+    locked = together(replays) if repeats > 1 else replays[0]
     live, drift = [], 0
     for number in range(repeats):
         say(f"{spec.label}: live run {number + 1} of {repeats}")

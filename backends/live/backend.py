@@ -9,6 +9,7 @@ import numpy as np
 
 from ...policies.plan import Direction, Preemption, StepOutcome, StepPlan
 from ...policies.requests import RequestTable, State
+from ...profiles.composition import StepComposition
 from ..simulated import Executed, SimulatedBackend, Transfers
 from .engine import VllmEngine
 from .physical_layout import PhysicalMemory
@@ -19,15 +20,22 @@ from .versions import LiveEngineError
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One live step: seconds measured, and what the profile's step-time model says of the same batch."""
+    """One live step: what it computed, seconds measured, and what the profile's step-time model says of it.
+
+    off_core_s      of these, seconds in which this thread had no core; other programs had it, or a GPU was waited for
+    physical_moves  KV went over the link in this step
+    """
 
     start_s: float
+    work: StepComposition
     measured_s: float
+    off_core_s: float
     predicted_s: float
-    prefill_tokens: int
-    decode_requests: int
-    decode_context: int
-    physical_moves: bool  # KV went over the link in this step
+    physical_moves: bool
+
+    @property
+    def prefill_tokens(self) -> int:
+        return int(self.work.prefill_new.sum())
 
 
 class LiveBackend:
@@ -44,6 +52,7 @@ class LiveBackend:
         self.requests = requests
         self.engine = engine
         self.twin = twin
+        twin.watches_churn = True  # steps are recorded with it, whether or not the model knows what it costs
         self.texts = texts
         self.pace = pace
         self.steps: list[TimedStep] = []
@@ -85,7 +94,7 @@ class LiveBackend:
         twin = self.twin.execute(plan, emitting, now, overhead_s) if self.predicted else None
         # accounted bytes; what the engine really moves is measured with it
         moved = twin or self.twin.transfer(plan.moves, now)
-        work = self.twin.composition(plan, emitting)
+        work = twin.work if twin else self.twin.composition(plan, emitting)
         planned = self.planned(plan)
         if self.memory is not None:
             planned = replace(planned, layout=self.memory.step(plan))
@@ -95,9 +104,10 @@ class LiveBackend:
                 f"a step of {plan.tokens.sum()} tokens was planned, and the engine was built for {room}: give the policy a "
                 "token limit or chunk"
             )
-        started = time.perf_counter()
+        on_core, started = time.thread_time(), time.perf_counter()
         answer = self.engine.step(planned)
         seconds = time.perf_counter() - started
+        off_core = max(seconds - (time.thread_time() - on_core), 0.0)
         for name in answer.finished:
             del self._holds[name]
         rows = plan.rows[emitting]
@@ -107,11 +117,7 @@ class LiveBackend:
             raise LiveEngineError(f"the engine emitted other tokens than planned: {', '.join(odd[:3])} ({self.drift()})")
         predicted = self.twin.model.step_seconds(work)
         physical = self._moves(planned)
-        self.steps.append(
-            TimedStep(
-                now, seconds, predicted, int(work.prefill_new.sum()), work.decode_requests, work.decode_context, physical
-            )
-        )
+        self.steps.append(TimedStep(now, work, seconds, off_core, predicted, physical))
         for report in answer.transfers:
             self.transfers.append((report.direction, report.nbytes, report.seconds))
         self.on_answer(answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -39,9 +39,14 @@ QUICK = Effort(rounds=3, decode_repeats=4, prefill_repeats=2, limit_s=30.0, quic
 
 
 def measure(
-    settings: LiveSettings, effort: Effort = Effort(), seed: int = 0, progress: Progress = lambda share, text: None
+    settings: LiveSettings,
+    effort: Effort = Effort(),
+    seed: int = 0,
+    progress: Progress = lambda share, text: None,
+    further: Callable[[VllmEngine, Measurement], list[StepSample]] = lambda engine, so_far: [],
 ) -> Measurement:
-    """Start an engine with `settings`, measure it, stop it. Raises LiveEngineError (one line) where that fails."""
+    """Start an engine with `settings`, measure it, stop it. further: more steps on the idle engine, when what is measured
+    here is known. Raises LiveEngineError (one line) where that fails."""
     _check_extra(settings.extra)
     progress(0.0, "starting the engine")
     begun = time.perf_counter()
@@ -55,7 +60,8 @@ def measure(
         start_s = time.perf_counter() - begun
         run = _Run(Bench(engine, seed), effort, seed, progress)
         run.measure()
-        return Measurement(run.steps, run.swaps, _provenance(engine, run, start_s))
+        found = Measurement(run.steps, run.swaps, _provenance(engine, run, start_s))
+        return replace(found, steps=[*found.steps, *further(engine, found)])
     finally:
         engine.close()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-ROOM = 192  # tokens that held requests may grow by while they are measured
+ROOM = 80  # tokens that held requests may grow by while they are measured
 SMALLEST = 64  # tokens a step, and tokens a request beside ROOM, below which there is nothing to fit a table to
 _DRAWS = 200
 
