@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -92,6 +92,23 @@ def timed_run(config: SimulationConfig, at_once: bool = False) -> tuple[Inputs, 
         workload = inputs.workload
         inputs = replace(inputs, workload=replace(workload, arrival_s=np.zeros(len(workload))))
     return inputs, run_policy(inputs, inputs.policies[0])
+
+
+class CpuTimed:
+    """`function`, with the CPU time of each call: what it costs on a core of its own, however busy the machine is.
+
+    seconds  of the calls so far
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self._function = function
+        self.seconds: list[float] = []
+
+    def __call__(self, *arguments):
+        started = time.thread_time()
+        result = self._function(*arguments)
+        self.seconds.append(time.thread_time() - started)
+        return result
 
 
 def same_results(one: RunResult, other: RunResult) -> bool:

@@ -21,7 +21,12 @@ class Table:
 
 def headlines(report: dict) -> list[str]:
     """What was measured where, a line each."""
-    computer, trace = report["machine"], report["trace"]
+    trace = report["trace"]
+    return [*machine_lines(report["machine"]), f"Trace: {trace['name']} ({trace['source']})"]
+
+
+def machine_lines(computer: dict) -> list[str]:
+    """What a report's `machine` says."""
     libraries = ", ".join(f"{name} {number}" for name, number in computer["versions"].items())
     load = computer["load_average_1min"]
     return [
@@ -29,7 +34,6 @@ def headlines(report: dict) -> list[str]:
         + ("on one core" if computer["core"] is not None else "not pinned to a core")
         + ("" if load is None else f"; load average at the start {load:.2f}"),
         f"Python {computer['python']}; {libraries}",
-        f"Trace: {trace['name']} ({trace['source']})",
     ]
 
 
@@ -113,9 +117,14 @@ def tables(report: dict) -> list[Table]:
 
 def rich_tables(report: dict, console: Console) -> None:
     """Print everything on `console`."""
-    for line in headlines(report):
+    show(headlines(report), tables(report), console)
+
+
+def show(lines: Iterable[str], found: Iterable[Table], console: Console) -> None:
+    """Lines and tables on `console`."""
+    for line in lines:
         console.print(line, soft_wrap=True)
-    for table in tables(report):
+    for table in found:
         shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for i, column in enumerate(table.header):
             shown.add_column(column, justify="right" if i else "left", overflow="fold")
@@ -128,8 +137,13 @@ def rich_tables(report: dict, console: Console) -> None:
 
 def markdown_tables(report: dict) -> str:
     """Everything as Markdown."""
-    parts = ["\n".join(f"- {line}" for line in headlines(report))]
-    for table in tables(report):
+    return markdown(headlines(report), tables(report))
+
+
+def markdown(lines: Iterable[str], found: Iterable[Table]) -> str:
+    """Lines and tables as Markdown."""
+    parts = ["\n".join(f"- {line}" for line in lines)]
+    for table in found:
         rules = [":--", *("--:" for _ in table.header[1:])]
         lines = [_line(cells) for cells in (table.header, rules, *table.rows)]
         parts += [f"### {table.title}", "\n".join(lines)]

@@ -47,14 +47,15 @@ def truth_folder(given: Path | None = None) -> Path:
     raise WorkloadError(f"no measured runs: {where} must name the folder that holds vllm_runs/ and steps/")
 
 
-def validate_run(truth: Path, case: Case, form: str | None = None) -> dict:
+def validate_run(truth: Path, case: Case, form: str | None = None, eager_s: float = 0.0) -> dict:
     """One run: errors by metric and statistic, what passed through the engine, and how queue and memory went over time.
+    eager_s: a term to try, see `validation_runs.WithEagerTerm`.
 
     The result holds the samples too, under keys that start with an underscore, for plots.
     """
     run = read_run(truth, case)
     profile = profile_of(run, form)
-    rows = simulate(run, profile)
+    rows = simulate(run, profile, eager_s)
     ours, real = simulated_samples(rows), run.samples
     table = errors(real, ours)
     blocks = blocks_of(run, profile)
@@ -106,6 +107,7 @@ def validation(
     truth: Path | None = None,
     out: Path | None = None,
     form: Annotated[str | None, Parameter(help="roofline: profiles derived from specs, for comparison")] = None,
+    eager_ms: float = 0.0,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Simulate measured runs of real engines and print the errors.
@@ -118,14 +120,20 @@ def validation(
         Folder for results.json and the plots.
     form: str
         roofline: with profiles derived from specs instead of operator tables, for comparison.
+    eager_ms: float
+        Try a term that no profile has: so many milliseconds more for each step with prompt tokens that is larger than
+        every captured CUDA graph (docs/validation.md).
     as_json: bool
         Print the results as JSON.
     """
     if form not in (None, "roofline"):
         raise WorkloadError(f"--form {form!r}: only roofline can be chosen; leave it out for operator tables")
+    if not 0 <= eager_ms < 1000 or (eager_ms and form is not None):
+        why = "the roofline knows no CUDA graphs" if form is not None else "give milliseconds from 0 to 1000"
+        raise WorkloadError(f"--eager-ms {eager_ms:g}: {why}")
     folder = truth_folder(truth)
     cases = [case for case in CASES if form is None or "ep2" not in case.profile]
-    runs = [validate_run(folder, case, form) for case in cases]
+    runs = [validate_run(folder, case, form, eager_ms / 1e3) for case in cases]
     steps = validate_steps(folder)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

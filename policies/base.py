@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict
 
@@ -77,6 +79,7 @@ class Policy(ABC):
     prompt_budget: int | None = None  # tokens: longer prompts could never be computed; a run that has one is refused
     prompt_budget_setting = "--max-num-batched-tokens"  # what raises it
     asynchronous = True  # False: cannot plan before the last step's tokens are known, and is refused where it would have to
+    counters: Mapping[str, int] = MappingProxyType({})  # steps by how they were decided; run.json shows them
     keeps_ending = False  # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
 
     def __init__(self, limits: EngineLimits, options: Options | None = None, estimator=None) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
-from .bros_parts import EMPTY, PlanInProgress, Urgent, Victims, within_tokens
+from .bros_parts import EMPTY, Choice, PlanInProgress, Urgent, Victims, within_tokens
 from .bros_plain import all_fit, nobody_joins, place_all
 from .deadlines import DeadlineQueue, RowSet
 from .errors import PolicyError
@@ -137,34 +137,50 @@ class BrosPolicy(Policy):
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
         step = PlanInProgress(view, ledger, StepPlan())
-        size, tokens = self.batch_size, self.limits.max_num_batched_tokens
-        requests, pending = view.requests, len(self.rt_pending)
-        rows = self.rt_pending.rows, self.rt_waiting.rows[:size], self.be_pending.rows, self.be_waiting.rows[:size]
+        size = self.batch_size
+        requests, pending, reach = view.requests, len(self.rt_pending), self._reach(size)
+        rows = self.rt_pending.rows, self.rt_waiting.rows[:reach], self.be_pending.rows, self.be_waiting.rows[:reach]
         everyone = self._batch(np.concatenate(rows), requests, ledger)
         n = pending + len(rows[1])
         real_time, best_effort = everyone[:n], everyone[n:]
         step.next = real_time[pending : pending + 1]
         residual = self._residual(real_time.rows, requests, view.now)
+        if not self._plainly(step, everyone, n, residual, size):
+            urgent, candidates = self._by_urgency(real_time, residual, requests), self._by_swap(best_effort)
+            self._place(step, self._choose(step, urgent, candidates, size), size)
+        return step.plan
+
+    def _reach(self, size: int) -> int:
+        """How many requests from the front of a waiting queue are looked at: more could not be chosen."""
+        return size
+
+    def _plainly(self, step: PlanInProgress, everyone: Batch, n: int, residual: np.ndarray, size: int) -> bool:
+        """Whether the plan is plain to see, and made. The first `n` of `everyone` are real-time; residual: theirs, seconds."""
+        tokens, ledger = self.limits.max_num_batched_tokens, step.ledger
         if all_fit(everyone, residual, size, tokens, self.estimator) and place_all(step, everyone):
             self._finish(step, everyone, n)
             self._adapt(early_return=False)
-            return step.plan
+            return True
         if not len(self.be_waiting) and not np.count_nonzero(everyone.swapped):
-            running = nobody_joins(real_time, residual, pending, best_effort, size, tokens, self.estimator)
+            pending = len(self.rt_pending)
+            running = nobody_joins(everyone[:n], residual, pending, everyone[n:], size, tokens, self.estimator)
             if running is not None and ledger.grow_all(running.rows, running.context):
                 self._finish(step, running, pending)
                 self._adapt(early_return=True)
-                return step.plan
-        self._select(step, self._by_urgency(real_time, residual, requests), self._by_swap(best_effort), size)
-        return step.plan
+                return True
+        return False
 
-    def _select(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> None:
-        """Algorithm 1 proper."""
+    def _choose(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> Choice:
+        """Algorithm 1 proper, without memory."""
         reach = min(len(urgent.batch), size, self._within_tokens(urgent.batch))
         fits = min(urgent.fitting(size), reach)
-        early_return = fits < reach
-        chosen = urgent.batch[:fits]
         packed, replaced = self._pack(urgent, fits, candidates, size)
+        return Choice(urgent, candidates, fits, packed, replaced, early_return=fits < reach)
+
+    def _place(self, step: PlanInProgress, choice: Choice, size: int) -> None:
+        """Memory for those that were chosen (lines 8 and 19), and what follows where there is none."""
+        urgent, candidates, packed, replaced = choice.urgent, choice.candidates, choice.packed, choice.replaced
+        chosen = urgent.batch[: choice.fits]
         kept = chosen[:-1] if replaced else chosen
         placed, complete = self._place_real_time(step, urgent, kept)
         if not complete:
@@ -185,7 +201,7 @@ class BrosPolicy(Policy):
         if not len(placed) and not len(best_effort):
             placed = self._place_someone(step, urgent)
         self._finish(step, placed + best_effort, len(placed))
-        self._adapt(early_return and complete)
+        self._adapt(choice.early_return and complete)
 
     def _place_someone(self, step: PlanInProgress, urgent: Urgent) -> Batch:
         """Everybody waits for memory that others hold: the most urgent one gets it, from whomever."""
@@ -233,7 +249,7 @@ class BrosPolicy(Policy):
         if len(savable):
             bound = float(residual[savable[0]])  # in order, so the first is the least
         else:
-            bound = _least(requests.slo_tpot_s[batch.rows])
+            bound = least(requests.slo_tpot_s[batch.rows])
         return Urgent(batch, residual, costs, max(bound, float(costs[0])))
 
     def _by_swap(self, batch: Batch) -> Batch:
@@ -459,7 +475,7 @@ class BrosPolicy(Policy):
         plan, requests = step.plan, step.view.requests
         # After this step every real-time request has just got a token, so its residual time is its TPOT objective.
         residual = requests.slo_tpot_s[batch.rows[:real_time]]
-        bound = _least(residual)
+        bound = least(residual)
         if len(self.rt_waiting) and not self._keeps_out(step, batch[:real_time], residual, bound):
             return
         steps = step.ledger.decode_steps(batch.rows, LONGEST_RUN)
@@ -478,6 +494,6 @@ class BrosPolicy(Policy):
         return True
 
 
-def _least(objectives: np.ndarray) -> float:
+def least(objectives: np.ndarray) -> float:
     """Seconds; infinite where nobody has an objective (NaN)."""
     return float(np.fmin.reduce(objectives, initial=np.inf))

@@ -30,6 +30,22 @@ class Urgent:
         return int(np.searchsorted(self.costs[:size], self.bound, side="right"))
 
 
+@dataclass(slots=True)
+class Choice:
+    """Whom an iteration should serve, memory permitting: the first `fits` real-time requests and the first `packed` candidates.
+
+    replaced      the last of these real-time requests gives its place to the last of these candidates
+    early_return  lines 11-12: a deadline, and neither size nor tokens, ended the search for real-time requests
+    """
+
+    urgent: Urgent
+    candidates: Batch
+    fits: int
+    packed: int
+    replaced: bool
+    early_return: bool
+
+
 class PlanInProgress:
     """What one call of `plan` carries around.
 

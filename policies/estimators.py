@@ -131,7 +131,19 @@ class PerfectEstimator:
     swap: SwapTimeModel
 
     def prefixes(self, batch: Batch, behind: Batch | None = None) -> np.ndarray:
-        return np.array([self.seconds(batch[: i + 1], behind) for i in range(len(batch))])
+        everyone = batch if behind is None else behind + batch
+        before, prefill = len(everyone) - len(batch), everyone.is_prefill
+        resident = everyone.context - everyone.new
+        decoding = np.where(prefill, 0, resident)
+        new, old = everyone.new[prefill], resident[prefill]
+        columns = [(~prefill).cumsum(), decoding.cumsum(), np.maximum.accumulate(decoding)]
+        columns += [prefill.cumsum(), everyone.swapped.cumsum()]
+        return np.array(
+            [
+                max(self.truth.step_seconds(StepComposition(n, context, longest, new[:p], old[:p])), self.swap.seconds(swapped))
+                for n, context, longest, p, swapped in zip(*(c[before:].tolist() for c in columns), strict=True)
+            ]
+        )
 
     def seconds(self, batch: Batch, behind: Batch | None = None) -> float:
         if behind is not None:

@@ -26,6 +26,7 @@ def fill(
     chunk: int | None = None,
     swap: bool = False,
     newcomers_evict: bool = True,
+    split: bool = False,
 ) -> StepPlan:
     """A plan that runs the rows of `order` (int64[n], most deserving first) as far as room goes.
 
@@ -34,6 +35,7 @@ def fill(
                   the batch is empty (a prompt longer than the budget runs alone)
     chunk         tokens a row computes at most; None: all that it lacks
     swap          evicted rows go to the host while it has room; otherwise they are recomputed
+    split         the row that the token budget ends in computes as much as is left of it
 
     A row that finds no memory takes that of the rows behind it in `order`, the last one first. If
     even that is not enough nobody loses anything, and the row is left out: one that holds memory
@@ -46,7 +48,7 @@ def fill(
     if view.ready_s:
         order = order[np.array([row not in view.ready_s for row in order.tolist()], bool)]
     filling = _Filling(view.requests, ledger, order, seats, token_budget, chunk, swap)
-    filling.newcomers_evict = newcomers_evict
+    filling.newcomers_evict, filling.split = newcomers_evict, split
     holds = view.requests.state[order] == _RUNNING
     edges = (np.flatnonzero(np.diff(holds)) + 1).tolist()
     for start, end in pairwise([0, *edges, len(order)]):
@@ -80,6 +82,7 @@ class _Filling:
         self.chunk = np.iinfo(np.int64).max if chunk is None else chunk
         self.swap = swap
         self.newcomers_evict = True
+        self.split = False
         self.plan = StepPlan()
         self.full = seats <= 0
         self._closed = False  # a row without memory found none
@@ -101,8 +104,12 @@ class _Filling:
             return
         computed = self.requests.computed_tokens[rows]
         new = np.minimum(self.requests.known_tokens(rows) - computed, self.chunk)
-        n = min(int(np.searchsorted(np.cumsum(new), self.budget, side="right")), self.seats)
-        if not self._granted:
+        used = np.cumsum(new)
+        n = min(int(np.searchsorted(used, self.budget, side="right")), self.seats)
+        if self.split and n < min(len(rows), self.seats) and self.budget > (left := int(used[n] - new[n])):
+            new[n] = self.budget - left
+            n += 1
+        elif not self._granted:
             n = max(n, 1)
         if self.ledger.grow_all(rows[:n], computed[:n] + new[:n]):
             self._grant(rows[:n], new[:n])
@@ -114,7 +121,7 @@ class _Filling:
                 continue
             known = int(self.requests.known_tokens(row))
             computed = int(self.requests.computed_tokens[row])
-            new = min(known - computed, self.chunk)
+            new = self._part(known - computed)
             if self.full or self._exceeds(new):
                 return
             if self._acquire(index, lambda r=row, t=computed + new: self.ledger.grow(r, t), True):
@@ -135,7 +142,7 @@ class _Filling:
         ledger = self.ledger
         known = int(self.requests.known_tokens(row))
         hit = ledger.hit_tokens(row)
-        new = min(known - hit, self.chunk)
+        new = self._part(known - hit)
         if self._exceeds(new):
             return
         # All of its text must fit now, though a chunk only gets memory as it is computed: otherwise
@@ -150,7 +157,7 @@ class _Filling:
 
     def _resume(self, index: int, row: int) -> None:
         computed = int(self.requests.computed_tokens[row])
-        new = min(int(self.requests.known_tokens(row)) - computed, self.chunk)
+        new = self._part(int(self.requests.known_tokens(row)) - computed)
         if self._exceeds(new):
             return
         if self._acquire(index, lambda: self._swap_in(row, computed + new), self.newcomers_evict):
@@ -168,6 +175,11 @@ class _Filling:
         return False
 
     # -- seats, tokens, memory -------------------------------------------------------------------
+    def _part(self, lacking: int) -> int:
+        """Of the tokens that a row lacks, those that it may compute in this step."""
+        new = min(lacking, self.chunk)
+        return min(new, max(self.budget, 1)) if self.split else new
+
     def _exceeds(self, new: int) -> bool:
         """The batch ends before a row with so many tokens."""
         if new > self.budget and self._granted:

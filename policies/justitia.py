@@ -12,8 +12,9 @@
 
 Ours, where the paper is open: time is counted in iterations of this engine, so V stands still while it idles; if it has
 nothing left to do the fluid system has not either, and is emptied (it may hold demand that was predicted too high).
-With `cost=compute` an iteration has no fixed capacity: the fluid system is given what the engine served. Ties: the
-application that came first, then the request that did.
+With `cost=compute` an iteration has no fixed capacity: the fluid system is given what the engine served, or, with `M`,
+that much an iteration (eq. 2 with another C_j, as far as the paper says). Ties: the application that came first, then
+the request that did.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from .requests import RequestTable
 
 class JustitiaOptions(DemandQueueOptions):
     """cost  what applications are charged for: KV token-time, or tokens computed
-    M     KV tokens that the fluid system shares out in an iteration; none: all of the device's
+    M     what the fluid system shares out in an iteration, in the unit of `cost`; none: all KV tokens of the device, or
+          with cost=compute what the engine served
     """
 
     cost: Literal["memory", "compute"] = "memory"
@@ -84,14 +86,19 @@ class JustitiaPolicy(DemandPolicy):
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         if not self._unit:
             memory = self.options.M or ledger.num_blocks * ledger.block_tokens
-            self._unit = memory if self.options.cost == "memory" else 1
+            self._unit = memory if self._by_iteration else 1
         return super().plan(view, ledger)
 
+    @property
+    def _by_iteration(self) -> bool:
+        """Whether the fluid system has the same capacity in every iteration."""
+        return self.options.cost == "memory" or self.options.M is not None
+
     def admitted(self, row: int, requests: RequestTable) -> None:
-        if self.options.cost == "compute":
+        if not self._by_iteration:
             self._served += int(requests.prompt_tokens[row])
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         steps = len(outcome.ends_s)
-        self._served += steps if self.options.cost == "memory" else 2 * steps * len(outcome.emitted)
+        self._served += steps if self._by_iteration else 2 * steps * len(outcome.emitted)
         self._last_end_s = float(outcome.ends_s[-1])

@@ -39,8 +39,9 @@ class _InTurn:
 
     def peek(self) -> int:
         """The first head that is allowed; the first of all if none is."""
-        heads = [rows[0] for rows in self._rows.values()]
-        return next((row for row in heads if self._allowed(row)), heads[0])
+        allowed = (rows[0] for rows in self._rows.values() if self._allowed(rows[0]))
+        head = next(allowed, None)
+        return next(iter(self._rows.values()))[0] if head is None else head
 
     def remove(self, row: int) -> None:
         owner = self._owner_of.pop(row, None)
@@ -107,8 +108,12 @@ class KvSharePolicy(QueuePolicy):
 
     def preempts(self, ledger: KvLedger) -> list[int]:
         share, victims = self.share(ledger), []
-        for owner in dict.fromkeys(self._owner[row] for row in self.running):
-            mine = self._running_of(owner)
+        running: dict[int, list[int]] = {}
+        for row in self.running:
+            running.setdefault(self._owner[row], []).append(row)
+        for mine in running.values():
+            if len(mine) == 1:
+                continue  # the last one stays, however large
             blocks = sum(map(self._blocks, mine))  # with what this step adds
             while blocks > share and len(mine) > 1:
                 victims.append(mine.pop())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,9 +25,10 @@ from .kv.base import KvLedger
 from .layerkv_cost import LayerCost, RecentSteps, layerkv_estimator
 from .layerkv_forecast import allowed_prefill_seconds
 from .layerkv_layers import LayerMoves
-from .layerkv_lengths import HistoryPredictor, LengthPredictor, LengthRange, TrueClass
+from .layerkv_lengths import HistoryPredictor, LengthPredictor, LengthRange, TrueClass, TrueLength
 from .layerkv_link import beside_allreduce
 from .plan import Hold, KvMove, StepOutcome, StepPlan
+from .predictors import ORACLE, OracleByShortName
 from .requests import RequestTable
 from .runs import LONGEST_RUN, decodes_only
 from .vllm_v0 import VllmV0Options, VllmV0Policy
@@ -47,7 +48,8 @@ class LayerKvOptions(VllmV0Options):
     interleaved   every other layer leaves first; off: the first ones
     threshold     fraction of blocks; the paper's preset threshold of eq. 5
     horizon       stages of `block_tokens` steps that eq. 5 looks ahead
-    predictor     of output lengths. history: learns from requests that ended; perfect: is told the class, an ablation
+    predictor     of output lengths. history: learns from requests that ended; perfect: is told the class, an ablation;
+                  oracle-length, or oracle: is told the length, a bound
     length_classes  classes of `history`
     accuracy      of `perfect`: the share of requests whose class it says; of the others it says one beside it
     current_tpot  of eq. 1. step: seconds of a decode step; request: of a step, times requests running, over those that
@@ -68,7 +70,7 @@ class LayerKvOptions(VllmV0Options):
     interleaved: bool = True
     threshold: float = Field(0.05, ge=0.0, lt=1.0)
     horizon: int = Field(4, ge=0)
-    predictor: Literal["history", "perfect"] = "history"
+    predictor: Annotated[Literal["history", "perfect", "oracle-length"], OracleByShortName] = "history"
     length_classes: int = Field(4, ge=1)
     accuracy: float = Field(1.0, ge=0.0, le=1.0)
     current_tpot: Literal["step", "request"] = "step"
@@ -104,6 +106,8 @@ class LayerKvPolicy(LayerMoves, VllmV0Policy):
 
     def _predictor(self) -> LengthPredictor:
         options = self.options
+        if options.predictor == ORACLE:
+            return TrueLength()
         return TrueClass(options.accuracy) if options.predictor == "perfect" else HistoryPredictor(options.length_classes)
 
     # -- events ------------------------------------------------------------------------------------------------

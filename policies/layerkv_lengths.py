@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from .errors import PolicyError
+from .predictors import ORACLE, Truth
 from .requests import RequestTable
 
 _ENOUGH = 8  # outputs, before anything is concluded from them
@@ -95,11 +96,7 @@ class TrueClass(LengthPredictor):
         pass
 
     def predict(self, row: int, requests: RequestTable) -> LengthRange:
-        if self.truth is None:
-            raise PolicyError(
-                "policy 'layerkv': predictor=perfect: this engine does not know how long outputs will be; choose history"
-            )
-        length = self.truth.output_tokens(requests.ids[row])
+        length = _told("perfect", self.truth, row, requests)
         if length is None:
             return LengthRange()
         draw = zlib.crc32(requests.ids[row].encode()) / 2**32  # every policy errs in the same way
@@ -108,3 +105,28 @@ class TrueClass(LengthPredictor):
             right = max(0, right + (1 if 2 * (draw - self._accuracy) < 1 - self._accuracy else -1))
         lower = 1 << right
         return LengthRange(lower, 1.5 * lower, 2 * lower)
+
+
+class TrueLength(LengthPredictor):
+    """Knows the length itself: a bound on what a predictor can be worth."""
+
+    needs_truth = True
+
+    def __init__(self) -> None:
+        self.truth = None
+
+    def observe(self, prompt_tokens: int, output_tokens: int) -> None:
+        pass
+
+    def predict(self, row: int, requests: RequestTable) -> LengthRange:
+        length = _told(ORACLE, self.truth, row, requests)
+        return LengthRange() if length is None else LengthRange(length, length, length)
+
+
+def _told(name: str, truth: Truth | None, row: int, requests: RequestTable) -> int | None:
+    """What an engine that knows the future says; None about a request that it does not know."""
+    if truth is None:
+        raise PolicyError(
+            f"policy 'layerkv': predictor={name}: this engine does not know how long outputs will be; choose history"
+        )
+    return truth.output_tokens(requests.ids[row])

@@ -1,12 +1,14 @@
 """What a policy believes that an application or a request will need. Its own knowledge: never the simulator's truth,
 unless an oracle is asked for.
 
-`mlp`         Justitia's (Yang et al., Sec. IV-B): a small network a class, on TF-IDF of the input text
+`mlp`            Justitia's (Yang et al., Sec. IV-B): a small network a class, on TF-IDF of the input text
 (predictors_mlp.py)
-`class-mean`  the mean of the class's training samples, whatever the text: what a network must beat
-`perfect`     the truth, as an ablation; the engine must hand it over (`truth`)
+`class-mean`     the mean of the class's training samples, whatever the text: what a network must beat
+`perfect`        the truth, as an ablation; the engine must hand it over (`truth`)
+`oracle-length`  the truth, as a bound: what any predictor could be worth at most; `oracle` for short. Every policy that
+                 predicts lengths has this name for it, and run.json says that it was used
 
-`error` adds noise of a chosen size to any of them; `perfect,error=4.52` is a predictor with the relative error that the
+`error` adds noise of a chosen size to the others; `perfect,error=4.52` is a predictor with the relative error that the
 paper's Table II reports of DistilBERT.
 """
 
@@ -19,10 +21,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from .base import Options
 from .errors import PolicyError
@@ -46,18 +48,29 @@ def compute_tokens(p: int, d: int) -> int:
 COSTS: dict[str, Cost] = {"memory": kv_token_time, "compute": compute_tokens}
 
 
+ORACLE = "oracle-length"
+OracleByShortName = BeforeValidator(lambda name: ORACLE if name == "oracle" else name)  # so that run.json has one name
+
+
 class DemandOptions(Options):
     """predictor  see above
-    error      mean relative error of the noise that is put on each prediction; 0: none
+    error      mean relative error of the noise that is put on each prediction; 0: none. A bound has none
     seed       of that noise, and of training (samples, first weights, order)
     training   JSONL file of earlier applications to learn from, {"kind", "text", "stages": [[[prompt, output], ..],
                ..]} a line, tokens; none: samples of the nine classes as the trace `apps` draws them
     """
 
-    predictor: Literal["mlp", "class-mean", "perfect"] = "mlp"
+    predictor: Annotated[Literal["mlp", "class-mean", "perfect", "oracle-length"], OracleByShortName] = "mlp"
     error: float = Field(0.0, ge=0.0, le=100.0)
     seed: int = Field(0, ge=0)
     training: str | None = None
+
+    @field_validator("error")
+    @classmethod
+    def _a_bound_has_none(cls, error: float, others: ValidationInfo) -> float:
+        if error and others.data.get("predictor") == ORACLE:
+            raise ValueError(f"{ORACLE} is a bound and has no error; write predictor=perfect,error={error:g}")
+        return error
 
 
 class Truth(Protocol):
@@ -141,7 +154,7 @@ class Oracle(Predictor):
     def _told(self) -> Truth:
         if self.truth is None:
             raise PolicyError(
-                "predictor=perfect: this engine does not know what requests will need; choose mlp or class-mean"
+                f"predictor={self.options.predictor}: this engine does not know what requests will need; choose another"
             )
         return self.truth
 
@@ -160,7 +173,7 @@ def make_predictor(options: DemandOptions) -> Predictor:
         from .predictors_mlp import TextPredictor
 
         return TextPredictor(options)
-    return Oracle(options) if options.predictor == "perfect" else Predictor(options)
+    return Oracle(options) if options.predictor in ("perfect", ORACLE) else Predictor(options)
 
 
 # -- training samples ------------------------------------------------------------------------------------------------

@@ -23,13 +23,22 @@ LEDGER_GROUP = "twinserve.kv"
 _HERE = __name__.rpartition(".")[0]
 _POLICIES = {
     "bros": "bros:BrosPolicy",
+    "bros-exact": "bros_exact:BrosExactPolicy",
+    "conserve": "conserve:ConservePolicy",
+    "echo": "echo:EchoPolicy",
+    "echo-bs": "echo:EchoBsPolicy",
+    "echo-bs-e": "echo:EchoBsEPolicy",
+    "echo-bs-e-s": "echo:EchoBsESPolicy",
     "justitia": "justitia:JustitiaPolicy",
     "kv-share": "justitia_share:KvSharePolicy",
     "layerkv": "layerkv:LayerKvPolicy",
+    "mlfq": "mlfq:MlfqPolicy",
     "parrot": "parrot:ParrotPolicy",
     "preemptive-wait": "preemptive_wait:PreemptiveWaitPolicy",
     "round-robin": "round_robin:RoundRobinPolicy",
+    "sarathi": "sarathi:SarathiPolicy",
     "srjf": "sjf:SrjfPolicy",
+    "tgi": "tgi:TgiPolicy",
     "vllm": "vllm:VllmPolicy",
     "vllm-sjf": "sjf:VllmSjfPolicy",
     "vllm-v0": "vllm_v0:VllmV0Policy",
@@ -37,6 +46,7 @@ _POLICIES = {
 }
 _LEDGERS = {
     "bidirectional": "kv.bidirectional:BidirectionalLedger",
+    "checkpointed": "kv.checkpointed:CheckpointedLedger",
     "layerwise": "kv.layerwise:LayerwiseLedger",
     "paged": "kv.paged:PagedLedger",
     "paged-rc": "kv.task_aware:CountedLedger",
@@ -167,14 +177,18 @@ def _find(kind: str, name: str, own: dict[str, str], group: str, base: type) -> 
 
 
 def _loaded(kind: str, point: EntryPoint, base: type) -> type:
+    where = f"{kind} {point.name!r} of another package"
     try:
         found = point.load()
-    except (ImportError, AttributeError) as error:
-        raise RegistryError(
-            f"{kind} {point.name!r} of another package cannot be loaded from {point.value}: {error}"
-        ) from error
+    except Exception as error:  # whatever that package's own code does when it is imported
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise RegistryError(f"{where} cannot be loaded from {point.value}: {said}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise RegistryError(
-            f"{kind} {point.name!r} of another package: {point.value} is not a {base.__name__}"
-        )
+        raise RegistryError(f"{where}: {point.value} is not a {base.__name__}")
+    lacks = sorted(found.__abstractmethods__)
+    if lacks:
+        raise RegistryError(f"{where}: {point.value} lacks {', '.join(lacks)}")
+    if getattr(found, "name", None) != point.name:
+        given = getattr(found, "name", None)
+        raise RegistryError(f"{where}: {point.value} says name = {given!r}; call both the same")
     return found

@@ -8,18 +8,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from .base import EngineLimits
 from .justitia_demand import DemandPolicy, DemandQueueOptions
 from .justitia_queues import OwnersQueue, RankedQueue
+from .predictors import OracleByShortName
 from .requests import Application
 
 
 class SjfOptions(DemandQueueOptions):
     """predictor  of requests; `mlp` is about whole applications, and so no choice here"""
 
-    predictor: Literal["class-mean", "perfect"] = "class-mean"
+    predictor: Annotated[Literal["class-mean", "perfect", "oracle-length"], OracleByShortName] = "class-mean"
 
 
 class VllmSjfPolicy(DemandPolicy):

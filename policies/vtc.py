@@ -3,7 +3,7 @@ baseline: an application is a client, and pays p for its prompts and 2d for its 
 
 Whoever has paid least goes first. A client with nothing in the queue does not save up: when it comes (back), its
 counter is lifted to the smallest among those that wait, or, if nobody waits, to that of the client that left the queue
-last.
+last. (`counter_lift=false` is the paper's LCF, least counter first: who comes late goes first until it has caught up.)
 
 Ours: a group of requests of any kind is a client (an application, a session, a pool), a request without one is its own.
 A prompt is paid once, when it is admitted, and not again if it must be recomputed. As in the paper nobody is preempted
@@ -26,10 +26,13 @@ from .requests import RequestTable
 
 
 class VtcOptions(QueueOptions):
-    """input_weight, output_weight  w_p and w_q: what a prompt token and an output token cost"""
+    """input_weight, output_weight  w_p and w_q: what a prompt token and an output token cost
+    counter_lift                 off: a new client starts at 0
+    """
 
     input_weight: int = Field(1, ge=1)
     output_weight: int = Field(2, ge=1)
+    counter_lift: bool = True
 
 
 class VtcPolicy(QueuePolicy):
@@ -61,7 +64,9 @@ class VtcPolicy(QueuePolicy):
         self.waiting.add(row, client)
 
     def _lift(self, client: int) -> None:
-        if self.waiting:
+        if not self.options.counter_lift:
+            least = 0
+        elif self.waiting:
             least = self.counters[self.waiting.first()]
         else:
             least = 0 if self._last_to_leave is None else self.counters[self._last_to_leave]

@@ -133,6 +133,7 @@ class OperatorModel:
         self._launch = min(min(row) for row in form.chunk_s)
         self._captured = capture_sizes(form.capture_tokens)
         self.curve = lru_cache(maxsize=4096)(self._curve)
+        self._chunk_time = lru_cache(maxsize=65536)(self._chunk_seconds)  # who searches for a batch asks again and again
 
     # -- the interface -----------------------------------------------------------------------------------------
     def step_seconds(self, work: StepComposition) -> float:
@@ -179,7 +180,7 @@ class OperatorModel:
         }
         if new:
             shared = len(new) - 1 + (n > 0 and self._beside is None)
-            found["chunks"] = sum(map(self._chunk_seconds, new, resident)) - self._launch * shared
+            found["chunks"] = sum(map(self._chunk_time, new, resident)) - self._launch * shared
         if n:
             mean = (work.decode_context + n) / n
             above = max(work.decode_context_max + 1 - mean, 0.0)
@@ -202,9 +203,12 @@ class OperatorModel:
         padded = self.padded(tokens)
         return self._tokens.at(padded) + (self._comm.at(padded) if self._comm else 0.0)
 
+    def host_seconds(self, requests: int) -> float:
+        """The term `host` of a step with so many requests."""
+        return self.form.host_s + self.form.host_request_s * requests
+
     def _without_attention(self, tokens: int, rows: int) -> float:
-        host = self.form.host_s + self.form.host_request_s * rows
-        return self.token_seconds(tokens) + self._rows.at(rows) + host
+        return self.token_seconds(tokens) + self._rows.at(rows) + self.host_seconds(rows)
 
     def _chunk_seconds(self, new: int, resident: int) -> float:
         longest, seconds = int(self.form.chunk[-1]), 0.0

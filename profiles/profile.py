@@ -5,6 +5,7 @@ load_profile("llama-3.1-8b@h100")            shipped with the package
 load_profile("llama-3.1-8b@h100/operators")   another shipped form of the same engine
 load_profile("qwen2.5-14b@a100-40g:tp2")     MODEL@GPU:tpN; derived from specs where none is shipped
 load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate` wrote
+load_profile(...).scaled(decode=1.1)          the same engine, off on purpose
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
 from pydantic.dataclasses import dataclass
 from twinserve.profiles.bros import BrosLinearModel, SwapTimeModel
 from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
@@ -30,6 +31,7 @@ from twinserve.profiles.efficiency import FAMILY_FIT_ERROR, find_efficiency
 from twinserve.profiles.measured import MeasuredModel
 from twinserve.profiles.operators import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.roofline import Efficiency, RooflineModel
+from twinserve.profiles.scaled import ScaledModel, StepScale
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
 from twinserve.profiles.table import TableModel
 
@@ -62,6 +64,7 @@ class Profile(BaseModel):
     fit_error         mean absolute relative error of the step times; None = unknown
     num_gpu_blocks    KV blocks of `block_tokens` tokens that a scheduler may use
     pcie_bytes_per_s  achieved, all ranks together (each moves its own heads over its own link)
+    step_scale        factors on the step times, where the profile is off on purpose (`scaled`)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -77,6 +80,7 @@ class Profile(BaseModel):
     fit_error: float | None = Field(default=None, ge=0)
     notes: str = ""
     step_model: StepModelForm
+    step_scale: StepScale | None = None
     block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     num_gpu_blocks: int = Field(ge=1)
     num_gpu_blocks_source: Source
@@ -97,9 +101,20 @@ class Profile(BaseModel):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_empty_scale(self, dump):
+        data = dump(self)
+        if data.get("step_scale", 0) is None:
+            del data["step_scale"]
+        return data
+
     def model(self, max_num_seqs: int | None = None) -> StepTimeModel:
         """The step-time model, built anew. `max_num_seqs`: the batch limit in force where it is not the profile's; vLLM
         captures CUDA graphs up to twice that many tokens."""
+        model = self._unscaled(max_num_seqs)
+        return model if self.step_scale is None else ScaledModel(model, self.step_scale)
+
+    def _unscaled(self, max_num_seqs: int | None) -> StepTimeModel:
         if isinstance(self.step_model, RooflineForm):
             return RooflineModel(self.llm, self.gpu, self.tp, self.step_model.efficiency)
         if isinstance(self.step_model, OperatorForm):
@@ -109,10 +124,53 @@ class Profile(BaseModel):
             return OperatorModel(form)
         return self.step_model
 
+    def scaled(
+        self,
+        *,
+        step: float = 1.0,
+        prefill: float = 1.0,
+        decode: float = 1.0,
+        host: float = 1.0,
+        pcie: float = 1.0,
+        kv: float = 1.0,
+    ) -> Profile:
+        """The same engine with a profile that is off: factors on step times or their parts (`profiles/scaled.py`), on the
+        PCIe rate and on the number of KV blocks. Scaling again multiplies. ProfileError for a factor that is not
+        positive, or a host factor where the form knows no host time."""
+        parts = {"step": step, "prefill": prefill, "decode": decode, "host": host, "pcie": pcie, "kv": kv}
+        for part, factor in parts.items():
+            if not 0 < factor < float("inf"):
+                raise ProfileError(f"{self.name}: factor {factor:g} of {part} must be positive")
+        said = ", ".join(f"{part} x {factor:g}" for part, factor in parts.items() if factor != 1.0)
+        if not said:
+            return self
+        scale = StepScale(step=step, prefill=prefill, decode=decode, host=host)
+        scale = scale if self.step_scale is None else self.step_scale * scale
+        blocks = max(1, round(self.num_gpu_blocks * kv))
+        changes = {
+            "name": f"{self.name} ({said})",
+            "notes": f"{self.notes} Scaled on purpose: {said}.".strip(),
+            "step_scale": None if scale == StepScale() else scale,
+            "fit_error": self.fit_error if scale == (self.step_scale or StepScale()) else None,
+            "pcie_bytes_per_s": self.pcie_bytes_per_s * pcie,
+            "num_gpu_blocks": blocks,
+            "max_model_len": min(self.max_model_len, blocks * self.block_tokens),
+        }
+        changed = self.model_copy(update=changes)
+        changed.model()  # refused here, not in a run
+        return changed
+
     def with_host_terms(self, host_s: float, host_request_s: float, fit_error: float | None) -> Profile:
-        """A copy whose operator tables have these seconds a step and a request added to theirs."""
+        """A copy whose operator tables or roofline have these seconds a step and a request added to theirs. ProfileError
+        for a form that has no host terms, and for a scaled profile."""
         form = self.step_model
-        added = replace(form, host_s=form.host_s + host_s, host_request_s=form.host_request_s + host_request_s)
+        if self.step_scale is not None:
+            raise ProfileError(f"{self.name}: is scaled ({self.step_scale}); fit host terms to the profile that it was made of")
+        holder = form.efficiency if isinstance(form, RooflineForm) else form
+        if not isinstance(form, (RooflineForm, OperatorForm)):
+            raise ProfileError(f"{self.name}: the form {form.form!r} has no host terms; name a roofline or operator profile")
+        added = replace(holder, host_s=holder.host_s + host_s, host_request_s=holder.host_request_s + host_request_s)
+        added = RooflineForm(added) if isinstance(form, RooflineForm) else added
         notes = f"{self.notes} Host terms fitted to recorded steps."
         return self.model_copy(
             update={"step_model": added, "fit_error": fit_error, "source": "measured", "notes": notes}

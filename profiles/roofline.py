@@ -121,6 +121,10 @@ class RooflineModel:
         per_token = (self._elementwise_token + self._allreduce_token) * tokens
         return self._fixed + gemm + head + per_token + self._row * rows + prefill_attention
 
+    def host_seconds(self, requests: int) -> float:
+        """The term `host` of a step with so many requests."""
+        return self.efficiency.host_s + self.efficiency.host_request_s * requests
+
     def terms(self, work: StepComposition) -> dict[str, float]:
         """The terms named in the module's docstring, seconds; their sum is `step_seconds` up to
         rounding."""

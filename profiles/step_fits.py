@@ -3,7 +3,7 @@ seen.
 
 Every form is linear in its coefficients, which are not negative: one `nnls` on relative errors (`relative_nnls`).
 Cross-validation leaves out each of five contiguous parts of the file in turn: neighbouring steps are alike, so parts
-that are drawn at random would be half seen.
+that are drawn at random would be half seen. `fitted_profile` puts a fit into a profile.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from twinserve.profiles.bros import BrosLinearModel, PhaseCost
 from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.profile import Profile
 from twinserve.profiles.sampling import relative_nnls
 from twinserve.profiles.specs import ProfileError
+from twinserve.profiles.table import TableModel
 
 FOLDS = 5
+FITTED = ("host", "bros", "table")  # what `fitted_profile` can make
 Features = Callable[[Sequence[StepComposition]], np.ndarray]
 
 
@@ -80,19 +84,74 @@ LINEAR: dict[str, tuple[Features, tuple[str, ...]]] = {
 def fit_forms(
     steps: Sequence[StepComposition], seconds: np.ndarray, model: StepTimeModel | None = None
 ) -> list[FormFit]:
-    """All forms on the same steps; with `model` also that model as it is, and with host terms fitted to what it leaves
-    (constant and per request). ProfileError with fewer than ten steps."""
+    """All forms on the same steps, and a table of tokens (`TableModel`) where there are enough; with `model` also that
+    model as it is, and with host terms fitted to what it leaves (constant and per request). ProfileError with fewer than
+    ten steps."""
     if len(steps) < 10:
         raise ProfileError(f"{len(steps)} steps are too few for a fit with cross-validation; record ten or more")
     seconds = np.asarray(seconds, float)
     found = [_fit(name, of(steps), names, seconds) for name, (of, names) in LINEAR.items()]
+    try:
+        found.append(_fit_table(steps, seconds))
+    except ProfileError:
+        pass  # steps of one size only
     if model is not None:
-        base = np.array([model.step_seconds(work) for work in steps])
-        wrong = np.abs(base / seconds - 1.0)
-        found.append(FormFit("profile as it is", (), (), float(wrong.mean()), float(wrong.mean()), float(wrong.max())))
-        names = ("host_s", "host_request_s")
-        found.append(_fit("profile + host", _ours(steps), names, seconds, base))
+        found.append(as_it_is("profile as it is", model, steps, seconds))
+        base = predictions(model, steps)
+        found.append(_fit("profile + host", _ours(steps), ("host_s", "host_request_s"), seconds, base))
     return found
+
+
+def predictions(model: StepTimeModel, steps: Sequence[StepComposition]) -> np.ndarray:
+    """float64[m], seconds."""
+    return np.array([model.step_seconds(work) for work in steps], np.float64)
+
+
+def as_it_is(form: str, model: StepTimeModel, steps: Sequence[StepComposition], seconds: np.ndarray) -> FormFit:
+    """The errors of a model that saw none of these steps."""
+    wrong = np.abs(predictions(model, steps) / seconds - 1.0)
+    return FormFit(form, (), (), float(wrong.mean()), float(wrong.mean()), float(wrong.max()))
+
+
+def fitted_profile(
+    profile: Profile, form: str, fits: Sequence[FormFit], steps: Sequence[StepComposition], seconds: np.ndarray
+) -> Profile:
+    """`profile` with step times fitted to these steps; `fits` is what `fit_forms` found, with the profile's model.
+
+    form   host: the profile's own form with host terms added (operators and roofline); bros: BROS's form, both phases;
+           table: piecewise linear in tokens. Echo's and LayerKV's forms describe no whole engine step.
+    ProfileError where the profile or the steps cannot carry that form.
+    """
+    by_name = {fit.form: fit for fit in fits}
+    if form == "host":
+        fit = by_name["profile + host"]
+        return profile.with_host_terms(*fit.coefficients, fit_error=fit.cross_error)
+    if form == "bros":
+        fit = by_name["bros"]
+        values = fit.coefficients
+        if not (any(values[:3]) and any(values[3:])):
+            raise ProfileError("the steps hold one phase only, and BROS's form needs prompts and decodes; choose --form table")
+        return _replaced(profile, BrosLinearModel(PhaseCost(*values[:3]), PhaseCost(*values[3:])), fit, "BROS's form")
+    if form == "table":
+        model = TableModel.fit(steps, seconds)
+        return _replaced(profile, model, by_name["table"], "A table by tokens")
+    raise ProfileError(f"no form {form!r} can stand in a profile; choose {', '.join(FITTED)}")
+
+
+def _replaced(profile: Profile, model, fit: FormFit, what: str) -> Profile:
+    changes = {"step_model": model, "fit_error": fit.cross_error, "source": "measured"}
+    return profile.model_copy(update=changes | {"notes": f"{what}, fitted to recorded steps."})
+
+
+def _fit_table(steps: Sequence[StepComposition], seconds: np.ndarray) -> FormFit:
+    def predict(kept: np.ndarray, asked: np.ndarray) -> np.ndarray:
+        model = TableModel.fit([steps[i] for i in kept], seconds[kept])
+        return predictions(model, [steps[i] for i in asked])
+
+    whole = TableModel.fit(steps, seconds)
+    names = (*(f"f({t})" for t in whole.tokens), "request", "context", "pair")
+    values = (*whole.token_s, whole.request_s, whole.context_s, whole.pair_s)
+    return _validated("table", names, values, predict, seconds)
 
 
 def _fit(form: str, features: np.ndarray, names: tuple[str, ...], seconds: np.ndarray, base=0.0) -> FormFit:
@@ -103,17 +162,29 @@ def _fit(form: str, features: np.ndarray, names: tuple[str, ...], seconds: np.nd
     def solve(chosen: np.ndarray) -> np.ndarray:
         return _residual_nnls(columns[chosen], seconds[chosen], base[chosen])
 
-    whole = solve(np.ones(len(seconds), bool))
-    wrong = np.abs((base + columns @ whole) / seconds - 1.0)
-    left_out = np.empty(len(seconds))
-    for part in np.array_split(np.arange(len(seconds)), FOLDS):
-        kept = np.ones(len(seconds), bool)
-        kept[part] = False
-        left_out[part] = np.abs((base[part] + columns[part] @ solve(kept)) / seconds[part] - 1.0)
+    def predict(kept: np.ndarray, asked: np.ndarray) -> np.ndarray:
+        return base[asked] + columns[asked] @ solve(kept)
+
     coefficients = np.zeros(len(names))
-    coefficients[used] = whole
-    errors = (float(wrong.mean()), float(left_out.mean()), float(wrong.max()))
-    return FormFit(form, names, tuple(coefficients.tolist()), *errors)
+    coefficients[used] = solve(np.arange(len(seconds)))
+    return _validated(form, names, tuple(coefficients.tolist()), predict, seconds)
+
+
+def _validated(
+    form: str,
+    names: tuple[str, ...],
+    coefficients: tuple[float, ...],
+    predict: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    seconds: np.ndarray,
+) -> FormFit:
+    """predict(kept, asked): a fit to the steps of one index array, asked for those of another one."""
+    everyone = np.arange(len(seconds))
+    wrong = np.abs(predict(everyone, everyone) / seconds - 1.0)
+    left_out = np.empty(len(seconds))
+    for part in np.array_split(everyone, FOLDS):
+        kept = np.delete(everyone, part)
+        left_out[part] = np.abs(predict(kept, part) / seconds[part] - 1.0)
+    return FormFit(form, names, coefficients, float(wrong.mean()), float(left_out.mean()), float(wrong.max()))
 
 
 def _residual_nnls(features: np.ndarray, seconds: np.ndarray, base: np.ndarray) -> np.ndarray:

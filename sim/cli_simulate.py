@@ -97,7 +97,7 @@ def simulate(
         summaries = {label: result.summary for label, result in results.items()}
         sys.stdout.write(dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values()))))
     else:
-        print_table(results, list(inputs.notices))
+        print_table(results, [*inputs.notices, *_counted(results)])
 
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
@@ -115,6 +115,16 @@ def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
 def folder(label: str) -> str:
     """A policy's label as a folder name."""
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+
+
+def _counted(results: dict[str, RunResult]) -> list[str]:
+    """A line for each policy that counts how its steps were decided."""
+    counters = {label: result.config["policy"].get("counters", {}) for label, result in results.items()}
+    return [
+        f"{label}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.items())
+        for label, found in counters.items()
+        if found
+    ]
 
 
 def headline(inputs: Inputs) -> str:

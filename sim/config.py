@@ -71,8 +71,8 @@ class SimulationConfig(BaseModel):
     "KV ledger for every policy that names none (kv=) itself: paged, bidirectional."
     prefix_caching: bool | None = None
     "Prefix caching for every policy, instead of what each one's system does."
-    estimator: Literal["paper", "perfect"] = "paper"
-    "What policies believe a step takes: their paper's form fitted to the profile, or the simulator's own model."
+    estimator: Literal["paper", "perfect", "bros", "echo", "layerkv", "roofline"] = "paper"
+    "What policies believe a step takes: their paper's form, the simulator's own model (perfect), or one form for all."
     decision_time: Literal["none", "measured"] = "none"
     "Whether a simulated step is lengthened by the time our own planning took (measured: not reproducible)."
     async_scheduling: bool = False

@@ -15,6 +15,7 @@ from ..policies.estimators import BatchEstimator, LinearEstimator, PerfectEstima
 from ..policies.registry import PolicySpec, ledger_class, parse_policy
 from ..profiles.bros import BrosLinearModel
 from ..profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
+from ..profiles.estimates import step_estimate
 from ..profiles.profile import Profile, load_profile
 from ..traces.catalog import resolve as resolve_name
 from ..traces.load import load_trace
@@ -95,8 +96,9 @@ def resolve(config: SimulationConfig, progress=None) -> Inputs:
 def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
     """Raises SettingsError for a setting that none of the policies makes use of."""
     names = ", ".join(spec.label for spec in policies)
-    if config.estimator == "perfect" and not any(spec.policy.uses_estimator for spec in policies):
-        raise SettingsError(f"--estimator perfect: no step times are estimated by {names}; drop it, or add a policy that does")
+    if config.estimator != "paper" and not any(spec.policy.uses_estimator for spec in policies):
+        chosen = f"--estimator {config.estimator}"
+        raise SettingsError(f"{chosen}: no step times are estimated by {names}; drop it, or add a policy that does")
     if config.prefix_caching and not any(spec.policy.uses_prefix_cache for spec in policies):
         raise SettingsError(f"--prefix-caching: no prefix is looked up by {names}; drop it, or add a policy that does")
 
@@ -108,6 +110,8 @@ def make_estimator(config: SimulationConfig, hardware: Hardware, policy: type[Po
     swap = hardware.profile.swap_model()
     if config.estimator == "perfect":
         return PerfectEstimator(hardware.model, swap)
+    if config.estimator not in ("paper", "bros"):
+        return PerfectEstimator(step_estimate(config.estimator, hardware.profile, hardware.model), swap)
     return LinearEstimator(BrosLinearModel.fit(hardware.model), swap)
 
 

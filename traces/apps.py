@@ -6,12 +6,14 @@ small, 26 % medium, 2 % large, arriving as requests do in Mooncake's trace, with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from twinserve.traces.apps_classes import CLASSES, KINDS, Sample, draw
 from twinserve.traces.workload import ApplicationInfo, Provenance, Workload, WorkloadError
+
+Reshape = Callable[[Sample], Sample]
 
 ARRIVALS = "mooncake:conversation"
 APPLICATIONS = 300
@@ -29,13 +31,16 @@ def is_apps(name: str) -> bool:
     return name in DESCRIPTIONS
 
 
-def load(name: str = "apps", *, seed: int = 0, count: int = APPLICATIONS, **mooncake) -> Workload:
+def load(
+    name: str = "apps", *, seed: int = 0, count: int = APPLICATIONS, reshape: Reshape | None = None, **mooncake
+) -> Workload:
     """The application workload of a name. Its arrivals are `count` of those of Mooncake's conversation trace, drawn
-    with
-    `seed` and shrunk to the window; `mooncake` says where that trace is (search_path, cache_dir, offline, progress: see
-    `load_trace`). Where only its replica is at hand, the workload is marked as a replica and says so.
+    with `seed` and shrunk to the window; `mooncake` says where that trace is (search_path, cache_dir, offline, progress:
+    see `load_trace`). Where only its replica is at hand, the workload is marked as a replica and says so.
 
-    Same name, count, seed and arrivals: same workload. Raises WorkloadError.
+    reshape  makes another application of each that was drawn: for studies of what sizes and shapes do
+
+    Same name, count, seed, arrivals and reshape: same workload. Raises WorkloadError.
     """
     from twinserve.traces.load import load_trace
 
@@ -46,14 +51,14 @@ def load(name: str = "apps", *, seed: int = 0, count: int = APPLICATIONS, **moon
     full = ALIASES.get(name, name)
     recorded = load_trace(ARRIVALS, seed=seed, **mooncake)
     window_s = 60.0 * WINDOW_MINUTES[full]
-    w = applications(_compressed(recorded.known_arrivals_s, count, window_s, seed), seed)
+    w = applications(_compressed(recorded.known_arrivals_s, count, window_s, seed), seed, reshape=reshape)
     origin = recorded.provenance
     notices = origin.notices
     if origin.replica:
         what = f"{full}: arrivals are those of the embedded replica of {ARRIVALS}"
         notices = (f"{what}; do not report them as the original",)
     made = f"applications(count={count}, window={window_s:g}s, arrivals={ARRIVALS}, seed={seed})"
-    transforms = (*origin.transforms, made)
+    transforms = (*origin.transforms, made) if reshape is None else (*origin.transforms, made, "reshaped")
     return replace(w, provenance=Provenance(full, origin.path, origin.sha256, origin.replica, transforms, notices))
 
 
@@ -87,14 +92,16 @@ def kinds(count: int, seed: int) -> list[str]:
     return [drawn[i] for i in rng.permutation(count).tolist()]
 
 
-def applications(arrival_s: np.ndarray, seed: int = 0, classes: Sequence[str] | None = None) -> Workload:
+def applications(
+    arrival_s: np.ndarray, seed: int = 0, classes: Sequence[str] | None = None, reshape: Reshape | None = None
+) -> Workload:
     """One application at each time of `arrival_s` (float64[n], seconds, ascending), of the given classes or of the mix.
 
-    Application i is a function of (seed, i, its class) alone.
+    Application i is a function of (seed, i, its class) alone, and of `reshape` (see `load`).
     """
     chosen = kinds(len(arrival_s), seed) if classes is None else list(classes)
     samples = [draw(kind, _rng(seed, 2, i, KINDS.index(kind))) for i, kind in enumerate(chosen)]
-    return from_samples(arrival_s, samples)
+    return from_samples(arrival_s, samples if reshape is None else [reshape(sample) for sample in samples])
 
 
 def from_samples(arrival_s: Sequence[float], samples: Sequence[Sample]) -> Workload:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from twinserve.traces.columns import shown
-from twinserve.traces.workload import BestEffortPool, Provenance, Workload, WorkloadError
+from twinserve.traces.workload import ApplicationInfo, BestEffortPool, Provenance, Workload, WorkloadError
 
 FORMAT, VERSION = "mooncake+", 1
 SUFFIX = ".meta.json"
@@ -26,6 +26,14 @@ class Pool(BaseModel):
     until_s: float | None
 
 
+class App(BaseModel):
+    """ApplicationInfo on disk."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    kind: str
+    text: str | None = None
+
+
 class Source(BaseModel):
     """Where the rows came from before they were written."""
 
@@ -38,7 +46,7 @@ class Source(BaseModel):
 class Meta(BaseModel):
     """Content of a sidecar. `sha256` is that of the data file; `prefix` False means that the hash
     ids were made up for tools that need them and share nothing; `group_names` only where the rows
-    do not tell their order.
+    do not tell their order; `applications` by the name of their group.
     """
 
     format: str = FORMAT
@@ -49,6 +57,7 @@ class Meta(BaseModel):
     sha256: str
     prefix: bool = True
     group_names: list[str] | None = None
+    applications: dict[str, App] | None = None
     pool: Pool | None = None
     source: Source
     transforms: list[str] = []
@@ -93,6 +102,7 @@ def describe(w: Workload, digest: str, block_size: int, first_seen: list[str]) -
         sha256=digest,
         prefix=w.prefix is not None,
         group_names=list(w.group_names) if w.group_names != first_seen else None,
+        applications={w.group_names[g]: App(**asdict(a)) for g, a in w.applications.items()} or None,
         pool=Pool(**asdict(w.pool)) if w.pool is not None else None,
         source=Source(name=p.name, path=p.path, sha256=p.sha256, replica=p.replica),
         transforms=list(p.transforms),
@@ -107,9 +117,7 @@ def dump(meta: Meta) -> bytes:
 def apply(w: Workload, meta: Meta, digest: str) -> Workload:
     """The workload as it was before writing. A file edited since keeps its units, and says so."""
     p = w.provenance
-    edited = (
-        () if digest == meta.sha256 else ("the file was changed after its sidecar was written",)
-    )
+    edited = () if digest == meta.sha256 else ("the file was changed after its sidecar was written",)
     source = Provenance(
         meta.source.name,
         path=p.path,
@@ -120,7 +128,19 @@ def apply(w: Workload, meta: Meta, digest: str) -> Workload:
     )
     pool = BestEffortPool(**meta.pool.model_dump()) if meta.pool is not None else None
     w = replace(w, provenance=source, pool=pool, prefix=w.prefix if meta.prefix else None)
-    if edited or meta.group_names is None:
+    return _with_applications(w if edited else _renumbered(w, meta), meta)
+
+
+def _with_applications(w: Workload, meta: Meta) -> Workload:
+    if not meta.applications:
+        return w
+    known = {name: ApplicationInfo(a.kind, a.text) for name, a in meta.applications.items()}
+    return replace(w, applications={g: known[name] for g, name in enumerate(w.group_names) if name in known})
+
+
+def _renumbered(w: Workload, meta: Meta) -> Workload:
+    """With the groups in the order that the sidecar says."""
+    if meta.group_names is None:
         return w
     index = {name: i for i, name in enumerate(meta.group_names)}
     if len(index) < len(meta.group_names) or any(name not in index for name in w.group_names):

@@ -85,8 +85,8 @@ class Provenance:
 
 @dataclass(frozen=True)
 class ApplicationInfo:
-    """What a group of rows is, beyond its name. kind: class of application; text: its input. For workloads built in
-    Python: no file format carries it."""
+    """What a group of rows is, beyond its name. kind: class of application; text: its input. Of files, the sidecar of
+    those that we wrote carries it (traces/sidecar.py)."""
 
     kind: str
     text: str | None = None

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...policies.base import EngineLimits, Policy
 from ...policies.kv.base import KvLedger
-from ...policies.kv.paged import PagedLedger
-from ...policies.kv.paged_async import AsyncPagedLedger
+from ...policies.kv.paged_async import for_asynchronous
 from ...policies.registry import PolicySpec, RegistryError, ledger_class, parse_policy
 from ...policies.requests import RequestTable
 from ...profiles.profile import ProfileError
@@ -127,6 +126,11 @@ def build_core(options: ServingOptions, facts: EngineFacts, asynchronous: bool =
             raise SettingsError(
                 f"policy {spec.label} plans with the last step's tokens; use PolicyScheduler, --no-async-scheduling"
             )
+        predictor = getattr(policy, "predictor", None)
+        if predictor is not None:
+            if predictor.needs_truth:
+                raise SettingsError(f"policy {spec.label}: a server does not know what requests will need; change predictor")
+            predictor.prepare(set(), policy.cost)  # learned before the first request, so that it is in no decision's time
         requests = RequestTable()
         return EngineCore(requests, policy, ledger(requests, policy), asynchronous)
     except (RegistryError, SettingsError, ProfileError) as error:
@@ -188,7 +192,7 @@ def _ledger_maker(options: ServingOptions, facts: EngineFacts, spec: PolicySpec,
                 "prefix_caching: policy vllm has the engine's; use --enable-prefix-caching, or "
                 "--no-enable-prefix-caching"
             )
-        chosen = AsyncPagedLedger if asynchronous and kind is PagedLedger else kind
+        chosen = for_asynchronous(kind) if asynchronous else kind
         return chosen(requests, blocks, facts.block_tokens, host, **extra)
 
     return make

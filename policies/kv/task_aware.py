@@ -75,8 +75,10 @@ class CountedLedger(PagedLedger):
         super().free(row)
 
     def _remember_text(self, row: int) -> None:
+        """Of a preempted offline request everything that it has computed will be used again: its own text, too, whether or
+        not the workload had named it before."""
         super()._remember_text(row)
-        if row in self._counted:
+        if self.prefix_caching and self.table.klass[row] == _OFFLINE:
             self._count(row, self._contents.get(row, _NOTHING))
 
     def _give_back(self, row: int) -> None:

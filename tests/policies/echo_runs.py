@@ -1,4 +1,4 @@
-"""Echo in small runs: its names, its ledgers, an estimator that can be added up by hand."""
+"""Echo in small runs: its ladder, its ledgers, an estimator that can be added up by hand."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ from contextlib import contextmanager
 from unittest import mock
 
 import policy_runs
-from twinserve.policies import registry
-from twinserve.policies.kv.task_aware import CountedLedger, TaskAwareLedger
+from twinserve.policies.registry import ledger_class
 from twinserve.profiles.echo import EchoModel
 
 LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
-NAMES = {
-    "echo": "echo:EchoPolicy",
-    "echo-bs": "echo:EchoBsPolicy",
-    "echo-bs-e": "echo:EchoBsEPolicy",
-    "echo-bs-e-s": "echo:EchoBsESPolicy",
-}
-LEDGERS = {"paged-rc": "kv.task_aware:CountedLedger", "task-aware": "kv.task_aware:TaskAwareLedger"}
-
 # Prompts take 0.2 s a token, decodes 0.4 s and 1 ms for each token of the longest context; an iteration with both takes the
 # mean of the two. So c prompt tokens beside short decodes take about 0.1 c + 0.2 s. (What a stepper executes lasts a
 # second, whatever was estimated.)
@@ -27,9 +18,8 @@ BY_HAND = EchoModel(alpha=0.0, beta=0.2, c=0.0, gamma=0.001, delta=0.0, lambda_=
 
 def ledger_of(kind: str, table, blocks: int, size: int, host: int = 0, shared: int = 0):
     """Also of kind `task-aware` and `paged-rc`."""
-    if kind in LEDGERS:
-        ledger = TaskAwareLedger if kind == "task-aware" else CountedLedger
-        return ledger(table, blocks, size, host, shared_contents=shared)
+    if kind in ("paged-rc", "task-aware"):
+        return ledger_class(kind)(table, blocks, size, host, shared_contents=shared)
     return _ledger_of(kind, table, blocks, size, host, shared)
 
 
@@ -37,9 +27,7 @@ _ledger_of = policy_runs.ledger_of
 
 
 @contextmanager
-def echo_names():
-    """The registry knows Echo's names, and small runs its ledgers."""
-    policies = mock.patch.dict(registry._POLICIES, NAMES)
-    ledgers = mock.patch.dict(registry._LEDGERS, LEDGERS)
-    with policies, ledgers, mock.patch.object(policy_runs, "ledger_of", ledger_of):
+def echo_ledgers():
+    """Small runs know Echo's ledgers."""
+    with mock.patch.object(policy_runs, "ledger_of", ledger_of):
         yield

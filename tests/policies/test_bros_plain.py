@@ -56,7 +56,7 @@ def test_a_prompt_that_does_not_fit_beside_running_requests_waits_without_select
     )
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
     found, selections = [], []
-    plainly, select = bros.nobody_joins, bros.BrosPolicy._select
+    plainly, select = bros.nobody_joins, bros.BrosPolicy._choose
 
     def counted(*args):
         found.append(plainly(*args) is not None)
@@ -68,7 +68,7 @@ def test_a_prompt_that_does_not_fit_beside_running_requests_waits_without_select
 
     with (
         patch.object(bros, "nobody_joins", counted),
-        patch.object(bros.BrosPolicy, "_select", selected),
+        patch.object(bros.BrosPolicy, "_choose", selected),
     ):
         seen = run(workload, "bros", "bidirectional", 64, 0, limits)
     assert sum(found) > len(selections) > 0

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from echo_runs import BY_HAND, LADDER, echo_names
+from echo_runs import BY_HAND, LADDER, echo_ledgers
 from policy_runs import BE, RT, Desk
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.echo_cost import EchoCost
@@ -15,8 +15,8 @@ LIMITS = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=4
 
 
 @pytest.fixture(autouse=True)
-def names():
-    with echo_names():
+def ledgers():
+    with echo_ledgers():
         yield
 
 

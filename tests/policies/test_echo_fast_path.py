@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import policy_runs
 import pytest
-from echo_runs import LADDER, echo_names
+from echo_runs import LADDER, echo_ledgers
 from hypothesis import HealthCheck, given, settings
 from policy_runs import simulate
 from test_fast_path import KINDS, compare, workloads
@@ -32,8 +32,8 @@ MISPREDICTED = EchoModel(
 
 
 @pytest.fixture(autouse=True)
-def names():
-    with echo_names():
+def ledgers():
+    with echo_ledgers():
         yield
 
 
@@ -41,7 +41,7 @@ def names():
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):
-    with echo_names():
+    with echo_ledgers():
         compare(policy, kind, case)
 
 
@@ -49,7 +49,7 @@ def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_also_where_the_estimate_is_wrong(policy, case):
-    with echo_names(), mock.patch.object(policy_runs, "LinearEstimator", lambda *_: MISPREDICTED):
+    with echo_ledgers(), mock.patch.object(policy_runs, "LinearEstimator", lambda *_: MISPREDICTED):
         compare(policy, "task-aware", case)
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from echo_runs import BY_HAND, LADDER, echo_names, ledger_of
+from echo_runs import BY_HAND, LADDER, echo_ledgers, ledger_of
 from policy_runs import simulate
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.registry import parse_policy
@@ -48,7 +48,7 @@ def measure(policy: str) -> dict[str, float]:
     """Means over the seeds."""
     found = []
     kind = {"echo-bs": "cached", "echo-bs-e": "cached", "echo-bs-e-s": "paged-rc"}.get(policy.split(":")[0], "task-aware")
-    with echo_names():
+    with echo_ledgers():
         for seed in SEEDS:
             _, gaps, ended, engine = simulate(hybrid(seed), policy, kind, BLOCKS, limits=LIMITS)
             online = ended[ended.klass == "rt"]
@@ -110,10 +110,9 @@ def test_a_plan_does_not_look_at_the_whole_pool(policy):
 
 
 def _lookups(policy: str, n: int) -> float:
-    with echo_names():
-        table = RequestTable()
-        ledger = ledger_of("task-aware", table, 400, 4, shared=100_000)
-        stepper = Stepper(table, parse_policy(policy).build(LIMITS, BY_HAND), ledger)
+    table = RequestTable()
+    ledger = ledger_of("task-aware", table, 400, 4, shared=100_000)
+    stepper = Stepper(table, parse_policy(policy).build(LIMITS, BY_HAND), ledger)
     for i in range(n):
         document = i % (n // 10)
         prefix = np.append(60 * document + np.arange(50), 60 * document + 50 + i // (n // 10))

@@ -168,6 +168,22 @@ def test_a_preempted_request_still_wants_its_own_text():
     assert [priority for _, priority in desk.order()] == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("prefix", [None, np.arange(0), np.arange(30, 32)], ids=["unnamed", "no whole block", "its own"])
+def test_a_preempted_request_wants_its_text_whether_or_not_it_had_a_name(prefix):
+    """A best-effort pool's prompts have no names in the run, and names that nobody shares in its replay."""
+    desk = Desk()
+    row = desk.table.submit("own", prefix, prompt_tokens=9, klass=OFF)
+    desk.ledger.begin_step()
+    assert desk.ledger.admit(row, 9)
+    desk.ledger.drop(row)
+    desk.ledger.check()
+    assert [priority for _, priority in desk.order()] == [1.0, 1.0]
+    # ten of twelve blocks hold nothing; its text would go for the next
+    assert [desk.ledger.lost_tokens(4 * n) for n in (10, 11, 12)] == [0, 4, 8]
+    desk.ledger.free(row)
+    assert [priority for _, priority in desk.order()] == [0.0, 0.0] and not desk.ledger.lost_tokens(48)
+
+
 def test_an_offline_request_on_online_text_and_the_reverse():
     desk = Desk()
     online, offline = desk.submit("A1", ON), desk.submit("A1", OFF)

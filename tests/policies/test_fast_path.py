@@ -15,12 +15,16 @@ KINDS = ("paged", "cached", "bidirectional")
 # Every policy there is, as it comes and with its options that change who gives way, and how.
 VARIANTS = {
     "bros": ("bros", "bros:swap=false", "bros:chunk=5,replacement=false", "bros:group_size=3"),
+    "conserve": ("conserve", "conserve:preemption_mode=recompute"),
+    "mlfq": ("mlfq", "mlfq:quantum=0.004,starve_limit=0.05,min_free_blocks=2", "mlfq:preemption_mode=recompute"),
     "preemptive-wait": (
         "preemptive-wait",
         "preemptive-wait:preemption_mode=swap",
         "preemptive-wait:newcomers_preempt=false",
     ),
     "round-robin": ("round-robin", "round-robin:chunk=3", "round-robin:batch_size=2"),
+    "sarathi": ("sarathi", "sarathi:chunk_size=5"),
+    "tgi": ("tgi", "tgi:max_new_tokens=20", "tgi:max_new_tokens=20,waiting_served_ratio=1.5,max_waiting_tokens=3"),
     "vllm": (
         "vllm",
         "vllm:enable_chunked_prefill=false",

@@ -75,6 +75,18 @@ def test_the_policy_counts_virtual_time_in_iterations():
     assert policy.F == {0: 100, 1: 60, 2: 55}
 
 
+@pytest.mark.parametrize(("options", "served"), [("cost=compute,M=10", 40), ("cost=compute", 1 + 2 * 4)])
+def test_what_is_served_in_tokens_computed_is_what_was_or_what_an_iteration_is_said_to_hold(options, served):
+    desk = Desk(f"justitia:{options}", 5)
+    desk.policy.predictor.application = lambda application, cost: 100
+    for group, steps in ((0, 4), (1, 1)):
+        desk.stepper.core.announce(Application(group, f"app{group}", 0.0, "X"))
+        desk.submit(f"r{group}", 1, 30, group=group)
+        for _ in range(steps):
+            desk.step()
+    assert desk.policy.F == {0: 100, 1: served + 100}
+
+
 def test_the_smallest_virtual_finish_time_goes_first_and_nobody_is_preempted_for_it():
     # One block each, memory for one: the elephant runs first, its second request yields to the mouse.
     samples = [app([[(1, 3)] * 3]), app([[(1, 2)]]), app([[(1, 1)]])]

@@ -26,7 +26,11 @@ from twinserve.sim.source import RequestSource, shared_contents
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 
 ROW_TABLES = ("requests", "steps", "gaps")
-POLICIES = [*policy_names(), "vllm:scheduling=priority", "bros:kv=paged", "bros:chunk=64"]
+# TGI sets memory aside for all that a request may generate: with little of that, memory is fought for here too.
+CROWDED = {"tgi": "tgi:max_new_tokens=12"}
+POLICIES = [
+    *(CROWDED.get(name, name) for name in policy_names()), "vllm:scheduling=priority", "bros:kv=paged", "bros:chunk=64"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -151,11 +155,15 @@ class Audit:
     def within_tokens(self, tokens: np.ndarray) -> bool:
         """What docs/policies.md says of max_num_batched_tokens, policy by policy."""
         policy, budget, total = self.core.policy, self.limits.max_num_batched_tokens, int(tokens.sum())
-        if policy.name == "vllm":
+        if policy.name == "vllm" or policy.name.startswith("echo"):
             return total <= budget
         if policy.name in ("vllm-v0", "layerkv"):
             return total <= policy.token_budget
-        if policy.name == "preemptive-wait":
+        if policy.name in ("sarathi", "conserve"):
+            return total <= policy.limits.max_num_batched_tokens  # of sarathi's own limits: chunk_size
+        if policy.name == "tgi":
+            return total <= policy.prefill_budget + self.core.ledger.block_tokens
+        if policy.name in ("preemptive-wait", "mlfq"):
             return total <= budget or len(tokens) == 1
         if policy.name == "bros":
             return total - int(tokens.max(initial=0)) <= budget

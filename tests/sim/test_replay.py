@@ -197,6 +197,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/campaign_setup.py",
     "experiments/campaign_steps.py",
     "experiments/bench_measure.py",
+    "experiments/justitia_overhead.py",
     "backends/live/backend.py",
     "backends/live/kv_transfer_lanes.py",
     "backends/live/measure.py",

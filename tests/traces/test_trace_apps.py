@@ -1,7 +1,13 @@
 """The application workload: its mix, its sizes, its arrivals, and that text comes before demand."""
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
+from twinserve.sim.config import SimulationConfig
+from twinserve.sim.inputs import resolve
+from twinserve.sim.run import run_policy
 from twinserve.traces import apps
 from twinserve.traces.apps import DESCRIPTIONS, SHARES, applications, from_samples, kinds, load
 from twinserve.traces.apps_classes import (
@@ -18,6 +24,7 @@ from twinserve.traces.columns import check_workload
 from twinserve.traces.load import list_traces, load_trace
 from twinserve.traces.transform import head, merge
 from twinserve.traces.workload import WorkloadError
+from twinserve.traces.write import write_trace
 
 SIZE = {c.kind: c.size for c in CLASSES}
 
@@ -148,3 +155,32 @@ def test_what_is_known_of_an_application_stays_with_it(workload):
     for w in (some, merge(some, workload)):
         assert len(w.applications) == len(w.group_names) > 20
         assert all(w.group_names[g].startswith(info.kind) for g, info in w.applications.items())
+
+
+def test_classes_and_texts_survive_the_disk(tmp_path):
+    """Group order is that of arrival in the file and not in the workload; half of the groups have no class."""
+    w = applications(np.array([0.0, 9.0, 4.0, 2.0]), 5, ["CC", "EV", "FV", "SC"])
+    w = replace(w, applications={g: info for g, info in w.applications.items() if g % 2})
+    again = load_trace(write_trace(w, tmp_path / "apps.jsonl"))
+    assert again.applications == w.applications and again.group_names == w.group_names
+    assert all(info.text for info in again.applications.values())
+
+
+def test_an_edited_file_keeps_the_classes_of_the_groups_that_are_left(tmp_path):
+    w = applications(np.arange(3.0), 5, ["CC", "EV", "FV"])
+    path = write_trace(w, tmp_path / "apps.jsonl")
+    lines = [line for line in path.read_text().splitlines(True) if '"CC-0"' not in line]
+    path.write_text("".join(lines))
+    again = load_trace(path)
+    assert {again.group_names[g]: info.kind for g, info in again.applications.items()} == {"EV-1": "EV", "FV-2": "FV"}
+
+
+def test_a_replayed_export_is_predicted_as_the_run_was(tmp_path):
+    settings = {"policy": ("justitia:predictor=class-mean",), "profile": "llama-7b@a100-pcie-40g", "num_blocks": 300}
+    listed = load("apps:3x", offline=True, cache_dir=tmp_path, count=12)
+    path = write_trace(listed, tmp_path / "apps.jsonl")
+    again = resolve(SimulationConfig(trace=str(path), slo="none", **settings))
+    first, second = (run_policy(replace(again, workload=w), again.policies[0]).rows for w in (listed, again.workload))
+    pd.testing.assert_frame_equal(first.requests, second.requests)
+    without = run_policy(replace(again, workload=replace(listed, applications={})), again.policies[0]).rows
+    assert not first.requests.equals(without.requests)

@@ -1,0 +1,84 @@
+"""What Justitia's decisions cost (Yang et al., Tables II and III), measured on the machine that this runs on: training,
+predictions, and the time that planning takes. Whatever is in seconds of our own code differs from run to run."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ..policies import predictors_mlp
+from ..policies.predictors import Predictor, kv_token_time, make_predictor
+from ..policies.registry import parse_policy
+from ..policies.requests import Application
+from ..sim.run import run_policy
+from ..traces.apps import SHARES, applications, kinds
+from ..traces.apps_classes import CLASSES, KINDS, training_samples
+from .justitia_runs import LLAMA_7B, compare, inputs_of
+
+HELD_OUT = 0x40  # seed of applications that no predictor was trained on
+
+
+def prediction(policy: str, seed: int, trials: int = 100, blocks: int | None = None, **run) -> dict:
+    """A predictor, given as a policy's options: error (mean relative error on `trials` held-out applications a class, classes
+    weighted as in the mix), predict_ms of one prediction, train_s of all classes (all nan with trials=0), and mean_s, the mean
+    JCT of `policy` under apps:2x."""
+    spec = parse_policy(policy)
+    error = predict_s = trained_s = float("nan")
+    if trials:
+        predictor = make_predictor(spec.policy.Options(**spec.options))
+        if not predictor.needs_truth:
+            predictors_mlp.train.cache_clear()
+            began = time.perf_counter()
+            predictor.prepare(KINDS, kv_token_time)
+            trained_s = time.perf_counter() - began
+        error, predict_s = _held_out(predictor, seed, trials)
+    row = compare([policy], seed, fair=spec.label, num_blocks=blocks, **run)[0]
+    said = {"error": error, "predict_ms": 1e3 * predict_s, "train_s": trained_s}
+    return said | {name: row[name] for name in ("mean_s", "p90_s", "replica")}
+
+
+def _held_out(predictor: Predictor, seed: int, trials: int) -> tuple[float, float]:
+    """Mean relative error, and seconds a prediction."""
+    errors, seconds = [], []
+    for number, app in enumerate(CLASSES):
+        samples = training_samples(app.kind, trials, HELD_OUT + seed)
+        of_class = []
+        if predictor.needs_truth:
+            predictor.truth = _Known([sample.requests for sample in samples])
+        for i, sample in enumerate(samples):
+            application = Application(i, f"{app.kind}-{number}-{i}", 0.0, app.kind, sample.text)
+            began = time.perf_counter()
+            said = predictor.application(application, kv_token_time)
+            seconds.append(time.perf_counter() - began)
+            true = sum(kv_token_time(p, d) for p, d in sample.requests)
+            of_class.append(abs(said - true) / true)
+        errors.append(float(np.mean(of_class)))
+    of_size = [SHARES[app.size] / sum(other.size == app.size for other in CLASSES) for app in CLASSES]
+    return float(np.average(errors, weights=of_size)), float(np.mean(seconds))
+
+
+class _Known:
+    """Truth about listed applications."""
+
+    def __init__(self, requests: list) -> None:
+        self._requests = requests
+
+    def application(self, group: int) -> np.ndarray:
+        return np.array(self._requests[group])
+
+    def output_tokens(self, request_id: str) -> None:
+        return None
+
+
+def decisions(a_minute: float, seed: int, policy: str = "justitia", minutes: float = 3.0, blocks: int | None = None) -> dict:
+    """Applications of the mix at regular times: plan_ms and plan_p99_ms, wall time of a decision; plans, their number."""
+    count = max(1, round(a_minute * minutes))
+    workload = applications(np.arange(count) * 60.0 / a_minute, seed, kinds(count, seed))
+    inputs = inputs_of(workload, [policy], seed, LLAMA_7B, {} if blocks is None else {"num_blocks": blocks})
+    timing = run_policy(inputs, inputs.policies[0]).timing
+    return {
+        "plan_ms": 1e3 * timing["decision_mean_s"],
+        "plan_p99_ms": 1e3 * timing["decision_p99_s"],
+        "plans": timing["decisions"],
+    }

@@ -1,0 +1,128 @@
+"""The grids of the LayerKV study.
+
+Contexts, output length, the rate at which contexts vary, and objectives are the paper's. The rates of its ShareGPT sweeps can
+only be read off plots; here they go from half of the capacity to beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .grid import Point
+from .layerkv_runs import CONTEXTS, MODELS, NO_SLO, OUTPUT, SAVABLE, TPOT_S, VLLM
+from .study import Scale
+
+SWEEPS = {
+    "llama-2-7b": (4.0, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0),
+    "yi-34b-200k": (2.0, 4.0, 6.0, 8.0),
+    "llama-3.1-70b": (0.5, 1.0, 1.5, 2.0),
+}
+REQUESTS = {"llama-2-7b": 1000, "yi-34b-200k": 500, "llama-3.1-70b": 300}
+SHORT = 4096  # longest input of an engine that serves ShareGPT
+LONG = max(CONTEXTS) + OUTPUT
+DEGREES = (2, 4, 8)
+
+# What is varied: tokens of prompt, the argument, its values.
+VARIED = {
+    "factor on KV blocks, 1,024 tokens": (1024, "memory", (0.5, 1.0)),
+    "factor on KV blocks, 4,096 tokens": (4096, "memory", (1.0, 2.0, 4.0)),
+    "factor on PCIe rate, 8,192 tokens": (8192, "link", (1.0, 4.0)),
+    "requests/s, 4,096 tokens": (4096, "rate", (0.2, 0.3, 1.0)),
+    "TPOT objective (s), 4,096 tokens": (4096, "tpot_s", (0.1, 0.2, 0.4)),
+}
+UNCHANGED = {"link": 1.0, "memory": 1.0, "tpot_s": TPOT_S}  # on one GPU, which has its link for itself
+
+RULES = {
+    "vLLM": VLLM,
+    "LayerKV": "layerkv",
+    "negative allowances left out": SAVABLE,
+    "TPOT of a request": "layerkv:current_tpot=request",
+    "lengths known": "layerkv:predictor=perfect",
+    "no Algorithm 1": NO_SLO,
+    "Algorithm 1 alone": "layerkv:layer_wise=false",
+}
+
+
+def _over(scale: Scale, settings: Iterable[Mapping[str, Any]], axes: tuple[str, ...]) -> list[Point]:
+    """A point for each of `settings` and each seed; `axes` tell the rows apart, those with an underscore are no arguments."""
+    found = []
+    for each in settings:
+        # what is the default is left out, so that figures share their common runs
+        work = {k: v for k, v in each.items() if not k.startswith("_") and UNCHANGED.get(k) != v}
+        shown = {name: each.get(f"_{name}", each.get(name)) for name in axes}
+        found += [Point({**shown, "seed": seed}, {**work, "seed": seed}) for seed in scale.seeds]
+    return found
+
+
+def contexts(scale: Scale) -> list[Point]:
+    """Figs. 1 and 4: fixed prompts, 1 request/s, 100 requests."""
+    models = {"llama-2-7b": 1} if scale.quick else MODELS
+    settings = [
+        {"model": m, "tp": tp, "lengths": f"fixed:{c},{OUTPUT}", "longest": LONG, "rate": 1.0, "policy": p, "_context": c}
+        | {"requests": 12 if scale.quick else 100}
+        for m, tp in models.items()
+        for c in ((128, 8192) if scale.quick else CONTEXTS)
+        for p in (VLLM, "layerkv", SAVABLE)
+    ]
+    return _over(scale, settings, ("model", "context", "policy"))
+
+
+def degrees(scale: Scale) -> list[Point]:
+    """Fig. 5: Yi-34B-200K on more GPUs; the paper does not give the context."""
+    settings = [
+        {"model": "yi-34b-200k", "tp": tp, "lengths": f"fixed:{c},{OUTPUT}", "longest": LONG, "rate": 1.0, "policy": p}
+        | {"requests": 12 if scale.quick else 100, "_context": c}
+        for c in ((4096,) if scale.quick else (1024, 4096))
+        for tp in (DEGREES[:2] if scale.quick else DEGREES)
+        for p in (VLLM, "layerkv", SAVABLE)
+    ]
+    return _over(scale, settings, ("context", "tp", "policy"))
+
+
+def rates(scale: Scale) -> list[Point]:
+    """Figs. 6 to 8: ShareGPT lengths."""
+    sweeps = {"llama-2-7b": (4.0, 8.0)} if scale.quick else SWEEPS
+    settings = [
+        {"model": m, "tp": MODELS[m], "lengths": "sharegpt", "longest": SHORT, "rate": r, "policy": p}
+        | {"requests": 150 if scale.quick else REQUESTS[m]}
+        for m, found in sweeps.items()
+        for r in found
+        for p in (VLLM, "layerkv", SAVABLE, NO_SLO)
+    ]
+    return _over(scale, settings, ("model", "rate", "policy"))
+
+
+def rules(scale: Scale) -> list[Point]:
+    """Variants of Algorithm 1, on the sweep of Llama-2-7B."""
+    settings = [
+        {"model": "llama-2-7b", "tp": 1, "lengths": "sharegpt", "longest": SHORT, "rate": r, "policy": p, "_variant": name}
+        | {"requests": 150 if scale.quick else REQUESTS["llama-2-7b"]}
+        for r in ((8.0,) if scale.quick else (6.5, 8.0))
+        for name, p in RULES.items()
+    ]
+    return _over(scale, settings, ("rate", "variant"))
+
+
+def objectives(scale: Scale) -> list[Point]:
+    """The larger models at a rate beyond capacity, with other TPOT objectives."""
+    settings = [
+        {"model": m, "tp": MODELS[m], "lengths": "sharegpt", "longest": SHORT, "rate": r, "policy": p, "tpot_s": tpot}
+        | {"requests": 40 if scale.quick else REQUESTS[m], "_objective": tpot}
+        for m, r in ((("yi-34b-200k", 6.0),) if scale.quick else (("yi-34b-200k", 6.0), ("llama-3.1-70b", 2.0)))
+        for tpot in (TPOT_S, 0.4, 1.0)
+        for p in (VLLM, "layerkv", SAVABLE)
+    ]
+    return _over(scale, settings, ("model", "objective", "policy"))
+
+
+def varied(scale: Scale) -> list[Point]:
+    """One setting at a time, Llama-2-7B."""
+    settings = [
+        {"model": "llama-2-7b", "tp": 1, "lengths": f"fixed:{context},{OUTPUT}", "longest": LONG, "rate": 1.0, name: value}
+        | {"requests": 12 if scale.quick else 100, "policy": p, "_varied": label, "_value": value}
+        for label, (context, name, values) in VARIED.items()
+        for value in (values[-1:] if scale.quick else values)
+        for p in (VLLM, "layerkv", SAVABLE)
+    ]
+    return _over(scale, settings, ("varied", "value", "policy"))

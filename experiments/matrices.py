@@ -1,0 +1,293 @@
+"""Which policy runs on which KV ledger and on which backend: `python -m twinserve.experiments.matrices`.
+
+Every cell is tried: the run of the cell is made of a small crowded workload, every plan of it is checked, and all requests
+must end. A "no" is the one line with which the command refuses. docs/matrices.md is what this prints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+
+from ..backends.live.serving_options import EngineFacts, build_core, read_options
+from ..backends.live.versions import LiveEngineError
+from ..backends.pcie import PcieLink
+from ..backends.simulated import SimulatedBackend
+from ..policies.base import EngineLimits
+from ..policies.errors import PolicyError
+from ..policies.registry import RegistryError, ledger_names, parse_policy, policy_class, policy_names
+from ..sim.audit import CROWDED, Auditor, crowd
+from ..sim.clock import Clock
+from ..sim.config import DEFAULT_PROFILE, SettingsError, SimulationConfig
+from ..sim.core import EngineCore
+from ..sim.engine import Engine, NoProgressError
+from ..sim.inputs import Inputs, resolve, resolve_hardware
+from ..sim.live import blank_settings, live_settings, owns_pool
+from ..sim.recorder import StepRecorder
+from ..sim.run import Simulation, describe
+from ..sim.source import RequestSource
+
+REFUSALS = (PolicyError, RegistryError, SettingsError, LiveEngineError, NoProgressError)
+REQUESTS = 10
+
+
+@dataclass(frozen=True)
+class Cell:
+    """text: how it runs; refusal: why it does not, the command's own line; empty where it does."""
+
+    text: str
+    refusal: str = ""
+
+
+Table = dict[str, dict[str, Cell]]  # policy -> column -> cell
+
+
+def tried(attempt: Callable[[], str]) -> Cell:
+    """What `attempt` says, or why it was refused. Anything else that goes wrong is a defect, and raised."""
+    try:
+        return Cell(attempt())
+    except REFUSALS as error:
+        return Cell("no", " ".join(str(error).split()))
+
+
+# -- what is tried -----------------------------------------------------------------------------------------------------------
+def inputs_for(policy: str, **settings) -> Inputs:
+    """What `simulate -p POLICY` would run, with a crowd in place of a trace. Raises what the command would report."""
+    small = {name: getattr(CROWDED, name) for name in CROWDED.model_fields_set}
+    trace = {"trace": "poisson", "requests": 2, "rate": 1.0, "cap_length": 64}
+    config = SimulationConfig(**{**small, **trace, "policy": (policy,), **settings})
+    return replace(resolve(config), workload=crowd(0, REQUESTS))
+
+
+def simulated(policy: str, **settings) -> Simulation:
+    """The finished run, every plan of it checked."""
+    inputs = inputs_for(policy, **settings)
+    run = Simulation(inputs, inputs.policies[0])
+    Auditor(run.engines[0].core, inputs.workload.longest)
+    run.run()
+    _all_ended(run.engines[0].core)
+    return run
+
+
+def on_ledger(policy: str, ledger: str) -> str:
+    simulated(f"{policy}:kv={ledger}")
+    return "yes"
+
+
+def with_prefixes(policy: str, ledger: str) -> str:
+    run = simulated(f"{policy}:kv={ledger}", prefix_caching=True)
+    assert (run.engines[0].core.requests.hit_tokens > 0).any(), "no prefix was found"
+    return "yes"
+
+
+def asynchronously(policy: str) -> str:
+    simulated(policy, async_scheduling=True)
+    return "yes"
+
+
+def live(policy: str, physical: bool = False) -> str:
+    """On an engine in this process: the engine that `twinserve replay` and `validate` would start, not started here."""
+    inputs = inputs_for(policy)
+    settings = live_settings(inputs, inputs.policies[0], blank_settings(physical=physical))
+    run = describe(inputs, inputs.policies[0], Simulation(inputs, inputs.policies[0]).engines[0])
+    if physical:
+        return "physical"
+    enough = settings.num_blocks >= run["kv"]["num_blocks"]
+    assert enough and settings.max_step_tokens >= 1, "an engine smaller than the ledger"
+    return "vLLM's pool" if owns_pool(run) else "accounted"
+
+
+def served(policy: str, asynchronous: bool = False) -> str:
+    """The core that `vllm serve` would build, on simulated steps."""
+    spec, pool = parse_policy(policy), CROWDED.num_blocks
+    facts = EngineFacts(
+        num_blocks=pool if spec.name == "vllm" else 2 * pool + CROWDED.max_num_seqs,
+        block_tokens=CROWDED.block_tokens,
+        max_num_seqs=CROWDED.max_num_seqs,
+        max_step_tokens=CROWDED.max_num_batched_tokens,
+        max_model_len=CROWDED.num_blocks * CROWDED.block_tokens - CROWDED.block_tokens * 2,
+        kv_bytes_per_token=131_072,
+        prefix_caching=True,
+        host_blocks=CROWDED.host_blocks,
+    )
+    options = {"policy": policy} | ({"profile": DEFAULT_PROFILE} if spec.policy.uses_estimator else {})
+    core = build_core(read_options(options), facts, asynchronous)
+    limits = EngineLimits(facts.max_num_seqs, facts.max_step_tokens, facts.max_model_len, facts.kv_bytes_per_token)
+    _drive(core, limits)
+    return "yes"
+
+
+def _drive(core: EngineCore, limits: EngineLimits) -> None:
+    """To the end of a crowd without named prefixes: a server names texts itself."""
+    workload = replace(crowd(0, REQUESTS), prefix=None)
+    clock = Clock()
+    model = resolve_hardware(CROWDED).model
+    backend = SimulatedBackend(core.requests, model, PcieLink(25e9), limits, fast=False)
+    Auditor(core, workload.longest)
+    source = RequestSource(clock, workload, [Engine(clock, core, backend, StepRecorder(0))], core.ledger.block_tokens)
+    clock.run()
+    assert source.submitted >= len(workload)
+    _all_ended(core)
+
+
+def _all_ended(core: EngineCore) -> None:
+    if core.active:
+        raise AssertionError(f"{core.active} requests did not end")
+
+
+BACKENDS: dict[str, Callable[[str], str]] = {
+    "`simulate`": lambda policy: simulated(policy) and "yes",
+    "`simulate --async-scheduling`": asynchronously,
+    "`replay`, `validate`": live,
+    "`replay --physical`": lambda policy: live(policy, physical=True),
+    "the same, `kv=bidirectional`": lambda policy: live(f"{policy}:kv=bidirectional", physical=True),
+    "`vllm serve`": served,
+    "`vllm serve`, asynchronous": lambda policy: served(policy, asynchronous=True),
+}
+
+
+def ledger_matrix(policies: Sequence[str], ledgers: Sequence[str]) -> Table:
+    return {p: {k: tried(lambda p=p, k=k: on_ledger(p, k)) for k in ledgers} for p in policies}
+
+
+def prefix_matrix(policies: Sequence[str], ledgers: Sequence[str]) -> Table:
+    return {p: {k: tried(lambda p=p, k=k: with_prefixes(p, k)) for k in ledgers} for p in policies}
+
+
+def backend_matrix(policies: Sequence[str]) -> Table:
+    return {p: {b: tried(lambda p=p, a=attempt: a(p)) for b, attempt in BACKENDS.items()} for p in policies}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------------
+def page(policies: Sequence[str] | None = None, say: Callable[[str], None] = lambda text: None) -> str:
+    """docs/matrices.md."""
+    policies, ledgers = list(policies or policy_names()), ledger_names()
+    notes = _Notes()
+    tables: list[Table] = [{}, {}, {}]
+    for policy in policies:
+        say(policy)
+        for table, found in zip(tables, (ledger_matrix, prefix_matrix, backend_matrix), strict=True):
+            table |= found([policy]) if found is backend_matrix else found([policy], ledgers)
+    own = {policy: policy_class(policy).default_kv for policy in policies}
+    parts = [_HEAD, "## Policy and KV ledger\n\n", _LEDGER_TEXT, _table(tables[0], notes, own)]
+    parts += ["\nWith `--prefix-caching`:\n\n", _table(tables[1], notes)]
+    parts += ["\n## Policy and backend\n\n", _BACKEND_TEXT, _table(tables[2], notes)]
+    parts += ["\n## Why not\n\n", notes.text()]
+    return "".join(parts)
+
+
+class _Notes:
+    """Refusals, each once: the policy's name stands as NAME."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def number(self, policy: str, refusal: str) -> int:
+        text = general(policy, refusal)
+        if text not in self.found:
+            self.found.append(text)
+        return self.found.index(text) + 1
+
+    def text(self) -> str:
+        if not self.found:
+            return "Nothing is refused.\n"
+        return "".join(f"{number}. {text}\n" for number, text in enumerate(self.found, start=1))
+
+
+def general(policy: str, refusal: str) -> str:
+    """A refusal as it would be said of any policy NAME on any such ledger KV."""
+    for label in (f"{policy}:kv=", f"policy {policy} ", f"policy {policy!r} ", f"policy {policy}:"):
+        refusal = refusal.replace(label, label.replace(policy, "NAME"))
+    for ledger in ledger_names():
+        for label in (f"NAME:kv={ledger};", f"NAME:kv={ledger} ", f"runs on {ledger}:", f"the {ledger} ledger"):
+            refusal = refusal.replace(label, label.replace(ledger, "KV"))
+    return refusal
+
+
+def _table(table: Table, notes: _Notes, own: dict[str, str] | None = None) -> str:
+    columns = list(next(iter(table.values())))
+    lines = ["| policy | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    for policy, cells in table.items():
+        shown = []
+        for column, cell in cells.items():
+            text = f"no ({notes.number(policy, cell.refusal)})" if cell.refusal else cell.text
+            shown.append(f"**{text}**" if own and own[policy] == column else text)
+        lines.append(f"| `{policy}` | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = """# Matrices
+
+What runs where. `python -m twinserve.experiments.matrices --out docs/matrices.md` writes this page, and tries every cell: a
+small workload with too little memory runs to its end, and every plan is checked (`twinserve.sim.audit`). Where something is
+refused, the command says the line below. Policies of other packages are listed where they are installed.
+
+"""
+_LEDGER_TEXT = """In bold the policy's own ledger.
+
+"""
+_BACKEND_TEXT = """On its own ledger. For an engine in this process (`replay`, `validate`) it says what the KV memory of the
+live run is: "vLLM's pool" has exactly the ledger's blocks; "accounted": the ledger decides, vLLM's own pool is larger and
+never binds; "physical": KV lies in the ledger's own slots (`docs/live.md`). Settings and limits of that engine are worked
+out here, not the engine itself; that it does exactly what was planned is tested for every policy on every ledger
+(`tests/live/test_twin.py`). `vllm serve` is tried without vLLM: policy, ledger and limits are built as in the server, with an
+engine that has host memory, and run on simulated steps.
+
+"""
+
+
+def write(text: str, path: Path) -> None:
+    """The whole file, or the former one. Raises SettingsError."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise SettingsError(f"--out {path}: cannot be written: {error.strerror or error}; name another file") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def matrices(
+    *,
+    policy: Annotated[list[str] | None, Parameter(name=["--policy", "-p"], negative="")] = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+) -> None:
+    """Try every policy on every KV ledger and backend, and print the result as Markdown.
+
+    Parameters
+    ----------
+    policy: list[str]
+        Only these; by default all there are.
+    out: Path
+        Write it to this file.
+    """
+    for name in policy or ():
+        policy_class(name)
+    text = page(policy, lambda line: print(line, file=sys.stderr))
+    if out is None:
+        print(text, end="")
+    else:
+        write(text, out)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; bad input ends as one line."""
+    app = cyclopts.App(name="matrices", help=matrices.__doc__)
+    app.default(matrices)
+    try:
+        app(arguments, exit_on_error=False, print_error=False)
+    except (cyclopts.CycloptsError, *REFUSALS) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""How far conclusions move when the profile is off: `python -m twinserve.experiments.sensitivity`.
+
+Every part of a profile is made 10 % too large and 10 % too small (`Profile.scaled`), policies are compared again, and the
+table says whose number is best then, and by how much. docs/sensitivity.md has the results.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from .curves import panels
+from .grid import Point, interval, over_seeds, run_grid
+from .sensitivity_output import command_line, markdown_table, write_plot, write_tables
+from .sensitivity_runs import SETTINGS, Metric, Setting, run_point
+
+FACTORS = (0.9, 1.1)
+SEEDS = 5
+QUICK = {"hybrid": ("step", "belief"), "mooncake": ("kv",)}
+BY = ["part", "factor"]
+
+
+def points(quick: bool, seeds: int) -> list[Point]:
+    """As it is, then each part at each factor; settings one after another."""
+    found = []
+    for name, setting in SETTINGS.items():
+        if quick and name not in QUICK:
+            continue
+        parts = QUICK[name] if quick else setting.parts
+        for part, factor in [("none", 1.0), *((part, factor) for part in parts for factor in FACTORS)]:
+            for seed in range(seeds):
+                axes = {"setting": name, "part": part, "factor": factor, "seed": seed}
+                found.append(Point(axes, {**axes, "quick": quick}))
+    return found
+
+
+def margins(rows: pd.DataFrame, setting: Setting, metric: Metric) -> pd.DataFrame:
+    """A row for each part and factor of one setting: `best` policy, and what is left of the lead of the one that is best as
+    the profile is.
+
+    lead, lead_ci   of `leader`, over the best of the others: mean over seeds and half width of its 95 % interval, paired by
+                    seed; a share of the other's value, or for shares of requests a difference. Negative: it has lost
+    """
+    sign = 1.0 if metric.better == "high" else -1.0
+    wide = {key: part.pivot(index="seed", columns="policy", values=metric.name) for key, part in rows.groupby(BY, sort=False)}
+    leader = (sign * wide["none", 1.0].mean()).idxmax()
+    found = []
+    for (part, factor), table in wide.items():
+        means = sign * table.mean()
+        second = means.drop(leader).idxmax()
+        ours, other = table[leader], table[second]
+        lead = sign * (ours - other) if metric.share else sign * (ours - other) / other
+        mean, half = interval(lead)
+        best = leader if means[leader] >= means[second] else second
+        found.append(
+            {"metric": metric.name, "part": part, "factor": factor, "leader": leader, "best": best, "second": second}
+            | {"lead": mean, "lead_ci": half, "share": metric.share}
+        )
+    return pd.DataFrame(found)
+
+
+def conclusions(rows: pd.DataFrame) -> pd.DataFrame:
+    """`margins` of every setting and metric."""
+    tables = []
+    for name, part in rows.groupby("setting", sort=False):
+        setting = SETTINGS[name]
+        tables += [margins(part, setting, metric).assign(setting=name) for metric in setting.metrics]
+    found = pd.concat(tables, ignore_index=True)
+    return found[["setting", *(column for column in found if column != "setting")]]
+
+
+def changes(rows: pd.DataFrame) -> pd.DataFrame:
+    """How each policy's own numbers move: relative change against the profile as it is, paired by seed (shares of requests:
+    difference), with its 95 % interval."""
+    found = []
+    for name, setting_rows in rows.groupby("setting", sort=False):
+        base = setting_rows[setting_rows.part == "none"].set_index(["policy", "seed"])
+        moved = setting_rows[setting_rows.part != "none"]
+        for metric in SETTINGS[name].metrics:
+            before = moved.set_index(["policy", "seed"]).index.map(base[metric.name]).to_numpy(float)
+            after = moved[metric.name].to_numpy(float)
+            change = after - before if metric.share else after / before - 1.0
+            table = over_seeds(moved.assign(change=change), [*BY, "policy"], ["change"])
+            found.append(table.assign(setting=name, metric=metric.name, share=metric.share))
+    columns = ["setting", "metric", *BY, "policy", "change", "change_ci", "share", "seeds"]
+    return pd.concat(found, ignore_index=True)[columns]
+
+
+def _lead(row: pd.Series, half: bool = True) -> str:
+    unit = " points" if row.share else " %"
+    digits = 1 if abs(row.lead) < 0.0995 else 0
+    shown = f"{100 * row.lead:+.{digits}f}"
+    return (f"{shown} ± {100 * row.lead_ci:.1f}" if half and np.isfinite(row.lead_ci) else shown) + unit
+
+
+def markdown(found: pd.DataFrame, seeds: int) -> str:
+    """A table for each setting: who leads, by how much, the least and the greatest lead, and what takes it away."""
+    text = [f"Means over {seeds} seeds, ± half width of the 95 % interval of the lead, paired by seed.\n"]
+    for name, part in found.groupby("setting", sort=False):
+        rows = []
+        for metric, table in part.groupby("metric", sort=False):
+            base = table[table.part == "none"].iloc[0]
+            off = table[table.part != "none"]
+            least, most = off.loc[off.lead.idxmin()], off.loc[off.lead.idxmax()]
+            lost = off[off.best != off.leader]
+            taken = "; ".join(f"{r.part} x {r.factor:g}: {r.best} ({_lead(r)})" for r in lost.itertuples()) or "nothing"
+            ends = [f"{_lead(row, False)} ({row.part} x {row.factor:g})" for row in (least, most)]
+            rows.append([metric, f"`{base.leader}`", f"`{base.second}`", _lead(base), *ends, taken])
+        header = ["metric", "best", "next", "lead", "least lead", "greatest lead", "who is best otherwise"]
+        text.append(f"**{name}**: {SETTINGS[name].title}.\n\n{markdown_table(header, rows)}")
+    kept = found[found.part != "none"]
+    same = int((kept.best == kept.leader).sum())
+    base = found[found.part == "none"].set_index(["setting", "metric"])
+    clear = {key for key, row in base.iterrows() if row.lead - row.lead_ci > 0}
+    of_clear = kept[[key in clear for key in zip(kept.setting, kept.metric, strict=True)]]
+    same_clear = int((of_clear.best == of_clear.leader).sum())
+    text.append(
+        f"The same policy is best in {same} of {len(kept)} comparisons with a profile that is off; where its lead was more than"
+        f" the interval before, in {same_clear} of {len(of_clear)}.\n"
+    )
+    return "\n".join(text)
+
+
+def plot(found: pd.DataFrame) -> Canvas:
+    """Leads of each setting and metric: grey as the profile is, and with each part too small and too large."""
+    canvas = Canvas(layout="constrained")
+    settings = list(dict.fromkeys(found.setting))
+    columns = max(found[found.setting == name].metric.nunique() for name in settings)
+    axes = panels(canvas, len(settings), columns, width=2.6, height=2.3)
+    for i, name in enumerate(settings):
+        mine = found[found.setting == name]
+        for j, (metric, table) in enumerate(mine.groupby("metric", sort=False)):
+            _dots(axes[i, j], table, metric, f"{name}: " if j == 0 else "")
+        for j in range(mine.metric.nunique(), columns):
+            axes[i, j].axis("off")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    return canvas
+
+
+def _dots(axes, table: pd.DataFrame, metric: str, before: str) -> None:
+    base = table[table.part == "none"].iloc[0]
+    parts = [part for part in dict.fromkeys(table.part) if part != "none"]
+    half = 0.0 if np.isnan(base.lead_ci) else base.lead_ci
+    axes.axvspan(100 * (base.lead - half), 100 * (base.lead + half), color="0.85", label="as it is, 95 %")
+    axes.axvline(0.0, color="black", linewidth=0.8)
+    for factor, colour, shift in ((FACTORS[0], "tab:blue", 0.15), (FACTORS[1], "tab:red", -0.15)):
+        mine = table[table.factor == factor].set_index("part").reindex(parts)
+        y = np.arange(len(parts))[::-1] + shift
+        error = 100 * mine.lead_ci.fillna(0.0)
+        axes.errorbar(100 * mine.lead, y, xerr=error, fmt="o", color=colour, markersize=3, capsize=2, label=f"x {factor:g}")
+    axes.set_yticks(np.arange(len(parts))[::-1], parts, fontsize=7)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_title(f"{before}{metric}\nlead of {base.leader.partition(':')[0]}, {'points' if base.share else '%'}", fontsize=7)
+    axes.grid(alpha=0.3, axis="x")
+
+
+def experiment(quick: bool, seeds: int, workers: int | None, out: Path, any_version: bool) -> str:
+    """Run everything, write points.csv, leads.csv, changes.csv, report.md and sensitivity.png, and return the report."""
+    rows = run_grid(run_point, points(quick, seeds), out, workers, "sensitivity", any_version)
+    found = conclusions(rows)
+    text = markdown(found, seeds)
+    write_plot(out / "sensitivity.png", plot(found))
+    write_tables(out, {"points": rows, "leads": found, "changes": changes(rows)}, text)
+    return text
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point."""
+    command_line("sensitivity", "How far conclusions move when the profile is off.", experiment, SEEDS, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A bound, not a policy to serve with: BROS with each iteration's problem (1)-(8) solved exactly in place of Algorithm 1.
+
+All else is `bros`: queues, deadlines, memory, batch size. It shows what the greedy algorithm gives up in an iteration, and
+that the best iteration is not the best run: the problem knows nothing of iterations to come (docs/optimality.md).
+
+The work doubles with each request, so an iteration with more than `max_requests` in the system is left to Algorithm 1, and
+`counters` says how often that was.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from .base import EngineLimits, SystemView
+from .bros import BrosOptions, BrosPolicy, least
+from .bros_parts import Choice, PlanInProgress, Urgent
+from .bros_problem import Instance, Solution, enumerate_batches
+from .errors import PolicyError
+from .estimators import Batch, BatchEstimator, LinearEstimator
+from .kv.base import KvLedger
+from .plan import StepOutcome, StepPlan
+from .requests import RequestTable
+
+_ENUMERATED = 12  # requests: to try all 4,096 batches takes less than any program
+
+
+class BrosExactOptions(BrosOptions):
+    """Those of `bros`, which decides where there are more requests than `max_requests`, and
+
+    max_requests  requests in the system, of both classes, up to which an iteration is solved
+    solver        milp, enumerate (every batch is tried), or auto: enumerate up to 12 requests
+    following     F_i of (6), seconds that a request left out needs after this iteration: own, the larger of T_avg and what it
+                  takes alone, as `bros` has it; average: T_avg, as printed
+    rt_first      most real-time requests before (1), as Algorithm 1 has it
+    objective     throughput: (1); requests: most best-effort requests, then (1)
+    """
+
+    max_requests: int = Field(12, ge=1, le=18)
+    solver: Literal["auto", "milp", "enumerate"] = "auto"
+    following: Literal["own", "average"] = "own"
+    rt_first: bool = False
+    objective: Literal["throughput", "requests"] = "throughput"
+
+
+class BrosExactPolicy(BrosPolicy):
+    name = "bros-exact"
+    Options = BrosExactOptions
+
+    def __init__(self, limits: EngineLimits, options: BrosExactOptions | None = None, estimator: BatchEstimator = None):
+        super().__init__(limits, options, estimator)
+        if self.options.solver == "milp" and not isinstance(estimator, LinearEstimator | None):
+            raise PolicyError(
+                "policy 'bros-exact': solver=milp needs step times of the paper's form; drop --estimator perfect, or choose "
+                "solver=enumerate"
+            )
+        # Steps: solved and placed as solved; too many requests; memory did not allow the solution.
+        self.counters = {"solved_steps": 0, "fallback_steps": 0, "memory_steps": 0}
+        self._solves = False  # this iteration
+        self._by_deadline: Urgent | None = None  # as Algorithm 1 would order them
+        self._kind = "solved_steps"
+        self._kinds: list[str] = []  # of the plans whose outcome has not come
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        super().on_outcome(outcome)
+        if self._kinds:
+            self.counters[self._kinds.pop(0)] += len(outcome.ends_s)
+
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
+        queues = self.rt_waiting, self.rt_pending, self.be_waiting, self.be_pending
+        self._solves = sum(map(len, queues)) <= self.options.max_requests
+        self._kind = "solved_steps" if self._solves else "fallback_steps"
+        plan = super().plan(view, ledger)
+        if plan:
+            self._kinds.append(self._kind)
+        return plan
+
+    # -- what differs from Algorithm 1 ---------------------------------------------------------------------------
+    def _reach(self, size: int) -> int:
+        return max(size, self.options.max_requests) if self._solves else size
+
+    def _plainly(self, step: PlanInProgress, everyone: Batch, n: int, residual: np.ndarray, size: int) -> bool:
+        """That all fit says nothing here: it may be better to leave some out."""
+        return not self._solves and super()._plainly(step, everyone, n, residual, size)
+
+    def _stands(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
+        """Each iteration is solved anew, but where the solution is plain: real-time requests alone, all of whom decode and
+        keep their objectives together."""
+        others = len(self.rt_waiting) + len(self.be_waiting) + len(self.be_pending)
+        if not self._solves or not others:
+            super()._stands(step, batch, real_time)
+
+    def _choose(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> Choice:
+        greedy = super()._choose(step, urgent, candidates, size)
+        if not self._solves or not len(urgent.batch) + len(candidates):
+            return greedy
+        self._by_deadline = urgent
+        instance = self.instance(urgent, candidates, size, step.view.requests, step.ledger)
+        found = self.solve(instance)
+        if found is None:  # nobody has memory to go on
+            self._kind = "memory_steps"
+            return greedy
+        n = instance.real_time
+        x, y = found.chosen[:n], found.chosen[n:]
+        first = np.concatenate([np.flatnonzero(x), np.flatnonzero(~x)])
+        ordered = Urgent(urgent.batch[first], urgent.residual[first], urgent.costs[first], urgent.bound)
+        best_effort = candidates[y] + candidates[~y]
+        return Choice(ordered, best_effort, int(x.sum()), int(y.sum()), False, greedy.early_return)
+
+    def _place(self, step: PlanInProgress, choice: Choice, size: int) -> None:
+        super()._place(step, choice, size)
+        chosen = np.append(choice.urgent.batch.rows[: choice.fits], choice.candidates.rows[: choice.packed])
+        if self._solves and not np.array_equal(np.sort(chosen), np.sort(step.plan.rows)):
+            self._kind = "memory_steps"
+
+    def _place_residents(self, step: PlanInProgress, urgent: Urgent, placed: Batch, size: int) -> Batch:
+        return super()._place_residents(step, self._by_deadline if self._solves else urgent, placed, size)
+
+    # -- the problem -----------------------------------------------------------------------------------------------
+    def instance(
+        self, urgent: Urgent, candidates: Batch, size: int, requests: RequestTable, ledger: KvLedger | None = None
+    ) -> Instance:
+        """The problem of an iteration; without `ledger` memory is no matter."""
+        n, everyone = len(urgent.batch), urgent.batch + candidates
+        following = np.full(n, self.average_iteration_s)
+        if self.options.following == "own":
+            following = np.maximum(following, [self.estimator.seconds(urgent.batch[i : i + 1]) for i in range(n)])
+        pace, new_blocks, empty = np.inf, np.zeros(len(everyone), np.int64), 0
+        if n:
+            pace = max(least(requests.slo_tpot_s[urgent.batch.rows]), float(urgent.costs[0]))
+        if ledger is not None:
+            new_blocks, empty = _new_blocks(everyone, ledger), ledger.free_blocks
+        tokens, options = self.limits.max_num_batched_tokens, self.options
+        goals = options.rt_first, options.objective == "requests"
+        return Instance(everyone, urgent.residual, following, pace, size, tokens, new_blocks, empty, *goals)
+
+    def greedy_batch(self, urgent: Urgent, candidates: Batch, size: int) -> np.ndarray:
+        """bool[n]: Algorithm 1's choice, in the order of `instance`."""
+        choice = super()._choose(None, urgent, candidates, size)
+        chosen = np.zeros(len(urgent.batch) + len(candidates), bool)
+        chosen[: choice.fits - choice.replaced] = True
+        chosen[len(urgent.batch) :][: choice.packed] = True
+        return chosen
+
+    def take_average(self, seconds: float) -> None:
+        """T_avg is this from now on, as if all iterations so far had taken so long."""
+        self._iterations.clear()
+        self._iterations.append(seconds)
+
+    def solve(self, instance: Instance) -> Solution | None:
+        """The best batch; None if there is none, for lack of memory."""
+        linear = isinstance(self.estimator, LinearEstimator)
+        if self.options.solver == "milp" or (self.options.solver == "auto" and linear and len(instance) > _ENUMERATED):
+            from .bros_milp import solve_milp
+
+            return solve_milp(instance, self.estimator)
+        return enumerate_batches(instance, self.estimator)
+
+
+def _new_blocks(batch: Batch, ledger: KvLedger) -> np.ndarray:
+    """M_new, int64[n]: blocks that each request would need besides those it holds."""
+    held = np.array([ledger.held_blocks(row) > 0 for row in batch.rows.tolist()], bool)
+    slack = np.zeros(len(batch), np.int64)
+    if held.any():
+        slack[held] = ledger.slack_tokens(batch.rows[held])
+    wanted = np.where(held, batch.new - slack, batch.context)
+    return np.maximum(-(-wanted // ledger.block_tokens), 0)

@@ -1,0 +1,119 @@
+"""The BROS study: every figure at its smallest size, and the arithmetic of its averages by hand."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from twinserve.experiments import bros_points as points
+from twinserve.experiments.bros import STUDY
+from twinserve.experiments.bros_runs import NO_BI_CACHE, OPT, PURE, QWEN, serve
+from twinserve.experiments.bros_tables import headline, judge
+from twinserve.experiments.study import Scale
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bros")
+    STUDY.run((), Scale(True, (0,)), folder, 1)
+    return folder
+
+
+def table(out, name):
+    return pd.read_csv(out / name / "table.csv")
+
+
+def test_every_figure_has_its_table_its_plot_and_its_claims(out):
+    for figure in STUDY.figures:
+        assert len(table(out, figure.name)), figure.name
+        assert (out / figure.name / "plot.png").is_file() == (figure.plot is not None)
+        for claim in json.loads((out / figure.name / "claims.json").read_text())["claims"]:
+            assert claim["verdict"] == "agrees" or len(claim["why"]) > 20, claim
+    assert "not run" not in (out / "paper_vs_ours.md").read_text()
+
+
+def test_shares_are_shares_and_figures_of_the_same_runs_agree(out):
+    hybrid = table(out, "fig9")
+    pd.testing.assert_frame_equal(hybrid, table(out, "fig10"))
+    for name in ("fig2", "fig9", "fig11", "fig12", "parts", "settings", "slow"):
+        found = table(out, name)
+        for share in ("ttft_attainment", "tpot_attainment", "token_attainment", "queueing", "kv_peak"):
+            assert found[share].between(0, 1).all(), (name, share)
+    assert (hybrid.be_rps > 0).all() and (table(out, "fig11").be_rps == 0).all()
+
+
+def test_bros_keeps_more_objectives_than_first_come_first_served_where_that_misses_some(out):
+    slow = table(out, "slow").set_index("policy")
+    assert slow.ttft_attainment["vllm-v0"] < slow.ttft_attainment["bros"]
+    assert slow.normalized_ms["bros"] < slow.normalized_ms["vllm-v0"]
+
+
+def test_a_slower_engine_is_slower_and_less_memory_is_fuller(out):
+    found = table(out, "settings").set_index(["varied", "value", "policy"])
+    for policy in ("vllm-v0", "round-robin", "bros"):
+        assert found.normalized_ms[("slow", 3.0, policy)] > found.normalized_ms[("slow", 1.0, policy)]
+        assert found.kv_peak[("memory", 0.25, policy)] > found.kv_peak[("memory", 1.0, policy)]
+        # the setting that both have in common is one and the same run
+        assert found.normalized_ms[("slow", 1.0, policy)] == found.normalized_ms[("memory", 1.0, policy)]
+
+
+def test_bi_cache_gains_nothing_over_itself(out):
+    found = table(out, "fig12")
+    with_it = found[found.cache == "bi-cache"]
+    assert len(with_it) == 1 and (with_it.ttft_attainment_gain == 1).all() and (with_it.recomputes == 0).all()
+
+
+def test_runs_are_those_that_the_full_study_names():
+    full = Scale()
+    hybrid = pd.DataFrame([p.arguments for p in points.hybrid(full)])
+    assert not hybrid.duplicated().any()
+    assert hybrid.groupby("policy").size().to_dict() == dict.fromkeys(("vllm-v0", "vllm", "round-robin", "bros"), 90)
+    assert {p.arguments["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", PURE}
+    assert {p.axes["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", "bros"}
+    assert NO_BI_CACHE in {p.arguments["policy"] for p in points.caches(full)}
+
+
+def test_a_slow_engine_with_little_memory():
+    arguments = dict(profile=QWEN[0], lengths="sharegpt", rate=20.0, seed=3, requests=30, pool=0)
+    plain = serve(policy="vllm-v0", **arguments)
+    tight = serve(policy="vllm-v0", memory=0.02, **arguments)
+    assert plain["recomputes"] == 0 and tight["kv_peak"] > plain["kv_peak"]
+    assert serve(policy="vllm-v0", slow=2.0, **arguments)["step_ms"] > plain["step_ms"]
+
+
+def made_up() -> pd.DataFrame:
+    """Two settings of a model, two seeds; BROS always 0.8 and 0.6, vLLM 0.4 and 0 (seed 0), 0.2 and 0.1 (seed 1)."""
+    theirs = {(0, 3.0): 0.4, (0, 6.0): 0.0, (1, 3.0): 0.2, (1, 6.0): 0.1}
+    rows = []
+    for (seed, rate), value in theirs.items():
+        for policy, share in (("bros", 0.8 if rate == 3.0 else 0.6), ("vllm-v0", value)):
+            same = dict.fromkeys(("normalized_ms", "be_rps", "tpot_attainment", "rt_rps"), 1.0)
+            where = {"profile": OPT[0], "lengths": "sharegpt", "rate": rate, "policy": policy, "seed": seed}
+            rows.append(where | same | {"ttft_attainment": share})
+    return pd.DataFrame(rows)
+
+
+def test_means_of_ratios_and_ratios_of_means_by_hand():
+    found = headline(made_up())
+    row = found[found.rates == "all"].set_index("quantity").loc["ttft_attainment"]
+    # seed 0: 0.8 / 0.4, and one setting without a ratio; seed 1: mean of 0.8 / 0.2 and 0.6 / 0.1
+    assert row.ratio == pytest.approx((2 + 5) / 2)
+    assert row.of_means == pytest.approx((0.7 / 0.2 + 0.7 / 0.15) / 2)
+    assert row.left_out == pytest.approx(0.5) and row.best == pytest.approx((2 + 6) / 2) and row.settings == 2
+    assert row.bros == pytest.approx(0.7) and row.other == pytest.approx(0.175)
+
+
+@pytest.mark.parametrize(
+    ("ours", "half", "paper", "neutral", "verdict"),
+    [
+        (-0.70, np.nan, -0.74, 0.0, "agrees"),
+        (-0.60, np.nan, -0.74, 0.0, "direction agrees"),
+        (-0.60, 0.2, -0.74, 0.0, "agrees"),
+        (0.10, 0.05, -0.74, 0.0, "differs"),
+        (0.10, 5.0, -0.74, 0.0, "differs"),  # such an interval says nothing
+        (1.0, 0.0, 1.73, 1.0, "differs"),
+        (1.2, 0.1, 1.73, 1.0, "direction agrees"),
+    ],
+)
+def test_verdicts(ours, half, paper, neutral, verdict):
+    assert judge(ours, half, paper, neutral) == verdict

@@ -1,0 +1,154 @@
+"""docs/matrices.md is what its command writes, and each "no" on it is the line that the command says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from twinserve.experiments import matrices
+from twinserve.experiments.matrices import BACKENDS, Cell, backend_matrix, general, ledger_matrix, page, prefix_matrix, tried
+from twinserve.policies.registry import ledger_names, policy_names
+from twinserve.sim import cli
+from twinserve.sim.audit import AuditError
+from twinserve.sim.config import SettingsError
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrices.md"
+TABLES = ("ledger", "prefixes", "backend")
+
+
+@cache
+def shown() -> dict[str, dict[str, dict[str, Cell]]]:
+    """The committed page: table -> policy -> column -> cell, with the reason of each "no" in place of its number."""
+    text = PAGE.read_text(encoding="utf-8")
+    notes = dict(re.findall(r"^(\d+)\. (.+)$", text, re.M))
+    tables = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        head, _, *rows = [[part.strip() for part in line.strip().strip("|").split("|")] for line in block.splitlines()]
+        cells = {row[0].strip("`"): dict(zip(head[1:], map(_cell(notes), row[1:]), strict=True)) for row in rows}
+        tables.append(cells)
+    return dict(zip(TABLES, tables, strict=True))
+
+
+def _cell(notes: dict[str, str]):
+    def read(text: str) -> Cell:
+        number = re.search(r"no \((\d+)\)", text)
+        return Cell("no", notes[number[1]]) if number else Cell(text.strip("*"))
+
+    return read
+
+
+def refusals(table: str) -> list:
+    """(policy, column, reason) of each "no" there."""
+    return [
+        pytest.param(policy, column, cell.refusal, id=f"{policy}-{column}")
+        for policy, cells in shown()[table].items()
+        for column, cell in cells.items()
+        if cell.refusal
+    ]
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            cli.main(list(arguments))
+        except SystemExit as stopped:
+            return int(stopped.code or 0), said.getvalue()
+    return 0, said.getvalue()
+
+
+SMALL = "-t poisson --requests 3 --rate 1 --cap-length 64 --num-blocks 40 --block-tokens 8 --quiet".split()
+SMALL += "--max-num-seqs 8 --max-num-batched-tokens 304".split()
+
+
+def test_the_page_has_every_policy_ledger_and_backend():
+    for table in TABLES:
+        assert list(shown()[table]) == policy_names()
+        columns = list(BACKENDS) if table == "backend" else ledger_names()
+        assert all(list(cells) == columns for cells in shown()[table].values())
+
+
+@pytest.mark.parametrize("policy", ["bros", "vllm"])
+def test_rows_are_what_is_found(policy):
+    for table, found in zip(TABLES, (ledger_matrix, prefix_matrix, backend_matrix), strict=True):
+        cells = found([policy])[policy] if found is backend_matrix else found([policy], ledger_names())[policy]
+        got = {column: Cell(cell.text, general(policy, cell.refusal)) for column, cell in cells.items()}
+        assert got == shown()[table][policy]
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_command_writes(tmp_path):
+    with contextlib.suppress(SystemExit):  # how a command ends
+        matrices.main(["--out", str(tmp_path / "matrices.md")])
+    assert (tmp_path / "matrices.md").read_text() == PAGE.read_text()
+
+
+@pytest.mark.parametrize(("policy", "ledger", "reason"), refusals("ledger"))
+def test_a_ledger_is_refused_in_these_words(policy, ledger, reason):
+    assert general(policy, tried(lambda: matrices.on_ledger(policy, ledger)).refusal) == reason
+
+
+@pytest.mark.parametrize(("policy", "ledger", "reason"), refusals("prefixes"))
+def test_prefix_caching_is_refused_in_these_words(policy, ledger, reason):
+    code, said = command("simulate", "-p", f"{policy}:kv={ledger}", "--prefix-caching", *SMALL)
+    assert code == cli.BAD_INPUT
+    assert general(policy, said.removeprefix("error: ").strip()) == reason
+
+
+@pytest.mark.parametrize(("policy", "backend", "reason"), refusals("backend"))
+def test_a_backend_refuses_in_these_words(policy, backend, reason, tmp_path):
+    if backend == "`replay --physical`":
+        code, said = command("simulate", "-p", policy, *SMALL, "--out", str(tmp_path / "run"))
+        assert code == 0, said
+        code, said = command("replay", str(tmp_path / "run"), "--model", "tiny", "--mode", "free", "--physical", "--quiet")
+        said = said.removeprefix("error: ").strip()
+        assert code == cli.BAD_INPUT
+    elif backend == "`simulate --async-scheduling`":
+        code, said = command("simulate", "-p", policy, *SMALL, "--async-scheduling")
+        said = said.removeprefix("error: ").strip()
+        assert code == cli.BAD_INPUT
+    else:
+        said = tried(lambda: BACKENDS[backend](policy)).refusal
+    assert general(policy, said) == reason
+
+
+def test_a_defect_is_no_refusal():
+    def broken() -> str:
+        raise AuditError("a grant without memory")
+
+    with pytest.raises(AuditError):
+        tried(broken)
+
+    def refused() -> str:
+        raise SettingsError("not  so\nmany")
+
+    assert tried(refused) == Cell("no", "not so many")
+
+
+def test_reasons_name_nobody():
+    line = "--physical lays KV out as ledger bidirectional does, and policy vtc runs on paged: drop it"
+    assert general("vtc", line) == line.replace("vtc", "NAME").replace("paged", "KV")
+
+
+def test_only_the_policies_asked_for(capsys):
+    with contextlib.suppress(SystemExit):
+        matrices.main(["-p", "round-robin"])
+    printed = capsys.readouterr().out
+    assert "| `round-robin` |" in printed and "| `vllm` |" not in printed
+    assert printed == page(["round-robin"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["-p", "nobody"], "no policy 'nobody'"), (["--out", "/nowhere/at/all.md", "-p", "vllm"], "cannot be written")],
+)
+def test_bad_input(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        matrices.main(arguments)
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: ") and said in last

@@ -1,0 +1,156 @@
+"""The sensitivity experiment: what is perturbed, what counts as a lead, and a small run of all of it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from twinserve.experiments import sensitivity
+from twinserve.experiments.sensitivity import changes, conclusions, markdown, points
+from twinserve.experiments.sensitivity_runs import PARTS, SETTINGS, BelievingInputs, perturbed, run_point
+from twinserve.policies.estimators import LinearEstimator
+from twinserve.policies.registry import policy_class
+from twinserve.sim.inputs import resolve
+
+BROS = policy_class("bros")
+
+
+def rows(values: dict) -> pd.DataFrame:
+    """(part, factor) -> policy -> numbers of seeds 0, 1, ..; `KEPT` and a latency of setting memory."""
+    metrics = SETTINGS["memory"].metrics
+    found = []
+    for (part, factor), policies in values.items():
+        for policy, numbers in policies.items():
+            for seed, number in enumerate(numbers):
+                row = {"setting": "memory", "part": part, "factor": factor, "seed": seed, "policy": policy}
+                found.append(row | {m.name: number / 100 if m.share else number for m in metrics})
+    return pd.DataFrame(found)
+
+
+def test_a_lead_by_hand():
+    table = conclusions(
+        rows(
+            {
+                ("none", 1.0): {"a": [50.0, 60.0], "b": [100.0, 100.0], "c": [90.0, 110.0]},
+                ("step", 1.1): {"a": [120.0, 130.0], "b": [100.0, 100.0], "c": [150.0, 150.0]},
+            }
+        )
+    )
+    assert list(table.setting.unique()) == ["memory"]
+    latency = table[table.metric == "TTFT mean, ms"].set_index("part")
+    # b and c are both 100 on average: the first of them is next. 50 % and 40 % less
+    assert latency.leader.unique().tolist() == ["a"] and latency.best.tolist() == ["a", "b"]
+    assert latency.lead["none"] == pytest.approx(0.45) and latency.lead["step"] == pytest.approx(-0.25)
+    assert latency.lead_ci["none"] == pytest.approx(12.706 * 0.05, rel=1e-3)  # t for two values, s / sqrt(2) = 0.05
+
+
+def test_shares_are_compared_in_points_and_a_tie_takes_nothing_away():
+    table = conclusions(
+        rows(
+            {
+                ("none", 1.0): {"a": [50.0, 60.0], "b": [90.0, 95.0]},
+                ("kv", 0.9): {"a": [80.0, 80.0], "b": [80.0, 80.0]},
+            }
+        )
+    )
+    kept = table[table.metric == "objectives kept"].set_index("part")
+    assert kept.leader.tolist() == ["b", "b"] == kept.best.tolist()
+    assert kept.lead["none"] == pytest.approx(0.375) and kept.lead["kv"] == 0.0 and kept.second["kv"] == "a"
+
+
+def test_changes_are_paired_by_seed():
+    table = changes(rows({("none", 1.0): {"a": [50.0, 100.0]}, ("kv", 0.9): {"a": [60.0, 120.0]}}))
+    mine = table.set_index("metric").loc["TTFT mean, ms"]
+    assert mine.change == pytest.approx(0.2) and mine.change_ci == pytest.approx(0.0, abs=1e-9) and mine.seeds == 2
+    assert table.set_index("metric").change["objectives kept"] == pytest.approx(0.15)
+
+
+def test_the_text_says_who_takes_the_lead_away():
+    table = conclusions(
+        rows(
+            {
+                ("none", 1.0): {"a": [50.0, 51.0], "b": [100.0, 101.0]},
+                ("decode", 0.9): {"a": [200.0, 202.0], "b": [100.0, 101.0]},
+                ("kv", 1.1): {"a": [20.0, 20.0], "b": [100.0, 100.0]},
+            }
+        )
+    )
+    text = markdown(table[table.metric == "TPOT mean, ms"], 2)
+    assert "| TPOT mean, ms | `a` | `b` | +50 ± " in text and "decode x 0.9: b (-100 ± " in text
+    assert "-100 % (decode x 0.9)" in text and "+80 % (kv x 1.1)" in text
+    assert "best in 1 of 2 comparisons" in text and "in 1 of 2.\n" in text
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    return resolve(SETTINGS["hybrid"].config(0, True))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_one_part_is_off_and_the_requests_are_the_same(part, hybrid):
+    off, was = perturbed(hybrid, part, 1.1), hybrid.hardware
+    assert off.workload is hybrid.workload and off.policies == hybrid.policies
+    now = off.hardware
+    assert (now.num_blocks == was.num_blocks) == (part != "kv")
+    assert (now.profile.pcie_bytes_per_s == was.profile.pcie_bytes_per_s) == (part != "pcie")
+    slower = now.model.decode_run_seconds(8, 8000, 1000, 1)[0] / was.model.decode_run_seconds(8, 8000, 1000, 1)[0]
+    if part == "step":
+        assert slower == pytest.approx(1.1)
+    else:
+        assert (slower > 1.0) == (part in ("decode", "host")) and slower < 1.1
+    estimate = off.estimator_for(BROS).model.decode.beta / hybrid.estimator_for(BROS).model.decode.beta
+    if part == "belief":
+        # what is believed is off, what is true is not
+        assert isinstance(off, BelievingInputs) and now is was and estimate == pytest.approx(1.1)
+        assert isinstance(off.estimator, LinearEstimator) and off.estimator.model.decode.beta > 0
+    else:
+        assert (estimate > 1.001) == (part in ("step", "decode", "host"))
+
+
+def test_a_factor_of_one_is_the_profile_as_it_is(hybrid):
+    assert perturbed(hybrid, "step", 1.0) is hybrid
+
+
+def test_slower_steps_make_every_policy_slower():
+    base, slow = (pd.DataFrame(run_point("hybrid", "step", f, 0, True)).set_index("policy") for f in (1.0, 2.0))
+    # not so the TTFT and TPOT of BROS, which takes fewer best-effort requests along instead
+    assert (slow["all tok/s"] < 0.8 * base["all tok/s"]).all()
+    assert set(base.index) == set(SETTINGS["hybrid"].policies)
+
+
+def test_every_part_and_both_directions_are_run():
+    grid = pd.DataFrame([point.axes for point in points(False, 3)])
+    for name, setting in SETTINGS.items():
+        mine = grid[grid.setting == name]
+        assert len(mine) == 3 * (1 + 2 * len(setting.parts)) and set(mine.part) == {"none", *setting.parts}
+    assert set(grid[grid.setting == "hybrid"].part) == {"none", *PARTS}
+
+
+@pytest.mark.slow
+def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
+    arguments = ["--quick", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
+    sensitivity.main(arguments)
+    first = capsys.readouterr().out
+    assert (tmp_path / "report.md").read_text() == first and "**mooncake**" in first and "± nan" not in first
+    files = {name: (tmp_path / name).read_bytes() for name in ("points.csv", "leads.csv", "changes.csv", "sensitivity.png")}
+    assert all(len(content) > 500 for content in files.values())
+
+    def never(**arguments):
+        raise AssertionError("a point was run again")
+
+    never.__module__, never.__qualname__ = run_point.__module__, run_point.__qualname__
+    monkeypatch.setattr(sensitivity, "run_point", never)
+    sensitivity.main([*arguments, "--any-version"])
+    assert capsys.readouterr().out == first
+    assert {name: (tmp_path / name).read_bytes() for name in files} == files
+
+
+@pytest.mark.parametrize(("arguments", "words"), [(["--seeds", "0"], "--seeds"), (["--nonsense"], "nonsense")])
+def test_bad_input_is_one_line(arguments, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        sensitivity.main(arguments)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1 and words in said
+
+
+def test_the_latencies_are_finite():
+    found = pd.DataFrame(run_point("memory", "kv", 0.9, 0, True))
+    assert np.isfinite(found.drop(columns="policy").to_numpy(float)).all()

@@ -1,0 +1,89 @@
+"""Sarathi-Serve: decodes first, prompts in what is left of the budget."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from policy_runs import Desk
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.registry import RegistryError, parse_policy
+
+LIMITS = EngineLimits(max_num_seqs=8, max_model_len=64, kv_bytes_per_token=1)
+
+
+def test_decodes_come_first_then_prompts_that_have_begun_then_new_ones():
+    """By hand, eight tokens a step. a's prompt of ten takes two steps; b gets what a's second part leaves; from then on
+    a's decode comes first, and c begins in what b leaves."""
+    desk = Desk("sarathi:chunk_size=8", 40, limits=LIMITS)
+    desk.submit("a", 10, 4)
+    desk.submit("b", 12, 2)
+    desk.submit("c", 9, 2)
+    assert desk.scheduled(5) == [
+        {"a": 8},
+        {"a": 2, "b": 6},
+        {"a": 1, "b": 6, "c": 1},
+        {"a": 1, "b": 1, "c": 6},
+        {"a": 1, "c": 2},
+    ]
+    assert [list(s) for s in desk.scheduled(1)] == [["c"]]
+
+
+def test_the_chunk_size_is_the_token_budget_of_a_step():
+    policy = parse_policy("sarathi:chunk_size=32").build(LIMITS)
+    assert policy.step_tokens(64) == 32
+    small = EngineLimits(max_num_seqs=8, max_num_batched_tokens=16)
+    assert parse_policy("sarathi:chunk_size=32").build(small).step_tokens(64) == 16
+    with pytest.raises(RegistryError, match="option enable_chunked_prefill=false"):
+        parse_policy("sarathi:enable_chunked_prefill=false")
+
+
+def test_a_request_begins_only_if_all_of_its_prompt_has_room():
+    desk = Desk("sarathi:chunk_size=4,watermark=0", 4, limits=LIMITS)
+    desk.submit("a", 8, 3)
+    desk.submit("b", 12, 1)
+    assert desk.scheduled(4) == [{"a": 4}, {"a": 4}, {"a": 1}, {"a": 1}]
+    assert desk.scheduled(3) == [{"b": 4}] * 3
+
+
+def test_without_memory_the_last_in_the_order_is_recomputed():
+    """Three blocks of four: a and b grow until a's second block is the fourth."""
+    desk = Desk("sarathi:watermark=0", 3, limits=LIMITS)
+    desk.submit("a", 4, 4)
+    desk.submit("b", 7, 4)
+    assert desk.scheduled(1) == [{"a": 4, "b": 7}]
+    desk.step()
+    assert desk.preempted() == [("b", "recompute")] and desk.plan.named(desk.table.ids) == {"a": 1}
+    assert desk.scheduled(3) == [{"a": 1}, {"a": 1}, {"b": 8}]
+
+
+sizes = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=8)
+
+KINDS = st.sampled_from(["paged", "cached", "bidirectional"])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(sizes, st.integers(1, 24), st.integers(1, 10), st.integers(13, 40), KINDS)
+def test_the_budget_holds_and_no_decode_stalls(requests, chunk, seats, blocks, kind):
+    """At most `chunk` tokens a step; who has computed its prompt gets a token in every step, or has lost its memory."""
+    limits = EngineLimits(max_num_seqs=seats, max_model_len=64, kv_bytes_per_token=1)
+    desk = Desk(f"sarathi:chunk_size={chunk}", blocks, kind=kind, limits=limits)
+    table, later = desk.table, sorted(enumerate(requests), key=lambda item: item[1][2])
+    for step in range(3000):
+        while later and later[0][1][2] <= step:
+            number, (prompt, output, _) = later.pop(0)
+            desk.submit(f"r{number}", prompt, output)
+        if not desk.stepper.core.active:
+            if not later:
+                break
+            continue
+        decoding = np.flatnonzero((table.state == 1) & (table.prompt_tokens + table.output_tokens - table.computed_tokens == 1))
+        desk.step()
+        plan = desk.plan
+        assert len(plan.rows) and plan.tokens.sum() <= chunk
+        lost = {row for row, _ in plan.preempted}
+        assert set(decoding.tolist()) <= set(plan.rows.tolist()) | lost
+        order = [row in decoding for row in plan.rows.tolist()]
+        assert order == sorted(order, reverse=True)  # decodes before prompts
+        begun = [row for row, _ in plan.admitted]
+        assert plan.rows.tolist()[len(plan.rows) - len(begun) :] == begun  # new ones last
+    assert not desk.stepper.core.active and not later

@@ -1,0 +1,129 @@
+"""`calibrate --from-steps` and `profiles fit`: one function under two names, and what it refuses."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.profile import load_profile
+from twinserve.sim.cli import main
+
+PROFILE = "llama-3.1-8b@l40s"
+
+
+@pytest.fixture
+def steps(tmp_path):
+    """Steps of the roofline profile on a host that takes 2 ms longer, and 10 us for each request."""
+    rng, model, rows = np.random.default_rng(0), load_profile(PROFILE).model(), []
+    for i in range(80):
+        n, c, new = int(rng.integers(1, 128)), int(rng.integers(100, 2000)), int(rng.integers(0, 2)) * 300
+        work = StepComposition(n, n * c, c, np.array([new][:new], int), np.array([0][:new], int))
+        seconds = model.step_seconds(work) + 2e-3 + 1e-5 * (n + (new > 0))
+        rows.append((seconds, n, n * c, c, new, "mine" if i % 4 else "other"))
+    columns = ["seconds", "decode_requests", "decode_context", "decode_context_max", "prefill_tokens", "model"]
+    path = tmp_path / "steps.csv"
+    pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
+    return path
+
+
+def _run(*arguments) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(map(str, arguments)))
+    assert stopped.value.code == 0
+
+
+def _error(capsys, *arguments) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(map(str, arguments)))
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.count("\n") == 1 and said.startswith("error: ")
+    return said
+
+
+def test_both_names_print_and_write_the_same(steps, tmp_path, capsys):
+    printed = []
+    for name, command in (("a", ("profiles", "fit")), ("b", ("calibrate", "--from-steps"))):
+        out = tmp_path / f"{name}.json"
+        _run(*command, steps, "--profile", PROFILE, "--model", "mine", "--out", out)
+        printed.append(capsys.readouterr().out.replace(str(out), "OUT"))
+    assert printed[0] == printed[1] and "60 steps" in printed[0]
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+
+
+def test_the_host_terms_are_found_again_and_stand_in_the_profile(steps, tmp_path, capsys):
+    _run("calibrate", "--from-steps", steps, "--profile", PROFILE, "--out", tmp_path / "mine.json")
+    before, after = load_profile(PROFILE), load_profile(tmp_path / "mine.json")
+    was, now = before.step_model.efficiency, after.step_model.efficiency
+    assert now.host_s - was.host_s == pytest.approx(2e-3, rel=1e-6)
+    assert now.host_request_s - was.host_request_s == pytest.approx(1e-5, rel=1e-6)
+    assert after.source == "measured" and after.fit_error < 1e-9 and "Host terms fitted" in after.notes
+    assert now.gemm_mfu == was.gemm_mfu
+
+
+@pytest.mark.parametrize(("form", "limit"), [("bros", 0.12), ("table", 0.06)])
+def test_another_form_replaces_the_step_times(form, limit, steps, tmp_path, capsys):
+    out = tmp_path / "mine.json"
+    _run("calibrate", "--from-steps", steps, "--profile", PROFILE, "--form", form, "--out", out)
+    found, before = load_profile(out), load_profile(PROFILE)
+    assert found.step_model.form == form and 0 < found.fit_error < limit
+    assert found.num_gpu_blocks == before.num_gpu_blocks and found.llm == before.llm
+    # it predicts a step of the recorded engine better than the profile that it came from
+    work = StepComposition(64, 64 * 900, 900)
+    truth = before.model().step_seconds(work) + 2e-3 + 64e-5
+    assert abs(found.model().step_seconds(work) / truth - 1) < abs(before.model().step_seconds(work) / truth - 1)
+
+
+def test_without_a_profile_the_published_forms_are_compared(steps, capsys):
+    _run("calibrate", "--from-steps", steps)
+    shown = capsys.readouterr().out
+    assert "80 steps" in shown and all(form in shown for form in ("bros", "echo", "layerkv", "table"))
+    assert "profile" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--graphs"], "--graphs: --from-steps starts no engine"),
+        (["--threads", "2"], "--threads: --from-steps"),
+        (["--engine-arg", "a=1"], "--engine-arg: --from-steps"),
+        (["--quick"], "--quick: --from-steps"),
+        (["--out", "x.json"], "--profile"),
+        (["--form", "bros"], "--out"),
+        (["--form", "echo", "--out", "x.json", "--profile", PROFILE], "choose host, bros, table"),
+        (["--out", "x.json", "--profile", "nobody@h100"], "nobody"),
+    ],
+)
+def test_what_makes_no_sense_with_steps_is_one_line(arguments, words, steps, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in _error(capsys, "calibrate", "--from-steps", steps, *arguments)
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--model is needed"),
+        (["--model", "tiny"], "--out is needed"),
+        (["--model", "tiny", "--out", "x.json", "--form", "bros"], "--form: is for recorded steps"),
+        (["--model", "tiny", "--out", "x.json", "--profile", PROFILE], "--profile: is for recorded steps"),
+    ],
+)
+def test_measuring_an_engine_still_needs_what_it_needed(arguments, words, capsys):
+    assert words in _error(capsys, "calibrate", *arguments)
+
+
+def test_a_form_without_host_terms_gets_none(steps, tmp_path, capsys):
+    table = tmp_path / "table.json"
+    _run("calibrate", "--from-steps", steps, "--profile", PROFILE, "--form", "table", "--out", table)
+    capsys.readouterr()
+    said = _error(capsys, "calibrate", "--from-steps", steps, "--profile", table, "--out", tmp_path / "x.json")
+    assert "'table' has no host terms" in said and not (tmp_path / "x.json").exists()
+
+
+def test_prompts_alone_give_no_bros_form(tmp_path, capsys):
+    model = load_profile(PROFILE).model()
+    rows = [(model.step_seconds(StepComposition(n, n * 500, 500)), n, n * 500) for n in range(1, 40)]
+    path = tmp_path / "decodes.csv"
+    pd.DataFrame(rows, columns=["seconds", "decode_requests", "decode_context"]).to_csv(path, index=False)
+    out = tmp_path / "x.json"
+    said = _error(capsys, "profiles", "fit", path, "--profile", PROFILE, "--form", "bros", "--out", out)
+    assert "one phase only" in said and not out.exists()
