@@ -54,7 +54,9 @@ def _factor(row: pd.Series, column: str) -> str:
     return f"x {shown(row[column], row[f'{column}_ci'])}"
 
 
-def _up_to(table: pd.DataFrame, where: str, what: str, paper: float, column: str, axis: str, unit: str, why: str) -> list[Claim]:
+def _up_to(
+    table: pd.DataFrame, where: str, what: str, paper: float, column: str, axis: str, unit: str, why: str
+) -> list[Claim]:
     """The largest gain over the settings, where the paper says `up to`; for both readings of Algorithm 1."""
     found = []
     for policy, reading in READINGS.items():
@@ -90,8 +92,8 @@ def breakdown_claims(table: pd.DataFrame) -> list[Claim]:
 def context_claims(table: pd.DataFrame) -> list[Claim]:
     """The paper's gain is an order of magnitude, so the nearest power of ten is compared."""
     what = "mean TTFT, vLLM over LayerKV, contexts of 128 to 16k, 1 request/s"
-    found = []
-    for claim, policy in zip(_up_to(table, "Fig. 4", what, 10, "ttft_gain", "context", "tokens", WHY_CONTEXT), READINGS, strict=True):
+    found, gains = [], _up_to(table, "Fig. 4", what, 10, "ttft_gain", "context", "tokens", WHY_CONTEXT)
+    for claim, policy in zip(gains, READINGS, strict=True):
         power = round(np.log10(table[table.policy == policy].ttft_gain.max()))
         verdict: Verdict = "agrees" if power == 1 else "direction agrees" if power > 1 else claim.verdict
         found.append(_claim("Fig. 4", claim.what, "up to an order of magnitude", claim.ours, verdict, WHY_CONTEXT))
@@ -176,37 +178,37 @@ def _without_slo(rows: pd.DataFrame) -> Claim:
 
 
 WHY_BREAKDOWN = (
-    "Where it begins depends on how many requests are there at once, so on the seed: at 1,024 tokens memory is full for two of three."
-    " The paper gives neither arrivals nor block count; with half of the blocks queueing is the larger part at 1,024 tokens for all"
-    " three."
+    "Where it begins depends on how many requests are there at once, and so on arrivals; the paper gives neither these "
+    "nor the block count. With half of the blocks (figure `settings`) queueing is the larger part at 1,024 tokens."
 )
 WHY_CONTEXT = (
-    "The largest gain is where vLLM's memory is just too small; there it depends on the length of the run, since vLLM's queue grows"
-    " to its end. Figure `settings`: with a rate below vLLM's capacity, or twice the memory, the gain shrinks."
+    "The gain is largest where vLLM's memory is just too small: vLLM's queue then grows to the end of the run and "
+    "LayerKV's does not. With more memory or a lower rate it shrinks (figure `settings`)."
 )
 WHY_CONTEXT_THROUGHPUT = (
-    "The rate is far beyond the capacity of any policy here, and throughput is then how well memory and link are used. Lower: a step"
-    " fetches layers over PCIe for longer than it computes (`settings`: with four times the PCIe rate the loss is gone). Higher: vLLM"
-    " recomputes what it preempts, LayerKV does not."
+    "The rate is far beyond capacity at long contexts. Lower, where steps fetch layers for longer than they compute: with "
+    "four times the PCIe rate the loss shrinks (figure `settings`). Higher, where vLLM recomputes what it preempts and "
+    "LayerKV does not."
 )
 WHY_THROUGHPUT = (
-    "Algorithm 1 keeps a mean TPOT of 0.2 s, which vLLM does not on this profile, with prefills alone in their steps; so it begins"
-    " fewer prompts. Figure `objective`: with an objective of 1 s throughput is vLLM's."
+    "Algorithm 1 keeps the TPOT objective, which vLLM does not on this profile, by beginning fewer prompts. With an "
+    "objective of 1 s throughput is vLLM's (figure `objective`)."
 )
 WHY_DEGREE = (
-    "On two GPUs the TPOT objective and not the memory limits what begins (figure `objective`), and 1 request/s is beyond capacity."
-    " With more GPUs memory suffices at the shorter context, and both are vLLM."
+    "At this rate two GPUs are far beyond capacity, and the TPOT objective, not memory, limits what begins (figure "
+    "`objective`). With more GPUs memory suffices at the shorter context, and LayerKV is vLLM with Algorithm 1."
 )
 WHY_RATE = (
-    "As printed, one request with a negative allowance holds all prompts up, and at these rates some short one nearly always has one"
-    " (figure `rules`: neither known lengths nor another TPOT in eq. 1 changes that; leaving such requests out does). Yi-34B and"
-    " Llama-3.1-70B gain less: on these profiles prefills and not memory make requests wait (figure `objective`)."
+    "As printed, one request with a negative allowance holds all prompts up, and at these rates some short one nearly "
+    "always has one. Neither known lengths nor another TPOT in eq. 1 changes that (figure `rules`); leaving such requests "
+    "out does. Yi-34B and Llama-3.1-70B gain less, since on these profiles prefills and not memory make requests wait "
+    "(figure `objective`)."
 )
 WHY_VIOLATIONS = (
-    "The reason of Fig. 6: as printed, Algorithm 1 gives most of the gain in TTFT away; without the requests that are late in any"
-    " case the difference is the paper's (figure `rules`)."
+    "As printed, Algorithm 1 gives most of the gain in TTFT away (see Fig. 6); without the requests that are late in any "
+    "case the difference is the paper's."
 )
 WHY_NO_SLO = (
-    "Violations by TPOT do return without it, as the paper says, but at this rate vLLM has more violations by TTFT than these; memory"
-    " is full somewhat earlier here than in the paper, whose vLLM has nearly none before 6 requests/s."
+    "Violations by TPOT do return without it, as the paper says, but at this rate vLLM has more by TTFT: memory is full "
+    "at a somewhat lower rate here than in the paper, whose vLLM has nearly none before 6 requests/s."
 )

@@ -148,6 +148,8 @@ class BrosPolicy(Policy):
         if not self._plainly(step, everyone, n, residual, size):
             urgent, candidates = self._by_urgency(real_time, residual, requests), self._by_swap(best_effort)
             self._place(step, self._choose(step, urgent, candidates, size), size)
+        if self.batch_size != size:  # the next iteration decides with another batch size
+            step.plan.valid_for = 0
         return step.plan
 
     def _reach(self, size: int) -> int:

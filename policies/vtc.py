@@ -41,8 +41,8 @@ class VtcPolicy(QueuePolicy):
 
     def __init__(self, limits: EngineLimits, options: VtcOptions | None = None, estimator=None) -> None:
         super().__init__(limits, options, estimator)
-        self.counters: dict[int, int] = {}  # client -> paid
-        self.waiting = OwnersQueue(self.counters.__getitem__)
+        self.paid: dict[int, int] = {}  # client -> paid
+        self.waiting = OwnersQueue(self.paid.__getitem__)
         self._client_of = np.zeros(1024, np.int64)  # row -> client
         self._admissions: dict[int, int] = {}  # row -> number, in order of admission
         self._admitted = 0
@@ -67,14 +67,14 @@ class VtcPolicy(QueuePolicy):
         if not self.options.counter_lift:
             least = 0
         elif self.waiting:
-            least = self.counters[self.waiting.first()]
+            least = self.paid[self.waiting.first()]
         else:
-            least = 0 if self._last_to_leave is None else self.counters[self._last_to_leave]
-        self.counters[client] = max(self.counters.get(client, 0), least)
+            least = 0 if self._last_to_leave is None else self.paid[self._last_to_leave]
+        self.paid[client] = max(self.paid.get(client, 0), least)
 
     def admitted(self, row: int, requests: RequestTable) -> None:
         client = int(self._client_of[row])
-        self.counters[client] += self.options.input_weight * int(requests.prompt_tokens[row])
+        self.paid[client] += self.options.input_weight * int(requests.prompt_tokens[row])
         if client not in self.waiting:
             self._last_to_leave = client
         self._admissions[row] = self._admitted
@@ -85,7 +85,7 @@ class VtcPolicy(QueuePolicy):
         clients, counts = np.unique(self._client_of[outcome.emitted], return_counts=True)
         price = self.options.output_weight * len(outcome.ends_s)
         for client, count in zip(clients.tolist(), counts.tolist(), strict=True):
-            self.counters[client] += price * count
+            self.paid[client] += price * count
 
     def on_finish(self, row: int) -> None:
         super().on_finish(row)
@@ -100,7 +100,7 @@ class VtcPolicy(QueuePolicy):
             return math.inf
         head = self.waiting.first()
         price = self.options.output_weight * int(np.count_nonzero(self._client_of[plan.rows] == head))
-        ahead = self.waiting.second_value() - self.counters[head]
+        ahead = self.waiting.second_value() - self.paid[head]
         if not price or ahead == math.inf:
             return math.inf
         return max(0, (ahead - 1) // price - 1)

@@ -70,8 +70,9 @@ def test_completion_times_of_every_policy(table, name):
 
 def test_a_smaller_pool_is_more_heavily_loaded(table):
     found = table("fig8")
-    load = found[found.policy == "justitia"].set_index("pool").load
-    assert load["459"] > load["profile"]
+    load = found[found.policy == "justitia"].set_index(["pool", "density"]).load
+    assert (load["459"] > load["profile"]).all() and len(load) == 4
+    assert np.isclose(load["459", "all"], load["459"].drop("all").mean())
 
 
 def test_ratios_grow_with_their_quantile(table):

@@ -15,14 +15,14 @@ def test_prompts_cost_one_and_outputs_two_and_the_poorest_goes_first():
     order = [list(s)[0] for s in desk.scheduled(6)]
     # a pays 4 + 2*2 = 8, then b 10 + 2 = 12, then a 16, then b
     assert order == ["a0", "a0", "b0", "a1", "a1", "b1"]
-    assert desk.policy.counters == {0: 16, 1: 15}
+    assert desk.policy.paid == {0: 16, 1: 15}
 
 
 def test_weights_are_options():
     desk = Desk("vtc:input_weight=3,output_weight=5", 20, limits=ONE_SEAT)
     desk.submit("a", 4, 2, group=0)
     desk.scheduled(2)
-    assert desk.policy.counters == {0: 3 * 4 + 5 * 2}
+    assert desk.policy.paid == {0: 3 * 4 + 5 * 2}
 
 
 def test_who_was_away_has_not_saved_up():
@@ -31,11 +31,11 @@ def test_who_was_away_has_not_saved_up():
     for i in range(6):
         desk.submit(f"a{i}", 4, 3, group=0)
     desk.scheduled(6)
-    paid = desk.policy.counters[0]
+    paid = desk.policy.paid[0]
     assert paid == 20
     desk.submit("b0", 4, 3, group=1)
     desk.step()
-    assert desk.policy.counters[1] >= paid
+    assert desk.policy.paid[1] >= paid
 
 
 def test_without_the_lift_a_newcomer_starts_at_nothing_and_goes_first():
@@ -48,7 +48,7 @@ def test_without_the_lift_a_newcomer_starts_at_nothing_and_goes_first():
         for i in range(2):
             desk.submit(f"b{i}", 4, 3, group=1)
         orders.append([list(s)[0] for s in desk.scheduled(6)][::3])
-        assert desk.policy.counters[0] > 0
+        assert desk.policy.paid[0] > 0
     assert orders == [["a2", "b0"], ["b0", "b1"]]
 
 
@@ -58,7 +58,7 @@ def test_if_nobody_waits_the_last_to_leave_the_queue_is_the_measure():
     desk.scheduled(3)
     desk.submit("b", 1, 1, group=1)
     desk.step()
-    assert desk.policy.counters == {0: 10, 1: 10 + 3}
+    assert desk.policy.paid == {0: 10, 1: 10 + 3}
 
 
 def backlog(policy: str, clients, seats: int):
@@ -93,7 +93,7 @@ def test_backlogged_clients_differ_by_no_more_than_a_batch(clients, seats):
     for desk, served in backlog("vtc", clients, seats):
         assume(not desk.plan.preempted)
         for client, amount in served.items():
-            assert desk.policy.counters[client] == amount
+            assert desk.policy.paid[client] == amount
         if len(served) > 1:
             assert max(served.values()) - min(served.values()) <= bound
 
