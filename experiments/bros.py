@@ -55,6 +55,10 @@ def _plot_attainment(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
     grid(canvas, _setting(table), "setting", ATTAINMENTS, "rate", "policy", LOOKS, _percent, xlabel=RATE)
 
 
+def _plot_both(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    grid(canvas, _setting(table), "setting", BARS, "rate", "policy", LOOKS, xlabel=RATE)
+
+
 def _plot_pure(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     metrics = {"normalized_ms": LATENCY, "rt_rps": ("requests/s served", 1.0)}
     grid(canvas, table, "profile", metrics, "rate", "policy", LOOKS, title=short, xlabel="requests/s")
@@ -166,12 +170,21 @@ STUDY = Study(
             _plot_varied,
         ),
         Figure(
+            "batches",
+            "ours: hybrid loads with 512 requests in a best-effort batch",
+            points.batches,
+            serve,
+            HYBRID,
+            _plot_both,
+        ),
+        Figure("batches_means", "ours: the same over all settings", points.batches, serve, headline),
+        Figure(
             "slow",
             "ours: OPT on an engine whose steps take three times as long",
             points.slow,
             serve,
             HYBRID,
-            _plot_attainment,
+            _plot_both,
         ),
         Figure("slow_means", "ours: the same over all settings", points.slow, serve, headline),
     ],

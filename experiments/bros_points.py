@@ -16,6 +16,7 @@ from .study import Scale
 LENGTHS = ("sharegpt", "lmsys")
 ABLATION_RATE = 10.0  # Sec. VII-D
 SLOW = 3.0
+LARGE_POOL = 512
 
 UNCHANGED = {"slow": 1.0, "memory": 1.0}
 
@@ -70,18 +71,26 @@ def hybrid(scale: Scale) -> list[Point]:
     return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
 
 
-def slow(scale: Scale) -> list[Point]:
-    """The same on OPT with an engine whose steps take three times as long."""
-    models, rates = (OPT[:1], (6.0,)) if scale.quick else (OPT, RATES)
-    policies = tuple(p for p in POLICIES if p != "vllm")
+def _without_v1(scale: Scale, models: Iterable[str], **changes: float) -> list[Point]:
     settings = [
         {"profile": m, "lengths": "sharegpt", "rate": r, "policy": p, "duration": seconds(m, scale), "pool": _pool(scale)}
-        | {"slow": SLOW}
+        | changes
         for m in models
-        for r in rates
-        for p in policies
+        for r in ((6.0,) if scale.quick else RATES)
+        for p in POLICIES
+        if p != "vllm"
     ]
     return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
+
+
+def slow(scale: Scale) -> list[Point]:
+    """The hybrid loads on OPT with an engine whose steps take three times as long."""
+    return _without_v1(scale, OPT[:1] if scale.quick else OPT, slow=SLOW)
+
+
+def batches(scale: Scale) -> list[Point]:
+    """The hybrid loads with larger best-effort batches."""
+    return _without_v1(scale, QWEN[:1] if scale.quick else MODELS, pool=40 if scale.quick else LARGE_POOL)
 
 
 def pure(scale: Scale) -> list[Point]:

@@ -38,6 +38,7 @@ VARIANTS = (
     ("sizes", "large a sixth (DM as in Fig. 3)", {"sizes": {"large": 1 / 6}}),
     ("sizes", "small four times as large", {"sizes": {"small": 4.0}}),
     ("sizes", "large a sixth, small four times", {"sizes": {"small": 4.0, "large": 1 / 6}}),
+    ("sizes", "large a sixth, small four times, at 3x", {"sizes": {"small": 4.0, "large": 1 / 6}, "trace": "apps:3x"}),
     ("sizes", "large a sixth, 459 blocks", {"sizes": {"large": 1 / 6}, "num_blocks": PAPER_BLOCKS}),
     ("width", "one request a stage", {"shape": "narrow"}),
     ("width", "one stage", {"shape": "wide"}),
@@ -113,8 +114,9 @@ def claims(rows: pd.DataFrame) -> list[Claim]:
         )
         near = verdict(-57.5, row.vs_vtc, 0.0), verdict(-61.1, row.vs_parrot, 0.0)
         said = "agrees" if set(near) == {"agrees"} else "differs" if "differs" in near else "direction agrees"
-        what = f"{row.group}: {change}" if row.group else change
-        what = f"2x, {what}: Justitia against VTC, against Parrot, no later than under VTC; Justitia/C against Justitia"
+        setting = f"{row.group}: {change}" if row.group else change
+        setting = setting if "3x" in change else f"2x, {setting}"
+        what = f"{setting}: Justitia against VTC, against Parrot, no later than under VTC; Justitia/C against Justitia"
         found.append(Claim("Sec. V", what, PAPER, ours, said, "variant" if row.group else ""))
     return found
 

@@ -41,24 +41,26 @@ def margins(rows: pd.DataFrame, setting: Setting, metric: Metric) -> pd.DataFram
     """A row for each part and factor of one setting: `best` policy, and what is left of the lead of the one that is best as
     the profile is.
 
-    lead, lead_ci   of `leader`, over the best of the others: mean over seeds and half width of its 95 % interval, paired by
+    lead, lead_low, lead_high   of `leader`, over the best of the others: mean over seeds and its 95 % interval, paired by
                     seed; a share of the other's value, or for shares of requests a difference. Negative: it has lost
+
+    Values are compared by their logarithms (geometric means), so that a seed with a tenfold TTFT does not stand for all.
     """
-    sign = 1.0 if metric.better == "high" else -1.0
+    high = metric.better == "high"
+    sign = 1.0 if high else -1.0
     wide = {key: part.pivot(index="seed", columns="policy", values=metric.name) for key, part in rows.groupby(BY, sort=False)}
-    leader = (sign * wide["none", 1.0].mean()).idxmax()
+    scores = {key: sign * (table if metric.share else np.log(table)) for key, table in wide.items()}
+    leader = scores["none", 1.0].mean().idxmax()
     found = []
-    for (part, factor), table in wide.items():
-        means = sign * table.mean()
+    for (part, factor), score in scores.items():
+        means = score.mean()
         second = means.drop(leader).idxmax()
-        ours, other = table[leader], table[second]
-        lead = sign * (ours - other) if metric.share else sign * (ours - other) / other
-        mean, half = interval(lead)
+        mean, half = interval(score[leader] - score[second])
         best = leader if means[leader] >= means[second] else second
-        found.append(
-            {"metric": metric.name, "part": part, "factor": factor, "leader": leader, "best": best, "second": second}
-            | {"lead": mean, "lead_ci": half, "share": metric.share}
-        )
+        row = {"metric": metric.name, "part": part, "factor": factor, "leader": leader, "best": best, "second": second}
+        for name, value in (("lead", mean), ("lead_low", mean - half), ("lead_high", mean + half)):
+            row[name] = value if metric.share else float(sign * np.expm1(sign * value))
+        found.append(row | {"share": metric.share})
     return pd.DataFrame(found)
 
 
@@ -89,16 +91,17 @@ def changes(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)[columns]
 
 
-def _lead(row: pd.Series, half: bool = True) -> str:
-    unit = " points" if row.share else " %"
+def _lead(row, bounds: bool = True) -> str:
+    numbers = (row.lead, row.lead_low, row.lead_high) if bounds and np.isfinite(row.lead_low) else (row.lead,)
     digits = 1 if abs(row.lead) < 0.0995 else 0
-    shown = f"{100 * row.lead:+.{digits}f}"
-    return (f"{shown} ± {100 * row.lead_ci:.1f}" if half and np.isfinite(row.lead_ci) else shown) + unit
+    mean, *ends = (f"{100 * number:+.{digits}f}" for number in numbers)
+    unit = " points" if row.share else " %"
+    return mean + (f" ({ends[0]} to {ends[1]})" if ends else "") + unit
 
 
 def markdown(found: pd.DataFrame, seeds: int) -> str:
     """A table for each setting: who leads, by how much, the least and the greatest lead, and what takes it away."""
-    text = [f"Means over {seeds} seeds, ± half width of the 95 % interval of the lead, paired by seed.\n"]
+    text = [f"Means over {seeds} seeds, in brackets the 95 % interval of the lead, paired by seed.\n"]
     for name, part in found.groupby("setting", sort=False):
         rows = []
         for metric, table in part.groupby("metric", sort=False):
@@ -114,12 +117,12 @@ def markdown(found: pd.DataFrame, seeds: int) -> str:
     kept = found[found.part != "none"]
     same = int((kept.best == kept.leader).sum())
     base = found[found.part == "none"].set_index(["setting", "metric"])
-    clear = {key for key, row in base.iterrows() if row.lead - row.lead_ci > 0}
+    clear = {key for key, row in base.iterrows() if row.lead_low > 0}
     of_clear = kept[[key in clear for key in zip(kept.setting, kept.metric, strict=True)]]
     same_clear = int((of_clear.best == of_clear.leader).sum())
     text.append(
-        f"The same policy is best in {same} of {len(kept)} comparisons with a profile that is off; where its lead was more than"
-        f" the interval before, in {same_clear} of {len(of_clear)}.\n"
+        f"The same policy is best in {same} of {len(kept)} comparisons with a profile that is off; where the interval of its lead"
+        f" was above 0 before, in {same_clear} of {len(of_clear)}.\n"
     )
     return "\n".join(text)
 
@@ -144,13 +147,13 @@ def plot(found: pd.DataFrame) -> Canvas:
 def _dots(axes, table: pd.DataFrame, metric: str, before: str) -> None:
     base = table[table.part == "none"].iloc[0]
     parts = [part for part in dict.fromkeys(table.part) if part != "none"]
-    half = 0.0 if np.isnan(base.lead_ci) else base.lead_ci
-    axes.axvspan(100 * (base.lead - half), 100 * (base.lead + half), color="0.85", label="as it is, 95 %")
+    if np.isfinite(base.lead_low):
+        axes.axvspan(100 * base.lead_low, 100 * base.lead_high, color="0.85", label="as it is, 95 %")
     axes.axvline(0.0, color="black", linewidth=0.8)
     for factor, colour, shift in ((FACTORS[0], "tab:blue", 0.15), (FACTORS[1], "tab:red", -0.15)):
         mine = table[table.factor == factor].set_index("part").reindex(parts)
         y = np.arange(len(parts))[::-1] + shift
-        error = 100 * mine.lead_ci.fillna(0.0)
+        error = 100 * np.nan_to_num([mine.lead - mine.lead_low, mine.lead_high - mine.lead])
         axes.errorbar(100 * mine.lead, y, xerr=error, fmt="o", color=colour, markersize=3, capsize=2, label=f"x {factor:g}")
     axes.set_yticks(np.arange(len(parts))[::-1], parts, fontsize=7)
     axes.tick_params(axis="x", labelsize=7)

@@ -86,7 +86,7 @@ def _memory(seed: int, quick: bool) -> SimulationConfig:
         policy=SETTINGS["memory"].policies,
         trace="sharegpt",
         profile="llama-2-7b@l20",
-        rate=6.5,
+        rate=8.5,
         requests=60 if quick else 600,
         cap_length=2300,
         slo="ttft=3,tpot=0.2",
@@ -112,7 +112,7 @@ SETTINGS: dict[str, Setting] = {
         _mooncake,
     ),
     "memory": Setting(
-        "ShareGPT lengths at 6.5 requests/s, 600 requests, Llama-2-7B on one L20: memory binds",
+        "ShareGPT lengths at 8.5 requests/s, 600 requests, Llama-2-7B on one L20: memory binds",
         ("vllm", "vllm-v0", "layerkv:savable_only=true"),
         (KEPT, TTFT, TTFT99, TPOT, NORMALIZED, TOKENS),
         _memory,

@@ -23,7 +23,7 @@ from ..sim.config import SettingsError
 from ..sim.results import dump_json
 from ..traces.workload import WorkloadError
 from ..traces.write import write_atomically
-from .grid import Point, Rows, run_grid
+from .grid import Point, Rows, run_grid, shown
 
 Verdict = Literal["agrees", "direction agrees", "differs", "not reproduced"]
 
@@ -78,7 +78,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Study:
-    """The figures of one system. absent: claims that no figure here speaks to, with the reason as `why`."""
+    """The figures of one system. absent: claims that no figure here speaks to, with the reason as `why`.
+
+    A study of no paper (`paper` empty) has no claims: its report is the tables.
+    """
 
     system: str
     paper: str
@@ -95,7 +98,24 @@ class Study:
             figure = known[name]
             points = run_grid(figure.work, figure.points(scale), out, workers, f"{self.system} {name}", any_version)
             self._write(figure, points, scale, out / name)
-        write_atomically(out / "paper_vs_ours.md", self.markdown(out).encode())
+        write_atomically(out / self.report, (self.markdown(out) if self.paper else self.tables(out)).encode())
+
+    @property
+    def report(self) -> str:
+        """Name of the Markdown file."""
+        return "paper_vs_ours.md" if self.paper else "tables.md"
+
+    def tables(self, out: Path) -> str:
+        """The tables of all figures that were run, means with their intervals."""
+        parts = [f"# {self.system}", "", "Means over seeds and half widths of their 95 % intervals.", ""]
+        for figure in self.figures:
+            file = out / figure.name / "table.csv"
+            if not file.is_file():
+                parts += [f"`{figure.name}` ({figure.title}): not run.", ""]
+                continue
+            plot = [f"![{figure.title}]({figure.name}/plot.png)", ""] if figure.plot else []
+            parts += [f"## {figure.title}", "", *plot, *_table(pd.read_csv(file)), ""]
+        return "\n".join(parts)
 
     def _write(self, figure: Figure, points: pd.DataFrame, scale: Scale, folder: Path) -> None:
         table = figure.table(points)
@@ -162,7 +182,7 @@ class Study:
                 raise SettingsError("--seeds and --workers must be at least 1")
             target = out if out is not None else Path("out") / self.system
             self.run(figure, Scale(quick, tuple(range(seeds))), target, workers, any_version)
-            Console(soft_wrap=True).print(str(target / "paper_vs_ours.md"), highlight=False)
+            Console(soft_wrap=True).print(str(target / self.report), highlight=False)
 
         app = cyclopts.App(name=f"twinserve.experiments.{self.system}", help=f"Figures of {self.system}.", version_flags=[])
         app.default(command)
@@ -172,6 +192,20 @@ class Study:
             sys.exit(f"error: {error}")
         except KeyboardInterrupt:
             sys.exit("interrupted; what has ended is kept: the same command goes on from there")
+
+
+def _table(frame: pd.DataFrame) -> list[str]:
+    """Lines of Markdown; a column and its interval (NAME_ci) are one. What no row knows is left out."""
+    names = [name for name in frame if not name.endswith("_ci") and name != "seeds" and frame[name].notna().any()]
+
+    def cell(row: pd.Series, name: str) -> str:
+        value = row[name]
+        if not isinstance(value, float):
+            return str(value)
+        return "" if pd.isna(value) else shown(value, row.get(f"{name}_ci", float("nan")))
+
+    rows = [[cell(row, name) for name in names] for _, row in frame.iterrows()]
+    return ["| " + " | ".join(line) + " |" for line in (names, ["---"] * len(names), *rows)]
 
 
 def _row(claim: Mapping[str, str]) -> str:

@@ -36,10 +36,17 @@ def test_a_lead_by_hand():
     )
     assert list(table.setting.unique()) == ["memory"]
     latency = table[table.metric == "TTFT mean, ms"].set_index("part")
-    # b and c are both 100 on average: the first of them is next. 50 % and 40 % less
+    # by geometric means c (99.5) is next, before b (100): sqrt(50 * 60) of sqrt(90 * 110)
     assert latency.leader.unique().tolist() == ["a"] and latency.best.tolist() == ["a", "b"]
-    assert latency.lead["none"] == pytest.approx(0.45) and latency.lead["step"] == pytest.approx(-0.25)
-    assert latency.lead_ci["none"] == pytest.approx(12.706 * 0.05, rel=1e-3)  # t for two values, s / sqrt(2) = 0.05
+    assert latency.second.tolist() == ["c", "b"]
+    assert latency.lead["none"] == pytest.approx(1 - np.sqrt(50 * 60 / (90 * 110)))
+    assert latency.lead["step"] == pytest.approx(1 - np.sqrt(1.2 * 1.3))
+    # t of two values is 12.706; their half difference in logarithms is the standard error
+    error = abs(np.log(120 / 100) - np.log(130 / 100)) / 2
+    low, high = (1 - np.exp(np.log(1.2 * 1.3) / 2 + s * 12.7062 * error) for s in (1, -1))
+    assert (latency.lead_low["step"], latency.lead_high["step"]) == pytest.approx((low, high), rel=1e-4)
+    speed = table[table.metric == "all tok/s"].set_index("part")
+    assert speed.leader["none"] == "b" and speed.lead["none"] == pytest.approx(100 / np.sqrt(90 * 110) - 1)
 
 
 def test_shares_are_compared_in_points_and_a_tie_takes_nothing_away():
@@ -74,7 +81,7 @@ def test_the_text_says_who_takes_the_lead_away():
         )
     )
     text = markdown(table[table.metric == "TPOT mean, ms"], 2)
-    assert "| TPOT mean, ms | `a` | `b` | +50 ± " in text and "decode x 0.9: b (-100 ± " in text
+    assert "| TPOT mean, ms | `a` | `b` | +50 (+4" in text and "decode x 0.9: b (-100 (" in text
     assert "-100 % (decode x 0.9)" in text and "+80 % (kv x 1.1)" in text
     assert "best in 1 of 2 comparisons" in text and "in 1 of 2.\n" in text
 
@@ -129,7 +136,7 @@ def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, capsys
     arguments = ["--quick", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
     sensitivity.main(arguments)
     first = capsys.readouterr().out
-    assert (tmp_path / "report.md").read_text() == first and "**mooncake**" in first and "± nan" not in first
+    assert (tmp_path / "report.md").read_text() == first and "**mooncake**" in first and "nan" not in first
     files = {name: (tmp_path / name).read_bytes() for name in ("points.csv", "leads.csv", "changes.csv", "sensitivity.png")}
     assert all(len(content) > 500 for content in files.values())
 

@@ -1,0 +1,186 @@
+"""Single runs of the Echo study: settings in, rows of metrics out.
+
+The testbed of Sec. 7.1: Llama-3.1-8B on one A100-PCIE-40G, TTFT 1 s and TPOT 0.05 s for online requests, offline requests all
+submitted at the beginning. A day is shown by some of its minutes, as many from each part of it, one after another: so tide and
+bursts are those of the day, and a run is short. Step times are those of a derived profile, nothing is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..policies.echo_forecast import ArrivalForecast
+from ..policies.registry import parse_policy
+from ..policies.requests import RequestClass, State
+from ..sim.capacity import predicted_memory
+from ..sim.config import SimulationConfig
+from ..sim.inputs import Inputs, resolve_hardware
+from ..sim.results import RunResult
+from ..sim.run import Simulation, run_simulation
+from ..traces.longdoc import NAMES, longdoc
+from ..traces.synth import synth
+from ..traces.tidal import BURST_S, DAY_S, tidal
+from ..traces.transform import merge, set_class, set_slo, take_rows
+from ..traces.workload import Workload
+
+PROFILE = "llama-3.1-8b@a100-40g"
+TTFT_S, TPOT_S, AIM = 1.0, 0.05, 0.9  # Sec. 7.2
+LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
+PEAK_RATE = 8.0  # requests/s; the GPU alone serves them without queueing (figure `settings`, row `online alone`)
+BIN_S = 10.0  # of the series
+SAMPLE_S = 1.0
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+# requests of each pool, so many that some are left when the online ones have ended; documents in proportion
+POOLS = {
+    "loogle-short": 1951,
+    "loogle-long": 1951,
+    "toolbench": 16_000,
+    "next-qa": 8_000,
+    "sharegpt": 12_000,
+}
+
+
+# -- loads -----------------------------------------------------------------------------------------------------------
+def day(minutes: int, seed: int, peak_rate: float = PEAK_RATE, burstiness: float = 0.3) -> Workload:
+    """`minutes` minutes of a tidal day, the middle ones of as many equal parts, with the day's rates and objectives."""
+    stride = round(DAY_S / BURST_S) // minutes
+    whole = tidal(peak_rate=peak_rate, burstiness=burstiness, seed=seed)
+    minute = (whole.arrival_s // BURST_S).astype(np.int64)
+    part, place = np.divmod(minute, stride)
+    chosen = np.flatnonzero((place == stride // 2) & (part < minutes))
+    cut = take_rows(whole, chosen)
+    at = cut.arrival_s - (minute - part)[chosen] * BURST_S
+    done = cut.provenance.then(f"minutes({minutes} of the day, every {stride})")
+    return set_slo(replace(cut, arrival_s=at, provenance=done), TTFT_S, TPOT_S)
+
+
+def offline(pool: str, seed: int, requests: int | None = None, order: str = "shuffled") -> Workload:
+    """An offline pool by its name in POOLS, all of it submitted at time 0."""
+    n = requests or POOLS[pool]
+    if f"longdoc:{pool}" in NAMES:
+        return longdoc(pool, requests=n, order=order, seed=seed)
+    made = set_class(synth(pool, count=n, seed=seed), "be")
+    return replace(made, arrival_s=np.zeros(n), provenance=made.provenance.then("all at once"))
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+class Watched(Simulation):
+    """Ends with the last online request, and looks once a second at who runs and what memory holds.
+
+    samples  a tuple for each second: online requests with KV, offline requests with KV, and blocks: online in use,
+             offline in use, online cached, offline cached (the last two -1 where a ledger does not tell them apart)
+    """
+
+    def run(self) -> None:
+        workload = self.inputs.workload
+        self.samples: list[tuple[int, ...]] = []
+        online = int((workload.klass == int(RequestClass.REAL_TIME)).sum())
+        core = self.engines[0].core
+        for second in range(1, int(DAY_S)):
+            if self.clock.peek() == np.inf:
+                self.clock.run()  # nothing more will happen: says who waits for what
+                return
+            self.clock.run(second * SAMPLE_S)
+            table = core.requests
+            self.samples.append(self._look(core))
+            done = (table.klass == int(RequestClass.REAL_TIME)) & (table.state == int(State.FINISHED))
+            if int(done.sum()) == online:
+                return
+
+    @staticmethod
+    def _look(core) -> tuple[int, ...]:
+        table, ledger, usage = core.requests, core.ledger, core.ledger.usage()
+        running = table.klass[table.state == int(State.RUNNING)]
+        active = int((running == int(RequestClass.REAL_TIME)).sum())
+        of_online = getattr(ledger.pool, "online", None)
+        mine = -1
+        if of_online is not None:
+            idle = (ledger.pool.refs == 0) & (ledger.pool.content >= 0)
+            mine = int((idle & of_online).sum())
+        rest = usage.cached - mine if mine >= 0 else -1
+        return active, len(running) - active, usage.real_time, usage.best_effort, mine, rest
+
+
+def _run(
+    policy: str,
+    pool: str | None,
+    seed: int,
+    minutes: int,
+    estimator: str = "paper",
+    peak_rate: float = PEAK_RATE,
+    burstiness: float = 0.3,
+    order: str = "shuffled",
+    requests: int | None = None,
+    num_blocks: int | None = None,
+    budget: int | None = None,
+) -> tuple[Watched, RunResult]:
+    """pool: None: online requests alone. budget: tokens of a step."""
+    load = day(minutes, seed, peak_rate, burstiness)
+    if pool is not None:
+        load = merge(load, offline(pool, seed, requests, order))
+    settings = {"num_blocks": num_blocks, "max_num_batched_tokens": budget, "seed": seed, "estimator": estimator}
+    config = SimulationConfig(policy=(policy,), profile=PROFILE, **settings)
+    inputs = Inputs(config, load, resolve_hardware(config), (parse_policy(policy),), ())
+    simulation = Watched(inputs, inputs.policies[0])
+    return simulation, run_simulation(simulation)
+
+
+def serve(**settings: Any) -> dict[str, Any]:
+    """One run, as one row. Offline rates and the hit rate count what ended while online requests arrived; `left` is the
+    number of offline requests that were not done then. Attainments are shares of online requests; `in_time`: its last token
+    came before TTFT + i TPOT had passed, the objective as the paper prints it. Arguments: see `_run`."""
+    simulation, run = _run(**settings)
+    rt, be, kv = run.summary["classes"]["rt"], run.summary["classes"].get("be"), run.summary["kv"]
+    rows = run.rows.requests
+    online, pool = rows[rows.klass == "rt"], rows[rows.klass == "be"]
+    ttft = online.first_token_s - online.arrival_s
+    after = np.maximum(online.output_tokens - 1, 1)
+    tpot = ((online.last_token_s - online.first_token_s) / after)[online.output_tokens > 1]
+    due = TTFT_S + (online.output_tokens - 1) * TPOT_S
+    begun = pool[pool.first_scheduled_s.notna()]
+    steps = run.rows.steps
+    return {
+        "offline_rps": be["window_request_throughput"] if be else 0.0,
+        "offline_tps": be["window_total_token_throughput"] if be else 0.0,
+        "ttft_attainment": rt["ttft_attainment"],
+        "tpot_attainment": rt["tpot_attainment"],
+        "attainment": rt["slo_attainment"],
+        "in_time": float((online.last_token_s - online.arrival_s <= due + 1e-9).mean()),
+        "hit_rate": float(begun.hit_tokens.sum() / begun.prompt_tokens.sum()) if len(begun) else float("nan"),
+        "recomputes": int(kv["preemptions"]["recompute"]),
+        "left": int((~pool.finished).sum()),
+        "step_ms": run.summary["scheduler"]["mean_step_ms"],
+        "occupied": float((steps.kv_used_blocks / run.rows.kv_total_blocks).mean()),
+        **{f"ttft_q{round(100 * q)}": float(ttft.quantile(q)) for q in QUANTILES},
+        **{f"tpot_q{round(100 * q)}": float(tpot.quantile(q)) for q in QUANTILES},
+    }
+
+
+def watch(**settings: Any) -> list[dict[str, Any]]:
+    """One run, as a row for every ten seconds in which online requests arrive: means over the samples, prompt tokens of
+    offline requests that were begun in them and how many of these were found in the cache (nan: none begun)."""
+    simulation, run = _run(**settings)
+    seconds = settings["minutes"] * BURST_S
+    names = ("online", "offline", "online_used", "offline_used", "online_cached", "offline_cached")
+    looks = pd.DataFrame(simulation.samples, columns=list(names))
+    looks["bin"] = (np.arange(len(looks)) * SAMPLE_S // BIN_S).astype(int)
+    series = looks.groupby("bin").mean()
+    series[list(names[2:])] /= run.rows.kv_total_blocks
+    rows = run.rows.requests
+    arrived = rows[rows.klass == "rt"].arrival_s // BIN_S
+    series["arrivals"] = arrived.value_counts().reindex(series.index, fill_value=0) / BIN_S
+    pool = rows[(rows.klass == "be") & rows.first_scheduled_s.notna()]
+    begun = pool.groupby(pool.first_scheduled_s // BIN_S)[["prompt_tokens", "hit_tokens"]].sum()
+    for name in begun:
+        series[name] = begun[name].reindex(series.index, fill_value=0)
+    steps = run.rows.steps
+    busy = (steps.kv_used_blocks > run.rows.kv_total_blocks / 2).groupby(steps.start_s // BIN_S).agg(["sum", "size"])
+    series["steps_half_full"] = busy["sum"].reindex(series.index, fill_value=0)
+    series["steps"] = busy["size"].reindex(series.index, fill_value=0)
+    series = series[series.index * BIN_S < seconds]
+    series.insert(0, "time_s", series.index * BIN_S)
+    return series.to_dict("records")
