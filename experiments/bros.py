@@ -37,26 +37,25 @@ LATENCY = ("normalised latency, ms", 1.0)
 ATTAINMENTS = {"ttft_attainment": ("TTFT attainment, %", 100.0), "tpot_attainment": ("TPOT attainment, %", 100.0)}
 
 
-def _setting(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(setting=[f"{short(p)}, {ln}" for p, ln in zip(table.profile, table.lengths, strict=True)])
-
-
 def _percent(axes, metric: str) -> None:
     axes.set_ylim(-3, 103)
 
 
+def _from_zero(axes, metric: str) -> None:
+    axes.set_ylim(bottom=0)
+
+
 def _plot_latency(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     metrics = {"normalized_ms": LATENCY, "be_rps": ("best-effort requests/s", 1.0)}
-    only = _setting(table)
-    grid(canvas, only, "setting", metrics, "rate", "policy", LOOKS, lambda a, m: a.set_ylim(bottom=0), xlabel=RATE)
+    grid(canvas, table, "profile", metrics, "rate", "policy", LOOKS, _from_zero, short, RATE, "lengths")
 
 
 def _plot_attainment(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    grid(canvas, _setting(table), "setting", ATTAINMENTS, "rate", "policy", LOOKS, _percent, xlabel=RATE)
+    grid(canvas, table, "profile", ATTAINMENTS, "rate", "policy", LOOKS, _percent, short, RATE, "lengths")
 
 
 def _plot_both(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    grid(canvas, _setting(table), "setting", BARS, "rate", "policy", LOOKS, xlabel=RATE)
+    grid(canvas, table, "profile", BARS, "rate", "policy", LOOKS, _from_zero, short, RATE)
 
 
 def _plot_pure(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:

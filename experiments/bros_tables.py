@@ -97,9 +97,9 @@ def _compared(part: pd.DataFrame, baseline: str, quantity: str) -> dict:
 def judge(ours: float, half: float, paper: float, neutral: float) -> Verdict:
     """agrees: within the interval or 10 % of the paper's; direction agrees: on the same side of `neutral`, no effect.
 
-    An interval that is wider than the paper's effect says nothing and does not count.
+    An interval that holds `neutral` says nothing and does not count.
     """
-    counts = np.isfinite(half) and half < abs(paper - neutral)
+    counts = np.isfinite(half) and half < abs(ours - neutral)
     if abs(ours - paper) <= max(half if counts else 0.0, 0.1 * abs(paper)):
         return "agrees"
     return "direction agrees" if (ours - neutral) * (paper - neutral) > 0 else "differs"
@@ -131,6 +131,8 @@ def improvements(marks: dict, where: str, why: dict[str, str]):
 
 
 def _said(row, change: bool) -> str:
+    if not np.isfinite(row.ratio):
+        return "the baseline has 0 everywhere"
     if change:
         return f"{shown(100 * (row.ratio - 1), 100 * row.ratio_ci)} % (of means {100 * (row.of_means - 1):.3g} %)"
     out = f", {row.left_out:.3g} of {row.settings:.0f} settings at 0 left out" if row.left_out else ""
@@ -148,7 +150,7 @@ def means(table: pd.DataFrame, where: str, why: str) -> list[Claim]:
             continue
         value = {name: (getattr(row, column), getattr(row, f"{column}_ci")) for name, row in rows.items()}
         judged = value.get("ACM", value.get("IEEE"))
-        verdict = judge(*judged, paper, judged[0])
+        verdict: Verdict = "agrees" if judge(*judged, paper, 0.0) == "agrees" else "differs"  # a mean has no direction
         ours = "; ".join(f"{name}: {shown(100 * mean, 100 * half)} %" for name, (mean, half) in value.items())
         what = f"{NAMES[quantity]} of {BASELINES[policy]}, mean over settings, {lengths}"
         found.append(Claim(where, what, f"{paper:.2%}", ours, verdict, "" if verdict == "agrees" else why))

@@ -41,19 +41,24 @@ def grid(
     finish: Callable[[Axes, str], None] = lambda axes, metric: None,
     title: Callable[[Any], str] = str,
     xlabel: str = "",
+    split: str | None = None,
 ) -> None:
-    """A column of panels for each value of `column`, a row for each of `metrics` (name -> label, factor), one legend."""
+    """A column of panels for each value of `column`, a row for each of `metrics` (name -> label, factor), one legend.
+
+    split: the rows are repeated for each value of this column, which is named in their labels.
+    """
     values = list(dict.fromkeys(table[column]))
-    axes = panels(canvas, len(metrics), len(values))
-    for j, value in enumerate(values):
-        part = table[table[column] == value]
-        for i, (metric, (label, factor)) in enumerate(metrics.items()):
-            lines(axes[i, j], part, x, metric, series, looks, factor)
+    parts = [("", table)] if split is None else [(f"{name}\n", part) for name, part in table.groupby(split, sort=False)]
+    rows = [(name, part, metric) for metric in metrics for name, part in parts]
+    axes = panels(canvas, len(rows), len(values))
+    for i, (name, part, metric) in enumerate(rows):
+        label, factor = metrics[metric]
+        for j, value in enumerate(values):
+            lines(axes[i, j], part[part[column] == value], x, metric, series, looks, factor)
             finish(axes[i, j], metric)
-            if j == 0:
-                axes[i, j].set_ylabel(label)
-        axes[0, j].set_title(title(value), fontsize=9)
-        axes[-1, j].set_xlabel(xlabel or x)
+            axes[0, j].set_title(title(value), fontsize=9)
+            axes[-1, j].set_xlabel(xlabel or x)
+        axes[i, 0].set_ylabel(name + label)
     legend(canvas, axes[0, 0])
 
 

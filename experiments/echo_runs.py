@@ -8,6 +8,7 @@ bursts are those of the day, and a run is short. Step times are those of a deriv
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from ..sim.results import RunResult
 from ..sim.run import Simulation, run_simulation
 from ..traces.longdoc import NAMES, longdoc
 from ..traces.synth import synth
-from ..traces.tidal import BURST_S, DAY_S, tidal
+from ..traces.tidal import BURST_S, DAY_S, tidal, tide
 from ..traces.transform import merge, set_class, set_slo, take_rows
+from ..traces.transform import window as cut_window
 from ..traces.workload import Workload
 
 PROFILE = "llama-3.1-8b@a100-40g"
@@ -45,6 +47,7 @@ POOLS = {
 
 
 # -- loads -----------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=4)
 def day(minutes: int, seed: int, peak_rate: float = PEAK_RATE, burstiness: float = 0.3) -> Workload:
     """`minutes` minutes of a tidal day, the middle ones of as many equal parts, with the day's rates and objectives."""
     stride = round(DAY_S / BURST_S) // minutes
@@ -118,11 +121,14 @@ def _run(
     num_blocks: int | None = None,
     budget: int | None = None,
 ) -> tuple[Watched, RunResult]:
-    """pool: None: online requests alone. budget: tokens of a step."""
+    """pool: None: online requests alone. requests: of the pool, instead of POOLS. budget: tokens of a step."""
     load = day(minutes, seed, peak_rate, burstiness)
     if pool is not None:
         load = merge(load, offline(pool, seed, requests, order))
-    settings = {"num_blocks": num_blocks, "max_num_batched_tokens": budget, "seed": seed, "estimator": estimator}
+    return _simulate(policy, load, seed=seed, estimator=estimator, num_blocks=num_blocks, max_num_batched_tokens=budget)
+
+
+def _simulate(policy: str, load: Workload, **settings: Any) -> tuple[Watched, RunResult]:
     config = SimulationConfig(policy=(policy,), profile=PROFILE, **settings)
     inputs = Inputs(config, load, resolve_hardware(config), (parse_policy(policy),), ())
     simulation = Watched(inputs, inputs.policies[0])
@@ -183,4 +189,50 @@ def watch(**settings: Any) -> list[dict[str, Any]]:
     series["steps"] = busy["size"].reindex(series.index, fill_value=0)
     series = series[series.index * BIN_S < seconds]
     series.insert(0, "time_s", series.index * BIN_S)
+    part = series.time_s // BURST_S
+    series.insert(1, "hour", (part + 0.5) * 24 / settings["minutes"])
+    series.insert(2, "tide", tide(series.hour * 3600.0))
     return series.to_dict("records")
+
+
+# -- the trace and what is foretold of it ----------------------------------------------------------------------------
+def hours(seed: int, burstiness: float = 0.3) -> list[dict[str, Any]]:
+    """Fig. 2: requests/s in each quarter of an hour of a day, and the day's ratio of peak (12:00 to 14:00) to trough
+    (4:00 to 6:00)."""
+    at = tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed).arrival_s
+    counts = np.bincount((at // 900.0).astype(int), minlength=96) / 900.0
+    ratio = counts[48:56].mean() / counts[16:24].mean()
+    return [{"hour": i / 4, "rate": float(rate), "ratio": float(ratio)} for i, rate in enumerate(counts)]
+
+
+def foretold_arrivals(seed: int, burstiness: float = 0.3, sigmas: float = 2.0) -> list[dict[str, Any]]:
+    """Fig. 11: minute by minute of a day the requests/s that arrive, and what the fifteen minutes before let expect: their
+    mean, and the mean and `sigmas` deviations. Without the first fifteen minutes."""
+    at = tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed).arrival_s
+    mean, high = ArrivalForecast(sigmas=0.0), ArrivalForecast(sigmas=sigmas)
+    edges = np.arange(0.0, DAY_S + BURST_S, BURST_S)
+    found = []
+    for start, first, last in zip(edges[:-1], *(np.searchsorted(at, e) for e in (edges[:-1], edges[1:])), strict=True):
+        expected = [forecast.rate(float(start)) for forecast in (mean, high)]
+        if start >= 900.0:
+            actual = float(last - first) / BURST_S
+            found.append({"hour": float(start) / 3600.0, "actual": actual, "mean": expected[0], "high": expected[1]})
+        for time in at[first:last].tolist():
+            mean.arrive(time)
+            high.arrive(time)
+    return found
+
+
+def foretold_memory(
+    seed: int, minutes: int, history_s: float, pool: str | None = None, burstiness: float = 0.3, policy: str = "echo"
+) -> list[dict[str, Any]]:
+    """Sec. 5.3, on consecutive minutes from 12:00 on: blocks that online requests hold, as a share of all of them, second by
+    second, and mu + 2 sigma of the `history_s` seconds that ended a minute before."""
+    noon = cut_window(tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed), DAY_S / 2, DAY_S / 2 + minutes * BURST_S)
+    load = set_slo(noon, TTFT_S, TPOT_S)
+    _, run = _simulate(policy, load if pool is None else merge(load, offline(pool, seed)), seed=seed)
+    steps, total = run.rows.steps, run.rows.kv_total_blocks
+    steps = steps[steps.start_s < minutes * BURST_S]
+    predicted, held = predicted_memory(steps, 2.0, history_s, SAMPLE_S, BURST_S)
+    shares = zip((predicted / total).tolist(), (held / total).tolist(), strict=True)
+    return [{"second": i, "predicted": p, "held": h} for i, (p, h) in enumerate(shares)]

@@ -7,6 +7,7 @@ sources of the package it is: results of other code are not taken for results of
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import json
@@ -81,20 +82,22 @@ def _kept(file: Path, sources: str | None) -> list | None:
 def _results(work: Callable[..., Rows], todo: Mapping[Path, Mapping], workers: int) -> Iterable[tuple[Path, list]]:
     if workers == 1 or len(todo) < 2:
         for file, arguments in todo.items():
-            yield file, _as_list(work(**arguments))
+            yield file, _one(work, arguments)
         return
     # forked workers would inherit the threads of the progress bar
     with ProcessPoolExecutor(min(workers, len(todo)), multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(work, **arguments): file for file, arguments in todo.items()}
+        running = {pool.submit(_one, work, arguments): file for file, arguments in todo.items()}
         try:
             for done in as_completed(running):
-                yield running[done], _as_list(done.result())
+                yield running[done], done.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _as_list(found: Rows) -> list:
+def _one(work: Callable[..., Rows], arguments: Mapping) -> list:
+    found = work(**arguments)
+    gc.collect()  # a simulation's objects refer to each other in circles; a worker would keep dozens of them
     return [found] if isinstance(found, Mapping) else list(found)
 
 
@@ -143,5 +146,7 @@ def over_seeds(frame: pd.DataFrame, by: Sequence[str], values: Sequence[str]) ->
 
 def shown(mean: float, half: float, digits: int = 3) -> str:
     """`12.3 +- 0.4` with as many significant digits of the mean as asked for."""
-    text = f"{mean:.{digits}g}" if abs(mean) < 10**digits else f"{mean:,.0f}"
-    return text if not np.isfinite(half) else f"{text} ± {half:.2g}"
+    def number(value: float, digits: int) -> str:
+        return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
+
+    return number(mean, digits) + (f" ± {number(half, 2)}" if np.isfinite(half) else "")

@@ -81,19 +81,21 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def plot(canvas: Canvas, rows: pd.DataFrame, frame: pd.DataFrame) -> None:
     changes = list(dict.fromkeys(rows.change))
-    panels = canvas.subplots(1, 3, sharey=True)
-    canvas.set_size_inches(11, 0.32 * len(changes) + 1.6)
+    panels = canvas.subplots(1, 4, sharey=True)
+    canvas.set_size_inches(13, 0.32 * len(changes) + 1.6)
     names = [f"{chosen(rows, change=c, policy='justitia').group}: {c}".removeprefix(": ") for c in changes]
     shown_here = (
         ("justitia", "vs_vtc", -57.5, "Justitia against VTC, %"),
         ("justitia", "vs_parrot", -61.1, "Justitia against Parrot, %"),
         ("justitia", "not_delayed", 0.92, "no later than under VTC"),
+        ("justitia:cost=compute", "vs_justitia", 42.3, "Justitia/C against Justitia, %"),
     )
     for panel, (policy, name, paper, title) in zip(panels, shown_here, strict=True):
         found = [chosen(rows, change=c, policy=policy) for c in changes]
         panel.barh(range(len(changes)), [r[name] for r in found], xerr=np.nan_to_num([r[f"{name}_ci"] for r in found]))
         panel.axvline(paper, color="black", lw=1, ls="--")
         panel.set_title(f"{title} (paper: dashed)", fontsize=8)
+    panels[-1].set_xscale("symlog", linthresh=10)
     panels[0].set_yticks(range(len(changes)), names, fontsize=7)
     panels[0].invert_yaxis()
 

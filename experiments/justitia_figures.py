@@ -240,9 +240,7 @@ def fig12_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> Non
 
 
 def fig12_claims(table: pd.DataFrame) -> list[Claim]:
-    why = (
-        "costs in p + 2d put our applications into nearly the same order; how V is counted then matters: `causes` (Justitia/C)"
-    )
+    why = "p + 2d puts our classes into nearly the same order; small ones four times as large, or another V: `causes`"
     claims = []
     for name, what in (("vs_justitia", "average"), ("p90_vs_justitia", "P90")):
         for pool in dict.fromkeys(table.pool):
@@ -299,7 +297,7 @@ def fig11_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> Non
         for policy, rows in table[table.crowd == crowd].groupby("policy", sort=False):
             panel.errorbar(rows.mice, rows.elephant_s, np.nan_to_num(rows.elephant_s_ci), marker="o", label=policy)
         panel.set_title(crowd, fontsize=8)
-        panel.set(xlabel="small applications, one a second", ylabel="JCT of the summary, s")
+        panel.set(xlabel="small applications", ylabel="JCT of the summary, s")
     canvas.axes[0].legend(fontsize=8)
 
 

@@ -64,8 +64,9 @@ def chosen(table: pd.DataFrame, **wanted) -> pd.Series:
 
 
 def verdict(paper: float, mean: float, half: float) -> Verdict:
-    """agrees: within the interval or 10 % of the paper's number; direction agrees: on the same side of 0."""
-    room = max(half if np.isfinite(half) else 0.0, 0.1 * abs(paper))
+    """agrees: within 10 % of the paper's number, or within the interval where that is narrow enough to say something (a quarter
+    of the number); direction agrees: on the same side of 0."""
+    room = max(half if half <= 0.25 * abs(paper) else 0.0, 0.1 * abs(paper))
     if abs(mean - paper) <= room:
         return "agrees"
     return "direction agrees" if mean * paper > 0 else "differs"
@@ -98,4 +99,4 @@ def bars(
             panel.bar(at, heights, width, yerr=np.nan_to_num(halves), label=policy, error_kw={"lw": 0.8})
         panel.set_xticks(range(len(groups)), [str(g) for g in groups], fontsize=8)
         panel.set_title(title, fontsize=10)
-    panels[0].legend(fontsize=7)
+    canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(policies), fontsize=8)

@@ -75,7 +75,7 @@ def degrees(scale: Scale) -> list[Point]:
         | {"requests": 12 if scale.quick else 100, "_context": c}
         for c in ((4096,) if scale.quick else (1024, 4096))
         for tp in (DEGREES[:2] if scale.quick else DEGREES)
-        for p in (VLLM, "layerkv", SAVABLE)
+        for p in (VLLM, "layerkv", SAVABLE, NO_SLO)
     ]
     return _over(scale, settings, ("context", "tp", "policy"))
 

@@ -121,8 +121,8 @@ def markdown(found: pd.DataFrame, seeds: int) -> str:
     of_clear = kept[[key in clear for key in zip(kept.setting, kept.metric, strict=True)]]
     same_clear = int((of_clear.best == of_clear.leader).sum())
     text.append(
-        f"The same policy is best in {same} of {len(kept)} comparisons with a profile that is off; where the interval of its lead"
-        f" was above 0 before, in {same_clear} of {len(of_clear)}.\n"
+        f"The same policy is best in {same} of {len(kept)} comparisons with a profile that is off; where the interval of its"
+        f" lead was above 0 before, in {same_clear} of {len(of_clear)}.\n"
     )
     return "\n".join(text)
 
@@ -155,6 +155,7 @@ def _dots(axes, table: pd.DataFrame, metric: str, before: str) -> None:
         y = np.arange(len(parts))[::-1] + shift
         error = 100 * np.nan_to_num([mine.lead - mine.lead_low, mine.lead_high - mine.lead])
         axes.errorbar(100 * mine.lead, y, xerr=error, fmt="o", color=colour, markersize=3, capsize=2, label=f"x {factor:g}")
+    axes.set_xlim(left=max(axes.get_xlim()[0], -110.0))  # an interval may go down to thousands where a lead is open
     axes.set_yticks(np.arange(len(parts))[::-1], parts, fontsize=7)
     axes.tick_params(axis="x", labelsize=7)
     axes.set_title(f"{before}{metric}\nlead of {base.leader.partition(':')[0]}, {'points' if base.share else '%'}", fontsize=7)

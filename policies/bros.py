@@ -10,12 +10,12 @@ chosen and why.
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain
 
 import numpy as np
 from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
+from .bros_memory import acquire, place_plain, take_from
 from .bros_parts import EMPTY, Choice, PlanInProgress, Urgent, Victims, within_tokens
 from .bros_plain import all_fit, nobody_joins, place_all
 from .deadlines import DeadlineQueue, RowSet
@@ -23,10 +23,11 @@ from .errors import PolicyError
 from .estimators import Batch, BatchEstimator
 from .kv.base import KvLedger
 from .plan import Preemption, StepOutcome, StepPlan
-from .requests import RequestClass, RequestTable
+from .requests import RequestClass, RequestTable, State
 from .runs import LONGEST_RUN
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
+_RUNNING = int(State.RUNNING)
 _CLOCK_SLACK_S = 1e-6  # a run of steps ends this much before an order of deadlines changes, and is planned anew
 
 
@@ -136,7 +137,7 @@ class BrosPolicy(Policy):
     # -- Algorithm 1 -------------------------------------------------------------------------------------------
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
-        step = PlanInProgress(view, ledger, StepPlan())
+        step = PlanInProgress(view, ledger, StepPlan(), self.options.swap)
         size = self.batch_size
         requests, pending, reach = view.requests, len(self.rt_pending), self._reach(size)
         rows = self.rt_pending.rows, self.rt_waiting.rows[:reach], self.be_pending.rows, self.be_waiting.rows[:reach]
@@ -198,21 +199,25 @@ class BrosPolicy(Policy):
             if fits and int(last.rows[0]) not in step.dropped:
                 others = np.setdiff1d(self.be_pending.rows, best_effort.rows)
                 victims = Victims(others, urgent.batch.rows, placed.rows, int(last.rows[0]))
-                if self._acquire(step, int(last.rows[0]), int(last.context[0]), victims):
+                if acquire(step, int(last.rows[0]), int(last.context[0]), victims):
                     placed = placed + last
         if not len(placed) and not len(best_effort):
-            placed = self._place_someone(step, urgent)
+            placed, best_effort = self._place_someone(step, urgent.batch, choice.candidates)
         self._finish(step, placed + best_effort, len(placed))
         self._adapt(choice.early_return and complete)
 
-    def _place_someone(self, step: PlanInProgress, urgent: Urgent) -> Batch:
-        """Everybody waits for memory that others hold: the most urgent one gets it, from whomever."""
-        everyone = np.concatenate([self.be_pending.rows, urgent.batch.rows[::-1]])
-        for i, row in enumerate(urgent.batch.rows.tolist()):
-            victims = everyone[everyone != row].tolist()
-            if row not in step.dropped and self._acquire(step, row, int(urgent.batch.context[i]), victims):
-                return urgent.batch[i : i + 1]
-        return urgent.batch[:0]
+    def _place_someone(self, step: PlanInProgress, urgent: Batch, candidates: Batch) -> tuple[Batch, Batch]:
+        """Everybody waits for memory that others hold: the most urgent one gets it, from whomever; where no real-time request
+        can have it, the best-effort one that arrived first. Returns the real-time and the best-effort requests placed."""
+        candidates = candidates[candidates.rows.argsort()]
+        pending = self.be_pending.rows
+        for batch, owners in (urgent, np.append(pending, urgent.rows[::-1])), (candidates, pending[::-1]):
+            for i, row in enumerate(batch.rows.tolist()):
+                victims = owners[owners != row].tolist()
+                if row not in step.dropped and acquire(step, row, int(batch.context[i]), victims):
+                    placed = batch[i : i + 1]
+                    return (placed, EMPTY) if batch is urgent else (EMPTY, placed)
+        return EMPTY, EMPTY
 
     def _within_tokens(self, batch: Batch) -> int:
         """How many requests from the front the engine can compute in one step."""
@@ -221,9 +226,9 @@ class BrosPolicy(Policy):
     def _room(self, chosen: Batch, candidates: Batch, bound: float, size: int) -> int:
         """How many candidates from the front stay, behind the chosen ones, within the bound (seconds), the batch size and
         the step's tokens."""
+        candidates = candidates[: max(size - len(chosen), 0)]
         fitting = self.estimator.fitting(candidates, bound, chosen)
-        tokens = within_tokens(candidates, self.limits.max_num_batched_tokens, chosen)
-        return max(min(fitting, size - len(chosen), tokens), 0)
+        return min(fitting, within_tokens(candidates, self.limits.max_num_batched_tokens, chosen))
 
     def _adapt(self, early_return: bool) -> None:
         if not self.options.adaptive_batch:
@@ -286,7 +291,7 @@ class BrosPolicy(Policy):
         finds none ends the search (line 9). Returns the placed ones and whether all were."""
         if not len(chosen):
             return chosen, True
-        placed, others = self._place_plain(step, chosen)
+        placed, others = place_plain(step, chosen)
         if not others:
             return chosen, True
         for i in others:
@@ -297,7 +302,7 @@ class BrosPolicy(Policy):
             late = urgent.residual[i] < urgent.costs[i] and not step.ledger.held_blocks(row)
             rivals = urgent.batch.rows[:0] if late and not self.options.late_drops else urgent.batch.rows
             victims = Victims(self.be_pending.rows, rivals, chosen.rows[placed], row)
-            if not self._acquire(step, row, int(chosen.context[i]), victims):
+            if not acquire(step, row, int(chosen.context[i]), victims):
                 return chosen[placed], False
             placed[i] = True
         return chosen[placed], bool(placed.all())
@@ -306,8 +311,7 @@ class BrosPolicy(Policy):
         """A more urgent request found no memory. Those that have theirs go on, in order, so that it gets free."""
         rows, requests = urgent.batch.rows, step.view.requests
         # On the device, though others may have written over a few of their slots, which then come back.
-        holding = requests.computed_tokens[rows] > 0
-        holding[holding] = [step.ledger.held_blocks(row) > 0 for row in rows[holding].tolist()]
+        holding = (requests.computed_tokens[rows] > 0) & (requests.state[rows] == _RUNNING)
         here = np.isin(rows, placed.rows)
         if step.dropped:
             holding &= step.keeps(rows)
@@ -315,31 +319,20 @@ class BrosPolicy(Policy):
         reduced = self._urgent(urgent.batch[again], urgent.residual[again], requests)
         chosen = reduced.batch[: min(reduced.fitting(size), self._within_tokens(reduced.batch))]
         others = chosen[~np.isin(chosen.rows, placed.rows)]
-        done, growing = self._place_plain(step, others)
-        for i in growing:
-            row = int(others.rows[i])
-            if row not in step.dropped:
+        done, growing = place_plain(step, others)
+        growing = np.array(growing, np.int64)
+        while len(growing):
+            if step.dropped:
+                growing = growing[step.keeps(others.rows[growing])]
+            grown = step.ledger.grow_each(others.rows[growing], others.context[growing])
+            done[growing[:grown]] = True
+            if grown < len(growing):
+                i = growing[grown]
                 running = np.concatenate([placed.rows, others.rows[done]])
-                victims = Victims(self.be_pending.rows, rows, running, row)
-                done[i] = self._acquire(step, row, int(others.context[i]), victims)
+                victims = Victims(self.be_pending.rows, rows, running, int(others.rows[i]))
+                done[i] = take_from(step, int(others.rows[i]), int(others.context[i]), victims)
+            growing = growing[grown + 1 :]
         return placed + others[done]
-
-    def _place_plain(self, step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[int]]:
-        """Rows that hold all their KV and have room in it are placed at once; the indices of the others are returned."""
-        requests, ledger = step.view.requests, step.ledger
-        holding = (requests.computed_tokens[batch.rows] > 0) & (batch.swapped == 0)
-        if step.dropped:
-            holding &= step.keeps(batch.rows)
-        if np.count_nonzero(holding) == len(holding) and ledger.grow_all(batch.rows, batch.context):
-            return np.ones(len(batch), bool), []
-        placed = np.zeros(len(batch), bool)
-        if not holding.any():
-            return placed, list(range(len(batch)))
-        roomy = np.flatnonzero(holding)
-        roomy = roomy[ledger.slack_tokens(batch.rows[roomy]) >= batch.new[roomy]]
-        if len(roomy) and ledger.grow_all(batch.rows[roomy], batch.context[roomy]):
-            placed[roomy] = True
-        return placed, np.flatnonzero(~placed).tolist()
 
     def _place_best_effort(
         self, step: PlanInProgress, placed: Batch, candidates: Batch, packed: int, bound: float, size: int
@@ -350,24 +343,29 @@ class BrosPolicy(Policy):
         if step.dropped:
             candidates = candidates[step.keeps(candidates.rows)]
             packed = min(packed, self._room(placed, candidates, bound, size))
+        running = step.view.requests.state[candidates.rows] == _RUNNING
         hopeless = np.inf  # tokens: a newcomer of this size found no room, so none that is larger will
         while packed > 0:
             group, candidates = candidates[:packed], candidates[packed:]
-            done, others = self._place_plain(step, group)
-            for i in others:
+            newcomer, running = ~running[:packed], running[packed:]
+            done, others = place_plain(step, group)
+            left = np.array(others, np.int64)
+            while len(left):
+                if hopeless < np.inf:
+                    left = left[~newcomer[left] | (group.context[left] < hopeless)]
+                    if not len(left):
+                        break
+                i, left = int(left[0]), left[1:]
                 row, tokens = int(group.rows[i]), int(group.context[i])
                 if row in step.dropped:
                     continue
-                newcomer = not step.ledger.held_blocks(row)
-                if newcomer and tokens >= hopeless:
-                    continue
-                whole = not newcomer and not group.swapped[i]
+                whole = not newcomer[i] and not group.swapped[i]
                 victims = self._later_ones(row, accepted.rows, group.rows[done]) if whole else ()
-                done[i] = self._acquire(step, row, tokens, victims)
-                if newcomer and not done[i]:
+                done[i] = acquire(step, row, tokens, victims)
+                if newcomer[i] and not done[i]:
                     hopeless = tokens
             accepted = accepted + (group[done] if others else group)
-            if done.all() or not len(candidates):
+            if done.all() or not (running | (candidates.context < hopeless)).any():
                 break
             packed = self._room(placed + accepted, candidates, bound, size)
         return accepted
@@ -378,66 +376,6 @@ class BrosPolicy(Policy):
         rows = self.be_pending.rows
         later = rows[np.searchsorted(rows, row, side="right") :]
         return later[~np.isin(later, np.concatenate(running))][::-1].tolist()
-
-    def _acquire(self, step: PlanInProgress, row: int, tokens: int, victims) -> bool:
-        """Room for `row` up to `tokens`; if there is none, drop `victims` one after another until there is (Sec. V-B)."""
-        if self._find(step, row, tokens):
-            return True
-        ledger = step.ledger
-        need = -(-tokens // ledger.block_tokens) - ledger.held_blocks(row)
-        obtainable = ledger.obtainable_blocks(row)
-        rivals = (v for v in victims if v not in step.dropped and ledger.held_blocks(v))
-        gains = ((victim, ledger.gained_blocks(row, victim)) for victim in rivals)
-        first, reach = [], obtainable
-        while reach < need:  # there may be thousands: only as many are looked at as it takes
-            found = next(gains, None)
-            if found is None:
-                return False  # not even all of them would be enough
-            first.append(found)
-            reach += found[1]
-        mark = ledger.mark()
-        dropped = []
-        for victim, gain in chain(first, gains):
-            kind = Preemption.SWAP
-            if not (self.options.swap and ledger.swap_out(victim)):
-                kind = Preemption.RECOMPUTE
-                ledger.drop(victim)
-            dropped.append((victim, kind))
-            obtainable += gain
-            if obtainable >= need and self._find(step, row, tokens):
-                ledger.commit(mark)
-                step.plan.preempted += dropped
-                step.dropped.update(victim for victim, _ in dropped)
-                return True
-        ledger.rollback(mark)
-        return False
-
-    def _find(self, step: PlanInProgress, row: int, tokens: int) -> bool:
-        """FindBlock / FindPreemptBlock: what the ledger can give without dropping anybody."""
-        requests = step.view.requests
-        swapped = requests.computed_tokens[row] > 0 and not step.ledger.held_blocks(row)
-        fresh = requests.computed_tokens[row] == 0
-        if not self._change(step, row, tokens):
-            return False
-        if fresh:
-            step.plan.admitted.append((row, 0))
-        elif swapped:
-            step.plan.swapped_in.append(row)
-        return True
-
-    @staticmethod
-    def _change(step: PlanInProgress, row: int, tokens: int) -> bool:
-        ledger = step.ledger
-        if step.view.requests.computed_tokens[row] == 0:
-            return ledger.admit(row, tokens)
-        if ledger.held_blocks(row):
-            return ledger.grow(row, tokens)
-        mark = ledger.mark()
-        if ledger.swap_in(row) and ledger.grow(row, tokens):
-            ledger.commit(mark)
-            return True
-        ledger.rollback(mark)
-        return False
 
     # -- the answer --------------------------------------------------------------------------------------------
     def _finish(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:

@@ -51,14 +51,16 @@ class PlanInProgress:
 
     dropped  rows that lost their memory in this step; only asked, never walked through
     next     the first real-time request that waits, alone or nobody
+    swap     dropped requests keep their KV on the host
     """
 
-    def __init__(self, view: SystemView, ledger: KvLedger, plan: StepPlan) -> None:
+    def __init__(self, view: SystemView, ledger: KvLedger, plan: StepPlan, swap: bool) -> None:
         self.view = view
         self.ledger = ledger
         self.plan = plan
         self.dropped: set[int] = set()
         self.next = EMPTY
+        self.swap = swap
 
     def keeps(self, rows: np.ndarray) -> np.ndarray:
         """bool[n]: which of `rows` have not been dropped in this step."""

@@ -104,6 +104,13 @@ class KvLedger(ABC):
     def grow(self, row: int, tokens: int) -> bool:
         """Room up to `tokens` for a row that holds KV, all of it on the device; False and nothing changed if none."""
 
+    def grow_each(self, rows: np.ndarray, tokens: np.ndarray) -> int:
+        """`grow` for one row after another until one finds no room: how many did."""
+        for done, (row, upto) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+            if not self.grow(row, upto):
+                return done
+        return len(rows)
+
     @abstractmethod
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
         """`grow` for many rows at once, in the plain case: False and nothing changed unless every row can have its

@@ -50,7 +50,11 @@ class StepMoves:
 
     def to_host(self, row: int, tokens: np.ndarray) -> None:
         """Copied from where they are now."""
-        self._add(row, Direction.TO_HOST, (tokens, *self._places(row, tokens)))
+        self.to_host_from(row, tokens, *self._places(row, tokens))
+
+    def to_host_from(self, row: int, tokens: np.ndarray, blocks: np.ndarray, slots: np.ndarray) -> None:
+        """Copied from these places."""
+        self._add(row, Direction.TO_HOST, (tokens, blocks, slots))
 
     def to_device(self, row: int, tokens: np.ndarray) -> None:
         """Written to where they are when the step starts."""

@@ -1,5 +1,4 @@
-"""Where tokens go in the bidirectional ledger: FindBlock, FindPreemptBlock, overwriting, restoring,
-relocating.
+"""Where tokens go in the bidirectional ledger: FindBlock, FindPreemptBlock, restoring, relocating.
 
 A method that returns False may have changed the state half-way: its caller runs it inside a try and
 rolls back.
@@ -10,24 +9,22 @@ from __future__ import annotations
 import numpy as np
 
 from ..requests import RequestClass, RequestTable
-from .base import LedgerError
 from .bidi_moves import StepMoves
-from .bidi_state import SlotState, filled, spans
+from .bidi_overwrite import Overwriting
+from .bidi_state import SlotState, filled
 
 RT, BE = int(RequestClass.REAL_TIME), int(RequestClass.BEST_EFFORT)
 _RT_ONLY, _BE_ONLY = 1, 2  # SlotState.kind
 
 
-class Placement:
+class Placement(Overwriting):
     """The rules, over a SlotState. `host_room` is in tokens."""
 
     def __init__(
         self, state: SlotState, moves: StepMoves, table: RequestTable, host_room: int
     ) -> None:
-        self.state = state
-        self.moves = moves
+        super().__init__(state, moves, host_room)
         self.table = table
-        self.host_room = host_room
 
     # -- FindBlock and FindPreemptBlock ----------------------------------------------------------
     def preemptable(self) -> np.ndarray:
@@ -103,7 +100,7 @@ class Placement:
             done = (
                 self._relocate(cell + state.num_blocks)
                 if state.is_pinned(peer)
-                else self._overwrite(np.array([cell]))
+                else self.overwrite(np.array([cell]))
             )
             if not done:
                 return -1
@@ -128,7 +125,7 @@ class Placement:
             return False
         cells = victims - state.num_blocks
         state.claim(row, cells, filled(need, blocks, state.size))
-        return self._overwrite(cells)
+        return self.overwrite(cells)
 
     def _expand_be(self, row: int, need: int, keep_free: int) -> bool:
         state = self.state
@@ -150,7 +147,7 @@ class Placement:
             return False
         cells = victims + state.num_blocks
         state.claim(row, cells, filled(need, blocks, state.size))
-        return self._overwrite(cells)
+        return self.overwrite(cells)
 
     def _share_free_slots(self, row: int, need: int) -> int:
         """Slots that real-time rows leave free in blocks without a best-effort owner; tokens
@@ -181,62 +178,9 @@ class Placement:
         if peer < 0 or state.is_pinned(peer) or take == 0:
             return 0
         state.widen(row, take)
-        return take if self._overwrite(np.array([cell])) else -1
+        return take if self.overwrite(np.array([cell])) else -1
 
-    # -- overwriting and restoring ---------------------------------------------------------------
-    def _overwrite(self, cells: np.ndarray) -> bool:
-        """The owners of these cells write all their slots: what peers had there survives on the
-        host only.
-
-        Copies out just the slots that have no copy yet. False if the host has no room for them.
-        """
-        state = self.state
-        theirs = (cells + state.num_blocks) % (2 * state.num_blocks)
-        overlap = state.count[cells] + state.count[theirs] - state.size
-        theirs, overlap = (
-            theirs[overlap > state.lack[theirs]],
-            overlap[overlap > state.lack[theirs]],
-        )
-        if not len(theirs):
-            return True
-        lack = state.lack[theirs]
-        first, length = state.start[theirs] + state.count[theirs] - overlap, overlap - lack
-        rows = state.owner[theirs]
-        if state.is_pinned(rows).any():
-            raise LedgerError("slots of a row that runs in this step were about to be overwritten")
-        state.put("lack", theirs, overlap)
-        copies: list[tuple[int, np.ndarray]] = []
-        for row in np.unique(rows).tolist():
-            at = rows == row
-            lost = spans(first[at], length[at])
-            newly = int(np.count_nonzero(lack[at] == 0))
-            state.put("missing_tokens", row, state.missing_tokens[row] + len(lost))
-            state.put("missing_blocks", row, state.missing_blocks[row] + newly)
-            fresh = lost[~state.copied(row, lost)]
-            if len(fresh):
-                copies.append((row, fresh))
-        if not self.host_has_room(sum(len(fresh) for _, fresh in copies)):
-            return False
-        for row, fresh in copies:
-            state.add_copies(row, fresh)
-            self.moves.to_host(row, fresh)
-        return True
-
-    def host_has_room(self, tokens: int) -> bool:
-        """Room for so many more copies, after giving up copies of resident slots if needed, lowest
-        row first.
-
-        Rows of this step keep theirs: a copy may just be on its way to the device.
-        """
-        state = self.state
-        if state.host_used + tokens > self.host_room and tokens:
-            for row in sorted(state.host):
-                if not state.is_pinned(row):
-                    state.drop_copies(row, keep_missing=True)
-                    if state.host_used + tokens <= self.host_room:
-                        break
-        return tokens == 0 or state.host_used + tokens <= self.host_room
-
+    # -- restoring --------------------------------------------------------------------------------
     def restore(self, row: int) -> bool:
         """All missing slots of the (pinned) row come back, where they were or, against a pinned
         peer, elsewhere.
@@ -256,7 +200,7 @@ class Placement:
         state.put("lack", cells, 0)
         state.put("missing_tokens", row, 0)
         state.put("missing_blocks", row, 0)
-        if not self._overwrite(cells[~stuck]):
+        if not self.overwrite(cells[~stuck]):
             return False
         parts = zip(cells[stuck].tolist(), resident, strict=True)
         return all(self._relocate(cell, resident) for cell, resident in parts)
@@ -287,7 +231,7 @@ class Placement:
         row = int(state.owner[cell])
         state.replace(cell, new)
         self.moves.relocate(row, cell, new, count if resident is None else resident)
-        return self._overwrite(np.array([new]))
+        return self.overwrite(np.array([new]))
 
     def _block_for_rt(self) -> int:
         """Cell of the best-effort owner to preempt, or -1."""

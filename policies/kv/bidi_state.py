@@ -66,7 +66,7 @@ class SlotState:
         self.peer = np.roll(np.arange(cells), num_blocks)  # the opposite cell
         self.side = np.where(np.arange(cells) < num_blocks, 0, num_blocks)  # its first cell
         self.real_time = self.side == 0
-        self._block = np.arange(cells) % num_blocks
+        self.block = np.arange(cells) % num_blocks
         self._bit = np.where(self.real_time, 1, 2).astype(np.int8)  # of its side, in `kind`
         self._empty = np.arange(num_blocks)[::-1].copy()  # a stack; the first num_empty are valid
         self.num_empty = num_blocks
@@ -219,7 +219,7 @@ class SlotState:
         self.put("count", cells, counts)
         self.put("index", cells, indices)
         self.put("start", cells, starts)
-        blocks = self._block[cells]
+        blocks = self.block[cells]
         self.put("kind", blocks, self.kind[blocks] | self._bit[cells])
         mine = np.count_nonzero(self.real_time[cells])
         if mine:
@@ -236,7 +236,7 @@ class SlotState:
         self.put("owner", cells, NOBODY)
         for name in ("count", "lack", "index", "start"):
             self.put(name, cells, 0)
-        blocks = self._block[cells]
+        blocks = self.block[cells]
         kind = self.kind[blocks] & ~self._bit[cells]
         self.put("kind", blocks, kind)
         mine = np.count_nonzero(self.real_time[cells])

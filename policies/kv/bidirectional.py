@@ -180,7 +180,7 @@ class BidirectionalLedger(KvLedger):
         if tokens < 1 or hit_tokens:
             raise LedgerError(f"row {row} is admitted with {tokens} tokens, {hit_tokens} cached")
         if keep_free > self.free_blocks or not self._place.could_fit(
-            row, reserve_tokens, keep_free
+            row, max(tokens, reserve_tokens), keep_free
         ):
             return False
         blocks = -(-tokens // self.block_tokens)
@@ -205,6 +205,17 @@ class BidirectionalLedger(KvLedger):
         ):
             return True
         return self._try(row, lambda: self._place.restore(row) and self._place.grow(row, tokens))
+
+    def grow_each(self, rows: np.ndarray, tokens: np.ndarray) -> int:
+        self._fit()
+        done = 0
+        while done < len(rows):
+            done += self._place.grow_in_place(rows[done:], tokens[done:])
+            if done < len(rows):
+                if not self.grow(int(rows[done]), int(tokens[done])):
+                    break
+                done += 1
+        return done
 
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
         self._fit()
@@ -277,9 +288,11 @@ class BidirectionalLedger(KvLedger):
         state = self._state
         if state.held[row] or not state.tokens[row]:
             raise LedgerError(f"row {row} is swapped in though it is not swapped out")
-        return keep_free <= self.free_blocks and self._try(
-            row, lambda: self._bring_back(row, keep_free)
-        )
+        if keep_free > self.free_blocks or not self._place.could_fit(
+            row, int(state.tokens[row]), keep_free
+        ):
+            return False
+        return self._try(row, lambda: self._bring_back(row, keep_free))
 
     def take_moves(self) -> list[KvMove]:
         """One KvMove per row and direction, those to the host first; Hold.STEP, with blocks and

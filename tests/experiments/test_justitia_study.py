@@ -132,7 +132,8 @@ def test_differences_are_taken_within_a_run():
 
 def test_verdicts():
     assert verdict(-57.5, -60.0, 1.0) == "agrees"
-    assert verdict(-57.5, -30.0, 30.0) == "agrees"
+    assert verdict(-57.5, -47.0, 12.0) == "agrees"
+    assert verdict(-57.5, -30.0, 30.0) == "direction agrees"
     assert verdict(-57.5, -30.0, float("nan")) == "direction agrees"
     assert verdict(-57.5, 3.0, 1.0) == "differs"
 

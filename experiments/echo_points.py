@@ -1,0 +1,123 @@
+"""The grids of the Echo study.
+
+The paper's trace, the scale of its rates and the sizes of its pools are not public. Runs are shorter than its day: some
+minutes from each part of a day (`echo_runs.day`). Figure `settings` varies what the paper leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .echo_runs import LADDER, POOLS
+from .grid import Point
+from .study import Scale
+
+SHORT = "loogle-short"
+BASE = "as in Fig. 6"
+ESTIMATORS = ("paper", "perfect")
+# pools and rungs that are run with exactly known step times, too: these runs take longest
+EXACT = {SHORT: LADDER, "sharegpt": (LADDER[0], LADDER[-1])}
+ALONE = "online alone"
+
+# what is changed -> arguments of a run; `policy` stands for options that both, BS and Echo, are given as far as they have them
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    BASE: {},
+    "estimate corrected by what steps took": {"options": "feedback=0.2"},
+    "exact step times": {"estimator": "perfect"},
+    "exact step times, TPOT bounds gaps": {"estimator": "perfect", "options": "slo=gap"},
+    "exact step times, b(D) = 20": {"estimator": "perfect", "options": "b_decode=20"},
+    "pool listed by document": {"order": "by-document"},
+    "half of the online rate": {"peak_rate": 4.0},
+    "one and a half of the online rate": {"peak_rate": 12.0},
+    "half of the KV memory": {"num_blocks": 4985},
+    "512 tokens a step": {"budget": 512},
+}
+QUICK_VARIANTS = (BASE, "exact step times", "pool listed by document")
+
+
+def minutes(scale: Scale, full: int) -> int:
+    return 1 if scale.quick else full
+
+
+def _small(pool: str | None, scale: Scale) -> dict[str, Any]:
+    """Arguments that make a run short, for tests."""
+    return {"requests": 40 if pool != "sharegpt" else 400, "peak_rate": 2.0} if scale.quick else {}
+
+
+def _over(scale: Scale, arguments: Iterable[Mapping[str, Any]], axes: tuple[str, ...]) -> list[Point]:
+    """A point for each of `arguments` and each seed; `axes` tell rows apart, those with an underscore are no arguments."""
+    found = []
+    for each in arguments:
+        for seed in scale.seeds:
+            shown = {name: each.get(f"_{name}", each.get(name)) for name in axes}
+            # what is the default is left out, so that figures share their runs
+            work = {k: v for k, v in each.items() if not k.startswith("_") and (k, v) != ("estimator", "paper")}
+            found.append(Point({**shown, "seed": seed}, {**work, "seed": seed}))
+    return found
+
+
+def days(scale: Scale) -> list[Point]:
+    """Fig. 2."""
+    return _over(scale, [{}], ())
+
+
+def throughput(scale: Scale) -> list[Point]:
+    """Fig. 6. BS asks no estimator: its run stands beside both."""
+    pools = (SHORT, "sharegpt") if scale.quick else tuple(POOLS)
+    settings = [
+        {"policy": p, "pool": pool, "_estimator": estimator, "minutes": minutes(scale, 6)}
+        | ({} if p == LADDER[0] else {"estimator": estimator})
+        | _small(pool, scale)
+        for pool in pools
+        for estimator in ESTIMATORS
+        for p in (LADDER if estimator == "paper" else EXACT.get(pool, ()))
+    ]
+    return _over(scale, settings, ("pool", "estimator", "policy"))
+
+
+def latencies(scale: Scale) -> list[Point]:
+    """Fig. 7: those of Fig. 6 beside questions on LooGLE's short set, and online requests alone."""
+    mine = [p for p in throughput(scale) if p.axes["pool"] == SHORT]
+    alone = {"policy": LADDER[0], "pool": None, "minutes": minutes(scale, 6)} | ({"peak_rate": 2.0} if scale.quick else {})
+    alone |= {"_policy": ALONE, "_pool": SHORT, "_estimator": "paper"}
+    return mine + _over(scale, [alone], ("pool", "estimator", "policy"))
+
+
+def series(scale: Scale) -> list[Point]:
+    """Figs. 8 to 10."""
+    chosen = (("echo-bs-e-s", "paper"), ("echo", "paper"), ("echo", "perfect"))
+    settings = [
+        {"policy": p, "pool": SHORT, "estimator": e, "minutes": 2 if scale.quick else 12} | _small(SHORT, scale)
+        for p, e in chosen
+    ]
+    return _over(scale, settings, ("policy", "estimator"))
+
+
+def arrivals(scale: Scale) -> list[Point]:
+    """Fig. 11."""
+    return _over(scale, [{"burstiness": b} for b in (0.3, 0.0)], ("burstiness",))
+
+
+def memory(scale: Scale) -> list[Point]:
+    """Sec. 5.3."""
+    size = {"minutes": 2, "history_s": 30.0} if scale.quick else {"minutes": 15, "history_s": 300.0}
+    settings = [size | {"pool": None, "burstiness": b} for b in (0.3, 0.0)]
+    return _over(scale, settings, ("burstiness",))
+
+
+def varied(scale: Scale) -> list[Point]:
+    """One setting at a time is changed, for BS and Echo alike."""
+    settings = []
+    for name, changed in VARIANTS.items():
+        if scale.quick and name not in QUICK_VARIANTS:
+            continue
+        work = {k: v for k, v in changed.items() if k != "options"}
+        options = f":{changed['options']}" if "options" in changed else ""
+        for p in (LADDER[0], LADDER[-1]):
+            bs = p == LADDER[0]  # what concerns the bound and the estimate does not change it
+            mine = {k: v for k, v in work.items() if not (bs and k == "estimator")}
+            one = {"policy": p if bs else p + options, "_policy": p, "_change": name}
+            one |= {"pool": SHORT, "minutes": minutes(scale, 6)}
+            settings.append(one | _small(SHORT, scale) | mine)
+    return _over(scale, settings, ("change", "policy"))

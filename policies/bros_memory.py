@@ -1,0 +1,88 @@
+"""Memory for the requests that BROS chose: FindBlock and FindPreemptBlock of the ledger, and dropping others where these find
+nothing (Wan et al., IEEE version, Sec. V-B; Algorithm 1, lines 8 and 19)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import numpy as np
+
+from .bros_parts import PlanInProgress
+from .estimators import Batch
+from .plan import Preemption
+
+
+def place_plain(step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[int]]:
+    """Rows that hold all their KV and have room in it are placed at once; the indices of the others are returned."""
+    requests, ledger = step.view.requests, step.ledger
+    holding = (requests.computed_tokens[batch.rows] > 0) & (batch.swapped == 0)
+    if step.dropped:
+        holding &= step.keeps(batch.rows)
+    if np.count_nonzero(holding) == len(holding) and ledger.grow_all(batch.rows, batch.context):
+        return np.ones(len(batch), bool), []
+    placed = np.zeros(len(batch), bool)
+    if not holding.any():
+        return placed, list(range(len(batch)))
+    roomy = np.flatnonzero(holding)
+    roomy = roomy[ledger.slack_tokens(batch.rows[roomy]) >= batch.new[roomy]]
+    if len(roomy) and ledger.grow_all(batch.rows[roomy], batch.context[roomy]):
+        placed[roomy] = True
+    return placed, np.flatnonzero(~placed).tolist()
+
+
+def acquire(step: PlanInProgress, row: int, tokens: int, victims: Iterable[int]) -> bool:
+    """Room for `row` up to `tokens`; if there is none, drop `victims` one after another until there is."""
+    return find(step, row, tokens) or take_from(step, row, tokens, victims)
+
+
+def take_from(step: PlanInProgress, row: int, tokens: int, victims: Iterable[int]) -> bool:
+    """`acquire` for a row that `find` had nothing for."""
+    ledger = step.ledger
+    need = -(-tokens // ledger.block_tokens) - ledger.held_blocks(row)
+    obtainable = ledger.obtainable_blocks(row)
+    rivals = (v for v in victims if v not in step.dropped and ledger.held_blocks(v))
+    gains = ((victim, ledger.gained_blocks(row, victim)) for victim in rivals)
+    first, reach = [], obtainable
+    while reach < need:  # there may be thousands: only as many are looked at as it takes
+        found = next(gains, None)
+        if found is None:
+            return False  # not even all of them would be enough
+        first.append(found)
+        reach += found[1]
+    mark = ledger.mark()
+    dropped = []
+    for victim, gain in chain(first, gains):
+        kind = Preemption.SWAP
+        if not (step.swap and ledger.swap_out(victim)):
+            kind = Preemption.RECOMPUTE
+            ledger.drop(victim)
+        dropped.append((victim, kind))
+        obtainable += gain
+        if obtainable >= need and find(step, row, tokens):
+            ledger.commit(mark)
+            step.plan.preempted += dropped
+            step.dropped.update(victim for victim, _ in dropped)
+            return True
+    ledger.rollback(mark)
+    return False
+
+
+def find(step: PlanInProgress, row: int, tokens: int) -> bool:
+    """FindBlock / FindPreemptBlock: what the ledger can give without dropping anybody."""
+    ledger = step.ledger
+    fresh = step.view.requests.computed_tokens[row] == 0
+    if not fresh and ledger.held_blocks(row):
+        return ledger.grow(row, tokens)
+    if fresh:
+        if not ledger.admit(row, tokens):
+            return False
+        step.plan.admitted.append((row, 0))
+        return True
+    mark = ledger.mark()
+    if ledger.swap_in(row) and ledger.grow(row, tokens):
+        ledger.commit(mark)
+        step.plan.swapped_in.append(row)
+        return True
+    ledger.rollback(mark)
+    return False
