@@ -8,7 +8,6 @@ has the results.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +111,6 @@ def inputs_of(case: str, estimator: str, seed: int, quick: bool) -> Inputs:
 def run_point(case: str, estimator: str, seed: int, quick: bool) -> dict:
     """One run: its metrics by name."""
     ((_, result),) = run_each(inputs_of(case, estimator, seed, quick))
-    gc.collect()  # what earlier runs left: rings of objects with large arrays, too few for Python to look for by itself
     return {metric.name: metric.of(result.summary) for metric in CASES[case].metrics}
 
 

@@ -7,7 +7,6 @@ profile's, and what policies believe was fitted to one whose steps are off.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -171,5 +170,4 @@ def run_point(setting: str, part: str, factor: float, seed: int, quick: bool) ->
     rows = []
     for spec, result in run_each(inputs):
         rows.append({"policy": spec.label, **{metric.name: metric.of(result.summary) for metric in chosen.metrics}})
-        gc.collect()  # a run is a ring of objects with large arrays, too few for Python to look for them by itself
     return rows
