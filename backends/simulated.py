@@ -134,9 +134,17 @@ class SimulatedBackend:
         batch = sorted(plan.rows.tolist()), not len(work.prefill_new)
         changed = batch != self._batch or not batch[1]
         self._batch = batch
-        out = sum(kind is Preemption.SWAP for _, kind in plan.preempted)
-        back = len(plan.swapped_in)
-        return Churn(len(plan.admitted) + back, out, back, bool(changed or out))
+        computed = self.requests.computed_tokens
+        out = [row for row, kind in plan.preempted if kind is Preemption.SWAP]
+        back = plan.swapped_in
+        return Churn(
+            len(plan.admitted) + len(back),
+            len(out),
+            len(back),
+            sum(computed[out].tolist()) if out else 0,
+            sum(computed[back].tolist()) if back else 0,
+            bool(changed or out),
+        )
 
     def transfer(self, moves: list[KvMove], now: float) -> Transfers:
         """Queue transfers at `now`."""

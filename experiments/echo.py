@@ -74,7 +74,8 @@ def _plot_latencies(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) ->
                     part[metric], part["quantile"], xerr=error, label=NAMES[policy], color=COLOURS[policy], capsize=2
                 )
             axes[i, j].axvline(aim, color="black", linestyle="--", linewidth=0.8)
-            axes[i, j].set(xscale="log", xlabel="TTFT, s" if i == 0 else "mean TPOT of a request, s", ylabel="share of requests")
+            name = "TTFT, s" if i == 0 else "mean TPOT of a request, s"
+            axes[i, j].set(xscale="log", xlabel=name, ylabel="share of requests")
             axes[i, j].grid(alpha=0.3)
         axes[0, j].set_title(said, fontsize=9)
     legend(canvas, axes[0, 0])
@@ -105,7 +106,7 @@ def _plot_hits(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None
     rate.fill_between(series.time_s / 60, series.arrivals, color="tab:gray", alpha=0.2)
     rate.set_ylabel("online requests/s (grey)")
     axes.axhline(78.6, color="black", linestyle=":", linewidth=0.8, label="paper: 78.6 %")
-    axes.set(xlabel="minutes of the run, one of every two hours of the day", ylabel="prefix hit rate of a minute, %", ylim=(0, 100))
+    axes.set(xlabel="minutes of the run (2:00, 6:00, ... of the day)", ylabel="prefix hit rate of a minute, %", ylim=(0, 100))
     axes.legend(loc="lower right", fontsize=8)
 
 
@@ -154,7 +155,8 @@ def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> No
     metrics |= {"hit_rate": ("hit rate, %", 100.0)}
     axes = panels(canvas, 1, len(metrics), width=3.0, height=0.3 * len(rows) + 1.0)[0]
     for one, (metric, (label, factor)) in zip(axes, metrics.items(), strict=True):
-        one.barh(rows.change, rows[metric] * factor, xerr=np.nan_to_num(rows[f"{metric}_ci"]) * factor, color="tab:red", capsize=2)
+        error = np.nan_to_num(rows[f"{metric}_ci"]) * factor
+        one.barh(rows.change, rows[metric] * factor, xerr=error, color="tab:red", capsize=2)
         one.invert_yaxis()
         one.set_xlabel(label, fontsize=8)
         one.tick_params(axis="y", labelleft=one is axes[0], labelsize=8)

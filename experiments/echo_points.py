@@ -16,8 +16,9 @@ from .study import Scale
 SHORT = "loogle-short"
 BASE = "as in Fig. 6"
 ESTIMATORS = ("paper", "perfect")
-# pools and rungs that are run with exactly known step times, too: these runs take longest
-EXACT = {SHORT: LADDER, "sharegpt": (LADDER[0], LADDER[-1])}
+# rungs of each pool; with exactly known step times runs take longest
+ENDS = (LADDER[0], LADDER[-1])
+RUNGS = {"paper": {"toolbench": ENDS, "next-qa": ENDS}, "perfect": {SHORT: LADDER}}
 ALONE = "online alone"
 
 # what is changed -> arguments of a run; `policy` stands for options that both, BS and Echo, are given as far as they have them
@@ -26,9 +27,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "estimate corrected by what steps took": {"options": "feedback=0.2"},
     "exact step times": {"estimator": "perfect"},
     "exact step times, TPOT bounds gaps": {"estimator": "perfect", "options": "slo=gap"},
-    "exact step times, b(D) = 20": {"estimator": "perfect", "options": "b_decode=20"},
     "pool listed by document": {"order": "by-document"},
-    "half of the online rate": {"peak_rate": 4.0},
     "one and a half of the online rate": {"peak_rate": 12.0},
     "half of the KV memory": {"num_blocks": 4985},
     "512 tokens a step": {"budget": 512},
@@ -71,7 +70,7 @@ def throughput(scale: Scale) -> list[Point]:
         | _small(pool, scale)
         for pool in pools
         for estimator in ESTIMATORS
-        for p in (LADDER if estimator == "paper" else EXACT.get(pool, ()))
+        for p in RUNGS[estimator].get(pool, LADDER if estimator == "paper" else ())
     ]
     return _over(scale, settings, ("pool", "estimator", "policy"))
 
@@ -88,7 +87,7 @@ def series(scale: Scale) -> list[Point]:
     """Figs. 8 to 10."""
     chosen = (("echo-bs-e-s", "paper"), ("echo", "paper"), ("echo", "perfect"))
     settings = [
-        {"policy": p, "pool": SHORT, "estimator": e, "minutes": 2 if scale.quick else 12} | _small(SHORT, scale)
+        {"policy": p, "pool": SHORT, "estimator": e, "minutes": minutes(scale, 6)} | _small(SHORT, scale)
         for p, e in chosen
     ]
     return _over(scale, settings, ("policy", "estimator"))
@@ -101,7 +100,7 @@ def arrivals(scale: Scale) -> list[Point]:
 
 def memory(scale: Scale) -> list[Point]:
     """Sec. 5.3."""
-    size = {"minutes": 2, "history_s": 30.0} if scale.quick else {"minutes": 15, "history_s": 300.0}
+    size = {"minutes": 2, "history_s": 30.0} if scale.quick else {"minutes": 12, "history_s": 300.0}
     settings = [size | {"pool": None, "burstiness": b} for b in (0.3, 0.0)]
     return _over(scale, settings, ("burstiness",))
 
@@ -114,7 +113,7 @@ def varied(scale: Scale) -> list[Point]:
             continue
         work = {k: v for k, v in changed.items() if k != "options"}
         options = f":{changed['options']}" if "options" in changed else ""
-        for p in (LADDER[0], LADDER[-1]):
+        for p in ENDS:
             bs = p == LADDER[0]  # what concerns the bound and the estimate does not change it
             mine = {k: v for k, v in work.items() if not (bs and k == "estimator")}
             one = {"policy": p if bs else p + options, "_policy": p, "_change": name}

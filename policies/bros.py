@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
-from .bros_memory import acquire, place_plain, take_from
+from .bros_memory import Hopeless, acquire, grow_first, place_plain, take_from
 from .bros_parts import EMPTY, Choice, PlanInProgress, Urgent, Victims, within_tokens
 from .bros_plain import all_fit, nobody_joins, place_all
 from .deadlines import DeadlineQueue, RowSet
@@ -294,15 +294,18 @@ class BrosPolicy(Policy):
         placed, others = place_plain(step, chosen)
         if not others:
             return chosen, True
-        for i in others:
+        left = np.array(others, np.int64)
+        while len(left):
+            left, tried = grow_first(step, chosen, placed, left)
+            if not len(left):
+                break
+            i, left = int(left[0]), left[1:]
             row = int(chosen.rows[i])
-            if row in step.dropped:
-                continue
             # A request that is too late already, and holds nothing yet, does not push out others that are not.
             late = urgent.residual[i] < urgent.costs[i] and not step.ledger.held_blocks(row)
             rivals = urgent.batch.rows[:0] if late and not self.options.late_drops else urgent.batch.rows
             victims = Victims(self.be_pending.rows, rivals, chosen.rows[placed], row)
-            if not acquire(step, row, int(chosen.context[i]), victims):
+            if not (take_from if tried else acquire)(step, row, int(chosen.context[i]), victims):
                 return chosen[placed], False
             placed[i] = True
         return chosen[placed], bool(placed.all())
@@ -320,18 +323,14 @@ class BrosPolicy(Policy):
         chosen = reduced.batch[: min(reduced.fitting(size), self._within_tokens(reduced.batch))]
         others = chosen[~np.isin(chosen.rows, placed.rows)]
         done, growing = place_plain(step, others)
-        growing = np.array(growing, np.int64)
-        while len(growing):
-            if step.dropped:
-                growing = growing[step.keeps(others.rows[growing])]
-            grown = step.ledger.grow_each(others.rows[growing], others.context[growing])
-            done[growing[:grown]] = True
-            if grown < len(growing):
-                i = growing[grown]
-                running = np.concatenate([placed.rows, others.rows[done]])
-                victims = Victims(self.be_pending.rows, rows, running, int(others.rows[i]))
-                done[i] = take_from(step, int(others.rows[i]), int(others.context[i]), victims)
-            growing = growing[grown + 1 :]
+        left = np.array(growing, np.int64)
+        while len(left):
+            left, _ = grow_first(step, others, done, left)
+            if len(left):
+                i, left = int(left[0]), left[1:]
+                row, running = int(others.rows[i]), np.concatenate([placed.rows, others.rows[done]])
+                victims = Victims(self.be_pending.rows, rows, running, row)
+                done[i] = take_from(step, row, int(others.context[i]), victims)
         return placed + others[done]
 
     def _place_best_effort(
@@ -344,17 +343,16 @@ class BrosPolicy(Policy):
             candidates = candidates[step.keeps(candidates.rows)]
             packed = min(packed, self._room(placed, candidates, bound, size))
         running = step.view.requests.state[candidates.rows] == _RUNNING
-        hopeless = np.inf  # tokens: a newcomer of this size found no room, so none that is larger will
+        hopeless = Hopeless(step)
         while packed > 0:
             group, candidates = candidates[:packed], candidates[packed:]
             newcomer, running = ~running[:packed], running[packed:]
             done, others = place_plain(step, group)
             left = np.array(others, np.int64)
             while len(left):
-                if hopeless < np.inf:
-                    left = left[~newcomer[left] | (group.context[left] < hopeless)]
-                    if not len(left):
-                        break
+                left = left[~newcomer[left] | (group.context[left] < hopeless.tokens)]
+                if not len(left):
+                    break
                 i, left = int(left[0]), left[1:]
                 row, tokens = int(group.rows[i]), int(group.context[i])
                 if row in step.dropped:
@@ -363,9 +361,9 @@ class BrosPolicy(Policy):
                 victims = self._later_ones(row, accepted.rows, group.rows[done]) if whole else ()
                 done[i] = acquire(step, row, tokens, victims)
                 if newcomer[i] and not done[i]:
-                    hopeless = tokens
+                    hopeless.found_none(row, tokens)
             accepted = accepted + (group[done] if others else group)
-            if done.all() or not (running | (candidates.context < hopeless)).any():
+            if done.all() or not (running | (candidates.context < hopeless.tokens)).any():
                 break
             packed = self._room(placed + accepted, candidates, bound, size)
         return accepted

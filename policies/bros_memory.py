@@ -11,6 +11,7 @@ import numpy as np
 from .bros_parts import PlanInProgress
 from .estimators import Batch
 from .plan import Preemption
+from .requests import State
 
 
 def place_plain(step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[int]]:
@@ -29,6 +30,43 @@ def place_plain(step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[in
     if len(roomy) and ledger.grow_all(batch.rows[roomy], batch.context[roomy]):
         placed[roomy] = True
     return placed, np.flatnonzero(~placed).tolist()
+
+
+def grow_first(step: PlanInProgress, batch: Batch, done: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Those at the front of `left` (indices, int64) that hold memory and find what they lack without dropping anybody get it,
+    and are marked in `done` (bool[n]). Returns the others, without dropped ones, and whether the first of them has just been
+    refused."""
+    if step.dropped:
+        left = left[step.keeps(batch.rows[left])]
+    rows = batch.rows[left]
+    holding = step.view.requests.state[rows] == State.RUNNING
+    reach = len(rows) if holding.all() else int(holding.argmin())
+    grown = step.ledger.grow_each(rows[:reach], batch.context[left[:reach]]) if reach else 0
+    done[left[:grown]] = True
+    return left[grown:], grown < reach
+
+
+class Hopeless:
+    """How many tokens a best-effort newcomer need not ask for in this step.
+
+    tokens  who needs so many or more would find nothing
+    """
+
+    def __init__(self, step: PlanInProgress) -> None:
+        self._step = step
+        self._refused = np.inf  # the least that somebody asked for in vain
+        self._limit = np.inf  # what the ledger has, as long as nobody else is dropped
+        self._dropped = -1
+
+    @property
+    def tokens(self) -> float:
+        return min(self._refused, self._limit) if len(self._step.dropped) == self._dropped else self._refused
+
+    def found_none(self, row: int, tokens: int) -> None:
+        """`row`, a newcomer, found no room for `tokens`."""
+        self._refused = min(self._refused, tokens)
+        self._limit = self._step.ledger.room_tokens(row) + 1
+        self._dropped = len(self._step.dropped)
 
 
 def acquire(step: PlanInProgress, row: int, tokens: int, victims: Iterable[int]) -> bool:

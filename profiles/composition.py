@@ -17,12 +17,15 @@ class Churn:
     joined       requests that get KV memory with this step: admitted, or back from the host
     swapped_out  requests whose KV goes to the host
     swapped_in   requests whose KV comes back
+    swapped_out_tokens, swapped_in_tokens  of these requests, all that they have computed
     changed      other requests than in the step before, or a prompt in one of the two
     """
 
     joined: int = 0
     swapped_out: int = 0
     swapped_in: int = 0
+    swapped_out_tokens: int = 0
+    swapped_in_tokens: int = 0
     changed: bool = False
 
 

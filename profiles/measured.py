@@ -87,7 +87,9 @@ class TrafficTimes:
     join_s      per request that joins, beyond what a prompt costs that is repeated (kernels for a new number of tokens,
                 first use of all that belongs to a request)
     change_s    a step whose batch is not that of the step before: the engine builds its inputs anew
-    swap_out_s, swap_in_s  per request whose KV is moved, the engine's own work; the bytes are the link's
+    swap_out_s, swap_in_s  per request whose KV is moved, the engine's own work
+    swap_out_token_s, swap_in_token_s  and per token of it: copies that the step does not overlap with. What goes beside a
+                step is the link's (`Profile.pcie_bytes_per_s`)
     """
 
     step_s: float = Field(ge=0)
@@ -96,10 +98,13 @@ class TrafficTimes:
     change_s: float = Field(ge=0)
     swap_out_s: float = Field(default=0.0, ge=0)
     swap_in_s: float = Field(default=0.0, ge=0)
+    swap_out_token_s: float = Field(default=0.0, ge=0)
+    swap_in_token_s: float = Field(default=0.0, ge=0)
 
     def seconds(self, decode_requests: int, churn: Churn) -> float:
         once = self.join_s * churn.joined + self.change_s * churn.changed
         once += self.swap_out_s * churn.swapped_out + self.swap_in_s * churn.swapped_in
+        once += self.swap_out_token_s * churn.swapped_out_tokens + self.swap_in_token_s * churn.swapped_in_tokens
         return self.step_s + self.request_s * decode_requests + once
 
 

@@ -58,7 +58,10 @@ def _traffic(model: MeasuredModel, samples: Sequence[StepSample]) -> TrafficTime
     seconds = _seconds(samples)
     left = (seconds - [model.repeated_seconds(s.work) for s in samples]) / seconds
     works = [(s.work.decode_requests, s.work.churn) for s in samples]
-    rows = [(1.0, n, c.joined, c.changed, c.swapped_out, c.swapped_in) for n, c in works]
+    rows = [
+        (1.0, n, c.joined, c.changed, c.swapped_out, c.swapped_in, c.swapped_out_tokens, c.swapped_in_tokens)
+        for n, c in works
+    ]
     features = np.array(rows) / seconds[:, None]
     factor = np.ones(len(samples))
     for _ in range(_ROUNDS):

@@ -21,7 +21,7 @@ from twinserve.profiles.specs import ProfileError
 _KEY = b"twinserve"
 SWAP_OUT, SWAP_IN = "swap_out", "swap_in"
 DISTURBED = 0.05
-_CHURN = ("joined", "swapped_out", "swapped_in", "changed")
+_CHURN = ("joined", "swapped_out", "swapped_in", "swapped_out_tokens", "swapped_in_tokens", "changed")
 _ENOUGH = 3
 
 
@@ -159,6 +159,8 @@ def _schema():
             ("joined", pa.int32()),
             ("swapped_out", pa.int32()),
             ("swapped_in", pa.int32()),
+            ("swapped_out_tokens", pa.int64()),
+            ("swapped_in_tokens", pa.int64()),
             ("changed", pa.bool_()),
         ]
     )

@@ -63,6 +63,11 @@ class KvLedger(ABC):
         """At most so many further blocks could the row get now without anybody being dropped; an upper bound."""
         return self.free_blocks
 
+    def room_tokens(self, row: int) -> int:
+        """At most so many tokens of the row, which holds nothing, could get a place now without anybody being dropped; an upper
+        bound."""
+        return self.obtainable_blocks(row) * self.block_tokens
+
     def gained_blocks(self, row: int, victim: int) -> int:
         """How many more blocks `row` could obtain if `victim` were dropped; an upper bound."""
         return self.held_blocks(victim)

@@ -55,16 +55,20 @@ class Placement(Overwriting):
     def could_fit(self, row: int, tokens: int, keep_free: int) -> bool:
         """So many tokens of a new row would find slots now, host room for checkpoints aside."""
         state = self.state
+        empty = state.num_empty - keep_free
+        return tokens <= empty * self.state.size or tokens <= self.room(row, keep_free)
+
+    def room(self, row: int, keep_free: int = 0) -> int:
+        """Tokens of a new row that would find slots now, host room for checkpoints aside."""
+        state = self.state
         room = (state.num_empty - keep_free) * state.size
-        if tokens <= room:
-            return True
         if self.table.klass[row] == RT:
-            return tokens <= room + len(self.preemptable()) * state.size
+            return room + len(self.preemptable()) * state.size
         cells = self.sharable()
         free = np.where(
             state.is_pinned(state.owner[cells]), state.size - state.count[cells], state.size
         )
-        return tokens <= room + int(free.sum())
+        return room + int(free.sum())
 
     def grow(self, row: int, tokens: int) -> bool:
         return self.expand(row, tokens - int(self.state.tokens[row]))

@@ -56,6 +56,9 @@ class BidirectionalLedger(KvLedger):
             return self.free_blocks + self.preemptable_blocks()
         return self.num_blocks
 
+    def room_tokens(self, row: int) -> int:
+        return self._place.room(row)
+
     def gained_blocks(self, row: int, victim: int) -> int:
         """None for a real-time row from a best-effort one: it may enter that one's own blocks anyway, and the others have a
         real-time owner already."""

@@ -10,7 +10,9 @@ from twinserve.profiles.measured import TrafficTimes
 from twinserve.profiles.measured_fit import TRAFFIC, fit_steps
 from twinserve.profiles.measured_samples import Measurement, StepSample, read_samples, write_samples
 
-KNOWN = TrafficTimes(step_s=4e-5, request_s=3e-6, join_s=4e-4, change_s=1e-4, swap_out_s=6e-4, swap_in_s=3e-4)
+KNOWN = TrafficTimes(
+    step_s=4e-5, request_s=3e-6, join_s=4e-4, change_s=1e-4, swap_out_s=6e-4, swap_in_s=3e-4, swap_out_token_s=4e-6
+)
 
 
 def repeated() -> list[StepSample]:
@@ -39,8 +41,8 @@ def traffic(known: TrafficTimes, seed: int = 0, noise: float = 0.03, held_up: fl
             "steady": STEADY,
             "changed": Churn(changed=True),
             "join": Churn(joined=1, changed=True),
-            "out": Churn(swapped_out=int(rng.integers(1, 3)), changed=True),
-            "in": Churn(joined=1, swapped_in=1, changed=True),
+            "out": Churn(swapped_out=1 + i % 2, swapped_out_tokens=int(rng.integers(1, 600)), changed=True),
+            "in": Churn(joined=1, swapped_in=1, swapped_in_tokens=int(rng.integers(1, 600)), changed=True),
         }[kind]
         prompt = (np.array([100]), np.array([0])) if kind == "join" else ()
         work = StepComposition(n, n * 100, 100, *prompt, churn=churn)
@@ -56,7 +58,8 @@ def test_known_terms_are_found(held_up):
     for name, within in (("step_s", 1e-5), ("request_s", 1e-6), ("join_s", 4e-5), ("change_s", 2e-5)):
         assert getattr(model.traffic, name) == pytest.approx(getattr(KNOWN, name), abs=within), name
     assert model.traffic.swap_out_s == pytest.approx(KNOWN.swap_out_s, rel=0.1)
-    assert model.traffic.swap_in_s == pytest.approx(KNOWN.swap_in_s, rel=0.25)
+    assert model.traffic.swap_out_token_s == pytest.approx(KNOWN.swap_out_token_s, rel=0.1)
+    assert model.traffic.swap_in_s == pytest.approx(KNOWN.swap_in_s, rel=0.35) and model.traffic.swap_in_token_s < 4e-7
     assert model.fit.traffic_steps == 1200
     if not held_up:
         assert model.fit.traffic_error == pytest.approx(0.03 * (2 / np.pi) ** 0.5, rel=0.2)  # the noise itself
@@ -80,6 +83,7 @@ def test_churn_comes_back_from_the_file_and_older_files_have_none(tmp_path):
     write_samples(Measurement(samples, [], {"a": 1}), tmp_path / "s.parquet")
     assert [s.work.churn for s in read_samples(tmp_path / "s.parquet").steps] == [s.work.churn for s in samples]
     table = pq.read_table(tmp_path / "s.parquet")
-    old = table.drop_columns(["joined", "swapped_out", "swapped_in", "changed"]).replace_schema_metadata(table.schema.metadata)
+    churn = ["joined", "swapped_out", "swapped_in", "swapped_out_tokens", "swapped_in_tokens", "changed"]
+    old = table.drop_columns(churn).replace_schema_metadata(table.schema.metadata)
     pq.write_table(old, tmp_path / "old.parquet")
     assert {s.work.churn for s in read_samples(tmp_path / "old.parquet").steps} == {STEADY}

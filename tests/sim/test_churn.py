@@ -96,7 +96,8 @@ def test_what_changes_is_what_the_plans_say(profile):
     for work, plan, _ in works:
         batch = set(plan.rows.tolist()), len(work.prefill_new) == 0
         assert work.churn.joined == len(plan.admitted) + len(plan.swapped_in)
-        assert work.churn.swapped_in == len(plan.swapped_in)
+        assert work.churn.swapped_in == len(plan.swapped_in) <= max(work.churn.swapped_in_tokens, 0)
+        assert (work.churn.swapped_out > 0) == (work.churn.swapped_out_tokens > 0)
         moved = work.churn.swapped_out > 0
         assert work.churn.changed == (batch != before or not batch[1] or moved)
         before, swapped = batch, swapped + work.churn.swapped_out
