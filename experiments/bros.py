@@ -77,7 +77,7 @@ def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> No
     names = {"pool": "requests in a best-effort batch", "slow": "factor on step times"}
     names |= {"memory": "factor on KV blocks", "duration": "seconds of arrivals"}
     metrics = {"normalized_ms": LATENCY, **ATTAINMENTS, "be_rps": ("best-effort requests/s", 1.0)}
-    grid(canvas, table, "varied", metrics, "value", "policy", LOOKS, title=names.get, xlabel=" ")
+    grid(canvas, table, "varied", metrics, "value", "policy", LOOKS, _from_zero, names.get, " ")
 
 
 def _bars(labels: str, metrics: dict[str, tuple[str, float]], by: str):

@@ -23,8 +23,10 @@ from .echo_runs import AIM, LADDER, TPOT_S, TTFT_S, foretold_arrivals, foretold_
 from .echo_tables import beside_bs, of_arrivals, of_days, of_memory, of_series, profile_of_day, quantiles
 from .study import Figure, Study
 
-NAMES = {"echo-bs": "BS", "echo-bs-e": "BS+E", "echo-bs-e-s": "BS+E+S", "echo": "Echo", points.ALONE: "online alone"}
-COLOURS = dict(zip((*LADDER, points.ALONE), ("tab:blue", "tab:orange", "tab:green", "tab:red", "black"), strict=True))
+NAMES = dict(zip(LADDER, ("BS", "BS+E", "BS+E+S", "Echo"), strict=True))
+NAMES |= {points.ALONE: "online alone", points.GAPS: "BS+E, gaps"}
+_TAB = ("tab:blue", "tab:orange", "tab:green", "tab:red", "black", "tab:brown")
+COLOURS = dict(zip((*LADDER, points.ALONE, points.GAPS), _TAB, strict=True))
 BELIEFS = {"paper": "fitted estimator", "perfect": "exact step times"}
 HOUR = "hour of the day"
 
@@ -82,39 +84,36 @@ def _plot_latencies(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) ->
 
 
 def _plot_active(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    axes = panels(canvas, 1, 2, width=4.5, height=3.2)[0]
-    for one, (estimator, said) in zip(axes, BELIEFS.items(), strict=True):
-        series = profile_of_day(found, "echo", estimator)
+    mine = [one for one in points.SERIES if one[0] == LADDER[-1]]
+    axes = panels(canvas, 1, len(mine), width=3.6, height=3.0)[0]
+    for one, (policy, estimator, memory) in zip(axes, mine, strict=True):
+        series = profile_of_day(found, policy, estimator, memory)
         for name, colour in (("online", "tab:red"), ("offline", "tab:blue")):
-            one.plot(series.hour + series.time_s % 60 / 60 - 0.5, series[name], label=name, color=colour, linewidth=1)
-        one.set(xlabel=f"{HOUR} (its minute)", ylabel="requests with KV", title=f"Echo, {said}")
-        one.title.set_fontsize(9)
+            one.plot(series.time_s / 60, series[name], label=name, color=colour, linewidth=1)
+        one.set(xlabel="minutes of the run", ylabel="requests with KV")
+        one.set_title(f"Echo, {BELIEFS[estimator]}, {memory} of the memory", fontsize=8)
     legend(canvas, axes[0])
 
 
 def _plot_hits(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     axes = canvas.subplots()
-    for (policy, estimator), style in (
-        (("echo-bs-e-s", "paper"), "-"),
-        (("echo", "paper"), "-"),
-        (("echo", "perfect"), "--"),
-    ):
-        series = profile_of_day(found, policy, estimator)
-        label = f"{NAMES[policy]}, {BELIEFS[estimator]}"
+    for policy, estimator, memory in points.SERIES:
+        series = profile_of_day(found, policy, estimator, memory)
+        style = {("paper", "all"): "-", ("perfect", "all"): "--", ("paper", "half"): ":"}[(estimator, memory)]
+        label = ", ".join([NAMES[policy], BELIEFS[estimator], *(["half of the memory"] if memory == "half" else [])])
         axes.plot(series.time_s / 60, 100 * series.hit_rate, style, color=COLOURS[policy], label=label)
     rate = axes.twinx()
     rate.fill_between(series.time_s / 60, series.arrivals, color="tab:gray", alpha=0.2)
     rate.set_ylabel("online requests/s (grey)")
-    axes.axhline(78.6, color="black", linestyle=":", linewidth=0.8, label="paper: 78.6 %")
+    axes.axhline(78.6, color="black", linewidth=0.8, label="paper: 78.6 %")
     axes.set(xlabel="minutes of the run (2:00, 6:00, ... of the day)", ylabel="prefix hit rate of a minute, %", ylim=(0, 100))
     axes.legend(loc="lower right", fontsize=8)
 
 
 def _plot_memory(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    shown = (("echo-bs-e-s", "paper"), ("echo", "paper"), ("echo", "perfect"))
-    axes = panels(canvas, 1, 3, width=3.4, height=3.2)[0]
-    for one, (policy, estimator) in zip(axes, shown, strict=True):
-        series = profile_of_day(found, policy, estimator)
+    axes = panels(canvas, 1, len(points.SERIES), width=2.6, height=3.0)[0]
+    for one, (policy, estimator, memory) in zip(axes, points.SERIES, strict=True):
+        series = profile_of_day(found, policy, estimator, memory)
         parts = {
             "occupied": series.online_used + series.offline_used,
             "online free": series.online_cached,
@@ -122,7 +121,7 @@ def _plot_memory(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> No
         }
         one.stackplot(series.time_s / 60, *(100 * v for v in parts.values()), labels=parts)
         one.set(xlabel="minutes of the run", ylabel="share of memory, %", ylim=(0, 100))
-        one.set_title(f"{NAMES[policy]}, {BELIEFS[estimator]}", fontsize=9)
+        one.set_title(f"{NAMES[policy]}, {BELIEFS[estimator]},\n{memory} of the memory", fontsize=8)
     legend(canvas, axes[0])
 
 

@@ -18,18 +18,31 @@ BASE = "as in Fig. 6"
 ESTIMATORS = ("paper", "perfect")
 # rungs of each pool; with exactly known step times runs take longest
 ENDS = (LADDER[0], LADDER[-1])
-RUNGS = {"paper": {"toolbench": ENDS, "next-qa": ENDS}, "perfect": {SHORT: LADDER}}
+RUNGS = {"paper": {"toolbench": ENDS, "next-qa": ENDS}, "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS}}
+# policy, estimator, KV memory
+SERIES = (
+    (LADDER[2], "paper", "all"),
+    (LADDER[3], "paper", "all"),
+    (LADDER[3], "perfect", "all"),
+    (LADDER[2], "paper", "half"),
+    (LADDER[3], "paper", "half"),
+)
+HALF = 4985  # blocks
 ALONE = "online alone"
+GAPS = f"{LADDER[1]}:slo=gap"
 
 # what is changed -> arguments of a run; `policy` stands for options that both, BS and Echo, are given as far as they have them
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     BASE: {},
     "estimate corrected by what steps took": {"options": "feedback=0.2"},
+    "estimate corrected, TPOT bounds gaps": {"options": "slo=gap,feedback=0.2"},
     "exact step times": {"estimator": "perfect"},
     "exact step times, TPOT bounds gaps": {"estimator": "perfect", "options": "slo=gap"},
+    "exact step times, b(D) = 20": {"estimator": "perfect", "options": "b_decode=20"},
+    "no threshold": {"options": "threshold=false"},
     "pool listed by document": {"order": "by-document"},
     "one and a half of the online rate": {"peak_rate": 12.0},
-    "half of the KV memory": {"num_blocks": 4985},
+    "half of the KV memory": {"num_blocks": HALF},
     "512 tokens a step": {"budget": 512},
 }
 QUICK_VARIANTS = (BASE, "exact step times", "pool listed by document")
@@ -76,21 +89,25 @@ def throughput(scale: Scale) -> list[Point]:
 
 
 def latencies(scale: Scale) -> list[Point]:
-    """Fig. 7: those of Fig. 6 beside questions on LooGLE's short set, and online requests alone."""
+    """Fig. 7: those of Fig. 6 beside questions on LooGLE's short set, BS+E with TPOT as a bound on gaps, and online requests
+    alone."""
     mine = [p for p in throughput(scale) if p.axes["pool"] == SHORT]
     alone = {"policy": LADDER[0], "pool": None, "minutes": minutes(scale, 6)} | ({"peak_rate": 2.0} if scale.quick else {})
     alone |= {"_policy": ALONE, "_pool": SHORT, "_estimator": "paper"}
-    return mine + _over(scale, [alone], ("pool", "estimator", "policy"))
+    gaps = {"policy": GAPS, "pool": SHORT, "estimator": "perfect", "minutes": minutes(scale, 6)}
+    gaps |= _small(SHORT, scale)
+    return mine + _over(scale, [gaps, alone], ("pool", "estimator", "policy"))
 
 
 def series(scale: Scale) -> list[Point]:
     """Figs. 8 to 10."""
-    chosen = (("echo-bs-e-s", "paper"), ("echo", "paper"), ("echo", "perfect"))
     settings = [
-        {"policy": p, "pool": SHORT, "estimator": e, "minutes": minutes(scale, 6)} | _small(SHORT, scale)
-        for p, e in chosen
+        {"policy": p, "pool": SHORT, "estimator": e, "minutes": minutes(scale, 6), "_memory": memory}
+        | ({"num_blocks": HALF} if memory == "half" else {})
+        | _small(SHORT, scale)
+        for p, e, memory in SERIES
     ]
-    return _over(scale, settings, ("policy", "estimator"))
+    return _over(scale, settings, ("policy", "estimator", "memory"))
 
 
 def arrivals(scale: Scale) -> list[Point]:

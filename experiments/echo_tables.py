@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from .echo_points import ALONE
+from .echo_points import ALONE, GAPS
 from .echo_runs import BIN_S, LADDER, QUANTILES
 from .grid import over_seeds
 
@@ -40,7 +40,7 @@ def quantiles(points: pd.DataFrame) -> pd.DataFrame:
         here = points.assign(quantile=q, ttft_s=points[f"ttft_q{name}"], tpot_s=points[f"tpot_q{name}"])
         found.append(over_seeds(here, ["estimator", "policy", "quantile"], ["ttft_s", "tpot_s", *ONLINE]))
     joined = pd.concat(found, ignore_index=True)
-    order = {name: i for i, name in enumerate((ALONE, *LADDER))}
+    order = {name: i for i, name in enumerate((ALONE, *LADDER, GAPS))}
     return joined.sort_values(["estimator", "policy"], key=lambda c: c.map(order) if c.name == "policy" else c, kind="stable")
 
 
@@ -54,8 +54,9 @@ def of_series(points: pd.DataFrame) -> pd.DataFrame:
     half_full         share of the iterations in which requests hold more than half of the memory
     """
     rows = []
-    for (policy, estimator, seed), part in points.groupby(["policy", "estimator", "seed"], sort=False, dropna=False):
-        row = {"policy": policy, "estimator": estimator, "seed": seed}
+    key = ["policy", "estimator", "memory"]
+    for axes, part in points.groupby([*key, "seed"], sort=False):
+        row = dict(zip((*key, "seed"), axes, strict=True))
         row["correlation"] = correlation(part.online, part.offline)
         row["correlation_used"] = correlation(part.online_used, part.offline_used)
         for name, mine in (("", part), ("_trough", part[part.tide < TROUGH]), ("_peak", part[part.tide > PEAK])):
@@ -65,7 +66,7 @@ def of_series(points: pd.DataFrame) -> pd.DataFrame:
         row["online_cached"], row["offline_cached"] = part.online_cached.mean(), part.offline_cached.mean()
         rows.append(row)
     frame = pd.DataFrame(rows)
-    return over_seeds(frame, ["policy", "estimator"], [name for name in frame if name not in ("policy", "estimator", "seed")])
+    return over_seeds(frame, key, [name for name in frame if name not in (*key, "seed")])
 
 
 def hit_rate(part: pd.DataFrame) -> float:
@@ -114,9 +115,9 @@ def of_memory(points: pd.DataFrame) -> pd.DataFrame:
     return over_seeds(pd.DataFrame(rows), ["burstiness"], ["exceeded", "spare", "held"])
 
 
-def profile_of_day(points: pd.DataFrame, policy: str, estimator: str) -> pd.DataFrame:
+def profile_of_day(points: pd.DataFrame, policy: str, estimator: str, memory: str = "all") -> pd.DataFrame:
     """The series of a policy: a row for each ten seconds, the mean over seeds; hit rates of a minute (hits over prompts)."""
-    mine = points[(points.policy == policy) & (points.estimator == estimator)]
+    mine = points[(points.policy == policy) & (points.estimator == estimator) & (points.memory == memory)]
     series = mine.groupby("time_s").mean(numeric_only=True)
     sums = mine.groupby("time_s")[["hit_tokens", "prompt_tokens"]].sum().rolling(round(60 / BIN_S), min_periods=1).sum()
     series["hit_rate"] = sums.hit_tokens / sums.prompt_tokens.where(sums.prompt_tokens > 0)

@@ -106,7 +106,7 @@ def _throughput(table: pd.DataFrame, where: str, over: str, paper: str, why: str
         worst = part.loc[part.throughput_change.abs().idxmax()]
         saved = table[(table.policy == SAVABLE) & (table.model == model)]
         saved = saved.loc[saved.throughput_change.abs().idxmax()]
-        texts = [f"{shown(100 * r.throughput_change, 100 * r.throughput_change_ci, 2)} %" for r in (worst, saved)]
+        texts = [f"{shown(100 * r.throughput_change, round(100 * r.throughput_change_ci, 6), 2)} %" for r in (worst, saved)]
         what = f"throughput, LayerKV over vLLM, {model}: largest change over {over}"
         verdict: Verdict = "agrees" if abs(worst.throughput_change) <= 0.03 else "differs"
         found.append(_claim(where, what, paper, f"{texts[0]}; savable: {texts[1]}", verdict, why))
@@ -183,7 +183,7 @@ WHY_BREAKDOWN = (
 )
 WHY_CONTEXT = (
     "The gain is largest where vLLM's memory is just too small: vLLM's queue then grows to the end of the run and "
-    "LayerKV's does not. With more memory or a lower rate it shrinks (figure `settings`)."
+    "LayerKV's does not. With more memory, and below vLLM's capacity, it shrinks (figure `settings`)."
 )
 WHY_CONTEXT_THROUGHPUT = (
     "The rate is far beyond capacity at long contexts. Lower, where steps fetch layers for longer than they compute: with "

@@ -28,6 +28,7 @@ from .runs import LONGEST_RUN
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
 _RUNNING = int(State.RUNNING)
+_NOBODY = np.zeros(0, np.int64)
 _CLOCK_SLACK_S = 1e-6  # a run of steps ends this much before an order of deadlines changes, and is planned anew
 
 
@@ -213,7 +214,7 @@ class BrosPolicy(Policy):
         pending = self.be_pending.rows
         for batch, owners in (urgent, np.append(pending, urgent.rows[::-1])), (candidates, pending[::-1]):
             for i, row in enumerate(batch.rows.tolist()):
-                victims = owners[owners != row].tolist()
+                victims = owners[owners != row]
                 if row not in step.dropped and acquire(step, row, int(batch.context[i]), victims):
                     placed = batch[i : i + 1]
                     return (placed, EMPTY) if batch is urgent else (EMPTY, placed)
@@ -249,10 +250,14 @@ class BrosPolicy(Policy):
         """What the deadlines of `batch`, in order of urgency, allow an iteration to take (T_min^res)."""
         if not len(batch):
             return Urgent(batch, residual, residual, np.inf)
-        costs = self.estimator.prefixes(batch)
+        reach = self._reach(self.batch_size)
+        costs = self.estimator.prefixes(batch[:reach])
         # A deadline bounds the iteration only if it can still be kept with all that is more urgent in the batch too.
         # Others would bound it for nothing: the batch would shrink to the late ones alone, and stay there.
-        savable = (residual >= costs).nonzero()[0]
+        savable = (residual[:reach] >= costs).nonzero()[0]
+        if not len(savable) and reach < len(batch):
+            costs = self.estimator.prefixes(batch)
+            savable = (residual >= costs).nonzero()[0]
         if len(savable):
             bound = float(residual[savable[0]])  # in order, so the first is the least
         else:
@@ -350,7 +355,7 @@ class BrosPolicy(Policy):
             done, others = place_plain(step, group)
             left = np.array(others, np.int64)
             while len(left):
-                left = left[~newcomer[left] | (group.context[left] < hopeless.tokens)]
+                left = left[hopeless.among(newcomer[left], group.context[left]) :]
                 if not len(left):
                     break
                 i, left = int(left[0]), left[1:]
@@ -358,7 +363,7 @@ class BrosPolicy(Policy):
                 if row in step.dropped:
                     continue
                 whole = not newcomer[i] and not group.swapped[i]
-                victims = self._later_ones(row, accepted.rows, group.rows[done]) if whole else ()
+                victims = self._later_ones(row, accepted.rows, group.rows[done]) if whole else _NOBODY
                 done[i] = acquire(step, row, tokens, victims)
                 if newcomer[i] and not done[i]:
                     hopeless.found_none(row, tokens)
@@ -368,12 +373,12 @@ class BrosPolicy(Policy):
             packed = self._room(placed + accepted, candidates, bound, size)
         return accepted
 
-    def _later_ones(self, row: int, *running: np.ndarray):
+    def _later_ones(self, row: int, *running: np.ndarray) -> np.ndarray:
         """Best-effort requests that arrived after `row` and are not in the batch, the last one first: a running request
         that cannot grow takes their memory, or all would hold some and none go on."""
         rows = self.be_pending.rows
         later = rows[np.searchsorted(rows, row, side="right") :]
-        return later[~np.isin(later, np.concatenate(running))][::-1].tolist()
+        return later[~np.isin(later, np.concatenate(running))][::-1]
 
     # -- the answer --------------------------------------------------------------------------------------------
     def _finish(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:

@@ -3,15 +3,15 @@ nothing (Wan et al., IEEE version, Sec. V-B; Algorithm 1, lines 8 and 19)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
-
 import numpy as np
 
-from .bros_parts import PlanInProgress
+from .bros_parts import PlanInProgress, Victims
 from .estimators import Batch
 from .plan import Preemption
 from .requests import State
+
+_RUNNING = int(State.RUNNING)
+_AT_ONCE = 128  # victims
 
 
 def place_plain(step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[int]]:
@@ -38,10 +38,12 @@ def grow_first(step: PlanInProgress, batch: Batch, done: np.ndarray, left: np.nd
     refused."""
     if step.dropped:
         left = left[step.keeps(batch.rows[left])]
+    if not len(left) or step.view.requests.state[batch.rows[left[0]]] != _RUNNING:
+        return left, False
     rows = batch.rows[left]
-    holding = step.view.requests.state[rows] == State.RUNNING
+    holding = step.view.requests.state[rows] == _RUNNING
     reach = len(rows) if holding.all() else int(holding.argmin())
-    grown = step.ledger.grow_each(rows[:reach], batch.context[left[:reach]]) if reach else 0
+    grown = step.ledger.grow_each(rows[:reach], batch.context[left[:reach]])
     done[left[:grown]] = True
     return left[grown:], grown < reach
 
@@ -62,6 +64,14 @@ class Hopeless:
     def tokens(self) -> float:
         return min(self._refused, self._limit) if len(self._step.dropped) == self._dropped else self._refused
 
+    def among(self, newcomer: np.ndarray, tokens: np.ndarray) -> int:
+        """How many at the front are newcomers that need not ask; they count as refused. bool[n] and int64[n], in order."""
+        ask = ~newcomer | (tokens < self.tokens)
+        skipped = int(ask.argmax()) if ask.any() else len(ask)
+        if skipped:
+            self._refused = min(self._refused, int(tokens[:skipped].min()))
+        return skipped
+
     def found_none(self, row: int, tokens: int) -> None:
         """`row`, a newcomer, found no room for `tokens`."""
         self._refused = min(self._refused, tokens)
@@ -69,28 +79,31 @@ class Hopeless:
         self._dropped = len(self._step.dropped)
 
 
-def acquire(step: PlanInProgress, row: int, tokens: int, victims: Iterable[int]) -> bool:
+def acquire(step: PlanInProgress, row: int, tokens: int, victims: Victims | np.ndarray) -> bool:
     """Room for `row` up to `tokens`; if there is none, drop `victims` one after another until there is."""
     return find(step, row, tokens) or take_from(step, row, tokens, victims)
 
 
-def take_from(step: PlanInProgress, row: int, tokens: int, victims: Iterable[int]) -> bool:
+def take_from(step: PlanInProgress, row: int, tokens: int, victims: Victims | np.ndarray) -> bool:
     """`acquire` for a row that `find` had nothing for."""
     ledger = step.ledger
     need = -(-tokens // ledger.block_tokens) - ledger.held_blocks(row)
     obtainable = ledger.obtainable_blocks(row)
-    rivals = (v for v in victims if v not in step.dropped and ledger.held_blocks(v))
-    gains = ((victim, ledger.gained_blocks(row, victim)) for victim in rivals)
-    first, reach = [], obtainable
+    rivals = victims.rows if isinstance(victims, Victims) else victims
+    rivals = rivals[step.view.requests.state[rivals] == _RUNNING]
+    if step.dropped:
+        rivals = rivals[step.keeps(rivals)]
+    reach, looked_at = obtainable, 0
     while reach < need:  # there may be thousands: only as many are looked at as it takes
-        found = next(gains, None)
-        if found is None:
+        some = rivals[looked_at : looked_at + _AT_ONCE]
+        if not len(some):
             return False  # not even all of them would be enough
-        first.append(found)
-        reach += found[1]
+        reach += int(ledger.gained_by_all(row, some).sum())
+        looked_at += len(some)
     mark = ledger.mark()
     dropped = []
-    for victim, gain in chain(first, gains):
+    for victim in rivals.tolist():
+        gain = ledger.gained_blocks(row, victim)
         kind = Preemption.SWAP
         if not (step.swap and ledger.swap_out(victim)):
             kind = Preemption.RECOMPUTE

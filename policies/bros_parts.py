@@ -16,8 +16,9 @@ from .plan import StepPlan
 class Urgent:
     """Real-time requests by residual time; never changed.
 
-    residual, costs  float64[n], seconds; costs[i] is that of a batch of the first i + 1 of them
-    bound            what the iteration may take, seconds
+    residual  float64[n], seconds
+    costs     float64[m], seconds: of a batch of the first 1, 2, .. m of them, where m are as many as an iteration may take
+    bound     what the iteration may take, seconds
     """
 
     batch: Batch
@@ -77,14 +78,12 @@ class Victims:
         self.placed = placed
         self.row = row
 
-    def __iter__(self):
-        yield from self.best_effort[::-1].tolist()
-        running = set(self.placed.tolist())
-        for row in self.urgency[::-1].tolist():
-            if row == self.row:
-                return
-            if row not in running:
-                yield row
+    @property
+    def rows(self) -> np.ndarray:
+        """int64[n]; some may have no memory."""
+        own = (self.urgency == self.row).nonzero()[0]
+        less = self.urgency[own[0] + 1 if len(own) else 0 :][::-1]
+        return np.concatenate([self.best_effort[::-1], less[~np.isin(less, self.placed)]])
 
 
 _NONE = np.zeros(0, np.int64)

@@ -72,6 +72,10 @@ class KvLedger(ABC):
         """How many more blocks `row` could obtain if `victim` were dropped; an upper bound."""
         return self.held_blocks(victim)
 
+    def gained_by_all(self, row: int, victims: np.ndarray) -> np.ndarray:
+        """int64[n]: `gained_blocks` of each of the victims."""
+        return np.array([self.gained_blocks(row, victim) for victim in victims.tolist()], np.int64)
+
     @abstractmethod
     def held_blocks(self, row: int) -> int:
         """Device blocks in the row's block table."""

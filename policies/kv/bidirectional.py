@@ -67,6 +67,13 @@ class BidirectionalLedger(KvLedger):
             return 0
         return self.held_blocks(victim)
 
+    def gained_by_all(self, row: int, victims: np.ndarray) -> np.ndarray:
+        self._fit()
+        held = self._state.held[victims]
+        if self.table.klass[row] == RequestClass.REAL_TIME:
+            held[self.table.klass[victims] != RequestClass.REAL_TIME] = 0
+        return held
+
     def held_blocks(self, row: int) -> int:
         self._fit()
         return int(self._state.held[row])

@@ -52,7 +52,7 @@ def test_known_step_times_keep_the_objective_as_printed(out):
 
 def test_shared_documents_are_found_in_the_cache_and_chats_are_not(out):
     found = table(out, "fig6").set_index(["pool", "estimator", "policy"]).hit_rate
-    assert found[("loogle-short", "paper", "echo")] > found[("loogle-short", "paper", "echo-bs")]
+    assert found[("loogle-short", "paper", "echo")] >= found[("loogle-short", "paper", "echo-bs")]
     assert found[("loogle-short", "paper", "echo")] > 0.5 and found[("sharegpt", "paper", "echo")] < 0.01
 
 
@@ -115,7 +115,8 @@ def test_what_the_series_amount_to_by_hand():
         {"online": 2, "offline": 7, "tide": 0.5, "prompt_tokens": 0, "hit_tokens": 0},
         {"online": 3, "offline": 5, "tide": 1.0, "prompt_tokens": 300, "hit_tokens": 150},
     ]
-    same = dict.fromkeys(names, 0.5) | {"policy": "echo", "estimator": "paper", "seed": 0, "steps_half_full": 3, "steps": 4}
+    same = dict.fromkeys(names, 0.5) | {"policy": "echo", "estimator": "paper", "memory": "all", "seed": 0}
+    same |= {"steps_half_full": 3, "steps": 4}
     found = of_series(pd.DataFrame([{**same, **row} for row in rows])).iloc[0]
     assert found.correlation == pytest.approx(-1) and found.half_full == 0.75
     assert (found.hit_rate, found.hit_rate_trough, found.hit_rate_peak) == (230 / 400, 0.8, 0.5)
