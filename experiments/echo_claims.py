@@ -51,11 +51,12 @@ def throughput_claims(table: pd.DataFrame) -> list[Claim]:
         if mine.empty:
             continue
         echo = mine[mine.policy == ECHO]
-        best = echo.loc[echo.speedup.idxmax()]
+        among = echo[echo.attainment >= AIM] if (echo.attainment >= AIM).any() else echo
+        best = among.loc[among.speedup.idxmax()]
         ours = f"x {_text(best, 'speedup')} ({best.pool}); online objectives kept by {_text(best, 'attainment', 100, ' %')}"
         kept = best.attainment >= AIM
         verdict = judge(best.speedup, best.speedup_ci, SPEEDUP, best.speedup > 1) if kept else "differs"
-        what = f"offline tokens/s, Echo over BS, with online objectives kept; {said}"
+        what = f"offline tokens/s, Echo over BS: the most with online objectives kept (if there is one); {said}"
         found.append(_claim("Fig. 6", what, f"up to x {SPEEDUP:g}", ours, verdict, WHY_SPEEDUP[estimator]))
         for pool, part in mine.groupby("pool", sort=False):
             rows = part.set_index("policy")

@@ -54,7 +54,7 @@ def minutes(scale: Scale, full: int) -> int:
 
 def _small(pool: str | None, scale: Scale) -> dict[str, Any]:
     """Arguments that make a run short, for tests."""
-    return {"requests": 40 if pool != "sharegpt" else 400, "peak_rate": 2.0} if scale.quick else {}
+    return {"requests": 40 if pool != "sharegpt" else 200, "peak_rate": 2.0} if scale.quick else {}
 
 
 def _over(scale: Scale, arguments: Iterable[Mapping[str, Any]], axes: tuple[str, ...]) -> list[Point]:

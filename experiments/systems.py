@@ -23,7 +23,7 @@ POOL = 16
 CHUNK = "bros:chunk=2048"
 SYSTEMS = ("vllm", "vllm-v0", "bros", CHUNK, "echo", "layerkv", "justitia")
 # trace -> how long a window is, and where windows begin, in seconds of the recording: each is a repeat of its own
-WINDOWS = {"mooncake": (240.0, (0.0, 1200.0, 2400.0)), "azure-2023": (120.0, (0.0, 1200.0, 2400.0))}
+WINDOWS = {"mooncake": (120.0, (0.0, 1200.0, 2400.0)), "azure-2023": (90.0, (0.0, 1200.0, 2400.0))}
 LOADS = (0.5, 0.75, 1.0, 1.25)
 LADDER_LOAD = 1.0
 # system -> its parts, one more in each step
@@ -101,7 +101,7 @@ def generated(workload: str, policy: str, seed: int, quick: bool) -> dict:
         return {"jct_s": found["mean_jct_s"], "jct_p90_s": found["p90_jct_s"]}
     from ..sim.config import PRESETS
 
-    shortened = PRESETS["bros-hybrid"] | {"duration": 10.0 if quick else 120.0, "pool": 16 if quick else 128}
+    shortened = PRESETS["bros-hybrid"] | {"duration": 10.0 if quick else 60.0, "pool": 16 if quick else 128}
     return _row(simulate(SimulationConfig(policy=(policy,), seed=seed, **shortened))[policy].summary)
 
 

@@ -172,9 +172,28 @@ class World:
             row = self.pick(self.held())
             self.both("grow", row, self.reference.held(row) + self.pick([0, 1, 1, 2, 4]))
 
-    def grow_each(self):
+    def grow_rows(self):
         for row in self.shuffled(self.held())[: self.pick([2, 4, 9])]:
             self.both("grow", row, self.computed(row) + 1)
+
+    def grow_each(self):
+        """Real-time rows first, or in any order; up to the first one that finds no room."""
+        rows = self.shuffled(self.held())
+        if self.pick([True, False]):
+            rows.sort(key=lambda row: int(self.table.klass[row]))
+        rows = rows[: self.pick([2, 4, 9])]
+        if rows:
+            tokens = [self.computed(row) + self.pick([1, 1, 1, 2]) for row in rows]
+            pairs = zip(rows, tokens, strict=True)
+            refused = (i for i, pair in enumerate(pairs) if not self.reference.grow(*pair))
+            expected = next(refused, len(rows))
+            assert self.ledger.grow_each(np.array(rows), np.array(tokens)) == expected
+
+    def room_tokens(self):
+        """No newcomer finds room for more."""
+        row = self.table.submit(f"r{len(self.table)}", klass=self.pick([0, 1]))
+        most = self.ledger.room_tokens(row)
+        assert not copy.deepcopy(self.reference).admit(row, most + 1)
 
     def grow_all(self):
         rows = np.array(self.shuffled(self.held())[: self.pick([1, 2, 4, 9])], np.int64)
@@ -295,8 +314,8 @@ class World:
         ]
 
 
-OFTEN = ["admit", "grow", "grow", "grow_each", "grow_all", "step", "step", "run_of_steps"]
-SELDOM = ["swap_out", "swap_in", "free", "withdraw", "tries"]
+OFTEN = ["admit", "grow", "grow", "grow_each", "grow_rows", "grow_all", "step", "step", "run_of_steps"]
+SELDOM = ["swap_out", "swap_in", "free", "withdraw", "tries", "room_tokens"]
 
 
 class Lockstep(RuleBasedStateMachine):

@@ -242,6 +242,18 @@ def test_who_cannot_grow_takes_the_memory_of_later_ones_outside_the_batch():
     assert desk.preempted() == [("y", "swap")]
 
 
+def test_where_all_lack_memory_and_something_on_the_host_the_first_one_gets_what_it_needs():
+    desk = Counter(blocks=4, kind="bidirectional", host=8)
+    desk.arrives("x", 8)
+    desk.arrives("y", 8)
+    assert desk.order(0.0) == "xy"
+    desk.arrives("a", 16, output=1, ttft=0.5, at=0.1)
+    assert desk.order(0.1) == "a"  # over all that x and y have, and gone with the end of the iteration
+    assert desk.order(0.2) == "x"  # neither has all its KV, both need a third block, and none is empty
+    assert desk.preempted() == [("y", "swap")] and desk.moves() == [("x", "h2d", 8, "step")]
+    assert desk.order(0.3) == "x"
+
+
 def test_a_newcomer_takes_nobodys_memory():
     desk = Counter(blocks=4, host=8)
     desk.arrives("x", 7)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from policy_runs import BY_HAND, MODEL, Desk, simulate
 from test_bros import Counter
 from test_fast_path import workloads
+from twinserve.experiments.matrices import inputs_for
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.bros_exact import BrosExactOptions, BrosExactPolicy
 from twinserve.policies.bros_milp import solve_milp
@@ -19,7 +20,9 @@ from twinserve.policies.estimators import Batch, LinearEstimator, PerfectEstimat
 from twinserve.policies.registry import RegistryError, parse_policy
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+from twinserve.sim.audit import Auditor
 from twinserve.sim.config import SimulationConfig
+from twinserve.sim.run import Simulation
 from twinserve.sim.run import simulate as run
 
 # -- by hand ---------------------------------------------------------------------------------------
@@ -248,3 +251,13 @@ def test_what_it_refuses():
         parse_policy("bros-exact:solver=milp").build(EngineLimits(), truth)
     desk = arrivals(Exact(estimator=PerfectEstimator(BY_HAND.model, BY_HAND.swap)))
     assert desk.order(0.0) == "x"  # every batch is tried
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_crowd_in_too_little_memory_ends(asynchronous):
+    """Here all that is left lacks memory some time, and nobody is real-time."""
+    crowded = inputs_for("bros-exact:kv=bidirectional", async_scheduling=asynchronous)
+    run_of_it = Simulation(crowded, crowded.policies[0])
+    Auditor(run_of_it.engines[0].core, crowded.workload.longest)
+    run_of_it.run()
+    assert run_of_it.rows().requests["finished"].all()

@@ -13,10 +13,11 @@ from twinserve.backends.pcie import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.estimators import LinearEstimator
-from twinserve.policies.plan import KvMove, Preemption, StepPlan
+from twinserve.policies.plan import KvMove, Preemption, StepOutcome, StepPlan
 from twinserve.policies.registry import ledger_class, parse_policy, policy_names
-from twinserve.policies.requests import RequestTable, State
+from twinserve.policies.requests import RequestTable
 from twinserve.profiles.bros import BrosLinearModel, SwapTimeModel
+from twinserve.sim.audit import Auditor
 from twinserve.sim.clock import Clock
 from twinserve.sim.core import EngineCore
 from twinserve.sim.engine import Engine
@@ -107,37 +108,25 @@ class Toy(Policy):
         return plan
 
 
-class Audit:
-    """Checks every plan and every outcome of one engine, and adds up what rows do not show."""
+class Audit(Auditor):
+    """Also: what an engine promises (time, seats, tokens), and sums of what rows do not show."""
 
     def __init__(self, engine: Engine, limits: EngineLimits, recount: bool = True) -> None:
-        self.engine, self.core, self.limits = engine, engine.core, limits
-        self.recount = recount  # the whole ledger, from scratch, twice a step: takes time
+        super().__init__(engine.core, recount=recount)
+        self.engine, self.limits = engine, limits
         self.decisions: list[Decision] = []
         self.dropped_tokens = 0  # computed, then thrown away by preemptions
         self.hit_tokens = 0
         self.granted_tokens = 0
-        self._plan, self._complete = engine.core.plan, engine.core.complete
-        engine.core.plan, engine.core.complete = self.plan, self.complete
 
-    def plan(self, now: float):
-        core, requests = self.core, self.core.requests
+    def plan(self, now: float) -> StepPlan:
+        requests = self.core.requests
         assert (requests.arrival_s <= now).all(), "a request is in the table before it arrived"
         computed = requests.computed_tokens.copy()
-        in_flight = {row for row, landing in core.ready_s.items() if landing > now}
-        plan = self._plan(now)
+        plan = super().plan(now)
         rows, tokens, ids = plan.rows, plan.tokens, requests.ids
-        assert len(set(rows.tolist())) == len(rows) == len(tokens), "a row is granted twice"
         assert len(rows) <= self.limits.max_num_seqs
         assert self.within_tokens(tokens), "a step beyond the token budget"
-        assert (tokens >= 1).all()
-        assert (requests.computed_tokens[rows] + tokens <= requests.known_tokens(rows)).all()
-        # memory: room for every granted token, and all that came before it on the device
-        assert (requests.state[rows] == State.RUNNING).all()
-        assert (core.ledger.slack_tokens(rows) >= tokens).all(), "a grant without memory"
-        assert not np.any(core.ledger.missing_tokens(rows)), "a grant on KV that is on the host"
-        assert not in_flight & set(rows.tolist()), "a grant before the row's transfer has landed"
-        self.counts_hold()
         self.decisions.append(
             Decision(
                 now,
@@ -169,22 +158,10 @@ class Audit:
             return total - int(tokens.max(initial=0)) <= budget
         return True
 
-    def complete(self, plan, outcome):
-        steps = len(outcome.ends_s)
+    def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
         assert (np.diff(outcome.ends_s) > 0).all() and outcome.ends_s[0] > outcome.start_s
-        self.granted_tokens += int(plan.tokens.sum()) * steps
-        gaps = self._complete(plan, outcome)
-        for row in outcome.finished:
-            assert self.core.ledger.held_blocks(row) == 0
-        self.counts_hold()
-        return gaps
-
-    def counts_hold(self) -> None:
-        if self.recount:
-            self.core.ledger.check()
-        state = self.core.requests.state
-        assert self.core.active == int((state != State.FINISHED).sum())
-        assert self.core.holding == int((state == State.RUNNING).sum())
+        self.granted_tokens += int(plan.tokens.sum()) * len(outcome.ends_s)
+        return super().complete(plan, outcome)
 
 
 @dataclass
