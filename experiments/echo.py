@@ -9,6 +9,7 @@ from matplotlib.figure import Figure as Canvas
 from . import echo_points as points
 from .curves import legend, panels
 from .echo_claims import (
+    BELIEFS,
     arrival_claims,
     day_claims,
     hit_claims,
@@ -27,7 +28,6 @@ NAMES = dict(zip(LADDER, ("BS", "BS+E", "BS+E+S", "Echo"), strict=True))
 NAMES |= {points.ALONE: "online alone", points.GAPS: "BS+E, gaps"}
 _TAB = ("tab:blue", "tab:orange", "tab:green", "tab:red", "black", "tab:brown")
 COLOURS = dict(zip((*LADDER, points.ALONE, points.GAPS), _TAB, strict=True))
-BELIEFS = {"paper": "fitted estimator", "perfect": "exact step times"}
 HOUR = "hour of the day"
 
 
@@ -62,6 +62,7 @@ def _plot_throughput(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
             axes[i, j].set_ylabel(label)
         axes[0, j].axhline(1.0, color="black", linewidth=0.8)
         axes[1, j].axhline(100 * AIM, color="black", linewidth=0.8, linestyle="--")
+        axes[1, j].set_ylim(0, 105)
         axes[0, j].set_title(said, fontsize=9)
     legend(canvas, axes[0, 0])
 
@@ -80,7 +81,9 @@ def _plot_latencies(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) ->
             axes[i, j].set(xscale="log", xlabel=name, ylabel="share of requests")
             axes[i, j].grid(alpha=0.3)
         axes[0, j].set_title(said, fontsize=9)
-    legend(canvas, axes[0, 0])
+    drawn = [dict(zip(*reversed(one.get_legend_handles_labels()), strict=True)) for one in axes[0]]
+    handles = drawn[0] | drawn[1]
+    canvas.legend(handles.values(), handles, loc="outside upper center", ncols=6, frameon=False, fontsize=8)
 
 
 def _plot_active(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:

@@ -16,9 +16,9 @@ from .study import Scale
 SHORT = "loogle-short"
 BASE = "as in Fig. 6"
 ESTIMATORS = ("paper", "perfect")
-# rungs of each pool; with exactly known step times runs take longest
 ENDS = (LADDER[0], LADDER[-1])
-RUNGS = {"paper": {"toolbench": ENDS, "next-qa": ENDS}, "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS}}
+# rungs that are run beside each pool; with exactly known step times runs take longest
+RUNGS = {"paper": dict.fromkeys(POOLS, LADDER), "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS}}
 # policy, estimator, KV memory
 SERIES = (
     (LADDER[2], "paper", "all"),
@@ -31,7 +31,7 @@ HALF = 4985  # blocks
 ALONE = "online alone"
 GAPS = f"{LADDER[1]}:slo=gap"
 
-# what is changed -> arguments of a run; `policy` stands for options that both, BS and Echo, are given as far as they have them
+# what is changed -> arguments of a run, for BS and Echo; `options` and `estimator` concern Echo alone
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     BASE: {},
     "estimate corrected by what steps took": {"options": "feedback=0.2"},
@@ -54,7 +54,7 @@ def minutes(scale: Scale, full: int) -> int:
 
 def _small(pool: str | None, scale: Scale) -> dict[str, Any]:
     """Arguments that make a run short, for tests."""
-    return {"requests": 40 if pool != "sharegpt" else 200, "peak_rate": 2.0} if scale.quick else {}
+    return {"requests": 25 if pool != "sharegpt" else 100, "peak_rate": 2.0} if scale.quick else {}
 
 
 def _over(scale: Scale, arguments: Iterable[Mapping[str, Any]], axes: tuple[str, ...]) -> list[Point]:
@@ -83,7 +83,7 @@ def throughput(scale: Scale) -> list[Point]:
         | _small(pool, scale)
         for pool in pools
         for estimator in ESTIMATORS
-        for p in RUNGS[estimator].get(pool, LADDER if estimator == "paper" else ())
+        for p in RUNGS[estimator].get(pool, ())
     ]
     return _over(scale, settings, ("pool", "estimator", "policy"))
 
@@ -123,7 +123,7 @@ def memory(scale: Scale) -> list[Point]:
 
 
 def varied(scale: Scale) -> list[Point]:
-    """One setting at a time is changed, for BS and Echo alike."""
+    """One setting at a time is changed."""
     settings = []
     for name, changed in VARIANTS.items():
         if scale.quick and name not in QUICK_VARIANTS:

@@ -32,7 +32,7 @@ from ..traces.workload import Workload
 PROFILE = "llama-3.1-8b@a100-40g"
 TTFT_S, TPOT_S, AIM = 1.0, 0.05, 0.9  # Sec. 7.2
 LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
-PEAK_RATE = 8.0  # requests/s; the GPU alone serves them without queueing (figure `settings`, row `online alone`)
+PEAK_RATE = 8.0  # requests/s; the GPU alone serves them without queueing (figure fig7, `online alone`)
 BIN_S = 10.0  # of the series
 SAMPLE_S = 1.0
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
