@@ -9,7 +9,7 @@ import numpy as np
 from ..policies.base import EngineLimits
 from ..policies.plan import Direction, Hold, KvMove, Preemption, StepOutcome, StepPlan
 from ..policies.requests import RequestTable
-from ..profiles.composition import Churn, StepComposition, StepTimeModel
+from ..profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
 from .pcie import PcieLink
 
 
@@ -87,7 +87,7 @@ class SimulatedBackend:
             seconds = self.model.decode_run_seconds(
                 work.decode_requests, work.decode_context, work.decode_context_max, steps
             )
-            if work.churn.changed:
+            if work.churn != STEADY:  # a request may also come back beside an unchanged batch
                 seconds[0] = self.model.step_seconds(work)
             ends = self._ends(start, seconds, beside, overhead_s)
             if plan.valid_until_s < ends[-1]:

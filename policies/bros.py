@@ -16,7 +16,7 @@ from pydantic import Field
 
 from .base import EngineLimits, Options, Policy, SystemView
 from .bros_memory import Hopeless, acquire, grow_first, place_plain, take_from
-from .bros_parts import EMPTY, Choice, PlanInProgress, Urgent, Victims, within_tokens
+from .bros_parts import EMPTY, Choice, PlanInProgress, Urgent, Victims, among, within_tokens
 from .bros_plain import all_fit, nobody_joins, place_all
 from .deadlines import DeadlineQueue, RowSet
 from .errors import PolicyError
@@ -176,7 +176,7 @@ class BrosPolicy(Policy):
 
     def _choose(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> Choice:
         """Algorithm 1 proper, without memory."""
-        reach = min(len(urgent.batch), size, self._within_tokens(urgent.batch))
+        reach = self._within_tokens(urgent.batch[:size])
         fits = min(urgent.fitting(size), reach)
         packed, replaced = self._pack(urgent, fits, candidates, size)
         return Choice(urgent, candidates, fits, packed, replaced, early_return=fits < reach)
@@ -320,13 +320,13 @@ class BrosPolicy(Policy):
         rows, requests = urgent.batch.rows, step.view.requests
         # On the device, though others may have written over a few of their slots, which then come back.
         holding = (requests.computed_tokens[rows] > 0) & (requests.state[rows] == _RUNNING)
-        here = np.isin(rows, placed.rows)
+        here = among(rows, placed.rows)
         if step.dropped:
             holding &= step.keeps(rows)
         again = np.flatnonzero(here | holding)
         reduced = self._urgent(urgent.batch[again], urgent.residual[again], requests)
-        chosen = reduced.batch[: min(reduced.fitting(size), self._within_tokens(reduced.batch))]
-        others = chosen[~np.isin(chosen.rows, placed.rows)]
+        chosen = reduced.batch[: min(reduced.fitting(size), self._within_tokens(reduced.batch[:size]))]
+        others = chosen[~among(chosen.rows, placed.rows)]
         done, growing = place_plain(step, others)
         left = np.array(growing, np.int64)
         while len(left):
@@ -355,7 +355,7 @@ class BrosPolicy(Policy):
             done, others = place_plain(step, group)
             left = np.array(others, np.int64)
             while len(left):
-                left = left[hopeless.among(newcomer[left], group.context[left]) :]
+                left = left[hopeless.first_skipped(newcomer[left], group.context[left]) :]
                 if not len(left):
                     break
                 i, left = int(left[0]), left[1:]
@@ -378,7 +378,7 @@ class BrosPolicy(Policy):
         that cannot grow takes their memory, or all would hold some and none go on."""
         rows = self.be_pending.rows
         later = rows[np.searchsorted(rows, row, side="right") :]
-        return later[~np.isin(later, np.concatenate(running))][::-1]
+        return later[~among(later, np.concatenate(running))][::-1]
 
     # -- the answer --------------------------------------------------------------------------------------------
     def _finish(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:

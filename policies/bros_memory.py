@@ -64,7 +64,7 @@ class Hopeless:
     def tokens(self) -> float:
         return min(self._refused, self._limit) if len(self._step.dropped) == self._dropped else self._refused
 
-    def among(self, newcomer: np.ndarray, tokens: np.ndarray) -> int:
+    def first_skipped(self, newcomer: np.ndarray, tokens: np.ndarray) -> int:
         """How many at the front are newcomers that need not ask; they count as refused. bool[n] and int64[n], in order."""
         ask = ~newcomer | (tokens < self.tokens)
         skipped = int(ask.argmax()) if ask.any() else len(ask)

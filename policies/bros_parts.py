@@ -83,11 +83,18 @@ class Victims:
         """int64[n]; some may have no memory."""
         own = (self.urgency == self.row).nonzero()[0]
         less = self.urgency[own[0] + 1 if len(own) else 0 :][::-1]
-        return np.concatenate([self.best_effort[::-1], less[~np.isin(less, self.placed)]])
+        return np.concatenate([self.best_effort[::-1], less[~among(less, self.placed)]])
 
 
 _NONE = np.zeros(0, np.int64)
 EMPTY = Batch(_NONE, np.zeros(0, bool), _NONE, _NONE, _NONE)
+
+
+def among(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """bool[n]: which of `rows` are among `others`; np.isin takes several times as long."""
+    found = np.zeros(int(max(rows.max(initial=-1), others.max(initial=-1))) + 1, bool)
+    found[others] = True
+    return found[rows]
 
 
 def within_tokens(batch: Batch, limit: int, behind: Batch | None = None) -> int:

@@ -33,6 +33,22 @@ AIC_NOTE = (
     " host terms fitted to public decode marks of H100, A100 and L40S; fit_error is the mean error on those marks"
     " (null: GPU without marks). Prefill is not validated."
 )
+# RTX PRO 6000, one card: no marks, but a measured run of Llama-3.1-8B (docs/validation.md), simulated with these tables
+# and the same host terms; neither has seen it.
+RUN_ERROR = 0.021
+RUN_NOTE = (
+    "Operators composed from the tables of aiconfigurator-core 0.12.0 (Apache-2.0, vLLM 0.24.0), with host terms fitted"
+    " to public decode marks of H100, A100 and L40S; fit_error is that of the mean TPOT of a measured run of"
+    " Llama-3.1-8B on this GPU (vLLM 0.19.0), simulated with such a profile; other models are not validated."
+)
+# What the marks say nothing about, though they are of that GPU: no error is claimed.
+UNMARKED = {
+    ("llama-3.1-70b", "l40s", 8): (
+        " No error is claimed: the marks of L40S are of one GPU. The all-reduce (vLLM 0.14.0) reaches 2 to 3 GB/s over"
+        " eight L40S; on a server that connects them better, steps are much shorter."
+    ),
+    ("qwen3-30b-a3b", "a100-80g", 1): " No error is claimed: no mark is of a mixture of experts.",
+}
 LAYER_NOTE = (
     "Operators composed from numbers derived from per-layer kernel times of vLLM 0.19.0 (LLMServingSim 2 @ 5daddb21,"
     " MIT, (c) 2024 CASYS Lab KAIST); nothing fitted to a run. {comm}fit_error is the error of the mean TPOT"
@@ -50,18 +66,31 @@ AIC: tuple[tuple[str, str, int], ...] = (
     ("llama-3.1-70b", "h200", 4),
     ("llama-3.1-70b", "a100-80g", 4),
     ("llama-3.1-70b", "b200", 2),
+    ("llama-3.1-70b", "l40s", 8),
     ("llama-2-70b", "h100", 4),
     ("llama-2-70b", "a100-80g", 4),
     ("codellama-34b", "h100", 2),
     ("qwen2.5-7b", "h100", 1),
+    ("qwen2.5-7b", "h200", 1),
+    ("qwen2.5-7b", "a100-80g", 1),
+    ("qwen2.5-7b", "l40s", 1),
+    ("qwen2.5-7b", "b200", 1),
+    ("qwen2.5-7b", "rtxpro6000", 1),
     ("qwen2.5-14b", "h100", 1),
     ("qwen2.5-14b", "h200", 1),
     ("qwen2.5-32b", "h100", 2),
     ("qwen3-8b", "h100", 1),
+    ("qwen3-8b", "h200", 1),
+    ("qwen3-8b", "a100-80g", 1),
+    ("qwen3-8b", "l40s", 1),
+    ("qwen3-8b", "b200", 1),
+    ("qwen3-8b", "rtxpro6000", 1),
     ("qwen3-14b", "h100", 1),
     ("qwen3-32b", "h100", 2),
     ("qwen3-32b", "h200", 1),
     ("qwen3-30b-a3b", "h100", 1),
+    ("qwen3-30b-a3b", "h200", 1),
+    ("qwen3-30b-a3b", "a100-80g", 1),
     ("mixtral-8x7b", "h100", 2),
     ("llama-2-7b", "a100-80g", 1),
 )
@@ -106,9 +135,18 @@ def operator_profile(
         host_s=HOST_S,
         host_request_s=HOST_REQUEST_S,
     )
-    if fit_error is None and base.gpu.name in MARKED:
-        fit_error = MARKS_ERROR
-    return _with_tables(base, tables, AIC_NOTE, fit_error, form)
+    note, known = _known_error(base)
+    return _with_tables(base, tables, note, known if fit_error is None else fit_error, form)
+
+
+def _known_error(base: Profile) -> tuple[str, float | None]:
+    """What the notes say and the error that was measured on this GPU, or None."""
+    llm, gpu, tp = base.llm, base.gpu.name, base.tp
+    if (llm.name, gpu, tp) in UNMARKED:
+        return AIC_NOTE + UNMARKED[llm.name, gpu, tp], None
+    if gpu == "rtxpro6000" and tp == 1 and not llm.experts:
+        return RUN_NOTE, RUN_ERROR
+    return AIC_NOTE, MARKS_ERROR if gpu in MARKED else None
 
 
 def shipped_operators(model: str, gpu: str, tp: int) -> Profile:

@@ -5,6 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from twinserve.backends.pcie import PcieLink
+from twinserve.backends.simulated import SimulatedBackend
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.plan import StepPlan
+from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import STEADY, Churn
 from twinserve.profiles.measured import MeasuredModel, TrafficTimes
 from twinserve.profiles.profile import load_profile, save_profile
@@ -109,3 +114,23 @@ def test_a_model_that_does_not_ask_is_told_nothing(tmp_path):
     path = tmp_path / "plain.json"
     save_profile(load_profile("llama-3.1-8b@h100:tp4").model_copy(update={"step_model": replace(MODEL, traffic=None)}), path)
     assert {work.churn for work, _, _ in watched(settings(str(path), "vllm"))} == {STEADY}
+
+
+def test_a_request_that_comes_back_beside_an_unchanged_batch():
+    """The batch decodes as before while another's KV returns: a run's first step pays for that, as a single one does."""
+    requests = RequestTable()
+    for name in ("stays", "returns"):
+        row = requests.submit(name, arrival_s=0.0, prompt_tokens=16)
+        requests.computed_tokens[row], requests.output_tokens[row] = 16, 1
+    ends = []
+    for fast in (True, False):
+        backend = SimulatedBackend(requests, MODEL, PcieLink(1e9), EngineLimits(), fast=fast)
+        backend.expect(0, 100)
+        alone = StepPlan(np.array([0]), np.array([1]))
+        backend.execute(alone, np.array([True]), 0.0)
+        back = StepPlan(np.array([0]), np.array([1]), swapped_in=[1], valid_for=3)
+        executed = backend.execute(back, np.array([True]), 0.0)
+        assert executed.work.churn == Churn(joined=1, swapped_in=1, swapped_in_tokens=16)
+        assert len(executed.outcome.ends_s) == (4 if fast else 1)
+        ends.append(executed.outcome.ends_s[0])
+    assert ends[0] == ends[1] == 2**-8 + TRAFFIC.step_s + TRAFFIC.request_s + TRAFFIC.join_s + TRAFFIC.swap_in_s
