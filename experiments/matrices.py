@@ -27,14 +27,14 @@ from ..sim.audit import CROWDED, Auditor, crowd
 from ..sim.clock import Clock
 from ..sim.config import DEFAULT_PROFILE, SettingsError, SimulationConfig
 from ..sim.core import EngineCore
-from ..sim.engine import Engine, NoProgressError
+from ..sim.engine import Engine
 from ..sim.inputs import Inputs, resolve, resolve_hardware
 from ..sim.live import blank_settings, live_settings, owns_pool
 from ..sim.recorder import StepRecorder
 from ..sim.run import Simulation, describe
 from ..sim.source import RequestSource
 
-REFUSALS = (PolicyError, RegistryError, SettingsError, LiveEngineError, NoProgressError)
+REFUSALS = (PolicyError, RegistryError, SettingsError, LiveEngineError)
 REQUESTS = 10
 
 
