@@ -14,6 +14,8 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scipy import stats
 
 from ..sim.results import dump_json
+from ..traces.workload import WorkloadError
 from ..traces.write import write_atomically
 
 Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -63,6 +66,8 @@ def run_grid(
     files = [out / KEPT / f"{_digest(work, point.arguments)}.json" for point in points]
     kept = {file: rows for file in files if (rows := _kept(file, None if any_version else sources)) is not None}
     todo = {file: point.arguments for file, point in zip(files, points, strict=True) if file not in kept}
+    if todo:
+        _check_writable(out / KEPT)
     with _bar() as bar:
         task = bar.add_task(label, total=len(set(files)), completed=len(kept))
         for file, rows in _results(work, todo, workers or os.cpu_count() or 1):
@@ -70,6 +75,16 @@ def run_grid(
             kept[file] = _kept(file, None)
             bar.advance(task)
     return pd.DataFrame([{**point.axes, **row} for file, point in zip(files, points, strict=True) for row in kept[file]])
+
+
+def _check_writable(folder: Path) -> None:
+    """Before the first point is run, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise WorkloadError(f"{folder}: cannot be written ({error.strerror}): check the folder and the free space") from None
 
 
 def _kept(file: Path, sources: str | None) -> list | None:
@@ -85,14 +100,27 @@ def _results(work: Callable[..., Rows], todo: Mapping[Path, Mapping], workers: i
             yield file, _one(work, arguments)
         return
     # forked workers would inherit the threads of the progress bar
-    with ProcessPoolExecutor(min(workers, len(todo)), multiprocessing.get_context("spawn")) as pool:
+    others, context = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(todo)), context, _end_with_parent) as pool:
         running = {pool.submit(_one, work, arguments): file for file, arguments in todo.items()}
         try:
             for done in as_completed(running):
                 yield running[done], done.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()  # what it computes is not kept any more
             raise
+
+
+def _end_with_parent() -> None:
+    """In a worker: it waits for work for ever where its parent was killed, so it watches that."""
+
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _one(work: Callable[..., Rows], arguments: Mapping) -> list:

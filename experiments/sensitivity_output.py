@@ -73,6 +73,7 @@ def command_line(name: str, text: str, experiment: Experiment, seeds_default: in
 
     app = cyclopts.App(name=f"twinserve.experiments.{name}", help=text, version_flags=[])
     app.default(command)
+    app.suppress_keyboard_interrupt = False  # else it ends without a word
     try:
         app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (cyclopts.CycloptsError, SettingsError, WorkloadError, ProfileError, OSError) as error:

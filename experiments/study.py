@@ -186,10 +186,11 @@ class Study:
 
         app = cyclopts.App(name=f"twinserve.experiments.{self.system}", help=f"Figures of {self.system}.", version_flags=[])
         app.default(command)
+        app.suppress_keyboard_interrupt = False  # else it ends without a word
         try:
-            app()
-        except (SettingsError, WorkloadError) as error:
-            sys.exit(f"error: {error}")
+            app(exit_on_error=False, print_error=False)
+        except (cyclopts.CycloptsError, SettingsError, WorkloadError) as error:
+            sys.exit(f"error: {' '.join(str(error).split())}")
         except KeyboardInterrupt:
             sys.exit("interrupted; what has ended is kept: the same command goes on from there")
 

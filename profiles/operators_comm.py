@@ -10,6 +10,7 @@ less.
 from __future__ import annotations
 
 import numpy as np
+from twinserve.profiles.interpolation import Curve
 from twinserve.profiles.specs import ModelSpec
 
 CUSTOM_LIMIT_BYTES = 8 * 2**20  # max_size of vLLM's custom all-reduce
@@ -30,12 +31,13 @@ PCIE_PAIR_SCATTER_S = MICRO * np.array(_SCATTER)
 def tensor_parallel_pair(llm: ModelSpec):
     """(seconds of all all-reduces by tokens, seconds to gather logits by rows) of two ranks over PCIe.
 
-    One all-reduce after the embedding and two a layer.
+    One all-reduce after the embedding and two a layer. Past the largest message time goes on as between the last two.
     """
+    allreduce = Curve(ALLREDUCE_BYTES, PCIE_PAIR_ALLREDUCE_S)
 
     def comm(tokens: np.ndarray) -> np.ndarray:
         size = tokens * llm.hidden * llm.dtype_bytes
-        return (2 * llm.layers + 1) * np.interp(size, ALLREDUCE_BYTES, PCIE_PAIR_ALLREDUCE_S)
+        return (2 * llm.layers + 1) * allreduce.of(size)
 
     def gather(rows: np.ndarray) -> np.ndarray:
         return np.interp(rows * llm.vocab * llm.dtype_bytes, BYTES, PCIE_PAIR_GATHER_S)

@@ -29,6 +29,8 @@ MICRO = 1e-6
 # FlashAttention-2 leaves a context to one block of threads once there are this many (request, KV head) pairs for each
 # of twice the SMs; below it splits contexts, and a long one costs no more than its bytes.
 SPLIT_LIMIT = 0.8 * 2
+# Prompts are computed whole as well, in one step: the tables, which end at 2,048 tokens, go on to here.
+LONGEST_STEP = 16384
 
 Communication = Callable[[np.ndarray], np.ndarray]
 
@@ -74,6 +76,9 @@ def form_from_layers(
         token_s += count * MICRO * _curve(rows, "tokens").of(tokens)
     if experts is not None:
         token_s += llm.layers * experts(tokens)
+    token_s = never_falling(token_s)
+    longest = max(LONGEST_STEP, 2 * tokens[-1])
+    token_s, tokens = np.append(token_s, _beyond(tokens, token_s, longest)), np.append(tokens, longest)
     sampled = np.array(sorted({*per_row.sequences}), float)
     row_s = sum(MICRO * _curve(rows, "sequences").of(sampled) for _, rows in per_row.groupby("layer"))
     if gather is not None:
@@ -82,7 +87,7 @@ def form_from_layers(
     skew = _skew(read_layers(folder, stem, "skew"), llm.layers, SPLIT_LIMIT * sms / max(llm.kv_heads / tp, 1))
     return OperatorForm(
         tokens=_points(tokens),
-        token_s=_times(never_falling(token_s)),
+        token_s=_times(token_s),
         comm_s=_times(comm(tokens)) if comm is not None else (),  # falls where another algorithm takes over
         rows=_points(sampled),
         row_s=_times(never_falling(row_s)),
@@ -92,6 +97,16 @@ def form_from_layers(
         **attention,
         **skew,
     )
+
+
+def _beyond(x: np.ndarray, y: np.ndarray, end: float) -> float:
+    """y at `end` > x[-1], with the slope of the upper half of the axis.
+
+    GEMM times rise in steps of whole waves of tiles, and between the last points lies a plateau: its slope, a tenth of
+    the mean one, would have long prompts computed faster than the GPU multiplies.
+    """
+    half = x[-1] / 2
+    return y[-1] + (y[-1] - Curve(x, y).at(half)) / (x[-1] - half) * (end - x[-1])
 
 
 def expert_layer(folder: Path, stem: str, llm: ModelSpec, ranks: int = 1) -> Communication:

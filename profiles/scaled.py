@@ -52,6 +52,7 @@ class ScaledModel:
         else:
             self._host = model.host_seconds
         self.model, self.scale = model, scale
+        self.watches_churn = getattr(model, "watches_churn", False)  # what churn costs is scaled with the step it is part of
 
     def host_seconds(self, requests: int) -> float:
         return self._host(requests) * self.scale.host * self.scale.step

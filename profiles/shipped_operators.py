@@ -41,13 +41,16 @@ RUN_NOTE = (
     " to public decode marks of H100, A100 and L40S; fit_error is that of the mean TPOT of a measured run of"
     " Llama-3.1-8B on this GPU (vLLM 0.19.0), simulated with such a profile; other models are not validated."
 )
+_NO_MIXTURE = " No error is claimed: no mark is of a mixture of experts."
 # What the marks say nothing about, though they are of that GPU: no error is claimed.
 UNMARKED = {
     ("llama-3.1-70b", "l40s", 8): (
         " No error is claimed: the marks of L40S are of one GPU. The all-reduce (vLLM 0.14.0) reaches 2 to 3 GB/s over"
         " eight L40S; on a server that connects them better, steps are much shorter."
     ),
-    ("qwen3-30b-a3b", "a100-80g", 1): " No error is claimed: no mark is of a mixture of experts.",
+    ("qwen3-30b-a3b", "h100", 1): _NO_MIXTURE,
+    ("qwen3-30b-a3b", "a100-80g", 1): _NO_MIXTURE,
+    ("mixtral-8x7b", "h100", 2): _NO_MIXTURE,
 }
 LAYER_NOTE = (
     "Operators composed from numbers derived from per-layer kernel times of vLLM 0.19.0 (LLMServingSim 2 @ 5daddb21,"

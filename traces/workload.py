@@ -130,7 +130,8 @@ class Workload:
 
     @classmethod
     def build(cls, arrival_s, prompt_tokens, output_tokens, **columns) -> Workload:
-        """A workload from columns; those not given get their neutral value (real-time, no SLO, no group)."""
+        """A workload from columns (arrays or sequences of numbers); those not given get their neutral value (real-time, no
+        SLO, no group)."""
         n = len(arrival_s)
         neutral = {
             "klass": np.full(n, REAL_TIME, np.int8),
@@ -140,13 +141,13 @@ class Workload:
             "group": np.full(n, -1, np.int64),
             "stage": np.zeros(n, np.int64),
             "delay_s": np.zeros(n),
-            "ids": [f"r{i}" for i in range(n)],
         }
+        columns |= {name: np.asarray(columns[name], neutral[name].dtype) for name in columns.keys() & neutral.keys()}
         return cls(
             np.asarray(arrival_s, np.float64),
             np.asarray(prompt_tokens, np.int64),
             np.asarray(output_tokens, np.int64),
-            **{**neutral, **columns},
+            **{**neutral, "ids": [f"r{i}" for i in range(n)], **columns},
         )
 
     @property

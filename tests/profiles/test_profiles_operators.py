@@ -16,6 +16,7 @@ from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.interpolation import Box, Curve, Plane, never_falling
 from twinserve.profiles.operators import TAIL_SHARE, OperatorForm, OperatorModel, capture_sizes, default_capture
+from twinserve.profiles.operators_comm import tensor_parallel_pair
 from twinserve.profiles.operators_layers import expert_layer, form_from_layers
 from twinserve.profiles.profile import derive_profile, list_profiles, load_profile
 from twinserve.profiles.shipped_operators import AIC, LAYERS, layer_profile, operator_profile, shipped_operators
@@ -201,16 +202,17 @@ def test_decode_steps_are_near_the_marks(name, requests, context, ms):
 # From per-layer tables
 
 
-def _layer_tables(folder: Path, stem: str) -> None:
-    """Times that follow simple laws, so that what is made of them can be foretold."""
+def _layer_tables(folder: Path, stem: str, tile: int = 1) -> None:
+    """Times that follow simple laws, so that what is made of them can be foretold. tile: tokens that take one time."""
 
     def write(name: str, rows: list[dict]) -> None:
         with gzip.open(folder / f"{stem}__{name}.csv.gz", "wt") as file:
             pd.DataFrame(rows).to_csv(file, index=False)
 
-    tokens = [1, 2, 4, *range(8, 520, 8), 1024, 2048]
+    tokens = [1, 2, 4, *range(8, 520, 8), 1024, 2032, 2048]
     layers = {"embedding": 1, "final_layernorm": 1, "layernorm": 2, "qkv_proj": 10, "down_proj": 30}
-    write("dense", [{"layer": k, "tokens": t, "time_us": v + 0.01 * t} for k, v in layers.items() for t in tokens])
+    tiles = {t: tile * -(-t // tile) for t in tokens}
+    write("dense", [{"layer": k, "tokens": t, "time_us": v + 0.01 * tiles[t]} for k, v in layers.items() for t in tokens])
     rows = [1, 16, 256]
     once = {"lm_head": 100, "sampler": 20}
     write("per_sequence", [{"layer": k, "sequences": r, "time_us": v} for k, v in once.items() for r in rows])
@@ -253,6 +255,23 @@ def test_a_form_from_per_layer_tables(tmp_path):
     per_token = model.terms(StepComposition(32, 32 * 999, 1999))["skew"] / 1000 * 1e6
     assert per_token == pytest.approx(32 * 0.02 * TAIL_SHARE * (1 - 1 / 32) * 7 / 6, rel=1e-3)
     assert 20.0 in form.skew_requests
+
+
+def test_past_the_tables_tokens_cost_what_they_do_on_the_mean_not_on_the_last_tile(tmp_path):
+    _layer_tables(tmp_path, "GPU__M__tp1", tile=128)  # 2,032 and 2,048 tokens take the same time
+    form = form_from_layers(tmp_path, "GPU__M__tp1", find_model("llama-3.1-8b"), 1, sms=100, capture_tokens=0)
+    model = OperatorModel(form)
+    for tokens in (2048, 4096, 16384, 32768):
+        us = 2 + 2 * 0.01 * tokens + 32 * (2 * 2 + 10 + 30 + 4 * 0.01 * tokens)
+        assert model.terms(prefill_work(tokens))["tokens"] * 1e6 == pytest.approx(us, rel=1e-4)
+
+
+def test_all_reduces_go_on_past_the_largest_measured_message():
+    comm, _ = tensor_parallel_pair(find_model("qwen3-32b"))
+    a_token, largest = 5120 * 2, 2**27
+    seconds = comm(np.array([largest / a_token / 2, largest / a_token, largest / a_token * 1.5]))
+    assert seconds[1] == pytest.approx(129 * 7106.1e-6)
+    assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0])
 
 
 def test_experts_of_a_layer_by_hand(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from twinserve.experiments.validation_runs import CASES, read_run, simulate, simulated_samples
 from twinserve.profiles.calibration import decode_work, prefill_work
-from twinserve.profiles.profile import Profile, ProfileName, load_profile
+from twinserve.profiles.profile import Profile, ProfileName, list_profiles, load_profile
 from twinserve.profiles.shipped import REPLACED, SHIPPED
 from twinserve.profiles.shipped_operators import (
     AIC,
@@ -28,14 +28,24 @@ def _shipped(key: tuple[str, str, int]) -> Profile:
 def _kernels(profile: Profile, work) -> float:
     """Seconds of the step without host and all-reduces."""
     terms = profile.model().terms(work)
-    return sum(seconds for name, seconds in terms.items() if name not in ("host", "comm"))
+    return sum(seconds for name, seconds in terms.items() if name not in ("host", "comm", "allreduce"))
+
+
+def _prompt_share(profile: Profile, tokens: int) -> float:
+    """FLOP/s of a whole prompt over the data sheet's, without the output projection."""
+    llm = profile.llm
+    active = llm.layers * (llm.attention_parameters + max(llm.experts_per_token, 1) * llm.mlp_parameters)
+    flops = 2 * active * tokens + llm.attention_flops_per_pair * tokens**2 / 2
+    return flops / _kernels(profile, prefill_work(tokens)) / (profile.tp * profile.gpu.peak_flops)
 
 
 def _decode_bound(profile: Profile, requests: int, context: int) -> float:
     """Seconds of the data sheet's rates: weights (of a mixture, the experts expected to be chosen) read or multiplied,
-    whichever takes longer, then KV read."""
-    llm, gpu = profile.llm, profile.gpu
-    chosen = llm.experts * (1 - (1 - llm.experts_per_token / llm.experts) ** requests) if llm.experts else 1
+    whichever takes longer, then KV read. EP2: of the experts that the requests of two ranks choose, a rank has half."""
+    llm, gpu, ranks = profile.llm, profile.gpu, 2 if profile.name.endswith("/ep2") else 1
+    chosen = 1.0
+    if llm.experts:
+        chosen = llm.experts / ranks * (1 - (1 - llm.experts_per_token / llm.experts) ** (ranks * requests))
     used = max(llm.experts_per_token, 1)
     read, multiplied = (
         llm.layers * (llm.attention_parameters + n * llm.mlp_parameters) + llm.head_parameters for n in (chosen, used)
@@ -58,11 +68,17 @@ def test_no_decode_beats_the_data_sheet_or_is_far_from_it(key):
 @pytest.mark.parametrize("key", AIC)
 def test_prompts_reach_a_realistic_share_of_the_compute_rate(key):
     profile = _shipped(key)
-    llm, tokens = profile.llm, 2048
-    active = llm.layers * (llm.attention_parameters + max(llm.experts_per_token, 1) * llm.mlp_parameters)
-    flops = 2 * active * tokens + llm.attention_flops_per_pair * tokens**2 / 2
-    share = flops / _kernels(profile, prefill_work(tokens)) / (profile.tp * profile.gpu.peak_flops)
-    assert (0.2 if llm.experts else 0.4) < share < 0.85
+    assert (0.2 if profile.llm.experts else 0.4) < _prompt_share(profile, 2048) < 0.85
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_no_shipped_profile_computes_or_reads_faster_than_its_gpu(name):
+    """Prompts of 2k to 16k tokens against peak FLOP/s, decodes against memory; also past the end of the tables."""
+    profile = load_profile(name)
+    shares = [_prompt_share(profile, tokens) for tokens in (2048, 3000, 4096, 8192, 16384)]
+    assert max(shares) < 1.0
+    for requests, context in ((1, 700), (16, 700), (64, 700), (256, 1000), (512, 1000), (1, 16_000), (64, 8000)):
+        assert _kernels(profile, decode_work(requests, context)) > _decode_bound(profile, requests, context)
 
 
 def test_an_error_is_claimed_only_where_it_was_measured():
