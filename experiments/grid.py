@@ -7,6 +7,7 @@ sources of the package it is: results of other code are not taken for results of
 
 from __future__ import annotations
 
+import ast
 import gc
 import hashlib
 import inspect
@@ -146,10 +147,24 @@ def sources_digest(work: Callable) -> str:
     root = Path(__file__).resolve().parents[1]
     packages = [root / name for name in ("sim", "policies", "backends", "profiles", "traces")]
     found = sorted(path for package in packages for path in package.rglob("*") if path.suffix in (".py", ".json", ".npz"))
-    sha = hashlib.sha256(Path(inspect.getfile(work)).read_bytes())
-    for path in found:
+    sha = hashlib.sha256()
+    for path in [*_own_modules(Path(inspect.getfile(work))), *found]:
         sha.update(path.read_bytes())
     return sha.hexdigest()
+
+
+def _own_modules(file: Path) -> list[Path]:
+    """`file`, and the modules beside it that it imports, and theirs."""
+    found, todo = set(), [file]
+    while todo:
+        path = todo.pop()
+        if path in found or not path.is_file():
+            continue
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+                todo.append(path.with_name(f"{node.module}.py"))
+    return sorted(found)
 
 
 def interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:

@@ -50,7 +50,7 @@ class MlfqOptions(Options):
     min_free_blocks  blocks kept free by that; None: max_num_seqs, a block for each request of a batch
     """
 
-    quantum: float = Field(0.01, gt=0.0)
+    quantum: float = Field(0.01, ge=1e-6)  # far below a step, counting the quanta that one used up takes for ever
     quantum_ratio: float = Field(2.0, gt=1.0)
     queues: int | None = Field(None, ge=1, le=64)
     starve_limit: float | None = Field(3.0, gt=0.0)

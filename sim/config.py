@@ -59,16 +59,16 @@ class SimulationConfig(BaseModel):
     "Engines that share the load."
     block_tokens: int = Field(16, ge=1)
     "Tokens in a KV block."
-    num_blocks: int | None = Field(None, ge=1)
+    num_blocks: int | None = Field(None, ge=1, le=1_000_000_000)
     "KV blocks of one replica, instead of the profile's."
-    host_blocks: int | None = Field(None, ge=0)
+    host_blocks: int | None = Field(None, ge=0, le=1_000_000_000)
     "Blocks of host memory for swapped KV, instead of the profile's."
     max_num_seqs: int | None = Field(None, ge=1)
     "Most requests in a batch, instead of the profile's."
     max_num_batched_tokens: int | None = Field(None, ge=1)
     "Most new tokens in a step, instead of the profile's."
     kv: str | None = None
-    "KV ledger for every policy that names none (kv=) itself: paged, bidirectional."
+    "KV ledger for every policy that names none (kv=) itself: paged, bidirectional, ... (docs/policies.md)."
     prefix_caching: bool | None = None
     "Prefix caching for every policy, instead of what each one's system does."
     estimator: Literal["paper", "perfect", "bros", "echo", "layerkv", "roofline"] = "paper"

@@ -1,14 +1,16 @@
 """Profiles that are off on purpose, and whole-step models to decide with."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.composition import Churn, StepComposition
 from twinserve.profiles.estimates import FORMS, PromptsAndConstant, step_estimate
 from twinserve.profiles.layerkv import LayerKvModel
+from twinserve.profiles.measured import MeasuredModel, TrafficTimes
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.scaled import ScaledModel, StepScale
 from twinserve.profiles.specs import ProfileError
@@ -61,6 +63,18 @@ def test_factors_of_one_change_no_bit_and_equal_factors_scale_all(name, work):
     parts = ScaledModel(model, StepScale(prefill=1.1, decode=1.1, host=1.1)).step_seconds(work)
     assert whole == pytest.approx(1.1 * model.step_seconds(work), rel=1e-12)
     assert parts == pytest.approx(whole, rel=1e-12)
+
+
+def test_what_a_changed_batch_costs_is_not_lost():
+    traffic = TrafficTimes(step_s=2**-10, request_s=0.0, join_s=2**-8, change_s=2**-9)
+    tables = {"batches": (1, 16), "contexts": (16, 4096), "decode_s": ((0.01, 0.01), (0.02, 0.03))}
+    prompts = {"tokens": (16, 512), "token_s": (0.01, 0.1), "prefill_request_s": 0.0, "decode_request_s": 0.0}
+    terms = {"pair_s": 0.0, "attended_s": 0.0, "decode_share": 0.5}
+    model = MeasuredModel(**tables, **prompts, **terms, traffic=traffic)
+    assert ScaledModel(model, StepScale()).watches_churn
+    assert not ScaledModel(replace(model, traffic=None), StepScale()).watches_churn
+    work = StepComposition(4, 400, 100, churn=Churn(joined=1, changed=True))
+    assert ScaledModel(model, StepScale(step=2.0)).step_seconds(work) == 2 * model.step_seconds(work)
 
 
 @pytest.mark.parametrize("name", MODELS)
