@@ -14,7 +14,14 @@ from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 KINDS = ("paged", "cached", "bidirectional")
 # Every policy there is, as it comes and with its options that change who gives way, and how.
 VARIANTS = {
-    "bros": ("bros", "bros:swap=false", "bros:chunk=5,replacement=false", "bros:group_size=3", "bros:base_batch=1", "bros:base_batch=2,chunk=5"),
+    "bros": (
+        "bros",
+        "bros:swap=false",
+        "bros:chunk=5,replacement=false",
+        "bros:group_size=3",
+        "bros:base_batch=1",
+        "bros:base_batch=2,chunk=5",
+    ),
     "conserve": ("conserve", "conserve:preemption_mode=recompute"),
     "mlfq": ("mlfq", "mlfq:quantum=0.004,starve_limit=0.05,min_free_blocks=2", "mlfq:preemption_mode=recompute"),
     "preemptive-wait": (
