@@ -59,9 +59,9 @@ class SimulationConfig(BaseModel):
     "Engines that share the load."
     block_tokens: int = Field(16, ge=1)
     "Tokens in a KV block."
-    num_blocks: int | None = Field(None, ge=1, le=1_000_000_000)
+    num_blocks: int | None = Field(None, ge=1, le=10**15)
     "KV blocks of one replica, instead of the profile's."
-    host_blocks: int | None = Field(None, ge=0, le=1_000_000_000)
+    host_blocks: int | None = Field(None, ge=0, le=10**15)
     "Blocks of host memory for swapped KV, instead of the profile's."
     max_num_seqs: int | None = Field(None, ge=1)
     "Most requests in a batch, instead of the profile's."

@@ -69,7 +69,7 @@ class Session:
         """(keys, values) of every layer, by block and slot."""
         from twinserve.backends.live.attention.cache import split_cache
 
-        return [split_cache(tensor, tiny_model.HEAD_DIM) for tensor in self.engine.kv_tensors]
+        return [split_cache(tensor, tiny_model.MODELS["tiny"].head_dim) for tensor in self.engine.kv_tensors]
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ SETTINGS = {
     "max_model_len": 448,
     "reserve_full_isl": False,
 }
-SLOT_BYTES = tiny_model.LAYERS * 2 * tiny_model.KV_HEADS * tiny_model.HEAD_DIM * 4
+TINY = tiny_model.MODELS["tiny"]
+SLOT_BYTES = TINY.layers * 2 * TINY.kv_heads * TINY.head_dim * 4
 
 
 class SwapEngine(LiveEngine):
@@ -284,7 +285,7 @@ def test_single_slots_go_out_and_come_back(engine, undisturbed, back):
     before = [tensor.clone() for tensor in engine.kv_tensors]
     table.scatter(torch.tensor(slots), torch.zeros((len(slots), table.width), dtype=table.word))
     for tensor, old in zip(engine.kv_tensors, before, strict=True):
-        assert int((tensor != old).sum()) == len(slots) * SLOT_BYTES // 4 // tiny_model.LAYERS
+        assert int((tensor != old).sum()) == len(slots) * SLOT_BYTES // 4 // TINY.layers
     if back:
         scheduler.before_step.append(
             lambda s: s.connector.move_slots(request_id, Direction.TO_DEVICE, *move)

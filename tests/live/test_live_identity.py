@@ -176,7 +176,8 @@ def test_one_corrupted_kv_slot_changes_the_answer(live):
         emitted += engine.step().scheduled == {"corrupted": 1}  # a decode step: it writes one slot
     for tensor, old in zip(engine.kv_tensors, before, strict=True):
         slot = tensor != old
-        assert int(slot.sum()) == 2 * tiny_model.KV_HEADS * tiny_model.HEAD_DIM
+        tiny = tiny_model.MODELS["tiny"]
+        assert int(slot.sum()) == 2 * tiny.kv_heads * tiny.head_dim
         tensor[slot] = 4 * torch.flip(tensor[slot], (0,))
     while engine.unfinished:
         engine.step()

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from twinserve.backends.live import tiny_model
 from twinserve.backends.live.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.prompts import PromptTexts
-from twinserve.backends.live.tiny_model import VOCAB, write_model
+from twinserve.backends.live.tiny_model import MODELS, VOCAB, write_model
 from twinserve.policies.plan import Direction, StepPlan
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.decisions import parse_log
@@ -25,6 +24,7 @@ from .test_twin import TIE, Bench, check_answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
+TINY = MODELS["tiny"]
 BLOCKS, SIZE = SETTINGS["num_blocks"], SETTINGS["block_tokens"]
 
 
@@ -62,7 +62,7 @@ class Watch:
         """[blocks, slots, KV heads, head size], one for keys and one for values of each layer."""
         from twinserve.backends.live.attention.cache import split_cache
 
-        return [part for tensor in self.engine.kv_tensors for part in split_cache(tensor, tiny_model.HEAD_DIM)]
+        return [part for tensor in self.engine.kv_tensors for part in split_cache(tensor, TINY.head_dim)]
 
     def memory(self) -> np.ndarray:
         """[slots, content] of the worker: a slot of the ledger is `SIZE` further here (vLLM's null block)."""
@@ -158,7 +158,7 @@ def test_the_layout_is_physical(bench):
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS  # vLLM's manager was never asked
     assert scheduler.connector.free_tokens == SETTINGS["host_blocks"] * SIZE
     copied = {way: sum(size for d, size, _ in run.backend.transfers if d is way) for way in Direction}
-    slot_bytes = tiny_model.LAYERS * 2 * tiny_model.KV_HEADS * tiny_model.HEAD_DIM * 4
+    slot_bytes = TINY.layers * 2 * TINY.kv_heads * TINY.head_dim * 4
     for way in Direction:
         assert copied[way] == slot_bytes * (counts[way.value, "whole"] + counts[way.value, "slots"])
 
