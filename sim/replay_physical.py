@@ -53,7 +53,7 @@ def replay_physical(
                 "predicted_s": step.seconds,
                 "measured_s": timed.measured_s,
                 "prefill_tokens": timed.prefill_tokens,
-                "decode_requests": timed.decode_requests,
+                "decode_requests": timed.work.decode_requests,
                 "planned_free_blocks": step.free_blocks,
                 "live_free_blocks": answer.scheduled.free_blocks,
                 "moved": timed.physical_moves,
