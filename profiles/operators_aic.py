@@ -22,12 +22,18 @@ from twinserve.profiles.operators_layers import _points, _rows, _times
 from twinserve.profiles.specs import ModelSpec, ProfileError
 
 MILLI = 1e-3
-TOKENS = (*capture_sizes(512), 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+# The sizes that the tables hold from 256 tokens on. GEMMs multiply whole tiles: a size just above a multiple of 256 may
+# cost much more, so the tables have both, and a line between multiples alone would be too low everywhere.
+TILED = (*(size + more for size in range(256, 4353, 256) for more in (0, 1)), 8192, 16384)
+TOKENS = tuple(sorted({*capture_sizes(512), *TILED}))
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 PREFIXES = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# The A100's table has multiples of 256 only. On the GPUs with the same kind of kernel (L40S, RTX PRO 6000), one token
+# more than a multiple costs as much as this many tokens do on average (72 to 108: Llama-3.1-8B, Qwen3-14B).
+TILE_TOKENS = {"a100-80g": 91}
 # Our names of GPUs -> those of aiconfigurator's tables.
 SYSTEMS = {
     "h100": "h100_sxm",
@@ -56,24 +62,13 @@ def form_from_aiconfigurator(
     config: a Hugging Face name that aiconfigurator knows, or a folder with config.json; None: written from `llm`.
     """
     engine = _engine(llm, gpu, tp, config)
-
-    def decode(tokens: int, context: int) -> dict[str, float]:
-        return _grouped(engine.decode_step_per_op(tokens, max(context - 1, 1), 2))
-
-    def prefill(new: int, resident: int) -> dict[str, float]:
-        context, _ = engine.run_static_per_op(
-            batch_size=1, isl=new + resident, osl=1, prefix=resident, mode="static_ctx"
-        )
-        return _grouped(context)
-
-    steps = [decode(t, 128) if t <= 512 else prefill(t, 0) for t in TOKENS]
-    rows = [decode(r, 128)["head"] for r in ROWS]
+    token_s, comm_s = _by_tokens(engine, gpu)
+    rows = [_decode(engine, r, 128)["head"] for r in ROWS]
     longest = max(c for c in CONTEXTS if c <= max(llm.max_positions, 8192))
     contexts = [c for c in CONTEXTS if c <= longest]
     prefixes = [p for p in PREFIXES if p <= longest]
-    attention = np.array([[decode(n, c)["attention"] for c in contexts] for n in REQUESTS])
-    chunks = np.array([[prefill(a, r)["attention"] for r in prefixes] for a in CHUNKS])
-    comm = np.array([step["comm"] for step in steps])
+    attention = np.array([[_decode(engine, n, c)["attention"] for c in contexts] for n in REQUESTS])
+    chunks = np.array([[_prefill(engine, a, r)["attention"] for r in prefixes] for a in CHUNKS])
     attention, chunks = never_falling(attention * MILLI), never_falling(chunks * MILLI)
     # A chunk on a prefix is scaled from measured whole prompts by its pairs: at least it reads its context, like a
     # decode.
@@ -86,8 +81,8 @@ def form_from_aiconfigurator(
         extra["beside_s"] = tuple(_rows(part) for part in extra["beside_s"])
     return OperatorForm(
         tokens=_points(np.array(TOKENS, float)),
-        token_s=_times(never_falling(np.array([step["tokens"] for step in steps]) * MILLI)),
-        comm_s=_times(never_falling(comm * MILLI)) if tp > 1 else (),
+        token_s=_times(token_s),
+        comm_s=_times(comm_s) if tp > 1 else (),
         rows=_points(np.array(ROWS, float)),
         row_s=_times(never_falling(np.array(rows) * MILLI)),
         requests=_points(np.array(REQUESTS, float)),
@@ -101,6 +96,35 @@ def form_from_aiconfigurator(
         host_request_s=host_request_s,
         **extra,
     )
+
+
+def measured_tokens(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, seconds of all that each token passes through by itself), for forms that take the rest elsewhere.
+
+    expert_ranks: data-parallel ranks that share the experts of a mixture and bring as many tokens each; seconds of the one
+    that the table's uneven draws of experts load most.
+    """
+    return np.array(TOKENS, float), _by_tokens(_engine(llm, gpu, tp, None, expert_ranks), gpu)[0]
+
+
+def _by_tokens(engine, gpu: str) -> tuple[np.ndarray, np.ndarray]:
+    """float64[TOKENS], seconds: what tokens pass through by themselves, and communication."""
+    steps = [_decode(engine, t, 128) if t <= 512 else _prefill(engine, t, 0) for t in TOKENS]
+    token_s, comm_s = (MILLI * np.array([step[name] for step in steps]) for name in ("tokens", "comm"))
+    tokens = np.array(TOKENS)
+    mean_s = token_s[TOKENS.index(2048)] / 2048
+    above = np.where(tokens > 256, -tokens % 256 / 256, 0.0)  # of the way to the next multiple, what is left
+    token_s += TILE_TOKENS.get(gpu, 0) * mean_s * above
+    return never_falling(token_s), never_falling(comm_s)
+
+
+def _decode(engine, tokens: int, context: int) -> dict[str, float]:
+    return _grouped(engine.decode_step_per_op(tokens, max(context - 1, 1), 2))
+
+
+def _prefill(engine, new: int, resident: int) -> dict[str, float]:
+    context, _ = engine.run_static_per_op(batch_size=1, isl=new + resident, osl=1, prefix=resident, mode="static_ctx")
+    return _grouped(context)
 
 
 def _grouped(operators: list) -> dict[str, float]:
@@ -119,7 +143,7 @@ def _grouped(operators: list) -> dict[str, float]:
     return found
 
 
-def _engine(llm: ModelSpec, gpu: str, tp: int, config: str | None):
+def _engine(llm: ModelSpec, gpu: str, tp: int, config: str | None, expert_ranks: int = 1):
     try:
         from aiconfigurator_core.sdk.engine import EngineHandle
     except ImportError:
@@ -131,6 +155,8 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, config: str | None):
     with _config_folder(llm) as folder, _quiet():
         try:
             split = {"moe_tp_size": tp} if llm.experts else {}
+            if expert_ranks > 1:
+                split |= {"moe_ep_size": expert_ranks, "attention_dp_size": expert_ranks}
             return EngineHandle.compile(config or folder, system, "vllm", tp_size=tp, **split)
         except (RuntimeError, ValueError, LookupError, OSError, TypeError) as error:
             line = " ".join(str(error).split())[:200]

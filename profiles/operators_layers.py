@@ -2,9 +2,9 @@
 layer).
 
 One folder holds, for a stem GPU__MODEL__tpN, `dense` (layer, tokens), `per_sequence` (lm_head and sampler by
-sequences), `attention` (one chunk on a prefix beside decodes of equal contexts), `skew` (two lengths of context, three
-iterations added up) and, for mixtures of experts, `moe` (tokens, activated experts). Only numbers derived from them
-are kept: times of all layers, thinned to the points that a simulation needs, noise that falls with more work taken out.
+sequences), `attention` (one chunk on a prefix beside decodes of equal contexts) and `skew` (two lengths of context, three
+iterations added up). Only numbers derived from them are kept: times of all layers, thinned to the points that a simulation
+needs, noise that falls with more work taken out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def form_from_layers(
     capture_tokens: int = 512,
     comm: Communication | None = None,
     gather: Communication | None = None,
-    experts: Communication | None = None,
+    measured: tuple[np.ndarray, np.ndarray] | None = None,
     host_s: float = 0.0,
     host_request_s: float = 0.0,
 ) -> OperatorForm:
@@ -65,20 +65,11 @@ def form_from_layers(
 
     comm    seconds of communication of all layers by tokens; None: none
     gather  seconds to gather the logits of so many rows
-    experts seconds of one layer's experts by tokens (`expert_layer`); None: a dense model
+    measured  (tokens, seconds) instead of the table `dense`
     sms     streaming multiprocessors of the GPU, for the limit where contexts are no longer split
     """
-    dense, per_row = read_layers(folder, stem, "dense"), read_layers(folder, stem, "per_sequence")
-    tokens = np.array([t for t in sorted({*dense.tokens}) if t > 512 or t in capture_sizes(512)], float)
-    token_s = np.zeros(len(tokens))
-    for layer, rows in dense.groupby("layer"):
-        count = 1 if layer in ONCE else TIMES.get(layer, 1) * llm.layers
-        token_s += count * MICRO * _curve(rows, "tokens").of(tokens)
-    if experts is not None:
-        token_s += llm.layers * experts(tokens)
-    token_s = never_falling(token_s)
-    longest = max(LONGEST_STEP, 2 * tokens[-1])
-    token_s, tokens = np.append(token_s, _beyond(tokens, token_s, longest)), np.append(tokens, longest)
+    per_row = read_layers(folder, stem, "per_sequence")
+    tokens, token_s = measured if measured is not None else _dense(read_layers(folder, stem, "dense"), llm.layers)
     sampled = np.array(sorted({*per_row.sequences}), float)
     row_s = sum(MICRO * _curve(rows, "sequences").of(sampled) for _, rows in per_row.groupby("layer"))
     if gather is not None:
@@ -99,6 +90,18 @@ def form_from_layers(
     )
 
 
+def _dense(table: pd.DataFrame, layers: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, seconds of all layers), from captured sizes and every larger one."""
+    tokens = np.array([t for t in sorted({*table.tokens}) if t > 512 or t in capture_sizes(512)], float)
+    token_s = np.zeros(len(tokens))
+    for layer, rows in table.groupby("layer"):
+        count = 1 if layer in ONCE else TIMES.get(layer, 1) * layers
+        token_s += count * MICRO * _curve(rows, "tokens").of(tokens)
+    token_s = never_falling(token_s)
+    longest = max(LONGEST_STEP, 2 * tokens[-1])
+    return np.append(tokens, longest), np.append(token_s, _beyond(tokens, token_s, longest))
+
+
 def _beyond(x: np.ndarray, y: np.ndarray, end: float) -> float:
     """y at `end` > x[-1], with the slope of the upper half of the axis.
 
@@ -109,37 +112,8 @@ def _beyond(x: np.ndarray, y: np.ndarray, end: float) -> float:
     return y[-1] + (y[-1] - Curve(x, y).at(half)) / (x[-1] - half) * (end - x[-1])
 
 
-def expert_layer(folder: Path, stem: str, llm: ModelSpec, ranks: int = 1) -> Communication:
-    """Seconds of one layer's experts by tokens of one rank, when the experts are spread over `ranks` expert-parallel
-    ranks that each bring as many tokens.
-
-    With uniform routing, `ranks` x tokens choose k of E experts each: E (1 - (1 - k/E)^(ranks tokens)) are active, a
-    rank's share of them on the rank; its (token, expert) pairs are those of `tokens` tokens on one GPU.
-    """
-    table = read_layers(folder, stem, "moe")
-    counts = np.array(sorted({*table.tokens}), float)
-    curves = [
-        _curve(rows, "activated_experts") for _, rows in sorted(table.groupby("tokens"), key=lambda item: item[0])
-    ]
-
-    def seconds(tokens: np.ndarray) -> np.ndarray:
-        chosen = 1.0 - (1.0 - llm.experts_per_token / llm.experts) ** (ranks * tokens)
-        active = np.maximum(llm.experts * chosen / ranks, 1.0)
-        by_count = np.array([[_guarded(c, a) for c in curves] for a in active])
-        return MICRO * np.array([Curve(counts, row).at(t) for row, t in zip(by_count, tokens, strict=True)])
-
-    return seconds
-
-
-def _guarded(curve: Curve | float, active: float) -> float:
-    return curve if isinstance(curve, float) else curve.at(active)
-
-
 def _curve(rows: pd.DataFrame, axis: str) -> Curve:
     rows = rows.sort_values(axis)
-    if len(rows) == 1:  # a single token activates exactly its k experts
-        value = float(rows.time_us.iloc[0])
-        return Curve([0.0, 1.0], [value, value])
     return Curve(rows[axis], rows.time_us)
 
 

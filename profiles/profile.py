@@ -31,7 +31,7 @@ from twinserve.profiles.efficiency import FAMILY_FIT_ERROR, find_efficiency
 from twinserve.profiles.measured import MeasuredModel
 from twinserve.profiles.operators import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.roofline import Efficiency, RooflineModel
-from twinserve.profiles.scaled import ScaledModel, StepScale
+from twinserve.profiles.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
 from twinserve.profiles.table import TableModel
 
@@ -82,11 +82,11 @@ class Profile(BaseModel):
     step_model: StepModelForm
     step_scale: StepScale | None = None
     block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
-    num_gpu_blocks: int = Field(ge=1)
+    num_gpu_blocks: int = Field(ge=1, le=10**15)
     num_gpu_blocks_source: Source
     gpu_memory_utilization: float = Field(default=UTILIZATION, gt=0, le=1)
-    pcie_bytes_per_s: float = Field(gt=0)
-    host_swap_bytes: int = Field(ge=0)
+    pcie_bytes_per_s: float = Field(ge=1.0, allow_inf_nan=False)
+    host_swap_bytes: int = Field(ge=0, le=10**18)
     max_model_len: int = Field(ge=1)
     max_num_batched_tokens: int = Field(ge=1)
     max_num_seqs: int = Field(ge=1)
@@ -136,11 +136,10 @@ class Profile(BaseModel):
     ) -> Profile:
         """The same engine with a profile that is off: factors on step times or their parts (`profiles/scaled.py`), on the
         PCIe rate and on the number of KV blocks. Scaling again multiplies. ProfileError for a factor that is not
-        positive, or a host factor where the form knows no host time."""
+        from 0.001 to 1000, also of step times after scaling again, or a host factor where the form knows no host time."""
         parts = {"step": step, "prefill": prefill, "decode": decode, "host": host, "pcie": pcie, "kv": kv}
         for part, factor in parts.items():
-            if not 0 < factor < float("inf"):
-                raise ProfileError(f"{self.name}: factor {factor:g} of {part} must be positive")
+            check_factor(part, factor)
         said = ", ".join(f"{part} x {factor:g}" for part, factor in parts.items() if factor != 1.0)
         if not said:
             return self

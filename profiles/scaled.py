@@ -20,21 +20,33 @@ from pydantic.dataclasses import dataclass
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.specs import STRICT, ProfileError
 
+LEAST, MOST = 1e-3, 1e3  # of a factor; far beyond them no clock could tell steps apart, or count them
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StepScale:
-    """Factors: `step` on whole steps, the others on their part, before it."""
+    """Factors from LEAST to MOST: `step` on whole steps, the others on their part, before it."""
 
-    step: float = Field(default=1.0, gt=0)
-    prefill: float = Field(default=1.0, gt=0)
-    decode: float = Field(default=1.0, gt=0)
-    host: float = Field(default=1.0, gt=0)
+    step: float = Field(default=1.0, ge=LEAST, le=MOST)
+    prefill: float = Field(default=1.0, ge=LEAST, le=MOST)
+    decode: float = Field(default=1.0, ge=LEAST, le=MOST)
+    host: float = Field(default=1.0, ge=LEAST, le=MOST)
 
     def __mul__(self, other: StepScale) -> StepScale:
-        return StepScale(**{f.name: getattr(self, f.name) * getattr(other, f.name) for f in fields(self)})
+        """Both. Raises ProfileError where that leaves the range."""
+        product = {f.name: getattr(self, f.name) * getattr(other, f.name) for f in fields(self)}
+        for part, factor in product.items():
+            check_factor(part, factor)
+        return StepScale(**product)
 
     def __str__(self) -> str:
         return ", ".join(f"{f.name} x {getattr(self, f.name):g}" for f in fields(self) if getattr(self, f.name) != 1.0)
+
+
+def check_factor(part: str, factor: float) -> None:
+    """Raises ProfileError for a factor that is no number from LEAST to MOST."""
+    if not LEAST <= factor <= MOST:
+        raise ProfileError(f"factor {factor:g} of {part} must be positive, from {LEAST:g} to {MOST:g}")
 
 
 class ScaledModel:

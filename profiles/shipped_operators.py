@@ -13,10 +13,10 @@ from pathlib import Path
 
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.operators import OperatorForm, default_capture
-from twinserve.profiles.operators_aic import SYSTEMS, form_from_aiconfigurator
+from twinserve.profiles.operators_aic import SYSTEMS, form_from_aiconfigurator, measured_tokens
 from twinserve.profiles.operators_comm import expert_parallel_pair, tensor_parallel_pair
 from twinserve.profiles.operators_fa2 import SMS
-from twinserve.profiles.operators_layers import expert_layer, form_from_layers
+from twinserve.profiles.operators_layers import form_from_layers
 from twinserve.profiles.profile import Profile, ProfileName, derive_profile, save_profile
 from twinserve.profiles.shipped import REPLACED, SHIPPED
 from twinserve.profiles.specs import ModelSpec, ProfileError
@@ -35,7 +35,7 @@ AIC_NOTE = (
 )
 # RTX PRO 6000, one card: no marks, but a measured run of Llama-3.1-8B (docs/validation.md), simulated with these tables
 # and the same host terms; neither has seen it.
-RUN_ERROR = 0.021
+RUN_ERROR = 0.015
 RUN_NOTE = (
     "Operators composed from the tables of aiconfigurator-core 0.12.0 (Apache-2.0, vLLM 0.24.0), with host terms fitted"
     " to public decode marks of H100, A100 and L40S; fit_error is that of the mean TPOT of a measured run of"
@@ -114,11 +114,11 @@ LAYERS: dict[tuple[str, str, int], Layers] = {
         "RTX4090__Llama-3.1-8B__tp1", None, 0.024, {"num_gpu_blocks": 2588, "engine_version": "0.19.0"}
     ),
     ("llama-3.1-8b", "rtxpro6000", 1): Layers(
-        "RTXPRO6000__Llama-3.1-8B__tp1", None, 0.026, {"engine_version": "0.19.0"}
+        "RTXPRO6000__Llama-3.1-8B__tp1", None, 0.014, {"engine_version": "0.19.0"}
     ),
-    ("qwen3-32b", "rtxpro6000", 2): Layers("RTXPRO6000__Qwen3-32B__tp2", "tp", 0.022, {"engine_version": "0.19.0"}),
+    ("qwen3-32b", "rtxpro6000", 2): Layers("RTXPRO6000__Qwen3-32B__tp2", "tp", 0.005, {"engine_version": "0.19.0"}),
     ("qwen3-30b-a3b", "rtxpro6000", 1): Layers(
-        "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507__tp1", "ep", 0.022, {"engine_version": "0.19.0"}
+        "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507__tp1", "ep", 0.014, {"engine_version": "0.19.0"}
     ),
 }
 
@@ -164,14 +164,17 @@ def layer_profile(key: tuple[str, str, int], folder: Path) -> Profile:
     found, llm, gpu = LAYERS[key], find_model(key[0]), find_gpu(key[1])
     base = derive_profile(llm, gpu, key[2], **found.engine)
     more, note, form = {}, "", ""
+    if gpu.name in SYSTEMS:
+        ranks = 2 if found.parallel == "ep" else 1
+        more["measured"] = measured_tokens(llm, gpu.name, key[2], expert_ranks=ranks)
+        note = "GEMMs, norms and experts by tokens: aiconfigurator-core 0.12.0 (Apache-2.0, vLLM 0.24.0). "
     if found.parallel == "tp":
         more["comm"], more["gather"] = tensor_parallel_pair(llm)
-        note = "All-reduce: mean of two published PCIe tables that differ by 2.4 (operators_comm.py). "
+        note += "All-reduce: geometric mean of two PCIe tables that differ by 2.4 (operators_comm.py). "
     elif found.parallel == "ep":
         more["comm"] = expert_parallel_pair(llm)
-        more["experts"] = expert_layer(folder, found.stem, llm, ranks=2)
         form = "ep2"
-        note = "One of two data-parallel ranks that share the experts (EP2) over PCIe. "
+        note += "One of two data-parallel ranks that share the experts (EP2) over PCIe. "
     tables = form_from_layers(
         folder,
         found.stem,
