@@ -200,15 +200,22 @@ def _truth() -> Path:
         pytest.skip(str(error))
 
 
-# Mean errors of TTFT, TPOT and E2E stay within these (docs/validation.md has the values): no error may grow unnoticed.
-LIMITS = {0: (0.035, 0.03, 0.035), 1: (0.08, 0.03, 0.045), 2: (0.02, 0.03, 0.025), 3: (0.18, 0.03, 0.035)}
+# What mean errors are to stay within: the aims on dense runs, the errors of LLMServingSim 2 on the mixture of experts.
+AIMS = {"TTFT": 0.05, "TPOT": 0.015, "E2E": 0.015}
+# Aims that are missed (docs/validation.md), and how far: no error may grow unnoticed, and one that falls below is news.
+MISSED = {(0, "TPOT"): 0.025, (0, "E2E"): 0.028, (1, "E2E"): 0.022}
 
 
-@pytest.mark.parametrize("index", LIMITS)
+@pytest.mark.parametrize("index", range(len(CASES)))
 def test_measured_runs(index, tmp_path):
     report = validation.validate_run(_truth(), CASES[index])
-    for metric, limit in zip(("TTFT", "TPOT", "E2E"), LIMITS[index], strict=True):
-        assert abs(report["errors"][metric]["mean"]) < limit, metric
+    for metric, aim in AIMS.items():
+        error = abs(report["errors"][metric]["mean"])
+        if index == 3:
+            aim = abs(report["peer_errors"][metric]["mean"])
+        limit = MISSED.get((index, metric), aim)
+        assert error < limit, metric
+        assert error > aim or limit == aim, f"{metric} meets its aim now: take it out of MISSED and mend the docs"
     assert report["mean_distance"]["running"] < 6
     assert report["peer_errors"]["TPOT"].keys() == {"mean", "p50", "p90", "p95", "p99"}
     if index == 1:
