@@ -9,6 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from .output import table_lines
+
 
 @dataclass(frozen=True)
 class Table:
@@ -144,14 +146,9 @@ def markdown(lines: Iterable[str], found: Iterable[Table]) -> str:
     """Lines and tables as Markdown."""
     parts = ["\n".join(f"- {line}" for line in lines)]
     for table in found:
-        rules = [":--", *("--:" for _ in table.header[1:])]
-        lines = [_line(cells) for cells in (table.header, rules, *table.rows)]
-        parts += [f"### {table.title}", "\n".join(lines)]
+        rules = [" :-- ", *(" --: " for _ in table.header[1:])]
+        parts += [f"### {table.title}", "\n".join(table_lines(table.header, table.rows, rules))]
     return "\n\n".join(parts) + "\n"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _spread(figure: dict, scale: float = 1.0, digits: int = 2) -> list[str]:

@@ -7,8 +7,6 @@ docs/benchmark.md says how to read it.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,10 +17,13 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
+from ..sim.cli import run_app
 from ..sim.config import SettingsError, SimulationConfig
 from ..sim.results import dump_json
+from ..traces.write import write_atomically
 from .bench_measure import BenchmarkError, machine, one_core, run_command, same_results, timed_run
 from .bench_tables import markdown_tables, rich_tables
+from .output import check_target
 
 POLICIES = ("vllm", "bros")
 LOAD = 0.65  # share of the estimated capacity, where a load is set
@@ -170,20 +171,6 @@ def _paths(config: SimulationConfig, say: Say) -> dict:
     }
 
 
-def write_report(report: dict, path: Path) -> None:
-    """`report` as JSON: the whole file, or the former one. SettingsError: it cannot be written."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_text(dump_json(report, path.name), encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise SettingsError(
-            f"{path}: cannot be written: {error.strerror or error}; name another file"
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def benchmark(
     *,
     quick: Annotated[bool, Parameter(negative="")] = False,
@@ -212,12 +199,11 @@ def benchmark(
         if repeats < 1:
             raise SettingsError(f"--repeats {repeats}: at least one run is needed")
         sizes = Sizes(**{**asdict(sizes), "repeats": repeats})
-    if out is not None and not out.parent.is_dir():
-        raise SettingsError(f"--out {out}: there is no folder {out.parent}; make it first")
+    check_target(out)
     progress = Console(stderr=True, highlight=False)
     report = measure(sizes, offline, lambda text: progress.print(text, style="dim", soft_wrap=True))
     if out is not None:
-        write_report(report, out)
+        write_atomically(out, dump_json(report, out.name).encode())
     if markdown:
         print(markdown_tables(report), end="")
     else:
@@ -228,11 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="benchmark", help=benchmark.__doc__)
     app.default(benchmark)
-    try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except (cyclopts.CycloptsError, ValueError, BenchmarkError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_app(app, arguments, expected=[BenchmarkError])
 
 
 if __name__ == "__main__":

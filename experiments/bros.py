@@ -11,7 +11,6 @@ from matplotlib.figure import Figure as Canvas
 
 from . import bros_points as points
 from .bros_claims import (
-    ABSENT,
     bi_cache_claims,
     hybrid_claims,
     overhead_claims,
@@ -19,7 +18,7 @@ from .bros_claims import (
     pure_claims,
 )
 from .bros_runs import overhead, serve
-from .bros_tables import caches, headline, per_setting, short
+from .bros_tables import caches, headline, per_setting, preemption, short
 from .curves import grid, legend, panels, ylog
 from .grid import over_seeds
 from .study import Figure, Study
@@ -28,6 +27,8 @@ LOOKS = {
     "vllm-v0": {"color": "tab:blue"},
     "vllm": {"color": "tab:cyan"},
     "round-robin": {"color": "tab:orange"},
+    "tgi": {"color": "tab:green"},
+    "tgi:max_new_tokens=256": {"color": "tab:green", "linestyle": "--"},
     "bros": {"color": "tab:red"},
     "preemptive-wait": {"color": "tab:red"},
     "preemptive-wait:newcomers_preempt=false": {"color": "tab:purple", "linestyle": "--"},
@@ -118,7 +119,7 @@ STUDY = Study(
             "first come, first served against preemption at every iteration",
             points.preemptive,
             serve,
-            per_setting(["profile", "rate", "policy"]),
+            preemption,
             _plot_preemption,
             preemption_claims,
         ),
@@ -187,7 +188,6 @@ STUDY = Study(
         ),
         Figure("slow_means", "ours: the same over all settings", points.slow, serve, headline),
     ],
-    ABSENT,
 )
 
 if __name__ == "__main__":

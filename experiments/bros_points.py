@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .bros_runs import MODELS, NO_BI_CACHE, OPT, PAGED_SWAP, POLICIES, POOL, PURE, QWEN, RATES
+from .bros_runs import MODELS, NO_BI_CACHE, OPT, PAGED_SWAP, POLICIES, POOL, PURE, QWEN, RATES, TGI
 from .grid import Point
 from .study import Scale
 
@@ -102,7 +102,7 @@ def pure(scale: Scale) -> list[Point]:
         | {"_policy": "bros" if p == PURE else p}
         for m in models
         for r in rates
-        for p in ("vllm-v0", "vllm", PURE)
+        for p in ("vllm-v0", "vllm", *TGI, PURE)
     ]
     return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
 

@@ -25,6 +25,9 @@ POOL = 128
 
 # vLLM of the paper's time, then vLLM as it is now
 POLICIES = ("vllm-v0", "vllm", "round-robin", "bros")
+# Fig. 11. The paper's clients ask for as many tokens as they get; one number stands for all here: the policy's default, and
+# one near the mean answer.
+TGI = ("tgi", "tgi:max_new_tokens=256")
 PURE = "bros:best_effort=false,kv=paged"
 NO_BI_CACHE = "bros:kv=paged,swap=false"
 PAGED_SWAP = "bros:kv=paged"

@@ -15,7 +15,7 @@ import pandas as pd
 
 from .bros_runs import LLAMA, MODELS, OPT, QWEN
 from .grid import over_seeds, shown
-from .study import Claim, Verdict
+from .study import Claim, judge
 
 LOW = 10.0  # highest rate of the second average: at 15 requests/s some models are past their capacity
 VERSIONS = {"ACM": (*OPT, LLAMA), "IEEE": QWEN}  # the models of the two versions of the paper
@@ -94,17 +94,6 @@ def _compared(part: pd.DataFrame, baseline: str, quantity: str) -> dict:
     return over_seeds(pd.DataFrame(found), ["quantity"], values).iloc[0].to_dict()
 
 
-def judge(ours: float, half: float, paper: float, neutral: float) -> Verdict:
-    """agrees: within the interval or 10 % of the paper's; direction agrees: on the same side of `neutral`, no effect.
-
-    An interval that holds `neutral` says nothing and does not count.
-    """
-    counts = np.isfinite(half) and half < abs(ours - neutral)
-    if abs(ours - paper) <= max(half if counts else 0.0, 0.1 * abs(paper)):
-        return "agrees"
-    return "direction agrees" if (ours - neutral) * (paper - neutral) > 0 else "differs"
-
-
 def improvements(marks: dict, where: str, why: dict[str, str]):
     """Claims on `headline`: the ACM models are judged (the paper's "15 cases"), the IEEE ones stand beside, and the ACM ones at
     the lower rates."""
@@ -124,7 +113,7 @@ def improvements(marks: dict, where: str, why: dict[str, str]):
             ours = "; ".join(f"{name}: {_said(row, change)}" for name, row in rows.items())
             what = f"{NAMES[quantity]}, BROS against {BASELINES[baseline]}, {lengths}"
             printed = f"{paper:+.2%}" if change else f"x {paper:g}"
-            found.append(Claim(where, what, printed, ours, verdict, "" if verdict == "agrees" else why[quantity]))
+            found.append(Claim.judged(where, what, printed, ours, verdict, why[quantity]))
         return found
 
     return claims
@@ -150,11 +139,19 @@ def means(table: pd.DataFrame, where: str, why: str) -> list[Claim]:
             continue
         value = {name: (getattr(row, column), getattr(row, f"{column}_ci")) for name, row in rows.items()}
         judged = value.get("ACM", value.get("IEEE"))
-        verdict: Verdict = "agrees" if judge(*judged, paper, 0.0) == "agrees" else "differs"  # a mean has no direction
+        verdict = judge(*judged, paper, neutral=None)
         ours = "; ".join(f"{name}: {shown(100 * mean, 100 * half)} %" for name, (mean, half) in value.items())
         what = f"{NAMES[quantity]} of {BASELINES[policy]}, mean over settings, {lengths}"
-        found.append(Claim(where, what, f"{paper:.2%}", ours, verdict, "" if verdict == "agrees" else why))
+        found.append(Claim.judged(where, what, f"{paper:.2%}", ours, verdict, why))
     return found
+
+
+def preemption(points: pd.DataFrame) -> pd.DataFrame:
+    """Fig. 2: in each policy's row also how much lower its values are than those of first come, first served, seed by seed."""
+    key = ["profile", "rate", "seed"]
+    first = points[points.policy == "vllm-v0"].set_index(key).loc[pd.MultiIndex.from_frame(points[key])]
+    lower = {f"{name}_lower": first[name].to_numpy() - points[name] for name in ("normalized_ms", "queueing")}
+    return over_seeds(points.assign(**lower), ["profile", "rate", "policy"], [*lower, *SHOWN])
 
 
 def caches(points: pd.DataFrame) -> pd.DataFrame:

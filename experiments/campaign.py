@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         extra = _extra(options.engine_arg)
         traces = _traces(options.traces) if any(name == "validate" for name, _ in stages) else {}
     except Bad as error:
-        print(f"campaign: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     store = Store(options.out, options.mirror)

@@ -11,11 +11,13 @@ from ..profiles.measured_fit import LEAVING, point_errors
 from ..profiles.measured_samples import SWAP_OUT, Measurement, StepSample, by_point, read_samples, settled
 from ..profiles.profile import load_profile
 from ..sim.run import run_policy
+from ..traces.write import write_atomically
 from . import campaign_plots as plots
 from .campaign_kernel import KERNEL
 from .campaign_runs import Cell, Finished, finished, inputs_of
 from .campaign_setup import MODEL_SIZES, Store
 from .campaign_steps import STEPS, make_profile, mode_name, raw_path
+from .output import markdown_table
 
 REPORT = "report"
 _SHOWN = (64, 1024, 16384)  # contexts in the table of host times
@@ -39,17 +41,14 @@ def write_report(store: Store, traces_of: Path | None = None) -> Path:
         if found := finished(store, key, graphs):
             parts += _runs(store, key, graphs, found, traces_of)
     parts += _kernel(store)
-    partial = page.with_name(f".{page.name}.partial")
-    partial.write_text("\n".join(part for part in parts if part) + "\n", encoding="utf-8")
-    partial.replace(page)
+    write_atomically(page, ("\n".join(part for part in parts if part) + "\n").encode())
     store.saved(REPORT)
     return page
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; the first column is text, the others are numbers."""
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
+    return markdown_table(head, rows, ["---", *["---:"] * (len(head) - 1)])
 
 
 def _machine(store: Store) -> str:

@@ -7,7 +7,6 @@ policy is measured in a steady state with a full batch and a queue of a given le
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,19 +17,21 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from ..policies.errors import PolicyError
-from ..policies.registry import RegistryError, parse_policy, policy_names
+from ..policies.registry import parse_policy, policy_names
+from ..sim.cli import run_app
 from ..sim.config import SettingsError, SimulationConfig
 from ..sim.inputs import Inputs, resolve
+from ..sim.results import dump_json
 from ..sim.run import Simulation, run_policy
 from ..traces.apps import applications
 from ..traces.longdoc import longdoc
 from ..traces.tidal import tidal
 from ..traces.transform import merge
+from ..traces.write import write_atomically
 from .bench_measure import BenchmarkError, CpuTimed, machine, one_core, run_command
 from .bench_tables import markdown, show
-from .benchmark import write_report
 from .decision_time_tables import lines_and_tables
+from .output import check_target
 
 BATCH = 128
 PROMPT, OUTPUT = (128, 384), (1, 256)  # tokens, uniform; about one request ends a step, and the next one begins
@@ -287,13 +288,12 @@ def decision_time(
         if repeats < 1:
             raise SettingsError(f"--repeats {repeats}: at least one run is needed")
         sizes = replace(sizes, repeats=repeats)
-    if out is not None and not out.parent.is_dir():
-        raise SettingsError(f"--out {out}: there is no folder {out.parent}; make it first")
+    check_target(out)
     policies = [parse_policy(text).label for text in policy] if policy else policy_names()
     progress = Console(stderr=True, highlight=False)
     report = measure(policies, sizes, whole, lambda text: progress.print(text, style="dim", soft_wrap=True))
     if out is not None:
-        write_report(report, out)
+        write_atomically(out, dump_json(report, out.name).encode())
     print_report(report, markdown)
 
 
@@ -309,11 +309,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="decision_time", help=decision_time.__doc__)
     app.default(decision_time)
-    try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except (cyclopts.CycloptsError, ValueError, RegistryError, PolicyError, BenchmarkError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_app(app, arguments, expected=[BenchmarkError])
 
 
 if __name__ == "__main__":

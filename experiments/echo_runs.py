@@ -17,11 +17,12 @@ import pandas as pd
 from ..policies.echo_forecast import ArrivalForecast
 from ..policies.registry import parse_policy
 from ..policies.requests import RequestClass, State
-from ..sim.capacity import predicted_memory
+from ..sim.capacity import WhileOnline, predicted_memory
 from ..sim.config import SimulationConfig
+from ..sim.core import EngineCore
 from ..sim.inputs import Inputs, resolve_hardware
 from ..sim.results import RunResult
-from ..sim.run import Simulation, run_simulation
+from ..sim.run import run_simulation
 from ..traces.longdoc import NAMES, longdoc
 from ..traces.synth import synth
 from ..traces.tidal import BURST_S, DAY_S, tidal, tide
@@ -35,6 +36,7 @@ LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
 PEAK_RATE = 8.0  # requests/s; the GPU alone serves them without queueing (figure fig7, `online alone`)
 BIN_S = 10.0  # of the series
 SAMPLE_S = 1.0
+Samples = list[tuple[int, ...]]
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 # requests of each pool, so many that some are left when the online ones have ended; documents in proportion
 POOLS = {
@@ -71,41 +73,19 @@ def offline(pool: str, seed: int, requests: int | None = None, order: str = "shu
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
-class Watched(Simulation):
-    """Ends with the last online request, and looks once a second at who runs and what memory holds.
-
-    samples  a tuple for each second: online requests with KV, offline requests with KV, and blocks: online in use,
-             offline in use, online cached, offline cached (the last two -1 where a ledger does not tell them apart)
-    """
-
-    def run(self) -> None:
-        workload = self.inputs.workload
-        self.samples: list[tuple[int, ...]] = []
-        online = int((workload.klass == int(RequestClass.REAL_TIME)).sum())
-        core = self.engines[0].core
-        for second in range(1, int(DAY_S)):
-            if self.clock.peek() == np.inf:
-                self.clock.run()  # nothing more will happen: says who waits for what
-                return
-            self.clock.run(second * SAMPLE_S)
-            table = core.requests
-            self.samples.append(self._look(core))
-            done = (table.klass == int(RequestClass.REAL_TIME)) & (table.state == int(State.FINISHED))
-            if int(done.sum()) == online:
-                return
-
-    @staticmethod
-    def _look(core) -> tuple[int, ...]:
-        table, ledger, usage = core.requests, core.ledger, core.ledger.usage()
-        running = table.klass[table.state == int(State.RUNNING)]
-        active = int((running == int(RequestClass.REAL_TIME)).sum())
-        of_online = getattr(ledger.pool, "online", None)
-        mine = -1
-        if of_online is not None:
-            idle = (ledger.pool.refs == 0) & (ledger.pool.content >= 0)
-            mine = int((idle & of_online).sum())
-        rest = usage.cached - mine if mine >= 0 else -1
-        return active, len(running) - active, usage.real_time, usage.best_effort, mine, rest
+def _look(core: EngineCore) -> tuple[int, ...]:
+    """Online requests with KV, offline requests with KV, and blocks: online in use, offline in use, online cached, offline
+    cached (the last two -1 where a ledger does not tell them apart)."""
+    table, ledger, usage = core.requests, core.ledger, core.ledger.usage()
+    running = table.klass[table.state == int(State.RUNNING)]
+    active = int((running == int(RequestClass.REAL_TIME)).sum())
+    of_online = getattr(ledger.pool, "online", None)
+    mine = -1
+    if of_online is not None:
+        idle = (ledger.pool.refs == 0) & (ledger.pool.content >= 0)
+        mine = int((idle & of_online).sum())
+    rest = usage.cached - mine if mine >= 0 else -1
+    return active, len(running) - active, usage.real_time, usage.best_effort, mine, rest
 
 
 def _run(
@@ -120,26 +100,30 @@ def _run(
     requests: int | None = None,
     num_blocks: int | None = None,
     budget: int | None = None,
-) -> tuple[Watched, RunResult]:
-    """pool: None: online requests alone. requests: of the pool, instead of POOLS. budget: tokens of a step."""
+) -> tuple[Samples, RunResult]:
+    """As `_simulate`. pool: None: online requests alone. requests: of the pool, instead of POOLS. budget: tokens of a step."""
     load = day(minutes, seed, peak_rate, burstiness)
     if pool is not None:
         load = merge(load, offline(pool, seed, requests, order))
     return _simulate(policy, load, seed=seed, estimator=estimator, num_blocks=num_blocks, max_num_batched_tokens=budget)
 
 
-def _simulate(policy: str, load: Workload, **settings: Any) -> tuple[Watched, RunResult]:
+def _simulate(policy: str, load: Workload, **settings: Any) -> tuple[Samples, RunResult]:
+    """A run that ends with the last online request, and what `_look` finds in every one of its seconds."""
     config = SimulationConfig(policy=(policy,), profile=PROFILE, **settings)
     inputs = Inputs(config, load, resolve_hardware(config), (parse_policy(policy),), ())
-    simulation = Watched(inputs, inputs.policies[0])
-    return simulation, run_simulation(simulation)
+    samples: Samples = []
+    simulation = WhileOnline(
+        inputs, inputs.policies[0], slice_s=SAMPLE_S, watch=lambda run: samples.append(_look(run.engines[0].core))
+    )
+    return samples, run_simulation(simulation)
 
 
 def serve(**settings: Any) -> dict[str, Any]:
     """One run, as one row. Offline rates and the hit rate count what ended while online requests arrived; `left` is the
     number of offline requests that were not done then. Attainments are shares of online requests; `in_time`: its last token
     came before TTFT + i TPOT had passed, the objective as the paper prints it. Arguments: see `_run`."""
-    simulation, run = _run(**settings)
+    _, run = _run(**settings)
     rt, be, kv = run.summary["classes"]["rt"], run.summary["classes"].get("be"), run.summary["kv"]
     rows = run.rows.requests
     online, pool = rows[rows.klass == "rt"], rows[rows.klass == "be"]
@@ -169,10 +153,10 @@ def serve(**settings: Any) -> dict[str, Any]:
 def watch(**settings: Any) -> list[dict[str, Any]]:
     """One run, as a row for every ten seconds in which online requests arrive: means over the samples, prompt tokens of
     offline requests that were begun in them and how many of these were found in the cache (nan: none begun)."""
-    simulation, run = _run(**settings)
+    samples, run = _run(**settings)
     seconds = settings["minutes"] * BURST_S
     names = ("online", "offline", "online_used", "offline_used", "online_cached", "offline_cached")
-    looks = pd.DataFrame(simulation.samples, columns=list(names))
+    looks = pd.DataFrame(samples, columns=list(names))
     looks["bin"] = (np.arange(len(looks)) * SAMPLE_S // BIN_S).astype(int)
     series = looks.groupby("bin").mean()
     series[list(names[2:])] /= run.rows.kv_total_blocks

@@ -24,10 +24,12 @@ from ..sim.run import run_each
 from ..traces.longdoc import longdoc
 from ..traces.transform import merge
 from ..traces.workload import WorkloadError
+from ..traces.write import write_atomically
+from .command import command_line
 from .curves import panels
 from .forms_accuracy import KINDS, LABELS, on_a_profile, on_recorded_steps
 from .grid import Point, over_seeds, run_grid
-from .sensitivity_output import command_line, markdown_table, write_plot, write_tables
+from .output import markdown_table, write_plot, write_tables
 from .sensitivity_runs import KEPT, OFFLINE, TOKENS, TPOT, TTFT, TTFT99, Metric
 from .validation import truth_folder
 
@@ -222,7 +224,8 @@ def experiment(quick: bool, seeds: int, workers: int | None, out: Path, any_vers
     text += costs_markdown(table)
     write_plot(out / "forms.png", plot(table))
     tables = {"points": rows, "costs": table, "profile_errors": profile}
-    write_tables(out, tables if recorded is None else {**tables, "recorded_errors": recorded}, text)
+    write_tables(out, tables if recorded is None else {**tables, "recorded_errors": recorded})
+    write_atomically(out / "report.md", text.encode())
     return text
 
 

@@ -2,7 +2,8 @@
 
 An experiment is a list of points, each the keyword arguments of one function. What a point gave is kept in a file of its own,
 so an interrupted experiment goes on where it was, and a figure added later costs only its own points. A file says of which
-sources of the package it is: results of other code are not taken for results of this one, unless that is asked for.
+sources of the package it is, and with which recorded traces at hand: results of other code are not taken for results of this
+one, unless that is asked for, and those with other traces never.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from scipy import stats
 
 from ..sim.results import dump_json
+from ..traces.download import sha256_of
+from ..traces.load import list_traces
 from ..traces.workload import WorkloadError
 from ..traces.write import write_atomically
 
@@ -61,19 +64,23 @@ def run_grid(
     workers      processes; by default one for each core; 1: in this process
     any_version  take points of other versions of the code too, as when a file was edited that cannot matter
 
+    The traces are all that have a name (`trace list`), whether a point reads them or not; a trace given by its path is known
+    by that only.
+
     Whatever `work` raises ends the grid; points that have ended are kept.
     """
-    sources = sources_digest(work)
+    sources, traces = sources_digest(work), traces_digest()
     files = [out / KEPT / f"{_digest(work, point.arguments)}.json" for point in points]
-    kept = {file: rows for file in files if (rows := _kept(file, None if any_version else sources)) is not None}
+    wanted = None if any_version else sources
+    kept = {file: rows for file in files if (rows := _kept(file, traces, wanted)) is not None}
     todo = {file: point.arguments for file, point in zip(files, points, strict=True) if file not in kept}
     if todo:
         _check_writable(out / KEPT)
     with _bar() as bar:
         task = bar.add_task(label, total=len(set(files)), completed=len(kept))
         for file, rows in _results(work, todo, workers or os.cpu_count() or 1):
-            write_atomically(file, dump_json({"sources": sources, "rows": rows}).encode())
-            kept[file] = _kept(file, None)
+            write_atomically(file, dump_json({"sources": sources, "traces": traces, "rows": rows}).encode())
+            kept[file] = _kept(file, traces)
             bar.advance(task)
     return pd.DataFrame([{**point.axes, **row} for file, point in zip(files, points, strict=True) for row in kept[file]])
 
@@ -88,11 +95,14 @@ def _check_writable(folder: Path) -> None:
         raise WorkloadError(f"{folder}: cannot be written ({error.strerror}): check the folder and the free space") from None
 
 
-def _kept(file: Path, sources: str | None) -> list | None:
-    if not file.is_file():
+def _kept(file: Path, traces: str, sources: str | None = None) -> list | None:
+    """Rows of a point; None where it has to be run: not there, damaged, with other traces, or not of `sources`."""
+    try:
+        found = json.loads(file.read_text())
+        same = sources in (None, found["sources"]) and traces == found.get("traces", traces)
+        return list(found["rows"]) if same else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    found = json.loads(file.read_text())
-    return found["rows"] if sources in (None, found["sources"]) else None
 
 
 def _results(work: Callable[..., Rows], todo: Mapping[Path, Mapping], workers: int) -> Iterable[tuple[Path, list]]:
@@ -151,6 +161,13 @@ def sources_digest(work: Callable) -> str:
     for path in [*_own_modules(Path(inspect.getfile(work))), *found]:
         sha.update(path.read_bytes())
     return sha.hexdigest()
+
+
+def traces_digest() -> str:
+    """Of the files that a run would find for the recorded traces; where there is none, of what stands in for it."""
+    found = [(trace["name"], trace["where"]) for trace in list_traces() if trace["kind"] == "recorded"]
+    files = [(name, sha256_of(Path(where)) if Path(where).is_file() else where.partition(":")[0]) for name, where in found]
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:24]
 
 
 def _own_modules(file: Path) -> list[Path]:

@@ -6,28 +6,30 @@ choice loses and the exact one keeps, and the other way round. docs/optimality.m
 
 from __future__ import annotations
 
-import sys
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
 import cyclopts
 import pandas as pd
 from cyclopts import Parameter
+from matplotlib.figure import Figure as Canvas
 
-from ..policies.errors import PolicyError
-from ..policies.registry import RegistryError
-from ..profiles.profile import ProfileError
+from ..sim.cli import run_app
 from ..sim.config import SettingsError
-from ..traces.workload import WorkloadError
 from ..traces.write import write_atomically
+from .command import RESUMABLE
 from .grid import Point, over_seeds, run_grid, shown
 from .optimality_runs import deadlines_of_runs, iterations_of_a_run, random_iterations
+from .output import table_lines, write_plot, write_tables
 
 OBJECTIVES = ("ttft=0.4,tpot=0.2", "ttft=0.2,tpot=0.1", "ttft=0.1,tpot=0.05")  # the paper's, a half, a quarter
 RATE, POOL = 1.0, 3  # so that seldom more than 12 requests are in the system
 
-ITERATIONS, DEADLINES = "iterations", "deadlines"
+ITERATIONS = ["iterations of", "problem", "n", "optimal", "loses more deadlines", "misses another goal", "compared"]
+ITERATIONS += ["gap, mean", "median", "p95", "max"]
+OUTCOMES = ["this only", "`bros` only", "neither"]
+DEADLINES = ["objectives", "beside `bros`", "requests", "first token: both", *OUTCOMES, "later tokens: both", *OUTCOMES]
+DEADLINES += ["best-effort tokens", "left to Alg. 1"]
 SHARES = ("optimal", "outside", "loses_more", "other_goal", "compared", "gap_mean", "gap_median", "gap_p95")
 PAIRS = tuple(f"{name}_{who}" for name in ("ttft", "tokens") for who in ("both", "this_only", "bros_only", "neither"))
 
@@ -56,41 +58,30 @@ def _of_runs(axis: str, seeds: int, seconds: float, slos: tuple[str, ...]) -> li
 def markdown(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> str:
     """Two tables, means over seeds with 95 % intervals."""
     whole = iterations[iterations.requests == 0]
-    lines = [
-        "### Single iterations",
-        "",
-        "| iterations of | problem | n | optimal | loses more deadlines | misses another goal | compared | gap, mean |"
-        " median | p95 | max |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    of_iterations = []
     for row in over_seeds(whole, ["source", "problem"], SHARES).to_dict("records"):
         own = whole[(whole.source == row["source"]) & (whole.problem == row["problem"])]
         names = ("optimal", "loses_more", "other_goal", "compared", "gap_mean", "gap_median", "gap_p95")
-        values = " | ".join(_percent(row, name) for name in names)
-        n = int(own.iterations.sum())
-        lines.append(f"| {row['source']} | {row['problem']} | {n:,} | {values} | {100 * own.gap_max.max():.1f} |")
-    lines += ["", "### Deadlines in runs", ""]
-    lines.append(
-        "| objectives | beside `bros` | requests | first token: both | this only | `bros` only | neither |"
-        " later tokens: both | this only | `bros` only | neither | best-effort tokens | left to Alg. 1 |"
-    )
-    lines.append("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+        values = (_percent(row, name) for name in names)
+        most = f"{100 * own.gap_max.max():.1f}"
+        of_iterations.append([row["source"], row["problem"], f"{int(own.iterations.sum()):,}", *values, most])
+    of_runs = []
     for row in over_seeds(deadlines, ["slo", "problem"], [*PAIRS, "be_tokens", "fallback"]).to_dict("records"):
         own = deadlines[(deadlines.slo == row["slo"]) & (deadlines.problem == row["problem"])]
-        values = " | ".join(_percent(row, name) for name in (*PAIRS, "be_tokens", "fallback"))
-        lines.append(f"| {row['slo']} | {row['problem']} | {int(own.requests.sum()):,} | {values} |")
-    return "\n".join([*lines, "", "All but counts in percent.", ""])
+        values = (_percent(row, name) for name in (*PAIRS, "be_tokens", "fallback"))
+        of_runs.append([row["slo"], row["problem"], f"{int(own.requests.sum()):,}", *values])
+    lines = ["### Single iterations", "", *table_lines(ITERATIONS, of_iterations), ""]
+    lines += ["### Deadlines in runs", "", *table_lines(DEADLINES, of_runs), ""]
+    return "\n".join([*lines, "All but counts in percent.", ""])
 
 
 def _percent(row: dict, name: str) -> str:
     return shown(100.0 * row[name], 100.0 * row[f"{name}_ci"])
 
 
-def plot(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> bytes:
-    """A PNG: the gap by number of requests, and first tokens in time under one of the two only."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
+def plot(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> Canvas:
+    """The gap by number of requests, and first tokens in time under one of the two only."""
+    figure = Canvas(figsize=(11, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     drawn = iterations[(iterations.source == "random") & (iterations.requests > 0)]
     for problem, rows in over_seeds(drawn, ["problem", "requests"], ["gap_mean"]).groupby("problem", sort=False):
@@ -105,9 +96,7 @@ def plot(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> bytes:
     right.invert_yaxis()
     right.set(xlabel="requests whose first token is in time under one only (%)", title="runs beside bros")
     right.legend()
-    file = BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return file.getvalue()
+    return figure
 
 
 def optimality(
@@ -139,10 +128,9 @@ def optimality(
     iterations = run_iterations(out, seeds, count, seconds, slos, workers)
     deadlines = run_deadlines(out, seeds, seconds, slos, workers)
     text = markdown(iterations, deadlines)
-    write_atomically(out / f"{ITERATIONS}.csv", iterations.to_csv(index=False).encode())
-    write_atomically(out / f"{DEADLINES}.csv", deadlines.to_csv(index=False).encode())
+    write_tables(out, {"iterations": iterations, "deadlines": deadlines})
     write_atomically(out / "optimality.md", text.encode())
-    write_atomically(out / "optimality.png", plot(iterations, deadlines))
+    write_plot(out / "optimality.png", plot(iterations, deadlines), dpi=110)
     print(text, end="")
 
 
@@ -150,12 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="optimality", help=optimality.__doc__)
     app.default(optimality)
-    bad = (cyclopts.CycloptsError, SettingsError, RegistryError, PolicyError, WorkloadError, ProfileError, OSError)
-    try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except bad as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_app(app, arguments, RESUMABLE)
 
 
 if __name__ == "__main__":

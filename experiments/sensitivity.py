@@ -12,9 +12,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
+from ..traces.write import write_atomically
+from .command import command_line
 from .curves import panels
 from .grid import Point, interval, over_seeds, run_grid
-from .sensitivity_output import command_line, markdown_table, write_plot, write_tables
+from .output import markdown_table, write_plot, write_tables
 from .sensitivity_runs import SETTINGS, Metric, Setting, run_point
 
 FACTORS = (0.9, 1.1)
@@ -168,7 +170,8 @@ def experiment(quick: bool, seeds: int, workers: int | None, out: Path, any_vers
     found = conclusions(rows)
     text = markdown(found, seeds)
     write_plot(out / "sensitivity.png", plot(found))
-    write_tables(out, {"points": rows, "leads": found, "changes": changes(rows)}, text)
+    write_tables(out, {"points": rows, "leads": found, "changes": changes(rows)})
+    write_atomically(out / "report.md", text.encode())
     return text
 
 

@@ -7,25 +7,27 @@ of its own (points.csv, table.csv, plot.png, claims.json); `paper_vs_ours.md` jo
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import cyclopts
+import numpy as np
 import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure as Canvas
 from rich.console import Console
 
+from ..sim.cli import run_app
 from ..sim.config import SettingsError
 from ..sim.results import dump_json
-from ..traces.workload import WorkloadError
 from ..traces.write import write_atomically
+from .command import RESUMABLE, check_counts
 from .grid import Point, Rows, run_grid, shown
+from .output import table_lines, write_plot, write_tables
 
-Verdict = Literal["agrees", "direction agrees", "differs", "not reproduced"]
+Verdict = Literal["agrees", "direction agrees", "within the spread", "differs", "not reproduced"]  # best first
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Claim:
     what     the quantity, with its unit and its setting
     paper    as printed
     ours     mean and 95 % interval over seeds, see `grid.shown`
-    verdict  agrees: the paper's number is within the interval or 10 %; direction agrees: the same sign or order
+    verdict  see `judge` and `judge_direction`
     why      where it is not `agrees`: what makes the difference, and which run shows that
     """
 
@@ -54,6 +56,44 @@ class Claim:
     ours: str
     verdict: Verdict
     why: str = ""
+
+    @classmethod
+    def judged(cls, where: str, what: str, paper: str, ours: str, verdict: Verdict, why: str) -> Claim:
+        """With `why` only where it is needed."""
+        return cls(where, what, paper, ours, verdict, "" if verdict == "agrees" else why)
+
+
+def judge(ours: float, half: float, paper: float, neutral: float | None = 0.0) -> Verdict:
+    """A number of ours, with the half width of its interval, beside the paper's.
+
+    neutral  what would be no effect (0 for a change, 1 for a ratio); None: an amount, which has no direction
+
+    agrees             ours is within 10 % of the paper's, or the paper's within our interval; the interval is no wider than a
+                       quarter of the number to either side, and does not hold `neutral`
+    direction agrees   otherwise: the interval is on the paper's side of `neutral`
+    within the spread  the interval is too wide to tell: it holds the paper's number and, where there is one, `neutral`
+    differs            anything else
+
+    One seed has no interval (nan): nothing is told then.
+    """
+    half = half if np.isfinite(half) else np.inf
+    told = neutral is None or half < abs(ours - neutral)
+    if told and half <= 0.25 * abs(paper) and abs(ours - paper) <= max(half, 0.1 * abs(paper)):
+        return "agrees"
+    if told and neutral is not None:
+        return "direction agrees" if (ours - neutral) * (paper - neutral) > 0 else "differs"
+    return "within the spread" if abs(ours - paper) <= half else "differs"
+
+
+def judge_direction(effect: float, half: float) -> Verdict:
+    """A claim that prints no number, only a direction: `effect` is above 0 where ours has the same."""
+    half = half if np.isfinite(half) else np.inf
+    return "agrees" if effect > half else "within the spread" if effect > -half else "differs"
+
+
+def worst(*verdicts: Verdict) -> Verdict:
+    """Of a claim with several parts."""
+    return max(verdicts, key=get_args(Verdict).index)
 
 
 @dataclass(frozen=True)
@@ -119,14 +159,11 @@ class Study:
 
     def _write(self, figure: Figure, points: pd.DataFrame, scale: Scale, folder: Path) -> None:
         table = figure.table(points)
-        write_atomically(folder / "points.csv", points.to_csv(index=False).encode())
-        write_atomically(folder / "table.csv", table.to_csv(index=False).encode())
+        write_tables(folder, {"points": points, "table": table})
         if figure.plot is not None:
             canvas = Canvas(figsize=(8, 4.5), layout="constrained")
             figure.plot(canvas, table, points)
-            partial = folder / ".plot.png"
-            canvas.savefig(partial, dpi=120, metadata={"Software": None})
-            partial.replace(folder / "plot.png")
+            write_plot(folder / "plot.png", canvas)
         claims = [asdict(claim) for claim in figure.claims(table)]
         said = {"title": figure.title, "scale": asdict(scale), "claims": claims}
         write_atomically(folder / "claims.json", dump_json(said).encode())
@@ -134,23 +171,22 @@ class Study:
     def markdown(self, out: Path) -> str:
         """All claims as one table, figure by figure; figures that were not run are named."""
         lines = [f"# {self.system}: paper and ours", "", f"Source of the paper's numbers: {self.paper}.", ""]
-        lines += ["| where | what | paper | ours | | why |", "|---|---|---|---|---|---|"]
-        below = []
+        claims, below = [], []
         for figure in self.figures:
             file = out / figure.name / "claims.json"
             if not file.is_file():
                 below += [f"- `{figure.name}` ({figure.title}): not run."]
                 continue
             said = json.loads(file.read_text())
-            lines += [_row(claim) for claim in said["claims"]]
+            claims += [Claim(**one) for one in said["claims"]]
             seeds = ", ".join(map(str, said["scale"]["seeds"]))
             size = "quick, " if said["scale"]["quick"] else ""
             plot = f", [plot]({figure.name}/plot.png)" if figure.plot else ""
             below += [f"- `{figure.name}` ({figure.title}): {size}seeds {seeds}; [table]({figure.name}/table.csv){plot}"]
-        lines += [_row(asdict(claim)) for claim in self.absent]
+        lines += table_lines(["where", "what", "paper", "ours", "", "why"], map(astuple, [*claims, *self.absent]))
         return "\n".join([*lines, "", "`ours` is the mean over seeds and the half width of its 95 % interval.", "", *below, ""])
 
-    def main(self) -> None:
+    def main(self, arguments: list[str] | None = None) -> None:
         """The command line of this study."""
 
         def command(
@@ -178,21 +214,14 @@ class Study:
             any_version: bool
                 Also take points that another version of the code has run.
             """
-            if seeds < 1 or (workers is not None and workers < 1):
-                raise SettingsError("--seeds and --workers must be at least 1")
+            check_counts(seeds, workers)
             target = out if out is not None else Path("out") / self.system
             self.run(figure, Scale(quick, tuple(range(seeds))), target, workers, any_version)
             Console(soft_wrap=True).print(str(target / self.report), highlight=False)
 
         app = cyclopts.App(name=f"twinserve.experiments.{self.system}", help=f"Figures of {self.system}.", version_flags=[])
         app.default(command)
-        app.suppress_keyboard_interrupt = False  # else it ends without a word
-        try:
-            app(exit_on_error=False, print_error=False)
-        except (cyclopts.CycloptsError, SettingsError, WorkloadError) as error:
-            sys.exit(f"error: {' '.join(str(error).split())}")
-        except KeyboardInterrupt:
-            sys.exit("interrupted; what has ended is kept: the same command goes on from there")
+        run_app(app, arguments, RESUMABLE)
 
 
 def _table(frame: pd.DataFrame) -> list[str]:
@@ -206,9 +235,4 @@ def _table(frame: pd.DataFrame) -> list[str]:
         return "" if pd.isna(value) else shown(value, row.get(f"{name}_ci", float("nan")))
 
     rows = [[cell(row, name) for name in names] for _, row in frame.iterrows()]
-    return ["| " + " | ".join(line) + " |" for line in (names, ["---"] * len(names), *rows)]
-
-
-def _row(claim: Mapping[str, str]) -> str:
-    cells = (claim[name].replace("|", "\\|") for name in ("where", "what", "paper", "ours", "verdict", "why"))
-    return "| " + " | ".join(cells) + " |"
+    return table_lines(names, rows, [" --- "] * len(names))

@@ -8,7 +8,6 @@ docs/validation.md has the results and what they mean.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +15,12 @@ import cyclopts
 import numpy as np
 from cyclopts import Parameter
 
-from ..profiles.profile import ProfileError, derive_profile, load_profile
+from ..profiles.profile import derive_profile, load_profile
 from ..profiles.step_files import read_steps
+from ..sim.cli import run_app
 from ..sim.results import dump_json
 from ..traces.workload import WorkloadError
+from ..traces.write import write_atomically
 from .validation_runs import (
     CASES,
     Case,
@@ -136,12 +137,11 @@ def validation(
     runs = [validate_run(folder, case, form, eager_ms / 1e3) for case in cases]
     steps = validate_steps(folder)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         for run, case in zip(runs, cases, strict=True):
             plot_run(run, out / f"{case.folder}.png")
     report = {"runs": [{k: v for k, v in run.items() if k[0] != "_"} for run in runs], "steps": steps}
     if out is not None:
-        (out / "results.json").write_text(dump_json(report), encoding="utf-8")
+        write_atomically(out / "results.json", dump_json(report).encode())
     print(dump_json(report) if as_json else markdown(report), end="")
 
 
@@ -149,11 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="validation", help=validation.__doc__)
     app.default(validation)
-    try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except (cyclopts.CycloptsError, WorkloadError, ProfileError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":

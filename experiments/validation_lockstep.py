@@ -54,7 +54,7 @@ class LockstepBackend(SimulatedBackend):
 class LockstepSimulation(Simulation):
     """A simulation whose replicas are expert-parallel ranks."""
 
-    def _backend(self, requests: RequestTable) -> SimulatedBackend:
+    def _backend(self, requests: RequestTable, policy) -> SimulatedBackend:
         hardware = self.inputs.hardware
         steps = self.__dict__.setdefault("_steps", {})
         backend = LockstepBackend(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
+
+from .output import table_lines, write_plot
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
@@ -24,27 +27,21 @@ def markdown(report: dict) -> str:
             + ", ".join(f"{name.replace('_pct', ' %')} {value:.1f}" for name, value in run["mean_distance"].items())
             + ".",
             "",
-            "| | real mean | " + " | ".join(STATISTICS) + " | LLMServingSim 2: mean, p50, p99 |",
-            "|---|---|" + "---|" * (len(STATISTICS) + 1),
         ]
+        rows = []
         for metric, found in run["errors"].items():
-            ours = " | ".join(f"{found[name]:+.1%}" for name in STATISTICS)
+            ours = (f"{found[name]:+.1%}" for name in STATISTICS)
             peer = run["peer_errors"].get(metric, {})
             theirs = ", ".join(f"{peer[name]:+.1%}" for name in ("mean", "p50", "p99") if name in peer) or "-"
-            lines.append(f"| {metric} | {_time(run['real_s'][metric]['mean'])} | {ours} | {theirs} |")
-        lines.append("")
-    lines += [
-        "### Single steps of vLLM 0.15.1 on H100",
-        "",
-        "| model | steps | form | all | decode only | with prompt tokens |",
+            rows.append([metric, _time(run["real_s"][metric]["mean"]), *ours, theirs])
+        lines += [*table_lines(["", "real mean", *STATISTICS, "LLMServingSim 2: mean, p50, p99"], rows), ""]
+    steps = [
+        [row["model"], row["steps"], form, *(f"{row[form][part]:.1%}" for part in ("all", "decode", "other"))]
+        for row in report["steps"]
+        for form in ("operators", "roofline")
     ]
-    lines.append("|---|---|---|---|---|---|")
-    for row in report["steps"]:
-        for form in ("operators", "roofline"):
-            e = row[form]
-            lines.append(
-                f"| {row['model']} | {row['steps']} | {form} | {e['all']:.1%} | {e['decode']:.1%} | {e['other']:.1%} |"
-            )
+    header = ["model", "steps", "form", "all", "decode only", "with prompt tokens"]
+    lines += ["### Single steps of vLLM 0.15.1 on H100", "", *table_lines(header, steps)]
     return "\n".join(lines) + "\n"
 
 
@@ -54,8 +51,6 @@ def _time(seconds: float) -> str:
 
 def plot_run(run: dict, path: Path) -> None:
     """Distributions of the three latencies, and running, waiting and KV use over time, real and simulated; a PNG."""
-    from matplotlib.figure import Figure
-
     real, ours = run["_samples"]
     measured, simulated = run["_series"]
     figure = Figure(figsize=(11, 6), layout="constrained")
@@ -76,4 +71,4 @@ def plot_run(run: dict, path: Path) -> None:
         axis.set(xlabel="time (s)", ylabel=label)
     axes[0][0].legend()
     figure.suptitle(run["run"])
-    figure.savefig(path, dpi=110)
+    write_plot(path, figure, dpi=110)

@@ -16,7 +16,6 @@ from ..profiles.measured_fit import TRAFFIC
 from ..profiles.measured_samples import StepSample
 from ..profiles.profile import Profile, save_profile
 from .config import SimulationConfig
-from .garbage import collected_seldom
 from .inputs import resolve
 from .live import LiveRun
 
@@ -25,7 +24,7 @@ from .live import LiveRun
 LOADS = (6.0, 0.3, 1.5, 6.0)
 _SEED = 104_729  # apart from the seeds that runs are given
 _TOKENS = 400  # prompt and output of the longest request, where the engine has room
-_Config = tuple[str, SimulationConfig]
+_POINT = 1_000_000  # apart from the points of the test bench
 
 
 def traffic_steps(
@@ -37,26 +36,21 @@ def traffic_steps(
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
         path = Path(scratch) / "profile.json"
         save_profile(profile, path)
-        runs = list(_runs(engine, profile, path, seed, quick))
+        runs = list(_runs(engine, path, seed, quick))
         for number, (what, config) in enumerate(runs):
             progress(number / len(runs), f"{what}, {len(found):,} steps measured")
             engine.forget_prefixes()
             inputs = resolve(config)
             run = LiveRun(inputs, inputs.policies[0], engine, wall=False)
-            with collected_seldom():
-                run.run()
+            run.run()
             for step in run.backend.steps if number else ():
                 times = {"seconds": step.measured_s, "off_core_s": step.off_core_s if engine.settings.threads == 1 else 0.0}
-                found.append(StepSample(TRAFFIC, _point(number), number, step.work, **times))
+                found.append(StepSample(TRAFFIC, _POINT + number, number, step.work, **times))
     engine.forget_prefixes()
     return found
 
 
-def _point(number: int) -> int:
-    return 1_000_000 + number
-
-
-def _runs(engine: VllmEngine, profile: Profile, path: Path, seed: int, quick: bool) -> Iterator[_Config]:
+def _runs(engine: VllmEngine, path: Path, seed: int, quick: bool) -> Iterator[tuple[str, SimulationConfig]]:
     settings = engine.settings
     longest = min(_TOKENS, settings.max_model_len - 1, settings.max_step_tokens)
     common = {

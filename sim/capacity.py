@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import pandas as pd
 
-from ..policies.registry import parse_policy
+from ..policies.registry import PolicySpec, parse_policy
 from ..policies.requests import State
 from ..profiles.profile import ProfileName
 from ..profiles.specs import ProfileError
@@ -30,7 +31,6 @@ Size = Callable[[SimulationConfig], object]
 
 PEAK_S = 300.0  # "e.g., 5 minutes"
 ATTAINMENT = 0.9
-_SLICE_S = 5.0  # after the last arrival, how often it is looked whether online requests are still running
 
 
 # -- step 1 -----------------------------------------------------------------------------------------------------------
@@ -69,7 +69,12 @@ def size_of(config: SimulationConfig) -> tuple[int, int, int, int]:
 
 def peak_window(online: Workload, seconds: float = PEAK_S) -> tuple[float, float]:
     """(start, end) of the `seconds` in which most prompt and output tokens arrive; the earliest, where several do. The
-    whole trace, if it is shorter. Later stages of sessions come when they come, and do not count."""
+    whole trace, if it is shorter. Later stages of sessions come when they come, and do not count.
+
+    Raises SettingsError where `seconds` is not above 0 and finite, WorkloadError where no request has an arrival time.
+    """
+    if not 0 < seconds < np.inf:
+        raise SettingsError(f"a peak of {seconds} s is empty: give a number of seconds above 0")
     known = ~np.isnan(online.arrival_s)
     at = online.arrival_s[known]
     tokens = (online.prompt_tokens + online.output_tokens)[known]
@@ -102,8 +107,6 @@ def smallest_resources(
     _check_online(online)
     if not 0 < attainment <= 1:
         raise SettingsError(f"an attainment of {attainment} is no share: give a number above 0, up to 1")
-    if not 0 < peak_s < np.inf:
-        raise SettingsError(f"a peak of {peak_s} s is empty: give a number of seconds above 0")
     if not candidates:
         raise SettingsError("there are no resources to choose from: give candidates")
     window = peak_window(online, peak_s)
@@ -141,7 +144,14 @@ def gpu_ladder(
     replicas: Sequence[int] = (1, 2, 4, 8),
     **settings,
 ) -> list[SimulationConfig]:
-    """Candidates: a model on every one of `tp` GPUs a replica times `replicas`. settings: as of SimulationConfig."""
+    """Candidates: a model on every one of `tp` GPUs a replica times `replicas`. settings: as of SimulationConfig.
+
+    Raises SettingsError where `tp` or `replicas` hold no whole numbers above 0.
+    """
+    for name, counts in (("tp", tp), ("replicas", replicas)):
+        for n in counts:
+            if not isinstance(n, Integral) or n < 1:
+                raise SettingsError(f"{name} of {n} is no count: give whole numbers above 0")
     return [
         SimulationConfig(profile=str(ProfileName(model, gpu, ranks)), replicas=n, **settings)
         for ranks in tp
@@ -190,6 +200,7 @@ def offline_throughput(
     sigmas, history_s and ahead_s are those of `memory_prediction`. Raises SettingsError or WorkloadError.
     """
     _check_online(online)
+    _samples(sigmas, history_s, 1.0, ahead_s)
     if isinstance(offline, BestEffortPool):
         both = with_pool(online, offline)
     elif not len(offline) or (offline.klass != BEST_EFFORT).any():
@@ -199,7 +210,8 @@ def offline_throughput(
     if not online.span_s:
         raise WorkloadError(f"{online.provenance.name}: all online requests arrive at once: no rate can be told")
     inputs = _inputs(config, both)
-    result = run_simulation(_WhileOnline(inputs, inputs.policies[0]))
+    last_come = np.nextafter(online.last_arrival_s, np.inf)
+    result = run_simulation(WhileOnline(inputs, inputs.policies[0], first_s=last_come))
     be, requests = result.summary["classes"]["be"], result.rows.requests
     mine = requests[requests.klass == "be"]
     last = float(mine.last_token_s.max())
@@ -217,19 +229,36 @@ def offline_throughput(
     )
 
 
-class _WhileOnline(Simulation):
-    """Ends when the online requests have: what offline work is left then is not waited for."""
+class WhileOnline(Simulation):
+    """Ends when the online requests have: what offline work is left then is not waited for.
 
-    def run(self) -> None:
-        workload = self.inputs.workload
-        online = workload.klass == REAL_TIME
-        self._online = int(online.sum())
-        self.clock.run(np.nextafter(np.nanmax(workload.arrival_s[online]), np.inf))
+    slice_s  it is looked after every so many seconds whether they have
+    first_s  when it is looked first, seconds of the run; by default after one slice
+    watch    called with the run after each slice
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        spec: PolicySpec,
+        slice_s: float = 5.0,
+        first_s: float | None = None,
+        watch: Callable[[Simulation], None] = lambda run: None,
+    ) -> None:
+        super().__init__(inputs, spec)
+        self._slice_s, self._first_s = slice_s, slice_s if first_s is None else first_s
+        self._watch = watch
+        self._online = int((inputs.workload.klass == REAL_TIME).sum())
+
+    def _advance(self) -> None:
+        until = self._first_s
         while self._online_left():
             if self.clock.peek() == np.inf:
                 self.clock.run()  # nothing more will happen: says who waits for what
                 return
-            self.clock.run(self.clock.now + _SLICE_S)
+            self.clock.run(until)
+            self._watch(self)
+            until += self._slice_s
 
     def _online_left(self) -> bool:
         ended = 0
@@ -266,7 +295,7 @@ def memory_prediction(
     """Predict what online requests will hold from what they held in the last `history_s` seconds, and look `ahead_s` later.
 
     The prediction is mu + sigmas * sigma of samples taken every `sample_s` seconds, in whole blocks, as the threshold of
-    policy `echo` has it. Raises SettingsError where no full history has a later sample to compare with.
+    policy `echo` has it. Raises SettingsError for what cannot be asked, and where no full history has a later sample.
     """
     both = [predicted_memory(of, sigmas, history_s, sample_s, ahead_s) for _, of in rows.steps.groupby("replica")]
     predicted = np.concatenate([np.zeros(0, np.int64), *(p for p, _ in both)])
@@ -292,9 +321,7 @@ def predicted_memory(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(int64[n] blocks predicted, int64[n] blocks held `ahead_s` later) of one replica's steps, for every sample that has
     a full history before it; n is 0 in a run that is too short."""
-    window, ahead = round(history_s / sample_s), round(ahead_s / sample_s)
-    if window < 1 or ahead < 1:
-        raise SettingsError(f"a history of {history_s} s and a look {ahead_s} s ahead are below {sample_s} s, one sample")
+    window, ahead = _samples(sigmas, history_s, sample_s, ahead_s)
     held = _held(steps, sample_s)
     if len(held) < window + ahead:
         return held[:0], held[:0]
@@ -307,6 +334,19 @@ def predicted_memory(
     predicted = np.ceil((s + window * middle) / window + sigmas * deviation).astype(np.int64)
     later = held[window - 1 + ahead :]
     return predicted[: len(later)], later
+
+
+def _samples(sigmas: float, history_s: float, sample_s: float, ahead_s: float) -> tuple[int, int]:
+    """How many samples a history has, and how many it is looked ahead. Raises SettingsError where that makes no sense."""
+    if not 0 <= sigmas < np.inf:
+        raise SettingsError(f"sigmas of {sigmas} are no distance above the mean: give a number, 0 or more")
+    for name, seconds in (("history_s", history_s), ("sample_s", sample_s), ("ahead_s", ahead_s)):
+        if not 0 < seconds < np.inf:
+            raise SettingsError(f"{name} of {seconds} is no time: give a number of seconds above 0")
+    window, ahead = round(history_s / sample_s), round(ahead_s / sample_s)
+    if window < 1 or ahead < 1:
+        raise SettingsError(f"a history of {history_s} s and a look {ahead_s} s ahead are below {sample_s} s, one sample")
+    return window, ahead
 
 
 def _held(steps: pd.DataFrame, sample_s: float) -> np.ndarray:

@@ -54,14 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app.command(replay, name="replay")
     app.command(calibrate, name="calibrate")
     app.command(validate, name="validate")
-    _run(app, arguments)
+    run_app(app, arguments)
 
 
 def simulate_main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `simulate`, short for `twinserve simulate`."""
     app = cyclopts.App(name="simulate", help=simulate.__doc__)
     app.default(simulate)
-    _run(app, arguments)
+    run_app(app, arguments)
 
 
 class _Terminated(BaseException):
@@ -72,7 +72,17 @@ def _terminate(*_) -> None:
     raise _Terminated
 
 
-def _run(app: cyclopts.App, arguments: Sequence[str] | None) -> None:
+def run_app(
+    app: cyclopts.App,
+    arguments: Sequence[str] | None,
+    interrupted: str = _UNWRITTEN,
+    expected: Sequence[type[Exception]] = (),
+) -> None:
+    """Run `app` on the arguments (None: those of the process), and end with SystemExit: bad input as one line on stderr.
+
+    interrupted  what is said after Ctrl-C and SIGTERM
+    expected     further errors that are no defects
+    """
     app.suppress_keyboard_interrupt = False  # Ctrl-C is ours to explain, below
     if arguments is None:  # a process of our own; a caller in Python keeps its handlers
         signal.signal(signal.SIGTERM, _terminate)
@@ -83,12 +93,12 @@ def _run(app: cyclopts.App, arguments: Sequence[str] | None) -> None:
         _stop(_usage(error), BAD_INPUT)
     except ValidationError as error:
         _stop(settings_line(error), BAD_INPUT)
-    except _EXPECTED as error:
+    except (*_EXPECTED, *expected) as error:
         _stop(str(error), BAD_INPUT)
     except KeyboardInterrupt:
-        _stop(_UNWRITTEN, INTERRUPTED)
+        _stop(interrupted, INTERRUPTED)
     except _Terminated:
-        _stop(_UNWRITTEN, TERMINATED)
+        _stop(interrupted, TERMINATED)
     except (MemoryError, OverflowError) as error:
         _stop(f"a setting is too large for this machine: {error or 'out of memory'}; choose a smaller one", BAD_INPUT)
     except BrokenPipeError:

@@ -238,7 +238,7 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, dpi: int = 130) -> bytes:
     sink = io.BytesIO()
-    figure.savefig(sink, format="png", dpi=130, metadata={"Software": None})
+    figure.savefig(sink, format="png", dpi=dpi, metadata={"Software": None})
     return sink.getvalue()

@@ -23,7 +23,6 @@ class CheckpointedLedger(PagedLedger):
     """
 
     name = "checkpointed"
-    caches_prefixes = True
 
     def __init__(
         self,

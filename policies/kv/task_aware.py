@@ -25,7 +25,6 @@ class CountedLedger(PagedLedger):
     """A paged ledger with reference counts of future use; parameters as for PagedLedger."""
 
     name = "paged-rc"
-    caches_prefixes = True
     by_priority = False
 
     def __init__(

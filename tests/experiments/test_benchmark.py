@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from twinserve.experiments import bench_measure, benchmark
 from twinserve.experiments.bench_tables import markdown_tables, rich_tables, tables
-from twinserve.sim.config import SettingsError, SimulationConfig
+from twinserve.sim.config import SimulationConfig
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,6 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         said = capsys.readouterr().err
         assert stop.value.code == 2
         assert said.startswith("error: ") and said.count("\n") == 1
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path):
-    taken = tmp_path / "figures.json"
-    taken.mkdir()
-    with pytest.raises(SettingsError, match="cannot be written"):
-        benchmark.write_report({"a": 1}, taken)
-    assert list(tmp_path.iterdir()) == [taken]
 
 
 def test_one_core_is_given_back():

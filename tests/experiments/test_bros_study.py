@@ -1,35 +1,22 @@
 """The BROS study: every figure at its smallest size, and the arithmetic of its averages by hand."""
 
-import json
-
-import numpy as np
 import pandas as pd
 import pytest
+from study_checks import check_figures, quick_run, table
 from twinserve.experiments import bros_points as points
 from twinserve.experiments.bros import STUDY
-from twinserve.experiments.bros_runs import NO_BI_CACHE, OPT, PURE, QWEN, serve
-from twinserve.experiments.bros_tables import headline, judge
+from twinserve.experiments.bros_claims import nobody_in_time
+from twinserve.experiments.bros_runs import NO_BI_CACHE, OPT, PURE, QWEN, TGI, serve
+from twinserve.experiments.bros_tables import headline
 from twinserve.experiments.study import Scale
 
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bros")
-    STUDY.run((), Scale(True, (0,)), folder, 1)
-    return folder
-
-
-def table(out, name):
-    return pd.read_csv(out / name / "table.csv")
+out = quick_run(STUDY)
 
 
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
-    for figure in STUDY.figures:
-        assert len(table(out, figure.name)), figure.name
-        assert (out / figure.name / "plot.png").is_file() == (figure.plot is not None)
-        for claim in json.loads((out / figure.name / "claims.json").read_text())["claims"]:
-            assert claim["verdict"] == "agrees" or len(claim["why"]) > 20, claim
-    assert "not run" not in (out / "paper_vs_ours.md").read_text()
+    tables_only = {figure.name for figure in STUDY.figures if figure.plot is None}
+    assert tables_only == {"hybrid", "pure", "batches_means", "slow_means"}
+    check_figures(STUDY, out, tables_only=tables_only, claims=False)
 
 
 def test_shares_are_shares_and_figures_of_the_same_runs_agree(out):
@@ -57,6 +44,13 @@ def test_a_slower_engine_is_slower_and_less_memory_is_fuller(out):
         assert found.normalized_ms[("slow", 1.0, policy)] == found.normalized_ms[("memory", 1.0, policy)]
 
 
+def test_first_come_first_served_is_its_own_measure(out):
+    found = table(out, "fig2").set_index(["rate", "policy"])
+    assert (found.xs("vllm-v0", level="policy")[["normalized_ms_lower", "queueing_lower"]] == 0).all(axis=None)
+    first, preempting = found.loc[(20.0, "vllm-v0")], found.loc[(20.0, "preemptive-wait")]
+    assert preempting.normalized_ms_lower == pytest.approx(first.normalized_ms - preempting.normalized_ms)
+
+
 def test_bi_cache_gains_nothing_over_itself(out):
     found = table(out, "fig12")
     with_it = found[found.cache == "bi-cache"]
@@ -68,8 +62,8 @@ def test_runs_are_those_that_the_full_study_names():
     hybrid = pd.DataFrame([p.arguments for p in points.hybrid(full)])
     assert not hybrid.duplicated().any()
     assert hybrid.groupby("policy").size().to_dict() == dict.fromkeys(("vllm-v0", "vllm", "round-robin", "bros"), 90)
-    assert {p.arguments["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", PURE}
-    assert {p.axes["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", "bros"}
+    assert {p.arguments["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", *TGI, PURE}
+    assert {p.axes["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", *TGI, "bros"}
     assert NO_BI_CACHE in {p.arguments["policy"] for p in points.caches(full)}
 
 
@@ -101,19 +95,5 @@ def test_means_of_ratios_and_ratios_of_means_by_hand():
     assert row.of_means == pytest.approx((0.7 / 0.2 + 0.7 / 0.15) / 2)
     assert row.left_out == pytest.approx(0.5) and row.best == pytest.approx((2 + 6) / 2) and row.settings == 2
     assert row.bros == pytest.approx(0.7) and row.other == pytest.approx(0.175)
-
-
-@pytest.mark.parametrize(
-    ("ours", "half", "paper", "neutral", "verdict"),
-    [
-        (-0.70, np.nan, -0.74, 0.0, "agrees"),
-        (-0.60, np.nan, -0.74, 0.0, "direction agrees"),
-        (-0.60, 0.2, -0.74, 0.0, "agrees"),
-        (0.10, 0.05, -0.74, 0.0, "differs"),
-        (0.10, 5.0, -0.74, 0.0, "differs"),  # such an interval says nothing
-        (1.0, 0.0, 1.73, 1.0, "differs"),
-        (1.2, 0.1, 1.73, 1.0, "direction agrees"),
-    ],
-)
-def test_verdicts(ours, half, paper, neutral, verdict):
-    assert judge(ours, half, paper, neutral) == verdict
+    claim = nobody_in_time(found)
+    assert (claim.ours, claim.verdict) == ("ACM: 0.5 ± 6.4 of 2", "within the spread")

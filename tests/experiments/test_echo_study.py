@@ -1,10 +1,9 @@
 """The Echo study: every figure at its smallest size, the minutes of a day and the tables by hand."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
+from study_checks import check_figures, quick_run, reasoned, table
 from twinserve.experiments import echo_points as points
 from twinserve.experiments.echo import STUDY
 from twinserve.experiments.echo_runs import LADDER, PEAK_RATE, POOLS, TPOT_S, TTFT_S, day, foretold_arrivals, offline
@@ -12,27 +11,11 @@ from twinserve.experiments.echo_tables import ONLINE, SHOWN, beside_bs, of_memor
 from twinserve.experiments.study import Scale
 from twinserve.traces.tidal import tidal, tide
 
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("echo")
-    STUDY.run((), Scale(True, (0,)), folder, 1)
-    return folder
-
-
-def table(out, name):
-    return pd.read_csv(out / name / "table.csv")
+out = quick_run(STUDY)
 
 
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
-    for figure in STUDY.figures:
-        assert len(table(out, figure.name)), figure.name
-        assert (out / figure.name / "plot.png").is_file()
-        claims = json.loads((out / figure.name / "claims.json").read_text())["claims"]
-        assert claims, figure.name
-        for claim in claims:
-            assert claim["verdict"] == "agrees" or len(claim["why"]) > 20 or claim["why"] == "variant", claim
-    assert "not run" not in (out / "paper_vs_ours.md").read_text()
+    check_figures(STUDY, out, said=lambda claim: reasoned(claim) or claim["why"] == "variant")
 
 
 def test_bs_is_its_own_measure_and_objectives_are_shares(out):

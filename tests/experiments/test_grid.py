@@ -50,6 +50,32 @@ def test_points_of_other_code_are_run_again_unless_they_are_asked_for(tmp_path):
     assert len(CALLS) == 6
 
 
+@pytest.mark.parametrize("content", [b"", b'{"sources": "a', b"[1]", b'{"rows": []}', b"\xff\xfe"])
+def test_a_damaged_point_is_run_again(tmp_path, content):
+    first = run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1)
+    damaged = next(file for file in (tmp_path / KEPT).iterdir() if json.loads(file.read_text())["rows"] == [{"y": 4}])
+    damaged.write_bytes(content)
+    again = run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1, any_version=True)
+    pd.testing.assert_frame_equal(first, again)
+    assert CALLS == [(1, 0), (2, 0), (3, 0), (2, 0)]
+
+
+def test_points_with_other_traces_are_run_again(tmp_path, monkeypatch):
+    """Whatever version is asked for: nothing at hand, a file, another content, and the file again at another place."""
+    monkeypatch.setenv("TWINSERVE_CACHE", str(tmp_path / "cache"))
+
+    def runs(folder: str, content: str = "") -> int:
+        before = len(CALLS)
+        if content:
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / "mooncake_toolagent.jsonl").write_text(content)
+        monkeypatch.setenv("TWINSERVE_TRACES", str(tmp_path / folder))
+        run_grid(square, points(Scale(seeds=(0,))), tmp_path / "out", workers=1, any_version=True)
+        return len(CALLS) - before
+
+    assert [runs("nowhere"), runs("nowhere"), runs("a", "x"), runs("a"), runs("a", "y"), runs("b", "y")] == [3, 0, 3, 0, 3, 0]
+
+
 def broken(x: int, seed: int) -> dict:
     if x == 3:
         raise SettingsError("three is too many")
@@ -90,10 +116,9 @@ def study() -> Study:
     return Study("squares", "a book", [figure], [Claim("Fig. 2", "cubes", "27", "-", "not reproduced", "no cubes here")])
 
 
-def test_a_study_writes_tables_plots_and_claims(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["squares", "fig1", "--seeds", "2", "--workers", "1", "--out", str(tmp_path)])
+def test_a_study_writes_tables_plots_and_claims(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
-        study().main()
+        study().main(["fig1", "--seeds", "2", "--workers", "1", "--out", str(tmp_path)])
     assert end.value.code in (None, 0)
     assert capsys.readouterr().out.strip() == str(tmp_path / "paper_vs_ours.md")
     text = (tmp_path / "paper_vs_ours.md").read_text()
@@ -105,8 +130,9 @@ def test_a_study_writes_tables_plots_and_claims(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"), [(["fig9"], "no figure 'fig9'; there are fig1"), (["--seeds", "0"], "at least 1")]
 )
-def test_what_is_not_there_gets_one_line(tmp_path, monkeypatch, arguments, said):
-    monkeypatch.setattr("sys.argv", ["squares", *arguments, "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=said):
-        study().main()
+def test_what_is_not_there_gets_one_line(tmp_path, capsys, arguments, said):
+    with pytest.raises(SystemExit) as end:
+        study().main([*arguments, "--out", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and said in error and error.startswith("error: ") and error.count("\n") == 1
     assert not CALLS

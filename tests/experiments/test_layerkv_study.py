@@ -1,10 +1,9 @@
 """The LayerKV study: every figure at its smallest size, the testbed and the comparison with vLLM by hand."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
+from study_checks import check_figures, quick_run, table
 from twinserve.experiments import layerkv_points as points
 from twinserve.experiments.layerkv import STUDY
 from twinserve.experiments.layerkv_claims import TIMES, VALUES, beside_vllm
@@ -14,24 +13,11 @@ from twinserve.experiments.study import Scale
 testbed.__test__ = False  # the name of a function of the study, not a test
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("layerkv")
-    STUDY.run((), Scale(True, (0,)), folder, 1)
-    return folder
-
-
-def table(out, name):
-    return pd.read_csv(out / name / "table.csv")
+out = quick_run(STUDY)
 
 
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
-    for figure in STUDY.figures:
-        assert len(table(out, figure.name)), figure.name
-        assert (out / figure.name / "plot.png").is_file()
-        for claim in json.loads((out / figure.name / "claims.json").read_text())["claims"]:
-            assert claim["verdict"] == "agrees" or len(claim["why"]) > 20, claim
-    assert "not run" not in (out / "paper_vs_ours.md").read_text()
+    check_figures(STUDY, out, claims=False)
 
 
 def test_ttft_has_two_parts_and_violations_two_causes(out):

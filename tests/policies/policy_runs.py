@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from twinserve.backends.pcie import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
@@ -73,6 +75,20 @@ class Desk:
         seen = self.stepper.step()
         self.ledger.check()
         return seen
+
+    def arriving(self, requests: Sequence[tuple[int, int, int]], steps: int) -> Iterator[None]:
+        """Submits `requests` (prompt, output, step of arrival) as r0, r1, ... and hands over before each step that has work;
+        whoever iterates takes the step. All of them end within `steps`."""
+        later = sorted(enumerate(requests), key=lambda item: item[1][2])
+        for step in range(steps):
+            while later and later[0][1][2] <= step:
+                number, (prompt, output, _) = later.pop(0)
+                self.submit(f"r{number}", prompt, output)
+            if self.stepper.core.active:
+                yield
+            elif not later:
+                break
+        assert not self.stepper.core.active and not later
 
     def scheduled(self, steps: int) -> list[dict[str, int]]:
         return [self.step().scheduled for _ in range(steps)]

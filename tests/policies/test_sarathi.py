@@ -67,15 +67,8 @@ def test_the_budget_holds_and_no_decode_stalls(requests, chunk, seats, blocks, k
     """At most `chunk` tokens a step; who has computed its prompt gets a token in every step, or has lost its memory."""
     limits = EngineLimits(max_num_seqs=seats, max_model_len=64, kv_bytes_per_token=1)
     desk = Desk(f"sarathi:chunk_size={chunk}", blocks, kind=kind, limits=limits)
-    table, later = desk.table, sorted(enumerate(requests), key=lambda item: item[1][2])
-    for step in range(3000):
-        while later and later[0][1][2] <= step:
-            number, (prompt, output, _) = later.pop(0)
-            desk.submit(f"r{number}", prompt, output)
-        if not desk.stepper.core.active:
-            if not later:
-                break
-            continue
+    table = desk.table
+    for _ in desk.arriving(requests, steps=3000):
         decoding = np.flatnonzero((table.state == 1) & (table.prompt_tokens + table.output_tokens - table.computed_tokens == 1))
         desk.step()
         plan = desk.plan
@@ -86,4 +79,3 @@ def test_the_budget_holds_and_no_decode_stalls(requests, chunk, seats, blocks, k
         assert order == sorted(order, reverse=True)  # decodes before prompts
         begun = [row for row, _ in plan.admitted]
         assert plan.rows.tolist()[len(plan.rows) - len(begun) :] == begun  # new ones last
-    assert not desk.stepper.core.active and not later

@@ -112,15 +112,7 @@ def test_the_batch_never_exceeds_its_budget(requests, new, total, seats, ratio):
     text = f"tgi:max_new_tokens={new},max_batch_total_tokens={total},max_batch_prefill_tokens=48,waiting_served_ratio={ratio}"
     desk = Desk(f"{text},max_waiting_tokens=5", 40, limits=limits)
     policy, table = desk.policy, desk.table
-    later = sorted(enumerate(requests), key=lambda item: item[1][2])
-    for step in range(2000):
-        while later and later[0][1][2] <= step:
-            number, (prompt, output, _) = later.pop(0)
-            desk.submit(f"r{number}", prompt, output)
-        if not desk.stepper.core.active:
-            if not later:
-                break
-            continue
+    for _ in desk.arriving(requests, steps=2000):
         known = table.prompt_tokens + table.output_tokens
         computed = table.computed_tokens.copy()
         waited = list(policy.waiting)
@@ -137,7 +129,6 @@ def test_the_batch_never_exceeds_its_budget(requests, new, total, seats, ratio):
         else:
             assert set(granted.values()) == {1}
             assert all(known[row] - computed[row] == 1 for row in granted)
-    assert not desk.stepper.core.active and not later
     assert table.output_tokens.tolist() == [dict(enumerate(requests))[int(name[1:])][1] for name in table.ids]
 
 

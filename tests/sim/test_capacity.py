@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twinserve.policies.echo_forecast import MemoryForecast
+from twinserve.policies.registry import parse_policy
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.capacity import (
+    WhileOnline,
     gpu_ladder,
     memory_prediction,
     offline_throughput,
@@ -19,11 +21,12 @@ from twinserve.sim.capacity import (
     smallest_resources,
 )
 from twinserve.sim.config import SettingsError, SimulationConfig
+from twinserve.sim.inputs import Inputs, resolve_hardware
 from twinserve.sim.results import RunRows
 from twinserve.traces.longdoc import longdoc
 from twinserve.traces.synth import synth
 from twinserve.traces.tidal import tidal
-from twinserve.traces.transform import set_class, set_slo
+from twinserve.traces.transform import merge, set_class, set_slo
 from twinserve.traces.workload import BestEffortPool, Workload, WorkloadError
 
 A100 = {"profile": "llama-3.1-8b@a100-40g", "policy": ("echo",)}
@@ -194,6 +197,22 @@ def test_online_requests_are_waited_for_and_sessions_too():
     assert requests[requests.klass == "rt"].finished.all() and requests.arrival_s.max() > 305
 
 
+@pytest.mark.parametrize("first_s", [None, 5.1])
+def test_a_run_while_online_requests_last_is_watched_slice_by_slice(first_s):
+    """Two of them, the later at 5 s, when the first has long ended; and offline requests that take far longer."""
+    load = merge(Workload.build([0.0, 5.0], [16, 16], [5, 50]), longdoc("toolbench", requests=400, seed=2))
+    config = SimulationConfig(**A100)
+    inputs = Inputs(config, load, resolve_hardware(config), (parse_policy("echo"),), ())
+    looks = []
+    run = WhileOnline(inputs, inputs.policies[0], slice_s=0.25, first_s=first_s, watch=lambda of: looks.append(of.clock.now))
+    run.run()
+    assert looks == pytest.approx([(first_s or 0.25) + 0.25 * i for i in range(len(looks))])
+    requests = run.rows().requests
+    online = requests[requests.klass == "rt"]
+    assert online.finished.all() and not requests.finished.all()
+    assert 5 < looks[-2] < online.last_token_s.max() <= looks[-1] == run.clock.now
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 def steps_of(held, seconds: float = 1.0) -> pd.DataFrame:
     """A step of `seconds` for each number of blocks that online requests hold."""
@@ -277,6 +296,38 @@ def test_what_makes_no_sense_is_one_line(online, ask, error, says):
     with pytest.raises(error, match=says) as caught:
         ask(online, SimulationConfig(**A100))
     assert "\n" not in str(caught.value)
+
+
+NO_SECONDS = (float("nan"), float("inf"), -5.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "name", "values"),
+    [
+        (lambda w, n: gpu_ladder("llama-3.1-8b", "h100", tp=(1, n)), "tp", (0, -2, 1.5, float("nan"))),
+        (lambda w, n: gpu_ladder("llama-3.1-8b", "h100", replicas=(1, n)), "replicas", (0, -2, 1.5, float("nan"))),
+        (lambda w, s: peak_window(w, s), "peak", NO_SECONDS),
+        (lambda w, s: smallest_resources(w, [SimulationConfig(**A100)], peak_s=s), "peak", NO_SECONDS),
+        *(
+            (lambda w, v, ask=ask, name=name: ask(w, **{name: v}), name, values)
+            for ask in (
+                lambda w, **how: offline_throughput(w, BestEffortPool(4), SimulationConfig(**A100), **how),
+                lambda w, **how: memory_prediction(rows_of([1] * 5), **how),
+            )
+            for name, values in (
+                ("sigmas", (float("nan"), float("inf"), -1.0)),
+                ("history_s", NO_SECONDS),
+                ("ahead_s", NO_SECONDS),
+            )
+        ),
+        (lambda w, s: memory_prediction(rows_of([1] * 5), sample_s=s), "sample_s", NO_SECONDS),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_named(online, ask, name, values):
+    for value in values:
+        with pytest.raises(SettingsError, match=f"{name} of {value} ") as caught:
+            ask(online, value)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

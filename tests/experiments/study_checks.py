@@ -1,0 +1,61 @@
+"""What the tests of all studies share: the study at its smallest size, its tables, and what each figure must leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from twinserve.experiments.study import Scale, Study
+
+
+def quick_run(study: Study):
+    """A fixture of a test module: the folder of `study`, run once at its smallest."""
+
+    @pytest.fixture(scope="module")
+    def out(tmp_path_factory) -> Path:
+        folder = tmp_path_factory.mktemp(study.system)
+        study.run((), Scale(quick=True, seeds=(0,)), folder, workers=1)
+        return folder
+
+    return out
+
+
+def table(out: Path, figure: str) -> pd.DataFrame:
+    """The table of a figure. Only what is empty or `nan` is missing; words as `None` are labels."""
+    return pd.read_csv(out / figure / "table.csv", keep_default_na=False, na_values=["nan", ""])
+
+
+def reasoned(claim: dict) -> bool:
+    """The claim agrees, or says why not."""
+    return claim["verdict"] == "agrees" or len(claim["why"]) > 20
+
+
+def check_figures(
+    study: Study,
+    out: Path,
+    *,
+    tables_only: Collection[str] = (),
+    claims: bool = True,
+    said: Callable[[dict], bool] = reasoned,
+) -> None:
+    """Every figure has points, a table with rows, a plot and claims, and stands in the report.
+
+    tables_only  figures without a plot
+    claims       every figure has some
+    said         what holds of each claim
+    """
+    report = (out / "paper_vs_ours.md").read_text()
+    assert "not run" not in report
+    for figure in study.figures:
+        folder = out / figure.name
+        files = {"points.csv", "table.csv", "claims.json"} | (set() if figure.name in tables_only else {"plot.png"})
+        assert {path.name for path in folder.iterdir()} == files, figure.name
+        assert len(table(out, figure.name)), figure.name
+        found = json.loads((folder / "claims.json").read_text())
+        assert found["title"] in report
+        assert found["claims"] or not claims, figure.name
+        for claim in found["claims"]:
+            assert claim["paper"] and claim["ours"] and said(claim), claim

@@ -1,0 +1,99 @@
+"""The command lines of the experiments: whatever is wrong with the input is one line and exit status 2, as for `twinserve`."""
+
+import importlib
+
+import pytest
+from twinserve.experiments.bench_measure import BenchmarkError
+from twinserve.experiments.bros import STUDY
+from twinserve.sim.config import SettingsError
+
+# experiment -> a function that its command calls
+CALLED = {
+    "benchmark": "measure",
+    "decision_time": "measure",
+    "forms": "accuracy",
+    "matrices": "page",
+    "optimality": "run_iterations",
+    "sensitivity": "run_grid",
+    "validation": "truth_folder",
+}
+
+
+def ended(capsys, main, *arguments: str) -> tuple[int, str]:
+    """Exit status, and the one line on stderr."""
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    return stopped.value.code, said
+
+
+def main_of(name: str):
+    return importlib.import_module(f"twinserve.experiments.{name}").main
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_an_unknown_option_is_named(name, capsys):
+    code, said = ended(capsys, main_of(name), "--nonsense")
+    assert code == 2 and "nonsense" in said
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_ctrl_c_ends_with_a_line(name, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(f"twinserve.experiments.{name}.{CALLED[name]}", interrupted)
+    code, said = ended(capsys, main_of(name), "--out", str(tmp_path / "out"))
+    assert code == 130 and "interrupted" in said
+    assert ("goes on from there" in said) == (name in ("forms", "optimality", "sensitivity"))
+
+
+@pytest.mark.parametrize("name", ["benchmark", "decision_time"])
+def test_a_measurement_that_failed_is_a_line(name, capsys, monkeypatch):
+    def failing(*_, **__):
+        raise BenchmarkError("a command\nfailed")
+
+    monkeypatch.setattr(f"twinserve.experiments.{name}.measure", failing)
+    assert ended(capsys, main_of(name)) == (2, "error: a command failed\n")
+
+
+def test_a_defect_is_not_taken_for_bad_input(monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("no such axis")
+
+    monkeypatch.setattr("twinserve.experiments.benchmark.measure", broken)
+    with pytest.raises(ValueError, match="no such axis"):
+        main_of("benchmark")([])
+
+
+def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
+    assert ended(capsys, STUDY.main, "--nonsense")[0] == 2
+    code, said = ended(capsys, STUDY.main, "fig0", "--out", str(tmp_path))
+    assert code == 2 and "no figure 'fig0'" in said
+    monkeypatch.setattr("twinserve.experiments.study.run_grid", interrupted)
+    code, said = ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path))
+    assert code == 130 and "goes on from there" in said
+
+
+@pytest.mark.parametrize("name", ["benchmark", "decision_time", "matrices"])
+def test_a_file_in_no_folder_is_refused_before_anything_runs(name, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(f"twinserve.experiments.{name}.{CALLED[name]}", interrupted)
+    code, said = ended(capsys, main_of(name), "--out", str(tmp_path / "no" / "file"))
+    assert code == 2 and "there is no folder" in said
+
+
+def test_counts_below_one_are_refused(capsys):
+    for name in ("forms", "sensitivity"):
+        for option in ("--seeds", "--workers"):
+            code, said = ended(capsys, main_of(name), option, "0")
+            assert code == 2 and option in said
+
+
+def test_settings_errors_of_points_are_a_line(capsys, monkeypatch, tmp_path):
+    def refused(*_, **__):
+        raise SettingsError("three  is\ntoo many")
+
+    monkeypatch.setattr("twinserve.experiments.study.run_grid", refused)
+    assert ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path)) == (2, "error: three is too many\n")
