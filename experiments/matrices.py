@@ -6,7 +6,6 @@ must end. A "no" is the one line with which the command refuses. docs/matrices.m
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,17 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
+from ..backends.live.serving_attributes import read_attributes
+from ..backends.live.serving_decider import Decider
 from ..backends.live.serving_options import EngineFacts, build_core, read_options
 from ..backends.live.versions import LiveEngineError
 from ..backends.pcie import PcieLink
 from ..backends.simulated import SimulatedBackend
-from ..policies.base import EngineLimits
+from ..policies.base import EngineLimits, Policy
 from ..policies.errors import PolicyError
 from ..policies.registry import RegistryError, ledger_names, parse_policy, policy_class, policy_names
 from ..sim.audit import CROWDED, Auditor, crowd
+from ..sim.cli import run_app
 from ..sim.clock import Clock
 from ..sim.config import DEFAULT_PROFILE, SettingsError, SimulationConfig
 from ..sim.core import EngineCore
@@ -33,6 +35,9 @@ from ..sim.live import blank_settings, live_settings, owns_pool
 from ..sim.recorder import StepRecorder
 from ..sim.run import Simulation, describe
 from ..sim.source import RequestSource
+from ..traces.apps_classes import KINDS
+from ..traces.write import write_atomically
+from .output import check_target, markdown_table
 
 REFUSALS = (PolicyError, RegistryError, SettingsError, LiveEngineError)
 REQUESTS = 10
@@ -105,7 +110,8 @@ def live(policy: str, physical: bool = False) -> str:
 
 
 def served(policy: str, asynchronous: bool = False) -> str:
-    """The core that `vllm serve` would build, on simulated steps."""
+    """The core that `vllm serve` would build, on simulated steps; and whether it makes use of what clients say of their
+    applications, if it does of what traces say."""
     spec, pool = parse_policy(policy), CROWDED.num_blocks
     facts = EngineFacts(
         num_blocks=pool if spec.name == "vllm" else 2 * pool + CROWDED.max_num_seqs,
@@ -117,11 +123,30 @@ def served(policy: str, asynchronous: bool = False) -> str:
         prefix_caching=True,
         host_blocks=CROWDED.host_blocks,
     )
-    options = {"policy": policy} | ({"profile": DEFAULT_PROFILE} if spec.policy.uses_estimator else {})
-    core = build_core(read_options(options), facts, asynchronous)
+    options = read_options({"policy": policy} | ({"profile": DEFAULT_PROFILE} if spec.uses_estimator else {}))
+    if spec.policy.on_application is not Policy.on_application:
+        _serve_applications(Decider(build_core(options, replace(facts, max_num_seqs=1), asynchronous)))
+    core = build_core(options, facts, asynchronous)
     limits = EngineLimits(facts.max_num_seqs, facts.max_step_tokens, facts.max_model_len, facts.kv_bytes_per_token)
     _drive(core, limits)
     return "yes"
+
+
+def _serve_applications(decider: Decider) -> None:
+    """Two requests of each of two applications come in turns, and there is one seat: those of one application must be served
+    one after the other."""
+    for i in range(4):
+        said = read_attributes({"app": f"a{i % 2}", "app_class": KINDS[-1 if i % 2 else 0]})
+        assert not (refusal := decider.refusal(said)), refusal
+        decider.submit(f"{said.app}-{i}", 8, said, float(i), most_tokens=9)
+    order, now = [], 4.0
+    while decider.rows:
+        names = set(decider.plan(now).grants)
+        assert names, "requests wait for ever"
+        decider.complete(now + 0.5, names, names, {})  # a prompt and its one token
+        order += [name[:2] for name in names]
+        now += 1.0
+    assert order in (["a0", "a0", "a1", "a1"], ["a1", "a1", "a0", "a0"]), f"applications are ignored: {order}"
 
 
 def _drive(core: EngineCore, limits: EngineLimits) -> None:
@@ -213,14 +238,14 @@ def general(policy: str, refusal: str) -> str:
 
 def _table(table: Table, notes: _Notes, own: dict[str, str] | None = None) -> str:
     columns = list(next(iter(table.values())))
-    lines = ["| policy | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+    rows = []
     for policy, cells in table.items():
         shown = []
         for column, cell in cells.items():
             text = f"no ({notes.number(policy, cell.refusal)})" if cell.refusal else cell.text
             shown.append(f"**{text}**" if own and own[policy] == column else text)
-        lines.append(f"| `{policy}` | " + " | ".join(shown) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([f"`{policy}`", *shown])
+    return markdown_table(["policy", *columns], rows)
 
 
 _HEAD = """# Matrices
@@ -238,21 +263,10 @@ live run is: "vLLM's pool" has exactly the ledger's blocks; "accounted": the led
 never binds; "physical": KV lies in the ledger's own slots (`docs/live.md`). Settings and limits of that engine are worked
 out here, not the engine itself; that it does exactly what was planned is tested for every policy on every ledger
 (`tests/live/test_twin.py`). `vllm serve` is tried without vLLM: policy, ledger and limits are built as in the server, with an
-engine that has host memory, and run on simulated steps.
+engine that has host memory, and run on simulated steps. A policy that orders by application (`justitia`, `srjf`, `vllm-sjf`,
+`parrot`) must besides serve two applications of which clients tell it (`docs/serving.md`) one after the other.
 
 """
-
-
-def write(text: str, path: Path) -> None:
-    """The whole file, or the former one. Raises SettingsError."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise SettingsError(f"--out {path}: cannot be written: {error.strerror or error}; name another file") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def matrices(
@@ -269,24 +283,21 @@ def matrices(
     out: Path
         Write it to this file.
     """
+    check_target(out)
     for name in policy or ():
         policy_class(name)
     text = page(policy, lambda line: print(line, file=sys.stderr))
     if out is None:
         print(text, end="")
     else:
-        write(text, out)
+        write_atomically(out, text.encode())
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="matrices", help=matrices.__doc__)
     app.default(matrices)
-    try:
-        app(arguments, exit_on_error=False, print_error=False)
-    except (cyclopts.CycloptsError, *REFUSALS) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":

@@ -113,16 +113,18 @@ class PolicyScheduling(Steering):
             return
         fault = "streaming input is not supported; send the whole prompt" if request.resumable else ""
         try:
-            attributes = read_attributes(request.sampling_params and request.sampling_params.extra_args)
-            fault = fault or self.decider.refusal(attributes)
+            read_attributes(request.sampling_params and request.sampling_params.extra_args)
         except BadAttributeError as error:
             fault = str(error)
         self.stats.arrived += 1
         if fault:
-            self._refused.add(request.request_id)
-            logger.error("request %s: %s", request.request_id, fault)
+            self._refuse(request.request_id, fault)
         else:
             self._newcomers[request.request_id] = request
+
+    def _refuse(self, name: str, fault: str) -> None:
+        self._refused.add(name)
+        logger.error("request %s: %s", name, fault)
 
     def _tell_policy(self, now: float) -> None:
         """Of those that arrived; one that waits for its grammar is told of when that is ready."""
@@ -133,8 +135,12 @@ class PolicyScheduling(Steering):
             if request.status != RequestStatus.WAITING and not promote(request):
                 continue
             del self._newcomers[name]
-            arrival = min(max(request.arrival_time - self._wall_started, 0.0), now)
             attributes = read_attributes(request.sampling_params.extra_args)
+            fault = self.decider.refusal(attributes)  # after those before it, which may have begun its application
+            if fault:
+                self._refuse(name, fault)
+                continue
+            arrival = min(max(request.arrival_time - self._wall_started, 0.0), now)
             hashes = () if request.skip_reading_prefix_cache else request.block_hashes
             self.stats.prompt_tokens += request.num_prompt_tokens
             prompt = request.num_prompt_tokens

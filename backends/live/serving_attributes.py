@@ -1,6 +1,7 @@
 """What a client says about a request, in `vllm_xargs`: read and checked. Needs neither vLLM nor a web framework.
 
-    {"class": "rt" | "be", "priority": 0, "slo_ttft_s": 0.4, "slo_tpot_s": 0.2, "app": "agent-7", "stage": 1}
+    {"class": "rt" | "be", "priority": 0, "slo_ttft_s": 0.4, "slo_tpot_s": 0.2,
+     "app": "agent-7", "app_class": "CC", "app_text": "write a ..", "app_requests": 12, "stage": 1}
 
 All are optional. Other names are left to whoever knows them, unless they look like a mistyped one of these.
 """
@@ -17,8 +18,10 @@ from typing import Any
 from ...policies.requests import RequestClass
 
 _CLASSES = {"rt": RequestClass.REAL_TIME, "be": RequestClass.BEST_EFFORT}
-NAMES = ("class", "priority", "slo_ttft_s", "slo_tpot_s", "app", "stage")
-_LONGEST_NAME = 256  # characters of an application's name
+_OF_APPS = ("app_class", "app_text", "app_requests", "stage")  # say something of an application
+NAMES = ("class", "priority", "slo_ttft_s", "slo_tpot_s", "app", *_OF_APPS)
+_LONGEST_NAME = 256  # characters of the name of an application or of its class
+_LONGEST_TEXT = 65_536  # characters of its input text
 _INT64 = 2**63
 _LONGEST_S = 1e9
 
@@ -36,6 +39,9 @@ class RequestAttributes:
     slo_ttft_s: float = math.nan
     slo_tpot_s: float = math.nan
     app: str | None = None
+    app_class: str | None = None
+    app_text: str | None = None
+    app_requests: int | None = None
     stage: int = 0
 
 
@@ -51,25 +57,34 @@ def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
     klass = given.get("class", "rt")
     if not isinstance(klass, str) or klass not in _CLASSES:
         raise BadAttributeError(f"vllm_xargs.class must be 'rt' (real-time) or 'be' (best-effort), not {_shown(klass)}")
-    app = given.get("app")
-    if app is not None and not (isinstance(app, str) and 0 < len(app) <= _LONGEST_NAME):
-        raise BadAttributeError(f"vllm_xargs.app must be a name of 1 to {_LONGEST_NAME} characters, not {_shown(app)}")
-    if "stage" in given and app is None:
-        raise BadAttributeError("vllm_xargs.stage is a stage of an application; name it with app")
+    app = _text(given, "app", _LONGEST_NAME)
+    for name in _OF_APPS:
+        if name in given and app is None:
+            raise BadAttributeError(f"vllm_xargs.{name} is of an application; name it with app")
     return RequestAttributes(
         klass=_CLASSES[klass],
         priority=_integer(given, "priority", -_INT64) if "priority" in given else None,
         slo_ttft_s=_seconds(given, "slo_ttft_s"),
         slo_tpot_s=_seconds(given, "slo_tpot_s"),
         app=app,
+        app_class=_text(given, "app_class", _LONGEST_NAME),
+        app_text=_text(given, "app_text", _LONGEST_TEXT),
+        app_requests=_integer(given, "app_requests", 1) if "app_requests" in given else None,
         stage=_integer(given, "stage", 0) if "stage" in given else 0,
     )
+
+
+def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
+    value = given.get(name)
+    if value is not None and not (isinstance(value, str) and 0 < len(value) <= longest):
+        raise BadAttributeError(f"vllm_xargs.{name} must be a text of 1 to {longest} characters, not {_shown(value)}")
+    return value
 
 
 def _integer(given: Mapping[str, Any], name: str, least: int) -> int:
     value = given[name]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _INT64:
-        kind = "an integer of 0 or more" if least == 0 else "an integer"
+        kind = f"an integer of {least} or more" if least >= 0 else "an integer"
         raise BadAttributeError(f"vllm_xargs.{name} must be {kind}, not {_shown(value)}")
     return value
 
@@ -95,12 +110,13 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class CheckAttributes:
-    """ASGI middleware for `vllm serve --middleware`: a request whose vllm_xargs make no sense is answered with 400 and
-    one line, before anything is queued. The scheduler runs in another process and could only answer with a server
-    error."""
+    """ASGI middleware for `vllm serve --middleware`: a request whose vllm_xargs make no sense, or lack what the server's
+    policy needs, is answered with 400 and one line, before anything is queued. The scheduler runs in another process and
+    could only answer with a server error."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self.app = app
+        self._refusal: Callable[[RequestAttributes], str] | None = None  # of the server's policy
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -109,7 +125,9 @@ class CheckAttributes:
         messages = [await receive()]
         while messages[-1]["type"] == "http.request" and messages[-1].get("more_body"):
             messages.append(await receive())
-        fault = _fault(b"".join(message.get("body", b"") for message in messages))
+        if self._refusal is None:
+            self._refusal = _refusal_of(scope)
+        fault = _fault(b"".join(message.get("body", b"") for message in messages), self._refusal)
         if fault:
             await _refuse(send, fault)
             return
@@ -120,7 +138,22 @@ class CheckAttributes:
         await self.app(scope, again, send)
 
 
-def _fault(body: bytes) -> str:
+def _refusal_of(scope: Message) -> Callable[[RequestAttributes], str]:
+    """What the policy of the server that handles `scope` says of requests; vLLM keeps its settings in the application's
+    state. Where they are not there the scheduler alone judges."""
+    from ...policies.registry import parse_policy
+    from .serving_applications import RequestRules
+
+    state = getattr(scope.get("app"), "state", None)
+    settings = getattr(state, "vllm_config", None) or getattr(state, "args", None)
+    given = getattr(settings, "additional_config", None)
+    if not isinstance(given, Mapping) or not isinstance(given.get("policy"), str):
+        return lambda attributes: ""
+    spec = parse_policy(given["policy"])  # the scheduler has read it before: it is right
+    return RequestRules.of(spec.policy, spec.policy.Options(**spec.options)).refusal
+
+
+def _fault(body: bytes, refusal: Callable[[RequestAttributes], str]) -> str:
     """What is wrong with the body's vllm_xargs; empty where nothing is, or where it is not ours to judge."""
     if b"vllm_xargs" not in body:
         return ""
@@ -131,10 +164,9 @@ def _fault(body: bytes) -> str:
     if not isinstance(parsed, dict):
         return ""
     try:
-        read_attributes(parsed.get("vllm_xargs"))
+        return refusal(read_attributes(parsed.get("vllm_xargs")))
     except BadAttributeError as error:
         return str(error)
-    return ""
 
 
 async def _refuse(send: Send, line: str) -> None:

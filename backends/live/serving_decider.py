@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...policies.plan import Preemption, StepOutcome, StepPlan
-from ...policies.requests import Application, State
+from ...policies.requests import State
 from ...sim.core import EngineCore
 from .planned import PlannedStep
+from .serving_applications import Applications, RequestRules
 from .serving_attributes import RequestAttributes
 from .serving_texts import TextNames
 from .serving_withdraw import withdraw
@@ -59,17 +60,16 @@ class Decider:
         self.decision_seconds = 0.0
         self.restarts = 0
         self._slo = {"slo_ttft_s": slo_ttft_s, "slo_tpot_s": slo_tpot_s}
-        self._groups: dict[str, int] = {}  # application -> its number
+        self.applications = Applications(core)
+        self._rules = RequestRules.of(type(core.policy), core.policy.options)
         self._holds: dict[str, int] = {}  # id -> row, of requests that hold memory on the engine
         self._most_tokens: dict[int, int] = {}  # row -> prompt and output, at most
         self._steps: deque[_Step] = deque()  # planned and not completed, the oldest first
         self._gone: list[int] = []  # rows aborted while their step runs
 
     def refusal(self, attributes: RequestAttributes) -> str:
-        """Why the policy cannot serve such a request; empty where it can."""
-        if attributes.klass and not getattr(self.core.policy.options, "best_effort", True):
-            return "the server's policy runs with best_effort=false; send no vllm_xargs.class 'be'"
-        return ""
+        """Why such a request cannot be served now, in one line; empty where it can."""
+        return self._rules.refusal(attributes) or self.applications.contradiction(attributes)
 
     def submit(
         self,
@@ -87,6 +87,7 @@ class Decider:
         values = {name: getattr(attributes, name) for name in ("slo_ttft_s", "slo_tpot_s")}
         if not attributes.klass:
             values = {n: self._slo[n] if np.isnan(v) and self._slo[n] is not None else v for n, v in values.items()}
+        group, text = self.applications.join(attributes, arrival_s)
         self._submit(
             request_id,
             hashes,
@@ -95,8 +96,9 @@ class Decider:
             arrival_s=arrival_s,
             klass=int(attributes.klass),
             priority=priority if attributes.priority is None else attributes.priority,
-            group=self._group(attributes.app, arrival_s),
+            group=group,
             stage=attributes.stage,
+            text=text,
             **values,
         )
 
@@ -105,14 +107,6 @@ class Decider:
         self.texts.begin(row, len(hashes))
         self.rows[request_id] = row
         self._most_tokens[row] = most_tokens
-
-    def _group(self, app: str | None, arrival_s: float) -> int:
-        if app is None:
-            return -1
-        if app not in self._groups:
-            self._groups[app] = len(self._groups)
-            self.core.announce(Application(self._groups[app], app, arrival_s))
-        return self._groups[app]
 
     def plan(self, now: float) -> PlannedStep:
         """Ask the policy; the answer under vLLM's ids. An empty plan has no `complete`."""
@@ -172,7 +166,7 @@ class Decider:
         end = max(now, np.nextafter(step.start_s, np.inf))
         self.core.complete(step.plan, StepOutcome(step.start_s, np.array([end]), got, last))
         for row in sorted({*over, *last, *self._gone}):
-            self._end(row)
+            self._end(row, finished=row not in self._gone)
         self._gone.clear()
         found = ""
         for name, state in states.items():
@@ -186,7 +180,12 @@ class Decider:
             self._begin()
         return found
 
-    def _end(self, row: int) -> None:
+    def _end(self, row: int, finished: bool) -> None:
+        """The request is no more; finished: it got its last token."""
+        self._drop(row)
+        self.applications.leave(int(self.core.requests.group[row]), finished)
+
+    def _drop(self, row: int) -> None:
         """The row is no more. The core knows of those whose last token was expected."""
         if self.core.requests.state[row] != int(State.FINISHED):
             withdraw(self.core, row)
@@ -195,6 +194,7 @@ class Decider:
             del self.rows[name]
             self._holds.pop(name, None)
         self.texts.end(row)
+        self.core.requests.text[row] = None
         del self._most_tokens[row]
 
     def abort(self, request_id: str) -> None:
@@ -206,7 +206,7 @@ class Decider:
                 self._gone.append(row)  # first the step's outcome
                 return
             self._leave(self._steps[0], row)
-        self._end(row)
+        self._end(row, finished=False)
 
     def _leave(self, step: _Step, row: int) -> None:
         """Take `row` out of a step that the table shows ahead of time: vLLM drops its token and frees its memory."""
@@ -232,9 +232,9 @@ class Decider:
         self.texts.disown(hashes)
         old = self.rows[name]
         values = {column: getattr(self.core.requests, column)[old] for column in _KEPT_IN_RESTART}
-        most, held = self._most_tokens[old], name in self._holds
-        self._end(old)
-        self._submit(name, hashes, most, prompt_tokens=known, **values)
+        most, held, text = self._most_tokens[old], name in self._holds, self.core.requests.text[old]
+        self._drop(old)
+        self._submit(name, hashes, most, prompt_tokens=known, text=text, **values)
         if held:
             self._holds[name] = self.rows[name]
 

@@ -20,6 +20,7 @@ from ...policies.requests import RequestTable
 from ...profiles.profile import ProfileError
 from ...sim.config import SettingsError, SimulationConfig
 from ...sim.core import EngineCore
+from .serving_applications import RequestRules
 from .versions import LiveEngineError
 
 _WHERE = "--additional-config"
@@ -130,7 +131,8 @@ def build_core(options: ServingOptions, facts: EngineFacts, asynchronous: bool =
         if predictor is not None:
             if predictor.needs_truth:
                 raise SettingsError(f"policy {spec.label}: a server does not know what requests will need; change predictor")
-            predictor.prepare(set(), policy.cost)  # learned before the first request, so that it is in no decision's time
+            classes = RequestRules.of(type(policy), policy.options).classes or ()
+            predictor.prepare(classes, policy.cost)  # learned before the first request, so that it is in no decision's time
         requests = RequestTable()
         return EngineCore(requests, policy, ledger(requests, policy), asynchronous)
     except (RegistryError, SettingsError, ProfileError) as error:
@@ -209,7 +211,7 @@ def _batched_tokens(options: ServingOptions, facts: EngineFacts) -> int:
 
 
 def _estimator(options: ServingOptions, spec: PolicySpec):
-    if not spec.policy.uses_estimator:
+    if not spec.uses_estimator:
         return None
     if options.profile is None:
         raise SettingsError(

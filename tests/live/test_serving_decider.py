@@ -21,6 +21,10 @@ POLICIES = {
     "bros": {"policy": "bros:chunk=8", "profile": "llama-3.1-8b@h100"},
     "round-robin": {"policy": "round-robin:chunk=8,kv=paged", "prefix_caching": True},
     "preemptive-wait": {"policy": "preemptive-wait"},
+    "justitia": {"policy": "justitia:predictor=class-mean"},
+    "srjf": {"policy": "srjf:predictor=class-mean"},
+    "vllm-sjf": {"policy": "vllm-sjf"},
+    "parrot": {"policy": "parrot"},
 }
 
 
@@ -57,7 +61,9 @@ class Engine:
         self.texts[name] = [*start, *(self.rng.randrange(9) for _ in range(self.rng.randrange(1, 9)))]
         self.left[name] = self.rng.randrange(1, 8)
         klass = RequestClass(self.rng.randrange(2))
-        attributes = RequestAttributes(klass, app=self.rng.choice([None, "a", "b"]))
+        app = self.rng.choice([None, "a", "b"])
+        said = {"app": app, "app_class": "CC", "app_requests": self.rng.choice([None, 3])} if app else {}
+        attributes = RequestAttributes(klass, **said)
         self.decider.submit(name, len(self.texts[name]), attributes, self.now, self.rng.randrange(3), self.hashes(name))
 
     def hang_up(self) -> None:

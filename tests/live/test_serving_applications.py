@@ -1,0 +1,298 @@
+"""Applications of a server's requests, without vLLM: policies that order by application are told of them, once, with class and
+input text, and the client of what they lack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+from twinserve.backends.live.serving_attributes import BadAttributeError, CheckAttributes, read_attributes
+from twinserve.backends.live.serving_decider import Decider, EngineState
+from twinserve.backends.live.serving_options import EngineFacts, build_core, read_options
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.policies.predictors import kv_token_time
+
+# As the class means have it, CC costs about 3.4e5 token-iterations and MRS 1.1e8; a first request of CC emits 77 tokens, one
+# of MRS 368.
+SMALL, LARGE = {"app": "small", "app_class": "CC"}, {"app": "large", "app_class": "MRS"}
+
+
+def decider_for(policy: str, seats: int = 1, asynchronous: bool = False) -> Decider:
+    facts = EngineFacts(64 + seats, 8, seats, 64, 128, 1024, True)
+    return Decider(build_core(read_options({"policy": policy}), facts, asynchronous))
+
+
+class Engine:
+    """It computes what it is granted. A request ends with its first token."""
+
+    def __init__(self, policy: str, seats: int = 1, asynchronous: bool = False) -> None:
+        self.decider = decider_for(policy, seats, asynchronous)
+        self.sent = self.now = 0
+        self.order: list[str] = []  # in which requests were first served
+
+    @property
+    def policy(self):
+        return self.decider.core.policy
+
+    def send(self, attributes: dict | None, prompt: int = 10) -> str:
+        read = read_attributes(attributes)
+        assert self.decider.refusal(read) == ""
+        name = f"{read.app or 'alone'}-{self.sent}"
+        self.sent += 1
+        self.decider.submit(name, prompt, read, float(self.now), most_tokens=prompt + 1)
+        return name
+
+    def row(self, name: str) -> int:
+        return self.decider.rows[name]
+
+    def step(self) -> list[str]:
+        """The names that were served, each of which has ended."""
+        self.now += 1
+        names = list(self.decider.plan(float(self.now)).grants)
+        if names:
+            self.decider.complete(self.now + 0.5, set(names), set(names), {})
+        self.decider.check()
+        self.order += names
+        return names
+
+    def drain(self) -> list[str]:
+        while self.decider.rows:
+            assert self.step(), "requests wait for ever"
+        return self.order
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_requests_of_one_application_share_one_finish_time(asynchronous):
+    engine = Engine("justitia:predictor=class-mean", asynchronous=asynchronous)
+    policy = engine.policy
+    first, large = engine.send({**SMALL, "stage": 0}), engine.send(LARGE)
+    second = engine.send({**SMALL, "stage": 0})
+    assert engine.step() == [first]
+    rows = [engine.row(large), engine.row(second)]
+    means = [round(policy.predictor._mean_cost(kind, kv_token_time)) for kind in ("CC", "MRS")]
+    assert policy.F == {0: means[0], 1: means[1]}
+    assert [policy.application_of(row) for row in rows] == [1, 0]
+    assert policy.rank(rows[1])[:2] == (means[0], 0)
+    later, other = engine.send({**SMALL, "stage": 1}), engine.send({"app": "other", "app_class": "CC"})
+    assert engine.step() == [second]
+    assert policy.F[2] == policy.clock.V + means[0] > means[0]  # V has grown, and the first one's F is what it was
+    assert policy.rank(engine.row(later))[0] == policy.F[0] == means[0]
+    assert engine.drain() == [first, second, later, other, large]
+    assert len(policy.F) == 3
+
+
+def test_the_finish_time_is_predicted_from_the_text(tmp_path):
+    """The network's word on the text, not the class's mean; and it is asked at the first request only."""
+    samples = tmp_path / "samples.jsonl"
+    entries = ({"kind": "CC", "text": "w1 " * i, "stages": [[[10 * i, 20 * i]]]} for i in range(1, 25))
+    samples.write_text("\n".join(map(json.dumps, entries)))
+    engine = Engine(f"srjf:predictor=mlp,training={samples}")
+    model = engine.policy.predictor._model("CC", kv_token_time)
+    text = "w1 w2 w3 " * 40
+    engine.send({**SMALL, "app_text": text})
+    engine.send({**SMALL, "app_text": "something else"})
+    engine.decider.plan(1.0)
+    assert engine.policy.remaining == {0: round(model.predict(text))}
+    assert engine.policy.remaining[0] != round(engine.policy.predictor._mean_cost("CC", kv_token_time))
+    assert engine.decider.core.requests.text == [text, text]
+
+
+ORDERS = {
+    "justitia:predictor=class-mean": [1, 3, 0, 2],
+    "srjf:predictor=class-mean": [1, 3, 0, 2],
+    "vllm-sjf": [1, 3, 0, 2],  # by the class of each
+    "parrot": [0, 2, 1, 3],
+}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", ORDERS)
+def test_applications_are_not_interleaved(policy, asynchronous):
+    engine = Engine(policy, asynchronous=asynchronous)
+    names = [engine.send(attributes) for attributes in (LARGE, SMALL, LARGE, SMALL)]
+    assert engine.drain() == [names[i] for i in ORDERS[policy]]
+    plain = Engine(policy, asynchronous=asynchronous)
+    names = [plain.send(None) for _ in range(4)]
+    assert plain.drain() == names  # nothing is known of them but when they came
+
+
+def test_parrot_needs_no_class():
+    engine = Engine("parrot")
+    names = [engine.send({"app": app}) for app in "abab"]
+    assert engine.drain() == [names[i] for i in (0, 2, 1, 3)]
+
+
+def test_srjf_counts_what_an_application_has_had():
+    engine = Engine("srjf:predictor=class-mean")
+    engine.send(SMALL, prompt=20)
+    engine.step()
+    mean = round(engine.policy.predictor._mean_cost("CC", kv_token_time))
+    assert engine.policy.remaining == {0: mean - kv_token_time(20, 1)}
+    engine.send(SMALL)
+    engine.drain()
+    assert engine.policy.remaining == {0: mean - kv_token_time(20, 1) - kv_token_time(10, 1)}
+
+
+# -- when an application ends --------------------------------------------------------------------------------------
+def test_it_stays_open_for_stages_to_come():
+    engine = Engine("parrot")
+    engine.send({"app": "a"})
+    engine.drain()
+    engine.send({"app": "b"})
+    late = engine.send({"app": "a", "stage": 1})
+    assert len(engine.decider.applications) == 2
+    assert engine.step() == [late]
+
+
+def test_it_ends_when_as_many_have_finished_as_were_announced():
+    engine = Engine("parrot", seats=3)
+    applications = engine.decider.applications
+    engine.send({"app": "a", "app_requests": 2})
+    engine.drain()
+    assert len(applications) == 1
+    engine.send({"app": "a", "stage": 1})
+    hung_up = engine.send({"app": "a", "stage": 1})
+    engine.decider.abort(hung_up)
+    assert len(applications) == 1
+    engine.drain()
+    assert len(applications) == 0
+    assert engine.decider.core.requests.text == [None] * 3
+    engine.send({"app": "b"})
+    engine.send({"app": "a"})
+    engine.step()
+    assert engine.decider.core.requests.group.tolist() == [0, 0, 0, 1, 2]  # the name stands for another one now
+
+
+def test_who_hangs_up_is_not_counted_and_who_comes_again_is():
+    engine = Engine("justitia:predictor=class-mean")
+    gone = engine.send({**SMALL, "app_requests": 1})
+    engine.decider.plan(1.0)
+    engine.decider.abort(gone)  # in the middle of its step
+    engine.decider.complete(1.5, {gone}, {gone}, {})
+    assert len(engine.decider.applications) == 1
+    engine.send(SMALL)
+    engine.drain()
+    assert len(engine.decider.applications) == 0
+    assert len(engine.policy.F) == 1
+
+
+def test_a_restart_is_no_end():
+    decider = decider_for("justitia:predictor=class-mean")
+    attributes = read_attributes({**SMALL, "app_text": "some words", "app_requests": 1})
+    decider.submit("r", 10, attributes, 0.0)
+    decider.plan(1.0)
+    decider.complete(1.5, {"r"}, set(), {"r": EngineState(3, 11, ())})  # the engine lost some of it
+    assert decider.restarts == 1
+    requests = decider.core.requests
+    assert (requests.group.tolist(), requests.text) == ([0, 0], [None, "some words"])
+    decider.plan(2.0)
+    assert decider.core.policy.rank(1)[0] == decider.core.policy.F[0]
+    decider.complete(2.5, {"r"}, {"r"}, {})
+    decider.check()
+    assert len(decider.applications) == 0
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("policy", ["justitia:predictor=class-mean", "srjf:predictor=class-mean", "vllm-sjf"])
+@pytest.mark.parametrize(
+    ("attributes", "said"), [({"app": "a"}, "app_class is missing"), ({"app": "a", "app_class": "cc"}, "'cc'; name one of")]
+)
+def test_an_application_of_which_nothing_can_be_predicted(policy, attributes, said):
+    line = decider_for(policy).refusal(read_attributes(attributes))
+    assert said in line and "ALFWI, CC, DM" in line and "\n" not in line
+    for other in ("parrot", "vtc", "kv-share"):
+        assert decider_for(other).refusal(read_attributes(attributes)) == ""
+
+
+def test_classes_are_those_of_the_training_file(tmp_path):
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text(json.dumps({"kind": "mine", "text": "some words", "stages": [[[10, 20]]]}))
+    engine = Engine(f"justitia:predictor=class-mean,training={samples}")
+    engine.send({"app": "a", "app_class": "mine"})
+    engine.decider.plan(1.0)
+    assert engine.policy.F == {0: kv_token_time(10, 20)}
+    assert "name one of mine" in engine.decider.refusal(read_attributes(SMALL))
+    with pytest.raises(LiveEngineError, match="cannot be read"):
+        decider_for("srjf:training=/no/such/file")
+
+
+def test_a_server_without_scikit_learn_does_not_start(tmp_path, monkeypatch):
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text('{"kind": "mine", "text": "some words", "stages": [[[10, 20]]]}\n' * 20)
+    monkeypatch.setitem(sys.modules, "sklearn.neural_network", None)
+    with pytest.raises(LiveEngineError) as error:
+        decider_for(f"justitia:training={samples}")
+    assert "scikit-learn" in str(error.value) and "predictor=class-mean" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert decider_for(f"justitia:predictor=class-mean,training={samples}").core.policy.name == "justitia"
+
+
+def test_a_class_that_contradicts_the_first():
+    engine = Engine("parrot")
+    engine.send(SMALL)
+    line = engine.decider.refusal(read_attributes({**SMALL, "app_class": "MRS"}))
+    assert "'MRS'" in line and "'small'" in line and "'CC'" in line
+    assert engine.decider.refusal(read_attributes({"app": "small"})) == ""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"app_class": "CC"},
+        {"app_text": "words"},
+        {"app_requests": 2},
+        {"app": "a", "app_class": ""},
+        {"app": "a", "app_class": 3},
+        {"app": "a", "app_text": "x" * 65_537},
+        {"app": "a", "app_requests": 0},
+        {"app": "a", "app_requests": 1.5},
+        {"app": "a", "app_clas": "CC"},
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_bad_attributes_are_named(given):
+    with pytest.raises(BadAttributeError) as error:
+        read_attributes(given)
+    assert f"{list(given)[-1]}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_other_names_are_left_alone():
+    assert read_attributes({"session_id": "s", "top_n_sigma": 1.0, "application": 3}).app is None
+    assert math.isnan(read_attributes({"app": "a", "app_class": "CC", "app_requests": 2}).slo_ttft_s)
+
+
+@pytest.mark.parametrize("where", ["vllm_config", "args"])
+def test_the_middleware_knows_the_servers_policy(where):
+    """vLLM keeps its settings in the state of its application."""
+
+    async def served(scope, receive, send):
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    def status(policy: str, attributes: dict) -> tuple[int, str]:
+        settings = SimpleNamespace(additional_config={"policy": policy})
+        scope = {"type": "http", "method": "POST", "app": SimpleNamespace(state=SimpleNamespace(**{where: settings}))}
+        inbox = [{"type": "http.request", "body": json.dumps({"vllm_xargs": attributes}).encode()}]
+        outbox: list[dict] = []
+
+        async def receive():
+            return inbox.pop()
+
+        async def send(message):
+            outbox.append(message)
+
+        asyncio.run(CheckAttributes(served)(scope, receive, send))
+        return outbox[0]["status"], outbox[1]["body"].decode()
+
+    assert status("justitia", SMALL)[0] == 200
+    assert status("justitia", {"priority": 1})[0] == 200
+    assert status("parrot", {"app": "a"})[0] == 200
+    code, said = status("justitia", {"app": "a"})
+    assert code == 400 and "app_class is missing" in said
+    assert status("bros:best_effort=false", {"class": "be"})[0] == 400

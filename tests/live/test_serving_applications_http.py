@@ -1,0 +1,100 @@
+"""`vllm serve` with policy justitia, over HTTP: requests of one application are served together, and clients are told what they
+must say of one."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from .serve_http import Server, write_served_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.live]
+
+SMALL = {"app": "small", "app_class": "CC", "app_text": "w1 w2 w3", "app_requests": 3}
+LARGE = {"app": "large", "app_class": "MRS"}
+ARGUMENTS = ["--max-model-len", "512", "--max-num-seqs", "1", "--max-num-batched-tokens", "256"]
+
+
+@pytest.fixture(scope="module")
+def server(vllm, tmp_path_factory) -> Iterator[Server]:
+    """It has one seat, so that requests are served one by one."""
+    folder = tmp_path_factory.mktemp("served")
+    options = {"policy": "justitia:predictor=class-mean", "strict": True, "stats_path": str(folder / "stats.json")}
+    model = write_served_model(folder / "model")
+    served = Server(folder, model, options, [*ARGUMENTS, "--num-gpu-blocks-override", "65"])
+    try:
+        served.wait()
+        yield served
+    finally:
+        served.stop()
+
+
+def requests(server: Server, state: str) -> int:
+    """Of vLLM's own count; state: running or waiting."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+        found = re.search(rf"^vllm:num_requests_{state}\{{.*\}} (\S+)$", answer.read().decode(), re.M)
+    return int(float(found[1]))
+
+
+def until(what, timeout_s: float = 30.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+def test_applications_are_served_one_after_the_other(server):
+    ended: list[str] = []
+
+    def send(attributes: dict | None, name: str, tokens: int = 20) -> None:
+        status, answer = server.complete("w1 w2 w3", max_tokens=tokens, vllm_xargs=attributes)
+        assert status == 200, answer
+        ended.append(name)
+
+    with ThreadPoolExecutor(6) as pool:
+        work = [pool.submit(send, None, "first", 500)]  # it has the seat
+        until(lambda: requests(server, "running") == 1)
+        for waiting, (attributes, name) in enumerate([(LARGE, "L1"), (SMALL, "S1"), (LARGE, "L2"), (SMALL, "S2")], 1):
+            work.append(pool.submit(send, attributes, name))
+            until(lambda waiting=waiting: requests(server, "waiting") == waiting)
+        assert ended == []
+        work.append(pool.submit(send, {**SMALL, "stage": 1}, "S3"))
+        until(lambda: requests(server, "waiting") == 5)
+        assert ended == []
+        for one in work:
+            one.result()
+    assert ended == ["first", "S1", "S2", "S3", "L1", "L2"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"app": "other"}, "app_class is missing"),
+        ({"app": "other", "app_class": "cc"}, "nothing is known of class 'cc'; name one of ALFWI, CC"),
+        ({"app_text": "w1"}, "name it with app"),
+    ],
+)
+def test_what_the_policy_lacks_is_said_to_the_client(server, attributes, said):
+    status, answer = server.complete("w1 w2 w3", vllm_xargs=attributes)
+    assert status == 400
+    assert said in answer["error"]["message"]
+    assert "\n" not in answer["error"]["message"]
+
+
+def test_what_only_the_scheduler_can_know_is_a_server_error(server):
+    """The class of an open application. Others are served on, and nothing was decided that vLLM did not do."""
+    assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "EV"})[0] == 200
+    assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "CC"})[0] == 500
+    assert "application 'third' began as 'EV'" in server.said()
+    assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "EV", "app_requests": 2})[0] == 200
+    assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "CC"})[0] == 200  # the third has ended
+    stats = server.log.parent / "stats.json"
+    until(lambda: json.loads(stats.read_text())["finished"] >= 3)
+    counted = json.loads(stats.read_text())
+    assert (counted["refused"], counted["drift"], counted["restarts"]) == (1, 0, 0)
