@@ -135,3 +135,14 @@ def find_efficiency(gpu: GpuSpec) -> Efficiency:
 
 # Mean absolute relative error on the measured decode steps of the fit (11, 4 and 2 of them).
 FAMILY_FIT_ERROR: dict[str, float] = {"hopper": 0.025, "ampere": 0.022, "ada": 0.012}
+# Families whose constants are borrowed, and the error of the three measured ones on those steps with each other's (9 to 30
+# % on average, largest 51 %).
+BORROWED = ("volta", "ada-capped")
+BORROWED_ERROR = 0.18
+
+
+def family_error(family: str) -> tuple[float | None, str]:
+    """(mean relative error or None, what it is of)."""
+    if family in BORROWED:
+        return BORROWED_ERROR, "that of measured families with each other's constants: this one's are borrowed, not measured"
+    return FAMILY_FIT_ERROR.get(family), "the family's on measured decode steps (null: not measured)"

@@ -27,7 +27,7 @@ from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gp
 from twinserve.profiles.catalog import ALIASES, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.echo import EchoModel
-from twinserve.profiles.efficiency import FAMILY_FIT_ERROR, find_efficiency
+from twinserve.profiles.efficiency import family_error, find_efficiency
 from twinserve.profiles.measured import MeasuredModel
 from twinserve.profiles.operators import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.roofline import Efficiency, RooflineModel
@@ -330,16 +330,17 @@ def derive_profile(
             max_num_seqs=seqs,
         )
     pool = blocks * BLOCK_TOKENS
+    error, basis = family_error(device.family)
     fields = {
         "name": str(ProfileName(llm.name, device.name, tp)),
         "llm": llm,
         "gpu": device,
         "tp": tp,
         "source": "derived",
-        "fit_error": FAMILY_FIT_ERROR.get(device.family) if efficiency is None else None,
+        "fit_error": error if efficiency is None else None,
         "notes": (
             "Roofline from specs; efficiency constants are those of the GPU's family, fit_error is"
-            " the family's on measured decode steps (null: not measured)."
+            f" {basis}."
         ),
         "step_model": RooflineForm(efficiency or find_efficiency(device)),
         "num_gpu_blocks": blocks,

@@ -1,13 +1,18 @@
 """The shipped operator profiles: what they say of their error, and that no kernel beats its GPU's data sheet."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import nnls
+from test_profiles_marks import MARKS
 from twinserve.experiments.validation_runs import CASES, read_run, simulate, simulated_samples
 from twinserve.profiles.calibration import decode_work, prefill_work
-from twinserve.profiles.profile import Profile, ProfileName, list_profiles, load_profile
+from twinserve.profiles.efficiency import BORROWED_ERROR, FAMILIES
+from twinserve.profiles.operators import OperatorModel
+from twinserve.profiles.profile import Profile, ProfileName, derive_profile, list_profiles, load_profile
 from twinserve.profiles.shipped import REPLACED, SHIPPED
 from twinserve.profiles.shipped_operators import (
     AIC,
@@ -15,6 +20,7 @@ from twinserve.profiles.shipped_operators import (
     MARKS_ERROR,
     RUN_ERROR,
     UNMARKED,
+    UNSEEN_ERROR,
     operator_profile,
     shipped_operators,
 )
@@ -81,16 +87,51 @@ def test_no_shipped_profile_computes_or_reads_faster_than_its_gpu(name):
         assert _kernels(profile, decode_work(requests, context)) > _decode_bound(profile, requests, context)
 
 
-def test_an_error_is_claimed_only_where_it_was_measured():
+def test_an_error_is_claimed_only_where_it_is_known():
     for key in AIC:
         profile, gpu = _shipped(key), key[1]
-        if key in UNMARKED:
+        if key in UNMARKED or profile.llm.experts:
             assert profile.fit_error is None and "No error is claimed" in profile.notes
         elif gpu == "rtxpro6000":
             assert profile.fit_error == RUN_ERROR and "measured run of Llama-3.1-8B" in profile.notes
         else:
-            assert profile.fit_error == (MARKS_ERROR if gpu in MARKED else None)
+            assert profile.fit_error == (MARKS_ERROR if gpu in MARKED else UNSEEN_ERROR)
+            assert ("there are none of this GPU" in profile.notes) == (gpu not in MARKED)
     assert UNMARKED.keys() <= set(AIC)
+
+
+def test_the_error_of_a_gpu_without_marks_is_that_of_one_left_out():
+    """Host terms fitted to the marks of two GPUs, asked for those of the third."""
+    rows = []
+    for name, requests, context, ms in MARKS:
+        form = next(p for p in map(_known, (f"{name}/operators", name)) if p and p.step_model.form == "operators")
+        kernels = OperatorModel(replace(form.step_model, host_s=0.0, host_request_s=0.0))
+        rows.append((form.gpu.name, kernels.step_seconds(decode_work(requests, context)), requests, ms * 1e-3))
+    errors = []
+    for gpu in MARKED:
+        fitted = [row for row in rows if row[0] != gpu]
+        terms, _ = nnls([[1 / s, n / s] for _, _, n, s in fitted], [1 - k / s for _, k, _, s in fitted])
+        errors += [abs((k + terms[0] + terms[1] * n) / s - 1) for name, k, n, s in rows if name == gpu]
+    assert len(errors) == len(MARKS)
+    assert np.mean(errors) == pytest.approx(UNSEEN_ERROR, abs=0.001) and max(errors) == pytest.approx(0.21, abs=0.005)
+
+
+def _known(name: str) -> Profile | None:
+    return load_profile(name) if name in list_profiles() else None
+
+
+def test_the_error_of_borrowed_constants_is_that_of_families_with_each_others():
+    own = {"h100": "hopper", "a100-80g": "ampere", "l40s": "ada"}
+    errors = []
+    for name, requests, context, ms in MARKS:
+        parts = ProfileName.parse(name)
+        for family in {*own.values()} - {own[parts.gpu]}:
+            profile = derive_profile(parts.model, parts.gpu, parts.tp, efficiency=FAMILIES[family])
+            errors.append(abs(profile.model().step_seconds(decode_work(requests, context)) * 1e3 / ms - 1))
+    assert np.mean(errors) == pytest.approx(BORROWED_ERROR, abs=0.005)
+    assert max(errors) == pytest.approx(0.51, abs=0.005)
+    for name in ("llama-2-7b@l20", "llama-13b@v100-16g:tp4"):
+        assert load_profile(name).fit_error == BORROWED_ERROR and "borrowed" in load_profile(name).notes
 
 
 def test_eight_l40s_wait_for_their_links():
