@@ -120,7 +120,8 @@ def find_model(name: str) -> ModelSpec:
     """The model of that name, in any case; ProfileError with the nearest name otherwise."""
     spec = MODELS.get(name.lower())
     if spec is None:
-        raise ProfileError(f"unknown model {name!r}{nearest(name.lower(), MODELS)}")
+        known = nearest(name.lower(), MODELS) or f"; there are {', '.join(MODELS)}"
+        raise ProfileError(f"unknown model {name!r}{known}")
     return spec
 
 
@@ -130,5 +131,6 @@ def find_gpu(name: str) -> GpuSpec:
     key = name.lower()
     spec = GPUS.get(ALIASES.get(key, key))
     if spec is None:
-        raise ProfileError(f"unknown GPU {name!r}{nearest(key, [*GPUS, *ALIASES])}")
+        known = nearest(key, [*GPUS, *ALIASES]) or f"; there are {', '.join(GPUS)}"
+        raise ProfileError(f"unknown GPU {name!r}{known}")
     return spec

@@ -127,7 +127,8 @@ def read_samples(path: str | Path) -> Measurement:
         provenance = json.loads((table.schema.metadata or {})[_KEY])
         rows = _with_churn(table).select(_schema().names).to_pylist()
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise ProfileError(f"{path}: not a file of calibration samples ({_first_line(error)})") from None
+        why = "`twinserve calibrate --raw` did not write it" if isinstance(error, KeyError) else _first_line(error)
+        raise ProfileError(f"{path}: not a file of calibration samples ({why})") from None
     swaps = [r for r in rows if r["kind"] in (SWAP_OUT, SWAP_IN)]
     steps = [r for r in rows if r["kind"] not in (SWAP_OUT, SWAP_IN)]
     return Measurement(

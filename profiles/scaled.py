@@ -64,10 +64,17 @@ class ScaledModel:
         else:
             self._host = model.host_seconds
         self.model, self.scale = model, scale
+        if hasattr(model, "allreduce_seconds"):
+            self.allreduce_seconds = self._allreduces
         self.watches_churn = getattr(model, "watches_churn", False)  # what churn costs is scaled with the step it is part of
 
     def host_seconds(self, requests: int) -> float:
         return self._host(requests) * self.scale.host * self.scale.step
+
+    def _allreduces(self, work: StepComposition) -> float:
+        """Their part of the step is that of the model."""
+        seconds = self.model.allreduce_seconds(work)
+        return seconds and seconds / self.model.step_seconds(work) * self.step_seconds(work)
 
     def step_seconds(self, work: StepComposition) -> float:
         n, whole = work.decode_requests, self.model.step_seconds(work)

@@ -47,7 +47,8 @@ def _from_csv(path: Path, model: str | None) -> tuple[list[StepComposition], lis
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise ProfileError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from None
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        raise ProfileError(f"{path}: cannot be read ({why})") from None
     if model is not None:
         if "model" not in table:
             raise ProfileError(f"{path}: has no column 'model' to choose {model!r} by")

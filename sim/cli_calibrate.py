@@ -16,14 +16,14 @@ from ..profiles.measured_samples import Measurement, write_samples
 from ..profiles.profile import Profile, save_profile
 from ..profiles.specs import ModelSpec
 from .cli_live import SEEDED
-from .cli_profiles import check_writable
+from .cli_profiles import check_target
 from .cli_profiles import fit as fit_steps
 from .config import SettingsError
 from .progress import RunProgress
 
 _Flag = Annotated[bool, Parameter(negative="")]
 # what --from-steps takes beside itself, and what only it takes
-_FOR_STEPS = ("model", "profile", "form", "out")
+_FOR_STEPS = ("model", "profile", "form", "out", "overwrite")
 _STEPS_ONLY = ("profile", "form")
 
 
@@ -49,6 +49,7 @@ def calibrate(
     engine_arg: Annotated[list[str] | None, Parameter(negative="")] = None,
     quick: _Flag = False,
     seed: int = 0,
+    overwrite: _Flag = False,
 ) -> None:
     """Measure how long the steps of a vLLM engine take on this machine, and write a profile; or fit recorded steps.
 
@@ -96,19 +97,21 @@ def calibrate(
         Fewer points and repeats, for a first look.
     seed: int
         Order of the points, and the random ones among them.
+    overwrite: bool
+        Replace --out and --raw if they are there already.
     """
     given = dict(locals())
     if from_steps is not None:
         _refuse(given, "--from-steps starts no engine; drop it", lambda option: option not in (*_FOR_STEPS, "from_steps"))
-        fit_steps(from_steps, profile=profile, model=model, form=form, out=out)
+        fit_steps(from_steps, profile=profile, model=model, form=form, out=out, overwrite=overwrite)
         return
     _refuse(given, "is for recorded steps; add --from-steps FILE, or drop it", lambda option: option in _STEPS_ONLY)
     for option, what in (("model", "a folder with a config.json, or tiny, or small"), ("out", "the profile to write (.json)")):
         if given[option] is None:
             raise SettingsError(f"--{option} is needed to measure an engine: {what}")
-    check_writable(out)
+    check_target(out, overwrite)
     if raw is not None:
-        check_writable(raw)
+        check_target(raw, overwrite, ".parquet")
     extra = _engine_arguments(engine_arg or [])
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch, RunProgress(shown=True) as progress:
         folder, llm = _model(model, Path(scratch), dtype)

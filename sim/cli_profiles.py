@@ -17,6 +17,7 @@ from .results import ResultsError
 
 profiles_app = cyclopts.App(name="profiles", help="Hardware and model profiles.")
 _Out = Annotated[Path, Parameter(name=["--out", "-o"])]
+_Flag = Annotated[bool, Parameter(negative="")]
 
 
 @profiles_app.command(name="list")
@@ -48,6 +49,7 @@ def build(
     num_blocks: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    overwrite: _Flag = False,
 ) -> None:
     """A profile from measured operator tables (needs the [profiles] extra).
 
@@ -67,11 +69,14 @@ def build(
         Most requests in a batch; also sets the captured CUDA graphs.
     max_num_batched_tokens: int
         Most tokens in a step.
+    overwrite: bool
+        Replace the profile if it is there already.
     """
     from ..profiles.catalog import find_gpu
     from ..profiles.shipped_operators import operator_profile
     from ..profiles.specs import ModelSpec
 
+    check_target(out, overwrite)
     spec = ModelSpec.from_config(model, Path(model).resolve().parent.name.lower()) if model.endswith(".json") else model
     settings = {
         "num_gpu_blocks": num_blocks,
@@ -94,6 +99,7 @@ def scale(
     host: float = 1.0,
     pcie: float = 1.0,
     kv: float = 1.0,
+    overwrite: _Flag = False,
 ) -> None:
     """A profile that is off on purpose, to see what depends on it (docs/sensitivity.md).
 
@@ -115,9 +121,11 @@ def scale(
         Factor on the PCIe rate.
     kv: float
         Factor on the number of KV blocks.
+    overwrite: bool
+        Replace the profile if it is there already.
     """
+    check_target(out, overwrite)
     changed = load_profile(name).scaled(step=step, prefill=prefill, decode=decode, host=host, pcie=pcie, kv=kv)
-    check_writable(out)
     save_profile(changed, out)
     print(changed.describe())
 
@@ -130,6 +138,7 @@ def fit(
     model: str | None = None,
     form: str | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    overwrite: _Flag = False,
 ) -> None:
     """Fit the published latency forms to recorded steps, and compare their errors. Also: calibrate --from-steps.
 
@@ -145,6 +154,8 @@ def fit(
         What --out writes: host (the profile's form with fitted host terms; the default), bros, or table.
     out: Path
         Write the profile with fitted step times (.json); needs --profile, whose engine the steps are of.
+    overwrite: bool
+        Replace the profile if it is there already.
     """
     from ..profiles.step_files import read_steps
     from ..profiles.step_fits import FITTED, fit_forms, fitted_profile
@@ -154,11 +165,13 @@ def fit(
         raise SettingsError(f"--form {form!r} cannot stand in a profile; choose {', '.join(FITTED)}")
     if form is not None and out is None:
         raise SettingsError(f"--form {form}: says what --out writes; add --out FILE.json")
+    if overwrite and out is None:
+        raise SettingsError("--overwrite is for --out, which is not given")
     base = None if profile is None else load_profile(profile)
     if out is not None and base is None:
         raise SettingsError("--out writes a profile with fitted step times; say of which engine with --profile")
     if out is not None:
-        check_writable(out)
+        check_target(out, overwrite)
         if form in (None, "host"):
             base.with_host_terms(0.0, 0.0, None)  # refused before the work
     works, seconds = read_steps(steps, model)
@@ -188,8 +201,18 @@ def _show_fits(found, works, seconds) -> None:
     console.print(table)
 
 
+def check_target(path: Path, overwrite: bool = False, suffix: str = ".json") -> None:
+    """Find out before working for minutes. Raises ResultsError where `path` cannot be written, could not be read again by its
+    name, or is there already and nobody said `overwrite`."""
+    check_writable(path)
+    if path.suffix.lower() != suffix:
+        raise ResultsError(f"{path}: name a file that ends in {suffix}; by that it is known when it is read")
+    if path.exists() and not overwrite:
+        raise ResultsError(f"{path}: is there already: name another file, or replace it with --overwrite")
+
+
 def check_writable(path: Path) -> None:
-    """Find out before working for minutes. Raises ResultsError."""
+    """Raises ResultsError where no file could be written to `path`."""
     folder = path.resolve().parent
     while not folder.exists():
         folder = folder.parent

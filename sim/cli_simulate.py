@@ -69,9 +69,10 @@ def simulate(
     objectives = parse_goodput(goodput) if goodput else None
     if timeline and out is None:
         raise SettingsError("--timeline writes trace.json.gz into the results; say where with --out")
-    if decisions and (out is None or config.replicas > 1):
-        wrong = "say where with --out" if out is None else "of one engine; drop --replicas"
-        raise SettingsError(f"--decisions writes the plans into the results; {wrong}")
+    if decisions and out is None:
+        raise SettingsError("--decisions writes the plans into the results; say where with --out")
+    if decisions and config.replicas > 1:
+        raise SettingsError("--decisions writes the plans of one engine; drop --replicas")
     if overwrite and out is None and export is None:
         raise SettingsError("--overwrite is for --out and --export, neither of which is given")
     if export is not None and len(config.policy) > 1:

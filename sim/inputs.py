@@ -96,7 +96,7 @@ def resolve(config: SimulationConfig, progress=None) -> Inputs:
 def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
     """Raises SettingsError for a setting that none of the policies makes use of."""
     names = ", ".join(spec.label for spec in policies)
-    if config.estimator != "paper" and not any(spec.policy.uses_estimator for spec in policies):
+    if config.estimator != "paper" and not any(spec.uses_estimator for spec in policies):
         chosen = f"--estimator {config.estimator}"
         raise SettingsError(f"{chosen}: no step times are estimated by {names}; drop it, or add a policy that does")
     if config.prefix_caching and not any(spec.policy.uses_prefix_cache for spec in policies):
@@ -121,6 +121,9 @@ def resolve_hardware(config: SimulationConfig) -> Hardware:
     num_blocks = config.num_blocks
     if num_blocks is None:
         num_blocks = profile.kv_capacity_tokens // config.block_tokens
+        if not num_blocks:
+            capacity = f"the KV memory of {profile.name} holds {profile.kv_capacity_tokens} tokens"
+            raise SettingsError(f"--block-tokens {config.block_tokens}: {capacity}, less than one block; choose smaller ones")
     host_blocks = config.host_blocks
     if host_blocks is None:
         host_blocks = int(profile.host_swap_bytes // per_block)

@@ -178,7 +178,8 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
     """The run in folder `run_dir`. ResultsError: no such folder, or a missing or torn file."""
     folder = Path(run_dir)
     if not folder.is_dir():
-        raise ResultsError(f"{folder}: no such folder; give the --out folder of a finished run")
+        what = "is a file" if folder.exists() else "no such folder"
+        raise ResultsError(f"{folder}: {what}; give the --out folder of a finished run")
     if not (folder / "run.json").exists():
         raise ResultsError(
             f"{folder}: holds no run (run.json is missing); give the --out folder of a run"

@@ -105,7 +105,7 @@ def read_bytes(
     if options.block_tokens is not None and options.block_tokens < 1:
         raise WorkloadError(f"block size {options.block_tokens} is below 1: give tokens a block")
     if options.rate is not None and not 0 < options.rate < float("inf"):
-        raise WorkloadError(f"rate {options.rate} is not above 0: give requests a second")
+        raise WorkloadError(f"rate {options.rate} is not a finite number above 0: give requests a second")
     name = format or detect_format(data, path)
     if options.rate is not None and name not in (read_text.SHAREGPT, read_text.CUSTOM):
         raise WorkloadError(f"{path}: {read_text.HAS_ARRIVALS}")

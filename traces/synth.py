@@ -104,7 +104,7 @@ def synth(
         raise WorkloadError(f"seed {seed} is below 0: give a whole number from 0 up")
     for what, value in (("rate", rate), ("count", count), ("duration", duration_s)):
         if value is not None and not 0 < value < math.inf:
-            raise WorkloadError(f"{what} {value} is not above 0: give a positive number")
+            raise WorkloadError(f"{what} {value} is not a finite number above 0")
     if count is None and duration_s is None:
         duration_s = DEFAULT_DURATION_S
     n = count if duration_s is None else _upper_count(rate, duration_s, count)

@@ -59,7 +59,7 @@ def tidal(
         raise WorkloadError(f"seed {seed} is below 0: give a whole number from 0 up")
     for what, value in (("peak rate", peak_rate), ("duration", duration_s)):
         if not 0 < value < math.inf:
-            raise WorkloadError(f"{what} {value} is not above 0: give a positive number")
+            raise WorkloadError(f"{what} {value} is not a finite number above 0")
     if not 0 <= start_hour < 24:
         raise WorkloadError(f"start hour {start_hour} is not within a day: give 0 to 24")
     if not 0 <= burstiness < math.inf:

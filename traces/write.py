@@ -55,6 +55,8 @@ def check_target(path: str | Path, overwrite: bool = False, source: str | Path |
     """Raises WorkloadError where `write_trace` would replace what nobody said may go: another file
     or its sidecar without `overwrite`, and the file `source`, which the rows are read from, ever.
     """
+    if Path(path).is_dir():
+        raise WorkloadError(f"{path}: is a folder: name a .jsonl file")
     for target in (Path(path), sidecar.path_of(path)):
         if not target.exists():
             continue

@@ -143,15 +143,29 @@ def test_a_profile_that_is_not_scaled_says_nothing_of_it(tmp_path):
 
 def test_what_cannot_be_scaled_is_one_line():
     profile = load_profile(ROOFLINE)
-    for factor in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ProfileError, match="must be positive"):
-            profile.scaled(kv=factor)
+    for part in ("step", "prefill", "decode", "host", "pcie", "kv"):
+        for factor in (0.0, -1.0, float("inf"), float("nan"), 1e308, 1e-320, 1000.1, 0.0009):
+            with pytest.raises(ProfileError, match=f"^factor .* of {part} must be positive, from 0.001 to 1000$"):
+                profile.scaled(**{part: factor})
+    with pytest.raises(ProfileError, match="factor 2000 of step must be positive, from 0.001 to 1000"):
+        profile.scaled(step=1000.0).scaled(step=2.0)
     table = profile.model_copy(update={"step_model": TABLE})
     with pytest.raises(ProfileError, match="does not know its host time"):
         table.scaled(host=1.1)
     assert table.scaled(decode=1.1).model().step_seconds(StepComposition(4, 400, 100)) > 0
     with pytest.raises(ProfileError, match="is scaled"):
         profile.scaled(step=1.1).with_host_terms(1e-3, 0.0, None)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("factor", [0.001, 1000.0])
+def test_the_largest_and_least_factors_still_serve(factor, tmp_path):
+    everything = dict.fromkeys(("step", "prefill", "decode", "host", "pcie"), factor)
+    save_profile(load_profile(ROOFLINE).scaled(**everything), tmp_path / "off.json")
+    given = {"trace": "sharegpt", "requests": 12, "rate": 4.0, "offline": True, "num_blocks": 200}
+    policies = ("bros", "echo", "layerkv", "mlfq", "vllm")
+    runs = simulate(SimulationConfig(policy=policies, profile=str(tmp_path / "off.json"), **given))
+    assert all(run.rows.requests.finished.all() for run in runs.values())
 
 
 @pytest.mark.parametrize("name", [ROOFLINE, OPERATORS])

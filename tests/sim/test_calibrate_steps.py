@@ -59,6 +59,18 @@ def test_the_host_terms_are_found_again_and_stand_in_the_profile(steps, tmp_path
     assert now.gemm_mfu == was.gemm_mfu
 
 
+def test_a_profile_is_replaced_only_if_told_to(steps, tmp_path, capsys):
+    out = tmp_path / "mine.json"
+    out.write_text("mine")
+    for command in (("profiles", "fit"), ("calibrate", "--from-steps")):
+        given = (*command, steps, "--profile", PROFILE, "--out")
+        assert "is there already" in _error(capsys, *given, out) and out.read_text() == "mine"
+        assert "ends in .json" in _error(capsys, *given, tmp_path / "mine.txt")
+        assert "--overwrite is for --out" in _error(capsys, *command, steps, "--overwrite")
+    _run("calibrate", "--from-steps", steps, "--profile", PROFILE, "--out", out, "--overwrite")
+    assert load_profile(out).source == "measured"
+
+
 @pytest.mark.parametrize(("form", "limit"), [("bros", 0.12), ("table", 0.06)])
 def test_another_form_replaces_the_step_times(form, limit, steps, tmp_path, capsys):
     out = tmp_path / "mine.json"

@@ -63,6 +63,7 @@ WRONG = [
     ("--num-blocks 99999999999999", "too large for this machine"),
     ("--num-blocks 3", "--cap-length 48"),
     ("--block-tokens 7", "do not nest"),
+    ("--block-tokens 9999999", "tokens, less than one block"),
     ("--slo ttft=0,tpot=1", "'ttft=0' is not understood"),
     ("--slo ttft=1,ttft=2", "given twice"),
     ("--slo ttft=1", "lacks tpot"),
@@ -83,7 +84,11 @@ WRONG = [
     ("-p bros:kv=paged --prefix-caching", "no prefix is looked up by bros:kv=paged"),
     ("--estimator perfect", "no step times are estimated by vllm"),
     ("-p vllm-v0 -p round-robin -p preemptive-wait --estimator perfect", "no step times are estimated"),
+    ("-p echo-bs --estimator perfect", "no step times are estimated by echo-bs"),
+    ("-p echo:slo_aware=false,kv_aware=false --estimator roofline", "no step times are estimated"),
+    ("-p tgi:waiting_served_ratio=inf", "waiting_served_ratio=inf: should be a finite number, at least 0 and at most 1000000"),
     ("--timeline", "--out"),
+    ("--decisions --replicas 2 --out x", "writes the plans of one engine; drop --replicas"),
     ("-p vllm -p bros --export x.jsonl", "give one --policy"),
     ("--export /", "is a folder"),
     ("--export /dev/null/x.jsonl", "cannot be written"),
@@ -163,6 +168,24 @@ def test_trace_files_are_replaced_only_if_told_to(capsys, tmp_path, trace, verb)
     assert len(load_trace(target)) in (3, 30)
 
 
+@pytest.mark.parametrize("verb", ["scale llama-3.1-8b@l40s --step 1.1", "build qwen2.5-14b h100"])
+def test_profiles_are_written_where_they_load_and_replaced_only_if_told_to(capsys, tmp_path, verb):
+    target = tmp_path / "there.json"
+    target.write_text("mine")
+    for out, said in ((target, "is there already"), (tmp_path / "a.txt", "ends in .json"), (tmp_path, "is a folder")):
+        code, shown, err = run(capsys, main, "profiles", *verb.split(), "--out", out)
+        assert (code, shown, err.count("\n")) == (2, "", 1) and said in err
+    assert target.read_text() == "mine" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_scaled_profile_replaces_another_with_overwrite(capsys, tmp_path):
+    target = tmp_path / "there.json"
+    target.write_text("mine")
+    assert run(capsys, main, "profiles", "scale", "llama-3.1-8b@l40s", "--out", target, "--step", 2, "--overwrite")[0] == 0
+    code, out, _ = run(capsys, main, "profiles", "show", target)
+    assert code == 0 and json.loads(out)["step_scale"]["step"] == 2
+
+
 def test_a_converted_trace_is_never_its_own_target(capsys, trace):
     code, _, err = run(capsys, main, "trace", "convert", trace, trace, "--overwrite")
     assert code == 2 and "would replace the trace that is read" in err
@@ -174,8 +197,16 @@ def test_a_converted_trace_is_never_its_own_target(capsys, trace):
         ("trace inspect nosuch", "unknown trace"),
         ("trace convert nosuch x.jsonl", "unknown trace"),
         ("trace synth x.jsonl --rate nan", "rate nan"),
+        ("trace synth x.jsonl --rate inf", "rate inf is not a finite number above 0"),
+        ("trace synth / --overwrite", "is a folder"),
         ("profiles show nosuch", "unknown profile"),
+        ("profiles show x@h100", "there are llama-7b, "),
+        ("profiles show llama-3.1-8b@tpu", "unknown GPU 'tpu'; there are "),
+        ("profiles fit nosuch.csv", "nosuch.csv: cannot be read (No such file or directory)"),
+        ("profiles scale llama-3.1-8b@h100 --step 1e308 --out x.json", "factor 1e+308 of step must be positive, from 0.001 to"),
+        ("calibrate --model tiny --out x.txt", "ends in .json"),
         ("report /nosuch --out r.html", "no such folder"),
+        ("report /dev/null --out r.html", "is a file; give the --out folder"),
     ],
 )
 def test_wrong_verb_input_is_one_line(capsys, tmp_path, monkeypatch, verb, said):
