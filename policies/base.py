@@ -15,9 +15,9 @@ from .requests import Application, RequestTable
 
 
 class Options(BaseModel):
-    """Base of a policy's parameters; unknown names are errors."""
+    """Base of a policy's parameters; unknown names and numbers that are not finite are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class NoOptions(Options):
@@ -86,6 +86,11 @@ class Policy(ABC):
         self.limits = limits
         self.options = options or self.Options()
         self.estimator = estimator
+
+    @classmethod
+    def estimates(cls, options: Options) -> bool:
+        """Whether it decides with step times if it has these options; if not, it gets None for an estimator."""
+        return cls.uses_estimator
 
     @abstractmethod
     def on_arrival(self, row: int, requests: RequestTable) -> None: ...

@@ -47,6 +47,8 @@ class EchoOptions(Options):
     slo             cumulative: token i is due at arrival + TTFT + i * TPOT, as in the paper; gap: TPOT after the last one
     length_buckets  the pool is divided by prompt length
     b_decode        b of a decoded token (eq. 1); that of a prompt's token is 1
+    edits           all: requests are added and left out until no single edit pays, as in the paper; adding: decodes are
+                    chosen first, then prompts are added, and nothing that was chosen is left out again
     feedback        ours: weight of the newest iteration in a factor, actual over estimated time, that corrects the
                     estimate; 0: none, as in the paper
     """
@@ -54,12 +56,13 @@ class EchoOptions(Options):
     slo_aware: bool = True
     kv_aware: bool = True
     threshold: bool = True
-    sigmas: float = Field(2.0, ge=0)
-    history_s: float = Field(3600.0, gt=0)
-    sample_s: float = Field(1.0, gt=0)
+    sigmas: float = Field(2.0, ge=0, le=1e6)
+    history_s: float = Field(3600.0, gt=0, le=1e7)
+    sample_s: float = Field(1.0, ge=1e-3)
     slo: Literal["cumulative", "gap"] = "cumulative"
     length_buckets: bool = True
     b_decode: float = Field(1.0, gt=0)
+    edits: Literal["all", "adding"] = "all"
     feedback: float = Field(0.0, ge=0, le=1)
 
 
@@ -68,16 +71,20 @@ class EchoPolicy(OnlinePart, OfflinePart, Policy):
     Options = EchoOptions
     default_kv = "task-aware"
     prefix_caching = True
+
     @staticmethod
     def fit_estimator(profile, truth):
         """The form of its own paper, from what steps really take."""
         return echo_estimator(truth)
 
+    @classmethod
+    def estimates(cls, options: EchoOptions) -> bool:
+        return options.slo_aware or options.kv_aware
+
     def __init__(self, limits: EngineLimits, options: EchoOptions | None = None, estimator=None) -> None:
         super().__init__(limits, options, estimator)
         options = self.options
-        timed = options.slo_aware or options.kv_aware
-        self.cost = step_cost(estimator, self.name) if timed else None
+        self.cost = step_cost(estimator, self.name) if self.estimates(options) else None
         self.waiting = RowSet()  # online, without KV
         self.online = RowSet()  # with KV
         self.offline = RowSet()

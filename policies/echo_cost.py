@@ -15,6 +15,7 @@ import numpy as np
 from ..profiles.composition import StepComposition, StepTimeModel
 from ..profiles.echo import EchoModel
 from .errors import PolicyError
+from .estimators import LinearEstimator, PerfectEstimator
 
 Prefills = Sequence[tuple[int, int]]  # (new tokens, resident tokens) of each prompt or chunk
 
@@ -115,8 +116,10 @@ def echo_estimator(truth: StepTimeModel, decode_constant: bool = True) -> EchoMo
 
 def step_cost(estimator, policy: str) -> StepCost:
     """The cost that an estimator of any kind stands for. Raises PolicyError where there is none."""
-    for name in ("truth", "model"):  # of PerfectEstimator and LinearEstimator, which know batches, not compositions
-        estimator = getattr(estimator, name, estimator)
+    if isinstance(estimator, PerfectEstimator):  # these two know batches, not compositions
+        estimator = estimator.truth
+    elif isinstance(estimator, LinearEstimator):
+        estimator = estimator.model
     if isinstance(estimator, EchoModel):
         return EchoCost(estimator)
     if not hasattr(estimator, "step_seconds"):

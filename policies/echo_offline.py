@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .echo_parts import StepInProgress, rate
+from .echo_parts import AddedPrompt, OfflineDecodes, StepInProgress, rate
 
 
 class OfflinePart:
@@ -66,43 +66,56 @@ class OfflinePart:
 
     # -- by reward ---------------------------------------------------------------------------------------------
     def _by_reward(self, step: StepInProgress, decodes: np.ndarray, prompts: np.ndarray) -> None:
-        """Hill climbing on eq. 4 from the last batch, one request at a time.
+        """Hill climbing on eq. 4 from the last batch, one request at a time, until no single edit raises it: to add a prompt,
+        to add a decode, to leave out either.
 
         All decodes count the same and take the longer, the longer their context is (eq. 7: by maximum and mean). So the
         best one to leave out is the longest, the best one to add the shortest: a batch holds the k shortest.
         """
-        resident = step.requests.computed_tokens[decodes]
-        order = np.argsort(resident, kind="stable")
-        decodes, resident = decodes[order], resident[order]
-        k = self._climb(step, decodes, resident)
-        self._decode_offline(step, decodes, resident, k)
+        ready = OfflineDecodes(decodes, step.requests.computed_tokens, step.ledger)
         under_way = prompts.tolist()
-        refused: set[int] = set()  # only asked
-        while step.seats > 0 and step.tokens > 0:
-            if self._add_best_prompt(step, under_way, refused):
-                continue
-            if k < len(decodes) and int(decodes[k]) not in step.dropped and self._pays(step, int(resident[k])):
-                self._decode_offline(step, decodes[k:], resident[k:], 1)
-                k += 1
-                continue
-            return
+        self.pool.keep()
+        self._search(step, ready, under_way)
+        self._keep_added(step)
+        self._decode_considered(step, ready)
+        if not len(step):  # no decode finds memory: a prompt may
+            self._add_prompts(step, ready, under_way, set())
+            self._keep_added(step)
 
-    def _climb(self, step: StepInProgress, decodes: np.ndarray, resident: np.ndarray) -> int:
-        """How many of the decodes (shortest first) to take: from as many as in the last batch, one less or one more at a
-        time while the reward rises and the bound is kept."""
-        limit = max(0, min(len(decodes), step.seats, step.tokens))
-        k = min(limit, int(np.isin(decodes, self._last).sum()))
-        totals = [0, *np.cumsum(resident).tolist()]
-        lengths = [0, *resident.tolist()]
+    def _search(self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int]) -> None:
+        refused: set[int] = set()  # only asked
+        left_out: list[int] = []
+        self._climb(step, ready, int(np.isin(ready.rows, self._last).sum()))
+        while self._add_prompts(step, ready, under_way, refused):
+            if self.options.edits == "adding":
+                return
+            edited = self._climb(step, ready, step.considered)
+            while (edited or len(step.added) > 1) and self._leave_out_prompt(step, ready, under_way, left_out):
+                edited = True
+                self._climb(step, ready, step.considered)
+            if not edited:
+                return
+            # There may be memory now. By eq. 4 what was left out does not come back but for rounding: not for ever.
+            refused = {row for row in left_out if left_out.count(row) > 1}
+
+    def _keep_added(self, step: StepInProgress) -> None:
+        if step.added:
+            step.ledger.commit(step.added[0].mark)
+
+    def _climb(self, step: StepInProgress, ready: OfflineDecodes, k: int) -> bool:
+        """Consider as many of the decodes (shortest first) as pay: from k, one less or one more at a time while the reward
+        rises and the bound is kept. Whether that is another number than before."""
+        limit = max(0, min(len(ready), step.seats + step.considered, step.tokens + step.considered))
+        k = min(limit, k)
         known: dict[int, float] = {}
 
         def seconds(k: int) -> float:
             if k not in known:
-                known[k] = self._seconds_with(step, k, totals[k], lengths[k])
+                known[k] = self._seconds_with(step, k, ready.totals[k], ready.longest[k])
             return known[k]
 
         def reward(k: int) -> float:
-            return rate(step.benefit + step.b_decode * k, seconds(k))
+            return rate(step.benefit_with(k), seconds(k))
 
         bound = step.bound if self.options.slo_aware else np.inf
         while k and seconds(k) > bound:
@@ -113,14 +126,22 @@ class OfflinePart:
         if k == start:
             while k and reward(k - 1) > reward(k) and seconds(k - 1) <= bound:
                 k -= 1
-        return k
+        before = step.considered
+        step.consider(k, ready.totals[k], ready.longest[k])
+        return k != before
 
-    def _pays(self, step: StepInProgress, resident: int) -> bool:
-        seconds = self._seconds_with(step, 1, resident, resident)
-        in_time = seconds <= step.bound or not self.options.slo_aware
-        return in_time and rate(step.benefit + step.b_decode, seconds) > step.reward()
+    def _add_prompts(
+        self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], refused: set[int]
+    ) -> bool:
+        """Add the best one while one raises the reward. Whether any was added."""
+        before = len(step.added)
+        while step.seats > 0 and step.tokens > 0 and self._add_best_prompt(step, ready, under_way, refused):
+            pass
+        return len(step.added) > before
 
-    def _add_best_prompt(self, step: StepInProgress, under_way: list[int], refused: set[int]) -> bool:
+    def _add_best_prompt(
+        self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], refused: set[int]
+    ) -> bool:
         """Add the prompt or chunk that raises the reward most, if any does; False where none was added or refused."""
         requests, ledger = step.requests, step.ledger
         begun = [row for row in under_way if row not in step.granted and row not in step.dropped]
@@ -133,46 +154,140 @@ class OfflinePart:
             # One prompt at a time is computed piece by piece; others may overtake it where they end in this iteration.
             if new <= 0 or (new < left and under_way and row not in begun):
                 continue
-            lost = self._lost_tokens(step, row, resident + new)
+            lost = self._lost_tokens(step, ready, row, resident + new)
             seconds = self.cost.seconds([*step.prefills, (new, resident)], *step.decodes)
-            reward = rate(step.benefit + hit + new - lost, seconds)
+            reward = rate(step.benefit + (hit + new - lost), seconds)
             if reward > best_reward:
-                best, best_reward = (row, new, resident, hit, lost), reward
+                best, best_reward = (row, new, resident, hit), reward
         if best is None:
             return False
-        row, new, resident, hit, lost = best
-        ends = resident + new == int(requests.known_tokens(row))
-        if row in begun:
-            done = self._continue_prompt(step, row, new, resident)
-            if done and ends:
-                under_way.remove(row)
-        else:
-            done = self._admit_offline(step, row, new, hit)
-            if done and not ends:
-                under_way.append(row)
-        if done:
-            step.benefit -= lost
-        else:
-            refused.add(row)
+        if not self._add_prompt(step, ready, under_way, *best):
+            refused.add(best[0])
         return True
 
+    def _add_prompt(
+        self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], row: int, new: int, resident: int, hit: int
+    ) -> bool:
+        """With its memory, in a try of the ledger: False and nothing changed where it finds none."""
+        queued, others = row in self.pool, len(step.plan.preempted)
+        lost, before = self._lost_tokens(step, ready, row, resident + new), tuple(under_way)
+        led, keep = self.pool.leads(row), ready.growth(step.considered)
+        mark = step.ledger.mark()
+        if not (
+            self._admit_offline(step, row, new, hit, keep)
+            if queued
+            else self._continue_prompt(step, row, new, resident, keep)
+        ):
+            step.ledger.rollback(mark)
+            return False
+        fixed = len(step.plan.preempted) > others
+        step.record(AddedPrompt(row, new, resident, hit, lost, queued, led, before, mark, fixed))
+        ends = resident + new == int(step.requests.known_tokens(row))
+        if queued and not ends:
+            under_way.append(row)
+        elif ends and not queued:
+            under_way.remove(row)
+        return True
+
+    def _leave_out_prompt(
+        self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], left_out: list[int]
+    ) -> bool:
+        """Leave out that of the added prompts without which the reward is highest, if it is higher then."""
+        added, first = step.added, len(step.prefills) - len(step.added)
+        bound = step.bound if self.options.slo_aware else np.inf
+        best, best_reward = None, step.reward()
+        for i, prompt in enumerate(added):
+            others = [*step.prefills[: first + i], *step.prefills[first + i + 1 :]]
+            seconds = self.cost.seconds(others, *step.decodes)
+            reward = rate(step.benefit - prompt.benefit, seconds)
+            if reward > best_reward and seconds <= bound and not prompt.fixed and not self._is_built_on(step, i):
+                best, best_reward = i, reward
+        if best is None:
+            return False
+        left_out.append(added[best].row)
+        later = added[best + 1 :]
+        self._take_back(step, best, under_way)
+        for prompt in later:
+            hit = step.ledger.hit_tokens(prompt.row) if prompt.admitted else prompt.hit
+            if hit == prompt.hit:  # else more is cached now, and the search goes on with that
+                self._add_prompt(step, ready, under_way, prompt.row, prompt.new, prompt.resident, hit)
+        return True
+
+    def _take_back(self, step: StepInProgress, first: int, under_way: list[int]) -> None:
+        """Number `first` of the added prompts and those after it, as if they had never been."""
+        mark = step.added[first].mark
+        while len(step.added) > first:
+            prompt = step.withdraw()
+            under_way[:] = prompt.under_way
+            if prompt.admitted:
+                step.plan.admitted.pop()
+                self.offline.discard(prompt.row)
+                self.pool.put_back(prompt.row)
+            elif prompt.led:
+                self.pool.lead(prompt.row)
+        step.ledger.rollback(mark)
+        self.pool.ask_again()
+
     @staticmethod
-    def _lost_tokens(step: StepInProgress, row: int, tokens: int) -> int:
-        """The punishment (eq. 2): needed tokens that memory for the row up to `tokens` would push out of the cache."""
+    def _is_built_on(step: StepInProgress, i: int) -> bool:
+        """Whether a prompt of this plan begins with text that number `i` of the added ones computes in it."""
+        prompt, texts = step.added[i], step.requests.prefix
+        first = prompt.resident // step.ledger.block_tokens
+        text = texts[prompt.row]
+        if text is None:
+            return False
+        for later in step.added[i + 1 :]:
+            found, other = later.hit // step.ledger.block_tokens, texts[later.row]
+            if found > first and other is not None and np.array_equal(text[: first + 1], other[: first + 1]):
+                return True
+        return False
+
+    @staticmethod
+    def _lost_tokens(step: StepInProgress, ready: OfflineDecodes, row: int, tokens: int) -> int:
+        """The punishment (eq. 2): needed tokens that memory for the row up to `tokens`, beside that of the decodes, would push
+        out of the cache."""
         lost = getattr(step.ledger, "lost_tokens", None)
         if lost is None:
             return 0
-        held = step.ledger.held_blocks(row) * step.ledger.block_tokens
-        return lost(tokens - (held or step.ledger.hit_tokens(row)))
+        size = step.ledger.block_tokens
+        tokens -= step.ledger.held_blocks(row) * size or step.ledger.hit_tokens(row)
+        grown = ready.growth(step.considered) * size
+        return lost(grown + tokens) - lost(grown) if grown else lost(tokens)
 
     # -- memory ------------------------------------------------------------------------------------------------
+    def _decode_considered(self, step: StepInProgress, ready: OfflineDecodes) -> None:
+        """Grant those that are considered. Where one finds no memory, or takes that of another one of them, it is decided anew
+        how many of those behind it pay."""
+        k, i = step.considered, 0
+        step.consider(0, 0, 0)
+        if self._grow_together(step, ready.rows[:k], ready.resident[:k]):
+            return
+        while i < k:
+            row, tokens, dropped = int(ready.rows[i]), int(ready.resident[i]), len(step.dropped)
+            found = self._grow_offline(step, row, tokens + 1, True)
+            if found:
+                step.grant_decodes(np.array([row]), np.array([tokens]))
+            i += 1
+            lost = ready.rows[i:k].tolist() if len(step.dropped) > dropped else []
+            gone = sum(other in step.dropped for other in lost)
+            if gone or not found:
+                ready = ready.behind(i, step.dropped)
+                self._climb(step, ready, k - i - gone)
+                k, i = step.considered, 0
+                step.consider(0, 0, 0)
+
+    @staticmethod
+    def _grow_together(step: StepInProgress, rows: np.ndarray, resident: np.ndarray) -> bool:
+        """Grant all a token each, if there is free memory for that."""
+        if len(rows) and (step.ledger.missing_tokens(rows).any() or not step.ledger.grow_all(rows, resident + 1)):
+            return False
+        step.grant_decodes(rows, resident)
+        return True
+
     def _decode_offline(self, step: StepInProgress, rows: np.ndarray, resident: np.ndarray, k: int) -> None:
         """Grant the first `k` a token each. One that finds no memory takes that of others, or is left out."""
         rows, resident = rows[:k], resident[:k]
-        if not len(rows):
-            return
-        if not step.ledger.missing_tokens(rows).any() and step.ledger.grow_all(rows, resident + 1):
-            step.grant_decodes(rows, resident)
+        if self._grow_together(step, rows, resident):
             return
         for row, tokens in zip(rows.tolist(), resident.tolist(), strict=True):
             if row not in step.dropped and self._grow_offline(step, row, tokens + 1, True):
@@ -189,20 +304,24 @@ class OfflinePart:
             self._wait_again(other)
         return dropped is not None
 
-    def _continue_prompt(self, step: StepInProgress, row: int, new: int, resident: int) -> bool:
+    def _continue_prompt(self, step: StepInProgress, row: int, new: int, resident: int, keep: int = 0) -> bool:
+        """keep: blocks that decodes will take."""
+        ledger = step.ledger
+        if keep and -(-(resident + new) // ledger.block_tokens) - ledger.held_blocks(row) > max(0, ledger.free_blocks - keep):
+            return False
         # Its memory was promised to it. Where that has gone to online requests, it waits rather than evict, unless
         # nothing else runs.
-        if not self._grow_offline(step, row, resident + new, evict=not len(step)):
+        if not self._grow_offline(step, row, resident + new, evict=not len(step) and not step.considered):
             return False
         step.grant_prompt(row, new, resident)
         self._computed(step, row, resident, resident + new)
         return True
 
-    def _admit_offline(self, step: StepInProgress, row: int, new: int, hit: int) -> bool:
-        """Begin a queued prompt, if all of it fits below the threshold."""
+    def _admit_offline(self, step: StepInProgress, row: int, new: int, hit: int, keep: int = 0) -> bool:
+        """Begin a queued prompt, if all of it fits below the threshold. keep: blocks that decodes will take."""
         ledger = step.ledger
         known = int(step.requests.known_tokens(row))
-        keep = self._promised_blocks(step, self.online.rows, self.offline.rows)
+        keep += self._promised_blocks(step, self.online.rows, self.offline.rows)
         if len(self.online) or len(self.offline):
             keep += self._reserved_blocks(step)
         if hit != ledger.hit_tokens(row) or not ledger.admit(row, hit + new, hit, keep, known):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,6 +24,10 @@ class StepInProgress:
     decodes         requests that decode, resident tokens of all of them, of the longest
     benefit         tokens made available, prefix hits included (eq. 1), less what evictions lost (eq. 2); a prompt's
                     token counts 1, a decoded one `b_decode`
+    added           offline prompts and chunks, in order
+
+    The search over plans only considers offline decodes: they count in all of these, but are granted, and take memory,
+    when the search has ended.
     """
 
     def __init__(
@@ -32,8 +38,10 @@ class StepInProgress:
         self.seats, self.tokens = seats, tokens
         self.bound = np.inf
         self.prefills: list[tuple[int, int]] = []
-        self.decodes = (0, 0, 0)
-        self.benefit = 0.0
+        self.decodes = self._granted_decodes = (0, 0, 0)
+        self._granted_benefit = 0.0
+        self.considered = 0  # offline decodes
+        self.added: list[AddedPrompt] = []
         self.b_decode = b_decode
         self.granted: set[int] = set()  # only asked
         self.dropped: set[int] = set()  # only asked
@@ -42,6 +50,10 @@ class StepInProgress:
 
     def __len__(self) -> int:
         return len(self.granted)
+
+    @property
+    def benefit(self) -> float:
+        return self.benefit_with(self.considered)
 
     # -- what it takes -----------------------------------------------------------------------------------------
     def seconds(self) -> float:
@@ -52,25 +64,56 @@ class StepInProgress:
         return rate(self.benefit, self.seconds())
 
     def with_decodes(self, n: int, total: int, longest: int) -> tuple[int, int, int]:
-        return self.decodes[0] + n, self.decodes[1] + total, max(self.decodes[2], longest)
+        """`decodes`, if these were considered beside those that are granted."""
+        granted = self._granted_decodes
+        return granted[0] + n, granted[1] + total, max(granted[2], longest)
+
+    def benefit_with(self, n: int) -> float:
+        """`benefit`, if `n` decodes were considered."""
+        return self._granted_benefit + self.b_decode * n
+
+    def consider(self, n: int, total: int, longest: int) -> None:
+        """`n` decodes in place of those considered so far."""
+        self.decodes = self.with_decodes(n, total, longest)
+        self.seats += self.considered - n
+        self.tokens += self.considered - n
+        self.considered = n
 
     # -- grants ------------------------------------------------------------------------------------------------
     def grant_decodes(self, rows: np.ndarray, resident: np.ndarray) -> None:
+        """In front of `added`. None may be considered any more."""
         if not len(rows):
             return
-        self._add(rows, np.ones(len(rows), np.int64))
+        self._add(rows, np.ones(len(rows), np.int64), len(self._rows) - len(self.added))
         lengths = resident.tolist()
-        self.decodes = self.with_decodes(len(lengths), sum(lengths), max(lengths))
-        self.benefit += self.b_decode * len(lengths)
+        self.decodes = self._granted_decodes = self.with_decodes(len(lengths), sum(lengths), max(lengths))
+        self._granted_benefit += self.b_decode * len(lengths)
 
     def grant_prompt(self, row: int, new: int, resident: int, hit: int = 0) -> None:
-        self._add(np.array([row]), np.array([new]))
+        self._add(np.array([row]), np.array([new]), len(self._rows))
         self.prefills.append((new, resident))
-        self.benefit += new + hit
+        self._granted_benefit += new + hit
 
-    def _add(self, rows: np.ndarray, new: np.ndarray) -> None:
-        self._rows.append(rows)
-        self._tokens.append(new)
+    def record(self, prompt: AddedPrompt) -> None:
+        """The last grant was this one."""
+        self.added.append(prompt)
+        self._granted_benefit -= prompt.lost
+
+    def withdraw(self) -> AddedPrompt:
+        """Take back the last of `added`; its memory is another matter."""
+        prompt = self.added.pop()
+        self._rows.pop()
+        self._tokens.pop()
+        self.prefills.pop()
+        self.granted.discard(prompt.row)
+        self.seats += 1
+        self.tokens += prompt.new
+        self._granted_benefit -= prompt.benefit
+        return prompt
+
+    def _add(self, rows: np.ndarray, new: np.ndarray, at: int) -> None:
+        self._rows.insert(at, rows)
+        self._tokens.insert(at, new)
         self.granted.update(rows.tolist())
         self.seats -= len(rows)
         self.tokens -= int(new.sum())
@@ -99,6 +142,65 @@ class StepInProgress:
                 return dropped
         self.ledger.rollback(mark)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class AddedPrompt:
+    """An offline prompt or chunk of the plan.
+
+    new, resident  tokens it computes, tokens before them
+    hit, lost      tokens found in the cache at its admission (eq. 1), needed ones that its memory pushed out (eq. 2)
+    admitted       it was queued before; led: it computed its family's shared text; under_way: prompts begun before it
+    mark           the ledger's, from before; fixed: others lost their memory for it
+    """
+
+    row: int
+    new: int
+    resident: int
+    hit: int
+    lost: int
+    admitted: bool
+    led: bool
+    under_way: tuple[int, ...]
+    mark: int
+    fixed: bool
+
+    @property
+    def benefit(self) -> int:
+        return self.new + self.hit - self.lost
+
+
+class OfflineDecodes:
+    """Offline requests that could decode a token, shortest context first (then in order of arrival).
+
+    rows, resident  int64[n]
+    totals, longest of the k shortest, tokens, at index k
+    """
+
+    def __init__(self, rows: np.ndarray, computed: np.ndarray, ledger: KvLedger) -> None:
+        """computed: of each row of the table."""
+        resident = computed[rows]
+        order = np.argsort(resident, kind="stable")
+        self.rows, self.resident = rows[order], resident[order]
+        self.totals = [0, *np.cumsum(self.resident).tolist()]
+        self.longest = [0, *self.resident.tolist()]
+        self._computed, self._ledger = computed, ledger
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def behind(self, first: int, dropped: set[int]) -> OfflineDecodes:
+        """From number `first` on, without those that were dropped."""
+        rows = np.array([row for row in self.rows[first:].tolist() if row not in dropped], np.int64)
+        return OfflineDecodes(rows, self._computed, self._ledger)
+
+    @cached_property
+    def _growth(self) -> list[int]:
+        return [0, *np.cumsum(self._ledger.slack_tokens(self.rows) < 1).tolist()]
+
+    def growth(self, k: int) -> int:
+        """Blocks that the k shortest will newly take."""
+        return self._growth[k] if k else 0
 
 
 def rate(benefit: float, seconds: float) -> float:

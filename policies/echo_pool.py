@@ -60,6 +60,7 @@ class OfflinePool:
         self._texts: dict[int, np.ndarray] = {}
         self._queued: set[int] = set()  # only asked, never walked through
         self._changed: dict[int, Family] = {}  # families to be asked anew, by id
+        self._asked: list[Family] = []  # families asked since the last `keep`
         self._entries = 0
 
     def __len__(self) -> int:
@@ -113,6 +114,25 @@ class OfflinePool:
     def shared_blocks(self, row: int) -> int:
         """Blocks at the start of its prompt that its family shares."""
         return self._family[row].depth
+
+    # -- trying ------------------------------------------------------------------------------------------------
+    def leads(self, row: int) -> bool:
+        """Whether others wait for the text that it computes."""
+        return self._family[row].leader == row
+
+    def lead(self, row: int) -> None:
+        """It leads, as before: what it had computed has been taken back."""
+        self._family[row].leader = row
+
+    def keep(self) -> None:
+        """What the cache holds has been decided."""
+        self._asked = []
+
+    def ask_again(self) -> None:
+        """What has been computed or evicted since the last `keep` may have been taken back."""
+        for family in self._asked:
+            self._ask(family)
+        self._asked = []
 
     def remove(self, row: int) -> None:
         """It has ended."""
@@ -219,6 +239,7 @@ class OfflinePool:
     def _enter(self, family: Family, ledger: KvLedger) -> None:
         row = self._first(family)
         self._entries += 1
+        self._asked.append(family)
         family.hit, family.asked, family.entry = ledger.hit_tokens(row), _evictions(ledger), self._entries
         heapq.heappush(self._heaps[family.bucket], (-family.hit, -family.queued, row, self._entries, family))
 
@@ -243,6 +264,7 @@ class OfflinePool:
                 return family
             elif ledger.hit_tokens(self._first(family)) == family.hit:
                 family.asked = evictions
+                self._asked.append(family)
                 return family
             else:
                 heapq.heappop(heap)

@@ -20,6 +20,8 @@ from .kv.base import KvLedger
 POLICY_GROUP = "twinserve.policies"
 LEDGER_GROUP = "twinserve.kv"
 
+_LARGEST = 10**18  # of whole numbers: what is counted with them still fits into 64 bits
+
 _HERE = __name__.rpartition(".")[0]
 _POLICIES = {
     "bros": "bros:BrosPolicy",
@@ -103,6 +105,11 @@ class PolicySpec:
         return self.own or policy_class(self.name)
 
     @property
+    def uses_estimator(self) -> bool:
+        """Whether the policy, with these options, decides with step times."""
+        return self.policy.estimates(self.policy.Options(**self.options))
+
+    @property
     def kv_name(self) -> str:
         """The ledger to use."""
         return self.kv or self.policy.default_kv
@@ -146,9 +153,29 @@ def _validated(name: str, model: type[Options], given: dict[str, str | None]) ->
         first = error.errors()[0]
         where = first["loc"][0] if first["loc"] else "options"
         raise RegistryError(
-            f"policy {name!r}, option {where}={first['input']}: {_plain(first['msg'])}"
+            f"policy {name!r}, option {where}={first['input']}: {_wrong(model, where, first)}"
         ) from None
-    return options.model_dump(exclude_unset=True)
+    found = options.model_dump(exclude_unset=True)
+    for option, value in found.items():
+        if isinstance(value, int) and value > _LARGEST:
+            raise RegistryError(f"policy {name!r}, option {option}={value}: should be less than or equal to {_LARGEST:.0e}")
+    return found
+
+
+def _wrong(model: type[Options], option: str, error: dict) -> str:
+    """What is wrong with an option's value; of a number out of range, the whole range."""
+    said, kind = _plain(error["msg"]), error["type"]
+    if kind != "finite_number" and not kind.startswith(("greater_than", "less_than")):
+        return said
+    bounds = [
+        f"{words} {getattr(bound, name):.15g}"
+        for name, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
+        for bound in model.model_fields[option].metadata
+        if hasattr(bound, name)
+    ]
+    if len(bounds) < (1 if kind == "finite_number" else 2):
+        return said
+    return f"should be {'a finite number, ' * (kind == 'finite_number')}{' and '.join(bounds)}"
 
 
 def _plain(message: str) -> str:

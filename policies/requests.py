@@ -60,7 +60,7 @@ _COLUMNS = {
     "hit_tokens": (np.int64, 0),  # prefix tokens found at the first admission
     "recomputes": (np.int64, 0),  # times dropped
     "swaps": (np.int64, 0),  # times swapped out
-    "swapped_tokens": (np.int64, 0),  # moved over PCIe for it, both ways
+    "swapped_tokens": (np.float64, 0.0),  # moved over PCIe for it, both ways; some layers of a token are that share of it
     "late_tokens": (np.int64, 0),  # tokens whose gap exceeded slo_tpot_s
 }
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import typing
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -17,6 +18,30 @@ from twinserve.policies.registry import (
     policy_class,
     policy_names,
 )
+from twinserve.sim.config import SimulationConfig
+from twinserve.sim.run import simulate
+
+# enough to fill the memory, best-effort requests beside it
+TRAFFIC = {
+    "trace": "poisson",
+    "rate": 40.0,
+    "requests": 24,
+    "cap_length": 200,
+    "num_blocks": 90,
+    "max_num_seqs": 8,
+    "pool": 2,
+    "offline": True,
+}
+ESTIMATES = {
+    "echo": True,
+    "echo-bs": False,
+    "echo-bs:slo_aware=true": True,
+    "echo:slo_aware=false,kv_aware=false": False,
+    "layerkv": True,
+    "layerkv:slo_aware=false,layer_wise=false": False,
+    "vllm": False,
+    "bros": True,
+}
 
 
 def test_every_name_leads_to_a_class_that_bears_it():
@@ -79,6 +104,48 @@ def test_mistakes_get_one_line(text, message):
     with pytest.raises(RegistryError) as caught:
         parse_policy(text)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+NUMBERS = [
+    (name, option)
+    for name in policy_names()
+    for option, field in policy_class(name).Options.model_fields.items()
+    if {int, float} & {field.annotation, *typing.get_args(field.annotation)}
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("name", "option"), NUMBERS, ids=[f"{name}:{option}" for name, option in NUMBERS])
+def test_a_number_out_of_the_ordinary_serves_or_is_refused_by_its_name(name, option):
+    """Not finite or negative: refused. Very large or next to nothing: refused, or everybody is served."""
+    for value in ("nan", "inf", "-inf", "-1", "1e308", "1e-300", str(10**18), str(10**30)):
+        text = f"{name}:{option}={value}"
+        try:
+            parse_policy(text)
+        except RegistryError as error:
+            assert f"policy {name!r}, option {option}={value}: should be" in str(error) and "\n" not in str(error)
+            continue
+        assert value not in ("nan", "inf", "-inf", "-1")
+        run = simulate(SimulationConfig(policy=(text,), **TRAFFIC))[text]
+        assert run.rows.requests.finished.all(), text
+
+
+def test_a_number_out_of_range_is_told_the_range():
+    for text, said in (
+        ("tgi:waiting_served_ratio=inf", "waiting_served_ratio=inf: should be a finite number, at least 0 and at most 1000000"),
+        ("tgi:waiting_served_ratio=-1", "waiting_served_ratio=-1: should be at least 0 and at most 1000000"),
+        ("mlfq:starve_limit=nan", "starve_limit=nan: should be a finite number, more than 0"),
+        ("vllm:watermark=1", "watermark=1: should be at least 0 and less than 1"),
+        (f"bros:chunk={10**30}", f"chunk={10**30}: should be less than or equal to 1e+18"),
+    ):
+        with pytest.raises(RegistryError) as caught:
+            parse_policy(text)
+        assert str(caught.value).endswith(said)
+
+
+def test_whether_step_times_are_asked_for_depends_on_options():
+    asking = {text: parse_policy(text).uses_estimator for text in ESTIMATES}
+    assert asking == ESTIMATES
 
 
 class Theirs(Policy):
