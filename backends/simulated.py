@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,8 @@ from ..policies.base import EngineLimits
 from ..policies.plan import Direction, Hold, KvMove, Preemption, StepOutcome, StepPlan
 from ..policies.requests import RequestTable
 from ..profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
-from .pcie import PcieLink
+from .moves import Counts, count, kind_of
+from .pcie import Computing, PcieLink
 
 
 @dataclass(slots=True)
@@ -44,6 +46,8 @@ class SimulatedBackend:
     """One engine's hardware: a step-time model, a PCIe link, and the true output lengths, which only it knows.
 
     layers: of the model, for moves that name layers. fast: whether runs of identical decode steps are executed at once.
+    allreduces: seconds of a step's all-reduces by its composition, where they share the link (`pcie.allreduces_of`).
+    layered: the ledger moves single layers.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class SimulatedBackend:
         limits: EngineLimits,
         layers: int = 1,
         fast: bool = True,
+        allreduces: Callable[[StepComposition], float] | None = None,
+        layered: bool = False,
     ) -> None:
         self.requests = requests
         self.model = model
@@ -61,6 +67,9 @@ class SimulatedBackend:
         self.limits = limits
         self.layers = layers
         self.fast = fast
+        self.allreduces = allreduces
+        self.layered = layered
+        self.moved: Counts = {}  # all moves so far
         self._outputs = np.zeros(1024, np.int64)
         self.watches_churn = getattr(model, "watches_churn", False)
         self._batch: tuple[list[int], bool] = ([], False)  # of the step before: rows, and whether they all decoded
@@ -73,22 +82,25 @@ class SimulatedBackend:
 
     def execute(self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0) -> Executed:
         """Run `plan` from `now` (seconds). `emitting`: bool[n], rows that emit. `overhead_s` comes before the step."""
-        moved = self.transfer(plan.moves, now)
-        start, beside = max(now + overhead_s, moved.before), moved.beside
         rows = plan.rows
         work = self.composition(plan, emitting)
+        moved = self.transfer(plan.moves, now, plan.swapped_in, overhead_s, work)
+        start, beside = max(now + overhead_s, moved.before), moved.beside
         emitted = rows if np.count_nonzero(emitting) == len(rows) else rows[emitting]
         left = self._outputs[emitted] - self.requests.output_tokens[emitted]
         least = min(left.tolist(), default=0)
         steps = min(plan.valid_for + 1, least) if self.fast and plan.valid_for else 1
         if steps == 1:
-            ends = np.array([max(start + self.model.step_seconds(work), beside)])
+            seconds = [self.model.step_seconds(work)]
+            self._delay(work, seconds, start, beside, overhead_s)
+            ends = np.array([max(start + seconds[0], beside)])
         else:
             seconds = self.model.decode_run_seconds(
                 work.decode_requests, work.decode_context, work.decode_context_max, steps
             )
             if work.churn != STEADY:  # a request may also come back beside an unchanged batch
                 seconds[0] = self.model.step_seconds(work)
+            self._delay(work, seconds, start, beside, overhead_s)
             ends = self._ends(start, seconds, beside, overhead_s)
             if plan.valid_until_s < ends[-1]:
                 steps = int(ends.searchsorted(plan.valid_until_s)) + 1
@@ -96,6 +108,20 @@ class SimulatedBackend:
         finished = emitted[left == steps].tolist() if steps == least else []
         outcome = StepOutcome(now, ends, emitted, finished)
         return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s)
+
+    def _delay(self, work: StepComposition, seconds, start: float, beside: float, overhead_s: float) -> None:
+        """All-reduces on the link make steps longer while it is in use: the `seconds` of a run that begins with `work`."""
+        if self.allreduces is None:
+            return
+        busy, n = max(self.link.free_at.values()), work.decode_requests
+        for i, alone in enumerate(seconds):
+            if start >= busy:
+                return
+            if i:
+                work = StepComposition(n, work.decode_context + n, work.decode_context_max + 1)
+            seconds[i] = self.link.computing_seconds(start, float(alone), self.allreduces(work))
+            end = start + float(seconds[i])
+            start = (end if i else max(end, beside)) + overhead_s
 
     @staticmethod
     def _ends(start: float, seconds: np.ndarray, beside: float, overhead_s: float) -> np.ndarray:
@@ -146,19 +172,27 @@ class SimulatedBackend:
             bool(changed or out),
         )
 
-    def transfer(self, moves: list[KvMove], now: float) -> Transfers:
-        """Queue transfers at `now`."""
+    def transfer(
+        self,
+        moves: list[KvMove],
+        now: float,
+        swapped_in: Collection[int] = (),
+        overhead_s: float = 0.0,
+        work: StepComposition | None = None,
+    ) -> Transfers:
+        """Queue transfers at `now`. swapped_in: rows that come back as a whole; work: of the step that they are queued with,
+        `overhead_s` after them; None: no step."""
         if not moves:
             return Transfers(0, 0, {}, now, now)
         sizes = {Direction.TO_HOST: 0, Direction.TO_DEVICE: 0}
         ready: dict[int, float] = {}
         before = beside = now
+        step = None if work is None or self.allreduces is None else self._computing(moves, now, overhead_s, work)
         for move in moves:
-            size = move.tokens * self.limits.kv_bytes_per_token
-            if move.layers is not None:
-                size = size * len(move.layers) // self.layers
+            size = self._bytes(move)
             sizes[move.direction] += size
-            end = self.link.transfer(now, size, move.direction)
+            count(self.moved, kind_of(move, self.requests.state[move.row], swapped_in, self.layered), move.direction, size)
+            end = self.link.transfer(now, size, move.direction, step, move.hold is Hold.STEP)
             if move.hold is Hold.BEFORE_STEP:
                 before = max(before, end)
             elif move.hold is Hold.STEP:
@@ -166,6 +200,26 @@ class SimulatedBackend:
             elif move.hold is Hold.REQUEST:
                 ready[move.row] = max(ready.get(move.row, 0.0), end)
         return Transfers(sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, before, beside)
+
+
+    def _bytes(self, move: KvMove) -> int:
+        size = move.tokens * self.limits.kv_bytes_per_token
+        return size if move.layers is None else size * len(move.layers) // self.layers
+
+    def _computing(self, moves: list[KvMove], now: float, overhead_s: float, work: StepComposition) -> Computing | None:
+        """The step beside `moves`: it begins when those that it waits for have landed, and nothing computes until then."""
+        allreduce = self.allreduces(work)
+        if not allreduce:
+            return None
+        start, free_at = now + overhead_s, dict(self.link.free_at)
+        waited_for = [i for i, move in enumerate(moves) if move.hold is Hold.BEFORE_STEP]
+        for i in range(waited_for[-1] + 1 if waited_for else 0):
+            direction = moves[i].direction
+            began = max(now, free_at[direction])
+            free_at[direction] = began + self.link.latency_s + self._bytes(moves[i]) / self.link.bytes_per_s
+            if moves[i].hold is Hold.BEFORE_STEP:
+                start = max(start, free_at[direction])
+        return self.link.computing(start, self.model.step_seconds(work), allreduce)
 
 
 def _decodes(resident: np.ndarray, *prefills: np.ndarray) -> StepComposition:

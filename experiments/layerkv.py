@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
@@ -13,6 +15,9 @@ from .layerkv_claims import (
     breakdown_claims,
     context_claims,
     degree_claims,
+    of_contexts,
+    of_degrees,
+    of_rates,
     rate_claims,
     tail_claims,
     violation_claims,
@@ -93,17 +98,22 @@ def _plot_violations(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
 
 def _plot_rules(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     metrics = {"ttft_s": TTFT, "ttft_violations": ("by TTFT, %", 100.0), "tpot_violations": ("by TPOT, %", 100.0)}
-    rates = list(dict.fromkeys(table.rate))
-    axes = panels(canvas, len(rates), len(metrics), height=2.4)
-    for i, rate in enumerate(rates):
-        part = table[table.rate == rate]
+    _bars(canvas, table, "rate", metrics, f"{{:g}} {RATE}".format)
+
+
+def _bars(canvas: Canvas, table: pd.DataFrame, by: str, metrics: dict, title: Callable[[object], str]) -> None:
+    """A row of panels for each value of `by`, a bar for each variant."""
+    values = list(dict.fromkeys(table[by]))
+    axes = panels(canvas, len(values), len(metrics), height=2.4)
+    for i, value in enumerate(values):
+        part = table[table[by] == value]
         for j, (metric, (label, factor)) in enumerate(metrics.items()):
             error = part[f"{metric}_ci"].fillna(0.0) * factor
             axes[i, j].barh(part.variant, part[metric] * factor, xerr=error, color="tab:gray", capsize=2)
             axes[i, j].invert_yaxis()
             axes[i, j].set_xlabel(label)
             axes[i, j].tick_params(axis="y", labelleft=j == 0)
-        axes[i, 0].set_title(f"{rate:g} {RATE}", fontsize=9, loc="left")
+        axes[i, 0].set_title(title(value), fontsize=9, loc="left")
 
 
 def _plot_objectives(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
@@ -111,13 +121,18 @@ def _plot_objectives(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
     grid(canvas, table, "model", metrics, "objective", "policy", LOOKS, _finish, xlabel="TPOT objective, s")
 
 
+def _plot_contention(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
+    _bars(canvas, table, "engine", metrics, "{}".format)
+
+
 def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
     grid(canvas, table, "varied", metrics, "value", "policy", LOOKS, _finish, xlabel=" ")
 
 
-CONTEXTS = beside_vllm(["model", "context", "policy"])
-RATES = beside_vllm(["model", "rate", "policy"])
+CONTEXTS = beside_vllm(["model", "context", "policy"], along=("context", of_contexts))
+RATES = beside_vllm(["model", "rate", "policy"], along=("rate", of_rates))
 STUDY = Study(
     "layerkv",
     "Xiong et al., LayerKV",
@@ -137,7 +152,7 @@ STUDY = Study(
             "degree of parallelism, Yi-34B-200K",
             points.degrees,
             serve,
-            beside_vllm(["context", "tp", "policy"]),
+            beside_vllm(["context", "tp", "policy"], along=("tp", of_degrees)),
             _plot_degrees,
             degree_claims,
         ),
@@ -159,6 +174,14 @@ STUDY = Study(
             serve,
             beside_vllm(["model", "objective", "policy"]),
             _plot_objectives,
+        ),
+        Figure(
+            "contention",
+            "ours: KV transfers and all-reduces on one link, larger models, fixed prompts, without Algorithm 1",
+            points.contention,
+            serve,
+            beside_vllm(["engine", "variant"], "variant", "vLLM"),
+            _plot_contention,
         ),
         Figure(
             "settings",

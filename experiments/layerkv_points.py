@@ -31,7 +31,17 @@ VARIED = {
     "requests/s, 4,096 tokens": (4096, "rate", (0.2, 0.3, 1.0)),
     "TPOT objective (s), 4,096 tokens": (4096, "tpot_s", (0.1, 0.2, 0.4)),
 }
-UNCHANGED = {"link": 1.0, "memory": 1.0, "tpot_s": TPOT_S}  # on one GPU, which has its link for itself
+UNCHANGED = {"link": 1.0, "memory": 1.0, "tpot_s": TPOT_S, "contention": True}  # on one GPU, which has its link for itself
+
+# KV transfers and all-reduces on one link: no Algorithm 1, so that memory binds and layers move
+SHARED = {
+    "vLLM": (VLLM, True),
+    "LayerKV, link to itself": (NO_SLO, False),
+    "LayerKV": (NO_SLO, True),
+    "reckons with it": (f"{NO_SLO},allreduce_share={{share}}", True),
+    "does not look": (f"{NO_SLO},allreduce_check=false", True),
+}
+SHARES = {("yi-34b-200k", 2): 0.23, ("yi-34b-200k", 4): 0.77, ("llama-3.1-70b", 4): 0.72}  # of a prompt's time
 
 RULES = {
     "vLLM": VLLM,
@@ -114,6 +124,18 @@ def objectives(scale: Scale) -> list[Point]:
         for p in (VLLM, "layerkv", SAVABLE)
     ]
     return _over(scale, settings, ("model", "objective", "policy"))
+
+
+def contention(scale: Scale) -> list[Point]:
+    """The larger models with prompts that do not fit, all-reduces on the link of the KV transfers or not."""
+    settings = [
+        {"model": m, "tp": tp, "lengths": f"fixed:4096,{OUTPUT}", "longest": LONG, "rate": 1.0, "contention": on}
+        | {"requests": 12 if scale.quick else 100, "policy": p.format(share=share)}
+        | {"_engine": f"{m}, {tp} GPUs", "_variant": name}
+        for (m, tp), share in (list(SHARES.items())[:1] if scale.quick else SHARES.items())
+        for name, (p, on) in SHARED.items()
+    ]
+    return _over(scale, settings, ("engine", "variant"))
 
 
 def varied(scale: Scale) -> list[Point]:

@@ -47,14 +47,17 @@ def serve(
     memory: float = 1.0,
     link: float | None = None,
     tpot_s: float = TPOT_S,
+    contention: bool = True,
 ) -> dict[str, Any]:
     """One run of one policy over `requests` Poisson arrivals at `rate` a second.
 
     lengths  name of a shape of `traces.synth`, cut to `LONGEST_SHAREGPT`, or fixed:PROMPT,OUTPUT
     longest  tokens of the longest input that the engine is configured for
+    contention  all-reduces go over the link of the KV transfers
     """
     profile = testbed(model, tp, longest, memory, link)
     settings = dict(trace=lengths, rate=rate, requests=requests, seed=seed, slo=f"ttft={TTFT_S:g},tpot={tpot_s:g}")
+    settings["pcie_contention"] = contention
     if not lengths.startswith("fixed:"):
         settings["cap_length"] = LONGEST_SHAREGPT
     host = int(HOST_BYTES_PER_GPU * tp // (profile.kv_bytes_per_token * profile.block_tokens))

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from .base import EngineLimits, SystemView
+from .errors import PolicyError
 from .kv.base import KvLedger
 from .layerkv_cost import LayerCost, RecentSteps, layerkv_estimator
 from .layerkv_forecast import allowed_prefill_seconds
@@ -55,9 +57,10 @@ class LayerKvOptions(VllmV0Options):
     current_tpot  of eq. 1. step: seconds of a decode step; request: of a step, times requests running, over those that
                   decoded in it, which is how long a request waits for a token where not all have their layers at hand
     tpot_window   decode steps that it is the mean of
-    allreduce_share  of the link's time that all-reduce takes; 0 with NVLink or on one GPU (Sec. 3.1.3)
-    allreduce_wait, allreduce_unit  how long a transfer waits before it looks at a busy link again, and how long a sub-unit of
-                  it takes, in lengths of an all-reduce
+    allreduce_share  of the link's time that eqs. 3-4 reckon with for all-reduce; 0 with NVLink or on one GPU (Sec. 3.1.3)
+    allreduce_check  a transfer looks whether the link is in use before it sends each sub-unit; off: it shares the link
+    allreduce_wait, allreduce_unit  how long it waits before it looks at a busy link again, and how long a sub-unit of it takes,
+                  in lengths of an all-reduce
     """
 
     slo_aware: bool = True
@@ -69,15 +72,16 @@ class LayerKvOptions(VllmV0Options):
     promote: bool = True
     interleaved: bool = True
     threshold: float = Field(0.05, ge=0.0, lt=1.0)
-    horizon: int = Field(4, ge=0)
+    horizon: int = Field(4, ge=0, le=10_000)
     predictor: Annotated[Literal["history", "perfect", "oracle-length"], OracleByShortName] = "history"
-    length_classes: int = Field(4, ge=1)
+    length_classes: int = Field(4, ge=1, le=512)
     accuracy: float = Field(1.0, ge=0.0, le=1.0)
     current_tpot: Literal["step", "request"] = "step"
     tpot_window: int = Field(32, ge=1)
     allreduce_share: float = Field(0.0, ge=0.0, le=0.99)
-    allreduce_wait: float = Field(0.5, ge=0.01)
-    allreduce_unit: float = Field(0.25, ge=0.01)
+    allreduce_check: bool = True
+    allreduce_wait: float = Field(0.5, ge=0.01, le=1000.0)
+    allreduce_unit: float = Field(0.25, ge=0.01, le=1000.0)
 
 
 class LayerKvPolicy(LayerMoves, VllmV0Policy):
@@ -89,8 +93,22 @@ class LayerKvPolicy(LayerMoves, VllmV0Policy):
     uses_estimator = True
     fit_estimator = staticmethod(layerkv_estimator)  # the forms of its own paper
 
+    @classmethod
+    def estimates(cls, options: LayerKvOptions) -> bool:
+        return options.slo_aware or options.layer_wise
+
     def __init__(self, limits: EngineLimits, options: LayerKvOptions | None = None, estimator=None) -> None:
         super().__init__(limits, options, estimator)
+        given = self.options
+        self._link_share = 1.0 / (1.0 + given.allreduce_share)
+        if given.allreduce_check:
+            self.link_sharing = partial(beside_allreduce, wait=given.allreduce_wait, unit=given.allreduce_unit)
+            self._link_share, _ = self.link_sharing(given.allreduce_share)
+        if not self._link_share:
+            raise PolicyError(
+                f"policy 'layerkv': with allreduce_share={given.allreduce_share:g} and "
+                f"allreduce_wait={given.allreduce_wait:g} no KV transfer ever finds the link free; lower one of them"
+            )
         self.predictor = self._predictor()
         self.recent = RecentSteps(self.options.tpot_window)
         self.cost: LayerCost | None = None
@@ -161,8 +179,7 @@ class LayerKvPolicy(LayerMoves, VllmV0Policy):
         self._ledger = ledger
         self._layered = options.layer_wise and hasattr(ledger, "admit_layers")
         if self._layered or options.slo_aware:
-            share, _ = beside_allreduce(options.allreduce_share, options.allreduce_wait, options.allreduce_unit)
-            self.cost = LayerCost(self.estimator, layers, self.limits, share)
+            self.cost = LayerCost(self.estimator, layers, self.limits, self._link_share)
         if self._layered:
             ledger.interleave(options.interleaved)
 

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import math
 
-_ROUNDS = 1000  # all-reduce operations that the shares are averaged over
+_LOOKS = 1000  # at a link that is never found free, before that counts as never
+_NEGLIGIBLE = 1e-9  # a share of all-reduce that leaves the link to KV transfers
 
 
-@lru_cache(maxsize=64)
 def beside_allreduce(allreduce_share: float, wait: float, unit: float) -> tuple[float, float]:
     """(share of the link's time that KV transfers get, delay of an all-reduce as a part of its own length).
 
     Whoever has a sub-unit to send looks first whether the link is in use, and if it is, looks again after `wait`. A sub-unit
-    that has begun is not broken off, so the next all-reduce may have to wait for it. There is always more to send.
+    that has begun is not broken off, so the next all-reduce may have to wait for it. There is always more to send. All-reduces
+    are evenly spread, so that what happens between two of them repeats:
 
-    allreduce_share  of a step without any KV transfer, 0 <= share < 1
+    ```
+    |all-reduce            | computing                    |all-reduce
+    look       look        look                           | due, begins when the last sub-unit has been sent
+                           |sub-unit|sub-unit|sub-unit|sub-unit|
+    ```
+
+    allreduce_share  of a step without any KV transfer, 0 <= share <= 1
     wait, unit       how long, in lengths of an all-reduce; > 0
     """
-    if not allreduce_share:
+    if allreduce_share < _NEGLIGIBLE:
         return 1.0, 0.0
-    computing = 1.0 / allreduce_share - 1.0  # between the end of one all-reduce and the beginning of the next
-    check, start = 0.0, 0.0
-    sent = delay = 0.0
-    for _ in range(_ROUNDS):
-        end = start + 1.0
-        while check < end:
-            check += wait
-        due, sending = end + computing, False
-        while check < due:
-            check += unit
-            sent += unit
-            sending = True
-        start = check if sending else due  # of a check that came too late nothing is under way
-        delay += start - due
-    return sent / start, delay / _ROUNDS
+    period = 1.0 / allreduce_share  # from one all-reduce to the next
+    for looks in range(math.ceil(1.0 / wait), _LOOKS):
+        waited = looks * wait
+        into = waited % period
+        if into < 1.0:
+            continue  # in the next all-reduce already
+        sent = math.ceil((period - into) / unit) * unit
+        met = math.floor(waited / period) + 1  # all-reduces; only the one after them has to wait
+        return sent / (waited + sent), (sent - (period - into)) / met
+    return 0.0, 0.0

@@ -64,6 +64,8 @@ class StepTimeModel(Protocol):
     that contexts grow by one token a request a step. Element j must equal, bit for bit,
     `step_seconds(StepComposition(n, context + n * j, context_max + j))`: the simulator's fast path rests on it.
 
+    A model that knows how much of a step its all-reduces are has `allreduce_seconds(work)`, seconds.
+
     A model whose times depend on `StepComposition.churn` has an attribute `watches_churn` that is true.
     """
 

@@ -207,6 +207,11 @@ class OperatorModel:
         """The term `host` of a step with so many requests."""
         return self.form.host_s + self.form.host_request_s * requests
 
+    def allreduce_seconds(self, work: StepComposition) -> float:
+        """The term `comm`; 0 on one rank."""
+        tokens = work.new_tokens
+        return self._comm.at(self.padded(tokens)) if self._comm and tokens else 0.0
+
     def _without_attention(self, tokens: int, rows: int) -> float:
         return self.token_seconds(tokens) + self._rows.at(rows) + self.host_seconds(rows)
 

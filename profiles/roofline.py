@@ -125,6 +125,11 @@ class RooflineModel:
         """The term `host` of a step with so many requests."""
         return self.efficiency.host_s + self.efficiency.host_request_s * requests
 
+    def allreduce_seconds(self, work: StepComposition) -> float:
+        """The term `allreduce`; 0 on one rank."""
+        tokens = work.new_tokens
+        return self._allreduce_fixed + self._allreduce_token * tokens if tokens else 0.0
+
     def terms(self, work: StepComposition) -> dict[str, float]:
         """The terms named in the module's docstring, seconds; their sum is `step_seconds` up to
         rounding."""

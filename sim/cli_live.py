@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from ..backends.moves import not_made, not_made_lines
 from .config import SettingsError, SimulationConfig
 from .progress import RunProgress
 from .results import check_target, dump_json, read_run, write_run
@@ -20,6 +21,7 @@ from .table import print_lines, print_table
 
 if TYPE_CHECKING:
     from ..backends.live.engine import LiveSettings, VllmEngine
+    from .decisions import DecisionLog
     from .replay import LockedReplay
 
 TINY = "tiny"
@@ -168,19 +170,21 @@ def _locked(run: Path, model: str, options: dict, steps: Path | None, as_json: b
         found.steps.to_parquet(partial, index=False)
         os.replace(partial, steps)
     if as_json:
-        sys.stdout.write(dump_json(locked_summary(found, log.run, version, physical)))
+        sys.stdout.write(dump_json(locked_summary(found, log, version, physical)))
     else:
-        print_lines(f"Locked replay of {log.run['label']} on vLLM {version}", locked_lines(found, log.run, physical))
+        print_lines(f"Locked replay of {log.run['label']} on vLLM {version}", locked_lines(found, log, physical))
 
 
-def locked_summary(found: LockedReplay, run: dict, version: str, physical: bool = False) -> dict:
+def locked_summary(found: LockedReplay, log: DecisionLog, version: str, physical: bool = False) -> dict:
     """A locked replay as plain values; seconds, percent. physical: it ran on a layout made real."""
     from .live import owns_pool
 
+    run = log.run
     return {
         "policy": run["label"],
         "ledger": run["kv"]["ledger"],
         "memory": "physical" if physical or owns_pool(run) else "accounted",
+        "not_made": not_made(log.moved, physical),
         "vllm": version,
         "steps": len(found.steps),
         "drift": found.drift,
@@ -193,10 +197,10 @@ def locked_summary(found: LockedReplay, run: dict, version: str, physical: bool 
     }
 
 
-def locked_lines(found: LockedReplay, run: dict, physical: bool = False) -> list[tuple[str, str]]:
+def locked_lines(found: LockedReplay, log: DecisionLog, physical: bool = False) -> list[tuple[str, str]]:
     from .live import owns_pool
 
-    error = found.error()
+    run, error = log.run, found.error()
     lines = [
         ("steps executed", f"{len(found.steps):,}"),
         ("steps that drifted", f"{found.drift:,}" + (f" ({found.first_drift})" if found.drift else "")),
@@ -209,6 +213,7 @@ def locked_lines(found: LockedReplay, run: dict, physical: bool = False) -> list
         lines.append(("KV memory", "physical: vLLM's pool is the ledger's, to the block"))
     else:
         lines.append(("KV memory", f"accounted: ledger {run['kv']['ledger']} decides, vLLM's pool is larger and never binds"))
+    lines += not_made_lines(not_made(log.moved, physical))
     lines += [
         ("predicted / measured", f"{found.steps['predicted_s'].sum():.3f} / {found.steps['measured_s'].sum():.3f} s"),
         ("error of the sum", f"{error['total_error_pct']:+.1f} %"),
@@ -245,4 +250,5 @@ def _free(
     else:
         label = simulated.config["label"]
         memory = f"KV memory of the live run: {result.config['live']['memory']}"
-        print_table({f"{label} simulated": simulated, f"{label} live": result}, [drift, memory])
+        notes = [drift, memory, *map(": ".join, not_made_lines(result.config["live"]["not_made"]))]
+        print_table({f"{label} simulated": simulated, f"{label} live": result}, notes)

@@ -73,6 +73,8 @@ class SimulationConfig(BaseModel):
     "Prefix caching for every policy, instead of what each one's system does."
     estimator: Literal["paper", "perfect", "bros", "echo", "layerkv", "roofline"] = "paper"
     "What policies believe a step takes: their paper's form, the simulator's own model (perfect), or one form for all."
+    pcie_contention: bool = True
+    "Without NVLink, KV transfers share the PCIe link with a step's all-reduces (docs/layerkv.md)."
     decision_time: Literal["none", "measured"] = "none"
     "Whether a simulated step is lengthened by the time our own planning took (measured: not reproducible)."
     async_scheduling: bool = False

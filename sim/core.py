@@ -27,6 +27,7 @@ class EngineCore:
         self.policy = policy
         self.ledger = ledger
         self.asynchronous = asynchronous
+        self._layers = getattr(ledger, "layers", 1)  # of the model, where moves may be of some of them
         self.ready_s: dict[int, float] = {}
         self.active = 0
         self.holding = 0
@@ -91,7 +92,8 @@ class EngineCore:
             self.holding += 1
             requests.state[row] = RUNNING
         for move in plan.moves:
-            requests.swapped_tokens[move.row] += move.tokens
+            share = 1.0 if move.layers is None else len(move.layers) / self._layers
+            requests.swapped_tokens[move.row] += move.tokens * share
         return plan
 
     def emitting(self, plan: StepPlan) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Decision logs: every plan of a run as data, to be executed again step by step by another engine.
 
 decisions.jsonl.gz holds one JSON object a line: first the run (as run.json describes it), then the requests, a line each, then
-the steps. Steps name requests by their row; a run of identical decode steps is one line.
+the steps. Steps name requests by their row; a run of identical decode steps is one line. Where KV moved, the last line says how
+often and how much, by kind (`backends/moves.py`): a log does not say which layers or slots.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from ..backends.moves import Counts
 from ..backends.simulated import Executed
 from ..policies.kv.base import KvLedger
 from ..policies.plan import Preemption, StepPlan
@@ -54,11 +56,12 @@ class LoggedStep:
 
 @dataclass(frozen=True)
 class DecisionLog:
-    """run: as run.json; requests by row; steps in order, runs spread out."""
+    """run: as run.json; requests by row; steps in order, runs spread out; moved: of KV, by kind."""
 
     run: dict
     requests: list[LoggedRequest]
     steps: list[LoggedStep]
+    moved: Counts = field(default_factory=dict)
 
     @property
     def longest(self) -> int:
@@ -111,8 +114,8 @@ class DecisionRecorder(StepRecorder):
         self._before.append(plan)
 
 
-def log_bytes(run: dict, requests: RequestTable, recorder: DecisionRecorder) -> bytes:
-    """The log as a file's content; the same run gives the same bytes."""
+def log_bytes(run: dict, requests: RequestTable, recorder: DecisionRecorder, moved: Counts | None = None) -> bytes:
+    """The log as a file's content; the same run gives the same bytes. moved: what the backend counted."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as file:
         file.write(_line({"decisions": _VERSION, "run": run}))
@@ -128,6 +131,8 @@ def log_bytes(run: dict, requests: RequestTable, recorder: DecisionRecorder) -> 
             file.write(_line(entry))
         for entry in recorder.lines:
             file.write(_line(entry))
+        if moved:
+            file.write(_line({"moved": moved}))
     return packed.getvalue()
 
 
@@ -153,11 +158,12 @@ def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
             raise ResultsError(f"{name}: of version {head['decisions']}, and this is version {_VERSION}; log again")
         requests = [_request(entry) for entry in rest if "id" in entry]
         steps = [step for entry in rest if "grants" in entry for step in _steps(entry)]
+        moved = {kind: dict(counts) for entry in rest if "moved" in entry for kind, counts in entry["moved"].items()}
     except ResultsError:
         raise
-    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, zlib.error) as error:
         raise ResultsError(f"{name}: torn, or not a decision log ({error}); log again") from error
-    return DecisionLog(head["run"], requests, steps)
+    return DecisionLog(head["run"], requests, steps, moved)
 
 
 def _request(entry: dict) -> LoggedRequest:

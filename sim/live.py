@@ -9,8 +9,10 @@ from pathlib import Path
 from ..backends.live.backend import LiveBackend
 from ..backends.live.engine import LiveSettings, VllmEngine
 from ..backends.live.prompts import PromptTexts
+from ..backends.moves import LAYERS_STAY_TOGETHER, not_made
+from ..policies.base import Policy
 from ..policies.plan import Direction
-from ..policies.registry import PolicySpec
+from ..policies.registry import PolicySpec, ledger_class
 from ..policies.requests import RequestTable
 from .clock import Clock
 from .config import SettingsError
@@ -83,8 +85,8 @@ class LiveRun(Simulation):
     def _clock(self) -> Clock:
         return WallClock() if self.wall else Clock()
 
-    def _backend(self, requests: RequestTable) -> LiveBackend:
-        twin = super()._backend(requests)
+    def _backend(self, requests: RequestTable, policy: Policy) -> LiveBackend:
+        twin = super()._backend(requests, policy)
         twin.fast = False
         backend = LiveBackend(requests, self.live, twin, self._texts, self.clock.wall_s if self.wall else None)
         backend.on_answer = self.answers.append
@@ -121,12 +123,13 @@ class LiveRun(Simulation):
             "drift": scheduler.drift,
             "first_drift": scheduler.first_drift,
             "copied": copied,  # really, by the engine; the rows have what the ledger accounts for
+            "not_made": not_made(self.backend.twin.moved, engine.settings.physical),
         }
 
-    def run(self) -> None:
+    def _advance(self) -> None:
         if self.wall:
             self.clock.restart()
-        super().run()
+        super()._advance()
 
 
 def owns_pool(run: dict) -> bool:
@@ -185,8 +188,9 @@ def physical_settings(run: dict, longest: int, step_tokens: int, settings: LiveS
     has, to the block. Raises SettingsError for a ledger that has no layout of its own."""
     kv, limits = run["kv"], run["limits"]
     if kv["ledger"] != "bidirectional":
+        why = f", which moves single layers; {LAYERS_STAY_TOGETHER}" if ledger_class(kv["ledger"]).knows_layers else ""
         raise SettingsError(
-            f"--physical lays KV out as ledger bidirectional does, and policy {run['label']} runs on {kv['ledger']}: "
+            f"--physical lays KV out as ledger bidirectional does, and policy {run['label']} runs on {kv['ledger']}{why}: "
             "drop it, or add kv=bidirectional to the policy"
         )
     size, blocks = kv["block_tokens"], -(-longest // kv["block_tokens"])

@@ -149,7 +149,7 @@ class StepRecorder:
 
 
 def request_frame(requests: RequestTable, replica: int, group_names: list[str]) -> pd.DataFrame:
-    """One row a submitted request, in order of submission."""
+    """One row a submitted request, in order of submission. swapped_tokens: rounded to whole ones."""
     group = requests.group
     names = np.array([*group_names, None], dtype=object)  # group -1 is the last: none
     frame = {
@@ -176,5 +176,6 @@ def request_frame(requests: RequestTable, replica: int, group_names: list[str]) 
         "slo_tpot_s",
     ):
         frame[name] = getattr(requests, name).copy()
+    frame["swapped_tokens"] = np.rint(frame["swapped_tokens"]).astype(np.int64)
     frame["finished"] = requests.state == State.FINISHED
     return pd.DataFrame(frame)

@@ -12,7 +12,7 @@ from importlib.metadata import version
 import numpy as np
 import pandas as pd
 
-from ..backends.pcie import PcieLink
+from ..backends.pcie import PcieLink, allreduces_of, evenly
 from ..backends.simulated import SimulatedBackend
 from ..policies.base import Policy
 from ..policies.kv.base import KvLedger
@@ -89,8 +89,7 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
     """Run it to the end, and sum it up."""
     inputs, spec = simulation.inputs, simulation.spec
     started = time.perf_counter()
-    with collected_seldom():
-        simulation.run()
+    simulation.run()
     simulated = time.perf_counter()
     rows = simulation.rows()
     summary = summarise(rows, goodput)
@@ -111,7 +110,7 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
     counted = [e.core.policy.counters for e in simulation.engines]
     if counted[0]:
         described["policy"]["counters"] = {name: sum(c[name] for c in counted) for name in counted[0]}
-    log = log_bytes(described, engine.core.requests, engine.recorder) if simulation.decisions else None
+    log = log_bytes(described, engine.core.requests, engine.recorder, engine.backend.moved) if simulation.decisions else None
     return RunResult(rows, described, timing, summary, log)
 
 
@@ -137,7 +136,11 @@ class Simulation:
         return Clock()
 
     def run(self) -> None:
-        """To the end of the last request."""
+        """To the end of the last request, or where a subclass has it (`_advance`)."""
+        with collected_seldom():
+            self._advance()
+
+    def _advance(self) -> None:
         self.clock.run()
 
     def _counting(self, after: Callable[[int], None]) -> Callable[[int], None]:
@@ -165,7 +168,7 @@ class Simulation:
         requests = RequestTable()
         policy = make_policy(self.inputs, self.spec)
         ledger = self._ledger(requests, policy)
-        backend = self._backend(requests)
+        backend = self._backend(requests, policy)
         overhead = 0.0 if config.decision_time == "none" else None
         core = EngineCore(requests, policy, ledger, config.async_scheduling)
         return Engine(self.clock, core, backend, self._recorder(replica), decision_overhead=overhead)
@@ -173,15 +176,17 @@ class Simulation:
     def _recorder(self, replica: int) -> StepRecorder:
         return DecisionRecorder(replica) if self.decisions else StepRecorder(replica)
 
-    def _backend(self, requests: RequestTable) -> SimulatedBackend:
-        hardware = self.inputs.hardware
+    def _backend(self, requests: RequestTable, policy: Policy) -> SimulatedBackend:
+        hardware, config = self.inputs.hardware, self.inputs.config
         return SimulatedBackend(
             requests,
             hardware.model,
-            PcieLink(hardware.profile.pcie_bytes_per_s),
+            PcieLink(hardware.profile.pcie_bytes_per_s, sharing=getattr(policy, "link_sharing", evenly)),
             hardware.limits,
             layers=hardware.profile.llm.layers,
-            fast=not self.inputs.config.exact,
+            fast=not config.exact,
+            allreduces=allreduces_of(hardware.profile.gpu, hardware.model) if config.pcie_contention else None,
+            layered=ledger_class(self.spec.kv_name).knows_layers,
         )
 
     def _ledger(self, requests: RequestTable, policy: Policy) -> KvLedger:
@@ -218,7 +223,7 @@ def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
 def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
     """A new policy that can serve the requests of `inputs`. Raises PolicyError or SettingsError where it cannot."""
     hardware, longest = inputs.hardware, inputs.workload.longest
-    policy = spec.build(hardware.limits, inputs.estimator_for(spec.policy) if spec.policy.uses_estimator else None)
+    policy = spec.build(hardware.limits, inputs.estimator_for(spec.policy) if spec.uses_estimator else None)
     budget = policy.prompt_budget
     if budget is not None and budget < longest:
         raise SettingsError(
@@ -238,7 +243,7 @@ def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
 def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:
     """The settings of `spec`'s run alone, without those that it makes no use of: given back, they are accepted."""
     changes: dict = {"policy": (spec.label,)}
-    if not spec.policy.uses_estimator:
+    if not spec.uses_estimator:
         changes["estimator"] = "paper"
     if config.prefix_caching and not spec.policy.uses_prefix_cache:
         changes["prefix_caching"] = None

@@ -14,6 +14,7 @@ import pandas as pd
 
 from ..backends.live.engine import VllmEngine
 from ..backends.live.prompts import PromptTexts
+from ..backends.moves import Counts, not_made
 from ..policies.registry import PolicySpec
 from .decisions import parse_log
 from .inputs import Inputs
@@ -31,13 +32,15 @@ STEP_TIME_AIM_PCT = 5.0
 
 @dataclass(frozen=True)
 class Validation:
-    """One policy: simulated, locked, and live as often as it was repeated. longest_s: what the live runs took together."""
+    """One policy: simulated, locked, and live as often as it was repeated. not_made: of the moves in the decision log, those
+    that the engine has no mechanism for, by kind."""
 
     spec: PolicySpec
     simulated: RunResult
     locked: LockedReplay
     live: list[RunResult]
     drift: int
+    not_made: Counts
 
     def table(self) -> pd.DataFrame:
         """One row a metric and statistic: metric, statistic, simulated, live (mean of the repeats), error_pct, spread_pct
@@ -75,8 +78,17 @@ class Validation:
         """As plain values, for validation.json."""
         return {
             "policy": self.spec.label,
-            "locked": {"steps": len(self.locked.steps), "drift": self.locked.drift, **self.locked.error()},
-            "free": {"repeats": len(self.live), "drift": self.drift},
+            "locked": {
+                "steps": len(self.locked.steps),
+                "drift": self.locked.drift,
+                "not_made": self.not_made,
+                **self.locked.error(),
+            },
+            "free": {
+                "repeats": len(self.live),
+                "drift": self.drift,
+                "not_made": [result.config["live"]["not_made"] for result in self.live],
+            },
             "metrics": self.table().to_dict("records"),
         }
 
@@ -108,7 +120,7 @@ def validate_policy(
         result.config["live"] = run.described()
         drift += engine.scheduler.drift
         live.append(result)
-    return Validation(spec, simulated, locked, live, drift)
+    return Validation(spec, simulated, locked, live, drift, not_made(log.moved, engine.settings.physical))
 
 
 def _forget(engine: VllmEngine) -> None:

@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..backends.moves import not_made_lines
 from .cli_simulate import folder
 from .inputs import Inputs
 from .replay import LockedReplay
@@ -71,6 +72,7 @@ def metric_lines(validation: Validation) -> list[tuple[str, str]]:
             f"{error['mean_absolute_error_pct']:.1f} % mean absolute error (aim {STEP_TIME_AIM_PCT:g} %{_repeats(error)}), "
             f"{error['total_error_pct']:+.1f} % in sum",
         ),
+        *not_made_lines(validation.not_made),
     ]
     for row in validation.table().to_dict("records"):
         name = f"{row['statistic']} {row['metric']}".strip()
@@ -101,7 +103,8 @@ def page(found: list[Validation], version: str) -> str:
             f"{error['mean_absolute_error_pct']:.1f} % mean absolute error{_repeats(error)}, {error['total_error_pct']:+.1f} % "
             "in sum. "
             f"Free: {len(validation.live)} runs, {validation.drift} steps drifted.\n\n"
-            "| metric | | simulated | live | error | repeats within |\n|---|---|---:|---:|---:|---:|"
+            + "".join(f"{name.capitalize()}: {text}.\n\n" for name, text in not_made_lines(validation.not_made))
+            + "| metric | | simulated | live | error | repeats within |\n|---|---|---:|---:|---:|---:|"
         )
         for row in validation.table().to_dict("records"):
             parts.append(

@@ -93,7 +93,7 @@ class LiveBackend:
         ids = self.requests.ids
         twin = self.twin.execute(plan, emitting, now, overhead_s) if self.predicted else None
         # accounted bytes; what the engine really moves is measured with it
-        moved = twin or self.twin.transfer(plan.moves, now)
+        moved = twin or self.twin.transfer(plan.moves, now, plan.swapped_in)
         work = twin.work if twin else self.twin.composition(plan, emitting)
         planned = self.planned(plan)
         if self.memory is not None:

@@ -17,6 +17,7 @@ import numpy as np
 from ...policies.kv.bidirectional import BidirectionalLedger
 from ...policies.plan import Direction, KvMove, StepPlan
 from ...policies.requests import RequestClass
+from ..moves import LAYERS_STAY_TOGETHER
 from .attention.slots import entries_of
 from .versions import LiveEngineError
 
@@ -81,8 +82,10 @@ class PhysicalMemory:
 
     def __init__(self, ledger: BidirectionalLedger) -> None:
         if not isinstance(ledger, BidirectionalLedger):
+            why = f" ({LAYERS_STAY_TOGETHER})" if ledger.knows_layers else ""
             raise LiveEngineError(
-                f"the layout of ledger {ledger.name} cannot be made physical, only that of bidirectional: leave physical off"
+                f"the layout of ledger {ledger.name} cannot be made physical{why}, only that of bidirectional: "
+                "leave physical off"
             )
         self.ledger = ledger
         self.owner, self.token = np.full((2, ledger.num_blocks * ledger.block_tokens), NOBODY)

@@ -20,6 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
+from ..moves import LAYERS_STAY_TOGETHER
 from .planned import PlannedStep
 from .scheduler import Steering
 from .serving_attributes import BadAttributeError, read_attributes
@@ -100,6 +101,8 @@ class PolicyScheduling(Steering):
         self._idle_since: float | None = None
         blocks = f"{ledger.num_blocks} of {facts.num_blocks} KV blocks"
         logger.info("policy %s on the %s ledger: %s", options.policy, ledger.name, blocks)
+        if ledger.knows_layers:
+            logger.warning("moves of layers are accounted and not made: %s", LAYERS_STAY_TOGETHER)
 
     def now(self) -> float:
         """Seconds since the scheduler was made: the clock of table and policy."""

@@ -1,5 +1,5 @@
 """Every policy on every ledger drives a real engine: vLLM schedules exactly its plans, and no request can tell from its
-answer what was done to it."""
+answer what was done to it. So it is with task graphs, stage by stage, and with questions on shared documents."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from twinserve.backends.live.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.planned import PlannedStep
 from twinserve.backends.live.prompts import PromptTexts
 from twinserve.backends.live.tiny_model import VOCAB, write_model
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.policies.plan import Direction
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.config import SimulationConfig
 from twinserve.sim.inputs import Inputs, resolve
 from twinserve.sim.live import LiveRun, live_settings
 from twinserve.sim.replay import tokens_of
+from twinserve.sim.run import run_policy
+
+from .twin_workloads import inputs_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -99,11 +105,10 @@ def bench(own_pool_run, model) -> Iterator[Bench]:
         engine.close()
 
 
-def live_run(bench: Bench, policy: str, **changes) -> LiveRun:
-    inputs = inputs_for(policy, **changes)
+def live_run(bench: Bench, inputs: Inputs, predicted: bool = False) -> LiveRun:
     bench.engine.forget_prefixes()
     bench.engine.scheduler.forget_counts()
-    run = LiveRun(inputs, inputs.policies[0], bench.engine, wall=False)
+    run = LiveRun(inputs, inputs.policies[0], bench.engine, wall=False, predicted=predicted)
     run.run()
     return run
 
@@ -124,6 +129,21 @@ def check_answers(bench: Bench, run: LiveRun) -> int:
     return compared
 
 
+def test_layers_that_the_engine_cannot_move_are_counted(bench):
+    run = live_run(bench, "layerkv:x=0,slo_aware=false")
+    found, steps = run.described(), run.rows().steps
+    assert found["memory"] == "accounted" and found["drift"] == 0
+    layers = found["not_made"]["layers"]
+    assert layers["moves"] > 20 and layers["to_device_bytes"] > 0
+    asked = run.backend.twin.moved
+    for way in ("to_host_bytes", "to_device_bytes"):
+        assert sum(counts[way] for counts in asked.values()) == steps[way].sum()
+    # The engine copies whole requests, as often as they leave, and nothing else.
+    swapped = int(run.rows().requests["swaps"].sum())
+    assert sum(way is Direction.TO_HOST for way, *_ in run.backend.transfers) == swapped
+    assert set(found["not_made"]) == {"layers"}
+
+
 CROWDED = {"tgi": "max_new_tokens=12,"}  # with more, memory is set aside for so much text that nobody loses any
 POLICIES = [f"{policy}:{CROWDED.get(policy, '')}kv={kv}" for policy in policy_names() for kv in ledger_names()] + [
     "vllm-v0:preemption_mode=swap",
@@ -134,7 +154,7 @@ POLICIES = [f"{policy}:{CROWDED.get(policy, '')}kv={kv}" for policy in policy_na
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_answers_do_not_depend_on_the_policy(bench, policy):
-    run = live_run(bench, policy)
+    run = live_run(bench, inputs_for(policy))
     rows = run.rows().requests
     assert rows["finished"].all()
     assert bench.engine.scheduler.drift == 0, bench.engine.scheduler.first_drift
@@ -147,7 +167,7 @@ def test_answers_do_not_depend_on_the_policy(bench, policy):
 
 def test_the_answers_are_worth_comparing(bench):
     """They are not one token again and again, and they depend on the KV that was computed."""
-    run = live_run(bench, "bros")
+    run = live_run(bench, inputs_for("bros"))
     check_answers(bench, run)
     assert min(len(set(tokens)) for tokens, _ in bench.alone.values() if len(tokens) > 20) > 5
 
@@ -157,7 +177,7 @@ def test_a_swap_that_loses_the_kv_is_seen(bench, monkeypatch):
     from twinserve.backends.live.kv_transfer_copy import SlotCopier
 
     monkeypatch.setattr(SlotCopier, "_from_host", lambda self, rows, into: into.zero_())
-    run = live_run(bench, "bros")
+    run = live_run(bench, inputs_for("bros"))
     assert run.rows().requests["swaps"].sum() > 0
     with pytest.raises(AssertionError, match="told something else"):
         check_answers(bench, run)
@@ -171,3 +191,71 @@ def test_policy_vllm_runs_in_wall_time_on_a_pool_of_its_own_size(own_pool_run, b
     assert (steps["start_s"].to_numpy()[1:] >= steps["end_s"].to_numpy()[:-1]).all()
     tokens = int(rows.requests["output_tokens"].sum())
     assert check_answers(bench, own_pool_run) > 0.95 * tokens
+
+
+# -- graphs and documents --------------------------------------------------------------------------------------------
+FAMILIES = ("justitia", "srjf", "vllm-sjf", "parrot", "vtc", "kv-share", "echo", "echo-bs", "echo-bs-e", "echo-bs-e-s", "vllm")
+
+
+def checked_run(bench: Bench, name: str, policy: str) -> tuple[LiveRun, pd.DataFrame]:
+    """The run and its requests. Its steps take as long as predicted, so that it is, row for row, the simulated run."""
+    inputs = inputs_of(name, policy)
+    run = live_run(bench, inputs, predicted=True)
+    assert bench.engine.scheduler.drift == 0, bench.engine.scheduler.first_drift
+    rows, simulated = run.rows(), run_policy(inputs, inputs.policies[0]).rows
+    for table in ("requests", "steps", "gaps"):
+        pd.testing.assert_frame_equal(getattr(rows, table), getattr(simulated, table), check_exact=True)
+    requests = rows.requests
+    assert requests["finished"].all() and len(requests) == len(inputs.workload)
+    assert requests[["recomputes", "swaps"]].to_numpy().sum() > 0, "nobody lost any memory: the run shows nothing"
+    assert check_answers(bench, run) > 0.95 * int(requests["output_tokens"].sum())
+    run.engines[0].core.ledger.check()
+    return run, requests
+
+
+@pytest.mark.parametrize("policy", FAMILIES)
+def test_stages_of_applications_follow_each_other(bench, policy):
+    """In the rows, and in the order in which the engine gave its answers."""
+    run, requests = checked_run(bench, "graphs", policy)
+    steps: dict[str, list[int]] = {}  # request -> steps in which it was told something
+    for i, answer in enumerate(run.answers):
+        for request, tokens in answer.tokens.items():
+            steps.setdefault(request, []).extend([i] * len(tokens))
+    followed = 0
+    for _, group in requests.groupby("group"):
+        for stage in range(1, int(group["stage"].max()) + 1):
+            before, here = group[group["stage"] == stage - 1], group[group["stage"] == stage]
+            assert (here["arrival_s"] == before["last_token_s"].max()).all()
+            assert min(steps[i][0] for i in here["request_id"]) > max(steps[i][-1] for i in before["request_id"])
+            followed += len(here)
+    assert followed == int((run.inputs.workload.stage > 0).sum()) > 15
+
+
+def test_who_goes_first_is_another_one_with_each_rule(bench):
+    """Parrot ends the first application first, Justitia one that is cheaper."""
+    first = {}
+    for policy in ("parrot", "justitia"):
+        _, requests = checked_run(bench, "graphs", policy)
+        first[policy] = requests.groupby("group")["last_token_s"].max().idxmin()
+    assert first["parrot"] == "KBQAV-0" != first["justitia"]
+
+
+@pytest.mark.parametrize("policy", FAMILIES)
+def test_questions_find_the_text_of_their_document(bench, policy):
+    """Where vLLM's cache did not hold what the ledger said there would be drift."""
+    _, requests = checked_run(bench, "documents", policy)
+    asked = requests[requests["request_id"].str.startswith("doc")]
+    undisturbed = asked[(asked["recomputes"] == 0) & (asked["swaps"] == 0)]  # what they found was another one's
+    assert (undisturbed["hit_tokens"] > 0).sum() >= 3
+
+
+def test_another_text_is_seen(bench, monkeypatch):
+    """Questions on one document whose texts differ all the same: vLLM finds nothing of what was planned."""
+    inputs, drawn = inputs_of("documents", "echo"), PromptTexts.tokens
+    with monkeypatch.context() as patched:
+        patched.setattr(PromptTexts, "tokens", lambda self, name, n, prefix=None: drawn(self, name, n))
+        with pytest.raises(LiveEngineError, match="64 prefix tokens planned, 0 found"):
+            live_run(bench, inputs, predicted=True)
+    bench.engine._client.abort_requests(sorted(bench.engine.scheduler.requests))
+    live_run(bench, inputs, predicted=True)
+    assert bench.engine.scheduler.drift == 0

@@ -12,6 +12,7 @@ from twinserve.policies.errors import PolicyError
 from twinserve.policies.layerkv_cost import layerkv_estimator
 from twinserve.policies.plan import Direction, Hold
 from twinserve.profiles.profile import load_profile
+from twinserve.sim.recorder import request_frame
 from twinserve.traces.workload import Workload
 
 LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=48, kv_bytes_per_token=100_000)
@@ -136,6 +137,27 @@ def test_layers_without_room_are_fetched_for_each_step():
     for tokens in (8, 9):
         assert desk.step().scheduled == {"a": 1}
         assert desk.moves() == [("a", "h2d", tokens, (0, 1, 2), "step"), ("a", "d2h", 1, (0, 1, 2), "step")]
+
+
+def test_some_layers_of_a_token_count_as_that_share_of_it():
+    """As above: three of four layers of 8 tokens leave with the prompt; then of 8 and of 9 come over, and of one return."""
+    desk = LayerDesk("layerkv:x=1,retain=min,promote=false,threshold=0", 10)
+    row = desk.submit("a", 8, 3)
+    moved = []
+    for _ in range(3):
+        desk.step()
+        moved.append(desk.table.swapped_tokens[row])
+    assert moved == [8 * 0.75, (8 + 8 + 1) * 0.75, (8 + 8 + 1 + 9 + 1) * 0.75]
+    assert request_frame(desk.table, 0, []).swapped_tokens.tolist() == [20]  # of 20.25
+
+
+def test_moved_bytes_are_those_of_the_requests_tokens():
+    """Bytes of a token that four layers share evenly, so that only the rounding of a request's own sum is left."""
+    limits = EngineLimits(max_num_seqs=12, max_model_len=64, kv_bytes_per_token=100_000)
+    steps, _, requests, engine = simulate(SPREAD, "layerkv", 25, host=200, limits=limits)
+    moved = int((steps.to_host_bytes + steps.to_device_bytes).sum())
+    assert moved == engine.core.requests.swapped_tokens.sum() * 100_000 > 0
+    assert abs(int(requests.swapped_tokens.sum()) * 100_000 - moved) <= len(SPREAD) * 50_000
 
 
 def test_half_of_the_kept_layers_leave_before_the_rest():
@@ -292,6 +314,12 @@ def test_with_memory_and_time_enough_it_is_vllm_v0(case):
     )
     for one, other in zip(ours, theirs, strict=True):
         pd.testing.assert_frame_equal(one, other, check_exact=True)
+
+
+def test_a_link_that_is_never_found_free_is_refused():
+    """All-reduce and computing take turns of one length each, and whoever waits two lengths always meets all-reduce."""
+    with pytest.raises(PolicyError, match="allreduce_share=0.5 and allreduce_wait=2 no KV transfer ever finds the link free"):
+        LayerDesk("layerkv:allreduce_share=0.5,allreduce_wait=2", 10)
 
 
 def test_an_estimator_is_needed():

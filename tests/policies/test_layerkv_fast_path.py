@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from layerkv_runs import simulate
+from layerkv_runs import MODEL, simulate
 from test_fast_path import LONGEST, workloads
 from twinserve.policies.base import EngineLimits
 from twinserve.traces.workload import Workload
@@ -29,11 +29,14 @@ VARIANTS = (
     layers=st.sampled_from([1, 2, 5]),
     host=st.sampled_from([0, 6, 40, 200]),
     token_bytes=st.sampled_from([10_000, 400_000]),
+    share=st.sampled_from([None, 0.1, 0.6]),
 )
-def test_one_step_at_a_time_gives_the_same_rows(policy, asynchronous, case, layers, host, token_bytes):
+def test_one_step_at_a_time_gives_the_same_rows(policy, asynchronous, case, layers, host, token_bytes, share):
     workload, blocks, _ = case
     limits = EngineLimits(4, 48, LONGEST, kv_bytes_per_token=token_bytes)
     settings = {"host": host, "layers": layers, "limits": limits, "asynchronous": asynchronous}
+    if share:
+        settings["allreduces"] = lambda work: share * MODEL.step_seconds(work)
     fast = simulate(workload, policy, blocks, **settings)
     exact = simulate(workload, policy, blocks, fast=False, check=True, **settings)
     for one, other in zip(fast[:3], exact[:3], strict=True):

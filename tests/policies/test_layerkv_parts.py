@@ -181,6 +181,11 @@ def test_kv_between_two_allreduces():
     assert share < 0.3 and delay == 0.0
 
 
+def test_a_negligible_share_leaves_the_link_alone():
+    for share in (1e-300, 1e-9, 1e-6, 1e-4):
+        assert beside_allreduce(share, 0.5, 0.01) == pytest.approx((1.0 - share, 0.0), abs=1e-3)
+
+
 def test_smaller_units_delay_the_allreduce_less():
     delays = [beside_allreduce(0.3, 0.4, unit)[1] for unit in (2.0, 0.5, 0.1)]
     assert delays == sorted(delays, reverse=True) and delays[-1] < 0.1 < delays[0]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
-from twinserve.backends.pcie import PcieLink
+from twinserve.backends.pcie import PcieLink, evenly
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.estimators import LinearEstimator
@@ -216,8 +216,10 @@ def build(
     audit: bool = True,
     recount: bool = True,
     estimator: bool = True,
+    allreduces=None,
 ) -> Small:
-    """policy: as on the command line ("bros:kv=paged"), or a Policy class for a toy. estimator: fit one to the model."""
+    """policy: as on the command line ("bros:kv=paged"), or a Policy class for a toy. estimator: fit one to the model.
+    allreduces: seconds of a step's all-reduces on the link, by its composition."""
     model = model or Affine()
     limits = limits or EngineLimits(max_num_seqs=16, max_num_batched_tokens=2048)
     clock, engines, audits = Clock(), [], []
@@ -239,9 +241,8 @@ def build(
                 "shared_contents": shared_contents(workload, block_tokens),
             }
         ledger = ledger_class(kv)(requests, blocks, block_tokens, host_blocks, **options)
-        backend = SimulatedBackend(
-            requests, model, PcieLink(bytes_per_s), limits, layers=layers, fast=fast
-        )
+        link = PcieLink(bytes_per_s, sharing=getattr(one, "link_sharing", evenly))
+        backend = SimulatedBackend(requests, model, link, limits, layers, fast, allreduces)
         core = EngineCore(requests, one, ledger)
         engines.append(
             Engine(clock, core, backend, StepRecorder(replica), decision_overhead=overhead)
