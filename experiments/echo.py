@@ -11,6 +11,7 @@ from .curves import legend, panels
 from .echo_claims import (
     BELIEFS,
     arrival_claims,
+    cache_claims,
     day_claims,
     hit_claims,
     latency_claims,
@@ -21,7 +22,7 @@ from .echo_claims import (
     throughput_claims,
 )
 from .echo_runs import AIM, LADDER, TPOT_S, TTFT_S, foretold_arrivals, foretold_memory, hours, serve, watch
-from .echo_tables import beside_bs, of_arrivals, of_days, of_memory, of_series, profile_of_day, quantiles
+from .echo_tables import beside_bs, beside_lru, of_arrivals, of_days, of_memory, of_series, profile_of_day, quantiles
 from .study import Figure, Study
 
 NAMES = dict(zip(LADDER, ("BS", "BS+E", "BS+E+S", "Echo"), strict=True))
@@ -166,6 +167,25 @@ def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> No
     axes[1].axvline(100 * AIM, color="black", linestyle="--", linewidth=0.8)
 
 
+def _plot_caches(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"gain": ("offline tokens/s over LRU", 1.0), "hit_rate_trough": ("hit rate, trough, %", 100.0)}
+    metrics |= {"hit_rate_peak": ("hit rate, peak, %", 100.0), "attainment": ("online objectives kept, %", 100.0)}
+    names = list(points.ORDERS)
+    axes = panels(canvas, 1, len(metrics), width=3.0, height=2.8)[0]
+    for one, (metric, (label, factor)) in zip(axes, metrics.items(), strict=True):
+        for i, (part, colour) in enumerate(zip(points.PARTS, _TAB, strict=False)):
+            mine = table[table.part == part].set_index("order").reindex(names)
+            error = np.nan_to_num(mine[f"{metric}_ci"]) * factor
+            at = np.arange(len(names)) + 0.25 * i
+            one.barh(at, mine[metric] * factor, 0.25, xerr=error, label=part, color=colour, capsize=2)
+        one.set_yticks(np.arange(len(names)) + 0.25, [name.replace(", ", ",\n") for name in names], fontsize=8)
+        one.tick_params(axis="y", labelleft=one is axes[0])
+        one.invert_yaxis()
+        one.set_xlabel(label, fontsize=8)
+    axes[0].axvline(1.0, color="black", linewidth=0.8)
+    legend(canvas, axes[0])
+
+
 FIG6 = beside_bs(["pool", "estimator", "policy"])
 STUDY = Study(
     "echo",
@@ -189,6 +209,15 @@ STUDY = Study(
             "fig11", "expected arrivals", points.arrivals, foretold_arrivals, of_arrivals, _plot_arrivals, arrival_claims
         ),
         Figure("memory", "expected memory", points.memory, foretold_memory, of_memory, _plot_forecast, memory_claims),
+        Figure(
+            "cache",
+            "ours: M in parts, questions on twelve documents that do not fit into memory together",
+            points.caches,
+            serve,
+            beside_lru,
+            _plot_caches,
+            cache_claims,
+        ),
         Figure(
             "settings",
             "ours: one setting at a time, LooGLE short",

@@ -45,6 +45,17 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "half of the KV memory": {"num_blocks": HALF},
     "512 tokens a step": {"budget": 512},
 }
+# M in parts: an LRU cache, its eviction order, and its threshold too. In what order offline requests are begun -> policies
+PARTS = ("LRU", "eviction order", "and threshold")
+BY_REWARD = ("echo-bs-e-s", "echo:threshold=false", "echo")
+ARRIVAL, AT_ONCE, OVER_TIME = "first come, first served", "by reward", "by reward, submitted one by one"
+ORDERS: Mapping[str, tuple[str, ...]] = {
+    ARRIVAL: ("echo-bs-e", "echo-bs-e:kv=task-aware", "echo:kv_aware=false"),
+    AT_ONCE: BY_REWARD,
+    OVER_TIME: BY_REWARD,
+}
+DOCUMENTS = 12  # by half more than the memory holds
+SUBMITTED = 600  # one by one, questions of a run: more than can be answered
 QUICK_VARIANTS = (BASE, "exact step times", "pool listed by document")
 
 
@@ -120,6 +131,21 @@ def memory(scale: Scale) -> list[Point]:
     size = {"minutes": 2, "history_s": 30.0} if scale.quick else {"minutes": 12, "history_s": 300.0}
     settings = [size | {"pool": None, "burstiness": b} for b in (0.3, 0.0)]
     return _over(scale, settings, ("burstiness",))
+
+
+def caches(scale: Scale) -> list[Point]:
+    """What M keeps, where several documents are asked about in turns (shuffled, first come first served), where the scheduler
+    chooses one after another, and where it cannot finish a document because questions on it are still to come."""
+    size = {"minutes": minutes(scale, 6), "documents": DOCUMENTS}
+    one_by_one = {"submitted_s": 60.0 * size["minutes"], "requests": SUBMITTED}
+    settings = [
+        {"policy": policy, "pool": SHORT, "_order": order, "_part": part, **size}
+        | (one_by_one if order == OVER_TIME else {})
+        | (_small(SHORT, scale) if scale.quick else {})
+        for order, policies in ORDERS.items()
+        for part, policy in zip(PARTS, policies, strict=True)
+    ]
+    return _over(scale, settings, ("order", "part"))
 
 
 def varied(scale: Scale) -> list[Point]:

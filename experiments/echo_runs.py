@@ -34,6 +34,7 @@ PROFILE = "llama-3.1-8b@a100-40g"
 TTFT_S, TPOT_S, AIM = 1.0, 0.05, 0.9  # Sec. 7.2
 LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
 PEAK_RATE = 8.0  # requests/s; the GPU alone serves them without queueing (figure fig7, `online alone`)
+TROUGH, PEAK = 0.4, 0.9  # parts of the peak's rate
 BIN_S = 10.0  # of the series
 SAMPLE_S = 1.0
 Samples = list[tuple[int, ...]]
@@ -63,13 +64,24 @@ def day(minutes: int, seed: int, peak_rate: float = PEAK_RATE, burstiness: float
     return set_slo(replace(cut, arrival_s=at, provenance=done), TTFT_S, TPOT_S)
 
 
-def offline(pool: str, seed: int, requests: int | None = None, order: str = "shuffled") -> Workload:
-    """An offline pool by its name in POOLS, all of it submitted at time 0."""
+def offline(
+    pool: str,
+    seed: int,
+    requests: int | None = None,
+    order: str = "shuffled",
+    documents: int | None = None,
+    submitted_s: float = 0.0,
+) -> Workload:
+    """An offline pool by its name in POOLS, submitted at time 0, or one by one at random times of the first `submitted_s`
+    seconds. documents: that questions on documents are on, instead of in proportion."""
     n = requests or POOLS[pool]
     if f"longdoc:{pool}" in NAMES:
-        return longdoc(pool, requests=n, order=order, seed=seed)
-    made = set_class(synth(pool, count=n, seed=seed), "be")
-    return replace(made, arrival_s=np.zeros(n), provenance=made.provenance.then("all at once"))
+        made = longdoc(pool, requests=n, documents=documents, order=order, seed=seed)
+    else:
+        made = set_class(synth(pool, count=n, seed=seed), "be")
+    at = np.sort(np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5B,))).random(n))
+    said = f"over {submitted_s:g} s" if submitted_s else "all at once"
+    return replace(made, arrival_s=at * submitted_s, provenance=made.provenance.then(said))
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
@@ -100,11 +112,14 @@ def _run(
     requests: int | None = None,
     num_blocks: int | None = None,
     budget: int | None = None,
+    documents: int | None = None,
+    submitted_s: float = 0.0,
 ) -> tuple[Samples, RunResult]:
-    """As `_simulate`. pool: None: online requests alone. requests: of the pool, instead of POOLS. budget: tokens of a step."""
+    """As `_simulate`. pool: None: online requests alone. requests: of the pool, instead of POOLS. budget: tokens of a step.
+    documents, submitted_s: see `offline`."""
     load = day(minutes, seed, peak_rate, burstiness)
     if pool is not None:
-        load = merge(load, offline(pool, seed, requests, order))
+        load = merge(load, offline(pool, seed, requests, order, documents, submitted_s))
     return _simulate(policy, load, seed=seed, estimator=estimator, num_blocks=num_blocks, max_num_batched_tokens=budget)
 
 
@@ -119,10 +134,15 @@ def _simulate(policy: str, load: Workload, **settings: Any) -> tuple[Samples, Ru
     return samples, run_simulation(simulation)
 
 
+def _hit_rate(begun: pd.DataFrame) -> float:
+    return float(begun.hit_tokens.sum() / begun.prompt_tokens.sum()) if len(begun) else float("nan")
+
+
 def serve(**settings: Any) -> dict[str, Any]:
     """One run, as one row. Offline rates and the hit rate count what ended while online requests arrived; `left` is the
     number of offline requests that were not done then. Attainments are shares of online requests; `in_time`: its last token
-    came before TTFT + i TPOT had passed, the objective as the paper prints it. Arguments: see `_run`."""
+    came before TTFT + i TPOT had passed, the objective as the paper prints it. Hit rates of the trough and of the peak are
+    those of the minutes with rates below TROUGH and above PEAK. Arguments: see `_run`."""
     _, run = _run(**settings)
     rt, be, kv = run.summary["classes"]["rt"], run.summary["classes"].get("be"), run.summary["kv"]
     rows = run.rows.requests
@@ -132,6 +152,8 @@ def serve(**settings: Any) -> dict[str, Any]:
     tpot = ((online.last_token_s - online.first_token_s) / after)[online.output_tokens > 1]
     due = TTFT_S + (online.output_tokens - 1) * TPOT_S
     begun = pool[pool.first_scheduled_s.notna()]
+    minute = begun.first_scheduled_s // BURST_S
+    rate = np.where(minute < settings["minutes"], tide((minute + 0.5) * DAY_S / settings["minutes"]), np.nan)
     steps = run.rows.steps
     return {
         "offline_rps": be["window_request_throughput"] if be else 0.0,
@@ -140,7 +162,9 @@ def serve(**settings: Any) -> dict[str, Any]:
         "tpot_attainment": rt["tpot_attainment"],
         "attainment": rt["slo_attainment"],
         "in_time": float((online.last_token_s - online.arrival_s <= due + 1e-9).mean()),
-        "hit_rate": float(begun.hit_tokens.sum() / begun.prompt_tokens.sum()) if len(begun) else float("nan"),
+        "hit_rate": _hit_rate(begun),
+        "hit_rate_trough": _hit_rate(begun[rate < TROUGH]),
+        "hit_rate_peak": _hit_rate(begun[rate > PEAK]),
         "recomputes": int(kv["preemptions"]["recompute"]),
         "left": int((~pool.finished).sum()),
         "step_ms": run.summary["scheduler"]["mean_step_ms"],

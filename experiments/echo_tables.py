@@ -3,45 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
-from .echo_points import ALONE, GAPS
-from .echo_runs import BIN_S, LADDER, QUANTILES
+from .echo_points import ALONE, GAPS, PARTS
+from .echo_runs import BIN_S, LADDER, PEAK, QUANTILES, TROUGH
 from .grid import over_seeds
 
 RATES = ("offline_tps", "offline_rps")
 ONLINE = ("attainment", "ttft_attainment", "tpot_attainment", "in_time")
 SHOWN = (*RATES, *ONLINE, "hit_rate", "occupied", "recomputes", "left", "step_ms", "ttft_q50", "tpot_q50")
-GAINS = ("speedup", "speedup_rps")
-TROUGH, PEAK = 0.4, 0.9  # parts of the peak's rate
+GAINS = ("speedup", "speedup_rps", "step")
+CACHE = ("offline_tps", "hit_rate", "drop", "attainment", "recomputes")
+
+
+def _of(points: pd.DataFrame, policy: str, key: Sequence[str], value: str) -> np.ndarray:
+    """For each row what `policy` has for `value` in the same setting and with the same seed; nan where it was not run."""
+    theirs = points[points.policy == policy].set_index(list(key))[value]
+    return theirs.reindex(pd.MultiIndex.from_frame(points[list(key)])).to_numpy()
 
 
 def beside_bs(by: Sequence[str]) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """Means over seeds, and the offline throughput over that of BS in the same setting, seed by seed: in tokens, prompt and
-    output, of requests that ended (`speedup`), and in requests (`speedup_rps`)."""
+    """Means over seeds, and seed by seed the offline throughput over that of BS in the same setting: in tokens, prompt and
+    output, of requests that ended (`speedup`), and in requests (`speedup_rps`); and in tokens over that of the rung below
+    (`step`; nan where that was not run)."""
 
     def table(points: pd.DataFrame) -> pd.DataFrame:
         key = [name for name in by if name != "policy"] + ["seed"]
-        base = points[points.policy == LADDER[0]].set_index(key)
-        index = pd.MultiIndex.from_frame(points[key])
-        gains = {g: points[r] / base[r].loc[index].to_numpy() for g, r in zip(GAINS, RATES, strict=True)}
-        return over_seeds(points.assign(**gains), list(by), [*SHOWN, *GAINS])
+        gains = {g: points[r] / _of(points, LADDER[0], key, r) for g, r in zip(GAINS, RATES, strict=False)}
+        step = pd.Series(float("nan"), points.index)
+        for below, rung in pairwise(LADDER):
+            step = step.mask(points.policy == rung, points.offline_tps / _of(points, below, key, "offline_tps"))
+        return over_seeds(points.assign(**gains, step=step), list(by), [*SHOWN, *GAINS])
 
     return table
 
 
 def quantiles(points: pd.DataFrame) -> pd.DataFrame:
-    """A row for each quantile of TTFT and mean TPOT of the online requests, seconds."""
+    """A row for each quantile of TTFT and mean TPOT of the online requests, seconds; `ttft_more`: of TTFT, more than under BS
+    with the same seed."""
     found = []
     for q in QUANTILES:
         name = round(100 * q)
         here = points.assign(quantile=q, ttft_s=points[f"ttft_q{name}"], tpot_s=points[f"tpot_q{name}"])
-        found.append(over_seeds(here, ["estimator", "policy", "quantile"], ["ttft_s", "tpot_s", *ONLINE]))
+        here["ttft_more"] = here.ttft_s - _of(here, LADDER[0], ["estimator", "seed"], "ttft_s")
+        found.append(over_seeds(here, ["estimator", "policy", "quantile"], ["ttft_s", "tpot_s", "ttft_more", *ONLINE]))
     joined = pd.concat(found, ignore_index=True)
     order = {name: i for i, name in enumerate((ALONE, *LADDER, GAPS))}
     return joined.sort_values(["estimator", "policy"], key=lambda c: c.map(order) if c.name == "policy" else c, kind="stable")
+
+
+def beside_lru(points: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds of the parts of M, and seed by seed what each gains over an LRU cache with the same requests: offline
+    tokens/s as a ratio (`gain`), the hit rate as a difference (`more_hits`). drop: the hit rate of the trough less that of the
+    peak."""
+    here = points.assign(drop=points.hit_rate_trough - points.hit_rate_peak)
+    lru = here.assign(policy=here.part)
+    theirs = {name: _of(lru, PARTS[0], ["order", "seed"], name) for name in ("offline_tps", "hit_rate")}
+    here = here.assign(gain=here.offline_tps / theirs["offline_tps"], more_hits=here.hit_rate - theirs["hit_rate"])
+    return over_seeds(here, ["order", "part"], [*CACHE, "hit_rate_trough", "hit_rate_peak", "gain", "more_hits"])
 
 
 def of_series(points: pd.DataFrame) -> pd.DataFrame:
@@ -51,6 +73,7 @@ def of_series(points: pd.DataFrame) -> pd.DataFrame:
     correlation_used  of the memory that they use
     hit_rate          prompt tokens of offline requests found in the cache at their admission: in all, in the trough
                       (rates below 0.4 of the peak's) and at the peak (above 0.9)
+    drop              the trough's less the peak's
     half_full         share of the iterations in which requests hold more than half of the memory
     """
     rows = []
@@ -62,6 +85,7 @@ def of_series(points: pd.DataFrame) -> pd.DataFrame:
         for name, mine in (("", part), ("_trough", part[part.tide < TROUGH]), ("_peak", part[part.tide > PEAK])):
             row[f"hit_rate{name}"] = hit_rate(mine)
             row[f"used{name}"] = float((mine.online_used + mine.offline_used).mean()) if len(mine) else float("nan")
+        row["drop"] = row["hit_rate_trough"] - row["hit_rate_peak"]
         row["half_full"] = part.steps_half_full.sum() / part.steps.sum()
         row["online_cached"], row["offline_cached"] = part.online_cached.mean(), part.offline_cached.mean()
         rows.append(row)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from twinserve.experiments.study import Scale, Study
+from twinserve.experiments.study import Claim, Scale, Study
 
 
 def quick_run(study: Study):
@@ -59,3 +59,14 @@ def check_figures(
         assert found["claims"] or not claims, figure.name
         for claim in found["claims"]:
             assert claim["paper"] and claim["ours"] and said(claim), claim
+
+
+def measured(rows: Iterable[dict], half: float = 0.001) -> pd.DataFrame:
+    """A table of a study: each number of `rows` (no whole number) has an interval of that half width, unless it has its own."""
+    return pd.DataFrame([{f"{k}_ci": half for k, v in row.items() if isinstance(v, float)} | row for row in rows])
+
+
+def all_differ(claims: Sequence[Claim]) -> None:
+    """Every claim does, and says why."""
+    assert claims and not [claim for claim in claims if claim.verdict != "differs"]
+    assert all(len(claim.why) > 20 for claim in claims)
