@@ -8,34 +8,70 @@ import time
 import numpy as np
 
 from ..policies import predictors_mlp
-from ..policies.predictors import Predictor, kv_token_time, make_predictor
-from ..policies.registry import parse_policy
+from ..policies.justitia_queues import RankedQueue
+from ..policies.predictors import Cost, Oracle, Predictor, kv_token_time, make_predictor
 from ..policies.requests import Application
-from ..sim.run import run_policy
-from ..traces.apps import SHARES, applications, kinds
+from ..sim.metrics_jobs import job_completion
+from ..sim.run import Simulation, run_simulation
+from ..traces.apps import SHARES, applications, kinds, load
 from ..traces.apps_classes import CLASSES, KINDS, training_samples
-from .justitia_runs import LLAMA_7B, compare, inputs_of
+from .justitia_runs import LLAMA_7B, inputs_of
 
 HELD_OUT = 0x40  # seed of applications that no predictor was trained on
 
 
-def prediction(policy: str, seed: int, trials: int = 100, blocks: int | None = None, **run) -> dict:
+class ClassErrors(Oracle):
+    """One factor for all applications of a class, as of a network that is wrong about a class, not about each input."""
+
+    def application(self, application: Application, cost: Cost) -> int | None:
+        return self._blurred(self._application(application, cost), application.kind)
+
+
+class SortedQueue(RankedQueue):
+    """Sorts all that wait to find the head, at each look, as vLLM 0.x sorts its queues."""
+
+    def peek(self) -> int:
+        self._heap = sorted((rank, row) for rank, row in self._heap if row in self._present)
+        return self._heap[0][1]
+
+
+def prediction(
+    policy: str,
+    seed: int,
+    trials: int = 100,
+    blocks: int | None = None,
+    class_errors: bool = False,
+    count: int = 300,
+    offline: bool = False,
+) -> dict:
     """A predictor, given as a policy's options: error (mean relative error on `trials` held-out applications a class, classes
-    weighted as in the mix), predict_ms of one prediction, train_s of all classes (all nan with trials=0), and mean_s, the mean
-    JCT of `policy` under apps:2x."""
-    spec = parse_policy(policy)
+    weighted as in the mix), predict_ms of one prediction, train_s of all classes (all nan with trials=0), and mean_s and p90_s,
+    JCT of `policy` under apps:2x.
+
+    class_errors  the predictor is `perfect` with the noise of `ClassErrors`
+    """
+    workload = load("apps:2x", seed=seed, count=count, offline=offline)
+    inputs = inputs_of(workload, [policy], seed, LLAMA_7B, {"num_blocks": blocks})
+    spec = inputs.policies[0]
+    make = ClassErrors if class_errors else make_predictor
     error = predict_s = trained_s = float("nan")
     if trials:
-        predictor = make_predictor(spec.policy.Options(**spec.options))
+        predictor = make(spec.policy.Options(**spec.options))
         if not predictor.needs_truth:
             predictors_mlp.train.cache_clear()
             began = time.perf_counter()
             predictor.prepare(KINDS, kv_token_time)
             trained_s = time.perf_counter() - began
         error, predict_s = _held_out(predictor, seed, trials)
-    row = compare([policy], seed, fair=spec.label, num_blocks=blocks, **run)[0]
-    said = {"error": error, "predict_ms": 1e3 * predict_s, "train_s": trained_s}
-    return said | {name: row[name] for name in ("mean_s", "p90_s", "replica")}
+    simulation = Simulation(inputs, spec)
+    engine_policy = simulation.engines[0].core.policy
+    if class_errors:
+        predictor = make(engine_policy.options)
+        predictor.truth = engine_policy.predictor.truth
+        engine_policy.predictor = predictor
+    jct = job_completion(run_simulation(simulation).rows.requests)["jct_s"].to_numpy()
+    said = {"error": error, "predict_ms": 1e3 * predict_s, "train_s": trained_s, "replica": workload.provenance.replica}
+    return said | {"mean_s": float(jct.mean()), "p90_s": float(np.percentile(jct, 90))}
 
 
 def _held_out(predictor: Predictor, seed: int, trials: int) -> tuple[float, float]:
@@ -45,7 +81,7 @@ def _held_out(predictor: Predictor, seed: int, trials: int) -> tuple[float, floa
         samples = training_samples(app.kind, trials, HELD_OUT + seed)
         of_class = []
         if predictor.needs_truth:
-            predictor.truth = _Known([sample.requests for sample in samples])
+            predictor.truth = Known([sample.requests for sample in samples])
         for i, sample in enumerate(samples):
             application = Application(i, f"{app.kind}-{number}-{i}", 0.0, app.kind, sample.text)
             began = time.perf_counter()
@@ -58,7 +94,7 @@ def _held_out(predictor: Predictor, seed: int, trials: int) -> tuple[float, floa
     return float(np.average(errors, weights=of_size)), float(np.mean(seconds))
 
 
-class _Known:
+class Known:
     """Truth about listed applications."""
 
     def __init__(self, requests: list) -> None:
@@ -71,12 +107,16 @@ class _Known:
         return None
 
 
-def decisions(a_minute: float, seed: int, policy: str = "justitia", minutes: float = 3.0, blocks: int | None = None) -> dict:
-    """Applications of the mix at regular times: plan_ms and plan_p99_ms, wall time of a decision; plans, their number."""
+def decisions(a_minute: float, seed: int, policy: str = "justitia", minutes: float = 3.0, resort: bool = False) -> dict:
+    """Applications of the mix at regular times: plan_ms and plan_p99_ms, wall time of a decision; plans, their number.
+    resort: with a `SortedQueue`."""
     count = max(1, round(a_minute * minutes))
     workload = applications(np.arange(count) * 60.0 / a_minute, seed, kinds(count, seed))
-    inputs = inputs_of(workload, [policy], seed, LLAMA_7B, {} if blocks is None else {"num_blocks": blocks})
-    timing = run_policy(inputs, inputs.policies[0]).timing
+    inputs = inputs_of(workload, [policy], seed, LLAMA_7B, {})
+    simulation = Simulation(inputs, inputs.policies[0])
+    if resort:
+        simulation.engines[0].core.policy.waiting = SortedQueue()
+    timing = run_simulation(simulation).timing
     return {
         "plan_ms": 1e3 * timing["decision_mean_s"],
         "plan_p99_ms": 1e3 * timing["decision_p99_s"],

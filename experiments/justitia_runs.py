@@ -7,6 +7,7 @@ seats and so on. Figures and the search for causes (justitia.py, justitia_causes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from ..traces.workload import Workload
 
 LLAMA_7B, LLAMA_13B = "llama-7b@a100-pcie-40g", "llama-13b@v100-16g:tp4"
 PAPER_BLOCKS = 459  # the only pool that the paper names (Fig. 3): LLaMA2-7B on one A100
-MICE = ("KBQAV", "CC", "ALFWI")
 QUANTILES = tuple(range(0, 101, 5))
 _SIZE = {c.kind: c.size for c in CLASSES}
 
@@ -77,11 +77,13 @@ def compare(
     rate_scale: float = 1.0,
     count: int = 300,
     offline: bool = False,
+    scaled: Mapping[str, float] | None = None,
     **settings,
 ) -> list[dict]:
     """Every policy over one application workload; a row each.
 
     sizes, shape  see `resized` and `SHAPES`; settings  of the run: num_blocks, max_num_seqs, ..
+    scaled        factors on parts of the profile's step times, see `Profile.scaled`
     Columns: mean_s, p90_s, worst_s (JCT); late_s, from the last arrival to the last end; load, the demand over memory x window
     at the engine's mean iteration; not_delayed (share) and worst, of the ratios JCT / JCT under `fair`, whose quantiles are
     ratio_0 .. ratio_100; replica, whether arrivals are those of the embedded replica.
@@ -90,6 +92,10 @@ def compare(
     if rate_scale != 1.0:
         workload = scale_rate(workload, rate_scale)
     inputs = inputs_of(workload, policies, seed, profile, settings)
+    if scaled is not None:
+        hardware, slowed = inputs.hardware, inputs.hardware.profile.scaled(**scaled)
+        hardware = replace(hardware, profile=slowed, model=slowed.model(hardware.limits.max_num_seqs))
+        inputs = replace(inputs, hardware=hardware)
     done = {spec.label: run_policy(inputs, spec).rows for spec in inputs.policies}
     cost = sum(map(kv_token_time, workload.prompt_tokens.tolist(), workload.output_tokens.tolist()))
     found = []
@@ -175,27 +181,3 @@ def lengths(kind: str, edges: Mapping[str, Sequence[float]], seed: int, trials: 
 
 def _spread(values: np.ndarray) -> float:
     return float(values.std() / values.mean())
-
-
-# -- Fig. 11 -------------------------------------------------------------------------------------------------------------
-def elephant(
-    policies: Sequence[str], mice: int, seed: int, num_blocks: int | None = None, sizes: Mapping[str, float] | None = None
-) -> list[dict]:
-    """A summary (MRS) at 0 s and then a small application every second: a row a policy, with the JCT of the summary
-    (elephant_s) and the mean of the small ones (mice_s). sizes: see `resized`."""
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x11CE,)))
-    kinds = ["MRS", *(MICE[i] for i in rng.integers(len(MICE), size=mice).tolist())]
-    workload = applications(np.arange(mice + 1.0), seed, kinds, resized(sizes or {}))
-    inputs = inputs_of(workload, policies, seed, LLAMA_7B, {} if num_blocks is None else {"num_blocks": num_blocks})
-    found = []
-    for spec in inputs.policies:
-        jct = job_completion(run_policy(inputs, spec).rows.requests)["jct_s"]
-        small = jct.drop(workload.group_names[0])
-        found.append(
-            {
-                "policy": spec.label,
-                "elephant_s": float(jct[workload.group_names[0]]),
-                "mice_s": float(small.mean()) if mice else float("nan"),
-            }
-        )
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Canvas
 
 from .grid import over_seeds, shown
 from .justitia_runs import QUANTILES
-from .study import Claim, Verdict
+from .study import Claim, Verdict, judge, judge_direction
 
 RATIOS = [f"ratio_{q}" for q in QUANTILES]
 
@@ -22,27 +22,31 @@ def plain(policy: str) -> str:
     return f"{name}:{','.join(kept)}" if kept else name
 
 
-def against(frame: pd.DataFrame, by: Sequence[str], value: str, base: str, name: str) -> pd.DataFrame:
-    """`frame` with a column `name`: how much `value` is above that of policy `base` in the same run, per cent.
+def beside(frame: pd.DataFrame, by: Sequence[str], value: str, base: str) -> np.ndarray:
+    """Of each row of `frame`, `value` of policy `base` in the same run; nan where that was not run.
 
     by  the columns that, with the seed, tell runs apart
     """
     keys = [*by, "seed"]
     bases = frame[frame.policy == base].set_index(keys)[value]
-    frame = frame.copy()
-    frame[name] = [
-        100 * (v / bases.loc[key] - 1) for v, key in zip(frame[value], zip(*(frame[k] for k in keys), strict=True), strict=True)
-    ]
-    return frame
+    return bases.reindex(pd.MultiIndex.from_frame(frame[keys])).to_numpy()
+
+
+def against(frame: pd.DataFrame, by: Sequence[str], value: str, base: str, name: str) -> pd.DataFrame:
+    """`frame` with a column `name`: how much `value` is above that of policy `base` in the same run, per cent."""
+    return frame.assign(**{name: 100 * (frame[value] / beside(frame, by, value, base) - 1)})
 
 
 def jct_table(points: pd.DataFrame, by: Sequence[str], pooled: str | None = None) -> pd.DataFrame:
     """A row a setting and policy: JCT, how far from `vtc`, `parrot` and `justitia`, and the ratios to VTC's.
 
-    pooled  one of `by`: further rows, in which it is `all`, hold the mean over its values of each seed
+    half_delay  half of the worst delay against VTC (ratio - 1) less Justitia's worst in the same run: above 0 where
+                Justitia's is smaller than half
+    pooled      one of `by`: further rows, in which it is `all`, hold the mean over its values of each seed
     """
     frame = points.assign(policy=points.policy.map(plain))
-    values = ["mean_s", "p90_s", "late_s", "load", "not_delayed", "worst"]
+    values = ["mean_s", "p90_s", "late_s", "load", "not_delayed", "worst", "half_delay"]
+    frame["half_delay"] = (frame.worst - 1) / 2 - (beside(frame, by, "worst", "justitia") - 1)
     for base in ("vtc", "parrot", "justitia"):
         frame = against(frame, by, "mean_s", base, f"vs_{base}")
         values.append(f"vs_{base}")
@@ -63,23 +67,40 @@ def chosen(table: pd.DataFrame, **wanted) -> pd.Series:
     return table[keep].iloc[0]
 
 
-def verdict(paper: float, mean: float, half: float) -> Verdict:
-    """agrees: within 10 % of the paper's number, or within the interval where that is narrow enough to say something (a quarter
-    of the number); direction agrees: on the same side of 0."""
-    room = max(half if half <= 0.25 * abs(paper) else 0.0, 0.1 * abs(paper))
-    if abs(mean - paper) <= room:
-        return "agrees"
-    return "direction agrees" if mean * paper > 0 else "differs"
+def neutral(name: str) -> float | None:
+    """What would be no effect, of a column: 0 of a change (vs_POLICY), 1 of a ratio (over_POLICY); others are amounts."""
+    return 0.0 if "vs_" in name else 1.0 if "over_" in name else None
+
+
+def judge_close(change: float, half: float, room: float = 10.0) -> Verdict:
+    """"Very close": the change, per cent, is within `room` to either side."""
+    return judge_direction(room - abs(change), half)
+
+
+def judge_up_to(change: float, half: float, most: float) -> Verdict:
+    """"Up to": as `judge`, but a change that is surely above `most` (and 10 % of it) differs."""
+    return "differs" if change - half > 1.1 * most else judge(change, half, most)
 
 
 def claim(
-    where: str, what: str, paper: float, row: pd.Series, name: str, why: str = "", unit: str = "", text: str | None = None
+    where: str,
+    what: str,
+    paper: float,
+    row: pd.Series,
+    name: str,
+    why: str,
+    unit: str = "",
+    text: str | None = None,
+    judged: Callable[[float, float], Verdict] | None = None,
 ) -> Claim:
-    """A claim about column `name` of a row of a table, with its interval. text: the paper's words, where it gives no number."""
+    """A claim about column `name` of a row of a table, with its interval.
+
+    text    the paper's words, where it gives no number
+    judged  function of mean and half width; none: `judge` beside `paper`
+    """
     mean, half = float(row[name]), float(row[f"{name}_ci"])
-    said = verdict(paper, mean, half)
-    ours = f"{shown(mean, half)}{unit}"
-    return Claim(where, what, text or f"{paper:g}{unit}", ours, said, "" if said == "agrees" else why)
+    verdict = judge(mean, half, paper, neutral(name)) if judged is None else judged(mean, half)
+    return Claim.judged(where, what, text or f"{paper:g}{unit}", f"{shown(mean, half)}{unit}", verdict, why)
 
 
 def bars(

@@ -17,11 +17,11 @@ from .command import command_line
 from .curves import panels
 from .grid import Point, interval, over_seeds, run_grid
 from .output import markdown_table, write_plot, write_tables
-from .sensitivity_runs import SETTINGS, Metric, Setting, run_point
+from .sensitivity_runs import BELIEFS, COMPLETION, KEPT, OFFLINE, SETTINGS, TPOT, TTFT, Metric, Setting, run_point
 
 FACTORS = (0.9, 1.1)
 SEEDS = 5
-QUICK = {"hybrid": ("step", "belief"), "mooncake": ("kv",)}
+QUICK = {"hybrid": ("step", "belief"), "mooncake": ("kv",), "echo": ("belief",)}
 BY = ["part", "factor"]
 
 
@@ -129,6 +129,23 @@ def markdown(found: pd.DataFrame, seeds: int) -> str:
     return "\n".join(text)
 
 
+def beliefs_markdown(changed: pd.DataFrame) -> str:
+    """What wrong beliefs do to those who hold them, from `changes`; policies that nothing moves hold none."""
+    mine = changed[changed.part.isin(BELIEFS)]
+    mine = mine[mine.groupby(["setting", "policy"]).change.transform(lambda change: change.abs().max()) > 0]
+    metrics, rows = [metric.name for metric in (KEPT, TTFT, TPOT, OFFLINE, COMPLETION)], []
+    for (name, policy, part, factor), table in mine.groupby(["setting", "policy", *BY], sort=False):
+        cells = {row.metric: _change(row) for row in table.itertuples()}
+        rows.append([name, f"`{policy}`", f"{part} x {factor:g}", *(cells.get(metric, "") for metric in metrics)])
+    text = "Changes of the policies' own numbers where what they believe is off: paired by seed, ± half of the 95 % interval."
+    return f"{text}\n\n{markdown_table(['setting', 'policy', 'off', *metrics], rows)}"
+
+
+def _change(row) -> str:
+    half = f" ± {100 * row.change_ci:.1f}" if np.isfinite(row.change_ci) else ""
+    return f"{100 * row.change:+.1f}{half}{' points' if row.share else ' %'}"
+
+
 def plot(found: pd.DataFrame) -> Canvas:
     """Leads of each setting and metric: grey as the profile is, and with each part too small and too large."""
     canvas = Canvas(layout="constrained")
@@ -168,9 +185,10 @@ def experiment(quick: bool, seeds: int, workers: int | None, out: Path, any_vers
     """Run everything, write points.csv, leads.csv, changes.csv, report.md and sensitivity.png, and return the report."""
     rows = run_grid(run_point, points(quick, seeds), out, workers, "sensitivity", any_version)
     found = conclusions(rows)
-    text = markdown(found, seeds)
+    changed = changes(rows)
+    text = f"{markdown(found, seeds)}\n{beliefs_markdown(changed)}"
     write_plot(out / "sensitivity.png", plot(found))
-    write_tables(out, {"points": rows, "leads": found, "changes": changes(rows)})
+    write_tables(out, {"points": rows, "leads": found, "changes": changed})
     write_atomically(out / "report.md", text.encode())
     return text
 

@@ -2,7 +2,9 @@
 
 The request list, its objectives and arrivals are those of the profile as it is: only what the engine takes for them changes,
 and with it what policies believe, since they are fitted to the profile. `belief` is the other way round: the engine is the
-profile's, and what policies believe was fitted to one whose steps are off.
+profile's, and what policies believe was fitted to one whose steps are off; who predicts what applications need, and no step
+times, predicts that much more. `demand` is of such policies only: half of the applications are believed to need that much
+more, and the other half that much less.
 """
 
 from __future__ import annotations
@@ -14,13 +16,19 @@ from typing import Any
 
 from ..policies.base import Policy
 from ..policies.estimators import BatchEstimator
+from ..policies.justitia_demand import DemandPolicy
+from ..policies.registry import PolicySpec
 from ..profiles.profile import Profile
 from ..sim.config import SimulationConfig
 from ..sim.inputs import Hardware, Inputs, make_estimator, resolve
 from ..sim.presets import with_defaults
 from ..sim.run import run_each
+from ..traces.longdoc import longdoc
+from ..traces.transform import merge
+from ..traces.workload import Workload
 
 PARTS = ("step", "prefill", "decode", "host", "pcie", "kv", "belief")
+BELIEFS = ("belief", "demand")
 
 
 @dataclass(frozen=True)
@@ -47,18 +55,20 @@ TPOT = Metric("TPOT mean, ms", (*_RT, "mean_tpot_ms"), "low")
 NORMALIZED = Metric("normalized latency, ms", (*_RT, "normalized_latency_ms"), "low")
 OFFLINE = Metric("best-effort tok/s", (*_BE, "window_total_token_throughput"), "high")
 TOKENS = Metric("all tok/s", ("total_token_throughput",), "high")
+COMPLETION = Metric("completion mean, s", ("applications", "mean_jct_s"), "low")
 ONLINE_AND_OFFLINE = (KEPT, TTFT, TTFT99, TPOT, NORMALIZED, OFFLINE, TOKENS)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """policies compared on one workload. config: of a seed, quick or not."""
+    """policies compared on one workload. config: of a seed, quick or not. beside: requests that come on top, of the same."""
 
     title: str
     policies: tuple[str, ...]
     metrics: tuple[Metric, ...]
     config: Callable[[int, bool], SimulationConfig]
     parts: tuple[str, ...] = PARTS
+    beside: Callable[[int, bool], Workload] | None = None
 
 
 def _hybrid(seed: int, quick: bool) -> SimulationConfig:
@@ -97,6 +107,31 @@ def _apps(seed: int, quick: bool) -> SimulationConfig:
     return SimulationConfig(policy=SETTINGS["apps"].policies, trace="apps", profile="llama-7b@a100-pcie-40g", seed=seed)
 
 
+def _echo(estimator: str) -> Callable[[int, bool], SimulationConfig]:
+    """Memory of about an A100-40G, the GPU of the paper."""
+
+    def config(seed: int, quick: bool) -> SimulationConfig:
+        return SimulationConfig(
+            policy=ECHO,
+            trace="sharegpt",
+            profile="llama-3.1-8b@a100-80g",
+            rate=4.0,
+            duration=10.0 if quick else 60.0,
+            num_blocks=10_000,
+            slo="ttft=1,tpot=0.05",
+            estimator=estimator,
+            seed=seed,
+        )
+
+    return config
+
+
+def _documents(seed: int, quick: bool) -> Workload:
+    """Some questions are left when the last online request arrives."""
+    return longdoc("toolbench", requests=300 if quick else 1000, seed=seed)
+
+
+ECHO = ("vllm", "echo-bs", "echo-bs-e:slo=gap", "echo:slo=gap")
 SETTINGS: dict[str, Setting] = {
     "hybrid": Setting(
         "ShareGPT lengths at 10 requests/s, best-effort batches of 128, Qwen2.5-14B on 2 x A100-40G (bros-hybrid, 100 s)",
@@ -120,12 +155,28 @@ SETTINGS: dict[str, Setting] = {
         "300 applications in 9 minutes (apps:2x), Llama-7B on one A100-PCIe",
         ("parrot", "vtc", "justitia:predictor=class-mean"),
         (
-            Metric("completion mean, s", ("applications", "mean_jct_s"), "low"),
+            COMPLETION,
             Metric("completion p90, s", ("applications", "p90_jct_s"), "low"),
             TOKENS,
         ),
         _apps,
-        tuple(part for part in PARTS if part != "belief"),  # nobody here estimates step times
+        (*PARTS, "demand"),
+    ),
+    "echo": Setting(
+        "ShareGPT lengths at 4 requests/s, 60 s, beside 1,000 questions on documents (longdoc:toolbench), Llama-3.1-8B on one"
+        " A100 with 160,000 tokens of KV; Echo believes its own form (eqs. 6-8)",
+        ECHO,
+        ONLINE_AND_OFFLINE,
+        _echo("paper"),
+        beside=_documents,
+    ),
+    "echo-exact": Setting(
+        "the same, but Echo believes exact step times, and then these 10 % off",
+        ECHO,
+        ONLINE_AND_OFFLINE,
+        _echo("perfect"),
+        ("belief",),
+        _documents,
     ),
 }
 
@@ -145,28 +196,50 @@ class BelievingInputs(Inputs):
 
 
 def hardware_with(hardware: Hardware, profile: Profile) -> Hardware:
-    """The same replica with another profile of the same engine; its KV room follows."""
-    blocks = profile.num_gpu_blocks * profile.block_tokens // hardware.block_tokens
+    """The same replica with another profile of the same engine; its KV room, also one that was set, grows as the profile's."""
+    blocks = hardware.num_blocks * profile.num_gpu_blocks // hardware.profile.num_gpu_blocks
     limits = replace(hardware.limits, max_model_len=min(hardware.limits.max_model_len, blocks * hardware.block_tokens))
     model = profile.model(limits.max_num_seqs)
     return replace(hardware, profile=profile, model=model, limits=limits, num_blocks=blocks)
 
 
+def misjudging(spec: PolicySpec, part: str, factor: float) -> PolicySpec:
+    """The same policy, to which each application seems to need `factor` times what it predicts, or with `demand` that of
+    every second one (classes are in random order) and 1 / `factor` of the others; who predicts nothing stays as it is."""
+    if not issubclass(spec.policy, DemandPolicy):
+        return spec
+
+    class Misjudging(spec.policy):
+        def begins(self, number: int, demand: int, arrival_s: float) -> None:
+            more = part == "belief" or number % 2
+            super().begins(number, max(1, round(demand * factor if more else demand / factor)), arrival_s)
+
+    return replace(spec, own=Misjudging)
+
+
 def perturbed(inputs: Inputs, part: str, factor: float) -> Inputs:
-    """`inputs` with `part` (one of PARTS) of the profile multiplied by `factor`."""
+    """`inputs` with `part` (one of PARTS, or demand) of the profile, or of what is believed, multiplied by `factor`."""
     if factor == 1.0:
         return inputs
     profile = inputs.hardware.profile
-    if part != "belief":
+    if part not in BELIEFS:
         return replace(inputs, hardware=hardware_with(inputs.hardware, profile.scaled(**{part: factor})))
-    believed = hardware_with(inputs.hardware, profile.scaled(step=factor))
-    return BelievingInputs(inputs.config, inputs.workload, inputs.hardware, inputs.policies, inputs.notices, believed=believed)
+    believed = hardware_with(inputs.hardware, profile.scaled(step=factor) if part == "belief" else profile)
+    policies = tuple(misjudging(spec, part, factor) for spec in inputs.policies)
+    return BelievingInputs(inputs.config, inputs.workload, inputs.hardware, policies, inputs.notices, believed=believed)
+
+
+def inputs_of(setting: str, seed: int, quick: bool) -> Inputs:
+    """With the profile as it is."""
+    chosen = SETTINGS[setting]
+    inputs = resolve(chosen.config(seed, quick))
+    return replace(inputs, workload=merge(inputs.workload, chosen.beside(seed, quick))) if chosen.beside else inputs
 
 
 def run_point(setting: str, part: str, factor: float, seed: int, quick: bool) -> list[dict]:
     """A row for each policy of the setting: its metrics by name."""
     chosen = SETTINGS[setting]
-    inputs = perturbed(resolve(chosen.config(seed, quick)), part, factor)
+    inputs = perturbed(inputs_of(setting, seed, quick), part, factor)
     rows = []
     for spec, result in run_each(inputs):
         rows.append({"policy": spec.label, **{metric.name: metric.of(result.summary) for metric in chosen.metrics}})

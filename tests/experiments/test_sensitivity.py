@@ -4,11 +4,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from twinserve.experiments import sensitivity
-from twinserve.experiments.sensitivity import changes, conclusions, markdown, points
-from twinserve.experiments.sensitivity_runs import PARTS, SETTINGS, BelievingInputs, perturbed, run_point
+from twinserve.experiments.sensitivity import beliefs_markdown, changes, conclusions, markdown, points
+from twinserve.experiments.sensitivity_runs import (
+    PARTS,
+    SETTINGS,
+    BelievingInputs,
+    inputs_of,
+    misjudging,
+    perturbed,
+    run_point,
+)
 from twinserve.policies.estimators import LinearEstimator
-from twinserve.policies.registry import policy_class
+from twinserve.policies.registry import parse_policy, policy_class
 from twinserve.sim.inputs import resolve
+from twinserve.sim.run import make_policy
 
 BROS = policy_class("bros")
 
@@ -86,6 +95,23 @@ def test_the_text_says_who_takes_the_lead_away():
     assert "best in 1 of 2 comparisons" in text and "in 1 of 2.\n" in text
 
 
+def test_the_text_says_what_wrong_beliefs_do_and_to_whom():
+    table = changes(
+        rows(
+            {
+                ("none", 1.0): {"a": [50.0, 50.0], "b": [50.0, 100.0]},
+                ("belief", 0.9): {"a": [50.0, 50.0], "b": [60.0, 120.0]},
+                ("belief", 1.1): {"a": [50.0, 50.0], "b": [50.0, 100.0]},
+                ("kv", 1.1): {"a": [20.0, 20.0], "b": [70.0, 100.0]},
+            }
+        )
+    )
+    text = beliefs_markdown(table)
+    # a share is a hundredth here: 10 and 20 points more; t of two values is 12.706, their half difference 5 points
+    assert "| memory | `b` | belief x 0.9 | +15.0 ± 63.5 points | +20.0 ± 0.0 % | +20.0 ± 0.0 % |" in text
+    assert "| memory | `b` | belief x 1.1 | +0.0 ± 0.0 points |" in text and "`a`" not in text and "kv" not in text
+
+
 @pytest.fixture(scope="module")
 def hybrid():
     return resolve(SETTINGS["hybrid"].config(0, True))
@@ -114,6 +140,46 @@ def test_one_part_is_off_and_the_requests_are_the_same(part, hybrid):
 
 def test_a_factor_of_one_is_the_profile_as_it_is(hybrid):
     assert perturbed(hybrid, "step", 1.0) is hybrid
+
+
+@pytest.mark.parametrize("setting", ["echo", "echo-exact"])
+def test_what_echo_believes_is_off_and_its_memory_stays_what_was_set(setting):
+    inputs = inputs_of(setting, 0, True)
+    assert len(inputs.workload) > 100 and inputs.hardware.num_blocks == 10_000
+    spec = next(spec for spec in inputs.policies if spec.name == "echo")
+    off = perturbed(inputs, "belief", 1.1)
+    batch = ([(512, 0)], 20, 20_000, 2_000)
+    was, now = (make_policy(i, spec).cost.seconds(*batch) for i in (inputs, off))
+    assert now == pytest.approx(1.1 * was, rel=1e-3) and off.hardware is inputs.hardware
+    truth = inputs.hardware.model.decode_run_seconds(20, 20_000, 2_000, 1)[0]
+    believed = make_policy(inputs, spec).cost.decode_run(20, 20_000, 2_000, 1)[0]
+    assert (believed == truth) == (setting == "echo-exact")
+    assert perturbed(inputs, "kv", 0.9).hardware.num_blocks == pytest.approx(9_000, abs=1)
+    assert perturbed(inputs, "step", 0.9).hardware.num_blocks == 10_000
+
+
+def test_who_believes_nothing_is_as_before():
+    base, off = (pd.DataFrame(run_point("echo", "belief", f, 0, True)).set_index("policy") for f in (1.0, 0.8))
+    same = (base == off).all(axis=1)
+    assert set(same[same].index) == {"vllm", "echo-bs"}
+
+
+@pytest.mark.parametrize(("part", "factors"), [("belief", (1.1, 1.1)), ("demand", (1 / 1.1, 1.1))])
+def test_applications_seem_to_need_more_or_less(part, factors, hybrid):
+    spec = misjudging(parse_policy("justitia:predictor=class-mean"), part, 1.1)
+    for number, factor in enumerate(factors):
+        policy = spec.build(hybrid.hardware.limits)
+        policy.begins(number, 10_000, 0.0)
+        assert policy.F[number] == round(10_000 * factor)
+    fcfs = parse_policy("vtc")
+    assert misjudging(fcfs, part, 1.1) is fcfs
+
+
+def test_the_applications_policies_get_wrong_demands():
+    inputs = inputs_of("apps", 0, True)
+    off = perturbed(inputs, "demand", 1.1)
+    assert [mine is not was for mine, was in zip(off.policies, inputs.policies, strict=True)] == [False, False, True]
+    assert off.hardware is inputs.hardware and off.workload is inputs.workload
 
 
 def test_slower_steps_make_every_policy_slower():
