@@ -1,35 +1,54 @@
 """The four systems side by side: `python -m twinserve.experiments.systems`.
 
 No paper has this: BROS, Echo, LayerKV, Justitia and their baselines on the same hardware, model and recorded traces, at several
-loads (`loads`), one part of each system at a time (`ladder`), and every policy there is on one hybrid workload and one of
-applications (`everyone`). docs/systems.md says what came out.
+loads (`loads`); their parts, one more at a time, beside private best-effort prompts (`ladder`: BROS and LayerKV), beside
+offline questions on shared documents (`documents`: Echo) and on applications (`applications`: Justitia); each scheduler on
+other KV ledgers (`ledgers`, `documents-ledgers`); and every policy there is on one hybrid workload and one of applications
+(`everyone`). docs/systems.md says what came out.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure as Canvas
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..policies.registry import policy_names
-from ..sim.config import SimulationConfig
-from ..sim.run import simulate
-from .curves import grid, panels
-from .grid import Point, over_seeds
+from .grid import Point
+from .justitia_runs import compare
 from .study import Figure, Scale, Study
+from .systems_runs import APPLICATIONS_PROFILE, beside_documents, generated, recorded
+from .systems_tables import (
+    applications_table,
+    before,
+    draw_applications,
+    draw_loads,
+    draw_parts,
+    first,
+    means,
+    table_of,
+)
 
-PROFILE = "llama-3.1-8b@h100"
 POOL = 16
 CHUNK = "bros:chunk=2048"
 BOUND = "bros-exact"  # solves an integer programme wherever few run: hours for a workload of this size (docs/optimality.md)
+TURNS = ("mlfq", "preemptive-wait")  # on applications their runs take minutes, and one seed shows why not to
 SYSTEMS = ("vllm", "vllm-v0", "bros", CHUNK, "echo", "layerkv", "justitia")
-# trace -> how long a window is, and where windows begin, in seconds of the recording: each is a repeat of its own
-WINDOWS = {"mooncake": (120.0, (0.0, 1200.0, 2400.0)), "azure-2023": (90.0, (0.0, 1200.0, 2400.0))}
-# of estimated capacity, which leaves a reserve: short prompts saturate the engine much later than long ones
-LOADS = {"mooncake": (0.5, 0.75, 1.0, 1.25), "azure-2023": (0.75, 1.25, 2.0, 2.75)}
-LADDER_LOADS = {"mooncake": 1.0, "azure-2023": 2.0}
+# trace -> seconds of the recording in a window: about 160 and 90 s of the run at load 1, several times what a request takes
+WINDOWS = {"mooncake": 60.0, "azure-2023": 300.0}
+# Where windows begin: six of them ten minutes apart, which is all of the recording, then those in between.
+BEGINS = (*range(0, 3600, 600), *range(300, 3000, 600))
+A_SEED = 2  # windows
+LOADS = (0.5, 0.75, 1.0, 1.25)  # of estimated capacity
+# loads of ladders and ledgers: around the one from which a queue builds up
+LADDER_LOADS = {"mooncake": (0.75, 1.0), "azure-2023": (1.0, 1.25)}
+DOCUMENT_LOADS = dict.fromkeys(WINDOWS, (0.5, 0.75))  # which leave something for offline work
+
+UNNAMED = ("azure-2023",)  # traces that name no prefixes: with and without a cache is the same there
+
+Part = str | tuple[str, bool]  # a policy, or with prefix caching as said instead of as its own system does
+Parts = Mapping[str, Mapping[str, Part]]
 # system -> its parts, one more in each step
-LADDERS = {
+LADDERS: Parts = {
     "bros": {
         "vllm": "vllm",
         "two classes in turn": "round-robin:chunk=2048",
@@ -37,105 +56,132 @@ LADDERS = {
         "+ replacement": "bros:chunk=2048,kv=paged",
         "+ bidirectional blocks": CHUNK,
     },
-    "echo": {"priority": "echo-bs", "+ estimator": "echo-bs-e", "+ KV-aware choice": "echo-bs-e-s", "+ task-aware KV": "echo"},
     "layerkv": {
         "vllm-v0": "vllm-v0",
-        "+ Alg. 1": "layerkv:layer_wise=false",
-        "layers alone": "layerkv:slo_aware=false",
-        "both": "layerkv",
-        "both, late ones left out": "layerkv:savable_only=true",
-    },
-    "combinations": {
-        "bros, chunks": CHUNK,
-        "bros, whole prompts": "bros",
-        "bros on layerwise": "bros:chunk=2048,kv=layerwise",
-        "bros on task-aware": "bros:chunk=2048,kv=task-aware",
-        "justitia": "justitia",
-        "justitia, prefix cache": "justitia:kv=paged",
-        "justitia on task-aware": "justitia:kv=task-aware",
+        "+ layers": "layerkv:slo_aware=false",
+        "+ Alg. 1, late ones left out": "layerkv:savable_only=true",
+        "Alg. 1 as printed": "layerkv",
     },
 }
-CACHED = ("justitia:kv=paged", "justitia:kv=task-aware")  # with a prefix cache, which Justitia's own engine has not
-METRICS = {
-    "slo_attainment": ("both objectives kept", 1.0),
-    "ttft_s": ("mean TTFT, s", 1.0),
-    "tpot_s": ("mean TPOT, s", 1.0),
-    "be_tokens_per_s": ("best-effort tokens/s", 1.0),
+# scheduler -> ledgers, the first with all of its own system; none that is the same memory to it as another one
+LEDGERS: Parts = {
+    "vllm": {"paged": "vllm", "no prefix cache": ("vllm", False), "bidirectional": "vllm:kv=bidirectional"},
+    "bros": {
+        "bidirectional": CHUNK,
+        "paged": "bros:chunk=2048,kv=paged",
+        "checkpointed": "bros:chunk=2048,kv=checkpointed",
+    },
+    "echo": {"task-aware": "echo", "no prefix cache": ("echo", False), "bidirectional": "echo:kv=bidirectional"},
+    "layerkv": {
+        "layerwise": "layerkv",
+        "paged": "layerkv:kv=paged",
+        "paged, prefix cache": ("layerkv:kv=paged", True),
+        "bidirectional": "layerkv:kv=bidirectional",
+    },
+    "justitia": {
+        "paged": "justitia",
+        "paged, prefix cache": ("justitia:kv=paged", True),
+        "bidirectional": "justitia:kv=bidirectional",
+    },
 }
-LOOKS = {"vllm": {"color": "black"}, "vllm-v0": {"color": "grey"}, CHUNK: {"linestyle": "--"}}
-
-
-def _row(summary: dict) -> dict:
-    """What is compared. Seconds, tokens a second, shares; nan where a class had no requests."""
-    rt, be = summary["classes"].get("rt", {}), summary["classes"].get("be", {})
-    nan = float("nan")
-    preempted = summary["kv"]["preemptions"]
-    return {
-        "slo_attainment": rt.get("slo_attainment", nan),
-        "ttft_attainment": rt.get("ttft_attainment", nan),
-        "tpot_attainment": rt.get("tpot_attainment", nan),
-        "ttft_s": rt.get("mean_ttft_ms", nan) / 1e3,
-        "ttft_p99_s": rt.get("p99_ttft_ms", nan) / 1e3,
-        "tpot_s": rt.get("mean_tpot_ms", nan) / 1e3,
-        "be_tokens_per_s": be.get("total_token_throughput", nan),
-        "preempted": preempted["recompute"] + preempted["swap"],
-        "prefix_hit_rate": summary["kv"]["prefix_hit_rate"],
-        "kv_peak": summary["kv"]["peak_use"],
+PRIORITY = "vllm:scheduling=priority"
+DOCUMENTS: Parts = {
+    "echo": {
+        "vllm, priorities": (PRIORITY, True),
+        "online first (BS)": ("echo-bs", True),
+        "+ estimator (E)": ("echo-bs-e", True),
+        "+ KV-aware choice (S)": ("echo-bs-e-s", True),
+        "+ eviction order (M)": ("echo:threshold=false", True),
+        "+ reserve (M)": ("echo", True),
     }
+}
+# the first: with a prefix cache that knows nothing of what is asked next. Not LayerKV: first come, first served, it would serve
+# the whole pool before the online requests. Not BROS: it looks up no prefix.
+DOCUMENT_LEDGERS: Parts = {
+    "vllm, priorities": {"paged": (PRIORITY, True), "task-aware": (f"{PRIORITY},kv=task-aware", True)},
+    "echo-bs": {"paged": ("echo-bs", True), "task-aware": ("echo-bs:kv=task-aware", True)},
+    "echo": {"paged": ("echo:kv=paged", True), "task-aware": ("echo", True)},
+    "justitia": {
+        "paged": ("justitia:kv=paged", True),
+        "task-aware": ("justitia:kv=task-aware", True),
+        "no prefix cache": "justitia",
+    },
+}
+# of applications: Justitia's parts, one more in each step; and Justitia with one of them exchanged
+APPLICATIONS: Mapping[str, Mapping[str, str]] = {
+    "ladder": {
+        "vllm": "vllm",
+        "applications, first come (Parrot)": "parrot",
+        "least cost left, class means": "srjf:predictor=class-mean",
+        "fair order, class means": "justitia:predictor=class-mean",
+        "+ predictor of text": "justitia",
+        "+ truth": "justitia:predictor=perfect",
+    },
+    "one part exchanged": {
+        "justitia": "justitia",
+        "cost: tokens computed": "justitia:cost=compute",
+        "order: least cost left (SRJF)": "srjf",
+        "order: counters (VTC)": "vtc",
+        "requests, not applications (SJF)": "vllm-sjf",
+    },
+}
+PACES = ("2x", "3x")  # 300 of them in 9 and in 6 minutes
 
 
-def recorded(
-    trace: str, policy: str, load: float, begin_s: float, seconds: float, seed: int, pool: int, cached: bool = False
-) -> dict:
-    """A window of a recorded trace at `load` times the estimated capacity, beside it a closed loop of `pool` best-effort
-    requests. cached: with prefix caching, whatever the policy's own system does."""
-    window, caching = (begin_s, begin_s + seconds), True if cached else None
-    settings = {"trace": trace, "load": load, "window": window, "seed": seed, "pool": pool, "prefix_caching": caching}
-    return _row(simulate(SimulationConfig(policy=(policy,), profile=PROFILE, **settings))[policy].summary)
+# -- grids -------------------------------------------------------------------------------------------------------------------
+def repeats(scale: Scale) -> list[int]:
+    """Seeds, A_SEED of them for each of the scale's."""
+    return list(scale.seeds) if scale.quick else [A_SEED * seed + i for seed in scale.seeds for i in range(A_SEED)]
 
 
-def generated(workload: str, policy: str, seed: int, quick: bool) -> dict:
-    """`hybrid`: the setting of the BROS paper, shortened. `applications`: Justitia's, JCT in seconds."""
-    if workload == "applications":
-        profile = "llama-7b@a100-pcie-40g"
-        config = SimulationConfig(policy=(policy,), trace="apps:2x", seed=seed, profile=profile, slo="none")
-        found = simulate(config)[policy].summary["applications"]
-        return {"jct_s": found["mean_jct_s"], "jct_p90_s": found["p90_jct_s"]}
-    from ..sim.config import PRESETS
-
-    shortened = PRESETS["bros-hybrid"] | {"duration": 10.0 if quick else 60.0, "pool": 16 if quick else 128}
-    return _row(simulate(SimulationConfig(policy=(policy,), seed=seed, **shortened))[policy].summary)
+def _windows(scale: Scale, trace: str) -> list[dict[str, Any]]:
+    seconds = WINDOWS[trace] / 6 if scale.quick else WINDOWS[trace]
+    begins = [(seed, float(BEGINS[seed % len(BEGINS)])) for seed in repeats(scale)]
+    return [{"trace": trace, "begin_s": begin_s, "seconds": seconds, "seed": seed} for seed, begin_s in begins]
 
 
-def _windows(scale: Scale, trace: str) -> list[dict]:
-    seconds, begins = WINDOWS[trace]
-    chosen = [begins[seed % len(begins)] for seed in scale.seeds]
-    return [
-        {"trace": trace, "begin_s": b, "seconds": seconds / 8 if scale.quick else seconds, "seed": s, "pool": POOL}
-        for s, b in zip(scale.seeds, chosen, strict=True)
-    ]
+def _point(axes: Mapping[str, Any], window: Mapping[str, Any], part: Part, load: float, more: Mapping[str, Any]) -> Point:
+    policy, caching = (part, None) if isinstance(part, str) else part
+    work = {**window, "policy": policy, "load": load, **more} | ({} if caching is None else {"caching": caching})
+    told = {"policy": policy, "load": load, "window": window["begin_s"], "seed": window["seed"]}
+    return Point({"trace": window["trace"], **axes, **told}, work)
 
 
 def loads(scale: Scale) -> list[Point]:
     return [
-        Point({"trace": t, "policy": p, "load": load, "seed": w["seed"]}, {**w, "policy": p, "load": load})
-        for t in WINDOWS
-        for load in (LOADS[t][1:2] if scale.quick else LOADS[t])
-        for p in SYSTEMS
-        for w in _windows(scale, t)
+        _point({}, window, policy, load, {"pool": POOL})
+        for trace in WINDOWS
+        for load in ((1.0,) if scale.quick else LOADS)
+        for policy in SYSTEMS
+        for window in _windows(scale, trace)
     ]
 
 
-def ladder(scale: Scale) -> list[Point]:
+def _parts(groups: Parts, at: Mapping[str, tuple[float, ...]], more: Mapping[str, Any]) -> Callable[[Scale], list[Point]]:
+    """Points of every part of every group, at the loads of each trace. more: arguments of a run; none: beside documents."""
+
+    def points(scale: Scale) -> list[Point]:
+        shorter = {"questions": 200} if scale.quick and not more else {}
+        return [
+            _point({"system": system, "part": name}, window, part, load, {**more, **shorter})
+            for trace in WINDOWS
+            for load in (at[trace][:1] if scale.quick else at[trace])
+            for system, parts in groups.items()
+            for name, part in parts.items()
+            if not (more and trace in UNNAMED and isinstance(part, tuple))
+            for window in _windows(scale, trace)
+        ]
+
+    return points
+
+
+def applications(scale: Scale) -> list[Point]:
+    policies = list(dict.fromkeys(policy for parts in APPLICATIONS.values() for policy in parts.values()))
+    work = {"policies": policies, "profile": APPLICATIONS_PROFILE} | ({"count": 40} if scale.quick else {})
     return [
-        Point(
-            {"trace": t, "system": system, "part": part, "policy": p, "seed": w["seed"]},
-            {**w, "policy": p, "load": LADDER_LOADS[t], "cached": p in CACHED},
-        )
-        for t in WINDOWS
-        for system, parts in LADDERS.items()
-        for part, p in parts.items()
-        for w in _windows(scale, t)
+        Point({"pace": pace, "seed": seed}, {**work, "trace": f"apps:{pace}", "seed": seed})
+        for pace in (PACES[:1] if scale.quick else PACES)
+        for seed in repeats(scale)
     ]
 
 
@@ -145,67 +191,37 @@ def everyone(scale: Scale) -> list[Point]:
         for w in (("hybrid",) if scale.quick else ("hybrid", "applications"))
         for p in policy_names()
         if p != BOUND
-        for s in scale.seeds
+        for s in (scale.seeds[:1] if w == "applications" and p in TURNS else scale.seeds)
     ]
 
 
-def _summed(*by: str):
-    def table(points: pd.DataFrame) -> pd.DataFrame:
-        values = [name for name in points if name not in (*by, "seed")]
-        return over_seeds(points, by, values)
-
-    return table
-
-
-def draw_loads(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-    def finish(axes, metric: str) -> None:
-        if metric in ("ttft_s", "tpot_s"):
-            axes.set_yscale("log")
-
-    grid(canvas, table, "trace", METRICS, "load", "policy", LOOKS, finish, xlabel="online load / estimated capacity")
+# -- figures -----------------------------------------------------------------------------------------------------------------
+def _figure(name: str, title: str, groups: Parts, documents: bool, base) -> Figure:
+    points = _parts(groups, DOCUMENT_LOADS, {}) if documents else _parts(groups, LADDER_LOADS, {"pool": POOL})
+    by = ("trace", "load", "system", "part", "policy")
+    work = beside_documents if documents else recorded
+    return Figure(name, title, points, work, table_of(by, ("trace", "load", "system"), base), draw_parts)
 
 
-def draw_ladder(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-    axes = panels(canvas, len(LADDERS), 2, 4.6, 1.9)
-    for i, system in enumerate(LADDERS):
-        part = table[table["system"] == system]
-        for j, (metric, label) in enumerate(
-            (("slo_attainment", "both objectives kept"), ("be_tokens_per_s", "best-effort tokens/s"))
-        ):
-            _bars(axes[i, j], part, metric, label if i == len(LADDERS) - 1 else "", names=j == 0)
-        axes[i, 0].set_title(system, fontsize=9, loc="left")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=8)
-
-
-def _bars(axes, part: pd.DataFrame, metric: str, label: str, names: bool) -> None:
-    steps, traces = list(dict.fromkeys(part["part"])), list(dict.fromkeys(part["trace"]))
-    height = 0.8 / len(traces)
-    for k, trace in enumerate(traces):
-        rows = part[part["trace"] == trace].set_index("part").loc[steps]
-        where = np.arange(len(steps)) + (k - (len(traces) - 1) / 2) * height
-        spread = {"xerr": np.nan_to_num(rows[f"{metric}_ci"]), "error_kw": {"linewidth": 0.8}}
-        axes.barh(where, rows[metric], height, label=trace, **spread)
-    axes.set_yticks(range(len(steps)), steps if names else [""] * len(steps), fontsize=7)
-    axes.invert_yaxis()
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel(label, fontsize=8)
-
-
+LOADS_TABLE = table_of(("trace", "load", "policy"), ("trace", "load"), first)
 STUDY = Study(
     "systems",
     "",
     [
-        Figure("loads", "four systems, several loads", loads, recorded, _summed("trace", "policy", "load"), draw_loads),
+        Figure("loads", "four systems, several loads", loads, recorded, LOADS_TABLE, draw_loads),
+        _figure("ladder", "which part earns it, one more at a time", LADDERS, False, before),
+        _figure("ledgers", "each scheduler on the ledgers that can make a difference to it", LEDGERS, False, first),
+        _figure("documents", "Echo's parts beside questions on shared documents", DOCUMENTS, True, before),
+        _figure("documents-ledgers", "ledgers beside questions on shared documents", DOCUMENT_LEDGERS, True, first),
         Figure(
-            "ladder",
-            "which part earns it, one more at a time",
-            ladder,
-            recorded,
-            _summed("trace", "system", "part", "policy"),
-            draw_ladder,
+            "applications",
+            "Justitia's parts on applications",
+            applications,
+            compare,
+            applications_table(APPLICATIONS),
+            draw_applications,
         ),
-        Figure("everyone", "every policy on two workloads", everyone, generated, _summed("workload", "policy")),
+        Figure("everyone", "every policy on two workloads", everyone, generated, means("workload", "policy")),
     ],
 )
 
