@@ -9,6 +9,7 @@ The work doubles with each request, so an iteration with more than `max_requests
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -16,15 +17,17 @@ from pydantic import Field
 
 from .base import EngineLimits, SystemView
 from .bros import BrosOptions, BrosPolicy, least
-from .bros_parts import Choice, PlanInProgress, Urgent
-from .bros_problem import Instance, Solution, enumerate_batches
+from .bros_parts import Choice, PlanInProgress, Urgent, among
+from .bros_problem import Instance, Solution, enumerate_batches, stays_best
 from .errors import PolicyError
 from .estimators import Batch, BatchEstimator, LinearEstimator
 from .kv.base import KvLedger
 from .plan import StepOutcome, StepPlan
 from .requests import RequestTable
+from .runs import LONGEST_RUN
 
 _ENUMERATED = 12  # requests: to try all 4,096 batches takes less than any program
+_APART_S = 1e-6  # deadlines as far from each other keep their order, whatever time they are seen from
 
 
 class BrosExactOptions(BrosOptions):
@@ -60,6 +63,7 @@ class BrosExactPolicy(BrosPolicy):
         self.counters = {"solved_steps": 0, "fallback_steps": 0, "memory_steps": 0}
         self._solves = False  # this iteration
         self._by_deadline: Urgent | None = None  # as Algorithm 1 would order them
+        self._solved: Instance | None = None  # in this iteration
         self._kind = "solved_steps"
         self._kinds: list[str] = []  # of the plans whose outcome has not come
 
@@ -86,18 +90,82 @@ class BrosExactPolicy(BrosPolicy):
         return not self._solves and super()._plainly(step, everyone, n, residual, size)
 
     def _stands(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
-        """Each iteration is solved anew, but where the solution is plain: real-time requests alone, all of whom decode and
-        keep their objectives together."""
-        others = len(self.rt_waiting) + len(self.be_waiting) + len(self.be_pending)
-        if not self._solves or not others:
+        """Each iteration is solved anew, but where the solution is plain: real-time requests alone, all who have memory decode
+        and keep their objectives together, and nobody waits who could change that."""
+        if not self._solves or not len(self.be_waiting) + len(self.be_pending):
             super()._stands(step, batch, real_time)
+
+    def _keeps_out(self, step: PlanInProgress, running: Batch, residual: np.ndarray, bound: float) -> bool:
+        """Of a solved iteration: whether no other batch will be as good as that of all who have memory, and until when: those
+        that wait either lose their deadlines anyhow, or can still keep them later."""
+        if not self._solves:
+            return super()._keeps_out(step, running, residual, bound)
+        solved, self._solved = self._solved, None
+        small = solved is not None and len(solved) <= _ENUMERATED and self.options.solver != "milp"
+        if not small or not isinstance(self.estimator, LinearEstimator):
+            return False
+        rows, residual = running.rows, np.fmin(residual, np.inf)
+        if (rows[1:] < rows[:-1]).any() or (residual[1:] < residual[:-1]).any():
+            return False  # the next iteration has another order
+        outside = ~among(solved.batch.rows, rows)
+        waiting, left = solved.batch[outside], solved.residual[outside]
+        lasts = self._returns_early_alike(step, running, residual, waiting, left)
+        if not lasts > _APART_S:
+            return False
+        everyone, n = waiting + running, len(waiting)
+        alone = self._alone(everyone) if self.options.following == "own" else np.zeros(len(everyone))
+        kept = left >= self.estimator.seconds(running) + alone[:n]
+        spare = left[kept] - self.estimator.seconds(_longer(running))
+        # iterations that take u seconds together make T_avg, the mean of k, at most u / k longer; and all have u seconds less
+        k = max(len(self._iterations), 1)
+        until = np.minimum(spare - alone[:n][kept], (spare - self.average_iteration_s) * (k / (k + 1)))
+        lasts = min(lasts, float(until.min(initial=np.inf)))
+        if not lasts > _APART_S:
+            return False
+        later = replace(solved, batch=everyone, residual=np.concatenate([left, residual]), following=alone)
+        if not stays_best(later, self.estimator, n):
+            return False
+        step.plan.valid_until_s = step.view.now + lasts - _APART_S
+        return True
+
+    def _returns_early_alike(
+        self, step: PlanInProgress, running: Batch, residual: np.ndarray, waiting: Batch, left: np.ndarray
+    ) -> float:
+        """For how long Algorithm 1, which the batch size of the next iteration depends on, goes on ending in the same way while
+        `running` decode, at least; seconds. residual, left: of those that run (right after a token) and those that wait."""
+        first = int(np.searchsorted(left, residual[0]))  # of those that wait, so many are more urgent than all that run
+        lasts = float((left[first:] - residual[-1]).min(initial=np.inf))
+        everyone = waiting[:first] + running + waiting[first:]
+        if (np.diff(left) < _APART_S).any() or not lasts > 0.0 or len(everyone) > self.batch_size:
+            return 0.0
+        residual = np.concatenate([left[:first], residual, left[first:]])
+        costs = self.estimator.prefixes(everyone)
+        savable = (residual >= costs).nonzero()[0]  # behind those that run, these only become fewer
+        if not first:  # who runs keeps the nearest deadline; the next one is too long to join them
+            fits = len(running)
+            if costs[fits] <= residual[0]:
+                return 0.0
+        elif not len(savable):
+            bound = max(least(step.view.requests.slo_tpot_s[everyone.rows]), float(costs[0]))
+            fits = int(np.searchsorted(costs, bound, side="right"))
+            if fits > first:
+                return 0.0
+        elif savable[0] < first + len(running):
+            return 0.0
+        else:  # one that waits bounds the batch, and all of it is within that, however long the contexts get in a run
+            fits = len(everyone)
+            lasts = min(lasts, float(residual[savable[0]] - self.estimator.prefixes(_longer(everyone))[-1]))
+        before = self.batch_size
+        self._adapt(early_return=fits < self._within_tokens(everyone))
+        changed, self.batch_size = self.batch_size != before, before
+        return 0.0 if changed else lasts
 
     def _choose(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> Choice:
         greedy = super()._choose(step, urgent, candidates, size)
         if not self._solves or not len(urgent.batch) + len(candidates):
             return greedy
         self._by_deadline = urgent
-        instance = self.instance(urgent, candidates, size, step.view.requests, step.ledger)
+        instance = self._solved = self.instance(urgent, candidates, size, step.view.requests, step.ledger)
         found = self.solve(instance)
         if found is None:  # nobody has memory to go on
             self._kind = "memory_steps"
@@ -126,7 +194,7 @@ class BrosExactPolicy(BrosPolicy):
         n, everyone = len(urgent.batch), urgent.batch + candidates
         following = np.full(n, self.average_iteration_s)
         if self.options.following == "own":
-            following = np.maximum(following, [self.estimator.seconds(urgent.batch[i : i + 1]) for i in range(n)])
+            following = np.maximum(following, self._alone(urgent.batch))
         pace, new_blocks, empty = np.inf, np.zeros(len(everyone), np.int64), 0
         if n:
             pace = max(least(requests.slo_tpot_s[urgent.batch.rows]), float(urgent.costs[0]))
@@ -135,6 +203,10 @@ class BrosExactPolicy(BrosPolicy):
         tokens, options = self.limits.max_num_batched_tokens, self.options
         goals = options.rt_first, options.objective == "requests"
         return Instance(everyone, urgent.residual, following, pace, size, tokens, new_blocks, empty, *goals)
+
+    def _alone(self, batch: Batch) -> np.ndarray:
+        """float64[n], seconds: what each request takes by itself."""
+        return np.array([self.estimator.seconds(batch[i : i + 1]) for i in range(len(batch))])
 
     def greedy_batch(self, urgent: Urgent, candidates: Batch, size: int) -> np.ndarray:
         """bool[n]: Algorithm 1's choice, in the order of `instance`."""
@@ -157,6 +229,11 @@ class BrosExactPolicy(BrosPolicy):
 
             return solve_milp(instance, self.estimator)
         return enumerate_batches(instance, self.estimator)
+
+
+def _longer(batch: Batch) -> Batch:
+    """The same after a run of steps, at most."""
+    return replace(batch, context=batch.context + LONGEST_RUN)
 
 
 def _new_blocks(batch: Batch, ledger: KvLedger) -> np.ndarray:

@@ -26,7 +26,7 @@ never below the most urgent request alone (docs/bros.md). All tokens but the lon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -135,9 +135,13 @@ def score(instance: Instance, estimator: BatchEstimator, batches: np.ndarray) ->
 
 def solution(instance: Instance, estimator: BatchEstimator, chosen: np.ndarray) -> Solution:
     """What a batch comes to, feasible or not. chosen: bool[n]."""
-    s = score(instance, estimator, chosen[None, :])
-    goals = tuple(int(goal[0]) for goal in s.goals(instance))
-    return Solution(chosen, bool(s.feasible[0]), float(s.seconds[0]), int(s.lost[0]), float(s.rate[0]), goals)
+    return _scored(instance, chosen, score(instance, estimator, chosen[None, :]), 0)
+
+
+def _scored(instance: Instance, chosen: np.ndarray, s: Scores, i: int) -> Solution:
+    """`chosen` is batch `i` of those that were scored."""
+    goals = tuple(int(goal[i]) for goal in s.goals(instance))
+    return Solution(chosen, bool(s.feasible[i]), float(s.seconds[i]), int(s.lost[i]), float(s.rate[i]), goals)
 
 
 def enumerate_batches(instance: Instance, estimator: BatchEstimator) -> Solution | None:
@@ -151,7 +155,24 @@ def enumerate_batches(instance: Instance, estimator: BatchEstimator) -> Solution
         left = left[goal[left] == goal[left].min()]
     left = left[s.rate[left] >= s.rate[left].max() * (1.0 - SAME)]
     left = left[s.real_time[left] == s.real_time[left].max()]
-    return solution(instance, estimator, batches[left[0]])  # in order: those with the first requests come first
+    return _scored(instance, batches[left[0]], s, left[0])  # in order: those with the first requests come first
+
+
+def stays_best(instance: Instance, estimator: LinearEstimator, waiting: int) -> bool:
+    """Whether all but the first `waiting` requests are the only best batch, and stay it while they decode on, keep their own
+    deadlines, and none of the others loses its deadline by that which does not lose it now.
+
+    All are real-time; residual: of those that wait now, of those that decode right after a token; following: the least that
+    it can be. From step to step contexts grow, and those that wait have less time left: whatever deadline a batch loses it
+    goes on losing. So another batch is never better if it is not with the deadlines that it loses now, be memory as it may.
+    """
+    s = score(replace(instance, new_blocks=np.zeros(len(instance), np.int64)), estimator, _subsets(len(instance)))
+    mine = 2 ** len(instance) - 2 ** (len(instance) - waiting)
+    if s.seconds[mine] > instance.residual[waiting:].min():
+        return False
+    fewer, even = s.lost < s.lost[mine], s.lost == s.lost[mine]
+    more, even = even & (s.served > s.served[mine]), even & (s.served == s.served[mine])
+    return np.count_nonzero(fewer | more | even & (s.real_time >= s.real_time[mine])) == 1
 
 
 @lru_cache(maxsize=8)

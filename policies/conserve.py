@@ -96,16 +96,18 @@ class ConservePolicy(Policy):
         )
         plan.preempted[:0] = preempted
         plan.swapped_in += back
-        admitted = [row for row, _ in plan.admitted]
-        if not stuck and not plan.preempted and len(online.waiting) == int(np.isin(online.waiting, admitted).sum()):
+        admitted = {row for row, _ in plan.admitted}  # only asked
+        if not stuck and not plan.preempted and all(row in admitted for row in online.waiting.tolist()):
             self._bring_back_offline(online, offline, plan, ledger)
         plan.moves = self._held(plan, ledger.take_moves())
-        holders = offline.running[~np.isin(offline.running, [row for row, _ in plan.preempted])]
-        self._checkpoint(holders, plan, ledger)
+        holders, further = offline.running, 0
+        if plan.preempted:
+            holders = holders[~np.isin(holders, [row for row, _ in plan.preempted])]
         if len(plan.rows) == len(online.running) + len(offline.running):
             # Memory, seats or budget keep the others out, and still do while nothing ends or comes.
             further = further_decodes(plan, requests, ledger)
-            plan.valid_for = self._before_checkpoint(holders, further, requests, ledger) if further else 0
+        self._checkpoint(holders, plan, ledger)  # goes beside the first step of a run
+        plan.valid_for = self._before_checkpoint(holders, further, requests, ledger) if further else 0
         return plan
 
     # -- coming back ---------------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ class ConservePolicy(Policy):
             part = full[start : start + size]
             part += full[start - size : start - size + len(part)]
         pending = int(ledger.pending_blocks(rows).sum()) + full.cumsum()  # after so many steps
-        return min(steps, int(np.searchsorted(pending, most)) - 1)
+        return max(0, min(steps, int(np.searchsorted(pending, most)) - 1))
 
 
 class _Rows:

@@ -127,13 +127,15 @@ class QueuePolicy(Policy):
             return
         computed = requests.computed_tokens[rows]
         wanted = requests.known_tokens(rows) - computed
-        if int(wanted.sum()) > batch.budget:
+        total = sum(wanted.tolist())
+        if total > batch.budget:
             used = np.cumsum(wanted)
             last = int(np.searchsorted(used, batch.budget))  # the row that the budget ends in
             rows, computed, wanted = rows[: last + 1], computed[: last + 1], wanted[: last + 1].copy()
             wanted[last] -= used[last] - batch.budget
+            total = batch.budget
         if ledger.grow_all(rows, computed + wanted):
-            batch.grant(rows, wanted)
+            batch.grant(rows, wanted, total)
             return
         for row, target, new in zip(rows.tolist(), (computed + wanted).tolist(), wanted.tolist(), strict=True):
             if any(row == gone for gone, _ in plan.preempted):
@@ -143,7 +145,7 @@ class QueuePolicy(Policy):
                 self._evict(last, plan, ledger)
                 if last == row:
                     return
-            batch.grant([row], [new])
+            batch.grant([row], [new], new)
 
     def _evict(self, row: int, plan: StepPlan, ledger: KvLedger) -> None:
         kind = Preemption.SWAP
@@ -214,7 +216,7 @@ class QueuePolicy(Policy):
     def _run(self, row: int, new: int, batch: _Batch) -> None:
         self.running.append(row)
         self._order = None
-        batch.grant([row], [new])
+        batch.grant([row], [new], new)
 
 
 class _Batch:
@@ -225,12 +227,14 @@ class _Batch:
         self._rows: list = []
         self._tokens: list = []
 
-    def grant(self, rows, tokens) -> None:
+    def grant(self, rows, tokens, total: int) -> None:
+        """total: of `tokens`."""
         self._rows.append(rows)
         self._tokens.append(tokens)
-        self.budget -= int(sum(tokens)) if isinstance(tokens, list) else int(tokens.sum())
+        self.budget -= total
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        if not self._rows:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.concatenate(self._rows).astype(np.int64), np.concatenate(self._tokens).astype(np.int64)
+        if len(self._rows) > 1:
+            return np.concatenate(self._rows), np.concatenate(self._tokens)
+        rows, tokens = (self._rows[0], self._tokens[0]) if self._rows else ((), ())
+        return np.asarray(rows, np.int64), np.asarray(tokens, np.int64)

@@ -54,6 +54,10 @@ class OwnersQueue:
             self._push(owner)
         self._rows[owner].append(row)
 
+    def place_of(self, owner: Hashable) -> int:
+        """Of an owner that was seen: after how many others, which ties are settled by."""
+        return self._numbers[owner]
+
     def shrunk(self, owner: Hashable) -> None:
         """The owner's value has become smaller."""
         if owner in self._rows:

@@ -174,10 +174,12 @@ class MlfqPolicy(Policy):
 
     # -- runs ----------------------------------------------------------------------------------------------------------
     def _stands(self, paused: np.ndarray, order: np.ndarray, plan: StepPlan, view: SystemView, ledger: KvLedger) -> None:
-        """The same batch again until the order changes, if it is the first of the order and either has all the seats
-        or nobody else holds memory: who has none now finds none later."""
+        """The same batch again until the order changes, if it is the first of the order and it has all the seats, or nobody
+        else holds memory (who has none now finds none later), or the next in order has too long a prompt to run beside it."""
         n = len(plan.rows)
-        if not np.array_equal(plan.rows, order[:n]) or (len(paused) and n < self.limits.max_num_seqs):
+        if not np.array_equal(plan.rows, order[:n]):
+            return
+        if len(paused) and n < self.limits.max_num_seqs and not self._too_long(int(order[n]), n, view.requests, ledger):
             return
         further = further_decodes(plan, view.requests, ledger)
         if further and len(paused) and self._proactive and ledger.host_blocks:
@@ -186,3 +188,10 @@ class MlfqPolicy(Policy):
             further = min(further, int(np.searchsorted(used, spare, side="right")) - 1) if spare >= 0 else 0
         plan.valid_for = max(0, further)
         plan.valid_until_s = self.queues.next_change(self.active.rows)
+
+    def _too_long(self, row: int, decodes: int, requests: RequestTable, ledger: KvLedger) -> bool:
+        """The row, which must come into memory before it runs, exceeds what so many decodes leave of the tokens of a step."""
+        if not decodes or requests.state[row] == _RUNNING:
+            return False
+        there = requests.computed_tokens[row] if requests.state[row] == _SWAPPED else ledger.hit_tokens(row)
+        return requests.known_tokens(row) - there > self.limits.max_num_batched_tokens - decodes

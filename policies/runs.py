@@ -17,6 +17,8 @@ def decodes_only(plan: StepPlan, requests: RequestTable) -> bool:
     """Every row computes the one token after its last emitted one, and nothing else happens."""
     if plan.admitted or plan.preempted or plan.swapped_in or plan.moves or not len(plan.rows):
         return False
+    if max(plan.tokens.tolist()) > 1:  # part of a prompt, which is seen at once
+        return False
     rows = plan.rows
     after = requests.computed_tokens[rows] + 1 == requests.known_tokens(rows)
     return np.count_nonzero(after & (requests.output_tokens[rows] > 0)) == len(rows)

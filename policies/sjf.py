@@ -73,4 +73,4 @@ class SrjfPolicy(DemandPolicy):
 
     def rank(self, row: int) -> tuple:
         number = self.application_of(row)
-        return self.remaining[number], number, row
+        return self.remaining[number], self.waiting.place_of(number), row

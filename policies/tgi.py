@@ -46,7 +46,7 @@ class TgiOptions(Options):
 
     max_batch_total_tokens: int | None = Field(None, ge=1)
     max_batch_prefill_tokens: int | None = Field(None, ge=1)
-    waiting_served_ratio: float = Field(0.3, ge=0.0)
+    waiting_served_ratio: float = Field(0.3, ge=0.0, le=1e6)
     max_waiting_tokens: int = Field(20, ge=0)
     max_batch_size: int | None = Field(None, ge=1)
     max_new_tokens: int = Field(1024, ge=1)

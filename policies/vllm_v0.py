@@ -98,7 +98,7 @@ class VllmV0Policy(Policy):
             if not plan.preempted:
                 self._swap_in(plan, view.requests, ledger)
         plan.moves = blocking(ledger.take_moves())
-        if decodes_only(plan, view.requests):
+        if decodes_only(plan, view.requests) and not self._may_enter_others_blocks(view.requests, ledger):
             # Whatever keeps the others out (seats, memory) still does while nothing ends or comes.
             plan.valid_for = self._further_decodes(ledger)
         return plan
@@ -190,6 +190,15 @@ class VllmV0Policy(Policy):
         plan.swapped_in = back
         plan.rows = np.concatenate([plan.rows, np.array(back, np.int64)])
         plan.tokens = np.ones(len(plan.rows), np.int64)
+
+    def _may_enter_others_blocks(self, requests: RequestTable, ledger: KvLedger) -> bool:
+        """The head of the waiting queue may find room in blocks that others hold, as it may not have yet: which of these can
+        be entered changes while they are filled."""
+        if not self.waiting or len(self.swapped) or len(self.running) >= self.limits.max_num_seqs:
+            return False
+        row = self.waiting[0]
+        blocks = ledger.obtainable_blocks(row)
+        return blocks > ledger.free_blocks and int(requests.known_tokens(row)) <= blocks * ledger.block_tokens
 
     def _further_decodes(self, ledger: KvLedger) -> int:
         """Steps after this one in which every row will see a free block before it appends."""

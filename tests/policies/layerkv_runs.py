@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinserve.backends.pcie import PcieLink
+from twinserve.backends.pcie import PcieLink, evenly
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.estimators import LinearEstimator
@@ -110,8 +110,10 @@ def simulate(
     check: bool = False,
     asynchronous: bool = False,
     watch=None,
+    allreduces=None,
 ):
-    """Run to the end. Returns steps, gaps and requests as frames, and the engine. watch(plan, core) sees every plan."""
+    """Run to the end. Returns steps, gaps and requests as frames, and the engine. watch(plan, core) sees every plan.
+    allreduces: seconds of a step's all-reduces on the link, by its composition."""
     limits = limits or EngineLimits(
         max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, kv_bytes_per_token=40_000
     )
@@ -126,7 +128,8 @@ def simulate(
     if predictor is not None and predictor.needs_truth:
         predictor.truth = Truth(dict(zip(workload.ids, workload.output_tokens.tolist(), strict=True)))
     clock = Clock()
-    backend = SimulatedBackend(table, model, PcieLink(bytes_per_s), limits, layers=layers, fast=fast)
+    link = PcieLink(bytes_per_s, sharing=getattr(core.policy, "link_sharing", evenly))
+    backend = SimulatedBackend(table, model, link, limits, layers, fast, allreduces)
     recorder = StepRecorder()
     engine = Engine(clock, core, backend, recorder)
     if check or watch:

@@ -244,7 +244,7 @@ def test_run_json_says_how_many_steps_were_solved():
 
 
 def test_what_it_refuses():
-    with pytest.raises(RegistryError, match="max_requests=19: should be less than or equal to 18"):
+    with pytest.raises(RegistryError, match="max_requests=19: should be at least 1 and at most 18"):
         parse_policy("bros-exact:max_requests=19")
     truth = PerfectEstimator(MODEL, SwapTimeModel(seconds_per_byte=1e-9))
     with pytest.raises(PolicyError, match="solver=milp needs step times of the paper's form; drop --estimator perfect"):

@@ -1,5 +1,6 @@
 """Runs of identical decode steps taken at once give byte for byte what single steps give, for every
-policy on every ledger; and on the way nothing runs without memory and every request ends."""
+policy with its options, on ledgers paged and bidirectional; and on the way nothing runs without memory
+and every request ends. All ledgers: test_policies_on_ledgers.py."""
 
 import numpy as np
 import pandas as pd
@@ -142,3 +143,20 @@ def test_the_fast_path_is_taken(policy):
         assert len(engine.decision_seconds) == len(steps)
     else:
         assert len(engine.decision_seconds) <= 4
+
+
+@pytest.mark.parametrize(
+    "policy, kind, decisions",
+    [("mlfq:quantum=0.05,starve_limit=none", "paged", 12), ("bros-exact", "bidirectional", 12)],
+)
+def test_a_prompt_too_long_to_join_does_not_break_runs(policy, kind, decisions):
+    """It waits until those that run have ended, some of them behind it in the order, and is not asked for at every step."""
+    workload = Workload.build(
+        [0.0, 0.0, 0.01, 0.05], [5, 5, 60, 600], [60, 80, 100, 5], slo_ttft_s=np.full(4, 1.0), slo_tpot_s=np.full(4, 0.02)
+    )
+    limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=1024)
+    steps, gaps, ended, engine = simulate(workload, policy, kind, 1200, limits=limits)
+    exact = simulate(workload, policy, kind, 1200, limits=limits, fast=False)
+    for ours, theirs in zip((steps, gaps, ended), exact, strict=False):
+        pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
+    assert len(steps) > 100 and len(engine.decision_seconds) <= decisions

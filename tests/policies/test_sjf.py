@@ -30,6 +30,14 @@ def test_what_was_predicted_too_low_is_never_negative():
     assert engine.core.policy.remaining == {0: 0, 1: 2}  # the request of 1 + 1 tokens took 2
 
 
+@pytest.mark.parametrize("policy", ["srjf", "vllm-sjf"])
+def test_of_equals_the_one_that_came_last_gives_way(policy):
+    desk = Desk(f"{policy}:preemption_mode=recompute,watermark=0", 4)
+    for name in "ab":
+        desk.submit(name, 7, 4)
+    assert desk.scheduled(3)[-1] == {"a": 1} and desk.preempted() == [("b", "recompute")]
+
+
 def test_requests_of_unknown_length_are_taken_as_they_come():
     desk = Desk("vllm-sjf", 20)
     for name in "abc":
