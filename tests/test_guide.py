@@ -3,6 +3,7 @@ and what the page shows is what comes out."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import io
@@ -141,9 +142,12 @@ def test_the_python_of_the_page_runs_and_prints_what_it_shows():
     assert names["plans"] > 500
 
 
-def test_ten_lines_are_ten():
-    first = blocks("python")[0].text.partition("class ")[2]
-    assert first.count("\n    ") == 11  # below the line that names the class
+def test_the_three_methods_are_ten_lines():
+    (shown,) = (node for node in ast.parse(blocks("python")[0].text).body if isinstance(node, ast.ClassDef))
+    name, *methods = shown.body
+    assert ast.unparse(name) == "name = 'earliest-deadline'"
+    assert [method.name for method in methods] == ["on_arrival", "on_finish", "plan"]
+    assert methods[-1].end_lineno - methods[0].lineno + 1 == 10
 
 
 def test_the_packages_names_are_there(installed):

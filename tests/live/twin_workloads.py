@@ -1,0 +1,71 @@
+"""What Justitia and Echo are made for, within the limits of the tiny model: task graphs of several stages, and questions on
+shared documents beside online requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import RequestClass
+from twinserve.sim.config import SimulationConfig
+from twinserve.sim.inputs import Inputs, resolve_hardware
+from twinserve.traces.apps import applications
+from twinserve.traces.apps_classes import Sample
+from twinserve.traces.longdoc import DocumentShape, longdoc
+from twinserve.traces.synth import LengthShape
+from twinserve.traces.transform import merge
+from twinserve.traces.workload import Workload
+
+BLOCK = 32
+LONGEST = 180  # tokens of a request
+
+GRAPHS = ("KBQAV", "CC", "EV", "FV", "EV")  # two to five stages each
+# Four documents of two or three blocks, and one to five questions on each.
+QUESTIONS = DocumentShape(12, 4, LengthShape(110, 15, 90, 125), 0.8, LengthShape(20, 10, 6, 30))
+
+
+def _small(sample: Sample) -> Sample:
+    """Prompts a seventh, outputs a quarter as long, and at most three requests a stage."""
+    stages = [[(max(8, prompt // 7), max(4, output // 4)) for prompt, output in stage[:3]] for stage in sample.stages]
+    return replace(sample, stages=tuple(map(tuple, stages)))
+
+
+def graphs() -> Workload:
+    """Five applications, a few steps after each other. The requests of the second one are best-effort."""
+    workload = applications(0.01 * np.arange(len(GRAPHS)), 3, GRAPHS, _small)
+    klass = np.where(workload.group == 1, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME)
+    return _with_objectives(replace(workload, klass=klass.astype(np.int8)))
+
+
+def documents() -> Workload:
+    """Questions, offline, all there from the start, and online requests that come in between."""
+    rng = np.random.default_rng(5)
+    prompt, output = rng.integers(10, 90, 8), rng.integers(20, 70, 8)
+    online = Workload.build(np.sort(rng.uniform(0.005, 0.1, 8)), prompt, output, ids=[f"online-{i}" for i in range(8)])
+    return _with_objectives(merge(longdoc(QUESTIONS, block_tokens=BLOCK, seed=1), online))
+
+
+def _with_objectives(workload: Workload) -> Workload:
+    objective = np.where(workload.klass == RequestClass.REAL_TIME, 0.02, np.nan)
+    return replace(workload, slo_ttft_s=objective, slo_tpot_s=objective)
+
+
+WORKLOADS = {"graphs": graphs, "documents": documents}
+
+
+def inputs_of(name: str, policy: str) -> Inputs:
+    """The workload of that name under `policy`: memory for three or four requests, a prefix cache for documents."""
+    workload = WORKLOADS[name]()
+    assert workload.longest <= LONGEST
+    config = SimulationConfig(
+        policy=(policy,),
+        num_blocks=14,
+        block_tokens=BLOCK,
+        host_blocks=200,
+        max_num_seqs=12,
+        max_num_batched_tokens=192,
+        prefix_caching=name == "documents",
+        exact=True,
+    )
+    return Inputs(config, workload, resolve_hardware(config), (parse_policy(policy),), ())
