@@ -201,7 +201,6 @@ class SimulatedBackend:
                 ready[move.row] = max(ready.get(move.row, 0.0), end)
         return Transfers(sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, before, beside)
 
-
     def _bytes(self, move: KvMove) -> int:
         size = move.tokens * self.limits.kv_bytes_per_token
         return size if move.layers is None else size * len(move.layers) // self.layers
