@@ -1,7 +1,8 @@
 """The simulator against runs and steps that others measured: `python -m twinserve.experiments.validation`.
 
 Four runs of real vLLM (their own engine arguments, arrival times and prefix blocks) are simulated and compared request
-by request metric, beside the published errors of LLMServingSim 2; then single steps of vLLM on H100.
+by request metric, beside the published errors of LLMServingSim 2; then single steps of vLLM on H100; with --events also step
+times that the runs' own events tell.
 docs/validation.md has the results and what they mean.
 """
 
@@ -32,6 +33,7 @@ from .validation_runs import (
     simulated_samples,
     simulated_series,
 )
+from .validation_step_times import events_markdown, plot_events, validate_events
 from .validation_tables import markdown, plot_run
 
 # model filter in the file of steps, profile
@@ -48,15 +50,14 @@ def truth_folder(given: Path | None = None) -> Path:
     raise WorkloadError(f"no measured runs: {where} must name the folder that holds vllm_runs/ and steps/")
 
 
-def validate_run(truth: Path, case: Case, form: str | None = None, eager_s: float = 0.0) -> dict:
+def validate_run(truth: Path, case: Case, form: str | None = None) -> dict:
     """One run: errors by metric and statistic, what passed through the engine, and how queue and memory went over time.
-    eager_s: a term to try, see `validation_runs.WithEagerTerm`.
 
     The result holds the samples too, under keys that start with an underscore, for plots.
     """
     run = read_run(truth, case)
     profile = profile_of(run, form)
-    rows = simulate(run, profile, eager_s)
+    rows = simulate(run, profile)
     ours, real = simulated_samples(rows), run.samples
     table = errors(real, ours)
     blocks = blocks_of(run, profile)
@@ -108,7 +109,7 @@ def validation(
     truth: Path | None = None,
     out: Path | None = None,
     form: Annotated[str | None, Parameter(help="roofline: profiles derived from specs, for comparison")] = None,
-    eager_ms: float = 0.0,
+    events: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Simulate measured runs of real engines and print the errors.
@@ -121,28 +122,36 @@ def validation(
         Folder for results.json and the plots.
     form: str
         roofline: with profiles derived from specs instead of operator tables, for comparison.
-    eager_ms: float
-        Try a term that no profile has: so many milliseconds more for each step with prompt tokens that is larger than
-        every captured CUDA graph (docs/validation.md).
+    events: bool
+        Read real step times off the events of the dense runs too, and compare the model's for the same batches.
     as_json: bool
         Print the results as JSON.
     """
     if form not in (None, "roofline"):
         raise WorkloadError(f"--form {form!r}: only roofline can be chosen; leave it out for operator tables")
-    if not 0 <= eager_ms < 1000 or (eager_ms and form is not None):
-        why = "the roofline knows no CUDA graphs" if form is not None else "give milliseconds from 0 to 1000"
-        raise WorkloadError(f"--eager-ms {eager_ms:g}: {why}")
     folder = truth_folder(truth)
     cases = [case for case in CASES if form is None or "ep2" not in case.profile]
-    runs = [validate_run(folder, case, form, eager_ms / 1e3) for case in cases]
+    runs = [validate_run(folder, case, form) for case in cases]
     steps = validate_steps(folder)
     if out is not None:
         for run, case in zip(runs, cases, strict=True):
             plot_run(run, out / f"{case.folder}.png")
-    report = {"runs": [{k: v for k, v in run.items() if k[0] != "_"} for run in runs], "steps": steps}
+    dense = [case for case in cases if events and "ep2" not in case.profile]
+    read = [(case, validate_events(folder, case, form)) for case in dense]
+    if out is not None:
+        for case, run in read:
+            plot_events(run, out / f"{case.folder}.events.png")
+    report = {"runs": [_shown(run) for run in runs], "steps": steps}
+    if events:
+        report["events"] = [_shown(run) for _, run in read]
     if out is not None:
         write_atomically(out / "results.json", dump_json(report).encode())
-    print(dump_json(report) if as_json else markdown(report), end="")
+    text = markdown(report) + ("\n" + events_markdown(report["events"]) if events else "")
+    print(dump_json(report) if as_json else text, end="")
+
+
+def _shown(run: dict) -> dict:
+    return {name: value for name, value in run.items() if name[0] != "_"}
 
 
 def main(arguments: list[str] | None = None) -> None:

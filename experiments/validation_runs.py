@@ -17,8 +17,7 @@ import pandas as pd
 
 from ..policies.base import EngineLimits
 from ..policies.registry import parse_policy
-from ..profiles.composition import StepComposition
-from ..profiles.operators import OperatorForm, OperatorModel
+from ..profiles.composition import StepTimeModel
 from ..profiles.profile import Profile, derive_profile, load_profile
 from ..sim.config import SimulationConfig
 from ..sim.inputs import Hardware, Inputs
@@ -149,24 +148,13 @@ def blocks_of(run: MeasuredRun, profile: Profile) -> int:
     return run.num_blocks or profile.num_gpu_blocks
 
 
-class WithEagerTerm(OperatorModel):
-    """The operators, and `eager_s` seconds more for a step with prompt tokens that is larger than every captured CUDA graph:
-    what such a term would explain. No profile has it, since its only source would be the runs themselves."""
-
-    def __init__(self, form: OperatorForm, eager_s: float) -> None:
-        super().__init__(form)
-        self.eager_s = eager_s
-
-    def terms(self, work: StepComposition) -> dict[str, float]:
-        found = super().terms(work)
-        if len(work.prefill_new) and work.new_tokens > max(self._captured, default=0):
-            found["eager"] = self.eager_s
-        return found
+def model_of(run: MeasuredRun, profile: Profile) -> StepTimeModel:
+    """The profile's step times under the run's batch limit."""
+    return profile.model(run.arguments["max_num_seqs"])
 
 
-def simulate(run: MeasuredRun, profile: Profile, eager_s: float = 0.0) -> RunRows:
-    """The run under policy `vllm`, asynchronous scheduling and prefix caching as in the measured engine. eager_s: see
-    `WithEagerTerm`."""
+def simulate(run: MeasuredRun, profile: Profile) -> RunRows:
+    """The run under policy `vllm`, asynchronous scheduling and prefix caching as in the measured engine."""
     given = run.arguments
     blocks = blocks_of(run, profile)
     config = SimulationConfig(
@@ -183,10 +171,7 @@ def simulate(run: MeasuredRun, profile: Profile, eager_s: float = 0.0) -> RunRow
         max_model_len=min(given["max_model_len"] or profile.llm.max_positions, blocks * BLOCK_TOKENS),
         kv_bytes_per_token=int(profile.kv_bytes_per_token),
     )
-    model = profile.model(given["max_num_seqs"])
-    if eager_s and isinstance(model, OperatorModel):
-        model = WithEagerTerm(model.form, eager_s)
-    hardware = Hardware(profile, model, limits, blocks, 0, BLOCK_TOKENS)
+    hardware = Hardware(profile, model_of(run, profile), limits, blocks, 0, BLOCK_TOKENS)
     spec = parse_policy("vllm")
     kind = LockstepSimulation if given["enable_expert_parallel"] and config.replicas > 1 else Simulation
     simulation = kind(Inputs(config, workload(run), hardware, (spec,), ()), spec)

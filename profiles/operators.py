@@ -117,6 +117,18 @@ class OperatorForm:
             raise ValueError(f"{name} must not be negative")
 
 
+def _as_kernels_see(work: StepComposition) -> tuple[int, int, int, list[int], list[int]]:
+    """(decodes, their context, the longest, chunks, their resident tokens): to attention, a chunk of one token is a decode."""
+    new, resident = work.prefill_new.tolist(), work.prefill_resident.tolist()
+    n, context, longest = work.decode_requests, work.decode_context, work.decode_context_max
+    if 1 in new:
+        single = [r for a, r in zip(new, resident, strict=True) if a == 1]
+        n, context, longest = n + len(single), context + sum(single), max(longest, *single)
+        chunks = [(a, r) for a, r in zip(new, resident, strict=True) if a > 1]
+        new, resident = [a for a, _ in chunks], [r for _, r in chunks]
+    return n, context, longest, new, resident
+
+
 class OperatorModel:
     """A StepTimeModel from an OperatorForm. Immutable after construction; queries remember the curves of batch
     sizes."""
@@ -163,7 +175,7 @@ class OperatorModel:
 
     def terms(self, work: StepComposition) -> dict[str, float]:
         """The terms named in the module's docstring, seconds."""
-        n, new, resident = work.decode_requests, work.prefill_new.tolist(), work.prefill_resident.tolist()
+        n, context, longest, new, resident = _as_kernels_see(work)
         tokens, rows = n + sum(new), n + len(new)
         if not tokens:
             return {"host": self.form.host_s}
@@ -182,8 +194,8 @@ class OperatorModel:
             shared = len(new) - 1 + (n > 0 and self._beside is None)
             found["chunks"] = sum(map(self._chunk_time, new, resident)) - self._launch * shared
         if n:
-            mean = (work.decode_context + n) / n
-            above = max(work.decode_context_max + 1 - mean, 0.0)
+            mean = (context + n) / n
+            above = max(longest + 1 - mean, 0.0)
             if new and self._beside:
                 found["beside"] = self._beside.at(max(new), n, mean)
             else:

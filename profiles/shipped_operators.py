@@ -119,7 +119,7 @@ LAYERS: dict[tuple[str, str, int], Layers] = {
     ),
     ("qwen3-32b", "rtxpro6000", 2): Layers("RTXPRO6000__Qwen3-32B__tp2", "tp", 0.005, {"engine_version": "0.19.0"}),
     ("qwen3-30b-a3b", "rtxpro6000", 1): Layers(
-        "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507__tp1", "ep", 0.014, {"engine_version": "0.19.0"}
+        "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507__tp1", "ep", 0.013, {"engine_version": "0.19.0"}
     ),
 }
 

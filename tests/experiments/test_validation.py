@@ -12,7 +12,6 @@ import pytest
 from twinserve.experiments import validation
 from twinserve.experiments.validation_runs import (
     CASES,
-    WithEagerTerm,
     errors,
     latencies,
     profile_of,
@@ -22,7 +21,6 @@ from twinserve.experiments.validation_runs import (
     simulated_series,
     workload,
 )
-from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile
 from twinserve.traces.workload import WorkloadError
 
@@ -72,23 +70,6 @@ def test_a_run_that_the_simulator_made_is_met_exactly(tmp_path):
     _write_run(tmp_path, CASE, late)
     slower = validation.validate_run(tmp_path, CASE)["errors"]
     assert slower["TPOT"]["mean"] == pytest.approx(1 / 1.25 - 1, abs=1e-9) and abs(slower["TTFT"]["mean"]) < 1e-9
-
-
-def test_the_term_to_try_is_added_to_steps_that_no_graph_takes():
-    profile = load_profile(CASE.profile)
-    plain, late = profile.model(128), WithEagerTerm(profile.model(128).form, 0.005)
-
-    def prompt(tokens: int, decodes: int = 0) -> StepComposition:
-        return StepComposition(decodes, decodes * 100, 100 * (decodes > 0), np.array([tokens]), np.array([0]))
-
-    for work, extra in (
-        (prompt(256), 0.0),
-        (prompt(257), 0.005),
-        (prompt(200, 57), 0.005),
-        (prompt(200, 56), 0.0),
-        (StepComposition(300, 30_000, 100), 0.0),
-    ):
-        assert late.step_seconds(work) - plain.step_seconds(work) == pytest.approx(extra, abs=1e-12)
 
 
 def test_a_requests_time_starts_with_the_engines_next_step(tmp_path):

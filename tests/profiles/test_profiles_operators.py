@@ -303,6 +303,17 @@ def test_shipped_files_are_what_aiconfigurator_gives():
         assert load_profile(computed.name) == computed
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b@rtxpro6000", "llama-3.1-8b@h100/operators"])
+def test_a_chunk_of_one_token_takes_as_long_as_a_decode(name):
+    model = load_profile(name).model()
+    chunks = StepComposition(40, 40 * 1000, 1500, np.array([1, 1]), np.array([2000, 500]))
+    decodes = StepComposition(42, 40 * 1000 + 2500, 2000)
+    assert model.step_seconds(chunks) == pytest.approx(model.step_seconds(decodes), rel=1e-12)
+    beside = StepComposition(40, 40 * 1000, 1500, np.array([1, 300]), np.array([2000, 0]))
+    prompt = StepComposition(41, 40 * 1000 + 2000, 2000, np.array([300]), np.array([0]))
+    assert model.step_seconds(beside) == pytest.approx(model.step_seconds(prompt), rel=1e-12)
+
+
 def test_one_token_more_than_whole_tiles_costs_a_tile():
     """Where the tables have both sides (L40S), and on the A100 as many tokens' time as the constant says."""
     for name in ("llama-3.1-8b@l40s/operators", "llama-3.1-8b@a100-80g"):
