@@ -19,12 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..policies.base import Sharing
 from ..policies.plan import Direction
 from ..profiles.composition import StepComposition, StepTimeModel
 from ..profiles.specs import GpuSpec
-
-# All-reduces' part of a step without transfers -> (transfers' share of the link, delay of an all-reduce in its own lengths).
-Sharing = Callable[[float], tuple[float, float]]
 
 
 def evenly(allreduce_share: float) -> tuple[float, float]:

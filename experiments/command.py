@@ -18,8 +18,8 @@ Experiment = Callable[[bool, int, int | None, Path, bool], str]
 
 
 def check_counts(seeds: int, workers: int | None) -> None:
-    if seeds < 1 or (workers is not None and workers < 1):
-        raise SettingsError("--seeds and --workers must be at least 1")
+    if not 1 <= seeds <= 1000 or (workers is not None and not 1 <= workers <= 1000):
+        raise SettingsError("--seeds and --workers must be from 1 to 1000")
 
 
 def command_line(name: str, text: str, experiment: Experiment, seeds_default: int, arguments: list[str] | None = None) -> None:

@@ -12,8 +12,8 @@ _ESTIMATE = (
 )
 _EXACT = (
     "With exact step times the objective is kept and the gain is smaller: iterations are shorter (`step_ms` of the table). The "
-    "estimate corrected by what steps took gains more (figure `settings`); why eq. 4 fills less with exact times is a guess: a "
-    "decode of a long context adds one token for much time."
+    "estimate corrected by what steps took gains more (figure `settings`); offline work stalls for a minute at a time: "
+    "its decodes do not pay by eq. 4, and prompts find no memory. Why is a guess: a long decode adds one token for much time."
 )
 SPEEDUP = {"paper": _ESTIMATE, "perfect": _EXACT}
 E = (
@@ -43,15 +43,15 @@ TTFT = (
 )
 OPPOSITE = (
     "By the fitted estimator there is time for both, so no offline request has to leave while online ones grow fourfold. With "
-    "exact step times they do give way. With half of the memory seeds differ too much to tell."
+    "exact step times, as with half of the memory, seeds differ too much to tell."
 )
 HITS = (
     "91 % of our prompt tokens are shared text (the paper's Table 1), and nearly all of that is found. Half of the memory "
     "changes nothing; in pools that share less, less is found (ToolBench 85 %, NExT-QA 88 %: figure fig6)."
 )
 PEAK = (
-    "With the scheduler that chooses by cached text, only the document whose questions are being asked has to stay. First "
-    "come, first served over twelve documents the hit rate of an LRU cache is lower at the peak (figure `cache`). Where "
+    "With the scheduler that chooses by cached text, only the document whose questions are being asked has to stay. That "
+    "it is lower at the peak first come, first served (figure `cache`) more seeds would have to tell. Where "
     "intervals are wide, few offline requests were begun at the peak."
 )
 OCCUPIED = "With exact step times it is nearly all iterations; by the fitted one offline requests end sooner and hold less."
@@ -81,7 +81,7 @@ SETTINGS = {
     "512 tokens a step": "Shorter chunks do not mend the estimate: it is decodes that it underestimates.",
 }
 # in what order offline requests are begun in figure `cache` -> why LRU's hit rate does not drop; why a part of M gains nothing
-_ONE = "Only the document whose questions are being asked has to stay: first come, first served it is lower at the peak."
+_ONE = "Only the document whose questions are being asked has to stay: first come, first served it may be lower."
 LRU = {
     ARRIVAL: "It is lower at the peak, but seeds, of which some begin few offline requests there, differ by as much.",
     AT_ONCE: _ONE,
@@ -93,5 +93,5 @@ CACHE = {
         "One document after another is finished, and none is wanted when it is evicted: with the same memory and documents, "
         "first come, first served, the eviction order gains."
     ),
-    OVER_TIME: "The threshold keeps memory free for online requests: without it, in the row above, more is gained.",
+    OVER_TIME: "The threshold keeps memory free for online requests: without it, in the row above, it may be more.",
 }

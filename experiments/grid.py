@@ -70,7 +70,8 @@ def run_grid(
     Whatever `work` raises ends the grid; points that have ended are kept.
     """
     sources, traces = sources_digest(work), traces_digest()
-    files = [out / KEPT / f"{_digest(work, point.arguments)}.json" for point in points]
+    bound = inspect.signature(work).bind_partial  # defaults are part of a point too: they may change
+    files = [out / KEPT / f"{_digest(work, bound(**point.arguments))}.json" for point in points]
     wanted = None if any_version else sources
     kept = {file: rows for file in files if (rows := _kept(file, traces, wanted)) is not None}
     todo = {file: point.arguments for file, point in zip(files, points, strict=True) if file not in kept}
@@ -99,9 +100,9 @@ def _kept(file: Path, traces: str, sources: str | None = None) -> list | None:
     """Rows of a point; None where it has to be run: not there, damaged, with other traces, or not of `sources`."""
     try:
         found = json.loads(file.read_text())
-        same = sources in (None, found["sources"]) and traces == found.get("traces", traces)
+        same = sources in (None, found["sources"]) and traces == found["traces"]
         return list(found["rows"]) if same else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -146,8 +147,9 @@ def _bar() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _digest(work: Callable, arguments: Mapping) -> str:
-    text = json.dumps([work.__module__, work.__qualname__, arguments], sort_keys=True, allow_nan=False)
+def _digest(work: Callable, bound: inspect.BoundArguments) -> str:
+    bound.apply_defaults()
+    text = json.dumps([work.__module__, work.__qualname__, bound.arguments], sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -179,8 +181,9 @@ def _own_modules(file: Path) -> list[Path]:
             continue
         found.add(path)
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-                todo.append(path.with_name(f"{node.module}.py"))
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                names = [node.module] if node.module else [name.name for name in node.names]
+                todo += [path.with_name(f"{name}.py") for name in names]
     return sorted(found)
 
 

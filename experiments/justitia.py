@@ -36,13 +36,13 @@ WHY_MLP = (
 WHY_TIME = "seconds of our code on a shared CPU core; the paper's are of its own code on a machine that is not ours"
 WHY_POOL = "the pool: where memory is not short order costs little; with 459 blocks (Fig. 3) it is above twice as much"
 WHY_NOISE = (
-    "not known: the paper does not say how its network errs. With one factor a class (rows with that) single draws reach it, "
-    "but the mean is not surely another one"
+    "not known: the paper does not say how its network errs. With one factor a class (rows with that) single draws "
+    "beside 459 blocks reach it, but the mean is not surely another one"
 )
 WHY_CLASSES = "nine factors are drawn for the nine classes, and another draw changes much (interval)"
 WHY_PLAN = (
-    "a decision here looks at the head of a heap. With the queue sorted at each decision it takes longer and grows more, but "
-    "not tenfold (rows here); what else the paper's implementation does is not known"
+    "a decision here looks at the head of a heap, and takes no longer with more waiting. With the queue sorted at each "
+    "decision it grows, but not tenfold (rows here); what else the paper's implementation does is not known"
 )
 
 

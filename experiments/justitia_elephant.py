@@ -29,7 +29,8 @@ CROWDS = {  # how large the summary is, and the pool
 }
 CROWD_WHY = {
     "as drawn, profile": (
-        "one small application a second does not fill this pool, as it does one of 400 blocks (other rows): SRJF delays nothing"
+        "one small application a second does not fill this pool, as it does one of 400 blocks (other rows): it is later "
+        "under both policies alike, and ends before the 400th small one comes"
     ),
     "summary a 6th, 400 blocks": (
         "small applications fill the pool, N grows, V slows down: GPS itself ends it the later the more of them come (`gps_s`)"

@@ -25,8 +25,8 @@ SPREAD_WHY = "how much larger the largest applications are than the smallest: `c
 WHY_FIG8 = {"vs_vtc": POOL_WHY, "vs_parrot": SPREAD_WHY}
 WHY_FIG9 = {
     "vs_vtc": (
-        "two causes, each of which moves it part of the way: these GPUs take long for prompts, which KV token-time does not "
-        "charge, and the pool is large: `causes` (Llama-13B)"
+        "two causes, which together move it there: the pool is large, and these GPUs take long for prompts, which KV "
+        "token-time does not charge (alone that is within the spread): `causes` (Llama-13B)"
     ),
     "vs_parrot": "how much larger the largest applications are than the smallest: `causes` (Llama-13B: large a sixth)",
 }
@@ -35,8 +35,8 @@ WHY_MERGERS = "the mergers are ours, and the averages go with their size: those 
 WHY_MERGER_RATIO = "two mergers are drawn in each seed, and the ratio depends on how much they differ in size (interval)"
 WHY_DELAYED = "no run here says why; an application that ends later than under `kv-share` is one that waited for the other"
 WHY_WORST = (
-    "the ratio of a single application, which another seed changes much (interval); it goes with the share of the pool that "
-    "applications take, though not in every row: `causes` (pool), table.csv"
+    "the ratio of a single application, which another seed changes much (interval): no row of `causes` moves it beyond the "
+    "spread"
 )
 WHY_NOT_SMALLER = {
     "srjf": (

@@ -74,8 +74,11 @@ def judge(ours: float, half: float, paper: float, neutral: float | None = 0.0) -
     within the spread  the interval is too wide to tell: it holds the paper's number and, where there is one, `neutral`
     differs            anything else
 
-    One seed has no interval (nan): nothing is told then.
+    One seed has no interval (nan): nothing is told then. A number that is not there (nan) differs. A quarter is of the paper's
+    number. ValueError where that is `neutral` itself: such a claim is an amount.
     """
+    if paper == neutral:
+        raise ValueError(f"a paper's number of {paper} is no effect: judge it as an amount (neutral=None)")
     half = half if np.isfinite(half) else np.inf
     told = neutral is None or half < abs(ours - neutral)
     if told and half <= 0.25 * abs(paper) and abs(ours - paper) <= max(half, 0.1 * abs(paper)):

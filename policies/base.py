@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from .kv.base import KvLedger
 from .plan import StepOutcome, StepPlan
 from .requests import Application, RequestTable
+
+# All-reduces' part of a step without transfers -> (transfers' share of the link, delay of an all-reduce in its own lengths).
+Sharing = Callable[[float], tuple[float, float]]
 
 
 class Options(BaseModel):
@@ -74,12 +77,13 @@ class Policy(ABC):
     Options: type[Options] = NoOptions
     default_kv = "paged"
     prefix_caching = False  # what the published system does, unless the user says otherwise
-    uses_estimator = True  # False: decides without step times, and gets None for an estimator
+    uses_estimator = True  # False: decides without step times, and gets None for an estimator; by options: `estimates`
     uses_prefix_cache = True  # False: never asks the ledger for a prefix hit, so that a prefix cache would do nothing
     prompt_budget: int | None = None  # tokens: longer prompts could never be computed; a run that has one is refused
     prompt_budget_setting = "--max-num-batched-tokens"  # what raises it
     asynchronous = True  # False: cannot plan before the last step's tokens are known, and is refused where it would have to
     counters: Mapping[str, int] = MappingProxyType({})  # steps by how they were decided; run.json shows them
+    link_sharing: Sharing | None = None  # how its transfers share PCIe with all-reduces; None: evenly (backends/pcie.py)
     keeps_ending = False  # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
 
     def __init__(self, limits: EngineLimits, options: Options | None = None, estimator=None) -> None:

@@ -134,9 +134,11 @@ class BrosExactPolicy(BrosPolicy):
         """For how long Algorithm 1, which the batch size of the next iteration depends on, goes on ending in the same way while
         `running` decode, at least; seconds. residual, left: of those that run (right after a token) and those that wait."""
         first = int(np.searchsorted(left, residual[0]))  # of those that wait, so many are more urgent than all that run
-        lasts = float((left[first:] - residual[-1]).min(initial=np.inf))
+        with np.errstate(invalid="ignore"):  # two without a deadline: not a number, and so no promise below
+            lasts = float((left[first:] - residual[-1]).min(initial=np.inf))
+            close = not (np.diff(left) >= _APART_S).all()
         everyone = waiting[:first] + running + waiting[first:]
-        if (np.diff(left) < _APART_S).any() or not lasts > 0.0 or len(everyone) > self.batch_size:
+        if close or not lasts > 0.0 or len(everyone) > self.batch_size:
             return 0.0
         residual = np.concatenate([left[:first], residual, left[first:]])
         costs = self.estimator.prefixes(everyone)

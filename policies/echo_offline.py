@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -96,7 +97,7 @@ class OfflinePart:
             if not edited:
                 return
             # There may be memory now. By eq. 4 what was left out does not come back but for rounding: not for ever.
-            refused = {row for row in left_out if left_out.count(row) > 1}
+            refused = {row for row, times in Counter(left_out).items() if times > 1}
 
     def _keep_added(self, step: StepInProgress) -> None:
         if step.added:
@@ -146,7 +147,8 @@ class OfflinePart:
         requests, ledger = step.requests, step.ledger
         begun = [row for row in under_way if row not in step.granted and row not in step.dropped]
         candidates = [(row, int(requests.computed_tokens[row]), 0) for row in begun if row not in refused]
-        candidates += [(row, hit, hit) for row, hit in self.pool.best(ledger) if row not in refused | step.dropped]
+        found = self.pool.best(ledger)
+        candidates += [(row, hit, hit) for row, hit in found if row not in refused and row not in step.dropped]
         best, best_reward = None, step.reward()
         for row, resident, hit in candidates:
             left = int(requests.known_tokens(row)) - resident

@@ -18,6 +18,7 @@ from .kv.base import KvLedger
 from .requests import RequestTable
 
 _NOTHING = np.zeros(0, np.int64)
+_FEW = 64  # entries of a heap that may be old ones without anybody minding
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +27,7 @@ class Family:
 
     edge     int64[n]: contents from its parent to here; depth: blocks from the root to here
     rows     unfinished requests whose prompt ends here
-    queue    heap of queued rows, those that have moved elsewhere included
+    queue    heap of queued rows, those that have moved elsewhere included; listed: which are in it, only asked
     queued   how many are
     leader   a running request that computes the text that all share; the others wait for it
     """
@@ -38,6 +39,7 @@ class Family:
     children: dict[int, Family] = field(default_factory=dict)
     rows: list[int] = field(default_factory=list)
     queue: list[int] = field(default_factory=list)
+    listed: set[int] = field(default_factory=set)
     queued: int = 0
     leader: int | None = None
     hit: int = 0  # tokens, when last asked
@@ -62,6 +64,7 @@ class OfflinePool:
         self._changed: dict[int, Family] = {}  # families to be asked anew, by id
         self._asked: list[Family] = []  # families asked since the last `keep`
         self._entries = 0
+        self._limits: dict[int, int] = {}  # of a heap's length, before it is cleared of old entries
 
     def __len__(self) -> int:
         return len(self._queued)
@@ -92,7 +95,7 @@ class OfflinePool:
         self._queued.add(row)
         family = self._family[row]
         self._dismiss(family, row)
-        heapq.heappush(family.queue, row)
+        self._list(family, row)
         family.queued += 1
         self._ask(family)
 
@@ -199,7 +202,7 @@ class OfflinePool:
             if before is not None:
                 before.queued -= 1
                 self._ask(before)
-            heapq.heappush(family.queue, row)
+            self._list(family, row)
             family.queued += 1
         self._ask(family)
 
@@ -233,15 +236,26 @@ class OfflinePool:
     def _first(self, family: Family) -> int:
         """The queued row that arrived first."""
         while self._family.get(family.queue[0]) is not family or family.queue[0] not in self._queued:
-            heapq.heappop(family.queue)
+            family.listed.discard(heapq.heappop(family.queue))
         return family.queue[0]
+
+    @staticmethod
+    def _list(family: Family, row: int) -> None:
+        if row not in family.listed:  # what is taken and put back within a plan has not left
+            family.listed.add(row)
+            heapq.heappush(family.queue, row)
 
     def _enter(self, family: Family, ledger: KvLedger) -> None:
         row = self._first(family)
         self._entries += 1
         self._asked.append(family)
         family.hit, family.asked, family.entry = ledger.hit_tokens(row), _evictions(ledger), self._entries
-        heapq.heappush(self._heaps[family.bucket], (-family.hit, -family.queued, row, self._entries, family))
+        heap = self._heaps[family.bucket]
+        heapq.heappush(heap, (-family.hit, -family.queued, row, self._entries, family))
+        if len(heap) > self._limits.get(family.bucket, _FEW):  # mostly entries that count no more
+            heap[:] = [item for item in heap if item[-1].entry == item[-2]]
+            heapq.heapify(heap)
+            self._limits[family.bucket] = 2 * len(heap) + _FEW
 
     def best(self, ledger: KvLedger) -> list[tuple[int, int]]:
         """(row, tokens found in the cache) of each bucket's best candidate, shorter buckets first: the longest cached text;

@@ -6,6 +6,7 @@ import math
 
 _LOOKS = 1000  # at a link that is never found free, before that counts as never
 _NEGLIGIBLE = 1e-9  # a share of all-reduce that leaves the link to KV transfers
+_ROUNDING = 1e-9  # lengths of an all-reduce: what sums of floats are off at most
 
 
 def beside_allreduce(allreduce_share: float, wait: float, unit: float) -> tuple[float, float]:
@@ -27,12 +28,13 @@ def beside_allreduce(allreduce_share: float, wait: float, unit: float) -> tuple[
     if allreduce_share < _NEGLIGIBLE:
         return 1.0, 0.0
     period = 1.0 / allreduce_share  # from one all-reduce to the next
-    for looks in range(math.ceil(1.0 / wait), _LOOKS):
+    for looks in range(math.ceil(1.0 / wait - _ROUNDING), _LOOKS):
         waited = looks * wait
         into = waited % period
-        if into < 1.0:
+        if into < 1.0 - _ROUNDING or period - into < _ROUNDING:
             continue  # in the next all-reduce already
-        sent = math.ceil((period - into) / unit) * unit
+        sent = math.ceil((period - into) / unit - _ROUNDING) * unit
         met = math.floor(waited / period) + 1  # all-reduces; only the one after them has to wait
-        return sent / (waited + sent), (sent - (period - into)) / met
+        late = sent - (period - into)
+        return sent / (waited + sent), late / met if late > _ROUNDING else 0.0
     return 0.0, 0.0

@@ -343,6 +343,8 @@ def _samples(sigmas: float, history_s: float, sample_s: float, ahead_s: float) -
     for name, seconds in (("history_s", history_s), ("sample_s", sample_s), ("ahead_s", ahead_s)):
         if not 0 < seconds < np.inf:
             raise SettingsError(f"{name} of {seconds} is no time: give a number of seconds above 0")
+    if not max(history_s, ahead_s) / sample_s < 1e9:
+        raise SettingsError(f"sample_s of {sample_s} is too short for {history_s} s of history: give more")
     window, ahead = round(history_s / sample_s), round(ahead_s / sample_s)
     if window < 1 or ahead < 1:
         raise SettingsError(f"a history of {history_s} s and a look {ahead_s} s ahead are below {sample_s} s, one sample")

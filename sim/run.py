@@ -181,7 +181,7 @@ class Simulation:
         return SimulatedBackend(
             requests,
             hardware.model,
-            PcieLink(hardware.profile.pcie_bytes_per_s, sharing=getattr(policy, "link_sharing", evenly)),
+            PcieLink(hardware.profile.pcie_bytes_per_s, sharing=policy.link_sharing or evenly),
             hardware.limits,
             layers=hardware.profile.llm.layers,
             fast=not config.exact,

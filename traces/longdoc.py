@@ -114,12 +114,13 @@ def longdoc(
         f"longdoc({name}, requests={shape.requests}, documents={shape.documents}, order={order}, "
         f"block_tokens={block_tokens}, seed={seed})"
     )
+    digits = len(str(shape.requests - 1))  # ids sort as requests were submitted: vLLM breaks ties of arrival by them
     return Workload.build(
         np.zeros(shape.requests),
         prompt,
         output,
         klass=np.full(shape.requests, BEST_EFFORT, np.int8),
-        ids=[f"doc{d}-q{q}" for q, d in enumerate(of.tolist())],
+        ids=[f"q{q:0{digits}}-doc{d}" for q, d in enumerate(of.tolist())],
         prefix=_blocks(of, shared, prompt, block_tokens),
         provenance=Provenance(PREFIX + name, transforms=(said,)),
     )

@@ -9,6 +9,7 @@ All are optional. Other names are left to whoever knows them, unless they look l
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any
 
 from ...policies.requests import RequestClass
 
+_log = logging.getLogger(__name__)
+_OURS = b"vllm_xargs"
 _CLASSES = {"rt": RequestClass.REAL_TIME, "be": RequestClass.BEST_EFFORT}
 _OF_APPS = ("app_class", "app_text", "app_requests", "stage")  # say something of an application
 NAMES = ("class", "priority", "slo_ttft_s", "slo_tpot_s", "app", *_OF_APPS)
@@ -125,9 +128,10 @@ class CheckAttributes:
         messages = [await receive()]
         while messages[-1]["type"] == "http.request" and messages[-1].get("more_body"):
             messages.append(await receive())
-        if self._refusal is None:
+        body = b"".join(message.get("body", b"") for message in messages)
+        if self._refusal is None and _OURS in body:
             self._refusal = _refusal_of(scope)
-        fault = _fault(b"".join(message.get("body", b"") for message in messages), self._refusal)
+        fault = _fault(body, self._refusal)
         if fault:
             await _refuse(send, fault)
             return
@@ -140,8 +144,9 @@ class CheckAttributes:
 
 def _refusal_of(scope: Message) -> Callable[[RequestAttributes], str]:
     """What the policy of the server that handles `scope` says of requests; vLLM keeps its settings in the application's
-    state. Where they are not there the scheduler alone judges."""
-    from ...policies.registry import parse_policy
+    state. Where they, or what they name, are not there the scheduler alone judges."""
+    from ...policies.errors import PolicyError
+    from ...policies.registry import RegistryError, parse_policy
     from .serving_applications import RequestRules
 
     state = getattr(scope.get("app"), "state", None)
@@ -149,13 +154,17 @@ def _refusal_of(scope: Message) -> Callable[[RequestAttributes], str]:
     given = getattr(settings, "additional_config", None)
     if not isinstance(given, Mapping) or not isinstance(given.get("policy"), str):
         return lambda attributes: ""
-    spec = parse_policy(given["policy"])  # the scheduler has read it before: it is right
-    return RequestRules.of(spec.policy, spec.policy.Options(**spec.options)).refusal
+    try:  # the scheduler has read it before, but a file may be gone since, or not be in this process's sight
+        spec = parse_policy(given["policy"])
+        return RequestRules.of(spec.policy, spec.policy.Options(**spec.options)).refusal
+    except (PolicyError, RegistryError) as error:
+        _log.warning("the policy's requests are judged by the scheduler alone: %s", error)
+        return lambda attributes: ""
 
 
-def _fault(body: bytes, refusal: Callable[[RequestAttributes], str]) -> str:
+def _fault(body: bytes, refusal: Callable[[RequestAttributes], str] | None) -> str:
     """What is wrong with the body's vllm_xargs; empty where nothing is, or where it is not ours to judge."""
-    if b"vllm_xargs" not in body:
+    if _OURS not in body or refusal is None:
         return ""
     try:
         parsed = json.loads(body)

@@ -128,7 +128,7 @@ def test_a_study_writes_tables_plots_and_claims(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["fig9"], "no figure 'fig9'; there are fig1"), (["--seeds", "0"], "at least 1")]
+    ("arguments", "said"), [(["fig9"], "no figure 'fig9'; there are fig1"), (["--seeds", "0"], "from 1 to 1000")]
 )
 def test_what_is_not_there_gets_one_line(tmp_path, capsys, arguments, said):
     with pytest.raises(SystemExit) as end:
@@ -136,3 +136,16 @@ def test_what_is_not_there_gets_one_line(tmp_path, capsys, arguments, said):
     error = capsys.readouterr().err
     assert end.value.code == 2 and said in error and error.startswith("error: ") and error.count("\n") == 1
     assert not CALLS
+
+
+def scaled(x: int, scale: int = 1) -> dict:
+    return {"y": x * scale}
+
+
+def test_a_default_is_part_of_a_kept_point(tmp_path, monkeypatch):
+    """What a point does not say, the function does: another default is another point, the same value said is the same."""
+    assert run_grid(scaled, [Point({}, {"x": 2})], tmp_path, 1).y.tolist() == [2]
+    assert run_grid(scaled, [Point({}, {"x": 2, "scale": 1})], tmp_path, 1).y.tolist() == [2]
+    assert len(list((tmp_path / KEPT).iterdir())) == 1
+    monkeypatch.setattr(scaled, "__defaults__", (3,))
+    assert run_grid(scaled, [Point({}, {"x": 2})], tmp_path, 1, any_version=True).y.tolist() == [6]

@@ -87,3 +87,8 @@ def test_a_claim_of_several_parts_is_as_good_as_its_worst_part():
 def test_a_reason_is_said_only_where_it_is_needed():
     assert Claim.judged("Fig. 1", "x", "1", "1", "agrees", "none").why == ""
     assert Claim.judged("Fig. 1", "x", "1", "2", "within the spread", "few seeds").why == "few seeds"
+
+
+def test_no_effect_in_the_paper_is_no_direction():
+    with pytest.raises(ValueError, match="judge it as an amount"):
+        judge(0.1, 0.0, 0.0)

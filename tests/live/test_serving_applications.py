@@ -296,3 +296,5 @@ def test_the_middleware_knows_the_servers_policy(where):
     code, said = status("justitia", {"app": "a"})
     assert code == 400 and "app_class is missing" in said
     assert status("bros:best_effort=false", {"class": "be"})[0] == 400
+    # a file that is not in this process's sight: the scheduler judges
+    assert status("justitia:training=/nowhere/samples.jsonl", SMALL)[0] == 200

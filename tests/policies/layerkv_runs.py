@@ -128,7 +128,7 @@ def simulate(
     if predictor is not None and predictor.needs_truth:
         predictor.truth = Truth(dict(zip(workload.ids, workload.output_tokens.tolist(), strict=True)))
     clock = Clock()
-    link = PcieLink(bytes_per_s, sharing=getattr(core.policy, "link_sharing", evenly))
+    link = PcieLink(bytes_per_s, sharing=core.policy.link_sharing or evenly)
     backend = SimulatedBackend(table, model, link, limits, layers, fast, allreduces)
     recorder = StepRecorder()
     engine = Engine(clock, core, backend, recorder)

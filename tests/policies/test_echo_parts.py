@@ -188,6 +188,18 @@ def test_others_wait_while_one_computes_what_they_share():
     assert desk.pool.best(desk.ledger) == [(second, 12)]
 
 
+def test_what_is_taken_and_put_back_leaves_nothing_behind():
+    desk = PoolDesk()
+    rows = [desk.submit(tuple(name)) for name in ("AAA1", "AAA2", "BBB1")]
+    for _ in range(1000):
+        assert desk.pool.best(desk.ledger) == [(rows[0], 0)]
+        desk.pool.take(rows[0], leads=False)
+        assert desk.pool.best(desk.ledger) == [(rows[1], 0)]  # alone on its document now, and before `BBB1`
+        desk.pool.put_back(rows[0])
+    assert all(len(family.queue) <= 3 for family in {id(f): f for f in desk.pool._family.values()}.values())
+    assert sum(map(len, desk.pool._heaps.values())) < 200
+
+
 @pytest.mark.parametrize("leaves", ["ended", "preempted"])
 def test_a_leader_that_leaves_makes_way(leaves):
     desk = PoolDesk()

@@ -172,6 +172,8 @@ def test_the_true_class_and_its_errors():
 # -- all-reduce on the same link (Sec. 3.1.3) ---------------------------------------------------------------------------
 def test_kv_between_two_allreduces():
     assert beside_allreduce(0.0, 0.5, 0.25) == (1.0, 0.0)
+    # 2 looks of 0.7 leave 0.6 until the next all-reduce: one sub-unit, whatever the last bits of 1.4 and 0.6 are
+    assert beside_allreduce(0.5, 0.7, 0.6) == pytest.approx((0.3, 0.0))
     # 1 in 5; four all-reduce lengths between two, filled by 16 sub-units without a rest
     assert beside_allreduce(0.2, 0.5, 0.25) == pytest.approx((0.8, 0.0))
     # sub-units of twice its length into gaps of its length: each all-reduce waits as long as it takes itself

@@ -40,7 +40,7 @@ def test_every_pool_is_offline_shared_and_submitted_at_once(name):
 def test_blocks_say_who_shares_what():
     """Two prompts on one document have its blocks in common, and nothing else; others have nothing in common."""
     w = longdoc("toolbench", **SMALL)
-    document = [name.split("-")[0] for name in w.ids]
+    document = [name.split("-")[1] for name in w.ids]
     blocks = [w.prefix.of(i) for i in range(len(w))]
     assert len(set(document)) == 20
     for i in range(0, 40):
@@ -74,9 +74,10 @@ def test_order_is_a_permutation():
     shuffled = longdoc("next-qa", **SMALL)
     listed = longdoc("next-qa", order="by-document", **SMALL)
     assert sorted(shuffled.prompt_tokens) == sorted(listed.prompt_tokens)
-    documents = [int(name.split("-")[0].removeprefix("doc")) for name in listed.ids]
+    documents = [int(name.split("-doc")[1]) for name in listed.ids]
+    assert list(shuffled.ids) == sorted(shuffled.ids)  # whoever breaks ties by them keeps the order of submission
     assert documents == sorted(documents)
-    assert [name.split("-")[0] for name in shuffled.ids] != [f"doc{d}" for d in documents]
+    assert [int(name.split("-doc")[1]) for name in shuffled.ids] != documents
 
 
 def test_a_seed_fixes_everything_and_the_block_size_may_change():
