@@ -251,8 +251,10 @@ class Finished:
 
     def validation(self) -> Validation:
         """As `twinserve validate` has it."""
-        drift = sum(result.config["live"]["drift"] for result in self.live)
-        return Validation(PolicySpec(self.cell["policy"]), self.simulated, self.locked, self.live, drift)
+        said = [result.config["live"] for result in self.live]
+        missing = said[0].get("not_made", {}) if said else {}  # of every run the same; older ones do not say
+        drift = sum(one["drift"] for one in said)
+        return Validation(PolicySpec(self.cell["policy"]), self.simulated, self.locked, self.live, drift, missing)
 
 
 def finished(store: Store, key: str, graphs: bool) -> list[Finished]:

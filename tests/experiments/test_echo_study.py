@@ -87,7 +87,7 @@ def test_pools_are_submitted_at_once():
         pool = offline(name, 1, 50)
         assert len(pool) == 50 and not pool.arrival_s.any() and (pool.klass == 1).all()
     later = offline("loogle-short", 1, 50, documents=3, submitted_s=60.0)
-    assert len({name.partition("-")[0] for name in later.ids}) == 3
+    assert len({name.partition("-")[2] for name in later.ids}) == 3
     assert (np.diff(later.arrival_s) > 0).all() and 30 < later.arrival_s[-1] < 60
 
 
