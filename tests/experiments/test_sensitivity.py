@@ -1,5 +1,7 @@
 """The sensitivity experiment: what is perturbed, what counts as a lead, and a small run of all of it."""
 
+from functools import wraps
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -206,10 +208,10 @@ def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, capsys
     files = {name: (tmp_path / name).read_bytes() for name in ("points.csv", "leads.csv", "changes.csv", "sensitivity.png")}
     assert all(len(content) > 500 for content in files.values())
 
+    @wraps(run_point)
     def never(**arguments):
         raise AssertionError("a point was run again")
 
-    never.__module__, never.__qualname__ = run_point.__module__, run_point.__qualname__
     monkeypatch.setattr(sensitivity, "run_point", never)
     sensitivity.main([*arguments, "--any-version"])
     assert capsys.readouterr().out == first
