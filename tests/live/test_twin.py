@@ -130,7 +130,7 @@ def check_answers(bench: Bench, run: LiveRun) -> int:
 
 
 def test_layers_that_the_engine_cannot_move_are_counted(bench):
-    run = live_run(bench, "layerkv:x=0,slo_aware=false")
+    run = live_run(bench, inputs_for("layerkv:x=0,slo_aware=false"))
     found, steps = run.described(), run.rows().steps
     assert found["memory"] == "accounted" and found["drift"] == 0
     layers = found["not_made"]["layers"]
@@ -244,7 +244,7 @@ def test_who_goes_first_is_another_one_with_each_rule(bench):
 def test_questions_find_the_text_of_their_document(bench, policy):
     """Where vLLM's cache did not hold what the ledger said there would be drift."""
     _, requests = checked_run(bench, "documents", policy)
-    asked = requests[requests["request_id"].str.startswith("doc")]
+    asked = requests[requests["request_id"].str.contains("-doc")]
     undisturbed = asked[(asked["recomputes"] == 0) & (asked["swaps"] == 0)]  # what they found was another one's
     assert (undisturbed["hit_tokens"] > 0).sum() >= 3
 
