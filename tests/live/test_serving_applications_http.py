@@ -77,7 +77,7 @@ def test_applications_are_served_one_after_the_other(server):
     """The first request is a matter of seconds: where a busy machine sends the others too late for it, once more."""
     ended = next(filter(None, (served(server, attempt) for attempt in range(20))), None)
     if ended is None:
-        pytest.skip("this machine is too busy to send five requests while a sixth runs (test_serving_applications.py: the orders)")
+        pytest.skip("this machine is too busy to send five requests while a sixth runs")
     assert ended[0] == "first" and [name[0] for name in ended[1:]] == list("SSSLL")
 
 
