@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -112,17 +113,22 @@ class Server:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def complete(self, prompt: str | list[int], timeout_s: float = 60.0, **values) -> tuple[int, dict]:
-        """POST /v1/completions; (status, answer)."""
+    def complete(self, prompt: str | list[int], timeout_s: float = 60.0, name: str = "", **values) -> tuple[int, dict]:
+        """POST /v1/completions; (status, answer). name: see `answered`."""
         body = {"model": NAME, "prompt": prompt, "max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **values}
         request = urllib.request.Request(
-            f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{self.url}/v1/completions?{name}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
+
+    def answered(self) -> list[str]:
+        """Names of the named completions in the order in which the server began to answer. Answers that are sent a moment
+        apart may be read in any order."""
+        return re.findall(r'"POST /v1/completions\?(\S+) HTTP', self.said())
 
     def leave_early(self, prompt: list[int], max_tokens: int, after_s: float, **values) -> None:
         """Begin a streamed completion, and hang up."""

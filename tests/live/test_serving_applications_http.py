@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 SMALL = {"app": "small", "app_class": "CC", "app_text": "w1 w2 w3", "app_requests": 3}
 LARGE = {"app": "large", "app_class": "MRS"}
-ARGUMENTS = ["--max-model-len", "512", "--max-num-seqs", "1", "--max-num-batched-tokens", "256"]
+FIRST_TOKENS = 4000
+ARGUMENTS = ["--max-model-len", "4096", "--max-num-seqs", "1", "--max-num-batched-tokens", "256"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def server(vllm, tmp_path_factory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
     options = {"policy": "justitia:predictor=class-mean", "strict": True, "stats_path": str(folder / "stats.json")}
     model = write_served_model(folder / "model")
-    served = Server(folder, model, options, [*ARGUMENTS, "--num-gpu-blocks-override", "65"])
+    served = Server(folder, model, options, [*ARGUMENTS, "--num-gpu-blocks-override", "300"])
     try:
         served.wait()
         yield served
@@ -50,27 +51,28 @@ def until(what, timeout_s: float = 30.0) -> None:
 
 
 def served(server, attempt: int) -> list[str]:
-    """Names in the order in which they ended, of a request that has the only seat, and five of two applications."""
-    ended: list[str] = []
+    """Names in the order in which they were answered, of a request that has the only seat, and five of two applications;
+    [] if the first ended before all others had come."""
 
     def send(attributes: dict | None, name: str, tokens: int = 60) -> None:
-        status, answer = server.complete("w1 w2 w3", max_tokens=tokens, vllm_xargs=attributes)
+        status, answer = server.complete("w1 w2 w3", name=f"{name}-{attempt}", max_tokens=tokens, vllm_xargs=attributes)
         assert status == 200, answer
-        ended.append(name)
 
     large, small = ({**given, "app": f"{given['app']}-{attempt}"} for given in (LARGE, SMALL))
     others = [(large, "L1"), (small, "S1"), (large, "L2"), (small, "S2"), ({**small, "stage": 1}, "S3")]
+    until(lambda: requests(server, "running") == 0)
     with ThreadPoolExecutor(6) as pool:
-        work = [pool.submit(send, None, "first", 500)]  # it has the seat
-        time.sleep(0.05)
+        work = [pool.submit(send, None, "first", FIRST_TOKENS)]
+        until(lambda: requests(server, "running") == 1)  # it has the seat
         for attributes, name in others:
             work.append(pool.submit(send, attributes, name))
             time.sleep(0.02)
-        until(lambda: requests(server, "waiting") == 5 or ended)
-        early = bool(ended)
+        until(lambda: requests(server, "waiting") == 5 or work[0].done())
+        early = work[0].done()
         for one in work:
             one.result()
-    return [] if early else ended
+    names = [name.partition("-") for name in server.answered()]
+    return [] if early else [name for name, _, of in names if of == str(attempt)]
 
 
 def test_applications_are_served_one_after_the_other(server):
