@@ -168,8 +168,19 @@ def sources_digest(work: Callable) -> str:
 def traces_digest() -> str:
     """Of the files that a run would find for the recorded traces; where there is none, of what stands in for it."""
     found = [(trace["name"], trace["where"]) for trace in list_traces() if trace["kind"] == "recorded"]
-    files = [(name, sha256_of(Path(where)) if Path(where).is_file() else where.partition(":")[0]) for name, where in found]
+    files = [(name, _content(Path(where)) if Path(where).is_file() else where.partition(":")[0]) for name, where in found]
     return hashlib.sha256(repr(files).encode()).hexdigest()[:24]
+
+
+def _content(file: Path) -> str:
+    status = file.stat()
+    return _content_of(file, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _content_of(file: Path, size: int, changed_ns: int) -> str:
+    """Read once for all figures of a study, as long as it stays as it is."""
+    return sha256_of(file)
 
 
 def _own_modules(file: Path) -> list[Path]:

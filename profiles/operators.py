@@ -182,7 +182,7 @@ class OperatorModel:
         padded = self.padded(tokens)
         found = {
             "tokens": self._tokens.at(padded),
-            "comm": self._comm.at(padded) if self._comm else 0.0,
+            "comm": self._comm_seconds(padded),
             "head": self._rows.at(rows),
             "host": self.form.host_s + self.form.host_request_s * rows,
             "chunks": 0.0,
@@ -213,7 +213,10 @@ class OperatorModel:
     def token_seconds(self, tokens: int) -> float:
         """Seconds of what only depends on the tokens in the step: `tokens` and `comm`."""
         padded = self.padded(tokens)
-        return self._tokens.at(padded) + (self._comm.at(padded) if self._comm else 0.0)
+        return self._tokens.at(padded) + self._comm_seconds(padded)
+
+    def _comm_seconds(self, padded: int) -> float:
+        return self._comm.at(padded) if self._comm else 0.0
 
     def host_seconds(self, requests: int) -> float:
         """The term `host` of a step with so many requests."""
@@ -222,7 +225,7 @@ class OperatorModel:
     def allreduce_seconds(self, work: StepComposition) -> float:
         """The term `comm`; 0 on one rank."""
         tokens = work.new_tokens
-        return self._comm.at(self.padded(tokens)) if self._comm and tokens else 0.0
+        return self._comm_seconds(self.padded(tokens)) if tokens else 0.0
 
     def _without_attention(self, tokens: int, rows: int) -> float:
         return self.token_seconds(tokens) + self._rows.at(rows) + self.host_seconds(rows)
