@@ -47,6 +47,8 @@ class EchoOptions(Options):
     slo             cumulative: token i is due at arrival + TTFT + i * TPOT, as in the paper; gap: TPOT after the last one
     length_buckets  the pool is divided by prompt length
     b_decode        b of a decoded token (eq. 1); that of a prompt's token is 1
+    benefit         whose tokens count in eq. 4. all: everybody's, as printed; offline: ours, only those of offline requests,
+                    since how many tokens online ones get is for their arrivals to say, not for a plan
     edits           all: requests are added and left out until no single edit pays, as in the paper; adding: decodes are
                     chosen first, then prompts are added, and nothing that was chosen is left out again
     feedback        ours: weight of the newest iteration in a factor, actual over estimated time, that corrects the
@@ -62,6 +64,7 @@ class EchoOptions(Options):
     slo: Literal["cumulative", "gap"] = "cumulative"
     length_buckets: bool = True
     b_decode: float = Field(1.0, gt=0)
+    benefit: Literal["all", "offline"] = "all"
     edits: Literal["all", "adding"] = "all"
     feedback: float = Field(0.0, ge=0, le=1)
 
@@ -133,6 +136,8 @@ class EchoPolicy(OnlinePart, OfflinePart, Policy):
         step = StepInProgress(view, ledger, self.cost, seats, tokens, self.options.b_decode)
         blocked = self._serve_online(step)
         online = len(step)
+        if self.options.benefit == "offline":
+            step.forget_benefit()
         shut = self._serve_offline(step)
         plan = step.finish()
         self._last = plan.rows[online:]
@@ -223,11 +228,12 @@ class EchoPolicy(OnlinePart, OfflinePart, Policy):
         n = len(resident)
         if n == 1:
             return steps
-        others = resident[:-1]  # offline ones come shortest first
-        without = self.cost.decode_run(n - 1, sum(others), max(others), steps)
+        shorter = resident[:-1]  # offline ones come shortest first
+        without = self.cost.decode_run(n - 1, sum(shorter), max(shorter), steps)
         b, offline = self.options.b_decode, n - online
+        others = b * online if self.options.benefit == "all" else 0.0
         # in the terms of the climb, to the last bit
-        worse = (b * online + b * (offline - 1)) / without > (b * online + b * offline) / takes
+        worse = (others + b * (offline - 1)) / without > (others + b * offline) / takes
         return int(worse.argmax()) if worse.any() else steps
 
 

@@ -79,6 +79,10 @@ class StepInProgress:
         self.tokens += self.considered - n
         self.considered = n
 
+    def forget_benefit(self) -> None:
+        """Of what is granted so far. None may be considered."""
+        self._granted_benefit = 0.0
+
     # -- grants ------------------------------------------------------------------------------------------------
     def grant_decodes(self, rows: np.ndarray, resident: np.ndarray) -> None:
         """In front of `added`. None may be considered any more."""

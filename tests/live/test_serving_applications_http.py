@@ -52,7 +52,7 @@ def until(what, timeout_s: float = 30.0) -> None:
 
 def served(server, attempt: int) -> list[str]:
     """Names in the order in which they were answered, of a request that has the only seat, and five of two applications;
-    [] if the first ended before all others had come."""
+    [] if the others came before it had the seat, or after it had ended."""
 
     def send(attributes: dict | None, name: str, tokens: int = 60) -> None:
         status, answer = server.complete("w1 w2 w3", name=f"{name}-{attempt}", max_tokens=tokens, vllm_xargs=attributes)
@@ -60,10 +60,9 @@ def served(server, attempt: int) -> list[str]:
 
     large, small = ({**given, "app": f"{given['app']}-{attempt}"} for given in (LARGE, SMALL))
     others = [(large, "L1"), (small, "S1"), (large, "L2"), (small, "S2"), ({**small, "stage": 1}, "S3")]
-    until(lambda: requests(server, "running") == 0)
     with ThreadPoolExecutor(6) as pool:
         work = [pool.submit(send, None, "first", FIRST_TOKENS)]
-        until(lambda: requests(server, "running") == 1)  # it has the seat
+        time.sleep(0.3)
         for attributes, name in others:
             work.append(pool.submit(send, attributes, name))
             time.sleep(0.02)
@@ -71,16 +70,15 @@ def served(server, attempt: int) -> list[str]:
         early = work[0].done()
         for one in work:
             one.result()
-    names = [name.partition("-") for name in server.answered()]
-    return [] if early else [name for name, _, of in names if of == str(attempt)]
+    names = [name for name, _, of in (name.partition("-") for name in server.answered()) if of == str(attempt)]
+    return [] if early or names[0] != "first" else names
 
 
 def test_applications_are_served_one_after_the_other(server):
-    """The first request is a matter of seconds: where a busy machine sends the others too late for it, once more."""
-    ended = next(filter(None, (served(server, attempt) for attempt in range(20))), None)
-    if ended is None:
-        pytest.skip("this machine is too busy to send five requests while a sixth runs")
-    assert ended[0] == "first" and [name[0] for name in ended[1:]] == list("SSSLL")
+    """Where a busy machine sends the others too early or too late for the first one, once more."""
+    answered = next(filter(None, (served(server, attempt) for attempt in range(10))), None)
+    assert answered is not None, "in no attempt did the first request run while the others came"
+    assert [name[0] for name in answered[1:]] == list("SSSLL")
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,8 @@ class Checker:
             resident = int(table.computed_tokens[row]) + hit
             decodes = table.output_tokens[row] > 0 and row not in found and table.known_tokens(row) - resident == 1
             benefit = step.b_decode if decodes else new + hit - lost.get(row, 0)
+            if table.klass[row] == RT and self.desk.policy.options.benefit == "offline":
+                benefit = 0.0
             entries.append((row, new, resident, benefit, decodes))
         return Batch(entries)
 
@@ -246,6 +248,15 @@ requests = st.lists(
 )
 
 
+POLICIES = [
+    "echo",
+    "echo:benefit=offline",
+    "echo:b_decode=0.3",
+    "echo:slo_aware=false",
+    "echo:threshold=false,length_buckets=false",
+]
+
+
 def run(model, load, policy: str, blocks: int) -> dict[str, int]:
     made = desk(policy, model, blocks)
     checker = Checker(made, model)
@@ -269,7 +280,7 @@ def run(model, load, policy: str, blocks: int) -> dict[str, int]:
 @given(
     model=echo_models | bros_models,
     load=requests,
-    policy=st.sampled_from(["echo", "echo:b_decode=0.3", "echo:slo_aware=false", "echo:threshold=false,length_buckets=false"]),
+    policy=st.sampled_from(POLICIES),
 )
 def test_no_single_edit_raises_the_reward(blocks, model, load, policy):
     run(model, load, policy, blocks)
