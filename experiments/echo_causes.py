@@ -13,7 +13,8 @@ _ESTIMATE = (
 _EXACT = (
     "With exact step times the objective is kept and the gain is smaller: iterations are shorter (`step_ms` of the table). The "
     "estimate corrected by what steps took gains more (figure `settings`); offline work stalls for a minute at a time: "
-    "its decodes do not pay by eq. 4, and prompts find no memory. Why is a guess: a long decode adds one token for much time."
+    "its decodes do not pay by eq. 4 beside online tokens, and prompts find no memory. Where only offline tokens count in eq. 4 "
+    "(`exact step times, offline benefit` of figure `settings`), nothing stalls."
 )
 SPEEDUP = {"paper": _ESTIMATE, "perfect": _EXACT}
 E = (
@@ -72,6 +73,9 @@ SETTINGS = {
     "exact step times, b(D) = 20": (
         "A decode that counts twenty tokens frees memory (`occupied`), and gains nothing: prompts are begun less often."
     ),
+    "exact step times, offline benefit": "TO BE SAID",
+    "exact step times, offline benefit, TPOT bounds gaps": "TO BE SAID",
+    "estimate corrected, offline benefit, TPOT bounds gaps": "TO BE SAID",
     "no threshold": "The threshold costs little: without it the gain is about as large, and fewer objectives are kept.",
     "pool listed by document": "BS finds as much in its cache as Echo then: the gain is that of the order.",
     "one and a half of the online rate": "As in Fig. 6: more online requests, with the same estimate.",

@@ -149,10 +149,13 @@ class EchoPolicy(OnlinePart, OfflinePart, Policy):
 
     def _chunk(self, step: StepInProgress, left: int, resident: int) -> int:
         """Prompt tokens that the iteration still has room and time for, of `left` on `resident` ones."""
-        limit = min(left, step.tokens)
+        return self._longest(step.prefills, step, resident, min(left, step.tokens))
+
+    def _longest(self, prefills: list[tuple[int, int]], step: StepInProgress, resident: int, limit: int) -> int:
+        """As many as `limit` tokens on `resident` ones, beside these prefills and the decodes of the step."""
         if limit <= 0 or not self.options.slo_aware or step.bound == np.inf:
             return max(limit, 0)
-        return self.cost.longest_chunk(step.prefills, step.decodes, resident, limit, step.bound)
+        return self.cost.longest_chunk(prefills, step.decodes, resident, limit, step.bound)
 
     @staticmethod
     def _here(rows: np.ndarray, step: StepInProgress) -> np.ndarray:

@@ -68,7 +68,7 @@ class OfflinePart:
     # -- by reward ---------------------------------------------------------------------------------------------
     def _by_reward(self, step: StepInProgress, decodes: np.ndarray, prompts: np.ndarray) -> None:
         """Hill climbing on eq. 4 from the last batch, one request at a time, until no single edit raises it: to add a prompt,
-        to add a decode, to leave out either.
+        to add a decode, to leave out either, to make a chunk longer.
 
         All decodes count the same and take the longer, the longer their context is (eq. 7: by maximum and mean). So the
         best one to leave out is the longest, the best one to add the shortest: a batch holds the k shortest.
@@ -80,24 +80,27 @@ class OfflinePart:
         self._keep_added(step)
         self._decode_considered(step, ready)
         if not len(step):  # no decode finds memory: a prompt may
-            self._add_prompts(step, ready, under_way, set())
+            self._add_prompts(step, ready, under_way, [])
             self._keep_added(step)
 
     def _search(self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int]) -> None:
-        refused: set[int] = set()  # only asked
         left_out: list[int] = []
+        barred: list[int] = []
         self._climb(step, ready, int(np.isin(ready.rows, self._last).sum()))
-        while self._add_prompts(step, ready, under_way, refused):
+        while self._add_prompts(step, ready, under_way, barred):
             if self.options.edits == "adding":
                 return
             edited = self._climb(step, ready, step.considered)
-            while (edited or len(step.added) > 1) and self._leave_out_prompt(step, ready, under_way, left_out):
+            while (edited or len(step.added) > 1) and (
+                self._leave_out_prompt(step, ready, under_way, left_out)
+                or (edited and self._lengthen_chunk(step, ready, under_way))
+            ):
                 edited = True
                 self._climb(step, ready, step.considered)
             if not edited:
                 return
             # There may be memory now. By eq. 4 what was left out does not come back but for rounding: not for ever.
-            refused = {row for row, times in Counter(left_out).items() if times > 1}
+            barred = [row for row, times in Counter(left_out).items() if times > 1]
 
     def _keep_added(self, step: StepInProgress) -> None:
         if step.added:
@@ -132,12 +135,17 @@ class OfflinePart:
         return k != before
 
     def _add_prompts(
-        self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], refused: set[int]
+        self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], barred: list[int]
     ) -> bool:
         """Add the best one while one raises the reward. Whether any was added."""
         before = len(step.added)
-        while step.seats > 0 and step.tokens > 0 and self._add_best_prompt(step, ready, under_way, refused):
-            pass
+        refused = set(barred)  # only asked
+        while step.seats > 0 and step.tokens > 0:
+            added = len(step.added)
+            if not self._add_best_prompt(step, ready, under_way, refused):
+                break
+            if len(step.added) > added:  # one that ends in this iteration needs nothing more: there may be memory for others
+                refused = set(barred)
         return len(step.added) > before
 
     def _add_best_prompt(
@@ -207,17 +215,44 @@ class OfflinePart:
         if best is None:
             return False
         left_out.append(added[best].row)
-        later = added[best + 1 :]
-        self._take_back(step, best, under_way)
-        for prompt in later:
+        self._put_behind(step, ready, under_way, self._take_back(step, best, under_way)[1:])
+        return True
+
+    def _lengthen_chunk(self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int]) -> bool:
+        """Where others left, there is more time for a chunk: make that one longer which raises the reward most."""
+        first = len(step.prefills) - len(step.added)
+        best, best_new, best_reward = None, 0, step.reward()
+        for i, prompt in enumerate(step.added):
+            left = int(step.requests.known_tokens(prompt.row)) - prompt.resident
+            if prompt.fixed or prompt.new == left or self._is_built_on(step, i):
+                continue
+            others = [*step.prefills[: first + i], *step.prefills[first + i + 1 :]]
+            new = self._longest(others, step, prompt.resident, min(left, step.tokens + prompt.new))
+            if new <= prompt.new:
+                continue
+            more = new - prompt.new - self._lost_tokens(step, ready, prompt.row, prompt.resident + new)
+            reward = rate(step.benefit + more, self.cost.seconds([*others, (new, prompt.resident)], *step.decodes))
+            if reward > best_reward:
+                best, best_new, best_reward = i, new, reward
+        if best is None:
+            return False
+        prompt, *later = self._take_back(step, best, under_way)
+        longer = self._add_prompt(step, ready, under_way, prompt.row, best_new, prompt.resident, prompt.hit)
+        self._put_behind(step, ready, under_way, later if longer else [prompt, *later])
+        return longer
+
+    def _put_behind(
+        self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], prompts: list[AddedPrompt]
+    ) -> None:
+        """Add again what was behind a prompt of the plan that has changed."""
+        for prompt in prompts:
             hit = step.ledger.hit_tokens(prompt.row) if prompt.admitted else prompt.hit
             if hit == prompt.hit:  # else more is cached now, and the search goes on with that
                 self._add_prompt(step, ready, under_way, prompt.row, prompt.new, prompt.resident, hit)
-        return True
 
-    def _take_back(self, step: StepInProgress, first: int, under_way: list[int]) -> None:
+    def _take_back(self, step: StepInProgress, first: int, under_way: list[int]) -> list[AddedPrompt]:
         """Number `first` of the added prompts and those after it, as if they had never been."""
-        mark = step.added[first].mark
+        taken, mark = step.added[first:], step.added[first].mark
         while len(step.added) > first:
             prompt = step.withdraw()
             under_way[:] = prompt.under_way
@@ -229,6 +264,7 @@ class OfflinePart:
                 self.pool.lead(prompt.row)
         step.ledger.rollback(mark)
         self.pool.ask_again()
+        return taken
 
     @staticmethod
     def _is_built_on(step: StepInProgress, i: int) -> bool:

@@ -118,17 +118,43 @@ class Checker:
 
     def __init__(self, made: Desk, model) -> None:
         self.desk, self.model = made, model
-        self.seen = {"plans": 0, "leave out": 0, "add": 0}
-        decide = made.policy.plan
+        self.seen = {"plans": 0, "leave out": 0, "add": 0, "lengthen": 0, "no memory": 0}
+        self.candidates: set[tuple[int, int]] = set()  # prompts and what is cached of them, as the search found them
+        policy = made.policy
+        decide, grow, grant, best = policy.plan, policy._grow_offline, policy._decode_considered, policy.pool.best
+        lacking: list[int] = []
+
+        def note_best(ledger) -> list[tuple[int, int]]:
+            found = best(ledger)
+            self.candidates.update(found)
+            return found
+
+        def note_grow(step, row, tokens, evict) -> bool:
+            before = len(step.dropped)
+            found = grow(step, row, tokens, evict)
+            if not found or len(step.dropped) > before:
+                lacking.append(row)
+            return found
+
+        def note_decodes(step, ready) -> None:
+            with mock.patch.object(policy, "_grow_offline", note_grow):
+                grant(step, ready)
 
         def plan(view, ledger):
             steps: list[StepInProgress] = []
+            lacking.clear()
+            self.candidates.clear()
             finish = StepInProgress.finish
             with mock.patch.object(StepInProgress, "finish", lambda step: steps.append(step) or finish(step)):
                 decision = decide(view, ledger)
-            self.check(steps[0], decision)
+            # Where a decode that pays finds no free memory, those before it are not asked again.
+            if lacking:
+                self.seen["no memory"] += 1
+            else:
+                self.check(steps[0], decision)
             return decision
 
+        policy.pool.best, policy._decode_considered = note_best, note_decodes
         made.policy.plan = plan
 
     def check(self, step: StepInProgress, plan) -> None:
@@ -137,7 +163,8 @@ class Checker:
         batch = self.batch(step, plan)
         reward = batch.reward(self.model)
         self.seen["plans"] += 1
-        for kind, edited in (*self.left_out(step, plan, batch), *self.added(step, plan, batch)):
+        edits = (*self.left_out(step, plan, batch), *self.added(step, plan, batch), *self.longer(step, plan, batch))
+        for kind, edited in edits:
             seconds = edited.seconds(self.model)
             if seconds <= step.bound * (1 - 1e-9) or step.bound == np.inf:
                 self.seen[kind] += 1
@@ -157,19 +184,40 @@ class Checker:
             entries.append((row, new, resident, benefit, decodes))
         return Batch(entries)
 
-    def left_out(self, step: StepInProgress, plan, batch: Batch):
-        table = self.desk.table
+    def may_change(self, step: StepInProgress, plan, entry) -> bool:
+        """An offline request that others neither lost their memory for nor find the text of in this plan."""
+        row, _, resident, _, decodes = entry
+        table, first = self.desk.table, resident // 4  # the block that it computes first
+        others = [table.prefix[other] for other, hit in plan.admitted if other != row and hit // 4 > first]
+        mine = table.prefix[row]
+        needed = not decodes and mine is not None and any(
+            other is not None and np.array_equal(other[: first + 1], mine[: first + 1]) for other in others
+        )
         fixed = {prompt.row for prompt in step.added if prompt.fixed}
-        found = dict(plan.admitted)
-        for i, (row, _, resident, _, decodes) in enumerate(batch.entries):
-            first = resident // 4  # the block that it computes first
-            others = [table.prefix[other] for other, hit in found.items() if other != row and hit // 4 > first]
-            mine = table.prefix[row]
-            needed = not decodes and mine is not None and any(
-                other is not None and np.array_equal(other[: first + 1], mine[: first + 1]) for other in others
-            )
-            if table.klass[row] == BE and row not in fixed and not needed:
+        return table.klass[row] == BE and row not in fixed and not needed
+
+    def left_out(self, step: StepInProgress, plan, batch: Batch):
+        for i, entry in enumerate(batch.entries):
+            if self.may_change(step, plan, entry):
                 yield "leave out", Batch(batch.entries[:i] + batch.entries[i + 1 :])
+
+    def longer(self, step: StepInProgress, plan, batch: Batch):
+        """Each chunk made as long as there is time for, where there is memory for that, too."""
+        table, ledger = self.desk.table, self.desk.ledger
+        for i, entry in enumerate(batch.entries):
+            row, new, resident, benefit, decodes = entry
+            left = int(table.known_tokens(row)) - resident
+            if decodes or not self.may_change(step, plan, entry):
+                continue
+            for tokens in range(min(left, new + step.tokens), new, -1):
+                fresh = -(-(resident + tokens) // 4) - ledger.held_blocks(row)
+                lost = ledger.lost_tokens(4 * fresh) if fresh > 0 else 0
+                changed = (row, tokens, resident, benefit + tokens - new - lost, False)
+                edited = Batch([*batch.entries[:i], changed, *batch.entries[i + 1 :]])
+                if edited.seconds(self.model) <= step.bound * (1 - 1e-9) or step.bound == np.inf:
+                    if fresh <= ledger.free_blocks:
+                        yield "lengthen", edited
+                    break
 
     def added(self, step: StepInProgress, plan, batch: Batch):
         """Where nobody lost memory for a decode; what that frees is offered in the next iteration."""
@@ -177,7 +225,9 @@ class Checker:
         if step.seats <= 0 or step.tokens <= 0:
             return
         planned, begun = set(plan.rows.tolist()), []
-        for row in policy.offline.rows.tolist():
+        # Where lambda > 1, a longer context may make an iteration shorter; the policy tries the shortest.
+        shortest = getattr(self.model, "lambda_", 0.0) > 1
+        for row in sorted(policy.offline.rows.tolist(), key=lambda row: (table.computed_tokens[row], row)):
             left, resident = int(table.known_tokens(row) - table.computed_tokens[row]), int(table.computed_tokens[row])
             if row in planned:
                 continue
@@ -186,7 +236,9 @@ class Checker:
                 gained = sum(ledger.gained_blocks(row, other) for other in paused)
                 if ledger.slack_tokens(np.array([row]))[0] < 1 and ledger.free_blocks + gained < 1:
                     continue
-                yield "add", Batch([*batch.entries, (row, 1, resident, step.b_decode, True)])
+                if shortest is not None:
+                    yield "add", Batch([*batch.entries, (row, 1, resident, step.b_decode, True)])
+                shortest = None if shortest else shortest
             else:
                 begun.append(row)
         if plan.preempted:
@@ -200,7 +252,10 @@ class Checker:
             if new > 0 and fresh <= ledger.free_blocks:
                 lost = ledger.lost_tokens(4 * max(0, fresh))
                 yield "add", Batch([*batch.entries, (row, new, resident, new - lost, False)])
+        tried = frozenset(self.candidates)
         for row, hit in policy.pool.best(ledger):
+            if (row, hit) not in tried:  # a decode has evicted what made another one better
+                continue
             known = int(table.known_tokens(row))
             new = policy._chunk(step, known - hit, hit)
             if new <= 0 or (new < known - hit and pieces):
