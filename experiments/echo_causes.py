@@ -13,8 +13,8 @@ _ESTIMATE = (
 _EXACT = (
     "With exact step times the objective is kept and the gain is smaller: iterations are shorter (`step_ms` of the table). The "
     "estimate corrected by what steps took gains more (figure `settings`); offline work stalls for a minute at a time: "
-    "its decodes do not pay by eq. 4 beside online tokens, and prompts find no memory. Where only offline tokens count in eq. 4 "
-    "(`exact step times, offline benefit` of figure `settings`), nothing stalls."
+    "its decodes do not pay by eq. 4 beside online tokens, and prompts find no memory. Where only offline tokens count in "
+    "eq. 4 (`exact step times, offline benefit` of figure `settings`), nothing stalls."
 )
 SPEEDUP = {"paper": _ESTIMATE, "perfect": _EXACT}
 E = (

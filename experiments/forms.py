@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ from ..traces.longdoc import longdoc
 from ..traces.transform import merge
 from ..traces.workload import WorkloadError
 from ..traces.write import write_atomically
-from .command import command_line
+from .command import GridOptions, command_line
 from .curves import panels
 from .forms_accuracy import KINDS, LABELS, on_a_profile, on_recorded_steps
 from .grid import Point, over_seeds, run_grid
@@ -209,10 +208,11 @@ def accuracy() -> tuple[pd.DataFrame | None, pd.DataFrame]:
     return recorded, on_a_profile(load_profile(ENGINE))
 
 
-def experiment(quick: bool, seeds: int, workers: int | None, out: Path, any_version: bool) -> str:
+def experiment(options: GridOptions) -> str:
     """Run everything, write CSV, forms.png and report.md, and return the report."""
+    out, seeds = options.out, options.seeds
     recorded, profile = accuracy()
-    rows = run_grid(run_point, points(quick, seeds), out, workers, "forms", any_version)
+    rows = run_grid(run_point, points(options.quick, seeds), out, options.workers, "forms", options.any_version)
     table = costs(rows)
     text = "Mean absolute relative errors. Recorded steps: on parts that the fit has not seen (what was fitted to none of them:"
     text += " on all). Profile: fitted to it as a policy does, on drawn steps, in brackets the mean error.\n\n"

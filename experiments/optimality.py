@@ -6,23 +6,19 @@ choice loses and the exact one keeps, and the other way round. docs/optimality.m
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
 
-import cyclopts
 import pandas as pd
-from cyclopts import Parameter
 from matplotlib.figure import Figure as Canvas
 
-from ..sim.cli import run_app
-from ..sim.config import SettingsError
 from ..traces.write import write_atomically
-from .command import RESUMABLE
-from .grid import Point, over_seeds, run_grid, shown
+from .command import GridOptions, command_line
+from .grid import Point, Rows, over_seeds, run_grid, shown
 from .optimality_runs import deadlines_of_runs, iterations_of_a_run, random_iterations
 from .output import table_lines, write_plot, write_tables
 
 OBJECTIVES = ("ttft=0.4,tpot=0.2", "ttft=0.2,tpot=0.1", "ttft=0.1,tpot=0.05")  # the paper's, a half, a quarter
+SEEDS = 8
 RATE, POOL = 1.0, 3  # so that seldom more than 12 requests are in the system
 
 ITERATIONS = ["iterations of", "problem", "n", "optimal", "loses more deadlines", "misses another goal", "compared"]
@@ -34,20 +30,24 @@ SHARES = ("optimal", "outside", "loses_more", "other_goal", "compared", "gap_mea
 PAIRS = tuple(f"{name}_{who}" for name in ("ttft", "tokens") for who in ("both", "this_only", "bros_only", "neither"))
 
 
-def run_iterations(out: Path, seeds: int, count: int, seconds: float, slos: tuple[str, ...], workers: int) -> pd.DataFrame:
+def run_iterations(options: GridOptions, count: int, seconds: float, slos: tuple[str, ...]) -> pd.DataFrame:
     """Rows of `optimality_runs.gap_rows` with source (random, or a run's objectives) and seed."""
     points = [
         Point({"source": source, "seed": s}, {"seed": s, "count": count, "late": late})
         for source, late in (("random", True), ("random, none late", False))
-        for s in range(seeds)
+        for s in range(options.seeds)
     ]
-    drawn = run_grid(random_iterations, points, out, workers, "random iterations")
-    return pd.concat([drawn, run_grid(iterations_of_a_run, _of_runs("source", seeds, seconds, slos), out, workers, "runs")])
+    drawn = _run(random_iterations, points, options, "random iterations")
+    return pd.concat([drawn, _run(iterations_of_a_run, _of_runs("source", options.seeds, seconds, slos), options, "runs")])
 
 
-def run_deadlines(out: Path, seeds: int, seconds: float, slos: tuple[str, ...], workers: int) -> pd.DataFrame:
+def run_deadlines(options: GridOptions, seconds: float, slos: tuple[str, ...]) -> pd.DataFrame:
     """Rows of `optimality_runs.deadlines_of_runs` with slo and seed."""
-    return run_grid(deadlines_of_runs, _of_runs("slo", seeds, seconds, slos), out, workers, "deadlines")
+    return _run(deadlines_of_runs, _of_runs("slo", options.seeds, seconds, slos), options, "deadlines")
+
+
+def _run(work: Callable[..., Rows], points: list[Point], options: GridOptions, label: str) -> pd.DataFrame:
+    return run_grid(work, points, options.out, options.workers, label, options.any_version)
 
 
 def _of_runs(axis: str, seeds: int, seconds: float, slos: tuple[str, ...]) -> list[Point]:
@@ -99,46 +99,23 @@ def plot(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> Canvas:
     return figure
 
 
-def optimality(
-    *,
-    quick: Annotated[bool, Parameter(negative="")] = False,
-    seeds: int = 8,
-    out: Path = Path("optimality"),
-    workers: int = 1,
-) -> None:
-    """Measure the optimality gap of BROS's Algorithm 1 against the exact solution of its problem.
-
-    Parameters
-    ----------
-    quick: bool
-        Few and short: shows that it works, measures nothing.
-    seeds: int
-        Runs of each kind; the intervals are over these.
-    out: Path
-        Folder for iterations.csv, deadlines.csv, optimality.md and optimality.png; what it holds of the same code is not
-        computed again.
-    workers: int
-        Processes.
-    """
-    if seeds < 2 or workers < 1:
-        raise SettingsError("--seeds must be 2 or more, for intervals, and --workers 1 or more")
-    if quick:
-        seeds = 2
-    count, seconds, slos = (20, 3.0, OBJECTIVES[:1]) if quick else (500, 12.0, OBJECTIVES)
-    iterations = run_iterations(out, seeds, count, seconds, slos, workers)
-    deadlines = run_deadlines(out, seeds, seconds, slos, workers)
+def experiment(options: GridOptions) -> str:
+    """Run everything, write iterations.csv, deadlines.csv, optimality.md and optimality.png, and return the report. quick: few
+    and short, shows that it works and measures nothing."""
+    count, seconds, slos = (20, 3.0, OBJECTIVES[:1]) if options.quick else (500, 12.0, OBJECTIVES)
+    iterations = run_iterations(options, count, seconds, slos)
+    deadlines = run_deadlines(options, seconds, slos)
     text = markdown(iterations, deadlines)
-    write_tables(out, {"iterations": iterations, "deadlines": deadlines})
-    write_atomically(out / "optimality.md", text.encode())
-    write_plot(out / "optimality.png", plot(iterations, deadlines), dpi=110)
-    print(text, end="")
+    write_tables(options.out, {"iterations": iterations, "deadlines": deadlines})
+    write_atomically(options.out / "optimality.md", text.encode())
+    write_plot(options.out / "optimality.png", plot(iterations, deadlines), dpi=110)
+    return text
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point; bad input ends as one line."""
-    app = cyclopts.App(name="optimality", help=optimality.__doc__)
-    app.default(optimality)
-    run_app(app, arguments, RESUMABLE)
+    """Entry point. Intervals are over seeds, so that one is not enough."""
+    text = "How far BROS's Algorithm 1 is from the best batch."
+    command_line("optimality", text, experiment, SEEDS, arguments, least_seeds=2)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,12 @@ table says whose number is best then, and by how much. docs/sensitivity.md has t
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from ..traces.write import write_atomically
-from .command import command_line
+from .command import GridOptions, command_line
 from .curves import panels
 from .grid import Point, interval, over_seeds, run_grid
 from .output import markdown_table, write_plot, write_tables
@@ -181,9 +179,10 @@ def _dots(axes, table: pd.DataFrame, metric: str, before: str) -> None:
     axes.grid(alpha=0.3, axis="x")
 
 
-def experiment(quick: bool, seeds: int, workers: int | None, out: Path, any_version: bool) -> str:
+def experiment(options: GridOptions) -> str:
     """Run everything, write points.csv, leads.csv, changes.csv, report.md and sensitivity.png, and return the report."""
-    rows = run_grid(run_point, points(quick, seeds), out, workers, "sensitivity", any_version)
+    out, seeds = options.out, options.seeds
+    rows = run_grid(run_point, points(options.quick, seeds), out, options.workers, "sensitivity", options.any_version)
     found = conclusions(rows)
     changed = changes(rows)
     text = f"{markdown(found, seeds)}\n{beliefs_markdown(changed)}"

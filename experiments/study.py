@@ -12,7 +12,6 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-import cyclopts
 import numpy as np
 import pandas as pd
 from cyclopts import Parameter
@@ -23,10 +22,11 @@ from ..sim.cli import run_app
 from ..sim.config import SettingsError
 from ..sim.results import dump_json
 from ..traces.write import write_atomically
-from .command import RESUMABLE, check_counts
+from .command import RESUMABLE, GridOptions, experiment_app
 from .grid import Point, Rows, run_grid, shown
 from .output import table_lines, write_plot, write_tables
 
+SEEDS = 3
 Verdict = Literal["agrees", "direction agrees", "within the spread", "differs", "not reproduced"]  # best first
 
 
@@ -35,7 +35,7 @@ class Scale:
     """How much is run. quick: the smallest grid that still makes every table and plot, for tests; seeds: of each point."""
 
     quick: bool = False
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = tuple(range(SEEDS))
 
 
 @dataclass(frozen=True)
@@ -193,38 +193,15 @@ class Study:
         """The command line of this study."""
 
         def command(
-            *figure: str,
-            quick: Annotated[bool, Parameter(negative="")] = False,
-            seeds: int = 3,
-            workers: int | None = None,
-            out: Path | None = None,
-            any_version: Annotated[bool, Parameter(negative="")] = False,
+            *figure: Annotated[str, Parameter(help="Names of figures; none: all of them.")],
+            options: GridOptions = GridOptions(),
         ) -> None:
-            """Run figures and write their tables, plots and claims.
+            set_to = options.of(self.system, SEEDS)
+            scale = Scale(set_to.quick, tuple(range(set_to.seeds)))
+            self.run(figure, scale, set_to.out, set_to.workers, set_to.any_version)
+            Console(soft_wrap=True).print(str(set_to.out / self.report), highlight=False)
 
-            Parameters
-            ----------
-            figure: str
-                Names of figures; none: all of them.
-            quick: bool
-                The smallest grid that makes every table and plot.
-            seeds: int
-                Seeds of each point.
-            workers: int
-                Processes. [default: one for each core]
-            out: Path
-                Folder. [default: out/SYSTEM]
-            any_version: bool
-                Also take points that another version of the code has run.
-            """
-            check_counts(seeds, workers)
-            target = out if out is not None else Path("out") / self.system
-            self.run(figure, Scale(quick, tuple(range(seeds))), target, workers, any_version)
-            Console(soft_wrap=True).print(str(target / self.report), highlight=False)
-
-        app = cyclopts.App(name=f"twinserve.experiments.{self.system}", help=f"Figures of {self.system}.", version_flags=[])
-        app.default(command)
-        run_app(app, arguments, RESUMABLE)
+        run_app(experiment_app(self.system, f"Figures of {self.system}.", SEEDS, command), arguments, RESUMABLE)
 
 
 def _table(frame: pd.DataFrame) -> list[str]:
