@@ -64,6 +64,10 @@ class MlfqPolicy(Policy):
     name = "mlfq"
     Options = MlfqOptions
 
+    @classmethod
+    def estimates(cls, options: MlfqOptions) -> bool:
+        return options.skip_join or options.queues is None
+
     def __init__(self, limits: EngineLimits, options: MlfqOptions | None = None, estimator=None) -> None:
         super().__init__(limits, options, estimator)
         given = self.options

@@ -11,7 +11,10 @@ from .results import ResultsError
 
 
 def report(
-    runs: Annotated[list[Path], Parameter(negative="")], *, out: Annotated[Path, Parameter(name=["--out", "-o"])]
+    runs: Annotated[list[Path], Parameter(negative="")],
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    overwrite: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """One self-contained HTML page, with its plots beside it, that compares runs.
 
@@ -21,10 +24,12 @@ def report(
         Folders that `simulate --out` wrote, or folders of such folders.
     out: Path
         The .html file, or a folder for it.
+    overwrite: bool
+        Replace a page that is there.
     """
     from .report import write_report
     from .results import find_runs
 
     if not runs:
         raise ResultsError("name at least one folder that `simulate --out` wrote")
-    print(write_report(find_runs(runs), out))
+    print(write_report(find_runs(runs), out, overwrite))

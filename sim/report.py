@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
+from ..traces.workload import WorkloadError
+from ..traces.write import write_atomically
 from .report_figures import draw_all
 from .results import ResultsError, RunResult, dump_json, find_runs, plain, read_run
 from .table import table_rows
@@ -56,12 +58,12 @@ summary{cursor:pointer}
 """.strip()
 
 
-def write_report(dirs: Iterable[str | os.PathLike], out: str | os.PathLike) -> Path:
+def write_report(dirs: Iterable[str | os.PathLike], out: str | os.PathLike, overwrite: bool = False) -> Path:
     """Compare the runs in `dirs` in `out`: an .html file, or a folder that gets report.html.
 
     A folder without a run of its own stands for the runs below it. Figures go beside the page as
-    <page>-<figure>.png. Returns the page. Raises ResultsError for a run that cannot be read or a
-    page that cannot be written.
+    <page>-<figure>.png. Returns the page. Raises ResultsError for a run that cannot be read, a page
+    that cannot be written, or one that is there already and nobody said `overwrite`.
     """
     folders = find_runs(dirs)
     if not folders:
@@ -70,16 +72,15 @@ def write_report(dirs: Iterable[str | os.PathLike], out: str | os.PathLike) -> P
     page = Path(out)
     if page.suffix.lower() not in (".html", ".htm"):
         page = page / "report.html"
+    if page.exists() and not overwrite:
+        raise ResultsError(f"{page}: is there already: name another file, or replace it with --overwrite")
     images = draw_all(runs)
+    files = {page.with_name(f"{page.stem}-{name}.png"): png for name, png in images.items()}
     try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        for name, png in images.items():
-            page.with_name(f"{page.stem}-{name}.png").write_bytes(png)
-        page.write_text(render_html(runs, images), encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(
-            f"{page}: cannot be written: {error.strerror}; name another place"
-        ) from error
+        for file, content in {**files, page: render_html(runs, images).encode()}.items():
+            write_atomically(file, content)
+    except WorkloadError as error:
+        raise ResultsError(str(error)) from None
     return page
 
 

@@ -84,6 +84,7 @@ WRONG = [
     ("-p bros:kv=paged --prefix-caching", "no prefix is looked up by bros:kv=paged"),
     ("--estimator perfect", "no step times are estimated by vllm"),
     ("-p vllm-v0 -p round-robin -p preemptive-wait --estimator perfect", "no step times are estimated"),
+    ("-p mlfq:skip_join=false,queues=4 --estimator perfect", "no step times are estimated by mlfq"),
     ("-p echo-bs --estimator perfect", "no step times are estimated by echo-bs"),
     ("-p echo:slo_aware=false,kv_aware=false --estimator roofline", "no step times are estimated"),
     ("-p tgi:waiting_served_ratio=inf", "waiting_served_ratio=inf: should be a finite number, at least 0 and at most 1000000"),

@@ -129,6 +129,15 @@ def test_errors_are_one_line(runs, tmp_path):
         write_report([runs], tmp_path / "file" / "report.html")
 
 
+def test_a_page_that_is_there_is_only_replaced_where_that_was_said(runs, tmp_path):
+    page = tmp_path / "notes.html"
+    page.write_text("mine")
+    with pytest.raises(ResultsError, match="is there already: .* --overwrite"):
+        write_report([runs], page)
+    assert page.read_text() == "mine" and list(tmp_path.iterdir()) == [page]
+    assert "<h1>" in write_report([runs], page, overwrite=True).read_text()
+
+
 def test_runs_of_one_name_are_told_apart_by_their_parents(runs, tmp_path):
     rows = toy_rows(10)
     for parent in ("x", "y"):
