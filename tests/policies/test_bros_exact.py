@@ -114,12 +114,14 @@ def drawn(seed: int) -> Instance:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
+@hypothesis.example(seed=337)  # two batches whose rates are 3e-6 apart
 def test_both_find_the_same(seed):
+    """To within the solver's tolerances, about 1e-6 of times."""
     instance = drawn(seed)
     ours, theirs = enumerate_batches(instance, COSTS), solve_milp(instance, COSTS)
     assert (ours is None) == (theirs is None)
     if ours is not None:
-        assert ours.goals == theirs.goals and ours.rate == pytest.approx(theirs.rate, rel=1e-6)
+        assert ours.goals == theirs.goals and ours.rate * (1 - 1e-5) <= theirs.rate <= ours.rate * (1 + 1e-9)
         assert ours.feasible and theirs.feasible
 
 
