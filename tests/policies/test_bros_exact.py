@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 import pandas as pd
 import pytest
