@@ -231,8 +231,9 @@ WHY_CONTEXT = (
 )
 WHY_CONTEXT_THROUGHPUT = (
     "The rate is far beyond capacity at long contexts. Lower, where steps fetch layers for longer than they compute: with "
-    "four times the PCIe rate the loss shrinks (figure `settings`). Where it is higher, a guess: vLLM recomputes what it "
-    "preempts and LayerKV does not (`recomputes` of the table; no run takes that away alone)."
+    "four times the PCIe rate the loss shrinks (figure `settings`). Higher, where vLLM recomputes what it preempts, which "
+    "LayerKV does not: a vLLM that swaps has as much; and at 16k, where memory holds few such prompts: with a quarter more "
+    "of it vLLM has as much (figure `higher`)."
 )
 WHY_THROUGHPUT = (
     "Algorithm 1 keeps the TPOT objective, which vLLM does not on this profile, by beginning fewer prompts. Without it "

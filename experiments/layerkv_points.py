@@ -43,6 +43,15 @@ SHARED = {
 }
 SHARES = {("yi-34b-200k", 2): 0.23, ("yi-34b-200k", 4): 0.77, ("llama-3.1-70b", 4): 0.72}  # of a prompt's time
 
+# Where throughput is higher than vLLM's: what vLLM would do without recomputing, and with more memory
+HIGHER = {
+    "vLLM": (VLLM, 1.0),
+    "vLLM swaps": (f"{VLLM}:preemption_mode=swap", 1.0),
+    "vLLM, a quarter more blocks": (VLLM, 1.25),
+    "LayerKV": ("layerkv", 1.0),
+}
+WHERE_HIGHER = (("llama-3.1-70b", 512), ("llama-3.1-70b", 4096), ("yi-34b-200k", 1024), ("yi-34b-200k", 16384))
+
 RULES = {
     "vLLM": VLLM,
     "LayerKV": "layerkv",
@@ -134,6 +143,17 @@ def contention(scale: Scale) -> list[Point]:
         | {"_engine": f"{m}, {tp} GPUs", "_variant": name}
         for (m, tp), share in (list(SHARES.items())[:1] if scale.quick else SHARES.items())
         for name, (p, on) in SHARED.items()
+    ]
+    return _over(scale, settings, ("engine", "variant"))
+
+
+def higher(scale: Scale) -> list[Point]:
+    """Contexts of Fig. 4 at which LayerKV's throughput is higher than vLLM's."""
+    settings = [
+        {"model": m, "tp": MODELS[m], "lengths": f"fixed:{context},{OUTPUT}", "longest": LONG, "rate": 1.0, "memory": memory}
+        | {"requests": 12 if scale.quick else 100, "policy": p, "_engine": f"{m}, {context:,} tokens", "_variant": name}
+        for m, context in WHERE_HIGHER[: 1 if scale.quick else None]
+        for name, (p, memory) in HIGHER.items()
     ]
     return _over(scale, settings, ("engine", "variant"))
 
