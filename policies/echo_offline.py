@@ -82,6 +82,23 @@ class OfflinePart:
         if not len(step):  # no decode finds memory: a prompt may
             self._add_prompts(step, ready, under_way, [])
             self._keep_added(step)
+        if not len(step):
+            self._serve_whoever(step, prompts)
+
+    def _serve_whoever(self, step: StepInProgress, prompts: np.ndarray) -> None:
+        """Nothing pays where all memory that is left holds text that others want; to do nothing would be for ever."""
+        requests = step.requests
+        for row in prompts.tolist():
+            computed = int(requests.computed_tokens[row])
+            new = self._chunk(step, int(requests.known_tokens(row)) - computed, computed)
+            if new > 0 and row not in step.dropped and self._continue_prompt(step, row, new, computed):
+                return
+        if len(prompts):  # one in pieces at a time
+            return
+        for row, hit in self.pool.best(step.ledger):
+            new = self._chunk(step, int(requests.known_tokens(row)) - hit, hit)
+            if new > 0 and row not in step.dropped and self._admit_offline(step, row, new, hit):
+                return
 
     def _search(self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int]) -> None:
         left_out: list[int] = []
@@ -215,8 +232,10 @@ class OfflinePart:
         if best is None:
             return False
         left_out.append(added[best].row)
-        self._put_behind(step, ready, under_way, self._take_back(step, best, under_way)[1:])
-        return True
+        before = step.reward()
+        taken = self._take_back(step, best, under_way)
+        self._put_behind(step, ready, under_way, taken[1:])
+        return self._is_better(step, ready, under_way, best, taken, before)
 
     def _lengthen_chunk(self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int]) -> bool:
         """Where others left, there is more time for a chunk: make that one longer which raises the reward most."""
@@ -236,19 +255,41 @@ class OfflinePart:
                 best, best_new, best_reward = i, new, reward
         if best is None:
             return False
-        prompt, *later = self._take_back(step, best, under_way)
-        longer = self._add_prompt(step, ready, under_way, prompt.row, best_new, prompt.resident, prompt.hit)
-        self._put_behind(step, ready, under_way, later if longer else [prompt, *later])
-        return longer
+        before = step.reward()
+        taken = self._take_back(step, best, under_way)
+        if self._add_prompt(step, ready, under_way, taken[0].row, best_new, taken[0].resident, taken[0].hit):
+            self._put_behind(step, ready, under_way, taken[1:])
+        return self._is_better(step, ready, under_way, best, taken, before)
+
+    def _is_better(
+        self,
+        step: StepInProgress,
+        ready: OfflineDecodes,
+        under_way: list[int],
+        first: int,
+        taken: list[AddedPrompt],
+        before: float,
+    ) -> bool:
+        """Whether the reward is higher than `before`. If not, as what others cost has changed with the edit, it is undone:
+        `taken` are the prompts from number `first` on."""
+        if step.reward() > before:
+            return True
+        if len(step.added) > first:
+            self._take_back(step, first, under_way)
+        self._put_behind(step, ready, under_way, taken)
+        return False
 
     def _put_behind(
         self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], prompts: list[AddedPrompt]
     ) -> None:
-        """Add again what was behind a prompt of the plan that has changed."""
+        """Add again what was behind a prompt of the plan that has changed. Other text may be cached now."""
         for prompt in prompts:
-            hit = step.ledger.hit_tokens(prompt.row) if prompt.admitted else prompt.hit
-            if hit == prompt.hit:  # else more is cached now, and the search goes on with that
-                self._add_prompt(step, ready, under_way, prompt.row, prompt.new, prompt.resident, hit)
+            new, resident, hit = prompt.new, prompt.resident, prompt.hit
+            if prompt.admitted:
+                hit = resident = step.ledger.hit_tokens(prompt.row)
+                new = min(prompt.hit + prompt.new - hit, step.tokens)
+            if new > 0:
+                self._add_prompt(step, ready, under_way, prompt.row, new, resident, hit)
 
     def _take_back(self, step: StepInProgress, first: int, under_way: list[int]) -> list[AddedPrompt]:
         """Number `first` of the added prompts and those after it, as if they had never been."""
@@ -268,8 +309,13 @@ class OfflinePart:
 
     @staticmethod
     def _is_built_on(step: StepInProgress, i: int) -> bool:
-        """Whether a prompt of this plan begins with text that number `i` of the added ones computes in it."""
+        """Whether a prompt of this plan begins with text that number `i` of the added ones computes in it; or is in pieces,
+        which it may be as number `i`, begun before, ends."""
         prompt, texts = step.added[i], step.requests.prefix
+        known = step.requests.known_tokens
+        if not prompt.admitted and prompt.resident + prompt.new == known(prompt.row):
+            if any(other.admitted and other.hit + other.new < known(other.row) for other in step.added[i + 1 :]):
+                return True
         first = prompt.resident // step.ledger.block_tokens
         text = texts[prompt.row]
         if text is None:

@@ -105,6 +105,23 @@ def test_a_prompt_is_left_out_again_when_better_ones_were_found_behind_it():
     assert d.scheduled(2) == [{"x": 30}, {"q0": 1, "q1": 1, "q2": 1, "x": 1}]
 
 
+def test_a_prompt_goes_on_where_all_other_memory_holds_text_that_somebody_wants():
+    """Three requests, blocks of four tokens, twelve of them, eight tokens a step: b wants what a has left, so that the rest of
+    the long prompt is worth nothing (8 tokens computed, 8 evicted), and b itself may not be in pieces beside it."""
+    limits = EngineLimits(max_num_seqs=12, max_num_batched_tokens=8, max_model_len=400, kv_bytes_per_token=1)
+    d = Desk("echo", 12, kind="task-aware", limits=limits, estimator=ADDITIVE)
+    d.ledger.pool.new_contents(5000)
+    d.submit("a", 21, 1, klass=BE, prefix=text(0, 5))
+    while d.stepper.core.active:
+        d.step()
+    d.submit("long", 40, 2, klass=BE)
+    d.step()
+    d.submit("b", 32, 2, klass=BE, prefix=text(0, 5))
+    assert d.scheduled(5) == [*[{"long": 8}] * 4, {"long": 1}]
+    assert d.scheduled(5) == [*[{"b": 8}] * 3, {"b": 4}, {"b": 1}]  # it found a block
+    assert not d.stepper.core.active
+
+
 # -- every edit of every plan --------------------------------------------------------------------------------------
 @dataclass
 class Batch:
@@ -204,7 +221,8 @@ class Checker:
         return Batch(entries)
 
     def may_change(self, step: StepInProgress, plan, entry) -> bool:
-        """An offline request that others neither lost their memory for nor find the text of in this plan."""
+        """An offline request that others neither lost their memory for nor find the text of in this plan; nor one that ends,
+        so that another one may be in pieces."""
         row, _, resident, _, decodes = entry
         table, first = self.desk.table, resident // 4  # the block that it computes first
         others = [table.prefix[other] for other, hit in plan.admitted if other != row and hit // 4 > first]
@@ -212,8 +230,12 @@ class Checker:
         needed = not decodes and mine is not None and any(
             other is not None and np.array_equal(other[: first + 1], mine[: first + 1]) for other in others
         )
+        planned = dict(zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True))
+        begun = [(other, hit) for other, hit in plan.admitted if table.klass[other] == BE]
+        pieces = any(hit + planned[other] < table.known_tokens(other) for other, hit in begun)
+        ends = not decodes and row not in dict(plan.admitted) and resident + entry[1] == table.known_tokens(row)
         fixed = {prompt.row for prompt in step.added if prompt.fixed}
-        return table.klass[row] == BE and row not in fixed and not needed
+        return table.klass[row] == BE and row not in fixed and not needed and not (pieces and ends)
 
     def left_out(self, step: StepInProgress, plan, batch: Batch):
         for i, entry in enumerate(batch.entries):
