@@ -72,10 +72,13 @@ def write_report(dirs: Iterable[str | os.PathLike], out: str | os.PathLike, over
     page = Path(out)
     if page.suffix.lower() not in (".html", ".htm"):
         page = page / "report.html"
-    if page.exists() and not overwrite:
-        raise ResultsError(f"{page}: is there already: name another file, or replace it with --overwrite")
     images = draw_all(runs)
     files = {page.with_name(f"{page.stem}-{name}.png"): png for name, png in images.items()}
+    for file in (page, *files):
+        if file.is_dir():
+            raise ResultsError(f"{file}: is a folder; name another file")
+        if file.exists() and not overwrite:
+            raise ResultsError(f"{file}: is there already: name another file, or replace it with --overwrite")
     try:
         for file, content in {**files, page: render_html(runs, images).encode()}.items():
             write_atomically(file, content)

@@ -380,3 +380,29 @@ def run(model, load, policy: str, blocks: int) -> dict[str, int]:
 )
 def test_no_single_edit_raises_the_reward(blocks, model, load, policy):
     run(model, load, policy, blocks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    model=bros_models,
+    load=requests,
+    policy=st.sampled_from([*POLICIES, "echo:edits=adding"]),
+    blocks=st.sampled_from([35, 45]),
+    tokens=st.sampled_from([14, 22, 30]),
+)
+def test_every_request_of_a_pool_ends(model, load, policy, blocks, tokens):
+    """Though memory holds little more than the longest one, and most of what it holds is wanted by somebody."""
+    limits = EngineLimits(max_num_seqs=6, max_num_batched_tokens=tokens, max_model_len=400, kv_bytes_per_token=1)
+    made = Desk(policy, blocks, kind="task-aware", limits=limits, estimator=model)
+    made.ledger.pool.new_contents(5000)
+    for i, (kind, document, prompt, output, _) in enumerate(load):
+        if kind == "question":
+            made.submit(f"r{i}", 40 + prompt, output, klass=BE, prefix=text(document, 10))
+        else:
+            made.submit(f"r{i}", prompt, output, klass=BE)
+        made.step()
+    for _ in range(3000):
+        if not made.stepper.core.active:
+            return
+        assert made.step().scheduled or made.stepper.core.ready_s
+    raise AssertionError("requests are left")

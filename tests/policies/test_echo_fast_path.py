@@ -19,6 +19,7 @@ OPTIONS = (
     "echo:length_buckets=false,b_decode=0.3",
     "echo-bs:threshold=true",
     "echo:feedback=0.3",
+    "echo:benefit=offline",
 )
 VARIANTS = (*LADDER, *OPTIONS)
 CASES = [

@@ -135,6 +135,14 @@ def test_a_page_that_is_there_is_only_replaced_where_that_was_said(runs, tmp_pat
     with pytest.raises(ResultsError, match="is there already: .* --overwrite"):
         write_report([runs], page)
     assert page.read_text() == "mine" and list(tmp_path.iterdir()) == [page]
+    page.rename(tmp_path / "other-load.png")
+    with pytest.raises(ResultsError, match="other-load.png: is there already"):
+        write_report([runs], tmp_path / "other.html")
+    page.mkdir()
+    with pytest.raises(ResultsError, match="is a folder"):
+        write_report([runs], page, overwrite=True)
+    assert len(list(tmp_path.iterdir())) == 2
+    page.rmdir()
     assert "<h1>" in write_report([runs], page, overwrite=True).read_text()
 
 
