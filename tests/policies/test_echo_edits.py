@@ -183,6 +183,7 @@ class Checker:
             finish = StepInProgress.finish
             with mock.patch.object(StepInProgress, "finish", lambda step: steps.append(step) or finish(step)):
                 decision = decide(view, ledger)
+            assert len(self.in_pieces(decision)) <= 1
             # Where a decode that pays finds no free memory, those before it are not asked again.
             if lacking:
                 self.seen["no memory"] += 1
@@ -192,6 +193,14 @@ class Checker:
 
         policy.pool.best, policy._decode_considered = note_best, note_decodes
         made.policy.plan = plan
+
+    def in_pieces(self, plan) -> list[int]:
+        """Offline prompts that will have been begun and not ended."""
+        table, found = self.desk.table, dict(plan.admitted)
+        planned = dict(zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True))
+        offline = self.desk.policy.offline.rows.tolist()
+        ends = {row: int(table.computed_tokens[row]) + found.get(row, 0) + planned.get(row, 0) for row in offline}
+        return [row for row in offline if ends[row] + 1 < table.known_tokens(row)]
 
     def check(self, step: StepInProgress, plan) -> None:
         if not any(self.desk.table.klass[plan.rows] == BE):
