@@ -113,7 +113,7 @@ def test_the_benchmark_past_saturation(servers):
     counted = stats(server, before + 80)
     assert (counted["drift"], counted["restarts"]) == (0, 0), counted["first_drift"]
     assert counted["preempted"] > 0
-    assert 0 < counted["decision_mean_s"] <= counted["decision_p99_s"]
+    assert counted["decision_mean_s"] > 0 and counted["decision_p99_s"] > 0  # one long pause may put the mean above the p99
 
 
 def test_policy_vllm_on_the_engines_own_pool(servers):
