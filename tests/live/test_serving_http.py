@@ -79,19 +79,27 @@ def test_attributes_reach_the_policy_and_bad_ones_the_client(servers):
     assert (counted["arrived"], counted["finished"], counted["refused"]) == (3, 3, 0)
 
 
-def test_hanging_up_over_http(servers):
-    server = servers["bros"]
+def hang_up(server: Server) -> tuple[dict, dict]:
+    """Four requests whose clients leave among twenty others; the server's counts before and after."""
     before = stats(server, 0)
     with ThreadPoolExecutor(24) as pool:
-        leaving = [pool.submit(server.leave_early, [5 + i] * 300, 200, 0.2 + 0.02 * i) for i in range(4)]
+        leaving = [pool.submit(server.leave_early, [5 + i] * 300, 200, 0.1 + 0.02 * i) for i in range(4)]
         staying = [pool.submit(server.complete, [7 + i] * 150, max_tokens=30) for i in range(20)]
         assert [answer.result()[0] for answer in staying] == [200] * 20
         for one in leaving:
             one.result()
-    counted = stats(server, before["arrived"] + 24)
-    assert counted["aborted"] > 0
-    assert counted["finished"] >= before["finished"] + 20
-    assert (counted["drift"], counted["restarts"]) == (0, 0)
+    return before, stats(server, before["arrived"] + 24)
+
+
+def test_hanging_up_over_http(servers):
+    """A busy machine may notice a client's leaving when its request has ended: then once more."""
+    for _ in range(10):
+        before, counted = hang_up(servers["bros"])
+        assert counted["finished"] >= before["finished"] + 20
+        assert (counted["drift"], counted["restarts"]) == (0, 0)
+        if counted["aborted"] > before["aborted"]:
+            return
+    raise AssertionError("nobody left before the answer had ended")
 
 
 def test_the_benchmark_past_saturation(servers):
