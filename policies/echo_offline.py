@@ -220,11 +220,11 @@ class OfflinePart:
         self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int], left_out: list[int]
     ) -> bool:
         """Leave out that of the added prompts without which the reward is highest, if it is higher then."""
-        added, first = step.added, len(step.prefills) - len(step.added)
+        added = step.added
         bound = step.bound if self.options.slo_aware else np.inf
         best, best_reward = None, step.reward()
         for i, prompt in enumerate(added):
-            others = [*step.prefills[: first + i], *step.prefills[first + i + 1 :]]
+            others = step.prefills_without(i)
             seconds = self.cost.seconds(others, *step.decodes)
             reward = rate(step.benefit - prompt.benefit, seconds)
             if reward > best_reward and seconds <= bound and not prompt.fixed and not self._is_built_on(step, i):
@@ -239,13 +239,12 @@ class OfflinePart:
 
     def _lengthen_chunk(self, step: StepInProgress, ready: OfflineDecodes, under_way: list[int]) -> bool:
         """Where others left, there is more time for a chunk: make that one longer which raises the reward most."""
-        first = len(step.prefills) - len(step.added)
         best, best_new, best_reward = None, 0, step.reward()
         for i, prompt in enumerate(step.added):
             left = int(step.requests.known_tokens(prompt.row)) - prompt.resident
             if prompt.fixed or prompt.new == left or self._is_built_on(step, i):
                 continue
-            others = [*step.prefills[: first + i], *step.prefills[first + i + 1 :]]
+            others = step.prefills_without(i)
             new = self._longest(others, step, prompt.resident, min(left, step.tokens + prompt.new))
             if new <= prompt.new:
                 continue

@@ -63,6 +63,11 @@ class StepInProgress:
         """Eq. 4, tokens a second."""
         return rate(self.benefit, self.seconds())
 
+    def prefills_without(self, i: int) -> list[tuple[int, int]]:
+        """`prefills` without number `i` of `added`, which are the last of them."""
+        at = len(self.prefills) - len(self.added) + i
+        return [*self.prefills[:at], *self.prefills[at + 1 :]]
+
     def with_decodes(self, n: int, total: int, longest: int) -> tuple[int, int, int]:
         """`decodes`, if these were considered beside those that are granted."""
         granted = self._granted_decodes
