@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ..policies.base import EngineLimits
-from ..policies.plan import Direction, Hold, KvMove, Preemption, StepOutcome, StepPlan
-from ..policies.requests import RequestTable
-from ..profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
-from .moves import Counts, count, kind_of
-from .pcie import Computing, PcieLink
+from twinserve.backends.base import Backend, Executed, Transfers
+from twinserve.backends.counts import Counts, count, kind_of
+from twinserve.backends.links import Computing, PcieLink
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.plan import Direction, Hold, KvMove, Preemption, StepOutcome, StepPlan
+from twinserve.policies.requests import RequestTable
+from twinserve.profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
 
 
-@dataclass(slots=True)
-class Executed:
-    """An outcome with what it consisted of: for the step records, and for holding back requests in transfer."""
+class SimulatedBackend(Backend):
+    """One engine's hardware: a step-time model, a PCIe link, and the true output lengths, which
+    only it knows.
 
-    outcome: StepOutcome
-    work: StepComposition
-    to_host_bytes: int
-    to_device_bytes: int
-    ready_s: dict[int, float]  # rows that wait for a transfer -> when it lands
-
-
-@dataclass(slots=True)
-class Transfers:
-    """What a plan's moves came to. Bytes; seconds on the engine's clock.
-
-    ready_s  rows that wait for a transfer -> when it lands
-    before   when the step may start
-    beside   when the step may end at the earliest
+    layers      of the model, for moves that name layers
+    fast        whether runs of identical decode steps are executed at once
+    allreduces  seconds of a step's all-reduces by its composition, where they share the link
+                (`links.allreduces_of`)
+    layered     the ledger moves single layers
     """
 
-    to_host_bytes: int
-    to_device_bytes: int
-    ready_s: dict[int, float]
-    before: float
-    beside: float
-
-
-class SimulatedBackend:
-    """One engine's hardware: a step-time model, a PCIe link, and the true output lengths, which only it knows.
-
-    layers: of the model, for moves that name layers. fast: whether runs of identical decode steps are executed at once.
-    allreduces: seconds of a step's all-reduces by its composition, where they share the link (`pcie.allreduces_of`).
-    layered: the ledger moves single layers.
-    """
+    plans_ahead = True
 
     def __init__(
         self,
@@ -71,17 +50,21 @@ class SimulatedBackend:
         self.layered = layered
         self.moved: Counts = {}  # all moves so far
         self._outputs = np.zeros(1024, np.int64)
-        self.watches_churn = getattr(model, "watches_churn", False)
-        self._batch: tuple[list[int], bool] = ([], False)  # of the step before: rows, and whether they all decoded
+        self.watches_churn = model.watches_churn
+        # of the step before: rows, and whether they all decoded
+        self._batch: tuple[list[int], bool] = ([], False)
 
     def expect(self, row: int, output_tokens: int) -> None:
-        """The request in `row` will emit `output_tokens` tokens."""
         if row >= len(self._outputs):
             self._outputs = np.concatenate([self._outputs, np.zeros(len(self._outputs), np.int64)])
         self._outputs[row] = output_tokens
 
-    def execute(self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0) -> Executed:
-        """Run `plan` from `now` (seconds). `emitting`: bool[n], rows that emit. `overhead_s` comes before the step."""
+    def withdraw(self, row: int) -> None:
+        """Nothing of it is here but its length."""
+
+    def execute(
+        self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0
+    ) -> Executed:
         rows = plan.rows
         work = self.composition(plan, emitting)
         moved = self.transfer(plan.moves, now, plan.swapped_in, overhead_s, work)
@@ -107,10 +90,15 @@ class SimulatedBackend:
                 ends = ends[:steps]
         finished = emitted[left == steps].tolist() if steps == least else []
         outcome = StepOutcome(now, ends, emitted, finished)
-        return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s)
+        return Executed(
+            outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s, moved.lands_s
+        )
 
-    def _delay(self, work: StepComposition, seconds, start: float, beside: float, overhead_s: float) -> None:
-        """All-reduces on the link make steps longer while it is in use: the `seconds` of a run that begins with `work`."""
+    def _delay(
+        self, work: StepComposition, seconds, start: float, beside: float, overhead_s: float
+    ) -> None:
+        """All-reduces on the link make steps longer while it is in use: the `seconds` of a run that
+        begins with `work`."""
         if self.allreduces is None:
             return
         busy, n = max(self.link.free_at.values()), work.decode_requests
@@ -125,7 +113,8 @@ class SimulatedBackend:
 
     @staticmethod
     def _ends(start: float, seconds: np.ndarray, beside: float, overhead_s: float) -> np.ndarray:
-        """When each step of a run ends. Added one by one, as single steps are: the sums must be the same floats."""
+        """When each step of a run ends. Added one by one, as single steps are: the sums must be the
+        same floats."""
         parts = seconds.copy()
         if overhead_s:
             # (t + overhead) + seconds, step after step, not t + (overhead + seconds)
@@ -134,14 +123,14 @@ class SimulatedBackend:
         return parts.cumsum()[::2] if overhead_s else parts.cumsum()
 
     def cut(self, executed: Executed, steps: int) -> None:
-        """Only the first `steps` steps of a run happened: something arrived."""
         outcome = executed.outcome
         if steps < len(outcome.ends_s):
             outcome.ends_s = outcome.ends_s[:steps]
             outcome.finished = []
 
     def composition(self, plan: StepPlan, emitting: np.ndarray) -> StepComposition:
-        """The step as a step-time model sees it: decodes pooled, prefills one by one. To be asked once for each step."""
+        """The step as a step-time model sees it: decodes pooled, prefills one by one. To be asked
+        once for each step."""
         work = self._pooled(plan, emitting)
         return replace(work, churn=self._churn(plan, work)) if self.watches_churn else work
 
@@ -174,39 +163,56 @@ class SimulatedBackend:
 
     def transfer(
         self,
-        moves: list[KvMove],
+        moves: Sequence[KvMove],
         now: float,
         swapped_in: Collection[int] = (),
         overhead_s: float = 0.0,
         work: StepComposition | None = None,
     ) -> Transfers:
-        """Queue transfers at `now`. swapped_in: rows that come back as a whole; work: of the step that they are queued with,
-        `overhead_s` after them; None: no step."""
+        """Queue transfers at `now`. swapped_in: rows that come back as a whole; work: of the step
+        that they are queued with, `overhead_s` after them; None: no step."""
         if not moves:
-            return Transfers(0, 0, {}, now, now)
+            return Transfers(0, 0, {}, {}, now, now)
         sizes = {Direction.TO_HOST: 0, Direction.TO_DEVICE: 0}
         ready: dict[int, float] = {}
+        lands: dict[int, float] = {}
         before = beside = now
-        step = None if work is None or self.allreduces is None else self._computing(moves, now, overhead_s, work)
+        step = (
+            None
+            if work is None or self.allreduces is None
+            else self._computing(moves, now, overhead_s, work)
+        )
         for move in moves:
             size = self._bytes(move)
             sizes[move.direction] += size
-            count(self.moved, kind_of(move, self.requests.state[move.row], swapped_in, self.layered), move.direction, size)
+            count(
+                self.moved,
+                kind_of(move, self.requests.state[move.row], swapped_in, self.layered),
+                move.direction,
+                size,
+            )
             end = self.link.transfer(now, size, move.direction, step, move.hold is Hold.STEP)
             if move.hold is Hold.BEFORE_STEP:
                 before = max(before, end)
             elif move.hold is Hold.STEP:
                 beside = max(beside, end)
-            elif move.hold is Hold.REQUEST:
-                ready[move.row] = max(ready.get(move.row, 0.0), end)
-        return Transfers(sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, before, beside)
+            else:
+                lands[move.row] = max(lands.get(move.row, 0.0), end)
+                if move.hold is Hold.REQUEST:
+                    ready[move.row] = max(ready.get(move.row, 0.0), end)
+        return Transfers(
+            sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, lands, before, beside
+        )
 
     def _bytes(self, move: KvMove) -> int:
         size = move.tokens * self.limits.kv_bytes_per_token
         return size if move.layers is None else size * len(move.layers) // self.layers
 
-    def _computing(self, moves: list[KvMove], now: float, overhead_s: float, work: StepComposition) -> Computing | None:
-        """The step beside `moves`: it begins when those that it waits for have landed, and nothing computes until then."""
+    def _computing(
+        self, moves: Sequence[KvMove], now: float, overhead_s: float, work: StepComposition
+    ) -> Computing | None:
+        """The step beside `moves`: it begins when those that it waits for have landed, and nothing
+        computes until then."""
         allreduce = self.allreduces(work)
         if not allreduce:
             return None
@@ -215,13 +221,16 @@ class SimulatedBackend:
         for i in range(waited_for[-1] + 1 if waited_for else 0):
             direction = moves[i].direction
             began = max(now, free_at[direction])
-            free_at[direction] = began + self.link.latency_s + self._bytes(moves[i]) / self.link.bytes_per_s
+            free_at[direction] = (
+                began + self.link.latency_s + self._bytes(moves[i]) / self.link.bytes_per_s
+            )
             if moves[i].hold is Hold.BEFORE_STEP:
                 start = max(start, free_at[direction])
         return self.link.computing(start, self.model.step_seconds(work), allreduce)
 
 
 def _decodes(resident: np.ndarray, *prefills: np.ndarray) -> StepComposition:
-    """Decodes with so many resident tokens each, beside `prefills` (new and resident tokens, int64[p] each)."""
+    """Decodes with so many resident tokens each, beside `prefills` (new and resident tokens,
+    int64[p] each)."""
     tokens = resident.tolist()  # for the length of a batch, plain sums are faster than numpy's
     return StepComposition(len(tokens), sum(tokens), max(tokens, default=0), *prefills)

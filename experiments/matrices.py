@@ -1,7 +1,9 @@
-"""Which policy runs on which KV ledger and on which backend: `python -m twinserve.experiments.matrices`.
+"""Which policy runs on which KV ledger and on which backend: `python -m
+twinserve.experiments.matrices`.
 
-Every cell is tried: the run of the cell is made of a small crowded workload, every plan of it is checked, and all requests
-must end. A "no" is the one line with which the command refuses. docs/matrices.md is what this prints.
+Every cell is tried: the run of the cell is made of a small crowded workload, every plan of it is
+checked, and all requests must end. A "no" is the one line with which the command refuses.
+docs/matrices.md is what this prints.
 """
 
 from __future__ import annotations
@@ -15,29 +17,35 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from ..backends.live.serving_attributes import read_attributes
-from ..backends.live.serving_decider import Decider
-from ..backends.live.serving_options import EngineFacts, build_core, read_options
-from ..backends.live.versions import LiveEngineError
-from ..backends.pcie import PcieLink
-from ..backends.simulated import SimulatedBackend
-from ..policies.base import EngineLimits, Policy
-from ..policies.errors import PolicyError
-from ..policies.registry import RegistryError, ledger_names, parse_policy, policy_class, policy_names
-from ..sim.audit import CROWDED, Auditor, crowd
-from ..sim.cli import run_app
-from ..sim.clock import Clock
-from ..sim.config import DEFAULT_PROFILE, SettingsError, SimulationConfig
-from ..sim.core import EngineCore
-from ..sim.engine import Engine
-from ..sim.inputs import Inputs, resolve, resolve_hardware
-from ..sim.live import blank_settings, live_settings, owns_pool
-from ..sim.recorder import StepRecorder
-from ..sim.run import Simulation, describe
-from ..sim.source import RequestSource
-from ..traces.apps_classes import KINDS
-from ..traces.write import write_atomically
-from .output import check_target, markdown_table
+from twinserve.backends.links import PcieLink
+from twinserve.backends.live.serving.attributes import read_attributes
+from twinserve.backends.live.serving.decider import Decider
+from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.backends.simulated import SimulatedBackend
+from twinserve.experiments.study.output import check_target, markdown_table
+from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.registry import (
+    RegistryError,
+    ledger_names,
+    parse_policy,
+    policy_class,
+    policy_names,
+)
+from twinserve.sim.cli.main import run_app
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.source import RequestSource
+from twinserve.sim.results.recorder import StepRecorder
+from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
+from twinserve.sim.setup.config import DEFAULT_PROFILE, SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve, resolve_hardware
+from twinserve.sim.setup.run import Simulation, describe
+from twinserve.sim.twin.live import blank_settings, live_settings, owns_pool
+from twinserve.traces.apps.classes import KINDS
+from twinserve.traces.write import write_atomically
 
 REFUSALS = (PolicyError, RegistryError, SettingsError, LiveEngineError)
 REQUESTS = 10
@@ -55,16 +63,18 @@ Table = dict[str, dict[str, Cell]]  # policy -> column -> cell
 
 
 def tried(attempt: Callable[[], str]) -> Cell:
-    """What `attempt` says, or why it was refused. Anything else that goes wrong is a defect, and raised."""
+    """What `attempt` says, or why it was refused. Anything else that goes wrong is a defect, and
+    raised."""
     try:
         return Cell(attempt())
     except REFUSALS as error:
         return Cell("no", " ".join(str(error).split()))
 
 
-# -- what is tried -----------------------------------------------------------------------------------------------------------
+# -- what is tried ---------------------------------------------------------------------------------
 def inputs_for(policy: str, **settings) -> Inputs:
-    """What `simulate -p POLICY` would run, with a crowd in place of a trace. Raises what the command would report."""
+    """What `simulate -p POLICY` would run, with a crowd in place of a trace. Raises what the
+    command would report."""
     small = {name: getattr(CROWDED, name) for name in CROWDED.model_fields_set}
     trace = {"trace": "poisson", "requests": 2, "rate": 1.0, "cap_length": 64}
     config = SimulationConfig(**{**small, **trace, "policy": (policy,), **settings})
@@ -98,7 +108,8 @@ def asynchronously(policy: str) -> str:
 
 
 def live(policy: str, physical: bool = False) -> str:
-    """On an engine in this process: the engine that `twinserve replay` and `validate` would start, not started here."""
+    """On an engine in this process: the engine that `twinserve replay` and `validate` would start,
+    not started here."""
     inputs = inputs_for(policy)
     settings = live_settings(inputs, inputs.policies[0], blank_settings(physical=physical))
     run = describe(inputs, inputs.policies[0], Simulation(inputs, inputs.policies[0]).engines[0])
@@ -110,8 +121,8 @@ def live(policy: str, physical: bool = False) -> str:
 
 
 def served(policy: str, asynchronous: bool = False) -> str:
-    """The core that `vllm serve` would build, on simulated steps; and whether it makes use of what clients say of their
-    applications, if it does of what traces say."""
+    """The core that `vllm serve` would build, on simulated steps; and whether it makes use of what
+    clients say of their applications, if it does of what traces say."""
     spec, pool = parse_policy(policy), CROWDED.num_blocks
     facts = EngineFacts(
         num_blocks=pool if spec.name == "vllm" else 2 * pool + CROWDED.max_num_seqs,
@@ -123,18 +134,24 @@ def served(policy: str, asynchronous: bool = False) -> str:
         prefix_caching=True,
         host_blocks=CROWDED.host_blocks,
     )
-    options = read_options({"policy": policy} | ({"profile": DEFAULT_PROFILE} if spec.uses_estimator else {}))
+    options = read_options(
+        {"policy": policy} | ({"profile": DEFAULT_PROFILE} if spec.uses_estimator else {})
+    )
     if spec.policy.on_application is not Policy.on_application:
-        _serve_applications(Decider(build_core(options, replace(facts, max_num_seqs=1), asynchronous)))
+        _serve_applications(
+            Decider(build_core(options, replace(facts, max_num_seqs=1), asynchronous))
+        )
     core = build_core(options, facts, asynchronous)
-    limits = EngineLimits(facts.max_num_seqs, facts.max_step_tokens, facts.max_model_len, facts.kv_bytes_per_token)
+    limits = EngineLimits(
+        facts.max_num_seqs, facts.max_step_tokens, facts.max_model_len, facts.kv_bytes_per_token
+    )
     _drive(core, limits)
     return "yes"
 
 
 def _serve_applications(decider: Decider) -> None:
-    """Two requests of each of two applications come in turns, and there is one seat: those of one application must be served
-    one after the other."""
+    """Two requests of each of two applications come in turns, and there is one seat: those of one
+    application must be served one after the other."""
     for i in range(4):
         said = read_attributes({"app": f"a{i % 2}", "app_class": KINDS[-1 if i % 2 else 0]})
         assert not (refusal := decider.refusal(said)), refusal
@@ -146,7 +163,9 @@ def _serve_applications(decider: Decider) -> None:
         decider.complete(now + 0.5, names, names, {})  # a prompt and its one token
         order += [name[:2] for name in names]
         now += 1.0
-    assert order in (["a0", "a0", "a1", "a1"], ["a1", "a1", "a0", "a0"]), f"applications are ignored: {order}"
+    assert order in (["a0", "a0", "a1", "a1"], ["a1", "a1", "a0", "a0"]), (
+        f"applications are ignored: {order}"
+    )
 
 
 def _drive(core: EngineCore, limits: EngineLimits) -> None:
@@ -156,7 +175,9 @@ def _drive(core: EngineCore, limits: EngineLimits) -> None:
     model = resolve_hardware(CROWDED).model
     backend = SimulatedBackend(core.requests, model, PcieLink(25e9), limits, fast=False)
     Auditor(core, workload.longest)
-    source = RequestSource(clock, workload, [Engine(clock, core, backend, StepRecorder(0))], core.ledger.block_tokens)
+    source = RequestSource(
+        clock, workload, [Engine(clock, core, backend, StepRecorder(0))], core.ledger.block_tokens
+    )
     clock.run()
     assert source.submitted >= len(workload)
     _all_ended(core)
@@ -172,7 +193,9 @@ BACKENDS: dict[str, Callable[[str], str]] = {
     "`simulate --async-scheduling`": asynchronously,
     "`replay`, `validate`": live,
     "`replay --physical`": lambda policy: live(policy, physical=True),
-    "the same, `kv=bidirectional`": lambda policy: live(f"{policy}:kv=bidirectional", physical=True),
+    "the same, `kv=bidirectional`": lambda policy: live(
+        f"{policy}:kv=bidirectional", physical=True
+    ),
     "`vllm serve`": served,
     "`vllm serve`, asynchronous": lambda policy: served(policy, asynchronous=True),
 }
@@ -187,18 +210,25 @@ def prefix_matrix(policies: Sequence[str], ledgers: Sequence[str]) -> Table:
 
 
 def backend_matrix(policies: Sequence[str]) -> Table:
-    return {p: {b: tried(lambda p=p, a=attempt: a(p)) for b, attempt in BACKENDS.items()} for p in policies}
+    return {
+        p: {b: tried(lambda p=p, a=attempt: a(p)) for b, attempt in BACKENDS.items()}
+        for p in policies
+    }
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------------
-def page(policies: Sequence[str] | None = None, say: Callable[[str], None] = lambda text: None) -> str:
+# -- the page --------------------------------------------------------------------------------------
+def page(
+    policies: Sequence[str] | None = None, say: Callable[[str], None] = lambda text: None
+) -> str:
     """docs/matrices.md."""
     policies, ledgers = list(policies or policy_names()), ledger_names()
     notes = _Notes()
     tables: list[Table] = [{}, {}, {}]
     for policy in policies:
         say(policy)
-        for table, found in zip(tables, (ledger_matrix, prefix_matrix, backend_matrix), strict=True):
+        for table, found in zip(
+            tables, (ledger_matrix, prefix_matrix, backend_matrix), strict=True
+        ):
             table |= found([policy]) if found is backend_matrix else found([policy], ledgers)
     own = {policy: policy_class(policy).default_kv for policy in policies}
     parts = [_HEAD, "## Policy and KV ledger\n\n", _LEDGER_TEXT, _table(tables[0], notes, own)]
@@ -231,7 +261,12 @@ def general(policy: str, refusal: str) -> str:
     for label in (f"{policy}:kv=", f"policy {policy} ", f"policy {policy!r} ", f"policy {policy}:"):
         refusal = refusal.replace(label, label.replace(policy, "NAME"))
     for ledger in ledger_names():
-        for label in (f"NAME:kv={ledger};", f"NAME:kv={ledger} ", f"runs on {ledger}:", f"the {ledger} ledger"):
+        for label in (
+            f"NAME:kv={ledger};",
+            f"NAME:kv={ledger} ",
+            f"runs on {ledger}:",
+            f"the {ledger} ledger",
+        ):
             refusal = refusal.replace(label, label.replace(ledger, "KV"))
     return refusal
 
@@ -250,21 +285,24 @@ def _table(table: Table, notes: _Notes, own: dict[str, str] | None = None) -> st
 
 _HEAD = """# Matrices
 
-What runs where. `python -m twinserve.experiments.matrices --out docs/matrices.md` writes this page, and tries every cell: a
-small workload with too little memory runs to its end, and every plan is checked (`twinserve.sim.audit`). Where something is
-refused, the command says the line below. Policies of other packages are listed where they are installed.
+What runs where. `python -m twinserve.experiments.matrices --out docs/matrices.md` writes this page,
+and tries every cell: a small workload with too little memory runs to its end, and every plan is
+checked (`twinserve.sim.setup.audit`). Where something is refused, the command says the line below.
+Policies of other packages are listed where they are installed.
 
 """
 _LEDGER_TEXT = """In bold the policy's own ledger.
 
 """
-_BACKEND_TEXT = """On its own ledger. For an engine in this process (`replay`, `validate`) it says what the KV memory of the
-live run is: "vLLM's pool" has exactly the ledger's blocks; "accounted": the ledger decides, vLLM's own pool is larger and
-never binds; "physical": KV lies in the ledger's own slots (`docs/live.md`). Settings and limits of that engine are worked
-out here, not the engine itself; that it does exactly what was planned is tested for every policy on every ledger
-(`tests/live/test_twin.py`). `vllm serve` is tried without vLLM: policy, ledger and limits are built as in the server, with an
-engine that has host memory, and run on simulated steps. A policy that orders by application (`justitia`, `srjf`, `vllm-sjf`,
-`parrot`) must besides serve two applications of which clients tell it (`docs/serving.md`) one after the other.
+_BACKEND_TEXT = """On its own ledger. For an engine in this process (`replay`, `validate`) it says
+what the KV memory of the live run is: "vLLM's pool" has exactly the ledger's blocks; "accounted":
+the ledger decides, vLLM's own pool is larger and never binds; "physical": KV lies in the ledger's
+own slots (`docs/live.md`). Settings and limits of that engine are worked out here, not the engine
+itself; that it does exactly what was planned is tested for every policy on every ledger
+(`tests/live/test_twin.py`). `vllm serve` is tried without vLLM: policy, ledger and limits are built
+as in the server, with an engine that has host memory, and run on simulated steps. A policy that
+orders by application (`justitia`, `srjf`, `vllm-sjf`, `parrot`) must besides serve two applications
+of which clients tell it (`docs/serving.md`) one after the other.
 
 """
 

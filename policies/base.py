@@ -1,19 +1,29 @@
-"""The interface of a policy: a small object that keeps its own queues and answers, at each step boundary, what to run."""
+"""The interface of a policy: a small object that keeps its own queues and answers, at each step
+boundary, what to run."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from .kv.base import KvLedger
-from .plan import StepOutcome, StepPlan
-from .requests import Application, RequestTable
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.plan import StepOutcome, StepPlan
+from twinserve.policies.requests import Application, RequestTable
 
-# All-reduces' part of a step without transfers -> (transfers' share of the link, delay of an all-reduce in its own lengths).
+if TYPE_CHECKING:
+    from twinserve.policies.parts.estimators import BatchEstimator
+    from twinserve.profiles.composition import StepTimeModel
+    from twinserve.profiles.profile import Profile
+
+# All-reduces' part of a step without transfers -> (transfers' share of the link, delay of an
+# all-reduce in its own lengths).
 Sharing = Callable[[float], tuple[float, float]]
 
 
@@ -25,6 +35,9 @@ class Options(BaseModel):
 
 class NoOptions(Options):
     pass
+
+
+PolicyOptions = TypeVar("PolicyOptions", bound=Options)
 
 
 @dataclass(frozen=True)
@@ -57,60 +70,125 @@ class SystemView:
     ready_s: dict[int, float]
 
 
-class Policy(ABC):
-    """Decisions only. The engine calls, in this order at a step boundary: `on_finish` for each row that ended,
-    `on_outcome`, `on_arrival` for each new row (`on_application` before the first row of one), then `plan`.
+class Truth(Protocol):
+    """What an engine that knows the future can tell (traces/apps/truth.py)."""
 
-    A policy is built from its options, the engine's limits and an estimator of step times (its own knowledge of the
-    hardware, not the simulator's truth). It allocates through the ledger while it plans; everything else it says in
-    the plan. Same state, same view, same plan.
+    def application(self, group: int) -> np.ndarray | None:
+        """int64[n, 2]: prompt and output tokens of each of its requests."""
+        ...
 
-    With asynchronous scheduling the plan of the next step is made when a step begins, and RequestTable says what it
-    then shows. The engine knows where a request ends, so rows whose last token is being computed need no further step:
-    `on_finish` comes for them at once, right before that plan, though their memory returns only with the step's outcome.
-    A policy that keeps ending rows, as vLLM does, hears of them with the outcome. Until then they have nothing to
-    compute, hold their place and may be preempted; `on_finish` may so come for a row that waits. Outcomes come one plan
-    later than without: `on_outcome` after the plan that follows the step's own.
+    def output_tokens(self, request_id: str) -> int | None: ...
+
+
+class RequestPredictor(Protocol):
+    """What a policy asks about requests to come. needs_truth: the engine must set `truth` before
+    the first request."""
+
+    needs_truth: bool = False
+    truth: Truth | None = None
+
+
+class Policy(ABC, Generic[PolicyOptions]):
+    """Decisions only. The engine calls, in this order at a step boundary: `on_finish` for each row
+    that ended, `on_outcome`, `on_arrival` for each new row (`on_application` before the first row
+    of one), `on_withdraw` for each row that was withdrawn, then `plan`.
+
+    A policy is built from its options, the engine's limits and an estimator of step times (its own
+    knowledge of the hardware, not the simulator's truth). It allocates through the ledger while it
+    plans; everything else it says in the plan. Same state, same view, same plan.
+
+    With asynchronous scheduling the plan of the next step is made when a step begins, and
+    RequestTable says what it then shows. The engine knows where a request ends, so rows whose last
+    token is being computed need no further step: `on_finish` comes for them at once, right before
+    that plan, though their memory returns only with the step's outcome. A policy that keeps ending
+    rows, as vLLM does, hears of them with the outcome. Until then they have nothing to compute,
+    hold their place and may be preempted; `on_finish` may so come for a row that waits. Outcomes
+    come one plan later than without: `on_outcome` after the plan that follows the step's own.
     """
 
     name: str
-    Options: type[Options] = NoOptions
+    # of a `Policy[MyOptions]`: MyOptions
+    Options: type[PolicyOptions] = NoOptions  # type: ignore[assignment]
     default_kv = "paged"
     prefix_caching = False  # what the published system does, unless the user says otherwise
-    uses_estimator = True  # False: decides without step times, and gets None for an estimator; by options: `estimates`
-    uses_prefix_cache = True  # False: never asks the ledger for a prefix hit, so that a prefix cache would do nothing
-    prompt_budget: int | None = None  # tokens: longer prompts could never be computed; a run that has one is refused
+    # False: decides without step times, and gets None for an estimator; by options: `estimates`
+    uses_estimator = True
+    # False: never asks the ledger for a prefix hit, so that a prefix cache would do nothing
+    uses_prefix_cache = True
+    # tokens: longer prompts could never be computed; a run that has one is refused
+    prompt_budget: int | None = None
     prompt_budget_setting = "--max-num-batched-tokens"  # what raises it
-    asynchronous = True  # False: cannot plan before the last step's tokens are known, and is refused where it would have to
-    counters: Mapping[str, int] = MappingProxyType({})  # steps by how they were decided; run.json shows them
-    link_sharing: Sharing | None = None  # how its transfers share PCIe with all-reduces; None: evenly (backends/pcie.py)
-    keeps_ending = False  # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
+    # False: cannot plan before the last step's tokens are known, and is refused where it would have
+    # to
+    asynchronous = True
+    # steps by how they were decided; run.json shows them
+    counters: Mapping[str, int] = MappingProxyType({})
+    # how its transfers share PCIe with all-reduces; None: evenly (backends/links.py)
+    link_sharing: Sharing | None = None
+    # fits the form of its own paper to a profile and the times of its steps; None: it has none
+    fit_estimator: ClassVar[staticmethod[[Profile, StepTimeModel], BatchEstimator] | None] = None
+    predictor: RequestPredictor | None = None  # of what requests will need; None: not asked
+    # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
+    keeps_ending = False
 
-    def __init__(self, limits: EngineLimits, options: Options | None = None, estimator=None) -> None:
+    def __init__(
+        self,
+        limits: EngineLimits,
+        options: PolicyOptions | None = None,
+        estimator: BatchEstimator | None = None,
+    ) -> None:
         self.limits = limits
-        self.options = options or self.Options()
+        self.options: PolicyOptions = options or self.Options()
         self.estimator = estimator
 
     @classmethod
-    def estimates(cls, options: Options) -> bool:
-        """Whether it decides with step times if it has these options; if not, it gets None for an estimator."""
+    def estimates(cls, options: PolicyOptions) -> bool:
+        """Whether it decides with step times if it has these options; if not, it gets None for an
+        estimator."""
         return cls.uses_estimator
+
+    @classmethod
+    def serves_best_effort(cls, options: PolicyOptions) -> bool:
+        """Whether it takes requests of that class if it has these options."""
+        return True
+
+    def prepare(self, kinds: Iterable[str]) -> None:
+        """The run is about to begin, and has applications of these classes: learn what there is to
+        learn now, and not in a decision. Raises PolicyError. Default: nothing to learn."""
 
     @abstractmethod
     def on_arrival(self, row: int, requests: RequestTable) -> None: ...
 
     def on_application(self, application: Application) -> None:
-        """An application arrived, as a whole; its rows follow as its stages begin. Default: rows are all that counts."""
+        """An application arrived, as a whole; its rows follow as its stages begin. Default: rows
+        are all that counts."""
 
     @abstractmethod
     def on_finish(self, row: int) -> None: ...
 
+    def on_withdraw(self, row: int) -> None:
+        """The request is no more, and did not reach its end: its client left, or gave up. Forget
+        the row wherever it is (it may wait, run, be swapped out, or have a transfer under way), and
+        never plan it again. How long it would have been is not known: there is nothing to learn.
+        Its memory returns without the policy.
+
+        No default: where withdrawals can happen a policy without this method is refused
+        (`withdraws`), since it would plan rows that are no more.
+        """
+        raise PolicyError(f"policy {self.name!r} has no on_withdraw: it cannot forget a request")
+
+    @classmethod
+    def withdraws(cls) -> bool:
+        """Whether requests can be withdrawn from it."""
+        return cls.on_withdraw is not Policy.on_withdraw
+
     def on_outcome(self, outcome: StepOutcome) -> None:
-        """Steps ended; default: nothing to learn."""
+        """Steps ended; default: nothing to learn. Rows withdrawn in the meantime are not in it."""
 
     def step_tokens(self, longest: int) -> int:
-        """Most new tokens that a step may have where no request has more than `longest`: what a live engine must be able
-        to compute at once. Default: the engine's limit, exceeded by at most one whole prompt."""
+        """Most new tokens that a step may have where no request has more than `longest`: what a
+        live engine must be able to compute at once. Default: the engine's limit, exceeded by at
+        most one whole prompt."""
         return self.limits.max_num_batched_tokens + longest
 
     @abstractmethod

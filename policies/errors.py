@@ -2,4 +2,5 @@
 
 
 class PolicyError(ValueError):
-    """Limits, options or requests that a policy cannot work with: one line that says what to change."""
+    """Limits, options or requests that a policy cannot work with: one line that says what to
+    change."""

@@ -1,4 +1,5 @@
-"""What a policy answers (StepPlan) and what the engine reports back (StepOutcome): plain data, logged and replayed."""
+"""What a policy answers (StepPlan) and what the engine reports back (StepOutcome): plain data,
+logged and replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import numpy as np
 
 
 class Preemption(Enum):
-    """What happens to the KV of a request that loses its place. (A request left out of a plan is just paused.)"""
+    """What happens to the KV of a request that loses its place. (A request left out of a plan is
+    just paused.)"""
 
     RECOMPUTE = "recompute"  # dropped; computed again later
     SWAP = "swap"  # copied to the host, back when resumed
@@ -34,9 +36,10 @@ class Hold(Enum):
 class KvMove:
     """One transfer of KV between device and host.
 
-    tokens  slots moved; bytes are tokens * the engine's KV bytes a token (* len(layers) / all layers)
-    blocks, slots   device blocks touched and, for each, the half-open slot range (int64[n], int64[n, 2]); None
-                    where only the amount is known
+    tokens  slots moved; bytes are tokens * the engine's KV bytes a token (* len(layers) / all
+            layers)
+    blocks, slots   device blocks touched and, for each, the half-open slot range (int64[n],
+                    int64[n, 2]); None where only the amount is known
     layers  indices moved, None for all
     """
 
@@ -56,13 +59,15 @@ _NO_ROWS = np.zeros(0, np.int64)
 class StepPlan:
     """The decision for one step.
 
-    rows, tokens  int64[n]: grants in order; a row computes `tokens` tokens, emitting one if it catches up
-    admitted      (row, tokens found in the prefix cache) of rows that had no KV, in order of admission
+    rows, tokens  int64[n]: grants in order; a row computes `tokens` tokens, emitting one if it
+                  catches up
+    admitted      (row, tokens found in the prefix cache) of rows that had no KV, in order of
+                  admission
     preempted     (row, kind), in order
     swapped_in    rows whose KV comes back from the host
     moves         transfers that start with this step
-    valid_for     further steps for which the same decision stands while nothing arrives, ends or lands;
-                  only for plans in which every row decodes one token
+    valid_for     further steps for which the same decision stands while nothing arrives, ends or
+                  lands; only for plans in which every row decodes one token
     valid_until_s further steps must start before this time (seconds on the engine's clock)
     """
 
@@ -77,10 +82,6 @@ class StepPlan:
 
     def __bool__(self) -> bool:
         return len(self.rows) > 0
-
-    def named(self, ids: list[str]) -> dict[str, int]:
-        """{request id: tokens} in plan order, for logs."""
-        return {ids[row]: int(n) for row, n in zip(self.rows, self.tokens, strict=True)}
 
 
 @dataclass(slots=True)

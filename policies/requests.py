@@ -1,7 +1,8 @@
 """The requests as an engine knows them: one table of columns, shared by engine, ledger and policy.
 
-A row appears when its request is submitted, so nothing can read a request before it exists, and there is no
-column for the true output length: a live engine has none. Only the engine writes the table.
+A row appears when its request is submitted, so nothing can read a request before it exists, and
+there is no column for the true output length: a live engine has none. Only the engine writes the
+table.
 """
 
 from __future__ import annotations
@@ -9,13 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated, Any, get_args, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class RequestClass(IntEnum):
     REAL_TIME = 0
     BEST_EFFORT = 1
+
+
+class End(IntEnum):
+    """How a request ended."""
+
+    NONE = 0  # not yet
+    COMPLETED = 1  # it got all its tokens
+    TIMED_OUT = 2  # its client waited no longer
+    DISCONNECTED = 3  # its client left
+    FAILED = 4  # it was withdrawn because another request of its application was
+    MOVED = 5  # it goes on as another row
 
 
 class State(IntEnum):
@@ -27,10 +41,12 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """Requests that belong together: a task graph, a session, a closed loop. Known as a whole before most of its requests
-    exist; they carry its number in column `group`, and the stage of it they are in column `stage`.
+    """Requests that belong together: a task graph, a session, a closed loop. Known as a whole
+    before most of its requests exist; they carry its number in column `group`, and the stage of it
+    they are in column `stage`.
 
-    kind  the class of application, where the workload tells one; text: its input text, where there is one
+    kind  the class of application, where the workload tells one; text: its input text, where there
+          is one
     """
 
     group: int
@@ -40,50 +56,55 @@ class Application:
     text: str | None = None
 
 
-# name -> (dtype, value before anything is known)
-_COLUMNS = {
-    "arrival_s": (np.float64, 0.0),
-    "prompt_tokens": (np.int64, 0),
-    "output_tokens": (np.int64, 0),  # emitted so far
-    "computed_tokens": (np.int64, 0),  # tokens whose KV exists (on device or host)
-    "in_flight": (np.int64, 0),  # of output_tokens: 1 while it is computed and not known yet (asynchronous scheduling)
-    "klass": (np.int8, 0),
-    "priority": (np.int64, 0),  # smaller is more urgent
-    "slo_ttft_s": (np.float64, np.nan),
-    "slo_tpot_s": (np.float64, np.nan),
-    "group": (np.int64, -1),  # session or application; -1 where there is none
-    "stage": (np.int64, 0),
-    "state": (np.int8, int(State.WAITING)),
-    "first_scheduled_s": (np.float64, np.nan),
-    "first_token_s": (np.float64, np.nan),
-    "last_token_s": (np.float64, np.nan),
-    "hit_tokens": (np.int64, 0),  # prefix tokens found at the first admission
-    "recomputes": (np.int64, 0),  # times dropped
-    "swaps": (np.int64, 0),  # times swapped out
-    "swapped_tokens": (np.float64, 0.0),  # moved over PCIe for it, both ways; some layers of a token are that share of it
-    "late_tokens": (np.int64, 0),  # tokens whose gap exceeded slo_tpot_s
-}
-
-
 class RequestTable:
     """Columns over rows 0 .. len - 1, in order of submission.
 
-    Each name of `_COLUMNS` is an attribute: a numpy array of length `len(self)` (a view: fetch it anew after a
-    submission, since storage may have moved). `ids[row]` is the request's name; `prefix[row]` the int64 content
-    ids of its prompt's full KV blocks (equal id = same text up to that block's end), or None; `text[row]` the
-    input text of its application, or None.
+    Each column is declared with its type and its value before anything is known. It is an array of
+    length `len(self)` (a view: fetch it anew after a submission, since storage may have moved).
+    `ids[row]` is the request's name; `prefix[row]` the int64 content ids of its prompt's full KV
+    blocks (equal id = same text up to that block's end), or None; `text[row]` the input text of its
+    application, or None.
 
-    With asynchronous scheduling a plan is made while the step before it runs, and the table shows that step as if it had
-    ended when it began: `computed_tokens` counts what it computes, `output_tokens` the token that it will give (which
-    `in_flight` says), `last_token_s` is its start. `first_token_s` and the rest wait for what really happens. A row
-    whose last token is being computed is not promised another one: it has nothing left to compute and `in_flight` 0.
-    Between steps, and always without asynchronous scheduling, `in_flight` is 0 and everything shown is known.
+    With asynchronous scheduling a plan is made while the step before it runs, and the table shows
+    that step as if it had ended when it began: `computed_tokens` counts what it computes,
+    `output_tokens` the token that it will give (which `in_flight` says), `last_token_s` is its
+    start. `first_token_s` and the rest wait for what really happens. A row whose last token is
+    being computed is not promised another one: it has nothing left to compute and `in_flight` 0.
+    Between steps, and always without asynchronous scheduling, `in_flight` is 0 and everything shown
+    is known.
     """
 
-    __slots__ = ("_data", "_size", "ids", "prefix", "text", *_COLUMNS)
+    arrival_s: Annotated[NDArray[np.float64], 0.0]
+    prompt_tokens: Annotated[NDArray[np.int64], 0]
+    output_tokens: Annotated[NDArray[np.int64], 0]  # emitted so far
+    computed_tokens: Annotated[NDArray[np.int64], 0]  # whose KV exists (on device or host)
+    # of output_tokens: 1 while it is computed and not known yet (asynchronous scheduling)
+    in_flight: Annotated[NDArray[np.int64], 0]
+    service_class: Annotated[NDArray[np.int8], RequestClass.REAL_TIME]
+    priority: Annotated[NDArray[np.int64], 0]  # smaller is more urgent
+    slo_ttft_s: Annotated[NDArray[np.float64], np.nan]
+    slo_tpot_s: Annotated[NDArray[np.float64], np.nan]
+    group: Annotated[NDArray[np.int64], -1]  # session or application; -1 where there is none
+    stage: Annotated[NDArray[np.int64], 0]
+    state: Annotated[NDArray[np.int8], State.WAITING]
+    end: Annotated[NDArray[np.int8], End.NONE]
+    ended_s: Annotated[NDArray[np.float64], np.nan]
+    first_scheduled_s: Annotated[NDArray[np.float64], np.nan]
+    first_token_s: Annotated[NDArray[np.float64], np.nan]
+    last_token_s: Annotated[NDArray[np.float64], np.nan]
+    hit_tokens: Annotated[NDArray[np.int64], 0]  # prefix tokens found at the first admission
+    recomputes: Annotated[NDArray[np.int64], 0]  # times dropped
+    swaps: Annotated[NDArray[np.int64], 0]  # times swapped out
+    # moved over PCIe for it, both ways; some layers of a token are that share of it
+    swapped_tokens: Annotated[NDArray[np.float64], 0.0]
+    late_tokens: Annotated[NDArray[np.int64], 0]  # tokens whose gap exceeded slo_tpot_s
+
+    __slots__ = (*__annotations__, "_data", "_size", "ids", "prefix", "text")
 
     def __init__(self, capacity: int = 1024) -> None:
-        self._data = {name: np.full(capacity, fill, dtype) for name, (dtype, fill) in _COLUMNS.items()}
+        self._data: dict[str, np.ndarray] = {
+            name: np.full(capacity, fill, dtype) for name, (dtype, fill) in _COLUMNS.items()
+        }
         self._size = 0
         self.ids: list[str] = []
         self.prefix: list[np.ndarray | None] = []
@@ -97,12 +118,18 @@ class RequestTable:
     def __len__(self) -> int:
         return self._size
 
-    def submit(self, request_id: str, prefix: np.ndarray | None = None, text: str | None = None, **values) -> int:
+    def submit(
+        self,
+        request_id: str,
+        prefix: np.ndarray | None = None,
+        text: str | None = None,
+        **values: float,
+    ) -> int:
         """Append a request; `values` are columns (seconds, tokens). Returns its row."""
         row = self._size
         if row == len(self._data["arrival_s"]):
             for name, (dtype, fill) in _COLUMNS.items():
-                column = np.full(2 * row, fill, dtype)
+                column: np.ndarray = np.full(2 * row, fill, dtype)
                 column[:row] = self._data[name]
                 self._data[name] = column
         for name, value in values.items():
@@ -115,8 +142,8 @@ class RequestTable:
         return row
 
     def known_tokens(self, rows):
-        """Prompt plus output tokens of `rows` (int or index array), the one in flight included: what must be computed
-        before the next one."""
+        """Prompt plus output tokens of `rows` (int or index array), the one in flight included:
+        what must be computed before the next one."""
         return self.prompt_tokens[rows] + self.output_tokens[rows]
 
     def __getitem__(self, row: int) -> RequestView:
@@ -128,9 +155,24 @@ class RequestTable:
         return (RequestView(self, row) for row in range(self._size))
 
 
+def _declared(hint: Any) -> tuple[type, float]:
+    array, unknown = get_args(hint)
+    # of NDArray[T]: dtype[T] at the end, or T itself (NumPy 2.5 on)
+    last = get_args(array)[-1]
+    return next(iter(get_args(last)), last), unknown
+
+
+# name -> (dtype, value before anything is known)
+_COLUMNS: dict[str, tuple[type, float]] = {
+    name: _declared(hint)
+    for name, hint in get_type_hints(RequestTable, include_extras=True).items()
+}
+
+
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One request as an object, for policies that think in single requests; columns are its attributes."""
+    """One request as an object, for policies that think in single requests; columns are its
+    attributes."""
 
     table: RequestTable
     row: int
@@ -151,7 +193,7 @@ class RequestView:
     def known_tokens(self) -> int:
         return int(self.table.known_tokens(self.row))
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name not in _COLUMNS:
             raise AttributeError(f"a request has no {name!r}; it has {', '.join(_COLUMNS)}")
         return getattr(self.table, name)[self.row].item()

@@ -37,18 +37,17 @@ def derive_num_gpu_blocks(
     tp: int,
     *,
     utilization: float = UTILIZATION,
-    block_tokens: int = BLOCK_TOKENS,
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
 ) -> int:
-    """Blocks of `block_tokens` tokens; ProfileError if the model leaves no room, with the tp that
+    """Blocks of BLOCK_TOKENS tokens; ProfileError if the model leaves no room, with the tp that
     would."""
     llm.check_tp(tp)
 
     def blocks(ranks: int) -> int:
         free = gpu.memory_bytes * utilization - llm.weight_bytes / ranks - FIXED_BYTES
         free -= activation_bytes(llm, ranks, max_num_batched_tokens, max_num_seqs)
-        return int(free // (block_tokens * llm.rank_kv_bytes_per_token(ranks)))
+        return int(free // (BLOCK_TOKENS * llm.rank_kv_bytes_per_token(ranks)))
 
     found = blocks(tp)
     if found > 0:

@@ -107,7 +107,12 @@ GPUS: dict[str, GpuSpec] = {
     )
 }
 
-ALIASES = {"a100": "a100-80g", "a100-40g-pcie": "a100-pcie-40g", "v100": "v100-16g", "rtx-pro-6000": "rtxpro6000"}
+ALIASES = {
+    "a100": "a100-80g",
+    "a100-40g-pcie": "a100-pcie-40g",
+    "v100": "v100-16g",
+    "rtx-pro-6000": "rtxpro6000",
+}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

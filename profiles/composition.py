@@ -1,7 +1,9 @@
-"""What one engine step computes, as far as its duration depends on it, and the interface of a step-time model."""
+"""What one engine step computes, as far as its duration depends on it, and the interface of a
+step-time model."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +14,8 @@ _NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """How a step differs from the one before it: what an engine does for that, the same step repeated is spared.
+    """How a step differs from the one before it: what an engine does for that, the same step
+    repeated is spared.
 
     joined       requests that get KV memory with this step: admitted, or back from the host
     swapped_out  requests whose KV goes to the host
@@ -36,13 +39,15 @@ STEADY = Churn()
 class StepComposition:
     """The work of one step.
 
-    prefill_new, prefill_resident   int64[p]: tokens computed now and tokens already resident, per prefilling
-                        request (a chunk, a whole prompt, or a recomputation). More than one token, or the
-                        first token's computation.
+    prefill_new, prefill_resident   int64[p]: tokens computed now and tokens already resident, per
+                                    prefilling
+                        request (a chunk, a whole prompt, or a recomputation). More than one token,
+                        or the first token's computation.
     decode_requests     requests that compute exactly one token after their first
     decode_context      sum over them of resident tokens (the token being computed not included)
     decode_context_max  largest of those
-    churn               against the step before; told only to models that ask for it (`watches_churn`)
+    churn               against the step before; told only to models that ask for it
+                        (`watches_churn`)
     """
 
     decode_requests: int = 0
@@ -60,23 +65,42 @@ class StepComposition:
 class StepTimeModel(Protocol):
     """Seconds of engine steps, host overhead included, transfers over PCIe not.
 
-    `decode_run_seconds` answers a run of `steps` steps in which the same requests each decode one token a step, so
-    that contexts grow by one token a request a step. Element j must equal, bit for bit,
-    `step_seconds(StepComposition(n, context + n * j, context_max + j))`: the simulator's fast path rests on it.
+    `decode_run_seconds` answers a run of `steps` steps in which the same requests each decode one
+    token a step, so that contexts grow by one token a request a step. Element j must equal, bit for
+    bit, `step_seconds(StepComposition(n, context + n * j, context_max + j))`: the simulator's fast
+    path rests on it.
 
-    A model that knows how much of a step its all-reduces are has `allreduce_seconds(work)`, seconds.
-
-    A model whose times depend on `StepComposition.churn` has an attribute `watches_churn` that is true.
+    watches_churn  its times depend on `StepComposition.churn`
+    knows_host     it can tell the host's part of a step
     """
 
+    @property
+    def watches_churn(self) -> bool:
+        return False
+
+    @property
+    def knows_host(self) -> bool:
+        return False
+
+    @abstractmethod
     def step_seconds(self, work: StepComposition) -> float: ...
 
+    @abstractmethod
     def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
         """float64[steps], seconds."""
-        ...
+
+    def host_seconds(self, requests: int) -> float:
+        """The host's part of a step with so many requests; 0 if unknown."""
+        return 0.0
+
+    def allreduce_seconds(self, work: StepComposition) -> float:
+        """How much of the step its all-reduces are; 0 on one rank, and if unknown."""
+        return 0.0
 
 
-def isolated_prefill_seconds(model: StepTimeModel, prompt_tokens: int, chunk: int | None = None) -> float:
+def isolated_prefill_seconds(
+    model: StepTimeModel, prompt_tokens: int, chunk: int | None = None
+) -> float:
     """Seconds to prefill one prompt alone on the engine, whole or in chunks of `chunk` tokens."""
     total, done = 0.0, 0
     while done < prompt_tokens:

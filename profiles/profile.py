@@ -4,7 +4,8 @@ file.
 load_profile("llama-3.1-8b@h100")            shipped with the package
 load_profile("llama-3.1-8b@h100/operators")   another shipped form of the same engine
 load_profile("qwen2.5-14b@a100-40g:tp2")     MODEL@GPU:tpN; derived from specs where none is shipped
-load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate` wrote
+load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate`
+                                             wrote
 load_profile(...).scaled(decode=1.1)          the same engine, off on purpose
 """
 
@@ -20,20 +21,28 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
-from twinserve.profiles.bros import BrosLinearModel, SwapTimeModel
+
 from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
 from twinserve.profiles.catalog import ALIASES, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
-from twinserve.profiles.echo import EchoModel
-from twinserve.profiles.efficiency import family_error, find_efficiency
-from twinserve.profiles.measured import MeasuredModel
-from twinserve.profiles.operators import OperatorForm, OperatorModel, default_capture
-from twinserve.profiles.roofline import Efficiency, RooflineModel
-from twinserve.profiles.scaled import ScaledModel, StepScale, check_factor
+from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
+from twinserve.profiles.forms.echo import EchoModel
+from twinserve.profiles.forms.efficiency import family_error, find_efficiency
+from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
+from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
+from twinserve.profiles.forms.table import TableModel
+from twinserve.profiles.measured.model import MeasuredModel
+from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
-from twinserve.profiles.table import TableModel
 
 Source = Literal["measured", "derived", "published"]
 # A pinned-memory copy reaches about this share of the lane rate of PCIe (25 of 32 GB/s on gen 4).
@@ -109,8 +118,8 @@ class Profile(BaseModel):
         return data
 
     def model(self, max_num_seqs: int | None = None) -> StepTimeModel:
-        """The step-time model, built anew. `max_num_seqs`: the batch limit in force where it is not the profile's; vLLM
-        captures CUDA graphs up to twice that many tokens."""
+        """The step-time model, built anew. `max_num_seqs`: the batch limit in force where it is not
+        the profile's; vLLM captures CUDA graphs up to twice that many tokens."""
         model = self._unscaled(max_num_seqs)
         return model if self.step_scale is None else ScaledModel(model, self.step_scale)
 
@@ -134,10 +143,18 @@ class Profile(BaseModel):
         pcie: float = 1.0,
         kv: float = 1.0,
     ) -> Profile:
-        """The same engine with a profile that is off: factors on step times or their parts (`profiles/scaled.py`), on the
-        PCIe rate and on the number of KV blocks. Scaling again multiplies. ProfileError for a factor that is not
-        from 0.001 to 1000, also of step times after scaling again, or a host factor where the form knows no host time."""
-        parts = {"step": step, "prefill": prefill, "decode": decode, "host": host, "pcie": pcie, "kv": kv}
+        """The same engine with a profile that is off: factors on step times or their parts
+        (`profiles/forms/scaled.py`), on the PCIe rate and on the number of KV blocks. Scaling again
+        multiplies. ProfileError for a factor that is not from 0.001 to 1000, also of step times
+        after scaling again, or a host factor where the form knows no host time."""
+        parts = {
+            "step": step,
+            "prefill": prefill,
+            "decode": decode,
+            "host": host,
+            "pcie": pcie,
+            "kv": kv,
+        }
         for part, factor in parts.items():
             check_factor(part, factor)
         said = ", ".join(f"{part} x {factor:g}" for part, factor in parts.items() if factor != 1.0)
@@ -159,20 +176,37 @@ class Profile(BaseModel):
         changed.model()  # refused here, not in a run
         return changed
 
-    def with_host_terms(self, host_s: float, host_request_s: float, fit_error: float | None) -> Profile:
-        """A copy whose operator tables or roofline have these seconds a step and a request added to theirs. ProfileError
-        for a form that has no host terms, and for a scaled profile."""
+    def with_host_terms(
+        self, host_s: float, host_request_s: float, fit_error: float | None
+    ) -> Profile:
+        """A copy whose operator tables or roofline have these seconds a step and a request added to
+        theirs. ProfileError for a form that has no host terms, and for a scaled profile."""
         form = self.step_model
         if self.step_scale is not None:
-            raise ProfileError(f"{self.name}: is scaled ({self.step_scale}); fit host terms to the profile that it was made of")
+            raise ProfileError(
+                f"{self.name}: is scaled ({self.step_scale}); fit host terms to the profile that "
+                "it was made of"
+            )
         holder = form.efficiency if isinstance(form, RooflineForm) else form
         if not isinstance(form, (RooflineForm, OperatorForm)):
-            raise ProfileError(f"{self.name}: the form {form.form!r} has no host terms; name a roofline or operator profile")
-        added = replace(holder, host_s=holder.host_s + host_s, host_request_s=holder.host_request_s + host_request_s)
+            raise ProfileError(
+                f"{self.name}: the form {form.form!r} has no host terms; name a roofline or "
+                "operator profile"
+            )
+        added = replace(
+            holder,
+            host_s=holder.host_s + host_s,
+            host_request_s=holder.host_request_s + host_request_s,
+        )
         added = RooflineForm(added) if isinstance(form, RooflineForm) else added
         notes = f"{self.notes} Host terms fitted to recorded steps."
         return self.model_copy(
-            update={"step_model": added, "fit_error": fit_error, "source": "measured", "notes": notes}
+            update={
+                "step_model": added,
+                "fit_error": fit_error,
+                "source": "measured",
+                "notes": notes,
+            }
         )
 
     @property
@@ -187,10 +221,6 @@ class Profile(BaseModel):
     @property
     def kv_capacity_tokens(self) -> int:
         return self.num_gpu_blocks * self.block_tokens
-
-    @property
-    def host_swap_blocks(self) -> int:
-        return int(self.host_swap_bytes // self.block_bytes)
 
     def swap_model(self) -> SwapTimeModel:
         """Time to move KV over PCIe, from the profile's achieved rate."""
@@ -224,7 +254,11 @@ class ProfileName:
 
     @property
     def file_name(self) -> str:
-        return f"{self.model}_{self.gpu}_tp{self.tp}" + (f"_{self.form}" if self.form else "") + ".json"
+        return (
+            f"{self.model}_{self.gpu}_tp{self.tp}"
+            + (f"_{self.form}" if self.form else "")
+            + ".json"
+        )
 
     @classmethod
     def parse(cls, text: str) -> ProfileName:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from twinserve.profiles.composition import StepComposition
 
 MAX_PREFILL_TOKENS = 16384
@@ -22,29 +23,24 @@ def powers_of_two(last: int, first: int = 1) -> list[int]:
     return found
 
 
-def prefill_steps(
-    max_tokens: int = MAX_PREFILL_TOKENS, max_requests: int = 16
-) -> Iterator[StepComposition]:
-    """Batches of equal fresh prompts, of 16 tokens and more, that hold at most `max_tokens` tokens
-    together."""
-    for count in powers_of_two(max_requests):
-        for length in powers_of_two(max_tokens // count, first=16):
+def prefill_steps() -> Iterator[StepComposition]:
+    """Batches of equal fresh prompts of 16 tokens and more, MAX_PREFILL_TOKENS together at most."""
+    for count in powers_of_two(16):
+        for length in powers_of_two(MAX_PREFILL_TOKENS // count, first=16):
             yield StepComposition(
                 prefill_new=np.full(count, length, np.int64),
                 prefill_resident=np.zeros(count, np.int64),
             )
 
 
-def decode_steps(
-    max_requests: int = MAX_REQUESTS, max_context: int = MAX_CONTEXT_TOKENS, skewed: bool = False
-) -> Iterator[StepComposition]:
-    """Decode batches of equal contexts, of 16 tokens and more; at most `max_context` resident
+def decode_steps(skewed: bool = False) -> Iterator[StepComposition]:
+    """Decode batches of equal contexts, of 16 tokens and more; at most MAX_CONTEXT_TOKENS resident
     tokens together.
 
     `skewed` adds, for each, a batch in which one request holds half of the tokens.
     """
-    for count in powers_of_two(max_requests):
-        for length in powers_of_two(max_context // count, first=16):
+    for count in powers_of_two(MAX_REQUESTS):
+        for length in powers_of_two(MAX_CONTEXT_TOKENS // count, first=16):
             yield StepComposition(count, count * length, length)
             if skewed and count > 2:
                 yield StepComposition(count, count * length, count * length // 2)

@@ -2,7 +2,7 @@
 
 python -m twinserve.profiles.shipped DIR
 
-Those of operator tables are in `shipped_operators.py`.
+Those of operator tables are in `operators/shipped.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ SHIPPED: dict[tuple[str, str, int], dict[str, int | str]] = {
     },
 }
 
-# Entries whose file holds operator tables instead: these meet the decode marks, or a measured run, better.
+# Entries whose file holds operator tables instead: these meet the decode marks, or a measured run,
+# better.
 REPLACED = {
     ("codellama-34b", "h100", 2),
     ("qwen3-14b", "h100", 1),

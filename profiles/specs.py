@@ -1,7 +1,7 @@
 """What a model and a GPU are, as far as time and memory depend on it.
 
 Both are plain facts (a config.json, a data sheet) with derived values as properties; what an engine
-reaches of a GPU's peak numbers is another matter and lives in `efficiency.py`.
+reaches of a GPU's peak numbers is another matter and lives in `forms/efficiency.py`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,12 @@ class ModelSpec:
 
     @model_validator(mode="after")
     def _heads_divide(self):
-        if self.experts_per_token > self.experts or bool(self.experts) != bool(self.experts_per_token):
-            raise ValueError(f"{self.experts_per_token} of {self.experts} experts a token cannot be")
+        if self.experts_per_token > self.experts or bool(self.experts) != bool(
+            self.experts_per_token
+        ):
+            raise ValueError(
+                f"{self.experts_per_token} of {self.experts} experts a token cannot be"
+            )
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.heads} attention heads are not a multiple of {self.kv_heads} KV heads"
@@ -149,9 +153,9 @@ class ModelSpec:
         """From a Hugging Face config.json (a path or its dict); ProfileError names a missing or
         unfit field.
 
-        Of mixtures of experts, those whose layers are all routed experts are known (Mixtral, Qwen3-MoE);
-        others (shared experts, some dense layers) and state-space models are refused: their cost
-        per token is not this spec's.
+        Of mixtures of experts, those whose layers are all routed experts are known (Mixtral,
+        Qwen3-MoE); others (shared experts, some dense layers) and state-space models are refused:
+        their cost per token is not this spec's.
         """
         where = "config.json"
         if not isinstance(config, dict):
@@ -160,7 +164,8 @@ class ModelSpec:
         experts = config.get("num_experts") or config.get("num_local_experts") or 0
         if experts and kind not in ("mixtral", "qwen3_moe"):
             raise ProfileError(
-                f"{where}: {kind or 'model'} is a mixture of experts of a kind that is not supported;"
+                f"{where}: {kind or 'model'} is a mixture of experts of a kind that is not "
+                "supported;"
                 " mixtral and qwen3_moe are"
             )
         known = {

@@ -1,11 +1,10 @@
-"""docs/your_own_policy.md from top to bottom: its Python runs, its package is found by every command and by a live engine,
-and what the page shows is what comes out."""
+"""docs/your_own_policy.md from top to bottom: its Python runs, its package is found by every
+command and by a live engine, and what the page shows is what comes out."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from twinserve.policies import registry
-from twinserve.sim import cli
+from twinserve.sim.cli import main as cli
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "your_own_policy.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
@@ -47,8 +47,15 @@ def blocks(language: str | None = None) -> list[Block]:
 
 def commands() -> list[tuple[str, str]]:
     """(command, what it prints), in order."""
-    parts = [part for block in blocks("console") for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]]
-    return [(command.strip(), shown.strip()) for command, _, shown in (part.partition("\n") for part in parts)]
+    parts = [
+        part
+        for block in blocks("console")
+        for part in re.split(r"^\$ ", block.text, flags=re.M)[1:]
+    ]
+    return [
+        (command.strip(), shown.strip())
+        for command, _, shown in (part.partition("\n") for part in parts)
+    ]
 
 
 def write_package(folder: Path) -> Path:
@@ -69,7 +76,9 @@ def install(package: Path, target: Path) -> Path:
     about = project["project"]
     info = target / f"{about['name'].replace('-', '_')}-{about['version']}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n"
+    )
     (info / "entry_points.txt").write_text(entry_points_text(about["entry-points"]))
     return target
 
@@ -94,25 +103,31 @@ def site(package, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def installed(site):
     """The package on the path of this process."""
-    sys.path.insert(0, str(site))
-    importlib.invalidate_caches()
-    yield site
-    sys.path.remove(str(site))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        yield site
     for name in [name for name in sys.modules if name.partition(".")[0] == "deadline_policy"]:
         del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The commands share one folder: later ones read what earlier ones wrote."""
-    return tmp_path_factory.mktemp("commands")
+    """The commands share one folder: later ones read what earlier ones wrote, and all the ten
+    lines."""
+    path = tmp_path_factory.mktemp("commands")
+    path.joinpath("mine.py").write_text(blocks("python")[0].text)
+    return path
 
 
 def run(command: str, folder: Path) -> tuple[int, str]:
     """A command of ours in this process; (exit code, what it prints)."""
     name, *arguments = shlex.split(command)
     said = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
         try:
             (cli.simulate_main if name == "simulate" else cli.main)(arguments)
         except SystemExit as stopped:
@@ -120,6 +135,7 @@ def run(command: str, folder: Path) -> tuple[int, str]:
     return 0, said.getvalue()
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_runs_and_prints_what_it_shows():
     names: dict = {"__name__": "guide"}
     printed, shown = "", 0
@@ -143,7 +159,9 @@ def test_the_python_of_the_page_runs_and_prints_what_it_shows():
 
 
 def test_the_three_methods_are_ten_lines():
-    (shown,) = (node for node in ast.parse(blocks("python")[0].text).body if isinstance(node, ast.ClassDef))
+    (shown,) = (
+        node for node in ast.parse(blocks("python")[0].text).body if isinstance(node, ast.ClassDef)
+    )
     name, *methods = shown.body
     assert ast.unparse(name) == "name = 'earliest-deadline'"
     assert [method.name for method in methods] == ["on_arrival", "on_finish", "plan"]
@@ -155,15 +173,24 @@ def test_the_packages_names_are_there(installed):
     assert registry.policy_class("deadline").__module__ == "deadline_policy.policy"
 
 
-def test_its_own_tests_pass(installed, package):
+@pytest.fixture
+def own_tests(installed, package) -> dict:
     names: dict = {"__name__": "test_deadline"}
-    exec(compile((package / "tests" / "test_deadline.py").read_text(), "test_deadline.py", "exec"), names)  # noqa: S102
-    marks = names["test_rules"].pytestmark
-    for policy in marks[0].args[1]:
-        names["test_rules"](policy)
-    names["test_a_chunk_beyond_the_step_is_refused"]()
-    names["test_the_urgent_request_goes_first"]()
-    assert sum(name.startswith("test_") for name in names) == 3
+    text = (package / "tests" / "test_deadline.py").read_text()
+    exec(compile(text, "test_deadline.py", "exec"), names)  # noqa: S102
+    return names
+
+
+def test_its_own_tests_pass(own_tests):
+    own_tests["test_a_chunk_beyond_the_step_is_refused"]()
+    own_tests["test_the_urgent_request_goes_first"]()
+    assert sum(name.startswith("test_") for name in own_tests) == 3
+
+
+@pytest.mark.slow
+def test_its_own_test_of_the_rules_passes(own_tests):
+    for policy in own_tests["test_rules"].pytestmark[0].args[1]:
+        own_tests["test_rules"](policy)
 
 
 def plain_commands() -> list:
@@ -178,13 +205,18 @@ def test_command(command, shown, installed, folder):
     assert (code != 0) == shown.startswith("error:"), said
     assert shown in said and "Traceback" not in said
     if "runs" in command and "--out" in command and "report" not in command:
-        described = json.loads((folder / "runs" / "deadline_kv_headroom_swap_true" / "run.json").read_text())
+        described = json.loads(
+            (folder / "runs" / "deadline_kv_headroom_swap_true" / "run.json").read_text()
+        )
         assert described["policy"] == {"name": "deadline", "options": {"chunk": None, "swap": True}}
         assert described["kv"]["ledger"] == "headroom"
 
 
 def test_a_config_of_a_run_gives_the_same_run(installed, tmp_path):
-    first = "simulate -p deadline:chunk=100,kv=headroom -t sharegpt --requests 40 --load 0.8 --quiet --out first"
+    first = (
+        "simulate -p deadline:chunk=100,kv=headroom -t sharegpt --requests 40 --load 0.8 "
+        "--quiet --out first"
+    )
     assert run(first, tmp_path)[0] == 0
     assert run("simulate --config first/run.json --quiet --out second", tmp_path)[0] == 0
     one, other = (tmp_path / name / "requests.parquet" for name in ("first", "second"))
@@ -193,7 +225,16 @@ def test_a_config_of_a_run_gives_the_same_run(installed, tmp_path):
 
 def test_a_process_of_its_own_finds_it(site, tmp_path):
     """Nothing but the path is told to it."""
-    command = [sys.executable, "-m", "twinserve.sim.cli", "simulate", "-p", "deadline:kv=headroom", "-t", "poisson"]
+    command = [
+        sys.executable,
+        "-m",
+        "twinserve.sim.cli.main",
+        "simulate",
+        "-p",
+        "deadline:kv=headroom",
+        "-t",
+        "poisson",
+    ]
     done = subprocess.run(
         [*command, "--requests", "20", "--rate", "5", "--json"],
         env={**os.environ, "PYTHONPATH": str(site)},
@@ -209,8 +250,22 @@ def test_a_process_of_its_own_finds_it(site, tmp_path):
 @pytest.mark.slow
 def test_pip_leaves_what_the_fixture_does(package, site, tmp_path):
     target = tmp_path / "site"
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run([*command, "--target", str(target), str(package)], capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    done = subprocess.run(
+        [*command, "--target", str(target), str(package)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     if done.returncode and "bdist_wheel" in done.stdout + done.stderr:
         pytest.skip("this environment cannot build wheels")
     assert done.returncode == 0, done.stderr
@@ -225,16 +280,20 @@ def test_pip_leaves_what_the_fixture_does(package, site, tmp_path):
     }
 
 
-# -- broken packages ---------------------------------------------------------------------------------------------------------
+# -- broken packages -------------------------------------------------------------------------------
 BROKEN = {
-    "raises": ("import nowhere\n", "cannot be loaded from broken_raises:Mine: No module named 'nowhere'"),
+    "raises": (
+        "import nowhere\n",
+        "cannot be loaded from broken_raises:Mine: No module named 'nowhere'",
+    ),
     "typo": ("class Mine(:\n", "cannot be loaded from broken_typo:Mine: invalid syntax"),
     "abstract": (
         "from twinserve.policies.base import Policy\nclass Mine(Policy):\n    name = 'abstract'\n",
         "broken_abstract:Mine lacks on_arrival, on_finish, plan",
     ),
     "named": (
-        "from twinserve.policies.vllm import VllmPolicy\nclass Mine(VllmPolicy):\n    pass\n",
+        "from twinserve.policies.baselines.vllm import VllmPolicy\nclass Mine(VllmPolicy):\n    "
+        "pass\n",
         "broken_named:Mine says name = 'vllm'; call both the same",
     ),
     "function": ("def Mine(): ...\n", "broken_function:Mine is not a Policy"),
@@ -272,16 +331,18 @@ def test_a_broken_package_is_in_nobody_elses_way(broken, tmp_path):
     assert "raises" in said  # it is a name that there is
 
 
-# -- a live engine -----------------------------------------------------------------------------------------------------------
+# -- a live engine ---------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.live
-@pytest.mark.parametrize("command", [c for c, _ in commands() if LIVE.search(c)], ids=lambda c: " ".join(c.split()[:5]))
+@pytest.mark.parametrize(
+    "command", [c for c, _ in commands() if LIVE.search(c)], ids=lambda c: " ".join(c.split()[:5])
+)
 def test_live_command(command, site, folder):
     pytest.importorskip("vllm")
     name, *arguments = shlex.split(command)
     verb = ["simulate"] if name == "simulate" else []
     done = subprocess.run(
-        [sys.executable, "-m", "twinserve.sim.cli", *verb, *arguments],
+        [sys.executable, "-m", "twinserve.sim.cli.main", *verb, *arguments],
         env={**os.environ, "PYTHONPATH": str(site)},
         cwd=folder,
         capture_output=True,
@@ -300,7 +361,7 @@ def test_live_command(command, site, folder):
 @pytest.mark.live
 def test_a_server_runs_the_policy(site, tmp_path, monkeypatch):
     pytest.importorskip("vllm")
-    from live.serve_http import Server, write_served_model
+    from tests.live.serve_http import Server, write_served_model
 
     (serve,) = [block.text for block in blocks("bash")]
     options = json.loads(re.search(r"--additional-config '(.*?)'", serve)[1])
@@ -308,12 +369,19 @@ def test_a_server_runs_the_policy(site, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(site))
     model = write_served_model(tmp_path / "model")
     arguments = ["--max-model-len", "256", "--max-num-seqs", "4", "--max-num-batched-tokens", "256"]
-    server = Server(tmp_path, model, {**options, "stats_path": str(stats)}, [*arguments, "--num-gpu-blocks-override", "60"])
+    server = Server(
+        tmp_path,
+        model,
+        {**options, "stats_path": str(stats)},
+        [*arguments, "--num-gpu-blocks-override", "60"],
+    )
     try:
         server.wait()
         assert "policy deadline:chunk=64 on the headroom ledger" in server.said()
-        for klass in ("rt", "be", "rt"):
-            status, answer = server.complete([5] * 90, max_tokens=12, vllm_xargs={"class": klass})
+        for service_class in ("rt", "be", "rt"):
+            status, answer = server.complete(
+                [5] * 90, max_tokens=12, vllm_xargs={"class": service_class}
+            )
             assert status == 200 and answer["usage"]["completion_tokens"] == 12
     finally:
         server.stop()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import test_guide
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.S)
@@ -19,7 +21,8 @@ ELSEWHERE = ("pip install", "python -m pytest")
 VARIES = re.compile(r"wall time|simulated steps/s|local copy|/.*\.jsonl")
 
 
-# Commands that need a live engine, or what one has written. Their figures are the machine's, so only words are compared.
+# Commands that need a live engine, or what one has written. Their figures are the machine's, so
+# only words are compared.
 LIVE = re.compile(r"--model tiny|cpu\.json|replay run")
 
 
@@ -37,15 +40,19 @@ def commands() -> list[tuple[str, str]]:
 
 
 def comparable(text: str) -> list[str]:
-    """Lines without those that vary, and without the run of blanks that a longer number pushes aside."""
+    """Lines without those that vary, and without the run of blanks that a longer number pushes
+    aside."""
     lines = (re.sub(r"\s+", " ", line).strip() for line in text.splitlines())
     return [line for line in lines if line and not VARIES.search(line)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The commands share one folder: later ones read what earlier ones wrote."""
-    return tmp_path_factory.mktemp("readme")
+    """The commands share one folder: later ones read what earlier ones wrote, and all the policy of
+    the guide."""
+    path = tmp_path_factory.mktemp("readme")
+    path.joinpath("mine.py").write_text(test_guide.blocks("python")[0].text)
+    return path
 
 
 def test_the_readme_has_commands():
@@ -55,7 +62,12 @@ def test_the_readme_has_commands():
 
 def cases() -> list:
     return [
-        pytest.param(command, shown, id=command[:60], marks=[pytest.mark.live] if LIVE.search(command) else [])
+        pytest.param(
+            command,
+            shown,
+            id=command[:60],
+            marks=[pytest.mark.live] if LIVE.search(command) else [],
+        )
         for command, shown in commands()
     ]
 
@@ -82,7 +94,13 @@ def test_command(command: str, shown: str, folder: Path):
         "TWINSERVE_CACHE": str(folder / "cache"),
     }
     done = subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     said = done.stdout + done.stderr
     expected_to_fail = shown.startswith("error:")

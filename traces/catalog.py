@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from twinserve.traces import apps, longdoc, synth
+from twinserve.traces.apps import generate as apps
+from twinserve.traces.generators import longdoc, synth
 from twinserve.traces.workload import WorkloadError
 
 MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/"
@@ -18,7 +19,7 @@ class TraceInfo:
 
     files    names it may have in a folder of the search path; the cache uses the first
     sha256   of the published file; None where it is not known, then any content is taken
-    replica  whether a fitted stand-in is embedded (replica.py)
+    replica  whether a fitted stand-in is embedded (generators/replica.py)
     """
 
     name: str
@@ -102,7 +103,9 @@ SYNTHETIC = {
     "lmsys": "Poisson arrivals, lengths with LMSYS-Chat-1M's mean and deviation",
     "fixed:IN,OUT": "Poisson arrivals, every prompt IN and every output OUT tokens",
     **apps.DESCRIPTIONS,
-    "tidal": "a day of online requests, one a second at the peak (Echo's load; --rate-scale for more)",
+    "tidal": (
+        "a day of online requests, one a second at the peak (Echo's load; --rate-scale for more)"
+    ),
     **{name: "offline questions on long shared documents, all at once" for name in longdoc.NAMES},
 }
 

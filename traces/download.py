@@ -21,13 +21,14 @@ PIECE_BYTES = 1 << 16
 MAX_BYTES = 1 << 32
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all if the server says
+SearchPath = str | Path | Sequence[str | Path] | None
 
 
 class NotReachable(WorkloadError):
     """A download that failed on the way: no network, a server error, no place to put it."""
 
 
-def search_folders(search_path: str | Path | Sequence[str | Path] | None = None) -> list[Path]:
+def search_folders(search_path: SearchPath = None) -> list[Path]:
     """Folders to look in: the argument, or the environment's TWINSERVE_TRACES (a path list)."""
     if search_path is None:
         search_path = os.environ.get(SEARCH_PATH_VARIABLE, "")

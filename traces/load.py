@@ -1,38 +1,37 @@
-"""The door to this package: a workload by name or path, and the verbs of `twinserve trace`."""
+"""The door to this package: a workload by its name or the path of its file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from twinserve.traces import apps, catalog, synth, transform
-from twinserve.traces import replica as replicas
-from twinserve.traces.catalog import TraceInfo
+from twinserve.traces import catalog, transform
+from twinserve.traces.apps import generate as apps
 from twinserve.traces.download import (
     SEARCH_PATH_VARIABLE,
     NotReachable,
     Progress,
+    SearchPath,
     cache_folder,
     download,
     find_local,
     search_folders,
 )
-from twinserve.traces.formats import UNITS, detect_format, read_file
-from twinserve.traces.longdoc import is_longdoc, longdoc
-from twinserve.traces.options import ReadOptions
-from twinserve.traces.sidecar import load as load_sidecar
-from twinserve.traces.stats import statistics
-from twinserve.traces.ticks import find_tick, spread_ticks
-from twinserve.traces.tidal import tidal
+from twinserve.traces.generators import replica as replicas
+from twinserve.traces.generators import synth
+from twinserve.traces.generators.longdoc import is_longdoc, longdoc
+from twinserve.traces.generators.tidal import tidal
+from twinserve.traces.readers.formats import read_file
+from twinserve.traces.readers.options import ReadOptions
+from twinserve.traces.readers.sidecar import load as load_sidecar
+from twinserve.traces.ticks import spread_ticks
 from twinserve.traces.workload import Workload, WorkloadError
-from twinserve.traces.write import check_target, write_trace
 
 # A clock that starts here or later (seconds) counts from 1970, not from the start of the trace.
 CALENDAR_S = 1e8
 TIDAL = "tidal"
-SearchPath = str | Path | Sequence[str | Path] | None
 
 
 def load_trace(
@@ -59,8 +58,8 @@ def load_trace(
 
     seed          of generated arrivals and lengths, of replicas, and of spreading ticks
     raw_arrivals  keep coarse ticks as they were recorded; by default arrivals are spread
-    rate, count, duration_s   of generated arrivals only: requests/s, requests, seconds; of `apps` count alone:
-                  applications
+    rate, count, duration_s   of generated arrivals only: requests/s, requests, seconds; of `apps`
+                  count alone: applications
     format        the name of a file's format, where its content does not tell
     block_tokens, time_unit   tokens a hash id covers (Mooncake, Bailian), "ms" or "s" (Mooncake,
                   `custom`): where they are not the format's; refused for other formats
@@ -71,31 +70,52 @@ def load_trace(
     name = os.fspath(name_or_path)
     if seed < 0:
         raise WorkloadError(f"seed {seed} is below 0: give a whole number from 0 up")
-    if synth.is_synthetic(name):
-        _need_unset(name, format=format, block_size=block_tokens, time_unit=time_unit)
-        speed = 1.0 if rate is None else rate
-        return synth.synth(name, rate=speed, count=count, duration_s=duration_s, seed=seed)
-    if apps.is_apps(name):
-        unused = {"rate": rate, "duration": duration_s, "format": format, "block_size": block_tokens, "time_unit": time_unit}
-        _need_unset(name, **unused)
-        places = {"search_path": search_path, "cache_dir": cache_dir, "offline": offline, "progress": progress}
-        number = {} if count is None else {"count": count}
-        return apps.load(name, seed=seed, raw_arrivals=raw_arrivals, **number, **places)
-    if is_longdoc(name) or name == TIDAL:
-        if name == TIDAL:
-            _need_unset(name, count=count)
-        _need_unset(name, rate=rate, duration=duration_s, format=format, block_size=block_tokens, time_unit=time_unit)
-        return longdoc(name, requests=count, seed=seed) if is_longdoc(name) else tidal(seed=seed)
-    _need_unset(name, count=count, duration=duration_s)
-    options = ReadOptions(block_tokens, time_unit, rate, seed)
+    given = {
+        "count": count,
+        "rate": rate,
+        "duration": duration_s,
+        "format": format,
+        "block_size": block_tokens,
+        "time_unit": time_unit,
+    }
+    places = {
+        "search_path": search_path,
+        "cache_dir": cache_dir,
+        "offline": offline,
+        "progress": progress,
+    }
+    takes, load = next((takes, load) for is_one, takes, load in _KINDS if is_one(name))
+    for what, value in given.items():
+        if value is not None and what not in takes:
+            raise WorkloadError(
+                f"trace '{name}' does not take {what} ({value}): leave it out"
+                + ("; --rate-scale changes a recorded trace's rate" if what == "rate" else "")
+            )
+    return load(name, seed, raw_arrivals, places, *(given[what] for what in takes))
+
+
+def _synthetic(name: str, seed: int, raw: bool, places: dict, rate, count, duration) -> Workload:
+    rate = 1.0 if rate is None else rate
+    return synth.synth(name, rate=rate, count=count, duration_s=duration, seed=seed)
+
+
+def _apps(name: str, seed: int, raw: bool, places: dict, count: int | None) -> Workload:
+    number = {} if count is None else {"count": count}
+    return apps.load(name, seed=seed, raw_arrivals=raw, **number, **places)
+
+
+def _longdoc(name: str, seed: int, raw: bool, places: dict, count: int | None) -> Workload:
+    return longdoc(name, requests=count, seed=seed)
+
+
+def _tidal(name: str, seed: int, raw: bool, places: dict) -> Workload:
+    return tidal(seed=seed)
+
+
+def _recorded(name: str, seed: int, raw: bool, places: dict) -> Workload:
     info = catalog.resolve(name)
-    if info is None:
-        return _load_file(_existing(name), format, options, raw_arrivals)
-    _need_unset(name, rate=rate, format=format, block_size=block_tokens, time_unit=time_unit)
     try:
-        path = fetch(
-            name, search_path=search_path, cache_dir=cache_dir, offline=offline, progress=progress
-        )
+        path = fetch(name, **places)
     except NotReachable as e:
         if not info.replica:
             raise WorkloadError(
@@ -109,18 +129,26 @@ def load_trace(
             "the same statistics; do not report it as the original"
         )
         w = replace(w, provenance=replace(w.provenance, notices=(notice,)))
-        return w if raw_arrivals else spread_ticks(w, seed)
-    w = _load_file(path, info.format, options, raw_arrivals)
+        return w if raw else spread_ticks(w, seed)
+    w = _read(path, info.format, ReadOptions(seed=seed), raw)
     return replace(w, provenance=replace(w.provenance, name=info.name))
 
 
-def _need_unset(name: str, **settings) -> None:
-    for what, value in settings.items():
-        if value is not None:
-            raise WorkloadError(
-                f"trace '{name}' does not take {what} ({value}): leave it out"
-                + ("; --rate-scale changes a recorded trace's rate" if what == "rate" else "")
-            )
+def _file(
+    name: str, seed: int, raw: bool, places: dict, format, block_tokens, time_unit, rate
+) -> Workload:
+    return _read(_existing(name), format, ReadOptions(block_tokens, time_unit, rate, seed), raw)
+
+
+# Kinds of names: how one is told, which settings it takes, and its loader. The first that fits.
+_KINDS: tuple[tuple[Callable[[str], object], tuple[str, ...], Callable[..., Workload]], ...] = (
+    (synth.is_synthetic, ("rate", "count", "duration"), _synthetic),
+    (apps.is_apps, ("count",), _apps),
+    (is_longdoc, ("count",), _longdoc),
+    (TIDAL.__eq__, (), _tidal),
+    (catalog.resolve, (), _recorded),
+    (lambda name: True, ("format", "block_size", "time_unit", "rate"), _file),
+)
 
 
 def _existing(name: str) -> Path:
@@ -138,15 +166,13 @@ def _existing(name: str) -> Path:
     raise catalog.unknown(name)
 
 
-def _load_file(
-    path: Path, format: str | None, options: ReadOptions, raw_arrivals: bool
-) -> Workload:
+def _read(path: Path, format: str | None, options: ReadOptions, raw: bool) -> Workload:
     w = read_file(path, format, options)
     known = w.known_arrivals_s
     if len(known) and known[0] >= CALENDAR_S:
         w = transform.rebase(w)
     # A trace that we wrote is replayed as it was run: nothing is spread twice.
-    if raw_arrivals or load_sidecar(path) is not None:
+    if raw or load_sidecar(path) is not None:
         return w
     return spread_ticks(w, options.seed)
 
@@ -166,7 +192,9 @@ def fetch(
     info = catalog.resolve(name)
     if info is None:
         if apps.is_apps(name):
-            raise WorkloadError(f"'{name}' is generated: fetch {apps.ARRIVALS}, whose arrivals it takes")
+            raise WorkloadError(
+                f"'{name}' is generated: fetch {apps.ARRIVALS}, whose arrivals it takes"
+            )
         if synth.is_synthetic(name):
             raise WorkloadError(f"'{name}' is generated: there is nothing to fetch")
         raise catalog.unknown(name)
@@ -177,115 +205,3 @@ def fetch(
     if offline:
         raise NotReachable("offline, and the file is in no folder of the search path or the cache")
     return download(info.url, cache / info.files[0], info.sha256, progress)
-
-
-def list_traces(search_path: SearchPath = None, cache_dir: str | Path | None = None) -> list[dict]:
-    """One dict a name, with everything in TraceInfo that a list shows, aliases and kind.
-
-    `where` is the local file's path, "replica", "download", "generated", or "unusable: WHY".
-    """
-    folders, cache = search_folders(search_path), cache_folder(cache_dir)
-    out = []
-    for info in catalog.BY_NAME.values():
-        out.append(
-            {
-                "name": info.name,
-                "aliases": [a for a, full in catalog.ALIASES.items() if full == info.name],
-                "kind": "recorded",
-                "description": info.description,
-                "rows": info.rows,
-                "licence": info.licence,
-                "cite": info.cite,
-                "url": info.url,
-                "sha256": info.sha256,
-                "replica": info.replica,
-                "where": _where(info, folders, cache),
-            }
-        )
-    for name, description in catalog.SYNTHETIC.items():
-        row = dict.fromkeys(("rows", "licence", "cite", "url", "sha256"))
-        made = {"name": name, "aliases": [], "kind": "generated", "description": description}
-        out.append({**made, **row, "replica": False, "where": "generated"})
-    return out
-
-
-def _where(info: TraceInfo, folders: list[Path], cache: Path) -> str:
-    try:
-        path = find_local(info, folders, cache)
-    except WorkloadError as e:
-        return f"unusable: {e}"
-    return str(path) if path is not None else "replica" if info.replica else "download"
-
-
-def describe(w: Workload) -> str:
-    """One line for a person: rows, rate, span, lengths, block size, and whether it is a replica."""
-    known, span = w.known_arrivals_s, w.span_s
-    rate = f"{len(known) / span:.3g}/s over {span:,.0f} s" if span > 0 else "all at once"
-    parts = [
-        f"{w.provenance.name}{' (replica)' if w.provenance.replica else ''}: {len(w):,} requests",
-        rate,
-        f"prompt mean {w.prompt_tokens.mean():,.0f}",
-        f"output mean {w.output_tokens.mean():,.0f} tokens",
-        f"prefix blocks of {w.prefix.block_tokens} tokens" if w.prefix else "no prefix blocks",
-    ]
-    if len(known) < len(w):
-        parts.append(f"{len(w) - len(known):,} rows in closed loops")
-    if w.pool is not None:
-        parts.append(f"best-effort pool of {w.pool.batch}")
-    return ", ".join(parts)
-
-
-def describe_file(path: str | Path, format: str | None = None) -> str:
-    """The units a file is read in: its format, time unit and block size. OSError if it cannot be read."""
-    with open(path, "rb") as file:
-        name = format or detect_format(file.read(1 << 20), str(path))
-    unit, block = UNITS[name]
-    meta = load_sidecar(path) if name == "mooncake" else None
-    if meta is not None:
-        unit, block = meta.time_unit, meta.block_size
-    size = f"{block}-token blocks" if block else "no prefix blocks"
-    return f"{path}: {name} format, timestamps: {unit}, {size}"
-
-
-def inspect(w: Workload) -> dict:
-    """What `trace inspect` shows: the line of `describe`, provenance, ticks left, statistics."""
-    p = w.provenance
-    return {
-        "summary": describe(w),
-        "name": p.name,
-        "path": p.path,
-        "sha256": p.sha256,
-        "replica": p.replica,
-        "transforms": list(p.transforms),
-        "notices": list(p.notices),
-        "tick_s": find_tick(w.arrival_s),
-        **statistics(w),
-    }
-
-
-def convert(src: str | Path, dst: str | Path, *, overwrite: bool = False, **load_options) -> Workload:
-    """Writes a trace, by name or path, as Mooncake+ JSONL with its sidecar; returns the workload.
-
-    `load_options` are those of load_trace; raw_arrivals=True keeps ticks as recorded. Another file is
-    replaced only with `overwrite`, the trace that is read never: WorkloadError.
-    """
-    check_target(dst, overwrite, src)
-    w = load_trace(src, **load_options)
-    check_target(dst, overwrite, w.provenance.path)  # a name stands for a file too
-    origin = w.provenance.sha256
-    w = replace(w, provenance=w.provenance.then(f"convert({origin or w.provenance.name})"))
-    write_trace(w, dst)
-    return w
-
-
-__all__ = [
-    "convert",
-    "describe",
-    "describe_file",
-    "fetch",
-    "inspect",
-    "list_traces",
-    "load_trace",
-    "statistics",
-    "write_trace",
-]

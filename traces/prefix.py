@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from twinserve.traces.workload import PrefixBlocks
 
 LOW_ID, HIGH_ID = -(2**63), 2**64 - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
+
 from twinserve.traces.workload import PrefixBlocks, Workload
 
 CACHE_TOKENS = (1_000_000, 3_000_000, 10_000_000)
@@ -48,9 +49,9 @@ def _spread(values: np.ndarray) -> dict:
     }
 
 
-def statistics(w: Workload, cache_tokens: tuple[int, ...] = CACHE_TOKENS) -> dict:
+def statistics(w: Workload) -> dict:
     """Rows, rate (requests/s over the span of the arrivals), lengths (tokens), bursts and, with
-    prefix blocks, the block hit rate of LRU caches of `cache_tokens` and of an unlimited one."""
+    prefix blocks, the block hit rate of LRU caches of CACHE_TOKENS and of an unlimited one."""
     known, span = w.known_arrivals_s, w.span_s
     moments, together = np.unique(known, return_counts=True)
     gaps = np.diff(known)
@@ -58,7 +59,7 @@ def statistics(w: Workload, cache_tokens: tuple[int, ...] = CACHE_TOKENS) -> dic
         "rows": len(w),
         "closed_loop_rows": len(w) - len(known),
         "groups": len(w.group_names),
-        "best_effort_rows": int((w.klass == 1).sum()),
+        "best_effort_rows": int((w.service_class == 1).sum()),
         "first_arrival_s": float(known[0]) if len(known) else 0.0,
         "span_s": span,
         "rate_per_s": len(known) / span if span > 0 else float("nan"),
@@ -76,6 +77,6 @@ def statistics(w: Workload, cache_tokens: tuple[int, ...] = CACHE_TOKENS) -> dic
         out["block_tokens"] = w.prefix.block_tokens
         out["prompt_blocks"] = len(w.prefix.ids)
         out["distinct_blocks"] = w.prefix.distinct
-        rates = {str(c): lru_hit_rate(w.prefix, c) for c in cache_tokens}
+        rates = {str(c): lru_hit_rate(w.prefix, c) for c in CACHE_TOKENS}
         out["lru_hit_rate"] = {**rates, "unlimited": lru_hit_rate(w.prefix)}
     return out

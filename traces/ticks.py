@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+
 from twinserve.traces.workload import Workload
 
 MIN_TICKS, MIN_ROWS_PER_TICK, MIN_TICK_S = 16, 2.0, 0.5

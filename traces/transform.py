@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import count
 
 import numpy as np
+
 from twinserve.traces import prefix as blocks
-from twinserve.traces.columns import MAX_SECONDS
+from twinserve.traces.readers.columns import MAX_SECONDS
 from twinserve.traces.workload import (
     CLASS_NAMES,
     BestEffortPool,
@@ -21,7 +22,7 @@ ROW_COLUMNS = (
     "arrival_s",
     "prompt_tokens",
     "output_tokens",
-    "klass",
+    "service_class",
     "priority",
     "slo_ttft_s",
     "slo_tpot_s",
@@ -47,7 +48,9 @@ def take_rows(w: Workload, rows: np.ndarray) -> Workload:
         **columns,
         ids=[w.ids[i] for i in rows],
         group_names=[w.group_names[g] for g in kept],
-        applications={i: w.applications[g] for i, g in enumerate(kept.tolist()) if g in w.applications},
+        applications={
+            i: w.applications[g] for i, g in enumerate(kept.tolist()) if g in w.applications
+        },
         prefix=None if w.prefix is None else blocks.take(w.prefix, rows),
     )
 
@@ -70,12 +73,11 @@ def scale_rate(w: Workload, factor: float) -> Workload:
     # Beyond this, seconds since the start leave no digits for the length of a step.
     _need(
         w.last_arrival_s / factor <= MAX_SECONDS,
-        f"rate factor {factor:g} puts the last arrival later than {MAX_SECONDS:g} s: give a larger one",
+        f"rate factor {factor:g} puts the last arrival later than {MAX_SECONDS:g} s: give a "
+        "larger one",
     )
     return replace(
-        w,
-        arrival_s=w.arrival_s / factor,
-        provenance=w.provenance.then(f"scale-rate({factor:g})"),
+        w, arrival_s=w.arrival_s / factor, provenance=w.provenance.then(f"scale-rate({factor:g})")
     )
 
 
@@ -169,26 +171,30 @@ def set_slo(
     ttft_s: float | None = None,
     tpot_s: float | None = None,
     *,
-    klass: str | int | None = None,
+    service_class: str | int | None = None,
 ) -> Workload:
     """Constant objectives in seconds, for all rows or one class; None leaves one as it is."""
     changed, said = {}, []
-    where = np.ones(len(w), bool) if klass is None else w.klass == _class_number(klass)
+    where = (
+        np.ones(len(w), bool)
+        if service_class is None
+        else w.service_class == _class_number(service_class)
+    )
     for column, value in (("slo_ttft_s", ttft_s), ("slo_tpot_s", tpot_s)):
         if value is not None:
             _need(0 < value < math.inf, f"SLO {value} s is not above 0: give seconds")
             changed[column] = np.where(where, float(value), getattr(w, column))
             said.append(f"{column[4:8]}={value:g}s")
-    if klass is not None:
-        said.append(f"class={CLASS_NAMES[_class_number(klass)]}")
+    if service_class is not None:
+        said.append(f"class={CLASS_NAMES[_class_number(service_class)]}")
     return replace(w, **changed, provenance=w.provenance.then(f"set-slo({', '.join(said)})"))
 
 
-def set_class(w: Workload, klass: str | int) -> Workload:
+def set_class(w: Workload, service_class: str | int) -> Workload:
     """All rows of one class, `rt` or `be`."""
-    number = _class_number(klass)
+    number = _class_number(service_class)
     done = w.provenance.then(f"set-class({CLASS_NAMES[number]})")
-    return replace(w, klass=np.full(len(w), number, np.int8), provenance=done)
+    return replace(w, service_class=np.full(len(w), number, np.int8), provenance=done)
 
 
 def set_priority(w: Workload, priority: int) -> Workload:
@@ -237,7 +243,10 @@ def merge(a: Workload, b: Workload) -> Workload:
         **columns,
         ids=a.ids + _renamed(b.ids, a.ids),
         group_names=a.group_names + _renamed(b.group_names, a.group_names),
-        applications={**a.applications, **{len(a.group_names) + g: info for g, info in b.applications.items()}},
+        applications={
+            **a.applications,
+            **{len(a.group_names) + g: info for g, info in b.applications.items()},
+        },
         prefix=prefix,
         pool=a.pool or b.pool,
         provenance=Provenance(

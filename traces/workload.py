@@ -1,7 +1,7 @@
 """What a run is fed with: the columns of a request list, its prefix blocks and its closed loops.
 
-A workload is data and never depends on the policy: every policy of a comparison gets the same object.
-Units: seconds, tokens. One row is one request.
+A workload is data and never depends on the policy: every policy of a comparison gets the same
+object. Units: seconds, tokens. One row is one request.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True)
 class PrefixBlocks:
-    """Chained ids of the prompts' prefix blocks: equal id means equal text from the start up to that block's end.
+    """Chained ids of the prompts' prefix blocks: equal id means equal text from the start up to
+    that block's end.
 
     ids      int64[total], dense (0 .. distinct - 1), in row order
-    offsets  int64[rows + 1]; row i owns ids[offsets[i]:offsets[i + 1]], ceil(prompt / block_tokens) of them
+    offsets  int64[rows + 1]; row i owns ids[offsets[i]:offsets[i + 1]], ceil(prompt / block_tokens)
+             of them
     block_tokens  tokens a block covers (512 for Mooncake, 16 for Bailian)
     """
 
@@ -41,11 +43,12 @@ class PrefixBlocks:
 
 @dataclass(frozen=True)
 class BestEffortPool:
-    """BROS's best-effort load: a closed loop of batches (Sec. VII-A): batch k + 1 arrives when all of batch k ended.
+    """BROS's best-effort load: a closed loop of batches (Sec. VII-A): batch k + 1 arrives when all
+    of batch k ended.
 
-    Prompt and output lengths are uniform integers, bounds included (the paper: 512-1024 and 32-128 tokens).
-    The batch size is in neither version of the paper: it is a reported parameter. No batch is submitted
-    at or after `until_s` (seconds); None means the last arrival of the request list.
+    Prompt and output lengths are uniform integers, bounds included (the paper: 512-1024 and 32-128
+    tokens). The batch size is in neither version of the paper: it is a reported parameter. No batch
+    is submitted at or after `until_s` (seconds); None means the last arrival of the request list.
     """
 
     batch: int = 64
@@ -60,7 +63,8 @@ class BestEffortPool:
         return self.prompt_tokens[1] + self.output_tokens[1]
 
     def draw(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Prompt and output tokens, int64[batch] each, of batch k: a function of (seed, k) alone."""
+        """Prompt and output tokens, int64[batch] each, of batch k: a function of (seed, k)
+        alone."""
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0xBE, k)))
         return (
             rng.integers(*self.prompt_tokens, size=self.batch, endpoint=True),
@@ -85,8 +89,8 @@ class Provenance:
 
 @dataclass(frozen=True)
 class ApplicationInfo:
-    """What a group of rows is, beyond its name. kind: class of application; text: its input. Of files, the sidecar of
-    those that we wrote carries it (traces/sidecar.py)."""
+    """What a group of rows is, beyond its name. kind: class of application; text: its input. Of
+    files, the sidecar of those that we wrote carries it (traces/readers/sidecar.py)."""
 
     kind: str
     text: str | None = None
@@ -94,24 +98,26 @@ class ApplicationInfo:
 
 @dataclass(frozen=True)
 class Workload:
-    """A request list. All arrays have one entry a row; rows are sorted by arrival, closed-loop rows last.
+    """A request list. All arrays have one entry a row; rows are sorted by arrival, closed-loop rows
+    last.
 
     arrival_s      float64; NaN where the row waits for the stage before it (see `group`)
     prompt_tokens, output_tokens   int64, >= 1; output is what the model will really emit
-    klass          int8, REAL_TIME or BEST_EFFORT
+    service_class          int8, REAL_TIME or BEST_EFFORT
     priority       int64, smaller is more urgent (vLLM's sense)
     slo_ttft_s, slo_tpot_s   float64, NaN = no objective
-    group, stage   int64; group -1 = none. Rows of (group, stage + 1) are released `delay_s` after the last row
-                   of (group, stage) has ended: a session is a group with one row a stage (its turns), an
-                   application a group with several.
+    group, stage   int64; group -1 = none. Rows of (group, stage + 1) are released `delay_s` after
+                   the last row of (group, stage) has ended: a session is a group with one row a
+                   stage (its turns), an application a group with several.
     ids            request names, unique
-    group_names    one a group; applications: what is known of a group, for those that are task graphs
+    group_names    one a group; applications: what is known of a group, for those that are task
+                   graphs
     """
 
     arrival_s: np.ndarray
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
-    klass: np.ndarray
+    service_class: np.ndarray
     priority: np.ndarray
     slo_ttft_s: np.ndarray
     slo_tpot_s: np.ndarray
@@ -130,11 +136,11 @@ class Workload:
 
     @classmethod
     def build(cls, arrival_s, prompt_tokens, output_tokens, **columns) -> Workload:
-        """A workload from columns (arrays or sequences of numbers); those not given get their neutral value (real-time, no
-        SLO, no group)."""
+        """A workload from columns (arrays or sequences of numbers); those not given get their
+        neutral value (real-time, no SLO, no group)."""
         n = len(arrival_s)
         neutral = {
-            "klass": np.full(n, REAL_TIME, np.int8),
+            "service_class": np.full(n, REAL_TIME, np.int8),
             "priority": np.zeros(n, np.int64),
             "slo_ttft_s": np.full(n, np.nan),
             "slo_tpot_s": np.full(n, np.nan),
@@ -142,7 +148,10 @@ class Workload:
             "stage": np.zeros(n, np.int64),
             "delay_s": np.zeros(n),
         }
-        columns |= {name: np.asarray(columns[name], neutral[name].dtype) for name in columns.keys() & neutral.keys()}
+        columns |= {
+            name: np.asarray(columns[name], neutral[name].dtype)
+            for name in columns.keys() & neutral.keys()
+        }
         return cls(
             np.asarray(arrival_s, np.float64),
             np.asarray(prompt_tokens, np.int64),

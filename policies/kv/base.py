@@ -1,8 +1,9 @@
-"""What every KV ledger offers. A ledger is the one account of KV memory: blocks, slots, prefix hits, host copies.
+"""What every KV ledger offers. A ledger is the one account of KV memory: blocks, slots, prefix
+hits, host copies.
 
-Policies decide with it, so it answers in numbers kept incrementally, and it can be asked to try: `mark()` before,
-`rollback(mark)` after. It never looks at the clock, and moves data only on paper: the transfers that its changes
-imply are collected and handed to the plan by `take_moves()`.
+Policies decide with it, so it answers in numbers kept incrementally, and it can be asked to try:
+`mark()` before, `rollback(mark)` after. It never looks at the clock, and moves data only on paper:
+the transfers that its changes imply are collected and handed to the plan by `take_moves()`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..plan import KvMove
-from ..requests import RequestTable
+from twinserve.policies.plan import KvMove
+from twinserve.policies.requests import RequestTable
 
 
 class LedgerError(AssertionError):
@@ -42,9 +43,18 @@ class KvLedger(ABC):
 
     name: str
     caches_prefixes = False  # True: built with prefix_caching and shared_contents (see PagedLedger)
+    prefix_caching = False  # of a ledger: full blocks stay findable
     knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
+    layers = 1  # of a ledger: those whose KV it moves one by one
+    # Of an asynchronous engine, which sets it: a plan may take memory for a token after one that is
+    # still being computed. A block that such a token would fill has no name yet, so only known text
+    # can be found; when an outcome is booked `grow_all` comes once more, with what rows have
+    # computed.
+    known_text_only = False
 
-    def __init__(self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0) -> None:
+    def __init__(
+        self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0
+    ) -> None:
         if num_blocks < 1 or block_tokens < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_tokens} tokens")
         self.table = table
@@ -53,19 +63,20 @@ class KvLedger(ABC):
         self.host_blocks = host_blocks
         self._moves: list[KvMove] = []
 
-    # -- questions ---------------------------------------------------------------------------------------------
+    # -- questions ---------------------------------------------------------------------------------
     @property
     @abstractmethod
     def free_blocks(self) -> int:
         """Blocks that an admission could take now, cached prefixes without users included."""
 
     def obtainable_blocks(self, row: int) -> int:
-        """At most so many further blocks could the row get now without anybody being dropped; an upper bound."""
+        """At most so many further blocks could the row get now without anybody being dropped; an
+        upper bound."""
         return self.free_blocks
 
     def room_tokens(self, row: int) -> int:
-        """At most so many tokens of the row, which holds nothing, could get a place now without anybody being dropped; an upper
-        bound."""
+        """At most so many tokens of the row, which holds nothing, could get a place now without
+        anybody being dropped; an upper bound."""
         return self.obtainable_blocks(row) * self.block_tokens
 
     def gained_blocks(self, row: int, victim: int) -> int:
@@ -81,8 +92,19 @@ class KvLedger(ABC):
         """Device blocks in the row's block table."""
 
     def hit_tokens(self, row: int) -> int:
-        """Tokens of the row's known text that the prefix cache holds, whole blocks, never the last token."""
+        """Tokens of the row's known text that the prefix cache holds, whole blocks, never the last
+        token."""
         return 0
+
+    def lost_tokens(self, tokens: int) -> int:
+        """Cached tokens that queued or running offline requests will use, and that would be evicted
+        if a request took memory for `tokens` further tokens now. 0 if nobody counts them."""
+        return 0
+
+    @property
+    def evicted_blocks(self) -> int | None:
+        """Cached blocks lost so far; None if nobody counts them."""
+        return None
 
     def missing_tokens(self, row):
         """Tokens of the row whose KV is on the host only and must come back before it can run.
@@ -94,24 +116,32 @@ class KvLedger(ABC):
     @abstractmethod
     def usage(self) -> KvUsage: ...
 
-    # -- changes -----------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------
     def begin_step(self) -> None:
         """A new plan starts: forget which rows were granted memory for the last one."""
         self._moves = []
 
     @abstractmethod
     def admit(
-        self, row: int, tokens: int, hit_tokens: int = 0, keep_free: int = 0, reserve_tokens: int = 0
+        self,
+        row: int,
+        tokens: int,
+        hit_tokens: int = 0,
+        keep_free: int = 0,
+        reserve_tokens: int = 0,
     ) -> bool:
-        """Give a row without KV the cached blocks of its first `hit_tokens` tokens and room up to `tokens`.
+        """Give a row without KV the cached blocks of its first `hit_tokens` tokens and room up to
+        `tokens`.
 
-        False, and nothing changed, where that would leave fewer than `keep_free` blocks free, or where a
-        sequence of `reserve_tokens` tokens would not fit (it need only fit; nothing is set aside for it).
+        False, and nothing changed, where that would leave fewer than `keep_free` blocks free, or
+        where a sequence of `reserve_tokens` tokens would not fit (it need only fit; nothing is set
+        aside for it).
         """
 
     @abstractmethod
     def grow(self, row: int, tokens: int) -> bool:
-        """Room up to `tokens` for a row that holds KV, all of it on the device; False and nothing changed if none."""
+        """Room up to `tokens` for a row that holds KV, all of it on the device; False and nothing
+        changed if none."""
 
     def grow_each(self, rows: np.ndarray, tokens: np.ndarray) -> int:
         """`grow` for one row after another until one finds no room: how many did."""
@@ -122,17 +152,20 @@ class KvLedger(ABC):
 
     @abstractmethod
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
-        """`grow` for many rows at once, in the plain case: False and nothing changed unless every row can have its
-        room from free memory alone. Then the caller goes row by row."""
+        """`grow` for many rows at once, in the plain case: False and nothing changed unless every
+        row can have its room from free memory alone. Then the caller goes row by row."""
 
     @abstractmethod
     def slack_tokens(self, rows: np.ndarray) -> np.ndarray:
-        """int64[n]: tokens each row can add to its computed_tokens in memory it already has, no other row touched."""
+        """int64[n]: tokens each row can add to its computed_tokens in memory it already has, no
+        other row touched."""
 
     def decode_steps(self, rows: np.ndarray, limit: int) -> int:
-        """How many steps (at most `limit`) all `rows` can decode one token each with the free memory there is.
+        """How many steps (at most `limit`) all `rows` can decode one token each with the free
+        memory there is.
 
-        Counted from computed_tokens; memory already granted for the step being planned counts as granted.
+        Counted from computed_tokens; memory already granted for the step being planned counts as
+        granted.
         """
         free = self.free_blocks
         if len(rows) * -(-limit // self.block_tokens) <= free:
@@ -141,13 +174,14 @@ class KvLedger(ABC):
         return int(np.searchsorted(new_blocks, free, side="right"))
 
     def block_growth(self, rows: np.ndarray, steps: int) -> np.ndarray:
-        """int64[steps]: blocks that `rows`, each decoding one token a step, newly take at each step."""
+        """int64[steps]: blocks that `rows`, each decoding one token a step, newly take at each
+        step."""
         slack = self.slack_tokens(rows)
         first = np.bincount(slack[slack < steps], minlength=steps)
         if steps <= self.block_tokens:
             return first  # too short for anybody to take two
-        # A row that takes a block at step s takes the next one block_tokens steps later: sum the first takings
-        # over every earlier step of the same phase.
+        # A row that takes a block at step s takes the next one block_tokens steps later: sum the
+        # first takings over every earlier step of the same phase.
         size = self.block_tokens
         padded = np.zeros(-(-steps // size) * size, np.int64)
         padded[:steps] = first
@@ -155,7 +189,8 @@ class KvLedger(ABC):
 
     @abstractmethod
     def extend(self, rows: np.ndarray, steps: int) -> None:
-        """Room for `steps` decode tokens of each row beyond computed_tokens (those before the growth).
+        """Room for `steps` decode tokens of each row beyond computed_tokens (those before the
+        growth).
 
         Only up to what `decode_steps` promised. Raises LedgerError beyond it.
         """
@@ -165,15 +200,18 @@ class KvLedger(ABC):
         """The row ended: give back all it holds, device and host."""
 
     def drop(self, row: int) -> None:
-        """`free`, but the row will be computed again, and may then find its own blocks in a prefix cache."""
+        """`free`, but the row will be computed again, and may then find its own blocks in a prefix
+        cache."""
         self.free(row)
 
     def swap_out(self, row: int) -> bool:
-        """Copy the row's KV to the host and give back its blocks; False and nothing changed if the host is full."""
+        """Copy the row's KV to the host and give back its blocks; False and nothing changed if the
+        host is full."""
         return False
 
     def swap_in(self, row: int, keep_free: int = 0) -> bool:
-        """Bring a swapped row's KV back; False and nothing changed where fewer than `keep_free` blocks would stay."""
+        """Bring a swapped row's KV back; False and nothing changed where fewer than `keep_free`
+        blocks would stay."""
         return False
 
     def take_moves(self) -> list[KvMove]:
@@ -181,7 +219,7 @@ class KvLedger(ABC):
         moves, self._moves = self._moves, []
         return moves
 
-    # -- trying ------------------------------------------------------------------------------------------------
+    # -- trying ------------------------------------------------------------------------------------
     @abstractmethod
     def mark(self) -> int:
         """Start (or nest) a try: changes from here on can be undone."""
@@ -194,7 +232,8 @@ class KvLedger(ABC):
     def commit(self, mark: int) -> None:
         """Keep the changes since `mark`, and end the try."""
 
-    # -- its own auditor ---------------------------------------------------------------------------------------
+    # -- its own auditor ---------------------------------------------------------------------------
     @abstractmethod
     def check(self) -> None:
-        """Recount everything from scratch; raise LedgerError with the first thing that does not add up."""
+        """Recount everything from scratch; raise LedgerError with the first thing that does not add
+        up."""

@@ -1,4 +1,5 @@
-"""What the tests of all studies share: the study at its smallest size, its tables, and what each figure must leave behind."""
+"""What the tests of all studies share: the study at its smallest size, its tables, and what each
+figure must leave behind."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from twinserve.experiments.study import Claim, Scale, Study
+
+from twinserve.experiments.study.study import Claim, Scale, Study
 
 
 def quick_run(study: Study):
@@ -50,20 +52,36 @@ def check_figures(
     report = (out / "paper_vs_ours.md").read_text()
     assert "not run" not in report
     for figure in study.figures:
-        folder = out / figure.name
-        files = {"points.csv", "table.csv", "claims.json"} | (set() if figure.name in tables_only else {"plot.png"})
-        assert {path.name for path in folder.iterdir()} == files, figure.name
-        assert len(table(out, figure.name)), figure.name
-        found = json.loads((folder / "claims.json").read_text())
+        found = _check_files(out, figure.name, plot=figure.name not in tables_only)
         assert found["title"] in report
         assert found["claims"] or not claims, figure.name
         for claim in found["claims"]:
             assert claim["paper"] and claim["ours"] and said(claim), claim
 
 
+def check_one_figure(study: Study, name: str, out: Path) -> None:
+    """Runs that figure alone, at its smallest."""
+    study.run((name,), Scale(quick=True, seeds=(0,)), out, workers=1)
+    found = _check_files(out, name, plot=True)
+    report = (out / "paper_vs_ours.md").read_text()
+    assert found["title"] in report and "not run" in report
+    assert all(claim["paper"] and claim["ours"] for claim in found["claims"])
+
+
+def _check_files(out: Path, figure: str, plot: bool) -> dict:
+    """The figure's claims.json."""
+    files = {"points.csv", "table.csv", "claims.json"} | ({"plot.png"} if plot else set())
+    assert {path.name for path in (out / figure).iterdir()} == files, figure
+    assert len(table(out, figure)), figure
+    return json.loads((out / figure / "claims.json").read_text())
+
+
 def measured(rows: Iterable[dict], half: float = 0.001) -> pd.DataFrame:
-    """A table of a study: each number of `rows` (no whole number) has an interval of that half width, unless it has its own."""
-    return pd.DataFrame([{f"{k}_ci": half for k, v in row.items() if isinstance(v, float)} | row for row in rows])
+    """A table of a study: each number of `rows` (no whole number) has an interval of that half
+    width, unless it has its own."""
+    return pd.DataFrame(
+        [{f"{k}_ci": half for k, v in row.items() if isinstance(v, float)} | row for row in rows]
+    )
 
 
 def all_differ(claims: Sequence[Claim]) -> None:

@@ -9,9 +9,11 @@ import os
 
 import pytest
 from rich.console import Console
-from twinserve.experiments import bench_measure, benchmark
-from twinserve.experiments.bench_tables import markdown_tables, rich_tables, tables
-from twinserve.sim.config import SimulationConfig
+
+from twinserve.experiments.benchmark import main as benchmark
+from twinserve.experiments.benchmark import measure as bench_measure
+from twinserve.experiments.benchmark.tables import markdown_tables, rich_tables, tables
+from twinserve.sim.setup.config import SimulationConfig
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +25,14 @@ def report(tmp_path_factory) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_says_where_it_ran_and_on_what(report):
     assert report["machine"]["cpu"] and report["machine"]["python"].count(".") == 2
     assert report["trace"]["name"] == "mooncake:conversation"
     assert report["trace"]["source"] in ("original", "embedded replica")
 
 
+@pytest.mark.slow
 def test_whole_processes_are_measured_from_outside(report):
     vllm, bros = report["process"]
     assert vllm["command"].startswith("simulate --policy vllm --trace mooncake")
@@ -41,6 +45,7 @@ def test_whole_processes_are_measured_from_outside(report):
         assert 30e6 < run["peak_rss_bytes"]["min"] < 3e9
 
 
+@pytest.mark.slow
 def test_every_size_and_policy_is_there(report):
     def sizes(section):
         return [(run["policy"], run["requests"]) for run in report[section]]
@@ -61,6 +66,7 @@ def test_a_request_list_submitted_at_once_waits_in_the_queue():
     assert inputs.workload.arrival_s.max() == 0
 
 
+@pytest.mark.slow
 def test_tables_show_all_figures(report):
     text = markdown_tables(report)
     assert report["machine"]["cpu"] in text and report["trace"]["source"] in text

@@ -2,55 +2,81 @@
 
 import pandas as pd
 import pytest
-from study_checks import check_figures, quick_run, table
-from twinserve.experiments import bros_points as points
-from twinserve.experiments.bros import STUDY
-from twinserve.experiments.bros_claims import nobody_in_time
-from twinserve.experiments.bros_runs import NO_BI_CACHE, OPT, PURE, QWEN, TGI, serve
-from twinserve.experiments.bros_tables import SHOWN, caches, headline
-from twinserve.experiments.study import Scale
+
+from tests.experiments.study_checks import check_figures, check_one_figure, quick_run, table
+from twinserve.experiments.bros import points
+from twinserve.experiments.bros.claims import nobody_in_time
+from twinserve.experiments.bros.main import STUDY
+from twinserve.experiments.bros.runs import NO_BI_CACHE, OPT, PURE, QWEN, TGI, serve
+from twinserve.experiments.bros.tables import SHOWN, caches, headline
+from twinserve.experiments.study.study import Scale
 
 out = quick_run(STUDY)
 
 
+def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
+    check_one_figure(STUDY, "fig13", tmp_path)
+
+
+@pytest.mark.slow
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
     tables_only = {figure.name for figure in STUDY.figures if figure.plot is None}
     assert tables_only == {"hybrid", "pure", "batches_means", "slow_means"}
     check_figures(STUDY, out, tables_only=tables_only, claims=False)
 
 
+@pytest.mark.slow
 def test_shares_are_shares_and_figures_of_the_same_runs_agree(out):
     hybrid = table(out, "fig9")
     pd.testing.assert_frame_equal(hybrid, table(out, "fig10"))
     for name in ("fig2", "fig9", "fig11", "fig12", "parts", "settings", "slow"):
         found = table(out, name)
-        for share in ("ttft_attainment", "tpot_attainment", "token_attainment", "queueing", "kv_peak"):
+        for share in (
+            "ttft_attainment",
+            "tpot_attainment",
+            "token_attainment",
+            "queueing",
+            "kv_peak",
+        ):
             assert found[share].between(0, 1).all(), (name, share)
     assert (hybrid.be_rps > 0).all() and (table(out, "fig11").be_rps == 0).all()
 
 
-def test_bros_keeps_more_objectives_than_first_come_first_served_where_that_misses_some(out):
+@pytest.mark.slow
+def test_bros_keeps_more_objectives_where_first_come_first_served_misses_some(out):
     slow = table(out, "slow").set_index("policy")
     assert slow.ttft_attainment["vllm-v0"] < slow.ttft_attainment["bros"]
     assert slow.normalized_ms["bros"] < slow.normalized_ms["vllm-v0"]
 
 
+@pytest.mark.slow
 def test_a_slower_engine_is_slower_and_less_memory_is_fuller(out):
     found = table(out, "settings").set_index(["varied", "value", "policy"])
     for policy in ("vllm-v0", "round-robin", "bros"):
-        assert found.normalized_ms[("slow", 3.0, policy)] > found.normalized_ms[("slow", 1.0, policy)]
+        assert (
+            found.normalized_ms[("slow", 3.0, policy)] > found.normalized_ms[("slow", 1.0, policy)]
+        )
         assert found.kv_peak[("memory", 0.25, policy)] > found.kv_peak[("memory", 1.0, policy)]
         # the setting that both have in common is one and the same run
-        assert found.normalized_ms[("slow", 1.0, policy)] == found.normalized_ms[("memory", 1.0, policy)]
+        assert (
+            found.normalized_ms[("slow", 1.0, policy)]
+            == found.normalized_ms[("memory", 1.0, policy)]
+        )
 
 
+@pytest.mark.slow
 def test_first_come_first_served_is_its_own_measure(out):
     found = table(out, "fig2").set_index(["rate", "policy"])
-    assert (found.xs("vllm-v0", level="policy")[["normalized_ms_lower", "queueing_lower"]] == 0).all(axis=None)
+    assert (
+        found.xs("vllm-v0", level="policy")[["normalized_ms_lower", "queueing_lower"]] == 0
+    ).all(axis=None)
     first, preempting = found.loc[(20.0, "vllm-v0")], found.loc[(20.0, "preemptive-wait")]
-    assert preempting.normalized_ms_lower == pytest.approx(first.normalized_ms - preempting.normalized_ms)
+    assert preempting.normalized_ms_lower == pytest.approx(
+        first.normalized_ms - preempting.normalized_ms
+    )
 
 
+@pytest.mark.slow
 def test_only_without_swap_and_bi_cache_is_anything_recomputed(out):
     found = table(out, "fig12").set_index("cache").recomputes
     assert found["bi-cache"] == found["paged, swap"] == 0 < found["paged, recompute"]
@@ -61,16 +87,24 @@ def test_what_bi_cache_gains_is_the_mean_of_ratios_of_the_same_seed():
     for seed, (with_it, without) in enumerate(((0.9, 0.3), (0.8, 0.4))):
         for cache, share in (("bi-cache", with_it), ("paged, recompute", without)):
             same = dict.fromkeys(SHOWN, 1.0)
-            rows.append({"profile": OPT[0], "cache": cache, "seed": seed} | same | {"ttft_attainment": share})
+            rows.append(
+                {"profile": OPT[0], "cache": cache, "seed": seed}
+                | same
+                | {"ttft_attainment": share}
+            )
     found = caches(pd.DataFrame(rows)).set_index("cache").loc["paged, recompute"]
-    assert found.ttft_attainment_gain == pytest.approx((3 + 2) / 2) and found.tpot_attainment_gain == 1
+    assert (
+        found.ttft_attainment_gain == pytest.approx((3 + 2) / 2) and found.tpot_attainment_gain == 1
+    )
 
 
 def test_runs_are_those_that_the_full_study_names():
     full = Scale()
     hybrid = pd.DataFrame([p.arguments for p in points.hybrid(full)])
     assert not hybrid.duplicated().any()
-    assert hybrid.groupby("policy").size().to_dict() == dict.fromkeys(("vllm-v0", "vllm", "round-robin", "bros"), 90)
+    assert hybrid.groupby("policy").size().to_dict() == dict.fromkeys(
+        ("vllm-v0", "vllm", "round-robin", "bros"), 90
+    )
     assert {p.arguments["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", *TGI, PURE}
     assert {p.axes["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", *TGI, "bros"}
     assert NO_BI_CACHE in {p.arguments["policy"] for p in points.caches(full)}
@@ -85,13 +119,20 @@ def test_a_slow_engine_with_little_memory():
 
 
 def made_up() -> pd.DataFrame:
-    """Two settings of a model, two seeds; BROS always 0.8 and 0.6, vLLM 0.4 and 0 (seed 0), 0.2 and 0.1 (seed 1)."""
+    """Two settings of a model, two seeds; BROS always 0.8 and 0.6, vLLM 0.4 and 0 (seed 0), 0.2 and
+    0.1 (seed 1)."""
     theirs = {(0, 3.0): 0.4, (0, 6.0): 0.0, (1, 3.0): 0.2, (1, 6.0): 0.1}
     rows = []
     for (seed, rate), value in theirs.items():
         for policy, share in (("bros", 0.8 if rate == 3.0 else 0.6), ("vllm-v0", value)):
             same = dict.fromkeys(("normalized_ms", "be_rps", "tpot_attainment", "rt_rps"), 1.0)
-            where = {"profile": OPT[0], "lengths": "sharegpt", "rate": rate, "policy": policy, "seed": seed}
+            where = {
+                "profile": OPT[0],
+                "lengths": "sharegpt",
+                "rate": rate,
+                "policy": policy,
+                "seed": seed,
+            }
             rows.append(where | same | {"ttft_attainment": share})
     return pd.DataFrame(rows)
 
@@ -102,7 +143,11 @@ def test_means_of_ratios_and_ratios_of_means_by_hand():
     # seed 0: 0.8 / 0.4, and one setting without a ratio; seed 1: mean of 0.8 / 0.2 and 0.6 / 0.1
     assert row.ratio == pytest.approx((2 + 5) / 2)
     assert row.of_means == pytest.approx((0.7 / 0.2 + 0.7 / 0.15) / 2)
-    assert row.left_out == pytest.approx(0.5) and row.best == pytest.approx((2 + 6) / 2) and row.settings == 2
+    assert (
+        row.left_out == pytest.approx(0.5)
+        and row.best == pytest.approx((2 + 6) / 2)
+        and row.settings == 2
+    )
     assert row.bros == pytest.approx(0.7) and row.other == pytest.approx(0.175)
     claim = nobody_in_time(found)
     assert (claim.ours, claim.verdict) == ("ACM: 0.5 ± 6.4 of 2", "within the spread")

@@ -1,11 +1,13 @@
-"""The command lines of the experiments: whatever is wrong with the input is one line and exit status 2, as for `twinserve`."""
+"""The command lines of the experiments: whatever is wrong with the input is one line and exit
+status 2, as for `twinserve`."""
 
 import importlib
 
 import pytest
-from twinserve.experiments.bench_measure import BenchmarkError
-from twinserve.experiments.bros import STUDY
-from twinserve.sim.config import SettingsError
+
+from twinserve.experiments.benchmark.measure import BenchmarkError
+from twinserve.experiments.bros.main import STUDY
+from twinserve.sim.setup.config import SettingsError
 
 # experiment -> a function that its command calls
 CALLED = {
@@ -28,8 +30,12 @@ def ended(capsys, main, *arguments: str) -> tuple[int, str]:
     return stopped.value.code, said
 
 
+def module_of(name: str) -> str:
+    return f"twinserve.experiments.{name}" + (".main" if name != "matrices" else "")
+
+
 def main_of(name: str):
-    return importlib.import_module(f"twinserve.experiments.{name}").main
+    return importlib.import_module(module_of(name)).main
 
 
 def interrupted(*_, **__):
@@ -44,7 +50,7 @@ def test_an_unknown_option_is_named(name, capsys):
 
 @pytest.mark.parametrize("name", CALLED)
 def test_ctrl_c_ends_with_a_line(name, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(f"twinserve.experiments.{name}.{CALLED[name]}", interrupted)
+    monkeypatch.setattr(f"{module_of(name)}.{CALLED[name]}", interrupted)
     code, said = ended(capsys, main_of(name), "--out", str(tmp_path / "out"))
     assert code == 130 and "interrupted" in said
     assert ("goes on from there" in said) == (name in ("forms", "optimality", "sensitivity"))
@@ -55,7 +61,7 @@ def test_a_measurement_that_failed_is_a_line(name, capsys, monkeypatch):
     def failing(*_, **__):
         raise BenchmarkError("a command\nfailed")
 
-    monkeypatch.setattr(f"twinserve.experiments.{name}.measure", failing)
+    monkeypatch.setattr(f"{module_of(name)}.measure", failing)
     assert ended(capsys, main_of(name)) == (2, "error: a command failed\n")
 
 
@@ -63,7 +69,7 @@ def test_a_defect_is_not_taken_for_bad_input(monkeypatch):
     def broken(*_, **__):
         raise ValueError("no such axis")
 
-    monkeypatch.setattr("twinserve.experiments.benchmark.measure", broken)
+    monkeypatch.setattr("twinserve.experiments.benchmark.main.measure", broken)
     with pytest.raises(ValueError, match="no such axis"):
         main_of("benchmark")([])
 
@@ -72,14 +78,14 @@ def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
     assert ended(capsys, STUDY.main, "--nonsense")[0] == 2
     code, said = ended(capsys, STUDY.main, "fig0", "--out", str(tmp_path))
     assert code == 2 and "no figure 'fig0'" in said
-    monkeypatch.setattr("twinserve.experiments.study.run_grid", interrupted)
+    monkeypatch.setattr("twinserve.experiments.study.study.run_grid", interrupted)
     code, said = ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path))
     assert code == 130 and "goes on from there" in said
 
 
 @pytest.mark.parametrize("name", ["benchmark", "decision_time", "matrices"])
 def test_a_file_in_no_folder_is_refused_before_anything_runs(name, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(f"twinserve.experiments.{name}.{CALLED[name]}", interrupted)
+    monkeypatch.setattr(f"{module_of(name)}.{CALLED[name]}", interrupted)
     code, said = ended(capsys, main_of(name), "--out", str(tmp_path / "no" / "file"))
     assert code == 2 and "there is no folder" in said
 
@@ -95,5 +101,8 @@ def test_settings_errors_of_points_are_a_line(capsys, monkeypatch, tmp_path):
     def refused(*_, **__):
         raise SettingsError("three  is\ntoo many")
 
-    monkeypatch.setattr("twinserve.experiments.study.run_grid", refused)
-    assert ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path)) == (2, "error: three is too many\n")
+    monkeypatch.setattr("twinserve.experiments.study.study.run_grid", refused)
+    assert ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path)) == (
+        2,
+        "error: three is too many\n",
+    )

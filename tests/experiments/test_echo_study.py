@@ -1,14 +1,21 @@
-"""The Echo study: every figure at its smallest size, the minutes of a day and the tables by hand."""
+"""The Echo study: every figure at its smallest size, the minutes of a day and the tables by
+hand."""
 
 import numpy as np
 import pandas as pd
 import pytest
-from study_checks import all_differ, check_figures, measured, quick_run, table
-from twinserve.experiments import echo_causes as causes
-from twinserve.experiments import echo_claims as claims
-from twinserve.experiments import echo_points as points
-from twinserve.experiments.echo import STUDY
-from twinserve.experiments.echo_runs import (
+
+from tests.experiments.study_checks import (
+    all_differ,
+    check_figures,
+    check_one_figure,
+    measured,
+    quick_run,
+    table,
+)
+from twinserve.experiments.echo import causes, claims, points
+from twinserve.experiments.echo.main import STUDY
+from twinserve.experiments.echo.runs import (
     LADDER,
     PEAK_RATE,
     POOLS,
@@ -19,40 +26,64 @@ from twinserve.experiments.echo_runs import (
     foretold_arrivals,
     offline,
 )
-from twinserve.experiments.echo_tables import ONLINE, SHOWN, beside_bs, beside_lru, of_memory, of_series, quantiles
-from twinserve.experiments.study import Scale
-from twinserve.traces.tidal import tidal, tide
+from twinserve.experiments.echo.tables import (
+    ONLINE,
+    SHOWN,
+    beside_bs,
+    beside_lru,
+    of_memory,
+    of_series,
+    quantiles,
+)
+from twinserve.experiments.study.study import Scale
+from twinserve.traces.generators.tidal import tidal, tide
 
 out = quick_run(STUDY)
 
 
+def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
+    check_one_figure(STUDY, "fig2", tmp_path)
+
+
+@pytest.mark.slow
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
     check_figures(STUDY, out)
 
 
+@pytest.mark.slow
 def test_throughput_is_measured_by_that_of_bs_and_objectives_are_shares(out):
     for name in ("fig6", "settings"):
         found = table(out, name)
         for _, rows in found.groupby(["pool", "estimator"] if name == "fig6" else "change"):
             here = rows.set_index("policy")
             assert np.allclose(here.speedup, here.offline_tps / here.offline_tps["echo-bs"]), name
-            assert np.allclose(here.speedup_rps, here.offline_rps / here.offline_rps["echo-bs"]), name
+            assert np.allclose(here.speedup_rps, here.offline_rps / here.offline_rps["echo-bs"]), (
+                name
+            )
         assert ((found[list(ONLINE)] >= 0) & (found[list(ONLINE)] <= 1)).all(axis=None)
-        assert (found.attainment <= found[["ttft_attainment", "tpot_attainment"]].min(axis=1) + 1e-9).all()
+        assert (
+            found.attainment <= found[["ttft_attainment", "tpot_attainment"]].min(axis=1) + 1e-9
+        ).all()
 
 
+@pytest.mark.slow
 def test_known_step_times_keep_the_objective_as_printed(out):
     found = table(out, "fig6")
     exact = found[(found.estimator == "perfect") & (found.policy != "echo-bs")]
     assert len(exact) and (exact.in_time == 1).all() and (exact.ttft_attainment == 1).all()
 
 
+@pytest.mark.slow
 def test_shared_documents_are_found_in_the_cache_and_chats_are_not(out):
     found = table(out, "fig6").set_index(["pool", "estimator", "policy"]).hit_rate
     assert found[("loogle-short", "paper", "echo")] >= found[("loogle-short", "paper", "echo-bs")]
-    assert found[("loogle-short", "paper", "echo")] > 0.5 and found[("sharegpt", "paper", "echo")] < 0.01
+    assert (
+        found[("loogle-short", "paper", "echo")] > 0.5
+        and found[("sharegpt", "paper", "echo")] < 0.01
+    )
 
 
+@pytest.mark.slow
 def test_quantiles_rise_and_online_requests_alone_are_in_time(out):
     found = table(out, "fig7")
     for _, part in found.groupby(["estimator", "policy"]):
@@ -63,10 +94,12 @@ def test_quantiles_rise_and_online_requests_alone_are_in_time(out):
     assert (alone.ttft_s.to_numpy() < beside.ttft_s.to_numpy()).all()
 
 
+@pytest.mark.slow
 def test_memory_is_all_of_it_by_kind(out):
     series = pd.read_csv(out / "fig10" / "points.csv")
     kinds = series[["online_used", "offline_used", "online_cached", "offline_cached"]]
-    # a cached block of a ledger that tells kinds apart is one or the other; blocks shared by both classes count once
+    # a cached block of a ledger that tells kinds apart is one or the other; blocks shared by both
+    # classes count once
     assert (kinds >= 0).all(axis=None) and (kinds.sum(axis=1) <= 1 + 1e-9).all()
     assert series.hit_tokens.sum() <= series.prompt_tokens.sum()
 
@@ -75,8 +108,13 @@ def test_minutes_of_a_day_are_those_of_the_whole_day():
     found, whole = day(12, 3), tidal(peak_rate=PEAK_RATE, seed=3)
     for part in range(12):
         start = (part * 120 + 60) * 60.0
-        theirs = whole.arrival_s[(whole.arrival_s >= start) & (whole.arrival_s < start + 60)] - start
-        ours = found.arrival_s[(found.arrival_s >= 60 * part) & (found.arrival_s < 60 * part + 60)] - 60 * part
+        theirs = (
+            whole.arrival_s[(whole.arrival_s >= start) & (whole.arrival_s < start + 60)] - start
+        )
+        ours = (
+            found.arrival_s[(found.arrival_s >= 60 * part) & (found.arrival_s < 60 * part + 60)]
+            - 60 * part
+        )
         assert np.allclose(ours, theirs)
     assert (found.slo_ttft_s == TTFT_S).all() and (found.slo_tpot_s == TPOT_S).all()
     assert tide(np.array([5.0, 13.0]) * 3600) == pytest.approx([1 / 6, 1.0])
@@ -85,7 +123,7 @@ def test_minutes_of_a_day_are_those_of_the_whole_day():
 def test_pools_are_submitted_at_once():
     for name in POOLS:
         pool = offline(name, 1, 50)
-        assert len(pool) == 50 and not pool.arrival_s.any() and (pool.klass == 1).all()
+        assert len(pool) == 50 and not pool.arrival_s.any() and (pool.service_class == 1).all()
     later = offline("loogle-short", 1, 50, documents=3, submitted_s=60.0)
     assert len({name.partition("-")[2] for name in later.ids}) == 3
     assert (np.diff(later.arrival_s) > 0).all() and 30 < later.arrival_s[-1] < 60
@@ -103,12 +141,26 @@ def test_speedups_are_seed_by_seed():
     for seed, (bs, echo) in enumerate(((100.0, 300.0), (200.0, 400.0))):
         for policy, tps in ((LADDER[0], bs), (LADDER[-1], echo)):
             same = dict.fromkeys(SHOWN, 1.0)
-            rows.append({"pool": "p", "estimator": "paper", "policy": policy, "seed": seed, **same, "offline_tps": tps})
+            rows.append(
+                {
+                    "pool": "p",
+                    "estimator": "paper",
+                    "policy": policy,
+                    "seed": seed,
+                    **same,
+                    "offline_tps": tps,
+                }
+            )
     found = beside_bs(["pool", "estimator", "policy"])(pd.DataFrame(rows)).set_index("policy")
     assert found.speedup["echo"] == pytest.approx((3 + 2) / 2) and found.speedup_rps["echo"] == 1
     assert np.isnan(found.step["echo"])  # the rung below was not run
-    below = [{**row, "policy": LADDER[2], "offline_tps": tps} for row, tps in zip(rows[1::2], (150.0, 500.0), strict=True)]
-    found = beside_bs(["pool", "estimator", "policy"])(pd.DataFrame(rows + below)).set_index("policy")
+    below = [
+        {**row, "policy": LADDER[2], "offline_tps": tps}
+        for row, tps in zip(rows[1::2], (150.0, 500.0), strict=True)
+    ]
+    found = beside_bs(["pool", "estimator", "policy"])(pd.DataFrame(rows + below)).set_index(
+        "policy"
+    )
     assert found.step["echo"] == pytest.approx((2 + 0.8) / 2)
 
 
@@ -116,81 +168,175 @@ def test_what_is_compared_is_compared_with_the_same_seed():
     rows = []
     for seed, (bs, echo) in enumerate(((0.1, 0.3), (0.4, 0.5))):
         for policy, ttft in ((LADDER[0], bs), (LADDER[-1], echo)):
-            times = {f"{name}_q{round(100 * q)}": ttft for q in QUANTILES for name in ("ttft", "tpot")}
-            rows.append({"estimator": "paper", "policy": policy, "seed": seed} | dict.fromkeys(ONLINE, 1.0) | times)
+            times = {
+                f"{name}_q{round(100 * q)}": ttft for q in QUANTILES for name in ("ttft", "tpot")
+            }
+            rows.append(
+                {"estimator": "paper", "policy": policy, "seed": seed}
+                | dict.fromkeys(ONLINE, 1.0)
+                | times
+            )
     found = quantiles(pd.DataFrame(rows)).set_index(["policy", "quantile"])
-    assert found.ttft_more[("echo", 0.5)] == pytest.approx((0.2 + 0.1) / 2) and found.ttft_more[("echo-bs", 0.5)] == 0
+    assert (
+        found.ttft_more[("echo", 0.5)] == pytest.approx((0.2 + 0.1) / 2)
+        and found.ttft_more[("echo-bs", 0.5)] == 0
+    )
     rows = []
     for seed, tps in enumerate(((100.0, 150.0, 120.0), (200.0, 200.0, 100.0))):
         for part, one in zip(points.PARTS, tps, strict=True):
-            rates = {"hit_rate": one / 1000, "hit_rate_trough": 0.5, "hit_rate_peak": 0.4 - 0.2 * seed}
-            same = {"order": points.ARRIVAL, "part": part, "seed": seed, "attainment": 1.0, "recomputes": 0}
+            rates = {
+                "hit_rate": one / 1000,
+                "hit_rate_trough": 0.5,
+                "hit_rate_peak": 0.4 - 0.2 * seed,
+            }
+            same = {
+                "order": points.ARRIVAL,
+                "part": part,
+                "seed": seed,
+                "attainment": 1.0,
+                "recomputes": 0,
+            }
             rows.append({**same, **rates, "offline_tps": one})
     found = beside_lru(pd.DataFrame(rows)).set_index("part")
-    assert found.gain.tolist() == pytest.approx([1, 1.25, 0.85]) and found["drop"].tolist() == pytest.approx([0.2] * 3)
+    assert found.gain.tolist() == pytest.approx([1, 1.25, 0.85]) and found[
+        "drop"
+    ].tolist() == pytest.approx([0.2] * 3)
     assert found.more_hits.tolist() == pytest.approx([0, 0.025, -0.04])
 
 
 def test_claims_of_throughput_can_differ():
     ladder = [
-        {"pool": "toolbench", "estimator": "paper", "policy": p, "speedup": speedup, "step": step, "attainment": 0.5}
-        for p, speedup, step in zip(LADDER, (1.0, 1.1, 1.05, 1.0), (np.nan, 1.1, 0.95, 0.95), strict=True)
+        {
+            "pool": "toolbench",
+            "estimator": "paper",
+            "policy": p,
+            "speedup": speedup,
+            "step": step,
+            "attainment": 0.5,
+        }
+        for p, speedup, step in zip(
+            LADDER, (1.0, 1.1, 1.05, 1.0), (np.nan, 1.1, 0.95, 0.95), strict=True
+        )
     ]
     all_differ(claims.throughput_claims(measured(ladder)))
     # a rung that is not above the one below is enough, and one that is not told is not told
-    for last, half, verdict in ((0.94, 0.01, "differs"), (1.1, 0.2, "within the spread"), (1.1, 0.01, "agrees")):
-        rungs = measured([row | {"step": step} for row, step in zip(ladder, (np.nan, 0.9, 5.0, last), strict=True)], half)
+    for last, half, verdict in (
+        (0.94, 0.01, "differs"),
+        (1.1, 0.2, "within the spread"),
+        (1.1, 0.01, "agrees"),
+    ):
+        rungs = measured(
+            [
+                row | {"step": step}
+                for row, step in zip(ladder, (np.nan, 0.9, 5.0, last), strict=True)
+            ],
+            half,
+        )
         assert claims.throughput_claims(rungs)[2].verdict == verdict
     # x 3.3 without the objectives is not what the paper says
     kept = [row | {"speedup": 3.3, "attainment": share} for row in ladder for share in (0.5, 0.95)]
     assert claims.throughput_claims(measured(kept[6:7]))[0].verdict == "differs"
     assert claims.throughput_claims(measured(kept[7:8]))[0].verdict == "agrees"
-    settings = [{"policy": "echo", "change": c, "speedup": 3.3, "speedup_rps": 3.3, "attainment": 0.5} for c in points.VARIANTS]
+    settings = [
+        {"policy": "echo", "change": c, "speedup": 3.3, "speedup_rps": 3.3, "attainment": 0.5}
+        for c in points.VARIANTS
+    ]
     all_differ(claims.setting_claims(measured(settings)))
 
 
 def test_every_change_of_a_setting_has_a_reason_of_its_own():
-    assert set(causes.SETTINGS) == set(points.VARIANTS) and set(causes.CACHE) == set(causes.LRU) == set(points.ORDERS)
-    assert all(len(why) > 20 for why in [*causes.SETTINGS.values(), *causes.CACHE.values(), *causes.LRU.values()])
+    assert set(causes.SETTINGS) == set(points.VARIANTS) and set(causes.CACHE) == set(
+        causes.LRU
+    ) == set(points.ORDERS)
+    assert all(
+        len(why) > 20
+        for why in [*causes.SETTINGS.values(), *causes.CACHE.values(), *causes.LRU.values()]
+    )
 
 
 def test_claims_of_online_requests_can_differ():
     shares = dict.fromkeys(ONLINE, 0.5)
-    found = [{"estimator": "paper", "policy": p, "quantile": 0.5, "ttft_s": 0.1, "ttft_more": -0.1} | shares for p in LADDER]
+    found = [
+        {"estimator": "paper", "policy": p, "quantile": 0.5, "ttft_s": 0.1, "ttft_more": -0.1}
+        | shares
+        for p in LADDER
+    ]
     all_differ(claims.latency_claims(measured(found)))
     # lowest is lower than each of the others
-    assert claims.latency_claims(measured([row | {"ttft_more": 0.1} for row in found]))[-1].verdict == "agrees"
+    assert (
+        claims.latency_claims(measured([row | {"ttft_more": 0.1} for row in found]))[-1].verdict
+        == "agrees"
+    )
     found[1]["ttft_more"] = 0.1
     assert claims.latency_claims(measured(found))[-1].verdict == "differs"
 
 
 def test_claims_of_a_day_can_differ():
     all_differ(claims.day_claims(measured([{"ratio": 0.9}])))
-    series = {"estimator": "paper", "memory": "all", "correlation": 0.5, "correlation_used": 0.5, "half_full": 0.2}
-    series |= {"hit_rate": 0.3, "hit_rate_trough": 0.5, "hit_rate_peak": 0.4, "online_cached": 0.1, "offline_cached": 0.1}
-    found = measured([series | {"policy": "echo", "drop": 0.1}, series | {"policy": "echo-bs-e-s", "drop": 0.0}])
+    series = {
+        "estimator": "paper",
+        "memory": "all",
+        "correlation": 0.5,
+        "correlation_used": 0.5,
+        "half_full": 0.2,
+    }
+    series |= {
+        "hit_rate": 0.3,
+        "hit_rate_trough": 0.5,
+        "hit_rate_peak": 0.4,
+        "online_cached": 0.1,
+        "offline_cached": 0.1,
+    }
+    found = measured(
+        [series | {"policy": "echo", "drop": 0.1}, series | {"policy": "echo-bs-e-s", "drop": 0.0}]
+    )
     for builder in (claims.opposite_claims, claims.hit_claims, claims.occupied_claims):
         all_differ(builder(found))
     wide = found.assign(drop_ci=0.5)
-    assert [claim.verdict for claim in claims.hit_claims(wide)[1:]] == ["within the spread", "within the spread"]
+    assert [claim.verdict for claim in claims.hit_claims(wide)[1:]] == [
+        "within the spread",
+        "within the spread",
+    ]
 
 
 def test_claims_of_forecasts_and_caches_can_differ():
-    all_differ(claims.arrival_claims(measured([{"burstiness": 0, "correlation": -0.5, "error": 0.5, "above_high": 0.5}])))
-    all_differ(claims.memory_claims(measured([{"burstiness": 0, "exceeded": 0.5, "spare": 0.5, "held": 0.5}])))
+    all_differ(
+        claims.arrival_claims(
+            measured([{"burstiness": 0, "correlation": -0.5, "error": 0.5, "above_high": 0.5}])
+        )
+    )
+    all_differ(
+        claims.memory_claims(
+            measured([{"burstiness": 0, "exceeded": 0.5, "spare": 0.5, "held": 0.5}])
+        )
+    )
     nothing = {"gain": 1.0, "more_hits": 0.0, "drop": 0.0}
-    found = [{"order": order, "part": part} | nothing for order in points.ORDERS for part in points.PARTS]
+    found = [
+        {"order": order, "part": part} | nothing for order in points.ORDERS for part in points.PARTS
+    ]
     all_differ(claims.cache_claims(measured(found)))
 
 
 def test_what_the_series_amount_to_by_hand():
-    names = ("online_used", "offline_used", "online_cached", "offline_cached", "steps_half_full", "steps")
+    names = (
+        "online_used",
+        "offline_used",
+        "online_cached",
+        "offline_cached",
+        "steps_half_full",
+        "steps",
+    )
     rows = [
         {"online": 1, "offline": 9, "tide": 0.2, "prompt_tokens": 100, "hit_tokens": 80},
         {"online": 2, "offline": 7, "tide": 0.5, "prompt_tokens": 0, "hit_tokens": 0},
         {"online": 3, "offline": 5, "tide": 1.0, "prompt_tokens": 300, "hit_tokens": 150},
     ]
-    same = dict.fromkeys(names, 0.5) | {"policy": "echo", "estimator": "paper", "memory": "all", "seed": 0}
+    same = dict.fromkeys(names, 0.5) | {
+        "policy": "echo",
+        "estimator": "paper",
+        "memory": "all",
+        "seed": 0,
+    }
     same |= {"steps_half_full": 3, "steps": 4}
     found = of_series(pd.DataFrame([{**same, **row} for row in rows])).iloc[0]
     assert found.correlation == pytest.approx(-1) and found.half_full == 0.75

@@ -6,16 +6,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.experiments.grid import KEPT, Point, interval, over_seeds, run_grid, shown
-from twinserve.experiments.study import Claim, Figure, Scale, Study
-from twinserve.sim.config import SettingsError
 
-CALLS = []
-
-
-def square(x: int, seed: int) -> dict:
-    CALLS.append((x, seed))
-    return {"y": x * x + seed}
+from tests.experiments.squares import CALLS, square
+from twinserve.experiments.study.grid import KEPT, Point, interval, over_seeds, run_grid, shown
+from twinserve.experiments.study.study import Claim, Figure, Scale, Study
+from twinserve.sim.setup.config import SettingsError
 
 
 def points(scale: Scale) -> list[Point]:
@@ -53,7 +48,11 @@ def test_points_of_other_code_are_run_again_unless_they_are_asked_for(tmp_path):
 @pytest.mark.parametrize("content", [b"", b'{"sources": "a', b"[1]", b'{"rows": []}', b"\xff\xfe"])
 def test_a_damaged_point_is_run_again(tmp_path, content):
     first = run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1)
-    damaged = next(file for file in (tmp_path / KEPT).iterdir() if json.loads(file.read_text())["rows"] == [{"y": 4}])
+    damaged = next(
+        file
+        for file in (tmp_path / KEPT).iterdir()
+        if json.loads(file.read_text())["rows"] == [{"y": 4}]
+    )
     damaged.write_bytes(content)
     again = run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1, any_version=True)
     pd.testing.assert_frame_equal(first, again)
@@ -61,7 +60,8 @@ def test_a_damaged_point_is_run_again(tmp_path, content):
 
 
 def test_points_with_other_traces_are_run_again(tmp_path, monkeypatch):
-    """Whatever version is asked for: nothing at hand, a file, another content, and the file again at another place."""
+    """Whatever version is asked for: nothing at hand, a file, another content, and the file again
+    at another place."""
     monkeypatch.setenv("TWINSERVE_CACHE", str(tmp_path / "cache"))
 
     def runs(folder: str, content: str = "") -> int:
@@ -73,7 +73,14 @@ def test_points_with_other_traces_are_run_again(tmp_path, monkeypatch):
         run_grid(square, points(Scale(seeds=(0,))), tmp_path / "out", workers=1, any_version=True)
         return len(CALLS) - before
 
-    assert [runs("nowhere"), runs("nowhere"), runs("a", "x"), runs("a"), runs("a", "y"), runs("b", "y")] == [3, 0, 3, 0, 3, 0]
+    assert [
+        runs("nowhere"),
+        runs("nowhere"),
+        runs("a", "x"),
+        runs("a"),
+        runs("a", "y"),
+        runs("b", "y"),
+    ] == [3, 0, 3, 0, 3, 0]
 
 
 def broken(x: int, seed: int) -> dict:
@@ -91,15 +98,23 @@ def test_a_failing_point_loses_none_that_ended(tmp_path):
 
 def test_intervals_cover_the_mean_as_often_as_they_say():
     rng = np.random.default_rng(0)
-    covered = [abs(mean - 5) <= half for mean, half in (interval(rng.normal(5, 2, 4)) for _ in range(2000))]
+    covered = [
+        abs(mean - 5) <= half for mean, half in (interval(rng.normal(5, 2, 4)) for _ in range(2000))
+    ]
     assert 0.93 < np.mean(covered) < 0.97
     assert math.isnan(interval([1.0])[1])
 
 
 def test_over_seeds_keeps_the_order_of_appearance():
-    frame = pd.DataFrame({"p": ["b", "a", "b", "a"], "seed": [0, 0, 1, 1], "v": [1.0, 5.0, 3.0, 5.0]})
+    frame = pd.DataFrame(
+        {"p": ["b", "a", "b", "a"], "seed": [0, 0, 1, 1], "v": [1.0, 5.0, 3.0, 5.0]}
+    )
     found = over_seeds(frame, ["p"], ["v"])
-    assert found.p.tolist() == ["b", "a"] and found.v.tolist() == [2.0, 5.0] and found.v_ci.tolist()[1] == 0.0
+    assert (
+        found.p.tolist() == ["b", "a"]
+        and found.v.tolist() == [2.0, 5.0]
+        and found.v_ci.tolist()[1] == 0.0
+    )
     assert shown(found.v[0], found.v_ci[0]) == "2 ± 13" and shown(12345.6, math.nan) == "12,346"
 
 
@@ -111,28 +126,56 @@ def study() -> Study:
         square,
         lambda frame: over_seeds(frame, ["x"], ["y"]),
         lambda canvas, table, _: canvas.subplots().plot(table.x, table.y),
-        lambda table: [Claim("Fig. 1", "largest", "9", shown(table.y.max(), 0.0), "direction agrees", "seeds are | added")],
+        lambda table: [
+            Claim(
+                "Fig. 1",
+                "largest",
+                "9",
+                shown(table.y.max(), 0.0),
+                "direction agrees",
+                "seeds are | added",
+            )
+        ],
     )
-    return Study("squares", "a book", [figure], [Claim("Fig. 2", "cubes", "27", "-", "not reproduced", "no cubes here")])
+    return Study(
+        "squares",
+        "a book",
+        [figure],
+        [Claim("Fig. 2", "cubes", "27", "-", "not reproduced", "no cubes here")],
+    )
 
 
 def test_a_study_writes_tables_plots_and_claims(tmp_path, capsys):
     study().main(["fig1", "--seeds", "2", "--workers", "1", "--out", str(tmp_path)])
     assert capsys.readouterr().out.strip() == str(tmp_path / "paper_vs_ours.md")
     text = (tmp_path / "paper_vs_ours.md").read_text()
-    assert "| Fig. 1 | largest | 9 | 9.5 ± 0 | direction agrees | seeds are \\| added |" in text and "no cubes here" in text
+    assert (
+        "| Fig. 1 | largest | 9 | 9.5 ± 0 | direction agrees | seeds are \\| added |" in text
+        and "no cubes here" in text
+    )
     assert "seeds 0, 1" in text
-    assert {p.name for p in (tmp_path / "fig1").iterdir()} == {"points.csv", "table.csv", "plot.png", "claims.json"}
+    assert {p.name for p in (tmp_path / "fig1").iterdir()} == {
+        "points.csv",
+        "table.csv",
+        "plot.png",
+        "claims.json",
+    }
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["fig9"], "no figure 'fig9'; there are fig1"), (["--seeds", "0"], "from 1 to 1000")]
+    ("arguments", "said"),
+    [(["fig9"], "no figure 'fig9'; there are fig1"), (["--seeds", "0"], "from 1 to 1000")],
 )
 def test_what_is_not_there_gets_one_line(tmp_path, capsys, arguments, said):
     with pytest.raises(SystemExit) as end:
         study().main([*arguments, "--out", str(tmp_path)])
     error = capsys.readouterr().err
-    assert end.value.code == 2 and said in error and error.startswith("error: ") and error.count("\n") == 1
+    assert (
+        end.value.code == 2
+        and said in error
+        and error.startswith("error: ")
+        and error.count("\n") == 1
+    )
     assert not CALLS
 
 
@@ -141,7 +184,8 @@ def scaled(x: int, scale: int = 1) -> dict:
 
 
 def test_a_default_is_part_of_a_kept_point(tmp_path, monkeypatch):
-    """What a point does not say, the function does: another default is another point, the same value said is the same."""
+    """What a point does not say, the function does: another default is another point, the same
+    value said is the same."""
     assert run_grid(scaled, [Point({}, {"x": 2})], tmp_path, 1).y.tolist() == [2]
     assert run_grid(scaled, [Point({}, {"x": 2, "scale": 1})], tmp_path, 1).y.tolist() == [2]
     assert len(list((tmp_path / KEPT).iterdir())) == 1

@@ -1,4 +1,5 @@
-"""docs/matrices.md is what its command writes, and each "no" on it is the line that the command says."""
+"""docs/matrices.md is what its command writes, and each "no" on it is the line that the command
+says."""
 
 from __future__ import annotations
 
@@ -9,12 +10,23 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.parameters import mostly_slow
 from twinserve.experiments import matrices
-from twinserve.experiments.matrices import BACKENDS, Cell, backend_matrix, general, ledger_matrix, page, prefix_matrix, tried
+from twinserve.experiments.matrices import (
+    BACKENDS,
+    Cell,
+    backend_matrix,
+    general,
+    ledger_matrix,
+    page,
+    prefix_matrix,
+    tried,
+)
 from twinserve.policies.registry import ledger_names, policy_names
-from twinserve.sim import cli
-from twinserve.sim.audit import AuditError
-from twinserve.sim.config import SettingsError
+from twinserve.sim.cli import main as cli
+from twinserve.sim.setup.audit import AuditError
+from twinserve.sim.setup.config import SettingsError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrices.md"
 TABLES = ("ledger", "prefixes", "backend")
@@ -22,13 +34,20 @@ TABLES = ("ledger", "prefixes", "backend")
 
 @cache
 def shown() -> dict[str, dict[str, dict[str, Cell]]]:
-    """The committed page: table -> policy -> column -> cell, with the reason of each "no" in place of its number."""
+    """The committed page: table -> policy -> column -> cell, with the reason of each "no" in place
+    of its number."""
     text = PAGE.read_text(encoding="utf-8")
     notes = dict(re.findall(r"^(\d+)\. (.+)$", text, re.M))
     tables = []
     for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
-        head, _, *rows = [[part.strip() for part in line.strip().strip("|").split("|")] for line in block.splitlines()]
-        cells = {row[0].strip("`"): dict(zip(head[1:], map(_cell(notes), row[1:]), strict=True)) for row in rows}
+        head, _, *rows = [
+            [part.strip() for part in line.strip().strip("|").split("|")]
+            for line in block.splitlines()
+        ]
+        cells = {
+            row[0].strip("`"): dict(zip(head[1:], map(_cell(notes), row[1:]), strict=True))
+            for row in rows
+        }
         tables.append(cells)
     return dict(zip(TABLES, tables, strict=True))
 
@@ -61,7 +80,9 @@ def command(*arguments: str) -> tuple[int, str]:
     return 0, said.getvalue()
 
 
-SMALL = "-t poisson --requests 3 --rate 1 --cap-length 64 --num-blocks 40 --block-tokens 8 --quiet".split()
+SMALL = (
+    "-t poisson --requests 3 --rate 1 --cap-length 64 --num-blocks 40 --block-tokens 8 --quiet"
+).split()
 SMALL += "--max-num-seqs 8 --max-num-batched-tokens 304".split()
 
 
@@ -72,11 +93,17 @@ def test_the_page_has_every_policy_ledger_and_backend():
         assert all(list(cells) == columns for cells in shown()[table].values())
 
 
-@pytest.mark.parametrize("policy", ["bros", "vllm"])
+@pytest.mark.parametrize("policy", mostly_slow(["bros", "vllm"], "vllm"))
 def test_rows_are_what_is_found(policy):
     for table, found in zip(TABLES, (ledger_matrix, prefix_matrix, backend_matrix), strict=True):
-        cells = found([policy])[policy] if found is backend_matrix else found([policy], ledger_names())[policy]
-        got = {column: Cell(cell.text, general(policy, cell.refusal)) for column, cell in cells.items()}
+        cells = (
+            found([policy])[policy]
+            if found is backend_matrix
+            else found([policy], ledger_names())[policy]
+        )
+        got = {
+            column: Cell(cell.text, general(policy, cell.refusal)) for column, cell in cells.items()
+        }
         assert got == shown()[table][policy]
 
 
@@ -104,7 +131,16 @@ def test_a_backend_refuses_in_these_words(policy, backend, reason, tmp_path):
     if backend == "`replay --physical`":
         code, said = command("simulate", "-p", policy, *SMALL, "--out", str(tmp_path / "run"))
         assert code == 0, said
-        code, said = command("replay", str(tmp_path / "run"), "--model", "tiny", "--mode", "free", "--physical", "--quiet")
+        code, said = command(
+            "replay",
+            str(tmp_path / "run"),
+            "--model",
+            "tiny",
+            "--mode",
+            "free",
+            "--physical",
+            "--quiet",
+        )
         said = said.removeprefix("error: ").strip()
         assert code == cli.BAD_INPUT
     elif backend == "`simulate --async-scheduling`":
@@ -130,10 +166,13 @@ def test_a_defect_is_no_refusal():
 
 
 def test_reasons_name_nobody():
-    line = "--physical lays KV out as ledger bidirectional does, and policy vtc runs on paged: drop it"
+    line = (
+        "--physical lays KV out as ledger bidirectional does, and policy vtc runs on paged: drop it"
+    )
     assert general("vtc", line) == line.replace("vtc", "NAME").replace("paged", "KV")
 
 
+@pytest.mark.slow
 def test_only_the_policies_asked_for(capsys):
     with contextlib.suppress(SystemExit):
         matrices.main(["-p", "round-robin"])
@@ -144,7 +183,10 @@ def test_only_the_policies_asked_for(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["-p", "nobody"], "no policy 'nobody'"), (["--out", "/nowhere/at/all.md", "-p", "vllm"], "cannot be written")],
+    [
+        (["-p", "nobody"], "no policy 'nobody'"),
+        (["--out", "/nowhere/at/all.md", "-p", "vllm"], "cannot be written"),
+    ],
 )
 def test_bad_input(arguments, said, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.experiments import optimality
-from twinserve.experiments.optimality_runs import (
+
+from twinserve.experiments.optimality import main as optimality
+from twinserve.experiments.optimality.runs import (
     OPTIONS,
     OTHERS,
     PROBLEMS,
@@ -13,7 +14,7 @@ from twinserve.experiments.optimality_runs import (
     iterations_of_a_run,
     random_iterations,
 )
-from twinserve.policies.bros_problem import Solution
+from twinserve.policies.bros.problem import Solution
 from twinserve.policies.registry import parse_policy
 
 
@@ -33,14 +34,20 @@ def test_what_is_counted():
     whole, four, five = gap_rows("own", pairs)
     assert (whole["requests"], four["requests"], five["requests"]) == (0, 4, 5)
     assert (whole["iterations"], four["iterations"], five["iterations"]) == (6, 2, 4)
-    shares = {name: 6 * whole[name] for name in ("optimal", "outside", "loses_more", "extra_lost", "other_goal", "compared")}
+    shares = {
+        name: 6 * whole[name]
+        for name in ("optimal", "outside", "loses_more", "extra_lost", "other_goal", "compared")
+    }
     assert shares == pytest.approx(dict.fromkeys(shares, 1) | {"optimal": 2, "compared": 2})
     assert four["gap_mean"] == pytest.approx(0.1) and four["gap_max"] == pytest.approx(0.2)
     assert five["gap_mean"] == 0.0 and five["optimal"] == 0.25
 
 
 def test_problems_are_what_their_policies_solve():
-    assert {name: parse_policy(text).policy.Options(**parse_policy(text).options) for name, text in PROBLEMS.items()} == OPTIONS
+    assert {
+        name: parse_policy(text).policy.Options(**parse_policy(text).options)
+        for name, text in PROBLEMS.items()
+    } == OPTIONS
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +57,12 @@ def drawn() -> pd.DataFrame:
 
 def test_random_iterations(drawn):
     assert list(drawn.index) == list(PROBLEMS) and (drawn.iterations == 40).all()
-    assert drawn.equals(pd.DataFrame(random_iterations(0, 40)).query("requests == 0").set_index("problem"))
-    assert (drawn.gap_mean >= 0).all() and (drawn.gap_max <= 1).all() and (drawn.extra_lost >= 0).all()
+    assert drawn.equals(
+        pd.DataFrame(random_iterations(0, 40)).query("requests == 0").set_index("problem")
+    )
+    assert (
+        (drawn.gap_mean >= 0).all() and (drawn.gap_max <= 1).all() and (drawn.extra_lost >= 0).all()
+    )
     parts = drawn.optimal + drawn.outside + drawn.loses_more + drawn.other_goal
     assert (parts <= 1 + 1e-9).all() and drawn.compared["own"] > 0
     # The less the problem asks beyond what Algorithm 1 is after, the smaller the gap.
@@ -59,15 +70,22 @@ def test_random_iterations(drawn):
 
 
 def test_nobody_is_late_where_that_is_asked_for(drawn):
-    kept = pd.DataFrame(random_iterations(0, 40, late=False)).query("requests == 0").set_index("problem")
+    kept = (
+        pd.DataFrame(random_iterations(0, 40, late=False))
+        .query("requests == 0")
+        .set_index("problem")
+    )
     assert kept.loses_more["own"] <= drawn.loses_more["own"]
 
 
 SMALL = dict(seconds=3.0, rate=1.0, pool=2, slo="ttft=0.2,tpot=0.1")
 
 
+@pytest.mark.slow
 def test_the_iterations_of_a_run_and_its_deadlines():
-    watched = pd.DataFrame(iterations_of_a_run(0, **SMALL)).query("requests == 0").set_index("problem")
+    watched = (
+        pd.DataFrame(iterations_of_a_run(0, **SMALL)).query("requests == 0").set_index("problem")
+    )
     assert list(watched.index) == list(PROBLEMS) and (watched.iterations > 20).all()
     assert watched.gap_mean["own"] >= watched.gap_mean["most-requests"]
     rows = pd.DataFrame(deadlines_of_runs(0, **SMALL)).set_index("problem")
@@ -79,16 +97,21 @@ def test_the_iterations_of_a_run_and_its_deadlines():
     assert rows.fallback.between(0, 1).all() and (rows.be_tokens >= 0).all()
 
 
+@pytest.mark.slow
 def test_the_command_writes_tables_and_a_plot(tmp_path, capsys):
     optimality.main(["--quick", "--workers", "1", "--out", str(tmp_path)])
     assert (tmp_path / "optimality.md").read_text(encoding="utf-8") == capsys.readouterr().out
     assert (tmp_path / "optimality.png").read_bytes()[1:4] == b"PNG"
     iterations = pd.read_csv(tmp_path / "iterations.csv")
-    assert set(iterations.source) == {"random", "random, none late", "ttft=0.4,tpot=0.2"} and set(iterations.seed) == {0, 1}
+    assert set(iterations.source) == {"random", "random, none late", "ttft=0.4,tpot=0.2"} and set(
+        iterations.seed
+    ) == {0, 1}
     assert set(pd.read_csv(tmp_path / "deadlines.csv").problem) == set(OTHERS)
 
 
-@pytest.mark.parametrize("arguments, message", [(["--seeds", "1"], "--seeds must be from 2"), (["--sed", "3"], "--sed")])
+@pytest.mark.parametrize(
+    "arguments, message", [(["--seeds", "1"], "--seeds must be from 2"), (["--sed", "3"], "--sed")]
+)
 def test_bad_input_gets_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as caught:
         optimality.main(arguments)

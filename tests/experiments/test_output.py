@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from twinserve.experiments.output import markdown_table, table_lines, write_plot
-from twinserve.experiments.study import Claim, judge, judge_direction, worst
+
+from twinserve.experiments.study.output import markdown_table, table_lines, write_plot
+from twinserve.experiments.study.study import Claim, judge, judge_direction, worst
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_atomically
 
@@ -12,7 +13,10 @@ from twinserve.traces.write import write_atomically
 def test_a_table_by_hand():
     rows = [["a", 1], ["b | c", ""]]
     assert table_lines(["", "n"], rows) == ["| | n |", "|---|---|", "| a | 1 |", "| b \\| c |  |"]
-    assert markdown_table(["x", "n"], iter(rows[:1]), ["---", "---:"]) == "| x | n |\n|---|---:|\n| a | 1 |\n"
+    assert (
+        markdown_table(["x", "n"], iter(rows[:1]), ["---", "---:"])
+        == "| x | n |\n|---|---:|\n| a | 1 |\n"
+    )
     assert table_lines(["x", "n"], [], [" :-- ", " --: "]) == ["| x | n |", "| :-- | --: |"]
 
 
@@ -74,7 +78,14 @@ def test_verdicts(ours, half, paper, neutral, verdict):
 
 def test_a_direction_agrees_only_where_the_interval_is_on_its_side():
     cases = [(0.2, 0.1), (0.1, 0.1), (-0.1, 0.2), (-0.2, 0.1), (0.0, 0.0), (0.2, np.nan)]
-    said = ["agrees", "within the spread", "within the spread", "differs", "differs", "within the spread"]
+    said = [
+        "agrees",
+        "within the spread",
+        "within the spread",
+        "differs",
+        "differs",
+        "within the spread",
+    ]
     assert [judge_direction(*case) for case in cases] == said
 
 
@@ -86,7 +97,9 @@ def test_a_claim_of_several_parts_is_as_good_as_its_worst_part():
 
 def test_a_reason_is_said_only_where_it_is_needed():
     assert Claim.judged("Fig. 1", "x", "1", "1", "agrees", "none").why == ""
-    assert Claim.judged("Fig. 1", "x", "1", "2", "within the spread", "few seeds").why == "few seeds"
+    assert (
+        Claim.judged("Fig. 1", "x", "1", "2", "within the spread", "few seeds").why == "few seeds"
+    )
 
 
 def test_no_effect_in_the_paper_is_no_direction():

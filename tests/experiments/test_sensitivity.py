@@ -1,13 +1,21 @@
-"""The sensitivity experiment: what is perturbed, what counts as a lead, and a small run of all of it."""
+"""The sensitivity experiment: what is perturbed, what counts as a lead, and a small run of all of
+it."""
 
 from functools import wraps
 
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.experiments import sensitivity
-from twinserve.experiments.sensitivity import beliefs_markdown, changes, conclusions, markdown, points
-from twinserve.experiments.sensitivity_runs import (
+
+from twinserve.experiments.sensitivity import main as sensitivity
+from twinserve.experiments.sensitivity.main import (
+    beliefs_markdown,
+    changes,
+    conclusions,
+    markdown,
+    points,
+)
+from twinserve.experiments.sensitivity.runs import (
     PARTS,
     SETTINGS,
     BelievingInputs,
@@ -16,22 +24,29 @@ from twinserve.experiments.sensitivity_runs import (
     perturbed,
     run_point,
 )
-from twinserve.policies.estimators import LinearEstimator
+from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy, policy_class
-from twinserve.sim.inputs import resolve
-from twinserve.sim.run import make_policy
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import make_policy
 
 BROS = policy_class("bros")
 
 
 def rows(values: dict) -> pd.DataFrame:
-    """(part, factor) -> policy -> numbers of seeds 0, 1, ..; `KEPT` and a latency of setting memory."""
+    """(part, factor) -> policy -> numbers of seeds 0, 1, ..; `KEPT` and a latency of setting
+    memory."""
     metrics = SETTINGS["memory"].metrics
     found = []
     for (part, factor), policies in values.items():
         for policy, numbers in policies.items():
             for seed, number in enumerate(numbers):
-                row = {"setting": "memory", "part": part, "factor": factor, "seed": seed, "policy": policy}
+                row = {
+                    "setting": "memory",
+                    "part": part,
+                    "factor": factor,
+                    "seed": seed,
+                    "policy": policy,
+                }
                 found.append(row | {m.name: number / 100 if m.share else number for m in metrics})
     return pd.DataFrame(found)
 
@@ -55,9 +70,13 @@ def test_a_lead_by_hand():
     # t of two values is 12.706; their half difference in logarithms is the standard error
     error = abs(np.log(120 / 100) - np.log(130 / 100)) / 2
     low, high = (1 - np.exp(np.log(1.2 * 1.3) / 2 + s * 12.7062 * error) for s in (1, -1))
-    assert (latency.lead_low["step"], latency.lead_high["step"]) == pytest.approx((low, high), rel=1e-4)
+    assert (latency.lead_low["step"], latency.lead_high["step"]) == pytest.approx(
+        (low, high), rel=1e-4
+    )
     speed = table[table.metric == "all tok/s"].set_index("part")
-    assert speed.leader["none"] == "b" and speed.lead["none"] == pytest.approx(100 / np.sqrt(90 * 110) - 1)
+    assert speed.leader["none"] == "b" and speed.lead["none"] == pytest.approx(
+        100 / np.sqrt(90 * 110) - 1
+    )
 
 
 def test_shares_are_compared_in_points_and_a_tie_takes_nothing_away():
@@ -71,13 +90,21 @@ def test_shares_are_compared_in_points_and_a_tie_takes_nothing_away():
     )
     kept = table[table.metric == "objectives kept"].set_index("part")
     assert kept.leader.tolist() == ["b", "b"] == kept.best.tolist()
-    assert kept.lead["none"] == pytest.approx(0.375) and kept.lead["kv"] == 0.0 and kept.second["kv"] == "a"
+    assert (
+        kept.lead["none"] == pytest.approx(0.375)
+        and kept.lead["kv"] == 0.0
+        and kept.second["kv"] == "a"
+    )
 
 
 def test_changes_are_paired_by_seed():
     table = changes(rows({("none", 1.0): {"a": [50.0, 100.0]}, ("kv", 0.9): {"a": [60.0, 120.0]}}))
     mine = table.set_index("metric").loc["TTFT mean, ms"]
-    assert mine.change == pytest.approx(0.2) and mine.change_ci == pytest.approx(0.0, abs=1e-9) and mine.seeds == 2
+    assert (
+        mine.change == pytest.approx(0.2)
+        and mine.change_ci == pytest.approx(0.0, abs=1e-9)
+        and mine.seeds == 2
+    )
     assert table.set_index("metric").change["objectives kept"] == pytest.approx(0.15)
 
 
@@ -109,9 +136,17 @@ def test_the_text_says_what_wrong_beliefs_do_and_to_whom():
         )
     )
     text = beliefs_markdown(table)
-    # a share is a hundredth here: 10 and 20 points more; t of two values is 12.706, their half difference 5 points
-    assert "| memory | `b` | belief x 0.9 | +15.0 ± 63.5 points | +20.0 ± 0.0 % | +20.0 ± 0.0 % |" in text
-    assert "| memory | `b` | belief x 1.1 | +0.0 ± 0.0 points |" in text and "`a`" not in text and "kv" not in text
+    # a share is a hundredth here: 10 and 20 points more; t of two values is 12.706, their half
+    # difference 5 points
+    assert (
+        "| memory | `b` | belief x 0.9 | +15.0 ± 63.5 points | +20.0 ± 0.0 % | +20.0 ± 0.0 % |"
+        in text
+    )
+    assert (
+        "| memory | `b` | belief x 1.1 | +0.0 ± 0.0 points |" in text
+        and "`a`" not in text
+        and "kv" not in text
+    )
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +161,17 @@ def test_one_part_is_off_and_the_requests_are_the_same(part, hybrid):
     now = off.hardware
     assert (now.num_blocks == was.num_blocks) == (part != "kv")
     assert (now.profile.pcie_bytes_per_s == was.profile.pcie_bytes_per_s) == (part != "pcie")
-    slower = now.model.decode_run_seconds(8, 8000, 1000, 1)[0] / was.model.decode_run_seconds(8, 8000, 1000, 1)[0]
+    slower = (
+        now.model.decode_run_seconds(8, 8000, 1000, 1)[0]
+        / was.model.decode_run_seconds(8, 8000, 1000, 1)[0]
+    )
     if part == "step":
         assert slower == pytest.approx(1.1)
     else:
         assert (slower > 1.0) == (part in ("decode", "host")) and slower < 1.1
-    estimate = off.estimator_for(BROS).model.decode.beta / hybrid.estimator_for(BROS).model.decode.beta
+    estimate = (
+        off.estimator_for(BROS).model.decode.beta / hybrid.estimator_for(BROS).model.decode.beta
+    )
     if part == "belief":
         # what is believed is off, what is true is not
         assert isinstance(off, BelievingInputs) and now is was and estimate == pytest.approx(1.1)
@@ -160,8 +200,12 @@ def test_what_echo_believes_is_off_and_its_memory_stays_what_was_set(setting):
     assert perturbed(inputs, "step", 0.9).hardware.num_blocks == 10_000
 
 
+@pytest.mark.slow
 def test_who_believes_nothing_is_as_before():
-    base, off = (pd.DataFrame(run_point("echo", "belief", f, 0, True)).set_index("policy") for f in (1.0, 0.8))
+    base, off = (
+        pd.DataFrame(run_point("echo", "belief", f, 0, True)).set_index("policy")
+        for f in (1.0, 0.8)
+    )
     same = (base == off).all(axis=1)
     assert set(same[same].index) == {"vllm", "echo-bs"}
 
@@ -180,12 +224,20 @@ def test_applications_seem_to_need_more_or_less(part, factors, hybrid):
 def test_the_applications_policies_get_wrong_demands():
     inputs = inputs_of("apps", 0, True)
     off = perturbed(inputs, "demand", 1.1)
-    assert [mine is not was for mine, was in zip(off.policies, inputs.policies, strict=True)] == [False, False, True]
+    assert [mine is not was for mine, was in zip(off.policies, inputs.policies, strict=True)] == [
+        False,
+        False,
+        True,
+    ]
     assert off.hardware is inputs.hardware and off.workload is inputs.workload
 
 
+@pytest.mark.slow
 def test_slower_steps_make_every_policy_slower():
-    base, slow = (pd.DataFrame(run_point("hybrid", "step", f, 0, True)).set_index("policy") for f in (1.0, 2.0))
+    base, slow = (
+        pd.DataFrame(run_point("hybrid", "step", f, 0, True)).set_index("policy")
+        for f in (1.0, 2.0)
+    )
     # not so the TTFT and TPOT of BROS, which takes fewer best-effort requests along instead
     assert (slow["all tok/s"] < 0.8 * base["all tok/s"]).all()
     assert set(base.index) == set(SETTINGS["hybrid"].policies)
@@ -195,7 +247,10 @@ def test_every_part_and_both_directions_are_run():
     grid = pd.DataFrame([point.axes for point in points(False, 3)])
     for name, setting in SETTINGS.items():
         mine = grid[grid.setting == name]
-        assert len(mine) == 3 * (1 + 2 * len(setting.parts)) and set(mine.part) == {"none", *setting.parts}
+        assert len(mine) == 3 * (1 + 2 * len(setting.parts)) and set(mine.part) == {
+            "none",
+            *setting.parts,
+        }
     assert set(grid[grid.setting == "hybrid"].part) == {"none", *PARTS}
 
 
@@ -204,8 +259,15 @@ def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, capsys
     arguments = ["--quick", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
     sensitivity.main(arguments)
     first = capsys.readouterr().out
-    assert (tmp_path / "report.md").read_text() == first and "**mooncake**" in first and "nan" not in first
-    files = {name: (tmp_path / name).read_bytes() for name in ("points.csv", "leads.csv", "changes.csv", "sensitivity.png")}
+    assert (
+        (tmp_path / "report.md").read_text() == first
+        and "**mooncake**" in first
+        and "nan" not in first
+    )
+    files = {
+        name: (tmp_path / name).read_bytes()
+        for name in ("points.csv", "leads.csv", "changes.csv", "sensitivity.png")
+    }
     assert all(len(content) > 500 for content in files.values())
 
     @wraps(run_point)
@@ -218,12 +280,19 @@ def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, capsys
     assert {name: (tmp_path / name).read_bytes() for name in files} == files
 
 
-@pytest.mark.parametrize(("arguments", "words"), [(["--seeds", "0"], "--seeds"), (["--nonsense"], "nonsense")])
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--seeds", "0"], "--seeds"), (["--nonsense"], "nonsense")]
+)
 def test_bad_input_is_one_line(arguments, words, capsys):
     with pytest.raises(SystemExit) as stopped:
         sensitivity.main(arguments)
     said = capsys.readouterr().err
-    assert stopped.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1 and words in said
+    assert (
+        stopped.value.code == 2
+        and said.startswith("error: ")
+        and said.count("\n") == 1
+        and words in said
+    )
 
 
 def test_the_latencies_are_finite():

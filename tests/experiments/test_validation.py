@@ -1,4 +1,5 @@
-"""The validation experiment: its bookkeeping on runs made here, and the errors on the measured ones."""
+"""The validation experiment: its bookkeeping on runs made here, and the errors on the measured
+ones."""
 
 import gzip
 import json
@@ -9,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.experiments import validation
-from twinserve.experiments.validation_runs import (
+
+from tests.parameters import mostly_slow
+from twinserve.experiments.validation import main as validation
+from twinserve.experiments.validation.runs import (
     CASES,
     errors,
     latencies,
@@ -33,10 +36,15 @@ def _write_run(truth: Path, case, requests: pd.DataFrame, **engine) -> None:
     folder = truth / "vllm_runs" / case.folder
     folder.mkdir(parents=True, exist_ok=True)
     requests.to_csv(folder / "requests.csv", index=False)
-    pd.DataFrame({"t": [1.0, 2.0], "running": [1, 2], "waiting": [0, 0], "kv_cache_pct": [0.0, 0.0]}).to_csv(
-        folder / "timeseries.csv", index=False
-    )
-    arguments = {"data_parallel_size": 1, "enable_expert_parallel": False, "max_num_seqs": 8, "max_model_len": None}
+    pd.DataFrame(
+        {"t": [1.0, 2.0], "running": [1, 2], "waiting": [0, 0], "kv_cache_pct": [0.0, 0.0]}
+    ).to_csv(folder / "timeseries.csv", index=False)
+    arguments = {
+        "data_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "max_num_seqs": 8,
+        "max_model_len": None,
+    }
     arguments |= {"max_num_batched_tokens": 512} | engine
     (folder / "meta.json").write_text(json.dumps({"engine_kwargs": arguments}))
     shared = [[*range(4), *range(100 * i, 100 * i + 40)] for i in range(1, len(requests) + 1)]
@@ -57,9 +65,13 @@ def test_a_run_that_the_simulator_made_is_met_exactly(tmp_path):
     run = read_run(tmp_path, CASE)
     rows = simulate(run, profile_of(run))
     samples = simulated_samples(rows)
-    made = rows.requests.assign(i=rows.requests.request_id.astype(int)).sort_values("i", ignore_index=True)
+    made = rows.requests.assign(i=rows.requests.request_id.astype(int)).sort_values(
+        "i", ignore_index=True
+    )
     first = made.first_token_s - samples["TTFT"]
-    measured = _requests().assign(queued_s=first, first_token_s=made.first_token_s, last_token_s=made.last_token_s)
+    measured = _requests().assign(
+        queued_s=first, first_token_s=made.first_token_s, last_token_s=made.last_token_s
+    )
     _write_run(tmp_path, CASE, measured)
     report = validation.validate_run(tmp_path, CASE)
     assert all(abs(e) < 1e-9 for found in report["errors"].values() for e in found.values())
@@ -69,17 +81,22 @@ def test_a_run_that_the_simulator_made_is_met_exactly(tmp_path):
     late = measured.assign(last_token_s=measured.first_token_s + 1.25 * decoding)
     _write_run(tmp_path, CASE, late)
     slower = validation.validate_run(tmp_path, CASE)["errors"]
-    assert slower["TPOT"]["mean"] == pytest.approx(1 / 1.25 - 1, abs=1e-9) and abs(slower["TTFT"]["mean"]) < 1e-9
+    assert (
+        slower["TPOT"]["mean"] == pytest.approx(1 / 1.25 - 1, abs=1e-9)
+        and abs(slower["TTFT"]["mean"]) < 1e-9
+    )
 
 
 def test_a_requests_time_starts_with_the_engines_next_step(tmp_path):
     _write_run(tmp_path, CASE, _requests())
     run = read_run(tmp_path, CASE)
     rows = simulate(run, profile_of(run))
-    queued = rows.requests.first_token_s - simulated_samples(rows)["TTFT"]  # ids and rows are in the same order here
+    # ids and rows are in the same order here
+    queued = rows.requests.first_token_s - simulated_samples(rows)["TTFT"]
     assert (queued >= rows.requests.arrival_s - 1e-12).all()
     assert np.isin(queued.round(9), rows.steps.start_s.round(9)).all()
-    # asynchronous: seen when a step ends, planned beside the next one, first token no sooner than the one after
+    # asynchronous: seen when a step ends, planned beside the next one, first token no sooner than
+    # the one after
     busy = rows.requests.arrival_s > rows.steps.start_s.iloc[0]
     starts = rows.steps.start_s.to_numpy()
     pairs = zip(queued[busy], rows.requests.first_token_s[busy], strict=True)
@@ -128,18 +145,25 @@ def test_ranks_that_share_experts_step_together(tmp_path):
         run = read_run(tmp_path, RANKS)
         found[name] = simulate(run, profile_of(run))
         assert found[name].requests.finished.all() and set(found[name].requests.replica) == {0, 1}
-    # a recorded step holds the wait for the other's step, and then lasts no longer than the one it shares
+    # a recorded step holds the wait for the other's step, and then lasts no longer than the one it
+    # shares
     assert _ends_within(found["together"]) <= 2 < _ends_within(found["apart"])
     assert found["together"].steps.end_s.max() > found["apart"].steps.end_s.max()
 
 
 def test_errors_by_hand():
     real = latencies([0, 0], [1, 3], [3, 7], [3, 5])
-    ours = {"TTFT": np.array([2.0, 2.0]), "TPOT": np.array([1.0, 1.0]), "E2E": np.array([3.0, 14.0])}
+    ours = {
+        "TTFT": np.array([2.0, 2.0]),
+        "TPOT": np.array([1.0, 1.0]),
+        "E2E": np.array([3.0, 14.0]),
+    }
     table = errors(real, ours).set_index(["metric", "statistic"])
     assert table.real_s["TTFT", "mean"] == 2 and table.error["TTFT", "mean"] == 0
     assert real["TPOT"].tolist() == [1.0, 1.0]
-    assert table.error["E2E", "p50"] == pytest.approx(0.7) and table.error["E2E", "mean"] == pytest.approx(0.7)
+    assert table.error["E2E", "p50"] == pytest.approx(0.7) and table.error[
+        "E2E", "mean"
+    ] == pytest.approx(0.7)
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):
@@ -151,7 +175,12 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         with pytest.raises(SystemExit) as raised:
             validation.main(arguments)
         said = capsys.readouterr().err
-        assert raised.value.code == 2 and said.startswith("error: ") and words in said and said.count("\n") == 1
+        assert (
+            raised.value.code == 2
+            and said.startswith("error: ")
+            and words in said
+            and said.count("\n") == 1
+        )
     (tmp_path / "vllm_runs").mkdir()
     with pytest.raises(WorkloadError, match="cannot be read"):
         read_run(tmp_path, CASE)
@@ -181,13 +210,15 @@ def _truth() -> Path:
         pytest.skip(str(error))
 
 
-# What mean errors are to stay within: the aims on dense runs, the errors of LLMServingSim 2 on the mixture of experts.
+# What mean errors are to stay within: the aims on dense runs, the errors of LLMServingSim 2 on the
+# mixture of experts.
 AIMS = {"TTFT": 0.05, "TPOT": 0.015, "E2E": 0.015}
-# Aims that are missed (docs/validation.md), and how far: no error may grow unnoticed, and one that falls below is news.
+# Aims that are missed (docs/validation.md), and how far: no error may grow unnoticed, and one that
+# falls below is news.
 MISSED = {(0, "TPOT"): 0.025, (0, "E2E"): 0.028, (1, "E2E"): 0.022}
 
 
-@pytest.mark.parametrize("index", range(len(CASES)))
+@pytest.mark.parametrize("index", mostly_slow(range(len(CASES)), 0))
 def test_measured_runs(index, tmp_path):
     report = validation.validate_run(_truth(), CASES[index])
     for metric, aim in AIMS.items():
@@ -196,7 +227,9 @@ def test_measured_runs(index, tmp_path):
             aim = abs(report["peer_errors"][metric]["mean"])
         limit = MISSED.get((index, metric), aim)
         assert error < limit, metric
-        assert error > aim or limit == aim, f"{metric} meets its aim now: take it out of MISSED and mend the docs"
+        assert error > aim or limit == aim, (
+            f"{metric} meets its aim now: take it out of MISSED and mend the docs"
+        )
     assert report["mean_distance"]["running"] < 6
     assert report["peer_errors"]["TPOT"].keys() == {"mean", "p50", "p90", "p95", "p99"}
     if index == 1:

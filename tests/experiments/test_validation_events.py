@@ -5,11 +5,19 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from test_validation import _requests, _truth, _write_run
-from twinserve.experiments import validation
-from twinserve.experiments.validation_events import Offsets, intervals, read_events, shortage, step_ends
-from twinserve.experiments.validation_runs import CASES, model_of, profile_of, read_run, simulate
-from twinserve.experiments.validation_step_times import (
+
+from tests.experiments.test_validation import _requests, _truth, _write_run
+from tests.parameters import mostly_slow
+from twinserve.experiments.validation import main as validation
+from twinserve.experiments.validation.events import (
+    Offsets,
+    intervals,
+    read_events,
+    shortage,
+    step_ends,
+)
+from twinserve.experiments.validation.runs import CASES, model_of, profile_of, read_run, simulate
+from twinserve.experiments.validation.step_times import (
     by_range,
     counted,
     events_markdown,
@@ -18,17 +26,20 @@ from twinserve.experiments.validation_step_times import (
     step_times,
     validate_events,
 )
-from twinserve.profiles.operators import OperatorModel
+from twinserve.profiles.operators.model import OperatorModel
 
 CASE = CASES[1]
 
 
 def _made(tmp_path, requests: pd.DataFrame, **engine):
-    """A run as its events would have been recorded had the simulator been the engine; and its rows."""
+    """A run as its events would have been recorded had the simulator been the engine; and its
+    rows."""
     _write_run(tmp_path, CASE, requests, **engine)
     planned = read_run(tmp_path, CASE)
     rows = simulate(planned, profile_of(planned))
-    made = rows.requests.assign(i=rows.requests.request_id.astype(int)).sort_values("i", ignore_index=True)
+    made = rows.requests.assign(i=rows.requests.request_id.astype(int)).sort_values(
+        "i", ignore_index=True
+    )
     measured = requests.assign(
         queued_s=made.first_scheduled_s,
         scheduled_s=made.first_scheduled_s,
@@ -40,12 +51,22 @@ def _made(tmp_path, requests: pd.DataFrame, **engine):
     ends = rows.steps.end_s.to_numpy()
     ticks = np.arange(1.0, ends[-1] + 1.0)
     tokens = np.concatenate(
-        [ends[(ends >= a - 1e-9) & (ends <= b + 1e-9)] for a, b in zip(made.first_token_s, made.last_token_s, strict=True)]
+        [
+            ends[(ends >= a - 1e-9) & (ends <= b + 1e-9)]
+            for a, b in zip(made.first_token_s, made.last_token_s, strict=True)
+        ]
     )
     at = np.clip(np.searchsorted(rows.steps.start_s.to_numpy(), ticks, side="right") - 1, 0, None)
-    series = {"t": ticks, "running": rows.steps.running.to_numpy()[at], "waiting": 0, "kv_cache_pct": 0.0}
+    series = {
+        "t": ticks,
+        "running": rows.steps.running.to_numpy()[at],
+        "waiting": 0,
+        "kv_cache_pct": 0.0,
+    }
     series |= {"gen_throughput": np.histogram(tokens, np.r_[0.0, ticks])[0]}
-    pd.DataFrame(series).to_csv(tmp_path / "vllm_runs" / CASE.folder / "timeseries.csv", index=False)
+    pd.DataFrame(series).to_csv(
+        tmp_path / "vllm_runs" / CASE.folder / "timeseries.csv", index=False
+    )
     return read_run(tmp_path, CASE), rows
 
 
@@ -64,7 +85,9 @@ def test_the_models_own_step_times_come_back(tmp_path, budget):
     found = intervals(run, events)
     for one in found:
         # contexts of requests that end in another count are known to a few tokens
-        assert sum(model.step_seconds(work) for work in one.works) == pytest.approx(one.real_s, rel=1e-3)
+        assert sum(model.step_seconds(work) for work in one.works) == pytest.approx(
+            one.real_s, rel=1e-3
+        )
     assert sum(len(one.works) for one in found) > 0.6 * len(ends)
     table = step_times(run, events, model, skip_s=0.0)
     assert (table.tokens > 0).sum() > 10 and (table.tokens == 0).sum() > 5
@@ -78,40 +101,69 @@ def test_the_models_own_step_times_come_back(tmp_path, budget):
 
 class _Late(OperatorModel):
     def terms(self, work):
-        return super().terms(work) | {"late": 0.005 if len(work.prefill_new) and work.new_tokens > 96 else 0.0}
+        return super().terms(work) | {
+            "late": 0.005 if len(work.prefill_new) and work.new_tokens > 96 else 0.0
+        }
 
 
 def test_a_term_that_the_model_lacks_is_found(tmp_path):
-    """The model has 5 ms more than the run in each step larger than every captured graph: the fit tells it from a factor."""
+    """The model has 5 ms more than the run in each step larger than every captured graph: the fit
+    tells it from a factor."""
     run, _ = _made(tmp_path, _requests(60), max_num_seqs=48, max_num_batched_tokens=2048)
     profile = profile_of(run)
     events = read_events(run, profile)
     table = step_times(run, events, _Late(profile.model(48).form), skip_s=0.0)
     large = table[table.tokens > 96]
     line = fit(large.real_ms, large.ours_ms)
-    assert line["a_ms"] == pytest.approx(-5, abs=0.01) and line["b"] == pytest.approx(1, abs=1e-3) and len(large) > 5
-    assert all(row["error_ms"] == pytest.approx(5, abs=0.01) for row in by_range(large, "tokens", (96, 512, 2048)))
+    assert (
+        line["a_ms"] == pytest.approx(-5, abs=0.01)
+        and line["b"] == pytest.approx(1, abs=1e-3)
+        and len(large) > 5
+    )
+    assert all(
+        row["error_ms"] == pytest.approx(5, abs=0.01)
+        for row in by_range(large, "tokens", (96, 512, 2048))
+    )
 
 
 def test_tokens_counted_each_second_tell_the_decode_steps(tmp_path):
     columns = {"request_id": range(12), "arrival_s": np.linspace(0, 0.5, 12), "input_toks": 200}
     requests = pd.DataFrame(columns).assign(output_toks=np.linspace(400, 1400, 12).astype(int))
-    run, _ = _made(tmp_path, requests.assign(queued_s=0.0, first_token_s=1.0, last_token_s=2.0), max_num_seqs=48)
+    run, _ = _made(
+        tmp_path,
+        requests.assign(queued_s=0.0, first_token_s=1.0, last_token_s=2.0),
+        max_num_seqs=48,
+    )
     model = model_of(run, profile_of(run))
     found = counted(run, model)
-    assert found["seconds"] >= 8 and found["scale"] == pytest.approx(1, abs=max(0.005, 3 * found["scale_error"]))
+    assert found["seconds"] >= 8 and found["scale"] == pytest.approx(
+        1, abs=max(0.005, 3 * found["scale_error"])
+    )
     # a scarce second before hides what came before it; counts that are missing tell nothing
     assert shortage(run).size == 0
     run.series.loc[3, "kv_cache_pct"] = 99.0
     assert shortage(run).tolist() == [4.0] and counted(run, model)["from_s"] == 5.0
     events = read_events(run, profile_of(run))
-    assert not events.calm[(events.ends > 3.01) & (events.ends < 4.99)].any() and events.calm[events.ends > 5.01].all()
-    assert counted(run.__class__(**{**vars(run), "series": run.series.drop(columns="gen_throughput")}), model) == {}
+    assert (
+        not events.calm[(events.ends > 3.01) & (events.ends < 4.99)].any()
+        and events.calm[events.ends > 5.01].all()
+    )
+    assert (
+        counted(
+            run.__class__(**{**vars(run), "series": run.series.drop(columns="gen_throughput")}),
+            model,
+        )
+        == {}
+    )
 
 
 def test_counts_of_steps_by_hand():
     counts = Offsets(4)
-    assert counts.link(0, 1, 5) is None and counts.link(2, 3, 1) is None and counts.link(1, 2, 2) is None
+    assert (
+        counts.link(0, 1, 5) is None
+        and counts.link(2, 3, 1) is None
+        and counts.link(1, 2, 2) is None
+    )
     assert counts.link(0, 3, 8) is True and counts.link(3, 0, -7) is False
     (a, at), (b, to) = counts.find(0), counts.find(3)
     assert a == b and to - at == 8
@@ -120,15 +172,26 @@ def test_counts_of_steps_by_hand():
     frame = frame.assign(queued_s=[0.5, 2.5], scheduled_s=[1.0001, 3.0001])
     np.testing.assert_allclose(step_ends(frame), [1, 2, 2.4999, 3, 4], atol=1e-9)
     table = pd.DataFrame(
-        {"decodes": [1, 2, 9], "steps": [1, 3, 2], "real_ms": [10.0, 20, 40], "ours_ms": [11.0, 21, 30], "comm_ms": 2.0}
+        {
+            "decodes": [1, 2, 9],
+            "steps": [1, 3, 2],
+            "real_ms": [10.0, 20, 40],
+            "ours_ms": [11.0, 21, 30],
+            "comm_ms": 2.0,
+        }
     )
     low, high = by_range(table, "decodes", (0, 8, 16))
-    assert low["real_ms"] == 17.5 and low["ours_ms"] == 18.5 and low["steps"] == 4 and high["error"] == -0.25
+    assert (
+        low["real_ms"] == 17.5
+        and low["ours_ms"] == 18.5
+        and low["steps"] == 4
+        and high["error"] == -0.25
+    )
     assert high["comm_ms"] == 2 and high["comm_implied_ms"] == 12
     assert fit(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == {}
 
 
-@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("index", mostly_slow(range(3), 0))
 def test_measured_runs(index, tmp_path):
     report = validate_events(_truth(), CASES[index])
     assert report["links"].get("contradicts", 0) == 0 and report["links"]["agrees"] > 10
@@ -142,6 +205,7 @@ def test_measured_runs(index, tmp_path):
         assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_the_command_adds_the_tables(tmp_path, capsys):
     _truth()
     with pytest.raises(SystemExit) as raised:

@@ -3,7 +3,7 @@ vLLM's scheduler)."""
 
 from __future__ import annotations
 
-from .mutations import Mutation
+from tests.identity.mutations import Mutation
 
 _CORE = "stepper.core"
 
@@ -75,20 +75,13 @@ OUR_ASYNC_MUTATIONS = (
         "still counts the placeholder of a victim",
         "victim's token",
         ("preemption", 3),
-        (
-            (
-                _CORE,
-                "plan",
-                "requests.output_tokens[row] -= requests.in_flight[row]",
-                "pass",
-            ),
-        ),
+        ((_CORE, "plan", "requests.output_tokens[row] -= requests.in_flight[row]", "pass"),),
     ),
     Mutation(
         "leaves a victim that has ended in the queue",
         "ended victim",
         ("preemption", 3),
-        (("policy", "on_finish", "self._withdraw(row)", "pass"),),
+        (("policy", "on_finish", "self.waiting.remove(row)", "pass"),),
     ),
 )
 

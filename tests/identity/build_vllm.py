@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 
-from .protocol import EngineSettings
+from tests.identity.protocol import EngineSettings
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],

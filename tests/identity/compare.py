@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from .protocol import EngineSettings, Observed, RequestSpec, Side
-from .real_scheduler import Counters, RealScheduler
+import numpy as np
+
+from tests.identity.protocol import EngineSettings, Observed, RequestSpec, Side
+from tests.identity.real_scheduler import Counters, RealScheduler
 
 COMPARED = tuple(f.name for f in fields(Observed))
 STALL_STEPS = 50
@@ -63,7 +65,10 @@ def difference(real: Observed, ours: Observed) -> str:
         if a == b:
             continue
         if isinstance(a, tuple) and isinstance(b, tuple):
-            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            at = next(
+                (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
+                min(len(a), len(b)),
+            )
             lines.append(
                 f"{name}: from position {at} on, vLLM {list(a[at : at + 4])} ({len(a)} in all), "
                 f"ours {list(b[at : at + 4])} ({len(b)} in all)"
@@ -80,12 +85,19 @@ def _ordered(value):
     return tuple(value) if isinstance(value, (list, tuple)) else int(value)
 
 
+def _leaving(rng: np.random.Generator, names: list[str]) -> list[str]:
+    """One of `names`; every tenth time up to five of them."""
+    count = int(rng.integers(1, 6)) if rng.random() < 0.1 else 1
+    return rng.permutation(names)[:count].tolist()
+
+
 def run_identity(
     settings: EngineSettings,
     requests: list[RequestSpec],
     make_ours: Callable[[EngineSettings], Side],
     hashing: str = "content",
     max_steps: int | None = None,
+    leaving: float = 0.0,
 ) -> Report:
     """Run `requests` on the real scheduler and on `make_ours(settings)` until both are done or
     first differ.
@@ -93,11 +105,15 @@ def run_identity(
     A step is one schedule of both sides while a request is unfinished; idle gaps between arrivals
     are skipped and not counted. `hashing` as in RealScheduler. An exception on our side is a
     mismatch at that step.
+
+    leaving  share of the steps before which some client, chosen at random among all, leaves (now
+             and then several)
     """
     real = RealScheduler(settings, hashing=hashing)
     ours = make_ours(settings)
     report = Report(counters=real.counters)
     clock, submitted, idle = 0, 0, 0
+    rng = np.random.default_rng([6, len(requests)])
     while submitted < len(requests) or real.unfinished:
         if not real.unfinished:
             clock = max(clock, requests[submitted].arrival_step)
@@ -113,8 +129,13 @@ def run_identity(
                     spec.arrival_s,
                 )
             submitted += 1
+        gone = _leaving(rng, real.names) if rng.random() < leaving else []
+        for name in gone:
+            real.withdraw(name)
         seen = real.step()
         try:
+            for name in gone:
+                ours.withdraw(name)
             found = difference(seen, ours.step())
         except Exception as error:  # noqa: BLE001 - a broken rule may crash our side
             found = f"our side raised {type(error).__name__}: {error}"

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from .scenarios import TraceMissing, trace_path
+from tests.identity.scenarios import TraceMissing, trace_path
 
 
 @pytest.fixture(scope="session")

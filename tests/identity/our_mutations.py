@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .mutations import Mutation
+from tests.identity.mutations import Mutation
 
 _POOL = "ledger.pool"
 

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from .mutations import Mutation
-from .protocol import EngineSettings, Observed
+from tests.identity.mutations import Mutation
+from tests.identity.protocol import EngineSettings, Observed
+
+
+def vllm_stepper(
+    num_blocks: int,
+    block_tokens: int,
+    limits,
+    prefix_caching: bool,
+    asynchronous: bool = False,
+    **options,
+):
+    """A stepper with policy `vllm` on a paged ledger; `options` are VllmOptions."""
+    from tests.sim.stepper import Stepper
+    from twinserve.policies.baselines.vllm import VllmOptions, VllmPolicy
+    from twinserve.policies.kv.paged.ledger import PagedLedger
+    from twinserve.policies.requests import RequestTable
+
+    requests = RequestTable()
+    ledger = PagedLedger(requests, num_blocks, block_tokens, prefix_caching=prefix_caching)
+    return Stepper(requests, VllmPolicy(limits, VllmOptions(**options)), ledger, asynchronous)
 
 
 class OurScheduler:
-    """`twinserve.sim.stepper` behind the `Side` protocol.
+    """`tests.sim.stepper` behind the `Side` protocol.
 
     The ledger wants dense content ids, so each new content id of a scenario gets the next number.
     `policy` and `ledger` are what mutations break.
@@ -17,7 +36,6 @@ class OurScheduler:
 
     def __init__(self, settings: EngineSettings, mutation: Mutation | None = None) -> None:
         from twinserve.policies.base import EngineLimits
-        from twinserve.sim.stepper import vllm_stepper
 
         self.settings = settings
         self.stepper = vllm_stepper(
@@ -70,6 +88,9 @@ class OurScheduler:
             if content not in dense:
                 dense[content] = self.ledger.pool.new_contents(1)
         return np.array([dense[content] for content in ids.tolist()], np.int64)
+
+    def withdraw(self, request_id: str) -> None:
+        self.stepper.withdraw(self.stepper.requests.ids.index(request_id))
 
     def step(self) -> Observed:
         seen = self.stepper.step()

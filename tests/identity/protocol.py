@@ -85,8 +85,8 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One step as seen from outside. With asynchronous scheduling: one schedule, and then the end of the
-    step before it, if there was one.
+    """One step as seen from outside. With asynchronous scheduling: one schedule, and then the end
+    of the step before it, if there was one.
 
     scheduled    request id -> new tokens, in the order in which the scheduler granted them
     preempted    victims in the order in which they were preempted
@@ -119,5 +119,8 @@ class Side(Protocol):
         priority: int,
         arrival: float,
     ) -> None: ...
+
+    def withdraw(self, request_id: str) -> None:
+        """Its client leaves, before the next step."""
 
     def step(self) -> Observed: ...

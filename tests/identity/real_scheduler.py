@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .build_vllm import build_scheduler
-from .mutations import Mutation
-from .protocol import EngineSettings, Observed
+from tests.identity.build_vllm import build_scheduler
+from tests.identity.mutations import Mutation
+from tests.identity.protocol import EngineSettings, Observed
 
 # A token id no prompt block uses; outputs of request n are OUTPUT_BASE + n * OUTPUT_STRIDE +
 # position.
@@ -85,6 +85,12 @@ class Counters:
     duplicates: int = 0  # blocks cached under a hash that another block already had
     in_flight_preemptions: int = 0  # victims with a token on its way; of these ...
     ended_victims: int = 0  # ... it was the last token: they ended while they waited
+    withdrawn_new: int = 0  # clients that left before their request was first scheduled
+    withdrawn_returning: int = 0  # while it waited after a preemption
+    withdrawn_running: int = 0  # while it ran; of these ...
+    withdrawn_in_chunk: int = 0  # ... its prompt was computed in part
+    withdrawn_in_flight: int = 0  # ... a token was on its way; of these ...
+    withdrawn_at_end: int = 0  # ... the last one
     held_back: int = 0  # times a request of the batch was left out, its last token on its way
 
 
@@ -193,8 +199,35 @@ class RealScheduler:
             )
         )
 
+    def withdraw(self, request_id: str) -> None:
+        """Abort it, as vLLM's engine core does between two steps."""
+        from vllm.v1.request import RequestStatus
+
+        request, counters = self.scheduler.requests[request_id], self.counters
+        running = request in self.scheduler.running
+        flying = request.num_output_placeholders
+        counters.withdrawn_running += running
+        counters.withdrawn_returning += not running and request_id in self._returning
+        counters.withdrawn_new += not running and request_id not in self._returning
+        counters.withdrawn_in_chunk += running and (
+            request.num_computed_tokens < request.num_prompt_tokens
+        )
+        counters.withdrawn_in_flight += running and flying > 0
+        counters.withdrawn_at_end += (
+            running and flying > 0 and request.num_output_tokens + flying == request.max_tokens
+        )
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+        self._returning.discard(request_id)
+        del self._next_output[request_id]
+
+    @property
+    def names(self) -> list[str]:
+        """Requests that have not ended, in order of submission."""
+        return [name for name, r in self.scheduler.requests.items() if not r.is_finished()]
+
     def step(self) -> Observed:
-        """One schedule, one fake forward pass, one update: of this batch, or of the one before it."""
+        """One schedule, one fake forward pass, one update: of this batch, or of the one before
+        it."""
         scheduler = self.scheduler
         before = [request.request_id for request in scheduler.running]
         self._batch, self._victims = list(before), []
@@ -243,7 +276,8 @@ class RealScheduler:
         return finished
 
     def _sampled(self, plan):
-        """What the model will answer: a token for each request whose known text is computed with it."""
+        """What the model will answer: a token for each request whose known text is computed with
+        it."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         ids = list(plan.num_scheduled_tokens)

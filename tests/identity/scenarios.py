@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .protocol import EngineSettings, RequestSpec, Scenario
+from tests.identity.protocol import EngineSettings, RequestSpec, Scenario
 
 TRACE = "mooncake_conversation.jsonl"
 TRACE_BLOCK_TOKENS = 512

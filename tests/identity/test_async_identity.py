@@ -11,12 +11,12 @@ import dataclasses
 
 import pytest
 
-from . import scenarios
-from .async_mutations import OUR_ASYNC_MUTATIONS, VLLM_ASYNC_MUTATIONS
-from .compare import Report, run_identity
-from .ours import OurScheduler
-from .protocol import EngineSettings
-from .real_scheduler import RealScheduler
+from tests.identity import scenarios
+from tests.identity.async_mutations import OUR_ASYNC_MUTATIONS, VLLM_ASYNC_MUTATIONS
+from tests.identity.compare import Report, run_identity
+from tests.identity.ours import OurScheduler
+from tests.identity.protocol import EngineSettings
+from tests.identity.real_scheduler import RealScheduler
 
 pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
 
@@ -97,9 +97,7 @@ def test_a_broken_rule_of_ours_is_caught(mutation):
 
 @pytest.mark.parametrize("mutation", VLLM_ASYNC_MUTATIONS, ids=lambda m: m.name)
 def test_a_broken_rule_of_vllms_is_seen_in_the_decisions(mutation):
-    report = compare(
-        *mutation.witness, lambda settings: RealScheduler(settings, mutation=mutation)
-    )
+    report = compare(*mutation.witness, lambda settings: RealScheduler(settings, mutation=mutation))
     assert report.mismatches == 1
     assert "raised" not in report.first_mismatch
 

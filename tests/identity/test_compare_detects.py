@@ -7,12 +7,12 @@ import dataclasses
 
 import pytest
 
-from . import scenarios
-from .compare import COMPARED, difference, run_identity
-from .mutations import RULES, Mutation, MutationMisses
-from .protocol import EngineSettings, Observed
-from .real_scheduler import RealScheduler
-from .vllm_mutations import VLLM_MUTATIONS
+from tests.identity import scenarios
+from tests.identity.compare import COMPARED, difference, run_identity
+from tests.identity.mutations import RULES, Mutation, MutationMisses
+from tests.identity.protocol import EngineSettings, Observed
+from tests.identity.real_scheduler import RealScheduler
+from tests.identity.vllm_mutations import VLLM_MUTATIONS
 
 STEP = Observed(
     scheduled={"a": 1, "b": 7},

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from . import scenarios
-from .compare import Report, run_identity
-from .mutations import RULES
-from .our_mutations import OUR_MUTATIONS
-from .ours import OurScheduler
+from tests.identity import scenarios
+from tests.identity.compare import Report, run_identity
+from tests.identity.mutations import RULES
+from tests.identity.our_mutations import OUR_MUTATIONS
+from tests.identity.ours import OurScheduler
 
 pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
 

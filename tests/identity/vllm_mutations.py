@@ -5,7 +5,7 @@ The comparison is shown to see every one of them before it is trusted with our o
 
 from __future__ import annotations
 
-from .mutations import Mutation
+from tests.identity.mutations import Mutation
 
 _KV = "kv_cache_manager"
 _MANAGER = "kv_cache_manager.coordinator.single_type_managers.0"

@@ -1,15 +1,17 @@
-"""The Triton kernels in Triton's interpreter, on a CPU. Run by test_attention_kernel.py in a process
-of its own: the interpreter is chosen (TRITON_INTERPRET=1) when Triton is first imported."""
+"""The Triton kernels in Triton's interpreter, on a CPU. Run by test_attention_kernel.py in a
+process of its own: the interpreter is chosen (TRITON_INTERPRET=1) when Triton is first imported."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import triton
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
+
+from tests.examples import examples
 from twinserve.backends.live.attention import launch
-from twinserve.experiments.attention_batches import LAYOUTS, Batch, make_batch
+from twinserve.experiments.attention.batches import LAYOUTS, Batch, make_batch
 
 assert triton.knobs.runtime.interpret, "set TRITON_INTERPRET=1"
 
@@ -57,7 +59,7 @@ def small(rows: int, tile: int) -> dict[str, launch.Tuning]:
 
 
 # no shrinking: an example takes half a second
-@settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
+@examples(25, derandomize=True, phases=[Phase.generate])
 @given(
     batch=st.fixed_dictionaries(
         {
@@ -139,7 +141,9 @@ def test_a_slot_of_another_sequence_changes_nothing():
         for cache in (batch.keys, batch.values):
             cache[others] = torch.nan
         again = torch.empty_like(out)
-        launch.attend(again, batch.query, batch.keys, batch.values, step, batch.scale, **small(16, 16))
+        launch.attend(
+            again, batch.query, batch.keys, batch.values, step, batch.scale, **small(16, 16)
+        )
         assert torch.equal(again[begin:end], out[begin:end])
         batch.kv_cache.copy_(kept)
 

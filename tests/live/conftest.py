@@ -1,3 +1,3 @@
 """The live tests need what the identity tests need: a vLLM installation."""
 
-from identity.conftest import vllm  # noqa: F401 - a fixture
+from tests.identity.conftest import vllm  # noqa: F401 - a fixture

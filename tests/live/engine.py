@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from identity.protocol import EngineSettings, Observed
+from tests.identity.protocol import EngineSettings, Observed
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the engine core steps in a process of its own
@@ -119,7 +119,8 @@ class LiveEngine:
         in_force = {
             "num_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             "block_tokens": scheduler.block_size,
-            "max_num_seqs": getattr(scheduler, "max_num_active_reqs", None) or scheduler.max_num_running_reqs,
+            "max_num_seqs": getattr(scheduler, "max_num_active_reqs", None)
+            or scheduler.max_num_running_reqs,
             "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
             "max_model_len": scheduler.max_model_len,
             "long_prefill_token_threshold": config.long_prefill_token_threshold,

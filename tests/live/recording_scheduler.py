@@ -6,8 +6,9 @@ missing.
 
 from __future__ import annotations
 
-from identity.protocol import Observed
 from vllm.v1.core.sched.scheduler import Scheduler
+
+from tests.identity.protocol import Observed
 
 
 class RecordingScheduler(Scheduler):

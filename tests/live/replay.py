@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from identity.compare import difference
-from identity.mutations import Mutation
-from identity.ours import OurScheduler
 
-from .workload import Recording
+from tests.identity.compare import difference
+from tests.identity.mutations import Mutation
+from tests.identity.ours import OurScheduler
+from tests.live.workload import Recording
 
 
 class TextScheduler(OurScheduler):

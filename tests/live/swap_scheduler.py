@@ -1,13 +1,15 @@
-"""vLLM's scheduler with a simple rule on top that swaps requests out and in again, so that the connector is driven the
-way a steered scheduler drives it. Imports vLLM: name it by path.
+"""vLLM's scheduler with a simple rule on top that swaps requests out and in again, so that the
+connector is driven the way a steered scheduler drives it. Imports vLLM: name it by path.
 
 The rule, from `additional_config["swapping"]` or set on the scheduler (0: no swapping):
 
     period  every so many steps, the running request that was swapped least often is swapped out
-    away    for so many steps it is hidden; after them it is ordered back at every step until it resumes
+    away    for so many steps it is hidden; after them it is ordered back at every step until it
+            resumes
     forget  every so many returns happen without an order: the request is recomputed
 
-With `report`, a path, totals are written there whenever a request ends: for an engine in another process.
+With `report`, a path, totals are written there whenever a request ends: for an engine in another
+process.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ import json
 import time
 from pathlib import Path
 
-from twinserve.backends.live.kv_transfer_host import HostFull
 from vllm.v1.core.sched.request_queue import create_request_queue
 
-from .recording_scheduler import RecordingScheduler
+from tests.live.recording_scheduler import RecordingScheduler
+from twinserve.backends.live.transfer.host import HostFull
 
 
 class SwapScheduler(RecordingScheduler):
-    """`swaps`: times each request was swapped out; `counts`: what happened; `transfers`: all reports;
-    `before_step`: calls to make before a step, then forgotten."""
+    """`swaps`: times each request was swapped out; `counts`: what happened; `transfers`: all
+    reports; `before_step`: calls to make before a step, then forgotten."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -39,7 +41,9 @@ class SwapScheduler(RecordingScheduler):
         self.swaps: dict[str, int] = {}
         self.back_at: dict[str, int] = {}
         self.transfers: list = []
-        self.counts = dict.fromkeys(("out", "back", "refused", "unfilled", "forgotten", "reused"), 0)
+        self.counts = dict.fromkeys(
+            ("out", "back", "refused", "unfilled", "forgotten", "reused"), 0
+        )
         self.tokens = {"out": 0, "back": 0}
         self._left: dict[str, set[int]] = {}  # request -> blocks it left
 
@@ -48,12 +52,18 @@ class SwapScheduler(RecordingScheduler):
         while self.before_step:
             self.before_step.pop(0)(self)
         if self.period and self.steps % self.period == 0 and self.running:
-            self.send_out(min(self.running, key=lambda r: (self.swaps.get(r.request_id, 0), r.request_id)))
+            self.send_out(
+                min(self.running, key=lambda r: (self.swaps.get(r.request_id, 0), r.request_id))
+            )
         due = []
         for request_id in sorted(self.back_at):
             if self.back_at[request_id] > self.steps:
                 continue
-            if self.forget and (self.counts["back"] + self.counts["forgotten"]) % self.forget == self.forget - 1:
+            if (
+                self.forget
+                and (self.counts["back"] + self.counts["forgotten"]) % self.forget
+                == self.forget - 1
+            ):
                 self.counts["forgotten"] += 1
                 del self.back_at[request_id]
                 continue
@@ -91,13 +101,13 @@ class SwapScheduler(RecordingScheduler):
         for request_id, held in due:
             if request_id not in plan.num_scheduled_tokens:
                 assert request_id in self.connector.unfilled
-                assert self.connector.held(request_id) == held
+                assert self.connector.host.held(request_id) == held
                 self.counts["unfilled"] += 1
                 continue
             request = self.requests[request_id]
             # nothing but what the host held was taken over: the rest is this step's own work
             assert request.num_computed_tokens - plan.num_scheduled_tokens[request_id] >= held
-            assert not self.connector.held(request_id)
+            assert not self.connector.host.held(request_id)
             self.counts["back"] += 1
             self.tokens["back"] += held
             del self.back_at[request_id]

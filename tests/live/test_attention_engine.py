@@ -6,16 +6,17 @@ Directions are put into the scheduler's message to the worker, as on a GPU."""
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from identity.protocol import EngineSettings
-from twinserve.backends.live import tiny_model
-from twinserve.backends.live.attention import slots
 
-from .engine import LiveEngine, Output
-from .test_live_identity import LOGPROB_TOLERANCE, same_answer
+from tests.identity.protocol import EngineSettings
+from tests.live.engine import LiveEngine, Output
+from tests.live.test_live_identity import LOGPROB_TOLERANCE, same_answer
+from twinserve.backends.live.attention import slots
+from twinserve.backends.live.engine import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -45,8 +46,6 @@ class Session:
 
     def send(self, entries: Entries | None) -> None:
         """From now on the worker is sent these entries instead of the scheduler's blocks."""
-        from twinserve.backends.live.attention.message import rewrite_blocks
-
         names = self.engine._names
 
         def schedule(*args, **kwargs):
@@ -69,7 +68,29 @@ class Session:
         """(keys, values) of every layer, by block and slot."""
         from twinserve.backends.live.attention.cache import split_cache
 
-        return [split_cache(tensor, tiny_model.MODELS["tiny"].head_dim) for tensor in self.engine.kv_tensors]
+        return [
+            split_cache(tensor, tiny_model.MODELS["tiny"].head_dim)
+            for tensor in self.engine.kv_tensors
+        ]
+
+
+def rewrite_blocks(output, entries: Entries) -> None:
+    """Replace the block numbers in vLLM's SchedulerOutput `output`, in place, by entries with
+    directions.
+
+    entries(request_id, blocks, anew) gives the entries to send instead of `blocks`, the request's
+    new ones, in order of its text; anew: they replace what the worker has of the request, else they
+    go behind it.
+    """
+    cached = output.scheduled_cached_reqs
+    for request in output.scheduled_new_reqs:
+        (blocks,) = request.block_ids
+        request.block_ids = ([int(e) for e in entries(request.req_id, blocks, True)],)
+    for index, request_id in enumerate(cached.req_ids):
+        if cached.new_block_ids[index] is not None:
+            (blocks,) = cached.new_block_ids[index]
+            anew = request_id in cached.resumed_req_ids
+            cached.new_block_ids[index] = ([int(e) for e in entries(request_id, blocks, anew)],)
 
 
 @contextlib.contextmanager
@@ -110,6 +131,8 @@ def bidirectional(model, stock) -> Iterator[Session]:
         unregister,
     )
 
+    # another engine of this process may have imported it, and unregistered the backend since
+    sys.modules.pop(WORKER_EXTENSION.rpartition(".")[0], None)
     extra = {
         "attention_backend": BACKEND_NAME,
         "worker_extension_cls": WORKER_EXTENSION,  # this alone registers the backend
@@ -174,7 +197,9 @@ class Shared:
     def __call__(self, name, blocks, anew):
         if name == "b":
             where = len(self.blocks["b"])
-            blocks = [self.blocks["a"][3] if where + i == 2 else block for i, block in enumerate(blocks)]
+            blocks = [
+                self.blocks["a"][3] if where + i == 2 else block for i, block in enumerate(blocks)
+            ]
         self.blocks[name] = ([] if anew else self.blocks[name]) + list(blocks)
         return slots.entries_of(blocks, name == "b")
 

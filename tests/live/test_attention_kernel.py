@@ -52,7 +52,7 @@ def test_the_kernels_in_the_interpreter():
 def test_the_kernels_compile_for_a_gpu(tmp_path):
     """To machine code of a Hopper GPU, by Triton and its own assembler; needs no GPU."""
     said = run(
-        "-m", "twinserve.experiments.attention_kernel", "--compile", "90",
+        "-m", "twinserve.experiments.attention", "--compile", "90",
         TRITON_CACHE_DIR=str(tmp_path),
     )  # fmt: skip
     built = [line for line in said.splitlines() if line.endswith(" bytes of stack")]
@@ -63,7 +63,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
 @pytest.mark.parametrize("more", [(), ("--tune",)])
 def test_the_measurement_goes_through_in_tiny_sizes(tmp_path, more):
     run(
-        "-m", "twinserve.experiments.attention_kernel", "--dry-run", "--out", str(tmp_path), *more,
+        "-m", "twinserve.experiments.attention", "--dry-run", "--out", str(tmp_path), *more,
         TRITON_INTERPRET="1",
     )  # fmt: skip
     results = json.loads((tmp_path / "attention_kernel.json").read_text())
@@ -79,7 +79,7 @@ def test_the_measurement_goes_through_in_tiny_sizes(tmp_path, more):
 
 def test_no_time_left_leaves_a_readable_file(tmp_path):
     run(
-        "-m", "twinserve.experiments.attention_kernel", "--dry-run", "--out", str(tmp_path),
+        "-m", "twinserve.experiments.attention", "--dry-run", "--out", str(tmp_path),
         "--time-limit", "0", TRITON_INTERPRET="1",
     )  # fmt: skip
     results = json.loads((tmp_path / "attention_kernel.json").read_text())
@@ -98,7 +98,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path, arguments, said):
 
     if not arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    command = ["-m", "twinserve.experiments.attention_kernel", "--out", str(tmp_path), *arguments]
+    command = ["-m", "twinserve.experiments.attention", "--out", str(tmp_path), *arguments]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command],
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},

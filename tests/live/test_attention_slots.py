@@ -1,14 +1,17 @@
-"""Slots of tokens in blocks filled from either end: by hand, by their properties, and against what the
-bidirectional ledger draws."""
+"""Slots of tokens in blocks filled from either end: by hand, by their properties, and against what
+the bidirectional ledger draws."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.policies.bidi_views import held_tokens
 from twinserve.backends.live.attention import slots
-from twinserve.policies.kv.bidirectional import BidirectionalLedger
+from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
 from twinserve.policies.requests import RequestClass, RequestTable
 
 
@@ -68,7 +71,7 @@ def test_a_block_that_cannot_be_encoded_is_refused(block):
         slots.entries_of([0, block], True)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.integers(3, 12),
     st.lists(
@@ -76,23 +79,24 @@ def test_a_block_that_cannot_be_encoded_is_refused(block):
     ),
 )
 def test_the_ledgers_tokens_lie_where_it_draws_them(num_blocks, changes):
-    """Entries and counts are all that an engine is told; they must give back the ledger's picture."""
+    """Entries and counts are all that an engine is told; they must give back the ledger's
+    picture."""
     table = RequestTable()
     ledger = BidirectionalLedger(table, num_blocks, 4, host_blocks=8)
     live: list[int] = []
     for number, (kind, amount) in enumerate(changes):
         ledger.begin_step()
         if kind in ("rt", "be"):
-            klass = RequestClass.REAL_TIME if kind == "rt" else RequestClass.BEST_EFFORT
-            row = table.submit(f"{'Ab'[kind == 'be']}{number}.", klass=klass)
+            service_class = RequestClass.REAL_TIME if kind == "rt" else RequestClass.BEST_EFFORT
+            row = table.submit(f"{'Ab'[kind == 'be']}{number}.", service_class=service_class)
             live += [row] if ledger.admit(row, amount) else []
         elif live and kind == "grow":
             row = live[amount % len(live)]
-            ledger.grow(row, ledger.held_tokens(row) + amount)
+            ledger.grow(row, held_tokens(ledger, row) + amount)
         elif live:
             ledger.free(live.pop(amount % len(live)))
         for row in live:
-            table.computed_tokens[row] = ledger.held_tokens(row)
+            table.computed_tokens[row] = held_tokens(ledger, row)
     whole = [row for row in live if not ledger.missing_tokens(row)]
     drawn = [line.split("|")[1].split() for line in ledger.render().splitlines()]
     assert sum(len(places_of(ledger, table, row)) for row in whole) == sum(
@@ -106,7 +110,7 @@ def test_the_ledgers_tokens_lie_where_it_draws_them(num_blocks, changes):
 
 def places_of(ledger, table, row) -> np.ndarray:
     """Slots of the row's text, from what an engine would be told; behind its row, leftovers."""
-    backward = table.klass[row] != RequestClass.REAL_TIME
+    backward = table.service_class[row] != RequestClass.REAL_TIME
     entries = slots.entries_of(ledger.blocks_of(row), backward)
     counts = np.full(2 * ledger.num_blocks, 4, np.int32)
     cells = slots.cell_of(entries, ledger.num_blocks)
@@ -117,7 +121,7 @@ def places_of(ledger, table, row) -> np.ndarray:
     block_table = np.concatenate([entries, leftover])[None]
     width = block_table.shape[1]
     first = slots.first_positions(block_table, counts, np.empty((1, width + 1), np.int32))
-    return places(block_table, 0, ledger.held_tokens(row), 4, first)
+    return places(block_table, 0, held_tokens(ledger, row), 4, first)
 
 
 def owner(token: str) -> str:

@@ -1,5 +1,6 @@
-"""Attention over blocks filled from either end, in PyTorch: the slot-by-slot reference against dense
-attention, the CPU engine's operations against the reference, and what a slot's content may change."""
+"""Attention over blocks filled from either end, in PyTorch: the slot-by-slot reference against
+dense attention, the CPU engine's operations against the reference, and what a slot's content may
+change."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.examples import examples
 
 pytestmark = pytest.mark.live
 
@@ -50,21 +53,21 @@ def computed(batch, torch):
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(**SHAPES)
 def test_the_cpu_engines_operations_are_the_reference(torch, **shape):
-    from twinserve.experiments.attention_batches import make_batch
+    from twinserve.experiments.attention.batches import make_batch
 
     batch = make_batch(**shape)
     out = computed(batch, torch)
     torch.testing.assert_close(out, batch.answer(), atol=2e-5, rtol=1e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(**SHAPES)
 def test_the_reference_is_dense_attention(torch, **shape):
     """Each sequence alone, its keys and values in order of its text, by PyTorch's own attention."""
-    from twinserve.experiments.attention_batches import make_batch
+    from twinserve.experiments.attention.batches import make_batch
 
     batch = make_batch(**shape)
     computed(batch, torch)
@@ -84,7 +87,7 @@ def test_the_reference_is_dense_attention(torch, **shape):
 
 
 def test_batches_do_share_blocks():
-    from twinserve.experiments.attention_batches import make_batch
+    from twinserve.experiments.attention.batches import make_batch
 
     shared = [make_batch(seed, 5, 16, 1, 1, 4, partial=bool(seed % 2)).shared for seed in range(8)]
     assert min(shared[1::2]) >= 1 and sum(s > 0 for s in shared[::2]) >= 2
@@ -92,7 +95,7 @@ def test_batches_do_share_blocks():
 
 @pytest.mark.parametrize("partial", [False, True])
 def test_only_own_slots_matter(torch, partial):
-    from twinserve.experiments.attention_batches import make_batch
+    from twinserve.experiments.attention.batches import make_batch
 
     batch = make_batch(7, 5, 16, 2, 2, 16, partial=partial)
     assert batch.shared

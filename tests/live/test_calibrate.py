@@ -1,16 +1,25 @@
-"""`twinserve calibrate` on the CPU engine: the profile loads, predicts steps that it has not seen, and the bench measures
-what it says it does. A busy machine is expected: bounds are on medians of undisturbed steps."""
+"""`twinserve calibrate` on the CPU engine: the profile loads, predicts steps that it has not seen,
+and the bench measures what it says it does. A busy machine is expected: bounds are on medians of
+undisturbed steps."""
 
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.measured_fit import fit_steps, point_errors
-from twinserve.profiles.measured_samples import SWAP_IN, SWAP_OUT, StepSample, by_point, read_samples, settled
+from twinserve.profiles.measured.fit import fit_steps, point_errors
+from twinserve.profiles.measured.samples import (
+    SWAP_IN,
+    SWAP_OUT,
+    StepSample,
+    by_point,
+    read_samples,
+    settled,
+)
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.cli_calibrate import calibrate
+from twinserve.sim.cli.calibrate import calibrate
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.usefixtures("vllm")]
 
@@ -44,8 +53,16 @@ def measurement(written):
 
 
 def test_the_profile_is_the_engine(profile):
-    assert (profile.source, profile.num_gpu_blocks_source, profile.num_gpu_blocks) == ("measured", "measured", 2000)
-    assert (profile.block_tokens, profile.max_num_seqs, profile.max_num_batched_tokens) == (32, 16, 1024)
+    assert (profile.source, profile.num_gpu_blocks_source, profile.num_gpu_blocks) == (
+        "measured",
+        "measured",
+        2000,
+    )
+    assert (profile.block_tokens, profile.max_num_seqs, profile.max_num_batched_tokens) == (
+        32,
+        16,
+        1024,
+    )
     assert profile.max_model_len == 2048 and profile.engine_version.count(".") == 2
     assert profile.llm.name == "tiny" and profile.llm.dtype_bytes == 4 and profile.llm.layers == 2
     host = profile.step_model.host
@@ -53,10 +70,12 @@ def test_the_profile_is_the_engine(profile):
 
 
 def test_steps_of_random_composition_are_predicted(profile, measurement):
-    """None of them was fitted. On a quiet machine the error is 2 to 4 %; the bound leaves room for a noisy one."""
+    """None of them was fitted. On a quiet machine the error is 2 to 4 %; the bound leaves room for
+    a noisy one."""
     held = [s for s in settled([s for s in measurement.steps if not s.first]) if s.kind == "check"]
     assert len(by_point(held)) >= 4
-    tables = replace(profile.model(), traffic=None)  # these steps were repeated, as those of the tables
+    # these steps were repeated, as those of the tables
+    tables = replace(profile.model(), traffic=None)
     errors = np.abs(list(point_errors(tables, held).values()))
     assert np.median(errors) < 0.2 and errors.mean() < 0.3
     fit = profile.step_model.fit
@@ -69,30 +88,56 @@ def test_a_half_of_the_points_predicts_the_other(measurement):
     steps = [s for s in measurement.steps if s.kind not in ("leaving", "check", "traffic")]
     odd = [s for s in steps if s.kind != "mixed" or s.point % 2]
     model = fit_steps(odd)
-    even = [s for s in settled([s for s in steps if not s.first]) if s.kind == "mixed" and s.point % 2 == 0]
+    even = [
+        s
+        for s in settled([s for s in steps if not s.first])
+        if s.kind == "mixed" and s.point % 2 == 0
+    ]
     assert np.median(np.abs(list(point_errors(model, even).values()))) < 0.25
 
 
 def test_times_rise_where_they_must(profile):
     model = profile.model()
     for n in (1, 3, 16, 40):
-        rows = [model.step_seconds(StepComposition(n, n * c, c)) for c in (16, 100, 700, 2000, 9000)]
+        rows = [
+            model.step_seconds(StepComposition(n, n * c, c)) for c in (16, 100, 700, 2000, 9000)
+        ]
         assert rows == sorted(rows) and rows[0] > 0
         assert model.step_seconds(StepComposition(n + 1, (n + 1) * 100, 100)) >= rows[1]
-    prompts = [StepComposition(prefill_new=np.array([m]), prefill_resident=np.array([0])) for m in (1, 64, 900)]
+    prompts = [
+        StepComposition(prefill_new=np.array([m]), prefill_resident=np.array([0]))
+        for m in (1, 64, 900)
+    ]
     lengths = [model.step_seconds(work) for work in prompts]
     assert lengths == sorted(lengths) and lengths[2] > 1.5 * lengths[0]
     run = model.decode_run_seconds(5, 700, 200, 50)
-    assert run.tolist() == [model.step_seconds(StepComposition(5, 700 + 5 * j, 200 + j)) for j in range(50)]
+    assert run.tolist() == [
+        model.step_seconds(StepComposition(5, 700 + 5 * j, 200 + j)) for j in range(50)
+    ]
 
 
 def test_every_kind_was_measured_in_shuffled_rounds(measurement):
     traffic = [s for s in measurement.steps if s.kind == "traffic"]
-    assert {s.round for s in traffic} == {1, 2, 3, 4} and any(s.work.churn.swapped_out for s in traffic)
+    assert {s.round for s in traffic} == {1, 2, 3, 4} and any(
+        s.work.churn.swapped_out for s in traffic
+    )
     steps = [s for s in measurement.steps if s.kind != "traffic"]
-    assert {s.kind for s in steps} == {"decode", "prefill", "prefills", "chunk", "mixed", "skewed", "check", "leaving"}
+    assert {s.kind for s in steps} == {
+        "decode",
+        "prefill",
+        "prefills",
+        "chunk",
+        "mixed",
+        "skewed",
+        "check",
+        "leaving",
+    }
     orders = [list(dict.fromkeys(s.point for s in steps if s.round == r)) for r in (0, 1)]
-    assert set(orders[0]) == set(orders[1]) and orders[0] != orders[1] and orders[0] != sorted(orders[0])
+    assert (
+        set(orders[0]) == set(orders[1])
+        and orders[0] != orders[1]
+        and orders[0] != sorted(orders[0])
+    )
     for of_point in by_point(steps).values():
         assert len({s.round for s in of_point}) == measurement.provenance["rounds"] >= 2
         assert all(0 < s.exec_s < s.seconds for s in of_point)
@@ -103,8 +148,17 @@ def test_every_kind_was_measured_in_shuffled_rounds(measurement):
 
 def test_the_file_says_where_the_samples_come_from(measurement):
     facts = measurement.provenance
-    assert facts["contexts"] == "adopted" and facts["dtype"] == "float32" and facts["num_blocks"] == 2000
-    assert facts["settings"]["max_num_seqs"] == 16 and facts["vllm"] and facts["torch"] and facts["device"]
+    assert (
+        facts["contexts"] == "adopted"
+        and facts["dtype"] == "float32"
+        and facts["num_blocks"] == 2000
+    )
+    assert (
+        facts["settings"]["max_num_seqs"] == 16
+        and facts["vllm"]
+        and facts["torch"]
+        and facts["device"]
+    )
     assert facts["date"].startswith("20") and facts["seed"] == 0
     assert json.dumps(facts)
 
@@ -117,16 +171,18 @@ def test_swaps_were_measured_with_their_bytes(measurement, profile):
     assert "transfers measured" in profile.notes
 
 
-# -- the bench -----------------------------------------------------------------------------------------------------
+# -- the bench -------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def bench(written, tmp_path_factory):
-    from twinserve.backends.live.engine import LiveSettings, VllmEngine
-    from twinserve.backends.live.measure import SCHEDULER
-    from twinserve.backends.live.measure_bench import Bench
-    from twinserve.backends.live.tiny_model import write_model
+    from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+    from twinserve.backends.live.engine.tiny_model import write_model
+    from twinserve.backends.live.measure.bench import Bench
+    from twinserve.backends.live.measure.measure import SCHEDULER
 
     model = write_model(tmp_path_factory.mktemp("model"))
-    engine = VllmEngine(LiveSettings(model, 800, 32, 8, 512, 2048, prefix_caching=True, scheduler=SCHEDULER))
+    engine = VllmEngine(
+        LiveSettings(model, 800, 32, 8, 512, 2048, prefix_caching=True, scheduler=SCHEDULER)
+    )
     yield Bench(engine)
     engine.close()
 
@@ -140,14 +196,19 @@ def test_adopted_contexts_are_blocks_of_their_own(bench):
     assert len({b for of_one in blocks for b in of_one}) == 36
     assert manager.block_pool.get_num_free_blocks() == free - 36
     timing = bench.step(dict.fromkeys(names, 1))
-    assert (timing.work.decode_requests, timing.work.decode_context, timing.work.decode_context_max) == (3, 1090, 1000)
+    assert (
+        timing.work.decode_requests,
+        timing.work.decode_context,
+        timing.work.decode_context_max,
+    ) == (3, 1090, 1000)
     bench.drop(names)
     bench.step({})
     assert manager.block_pool.get_num_free_blocks() == free
 
 
 def test_adopted_contexts_cost_what_computed_ones_cost(bench):
-    """The shortcut of the whole calibration. Interleaved, so that the machine is the same for both."""
+    """The shortcut of the whole calibration. Interleaved, so that the machine is the same for
+    both."""
     bench.fill_cache(1500)
     seconds = {}
     for number in range(4):
@@ -159,11 +220,15 @@ def test_adopted_contexts_cost_what_computed_ones_cost(bench):
             for _ in range(8):
                 t = bench.step(grants)
                 seconds.setdefault(adopt, []).append(
-                    StepSample("decode", int(adopt), number, t.work, t.seconds, off_core_s=t.off_core_s)
+                    StepSample(
+                        "decode", int(adopt), number, t.work, t.seconds, off_core_s=t.off_core_s
+                    )
                 )
             bench.drop(names)
             bench.step({})
-    adopted, computed = (np.median([s.seconds for s in settled(seconds[adopt])]) for adopt in (True, False))
+    adopted, computed = (
+        np.median([s.seconds for s in settled(seconds[adopt])]) for adopt in (True, False)
+    )
     assert adopted / computed == pytest.approx(1.0, abs=0.25)
 
 

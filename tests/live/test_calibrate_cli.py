@@ -1,16 +1,18 @@
-"""What `twinserve calibrate` says to wrong input, before any engine starts, and how it chooses its points."""
+"""What `twinserve calibrate` says to wrong input, before any engine starts, and how it chooses its
+points."""
 
 import json
 from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
+
 from twinserve.backends.live import versions
-from twinserve.backends.live.measure_points import ROOM, Limits, choose_points
+from twinserve.backends.live.measure.points import ROOM, Limits, choose_points
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.profiles.specs import ProfileError
-from twinserve.sim.cli_calibrate import calibrate
-from twinserve.sim.results import ResultsError
+from twinserve.sim.cli.calibrate import calibrate
+from twinserve.sim.results.files import ResultsError
 
 CONFIG = {
     "model_type": "llama",
@@ -88,10 +90,24 @@ def test_what_vllm_would_not_take(vllm, tmp_path, model, options, words):
         calibrate(model=model, out=tmp_path / "p.json", **options)
 
 
-# -- points ----------------------------------------------------------------------------------------------------------
-GPU = Limits(max_num_seqs=256, max_step_tokens=8192, max_model_len=32768, pool_tokens=900_000, block_tokens=16)
-CPU = Limits(max_num_seqs=64, max_step_tokens=2048, max_model_len=4096, pool_tokens=1_000_000, block_tokens=32)
-TIGHT = Limits(max_num_seqs=8, max_step_tokens=256, max_model_len=512, pool_tokens=1600, block_tokens=16)
+# -- points ----------------------------------------------------------------------------------------
+GPU = Limits(
+    max_num_seqs=256,
+    max_step_tokens=8192,
+    max_model_len=32768,
+    pool_tokens=900_000,
+    block_tokens=16,
+)
+CPU = Limits(
+    max_num_seqs=64,
+    max_step_tokens=2048,
+    max_model_len=4096,
+    pool_tokens=1_000_000,
+    block_tokens=32,
+)
+TIGHT = Limits(
+    max_num_seqs=8, max_step_tokens=256, max_model_len=512, pool_tokens=1600, block_tokens=16
+)
 
 
 @pytest.mark.parametrize("limits", [GPU, CPU, TIGHT], ids=["gpu", "cpu", "tight"])
@@ -100,7 +116,10 @@ def test_every_point_fits_the_engine(limits, quick):
     chosen = choose_points(limits, seed=3, quick=quick)
     assert len(chosen.ladders) >= 2 and max(max(ladder.batches) for ladder in chosen.ladders) >= 4
     for ladder in chosen.ladders:
-        assert limits.fits([ladder.context] * max(ladder.batches)) and max(ladder.batches) <= limits.max_num_seqs
+        assert (
+            limits.fits([ladder.context] * max(ladder.batches))
+            and max(ladder.batches) <= limits.max_num_seqs
+        )
     for point in chosen.points:
         assert len(point.contexts) + len(point.prefills) <= limits.max_num_seqs
         assert len(point.contexts) + sum(new for new, _ in point.prefills) <= limits.max_step_tokens
@@ -116,7 +135,10 @@ def test_a_gpu_is_measured_over_the_ranges_that_it_serves():
     assert {(1, 128), (256, 128), (256, 2048), (1, 16384), (32, 16384)} <= grid
     assert (256, 16384) not in grid  # four million tokens
     assert {p.prefills[0][0] for p in chosen.points if p.kind == "prefill"} >= {128, 1024, 8192}
-    assert max(resident for p in chosen.points if p.kind == "chunk" for _, resident in p.prefills) >= 16384
+    assert (
+        max(resident for p in chosen.points if p.kind == "chunk" for _, resident in p.prefills)
+        >= 16384
+    )
 
 
 def test_the_seed_decides_the_random_points():

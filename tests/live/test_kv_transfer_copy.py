@@ -16,10 +16,10 @@ if os.environ.get("TWINSERVE_REQUIRE_LIVE"):
 else:
     torch = pytest.importorskip("torch")
 
-from twinserve.backends.live.kv_transfer_copy import SlotCopier
-from twinserve.backends.live.kv_transfer_host import HostKv
-from twinserve.backends.live.kv_transfer_lanes import InlineLane
-from twinserve.backends.live.kv_transfer_layout import (
+from twinserve.backends.live.transfer.copy import SlotCopier
+from twinserve.backends.live.transfer.host import HostKv
+from twinserve.backends.live.transfer.lanes import InlineLane
+from twinserve.backends.live.transfer.layout import (
     Packed,
     SlotTable,
     Strided,
@@ -33,9 +33,7 @@ BLOCKS, SLOTS = 12, 16
 
 class FlashLike:
     @staticmethod
-    def get_kv_cache_shape(
-        num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"
-    ):
+    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"):
         return num_blocks, 2, block_size, num_kv_heads, head_size
 
 
@@ -49,7 +47,12 @@ class OldFlashLike(FlashLike):
 LAYOUTS = {
     "flash": ((BLOCKS, 2, SLOTS, 3, 8), (0, 1, 2, 3, 4), (0, 2), FlashLike),
     "flash, heads first in memory": ((BLOCKS, 2, SLOTS, 3, 8), (0, 1, 3, 2, 4), (0, 2), FlashLike),
-    "flash, as many heads as slots": ((BLOCKS, 2, SLOTS, SLOTS, 8), (0, 1, 2, 3, 4), (0, 2), FlashLike),
+    "flash, as many heads as slots": (
+        (BLOCKS, 2, SLOTS, SLOTS, 8),
+        (0, 1, 2, 3, 4),
+        (0, 2),
+        FlashLike,
+    ),
     "old flash": ((2, BLOCKS, SLOTS, 3, 8), (0, 1, 2, 3, 4), (1, 2), OldFlashLike),
     "old flash, 2 heads": ((2, BLOCKS, SLOTS, 2, 8), (0, 1, 2, 3, 4), (1, 2), None),
     "cpu": ((BLOCKS, 3, SLOTS, 16), (0, 1, 2, 3), (0, 2), object),
@@ -204,10 +207,11 @@ def let_go(lanes, rng, until) -> None:
 
 
 def stress(seed: int, lanes, staging_slots: int) -> bool:
-    """Thirty steps of swaps with blocks given away at once; whether every token came back as it left.
+    """Thirty steps of swaps with blocks given away at once; whether every token came back as it
+    left.
 
-    The model's lane is lane 0: its work of a step is to write over all blocks that nobody holds. The caller runs
-    ahead of the lanes, as a Python thread runs ahead of a GPU.
+    The model's lane is lane 0: its work of a step is to write over all blocks that nobody holds.
+    The caller runs ahead of the lanes, as a Python thread runs ahead of a GPU.
     """
     rng = np.random.default_rng(seed)
     caches = {"a": make_cache("flash", seed=seed), "b": make_cache("latent", seed=seed)}

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from twinserve.backends.live.kv_transfer_host import (
-    HostFull,
-    HostKv,
-    HostRows,
-    part,
-    slots_of,
-)
+
+from tests.examples import examples
+from twinserve.backends.live.transfer.host import HostFull, HostKv, HostRows, part, slots_of
 from twinserve.policies.plan import Direction
 
 OUT, BACK = Direction.TO_HOST, Direction.TO_DEVICE
@@ -115,52 +111,26 @@ def test_what_is_refused():
         host.swap_out("b", [1], 5)
     with pytest.raises(ValueError, match="no copy on the host"):
         host.swap_in("b")
-    with pytest.raises(ValueError, match=r"slots \[2, 5\) of a block of 4"):
-        host.move_slots("b", OUT, [1], [(2, 5)])
-    with pytest.raises(ValueError, match="not of one length"):
-        host.move_slots("b", OUT, [1], [(2, 3), (3, 4)])
-    with pytest.raises(ValueError, match="twice"):
-        host.move_slots("b", OUT, [1, 1], [(0, 2), (1, 3)])
-    with pytest.raises(ValueError, match="slot 4 is not on the host"):
-        host.move_slots("b", BACK, [1], [(0, 2)])
-    host.move_slots("b", OUT, [1], [(0, 2)])
-    with pytest.raises(ValueError, match="slot 5 is already on the host"):
-        host.move_slots("b", OUT, [1], [(1, 3)])
     with pytest.raises(ValueError, match="host_tokens is 0"):
         HostKv(0, 4)
     host.check()
 
 
-def test_single_slots_come_back_under_their_names():
-    host = HostKv(8, 4)
-    host.move_slots("a", OUT, [3, 1], [(1, 3), (0, 1)], keys=[100, 7])
-    orders = host.take_orders()
-    assert pairs(orders.out) == [(13, 0), (14, 1), (4, 2)]
-    host.move_slots("a", BACK, [6], [(3, 4)], keys=[101])
-    host.move_slots("a", BACK, [6], [(0, 1)], keys=[7])
-    orders = host.take_orders()
-    assert pairs(orders.back) == [(27, 1), (24, 2)]
-    assert (orders.back.after, host.free_tokens) == (1, 7)
-    host.drop("a")
-    host.take_orders()
-    assert host.free_tokens == 8
-
-
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_rows_are_conserved_and_every_token_comes_back_from_its_own_row(data):
-    """Any order of swaps, slot moves, drops and steps against a plain picture of device and host contents."""
+    """Any order of swaps, drops and steps against a plain picture of device and host
+    contents."""
     block_tokens = 4
     host = HostKv(data.draw(st.integers(8, 40)), block_tokens)
     memory: dict[int, tuple] = {}  # host row -> content
     names = ["a", "b", "c"]
     swapped: dict[str, int] = {}
-    slots: dict[str, dict[int, tuple]] = {name: {} for name in names}
     device: dict[int, tuple] = {}
     block = 0
     for step in range(data.draw(st.integers(1, 12))):
         for name in names:
-            do = data.draw(st.sampled_from(["out", "in", "move", "back", "drop", "nothing"]))
+            do = data.draw(st.sampled_from(["out", "in", "drop", "nothing"]))
             tokens = data.draw(st.integers(1, 9))
             if do == "out" and name not in swapped:
                 blocks = list(range(block, block + -(-tokens // block_tokens)))
@@ -184,25 +154,9 @@ def test_rows_are_conserved_and_every_token_comes_back_from_its_own_row(data):
                     expected = (name, swapped[name][0], position)
                     device[blocks[0] * block_tokens + position] = ("wait", expected)
                 del swapped[name]
-                slots[name].clear()
-            elif do == "move" and not slots[name]:
-                device[block * block_tokens] = (name, step, "slot")
-                try:
-                    host.move_slots(name, OUT, [block], [(0, 1)], keys=[step])
-                    slots[name][step] = (name, step, "slot")
-                except HostFull:
-                    assert host.free_tokens == 0
-                block += 1
-            elif do == "back" and slots[name] and step not in slots[name]:
-                ((key, content),) = slots[name].items()
-                host.move_slots(name, BACK, [block], [(1, 2)], keys=[key])
-                device[block * block_tokens + 1] = ("wait", content)
-                block += 1
-                slots[name].clear()
             elif do == "drop":
                 host.drop(name)
                 swapped.pop(name, None)
-                slots[name].clear()
             host.check()
         orders = host.take_orders()
         for slot, row in pairs(orders.out):

@@ -8,12 +8,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from identity.protocol import EngineSettings
-from twinserve.backends.live import tiny_model
-from twinserve.policies.plan import Direction
 
-from .engine import LiveEngine, Output
-from .test_live_identity import LOGPROB_TOLERANCE, same_answer
+from tests.identity.protocol import EngineSettings
+from tests.live.engine import LiveEngine, Output
+from tests.live.test_live_identity import LOGPROB_TOLERANCE, same_answer
+from twinserve.backends.live.engine import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -32,7 +31,9 @@ SLOT_BYTES = TINY.layers * 2 * TINY.kv_heads * TINY.head_dim * 4
 class SwapEngine(LiveEngine):
     """A live engine with the swapping scheduler, the connector and room for `host_tokens`."""
 
-    def __init__(self, settings, model, host_tokens: int, role: str = "kv_producer", **extra) -> None:
+    def __init__(
+        self, settings, model, host_tokens: int, role: str = "kv_producer", **extra
+    ) -> None:
         self.arguments = swap_arguments(host_tokens, role) | extra
         super().__init__(settings, model)
 
@@ -40,7 +41,9 @@ class SwapEngine(LiveEngine):
         from vllm.engine import arg_utils
 
         real = arg_utils.EngineArgs
-        with mock.patch.object(arg_utils, "EngineArgs", lambda **known: real(**known | self.arguments)):
+        with mock.patch.object(
+            arg_utils, "EngineArgs", lambda **known: real(**known | self.arguments)
+        ):
             return super()._build(model)
 
     @property
@@ -65,7 +68,7 @@ def swap_arguments(host_tokens: int, role: str) -> dict:
         "scheduler_cls": f"{__package__}.swap_scheduler.SwapScheduler",
         "kv_transfer_config": KVTransferConfig(
             kv_connector="TwinserveConnector",
-            kv_connector_module_path="twinserve.backends.live.kv_transfer",
+            kv_connector_module_path="twinserve.backends.live.transfer.connector",
             kv_role=role,
             kv_connector_extra_config={"host_tokens": host_tokens},
         ),
@@ -159,7 +162,7 @@ def test_requests_that_never_swap_are_scheduled_as_without_connector(model, role
 
 
 def test_a_full_host_refuses_and_victims_are_recomputed(model, undisturbed):
-    from twinserve.backends.live.kv_transfer_host import HostFull
+    from twinserve.backends.live.transfer.host import HostFull
 
     engine = SwapEngine(EngineSettings(**SETTINGS), model, host_tokens=150)
     try:
@@ -193,7 +196,8 @@ def test_swapped_requests_answer_as_undisturbed_ones(engine, undisturbed, forget
 
 
 def test_copies_after_the_forward_pass_would_show(engine, undisturbed):
-    """So equal answers do mean that blocks are read before others overwrite them, and filled before they are read."""
+    """So equal answers do mean that blocks are read before others overwrite them, and filled before
+    they are read."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     worker = get_kv_transfer_group()
@@ -244,7 +248,7 @@ def test_a_damaged_host_copy_shows_in_the_answer(engine, undisturbed):
         engine.step()  # nothing runs
         if engine.settings.enable_prefix_caching:
             engine.forget_prefixes()  # else most of it would come from there
-        rows = engine.connector.held(scheduler_id(engine, name))
+        rows = engine.connector.host.held(scheduler_id(engine, name))
         assert rows > len(prompt)
         if damage:
             engine.copier.host[: rows - 1] += 1 << 20
@@ -261,43 +265,6 @@ def scheduler_id(engine: SwapEngine, name: str) -> str:
     return next(inner for inner in engine.scheduler.requests if engine._names[inner] == name)
 
 
-@pytest.mark.parametrize("back", [True, False], ids=["moved back", "left zero"])
-def test_single_slots_go_out_and_come_back(engine, undisturbed, back):
-    import torch
-
-    scheduler = engine.scheduler
-    scheduler.set_rule(period=0, away=0)
-    name = "r02"
-    prompt, output_tokens = make_requests()[name]
-    engine.submit(name, prompt, output_tokens)
-    for _ in range(10):
-        engine.step()
-    request_id = scheduler_id(engine, name)
-    (blocks,) = scheduler.kv_cache_manager.get_block_ids(request_id)
-    ranges = [(2, 9), (30, 32)]
-    move = (blocks[:2], ranges)
-    scheduler.before_step.append(
-        lambda s: s.connector.move_slots(request_id, Direction.TO_HOST, *move)
-    )
-    engine.step()
-    table = engine.copier.table
-    slots = [b * 32 + slot for b, pair in zip(*move, strict=True) for slot in range(*pair)]
-    before = [tensor.clone() for tensor in engine.kv_tensors]
-    table.scatter(torch.tensor(slots), torch.zeros((len(slots), table.width), dtype=table.word))
-    for tensor, old in zip(engine.kv_tensors, before, strict=True):
-        assert int((tensor != old).sum()) == len(slots) * SLOT_BYTES // 4 // TINY.layers
-    if back:
-        scheduler.before_step.append(
-            lambda s: s.connector.move_slots(request_id, Direction.TO_DEVICE, *move)
-        )
-    while engine.unfinished:
-        engine.step()
-    verdict = same_answer(undisturbed[name], engine.outputs.pop(name))
-    assert (verdict == "same") == back, verdict
-    engine.forget_prefixes()
-    all_rows_free(engine)
-
-
 def test_an_aborted_request_leaves_the_host(engine):
     scheduler = engine.scheduler
     scheduler.set_rule(period=0, away=1000)
@@ -307,9 +274,9 @@ def test_an_aborted_request_leaves_the_host(engine):
     scheduler.before_step.append(lambda s: s.send_out(s.running[0]))
     engine.step()
     request_id = scheduler_id(engine, "gone")
-    assert engine.connector.held(request_id) > 0
+    assert engine.connector.host.held(request_id) > 0
     engine.engine.abort_request([request_id], internal=True)
-    assert engine.connector.held(request_id) == 0
+    assert engine.connector.host.held(request_id) == 0
     engine.forget_prefixes()
     all_rows_free(engine)
 
@@ -317,12 +284,14 @@ def test_an_aborted_request_leaves_the_host(engine):
 @pytest.mark.parametrize("slots", [32, 64])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_slot_of_the_cpu_kernels_cache_is_one_token(vllm, dtype, slots):
-    """Whatever order this processor's kernels keep: what they write for a token is what is gathered for its slot."""
+    """Whatever order this processor's kernels keep: what they write for a token is what is gathered
+    for its slot."""
     import torch
-    from twinserve.backends.live.kv_transfer_cpu import slot_elements
-    from twinserve.backends.live.kv_transfer_layout import Packed
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    from twinserve.backends.live.transfer.cpu import slot_elements
+    from twinserve.backends.live.transfer.layout import Packed
 
     dtype, heads, dim, blocks = getattr(torch, dtype), 3, 64, 4
     isa = _get_attn_isa(dtype, slots, dim)
@@ -341,7 +310,7 @@ def test_a_slot_of_the_cpu_kernels_cache_is_one_token(vllm, dtype, slots):
 
 
 def test_settings_that_cannot_work_are_refused(vllm):
-    from twinserve.backends.live.kv_transfer import _host_tokens
+    from twinserve.backends.live.transfer.connector import _host_tokens
 
     for settings in ({}, {"host_blocks": 4, "host_tokens": 64}):
         with pytest.raises(ValueError, match="set host_blocks or host_tokens"):

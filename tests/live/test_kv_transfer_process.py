@@ -1,16 +1,18 @@
-"""The same with the engine core in a process of its own and the worker in a third one, as `vllm serve` runs them."""
+"""The same with the engine core in a process of its own and the worker in a third one, as `vllm
+serve` runs them."""
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
-from twinserve.backends.live import tiny_model
 
-from .engine import Output, engine_environment
-from .test_kv_transfer_live import SETTINGS, SLOT_BYTES, make_requests, swap_arguments
-from .test_live_identity import same_answer
+from tests.live.engine import Output, engine_environment
+from tests.live.test_kv_transfer_live import SETTINGS, SLOT_BYTES, make_requests, swap_arguments
+from tests.live.test_live_identity import same_answer
+from twinserve.backends.live.engine import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -43,7 +45,11 @@ def ask(model, requests, num_blocks: int, **arguments) -> dict[str, Output]:
     try:
         for name, (prompt, output_tokens) in requests.items():
             asked = SamplingParams(
-                max_tokens=output_tokens, temperature=0.0, ignore_eos=True, logprobs=2, detokenize=False
+                max_tokens=output_tokens,
+                temperature=0.0,
+                ignore_eos=True,
+                logprobs=2,
+                detokenize=False,
             )
             engine.add_request(name, {"prompt_token_ids": prompt}, asked)
         answers = {}
@@ -65,7 +71,7 @@ def test_swapping_works_across_processes(vllm, tmp_path):
     report = tmp_path / "report.json"
     with engine_environment():
         os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(os.path.dirname(os.path.dirname(__file__))), os.environ.get("PYTHONPATH")])
+            filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
         )
         os.environ["OMP_NUM_THREADS"] = "1"
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling takes longer than all steps

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from identity.mutations import RULES, MutationMisses
-from identity.our_mutations import OUR_MUTATIONS
-from identity.protocol import EngineSettings
-from twinserve.backends.live import tiny_model
 
-from .engine import LiveEngine, Output
-from .replay import first_mismatch
-from .workload import Recording, make_requests, record
+from tests.identity.mutations import RULES, MutationMisses
+from tests.identity.our_mutations import OUR_MUTATIONS
+from tests.identity.protocol import EngineSettings
+from tests.live.engine import LiveEngine, Output
+from tests.live.replay import first_mismatch
+from tests.live.workload import Recording, make_requests, record
+from twinserve.backends.live.engine import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 

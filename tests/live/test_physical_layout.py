@@ -1,5 +1,5 @@
-"""Which slots a step reads and writes when the bidirectional ledger's layout is carried out, on a memory of labels: no
-engine needed."""
+"""Which slots a step reads and writes when the bidirectional ledger's layout is carried out, on a
+memory of labels: no engine needed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from tests.parameters import mostly_slow
 from twinserve.backends.live.attention import slots
-from twinserve.backends.live.kv_transfer_host import HostFull
-from twinserve.backends.live.physical_host import SlotHost
-from twinserve.backends.live.physical_layout import PhysicalMemory, SlotStage
+from twinserve.backends.live.physical.host import SlotHost
+from twinserve.backends.live.physical.layout import PhysicalMemory, SlotStage
+from twinserve.backends.live.transfer.host import HostFull
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.policies.kv.bidirectional import BidirectionalLedger
-from twinserve.policies.kv.paged import PagedLedger
+from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
+from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.plan import StepPlan
 from twinserve.policies.registry import policy_names
 from twinserve.policies.requests import RequestClass, RequestTable
-from twinserve.sim.config import SettingsError, SimulationConfig
-from twinserve.sim.inputs import Inputs, resolve
-from twinserve.sim.live import blank_settings, live_settings
-from twinserve.sim.run import Simulation
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.run import Simulation
+from twinserve.sim.twin.live import blank_settings, live_settings
 
-# The requests would take six times the pool together; the host is too small to keep all that is swapped out.
+# The requests would take six times the pool together; the host is too small to keep all that is
+# swapped out.
 SETTINGS = {
     "trace": "poisson",
     "rate": 300.0,
@@ -42,8 +45,15 @@ def inputs_for(policy: str = "bros", **changes) -> Inputs:
     """Every second request is best-effort."""
     inputs = resolve(SimulationConfig(**{**SETTINGS, "policy": (policy,), **changes}))
     workload = inputs.workload
-    klass = np.where(np.arange(len(workload)) % 2, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME)
-    return replace(inputs, workload=replace(workload, klass=klass.astype(workload.klass.dtype)))
+    service_class = np.where(
+        np.arange(len(workload)) % 2, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME
+    )
+    return replace(
+        inputs,
+        workload=replace(
+            workload, service_class=service_class.astype(workload.service_class.dtype)
+        ),
+    )
 
 
 def expand(runs: list[tuple[int, int]]) -> list[int]:
@@ -51,8 +61,9 @@ def expand(runs: list[tuple[int, int]]) -> list[int]:
 
 
 class Labels:
-    """An engine's memory in which a slot holds the name and the position of a token; carries out what a scheduler would
-    send, with the slots that the attention kernels would work out from entries and counts."""
+    """An engine's memory in which a slot holds the name and the position of a token; carries out
+    what a scheduler would send, with the slots that the attention kernels would work out from
+    entries and counts."""
 
     def __init__(self, ledger: BidirectionalLedger) -> None:
         self.ledger, self.size = ledger, ledger.block_tokens
@@ -72,7 +83,9 @@ class Labels:
             self.copies[expand(stage.orders.out.rows)] = self.device[expand(stage.orders.out.slots)]
             for sources, targets in stage.relocations:
                 self.device[expand(targets)] = self.device[expand(sources)]
-            self.device[expand(stage.orders.back.slots)] = self.copies[expand(stage.orders.back.rows)]
+            self.device[expand(stage.orders.back.slots)] = self.copies[
+                expand(stage.orders.back.rows)
+            ]
         reads = {}
         for row, granted in zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True):
             name, first = self.ledger.table.ids[row], int(computed[row])
@@ -93,12 +106,13 @@ class Labels:
         return slots.slot_mapping(table.entries[None], rows, positions, self.size, first)
 
 
-CROWDED = {"tgi": "max_new_tokens=12,"}  # with more, memory is set aside for so much text that nothing is ever moved
+# with more, memory is set aside for so much text that nothing is ever moved
+CROWDED = {"tgi": "max_new_tokens=12,"}
 RUNS = [(f"{name}:{CROWDED.get(name, '')}kv=bidirectional", 8) for name in policy_names()]
 RUNS += [("bros", 40), ("bros:chunk=48", 20)]
 
 
-@pytest.mark.parametrize(("policy", "host_blocks"), RUNS)
+@pytest.mark.parametrize(("policy", "host_blocks"), mostly_slow(RUNS, RUNS[0], RUNS[-1]))
 def test_every_step_finds_its_own_tokens(policy, host_blocks):
     inputs = inputs_for(policy, host_blocks=host_blocks, requests=12, num_blocks=10)
     simulation = Simulation(inputs, inputs.policies[0])
@@ -127,8 +141,8 @@ def test_every_step_finds_its_own_tokens(policy, host_blocks):
 
 def table_of(*classes: int) -> RequestTable:
     table = RequestTable()
-    for number, klass in enumerate(classes):
-        table.submit("AaBC"[number], klass=klass, prompt_tokens=100)
+    for number, service_class in enumerate(classes):
+        table.submit("AaBC"[number], service_class=service_class, prompt_tokens=100)
     return table
 
 
@@ -163,7 +177,8 @@ RT, BE = int(RequestClass.REAL_TIME), int(RequestClass.BEST_EFFORT)
 
 
 def test_moves_of_plans_without_a_step_come_with_the_next_one():
-    """A is swapped out, then a: two plans that compute nothing. Then both requests' data is needed again."""
+    """A is swapped out, then a: two plans that compute nothing. Then both requests' data is needed
+    again."""
     world = World(2, RT, BE)
     world.run(A=3, a=3)
     for row in (0, 1):
@@ -198,11 +213,15 @@ def test_relocations_go_between_the_copies(monkeypatch):
     world.ledger.free(2)
     stages = []
     carry = SlotHost.carry
-    monkeypatch.setattr(SlotHost, "carry", lambda self, stage: (stages.append(stage), carry(self, stage)))
+    monkeypatch.setattr(
+        SlotHost, "carry", lambda self, stage: (stages.append(stage), carry(self, stage))
+    )
     world.run(A=0, a=0)
     (stage,) = stages
     assert [len(slots) for slots, _ in stage.relocations] == [1]
-    assert [(name, tokens.tolist()) for name, tokens, _ in stage.back] == [("a", [4])] and not stage.out
+    assert [(name, tokens.tolist()) for name, tokens, _ in stage.back] == [
+        ("a", [4])
+    ] and not stage.out
 
 
 def test_a_lost_move_is_refused_before_anybody_reads():
@@ -222,7 +241,9 @@ def test_a_lost_checkpoint_is_refused():
     world.run(A=3)
     world.ledger.begin_step()
     assert world.ledger.admit(1, 3)
-    with pytest.raises(LiveEngineError, match="counts on a host copy of token 1 of A, which was never made"):
+    with pytest.raises(
+        LiveEngineError, match="counts on a host copy of token 1 of A, which was never made"
+    ):
         world.labels.memory.step(StepPlan(np.array([1]), np.array([3])))
 
 
@@ -230,7 +251,9 @@ def test_grants_beyond_memory_are_refused():
     world = World(1, RT)
     world.ledger.begin_step()
     assert world.ledger.admit(0, 3)
-    with pytest.raises(LiveEngineError, match="A computes token 3, for which the ledger has no slot"):
+    with pytest.raises(
+        LiveEngineError, match="A computes token 3, for which the ledger has no slot"
+    ):
         world.labels.memory.step(StepPlan(np.array([0]), np.array([4])))
 
 

@@ -1,4 +1,5 @@
-"""Our scheduler class in a vLLM engine of this process: what it plans is what vLLM does, however requests end."""
+"""Our scheduler class in a vLLM engine of this process: what it plans is what vLLM does, however
+requests end."""
 
 from __future__ import annotations
 
@@ -6,23 +7,27 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from twinserve.backends.live import tiny_model
-from twinserve.backends.live.engine import LiveSettings, VllmEngine
-from twinserve.backends.live.planned import PlannedStep
+
+from twinserve.backends.live.engine import tiny_model
+from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+from twinserve.backends.live.engine.planned import PlannedStep
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
-SCHEDULER = "twinserve.backends.live.serving.PolicyScheduler"
+SCHEDULER = "twinserve.backends.live.serving.scheduler.PolicyScheduler"
 BLOCKS, SEATS, SIZE, LONGEST = 40, 10, 32, 448
-# `vllm` has the engine's pool to the block; the others' pool never binds. Whole prompts of bros do not go into one step
-# of this engine (96 tokens), so their plans take several.
+# `vllm` has the engine's pool to the block; the others' pool never binds. Whole prompts of bros do
+# not go into one step of this engine (96 tokens), so their plans take several.
 CASES = {
     "vllm": ({"policy": "vllm"}, BLOCKS),
     "bros": (
         {"policy": "bros", "profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2},
         2 * BLOCKS + SEATS,
     ),
-    "round-robin": ({"policy": "round-robin:chunk=50,kv=paged", "prefix_caching": True}, 2 * BLOCKS + SEATS),
+    "round-robin": (
+        {"policy": "round-robin:chunk=50,kv=paged", "prefix_caching": True},
+        2 * BLOCKS + SEATS,
+    ),
 }
 
 
@@ -51,13 +56,21 @@ class Served:
         self.reasons: dict[str, str] = {}
         self.sent = 0
 
-    def send(self, prompt: list[int], output_tokens: int, attributes: dict | None = None, **sampling) -> str:
+    def send(
+        self, prompt: list[int], output_tokens: int, attributes: dict | None = None, **sampling
+    ) -> str:
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
         name = f"r{self.sent:04d}"
         self.sent += 1
-        values = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, "max_tokens": output_tokens, **sampling}
+        values = {
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "detokenize": False,
+            "max_tokens": output_tokens,
+            **sampling,
+        }
         self.engine._client.add_request(
             EngineCoreRequest(
                 request_id=name,
@@ -135,11 +148,19 @@ def test_the_engine_does_what_is_planned(served):
     while len(prompts) < 70 or served.open:
         if len(prompts) < 70 and rng.random() < 0.4:
             prompt = shared[: SIZE * rng.randrange(5)] + text(rng, rng.randrange(1, 150))
-            told = [name for name, reason in served.reasons.items() if reason == "finished" and name in prompts]
+            told = [
+                name
+                for name, reason in served.reasons.items()
+                if reason == "finished" and name in prompts
+            ]
             if told and rng.random() < 0.4:  # a later turn: it quotes an answer
                 turn = rng.choice(told)
                 prompt = prompts[turn] + served.answers[turn] + text(rng, 9)
-            attributes = {"class": rng.choice(["rt", "be"]), "priority": rng.randrange(3), "app": rng.choice("ab")}
+            attributes = {
+                "class": rng.choice(["rt", "be"]),
+                "priority": rng.randrange(3),
+                "app": rng.choice("ab"),
+            }
             tokens = rng.randrange(1, 60)
             name = served.send(prompt[: LONGEST - 60], tokens, attributes)
             prompts[name], lengths[name] = prompt[: LONGEST - 60], tokens
@@ -156,7 +177,9 @@ def test_the_engine_does_what_is_planned(served):
     assert served.stats.preempted > before
     if served.decider.core.ledger.name == "paged":
         assert served.stats.hit_tokens > 1000
-    assert served.stats.arrived == served.stats.finished + served.stats.aborted + served.stats.refused
+    assert (
+        served.stats.arrived == served.stats.finished + served.stats.aborted + served.stats.refused
+    )
 
 
 def test_a_stop_token_ends_a_request(served):
@@ -164,7 +187,9 @@ def test_a_stop_token_ends_a_request(served):
     whole = served.send(prompt, 30)
     served.drain()
     stop = next(
-        token for i, token in enumerate(served.answers[whole]) if i > 2 and token not in served.answers[whole][:i]
+        token
+        for i, token in enumerate(served.answers[whole])
+        if i > 2 and token not in served.answers[whole][:i]
     )
     short = served.send(prompt, 30, stop_token_ids=[stop])
     served.drain()
@@ -182,7 +207,8 @@ def test_hanging_up_at_every_stage(served):
     served.hang_up(waiting[-1])
     while not any(served.answers[name] for name in served.open):
         served.step()
-    served.hang_up(next(name for name in served.open if served.answers[name]))  # in the middle of its answer
+    # in the middle of its answer
+    served.hang_up(next(name for name in served.open if served.answers[name]))
     served.drain()
     assert served.scheduler.drift == 0, served.scheduler.first_drift
 

@@ -1,5 +1,5 @@
-"""Applications of a server's requests, without vLLM: policies that order by application are told of them, once, with class and
-input text, and the client of what they lack."""
+"""Applications of a server's requests, without vLLM: policies that order by application are told of
+them, once, with class and input text, and the client of what they lack."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from twinserve.backends.live.serving_attributes import BadAttributeError, CheckAttributes, read_attributes
-from twinserve.backends.live.serving_decider import Decider, EngineState
-from twinserve.backends.live.serving_options import EngineFacts, build_core, read_options
-from twinserve.backends.live.versions import LiveEngineError
-from twinserve.policies.predictors import kv_token_time
 
-# As the class means have it, CC costs about 3.4e5 token-iterations and MRS 1.1e8; a first request of CC emits 77 tokens, one
-# of MRS 368.
+from twinserve.backends.live.serving.attributes import (
+    BadAttributeError,
+    CheckAttributes,
+    read_attributes,
+)
+from twinserve.backends.live.serving.decider import Decider, EngineState
+from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.policies.parts.predictors import kv_token_time
+
+# As the class means have it, CC costs about 3.4e5 token-iterations and MRS 1.1e8; a first request
+# of CC emits 77 tokens, one of MRS 368.
 SMALL, LARGE = {"app": "small", "app_class": "CC"}, {"app": "large", "app_class": "MRS"}
 
 
@@ -77,18 +82,25 @@ def test_requests_of_one_application_share_one_finish_time(asynchronous):
     assert policy.F == {0: means[0], 1: means[1]}
     assert [policy.application_of(row) for row in rows] == [1, 0]
     assert policy.rank(rows[1])[:2] == (means[0], 0)
-    later, other = engine.send({**SMALL, "stage": 1}), engine.send({"app": "other", "app_class": "CC"})
+    later, other = (
+        engine.send({**SMALL, "stage": 1}),
+        engine.send({"app": "other", "app_class": "CC"}),
+    )
     assert engine.step() == [second]
-    assert policy.F[2] == policy.clock.V + means[0] > means[0]  # V has grown, and the first one's F is what it was
+    # V has grown, and the first one's F is what it was
+    assert policy.F[2] == policy.clock.V + means[0] > means[0]
     assert policy.rank(engine.row(later))[0] == policy.F[0] == means[0]
     assert engine.drain() == [first, second, later, other, large]
     assert len(policy.F) == 3
 
 
 def test_the_finish_time_is_predicted_from_the_text(tmp_path):
-    """The network's word on the text, not the class's mean; and it is asked at the first request only."""
+    """The network's word on the text, not the class's mean; and it is asked at the first request
+    only."""
     samples = tmp_path / "samples.jsonl"
-    entries = ({"kind": "CC", "text": "w1 " * i, "stages": [[[10 * i, 20 * i]]]} for i in range(1, 25))
+    entries = (
+        {"kind": "CC", "text": "w1 " * i, "stages": [[[10 * i, 20 * i]]]} for i in range(1, 25)
+    )
     samples.write_text("\n".join(map(json.dumps, entries)))
     engine = Engine(f"srjf:predictor=mlp,training={samples}")
     model = engine.policy.predictor._model("CC", kv_token_time)
@@ -97,7 +109,9 @@ def test_the_finish_time_is_predicted_from_the_text(tmp_path):
     engine.send({**SMALL, "app_text": "something else"})
     engine.decider.plan(1.0)
     assert engine.policy.remaining == {0: round(model.predict(text))}
-    assert engine.policy.remaining[0] != round(engine.policy.predictor._mean_cost("CC", kv_token_time))
+    assert engine.policy.remaining[0] != round(
+        engine.policy.predictor._mean_cost("CC", kv_token_time)
+    )
     assert engine.decider.core.requests.text == [text, text]
 
 
@@ -137,7 +151,7 @@ def test_srjf_counts_what_an_application_has_had():
     assert engine.policy.remaining == {0: mean - kv_token_time(20, 1) - kv_token_time(10, 1)}
 
 
-# -- when an application ends --------------------------------------------------------------------------------------
+# -- when an application ends ----------------------------------------------------------------------
 def test_it_stays_open_for_stages_to_come():
     engine = Engine("parrot")
     engine.send({"app": "a"})
@@ -156,7 +170,7 @@ def test_it_ends_when_as_many_have_finished_as_were_announced():
     assert len(applications) == 1
     engine.send({"app": "a", "stage": 1})
     hung_up = engine.send({"app": "a", "stage": 1})
-    engine.decider.abort(hung_up)
+    engine.decider.abort(hung_up, 1.0)
     assert len(applications) == 1
     engine.drain()
     assert len(applications) == 0
@@ -164,14 +178,15 @@ def test_it_ends_when_as_many_have_finished_as_were_announced():
     engine.send({"app": "b"})
     engine.send({"app": "a"})
     engine.step()
-    assert engine.decider.core.requests.group.tolist() == [0, 0, 0, 1, 2]  # the name stands for another one now
+    # the name stands for another one now
+    assert engine.decider.core.requests.group.tolist() == [0, 0, 0, 1, 2]
 
 
 def test_who_hangs_up_is_not_counted_and_who_comes_again_is():
     engine = Engine("justitia:predictor=class-mean")
     gone = engine.send({**SMALL, "app_requests": 1})
     engine.decider.plan(1.0)
-    engine.decider.abort(gone)  # in the middle of its step
+    engine.decider.abort(gone, 1.2)  # in the middle of its step
     engine.decider.complete(1.5, {gone}, {gone}, {})
     assert len(engine.decider.applications) == 1
     engine.send(SMALL)
@@ -196,10 +211,16 @@ def test_a_restart_is_no_end():
     assert len(decider.applications) == 0
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("policy", ["justitia:predictor=class-mean", "srjf:predictor=class-mean", "vllm-sjf"])
+# -- what is refused -------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("attributes", "said"), [({"app": "a"}, "app_class is missing"), ({"app": "a", "app_class": "cc"}, "'cc'; name one of")]
+    "policy", ["justitia:predictor=class-mean", "srjf:predictor=class-mean", "vllm-sjf"]
+)
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"app": "a"}, "app_class is missing"),
+        ({"app": "a", "app_class": "cc"}, "'cc'; name one of"),
+    ],
 )
 def test_an_application_of_which_nothing_can_be_predicted(policy, attributes, said):
     line = decider_for(policy).refusal(read_attributes(attributes))
@@ -228,7 +249,10 @@ def test_a_server_without_scikit_learn_does_not_start(tmp_path, monkeypatch):
         decider_for(f"justitia:training={samples}")
     assert "scikit-learn" in str(error.value) and "predictor=class-mean" in str(error.value)
     assert "\n" not in str(error.value)
-    assert decider_for(f"justitia:predictor=class-mean,training={samples}").core.policy.name == "justitia"
+    assert (
+        decider_for(f"justitia:predictor=class-mean,training={samples}").core.policy.name
+        == "justitia"
+    )
 
 
 def test_a_class_that_contradicts_the_first():
@@ -263,7 +287,9 @@ def test_bad_attributes_are_named(given):
 
 def test_other_names_are_left_alone():
     assert read_attributes({"session_id": "s", "top_n_sigma": 1.0, "application": 3}).app is None
-    assert math.isnan(read_attributes({"app": "a", "app_class": "CC", "app_requests": 2}).slo_ttft_s)
+    assert math.isnan(
+        read_attributes({"app": "a", "app_class": "CC", "app_requests": 2}).slo_ttft_s
+    )
 
 
 @pytest.mark.parametrize("where", ["vllm_config", "args"])
@@ -277,7 +303,11 @@ def test_the_middleware_knows_the_servers_policy(where):
 
     def status(policy: str, attributes: dict) -> tuple[int, str]:
         settings = SimpleNamespace(additional_config={"policy": policy})
-        scope = {"type": "http", "method": "POST", "app": SimpleNamespace(state=SimpleNamespace(**{where: settings}))}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "app": SimpleNamespace(state=SimpleNamespace(**{where: settings})),
+        }
         inbox = [{"type": "http.request", "body": json.dumps({"vllm_xargs": attributes}).encode()}]
         outbox: list[dict] = []
 

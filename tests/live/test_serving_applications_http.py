@@ -1,5 +1,5 @@
-"""`vllm serve` with policy justitia, over HTTP: requests of one application are served together, and clients are told what they
-must say of one."""
+"""`vllm serve` with policy justitia, over HTTP: requests of one application are served together,
+and clients are told what they must say of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .serve_http import Server, write_served_model
+from tests.live.serve_http import Server, write_served_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -26,7 +26,11 @@ ARGUMENTS = ["--max-model-len", "4096", "--max-num-seqs", "1", "--max-num-batche
 def server(vllm, tmp_path_factory) -> Iterator[Server]:
     """It has one seat, so that requests are served one by one."""
     folder = tmp_path_factory.mktemp("served")
-    options = {"policy": "justitia:predictor=class-mean", "strict": True, "stats_path": str(folder / "stats.json")}
+    options = {
+        "policy": "justitia:predictor=class-mean",
+        "strict": True,
+        "stats_path": str(folder / "stats.json"),
+    }
     model = write_served_model(folder / "model")
     served = Server(folder, model, options, [*ARGUMENTS, "--num-gpu-blocks-override", "300"])
     try:
@@ -39,7 +43,9 @@ def server(vllm, tmp_path_factory) -> Iterator[Server]:
 def requests(server: Server, state: str) -> int:
     """Of vLLM's own count; state: running or waiting."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
-        found = re.search(rf"^vllm:num_requests_{state}\{{.*\}} (\S+)$", answer.read().decode(), re.M)
+        found = re.search(
+            rf"^vllm:num_requests_{state}\{{.*\}} (\S+)$", answer.read().decode(), re.M
+        )
     return int(float(found[1]))
 
 
@@ -51,15 +57,23 @@ def until(what, timeout_s: float = 30.0) -> None:
 
 
 def served(server, attempt: int) -> list[str]:
-    """Names in the order in which they were answered, of a request that has the only seat, and five of two applications;
-    [] if the others came before it had the seat, or after it had ended."""
+    """Names in the order in which they were answered, of a request that has the only seat, and five
+    of two applications; [] if the others came before it had the seat, or after it had ended."""
 
     def send(attributes: dict | None, name: str, tokens: int = 60) -> None:
-        status, answer = server.complete("w1 w2 w3", name=f"{name}-{attempt}", max_tokens=tokens, vllm_xargs=attributes)
+        status, answer = server.complete(
+            "w1 w2 w3", name=f"{name}-{attempt}", max_tokens=tokens, vllm_xargs=attributes
+        )
         assert status == 200, answer
 
     large, small = ({**given, "app": f"{given['app']}-{attempt}"} for given in (LARGE, SMALL))
-    others = [(large, "L1"), (small, "S1"), (large, "L2"), (small, "S2"), ({**small, "stage": 1}, "S3")]
+    others = [
+        (large, "L1"),
+        (small, "S1"),
+        (large, "L2"),
+        (small, "S2"),
+        ({**small, "stage": 1}, "S3"),
+    ]
     with ThreadPoolExecutor(6) as pool:
         work = [pool.submit(send, None, "first", FIRST_TOKENS)]
         time.sleep(0.3)
@@ -70,7 +84,11 @@ def served(server, attempt: int) -> list[str]:
         early = work[0].done()
         for one in work:
             one.result()
-    names = [name for name, _, of in (name.partition("-") for name in server.answered()) if of == str(attempt)]
+    names = [
+        name
+        for name, _, of in (name.partition("-") for name in server.answered())
+        if of == str(attempt)
+    ]
     return [] if early or names[0] != "first" else names
 
 
@@ -85,7 +103,10 @@ def test_applications_are_served_one_after_the_other(server):
     ("attributes", "said"),
     [
         ({"app": "other"}, "app_class is missing"),
-        ({"app": "other", "app_class": "cc"}, "nothing is known of class 'cc'; name one of ALFWI, CC"),
+        (
+            {"app": "other", "app_class": "cc"},
+            "nothing is known of class 'cc'; name one of ALFWI, CC",
+        ),
         ({"app_text": "w1"}, "name it with app"),
     ],
 )
@@ -97,12 +118,19 @@ def test_what_the_policy_lacks_is_said_to_the_client(server, attributes, said):
 
 
 def test_what_only_the_scheduler_can_know_is_a_server_error(server):
-    """The class of an open application. Others are served on, and nothing was decided that vLLM did not do."""
+    """The class of an open application. Others are served on, and nothing was decided that vLLM did
+    not do."""
     assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "EV"})[0] == 200
     assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "CC"})[0] == 500
     assert "application 'third' began as 'EV'" in server.said()
-    assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "EV", "app_requests": 2})[0] == 200
-    assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "CC"})[0] == 200  # the third has ended
+    assert (
+        server.complete(
+            "w1 w2 w3", vllm_xargs={"app": "third", "app_class": "EV", "app_requests": 2}
+        )[0]
+        == 200
+    )
+    # the third has ended
+    assert server.complete("w1 w2 w3", vllm_xargs={"app": "third", "app_class": "CC"})[0] == 200
     stats = server.log.parent / "stats.json"
     until(lambda: json.loads(stats.read_text())["finished"] >= 3)
     counted = json.loads(stats.read_text())

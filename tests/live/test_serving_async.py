@@ -1,5 +1,6 @@
-"""Our asynchronous scheduler class, driven as vLLM's engine drives it: a step is scheduled before the output of the one
-before it is known. Model outputs are made up, since vLLM's CPU workers cannot run ahead."""
+"""Our asynchronous scheduler class, driven as vLLM's engine drives it: a step is scheduled before
+the output of the one before it is known. Model outputs are made up, since vLLM's CPU workers cannot
+run ahead."""
 
 from __future__ import annotations
 
@@ -7,30 +8,38 @@ import random
 from collections import deque
 
 import pytest
-from identity.build_vllm import _model_config
-from identity.real_scheduler import _vllm_hasher
+
+from tests.identity.build_vllm import _model_config
+from tests.identity.real_scheduler import _vllm_hasher
 
 pytestmark = [pytest.mark.live]
 
 SIZE, SEATS, LONGEST, EOS = 16, 10, 320, 7
 CASES = {
     "vllm": ({"policy": "vllm"}, 60),
-    "bros": ({"policy": "bros", "profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2}, 130),
+    "bros": (
+        {"policy": "bros", "profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2},
+        130,
+    ),
     "round-robin": ({"policy": "round-robin:chunk=50,kv=paged", "prefix_caching": True}, 130),
 }
 
 
 def make_scheduler(options: dict, blocks: int):
     import torch
-    from twinserve.backends.live.serving import PolicyAsyncScheduler
     from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
+    from twinserve.backends.live.serving.scheduler import PolicyAsyncScheduler
+
     config = VllmConfig(
         model_config=_model_config(LONGEST),
         scheduler_config=SchedulerConfig(
-            max_num_seqs=SEATS, max_num_batched_tokens=96, max_model_len=LONGEST, is_encoder_decoder=False
+            max_num_seqs=SEATS,
+            max_num_batched_tokens=96,
+            max_model_len=LONGEST,
+            is_encoder_decoder=False,
         ),
         cache_config=CacheConfig(block_size=SIZE, enable_prefix_caching=True),
         additional_config=options,
@@ -64,8 +73,12 @@ class Engine:
 
         name = f"r{len(self.requests):04d}"
         stops = [EOS] if stop else []
-        parameters = SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0, stop_token_ids=stops)
-        self.requests[name] = Request(name, prompt, parameters, None, arrival_time=0.0, block_hasher=self.hasher)
+        parameters = SamplingParams(
+            max_tokens=output_tokens, ignore_eos=True, temperature=0.0, stop_token_ids=stops
+        )
+        self.requests[name] = Request(
+            name, prompt, parameters, None, arrival_time=0.0, block_hasher=self.hasher
+        )
         self.scheduler.add_request(self.requests[name])
         return name
 
@@ -96,7 +109,9 @@ class Engine:
             ModelRunnerOutput(
                 req_ids=names,
                 req_id_to_index={name: i for i, name in enumerate(names)},
-                sampled_token_ids=[[self.rng.randrange(40)] if ends[name] else [] for name in names],
+                sampled_token_ids=[
+                    [self.rng.randrange(40)] if ends[name] else [] for name in names
+                ],
             ),
         )
         self.scheduler.decider.check()
@@ -111,12 +126,16 @@ def test_the_engine_does_what_is_planned_ahead(vllm, case, seed):
     shared = [rng.randrange(40, 900) for _ in range(96)]
     while len(engine.requests) < 120 or scheduler.has_requests() or engine.queue:
         if len(engine.requests) < 120 and rng.random() < 0.3:
-            prompt = shared[: SIZE * rng.randrange(7)] + [rng.randrange(40, 900) for _ in range(rng.randrange(1, 120))]
+            prompt = shared[: SIZE * rng.randrange(7)] + [
+                rng.randrange(40, 900) for _ in range(rng.randrange(1, 120))
+            ]
             ended = [r for r in engine.requests.values() if r.is_finished()]
             if ended and rng.random() < 0.4:
                 prompt = [*rng.choice(ended).all_token_ids, *prompt[:20]]
             engine.send(prompt[: LONGEST - 90], rng.randrange(1, 80), stop=rng.random() < 0.5)
-        if rng.random() < 0.03 and (open_ := [n for n, r in engine.requests.items() if not r.is_finished()]):
+        if rng.random() < 0.03 and (
+            open_ := [n for n, r in engine.requests.items() if not r.is_finished()]
+        ):
             engine.hang_up(rng.choice(open_))
         engine.step()
         assert scheduler.steps < 20_000
@@ -124,10 +143,14 @@ def test_the_engine_does_what_is_planned_ahead(vllm, case, seed):
     assert scheduler.decider.restarts == 0
     assert scheduler.decider.rows == {}
     early = [r for r in engine.requests.values() if r.stop_reason == EOS]
-    full = [r for n, r in engine.requests.items() if n not in engine.aborted and r.stop_reason is None]
+    full = [
+        r for n, r in engine.requests.items() if n not in engine.aborted and r.stop_reason is None
+    ]
     assert len(early) > 10
     assert len(full) > 10
-    assert all(r.num_output_tokens == min(r.max_tokens, LONGEST - r.num_prompt_tokens) for r in full)
+    assert all(
+        r.num_output_tokens == min(r.max_tokens, LONGEST - r.num_prompt_tokens) for r in full
+    )
     assert engine.aborted
     stats = scheduler.stats
     assert (stats.arrived, stats.aborted) == (120, len(engine.aborted))
@@ -138,7 +161,7 @@ def test_the_engine_does_what_is_planned_ahead(vllm, case, seed):
 
 
 def test_a_synchronous_engine_is_refused(vllm):
-    from twinserve.backends.live.serving_engine import unsupported
+    from twinserve.backends.live.serving.engine import unsupported
 
     scheduler = make_scheduler({"policy": "vllm"}, 60)
     config = scheduler.vllm_config

@@ -1,16 +1,18 @@
-"""The part of a steered server that needs no vLLM: arrivals, plans, ends and hang-ups in any order leave request table,
-policy and ledger conserved."""
+"""The part of a steered server that needs no vLLM: arrivals, plans, ends and hang-ups in any order
+leave request table, policy and ledger conserved."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from twinserve.backends.live.serving_attributes import RequestAttributes
-from twinserve.backends.live.serving_decider import Decider, EngineState
-from twinserve.backends.live.serving_options import EngineFacts, build_core, read_options
+
+from tests.examples import examples
+from twinserve.backends.live.serving.attributes import RequestAttributes
+from twinserve.backends.live.serving.decider import Decider, EngineState
+from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
 from twinserve.policies.requests import RequestClass
 
 SIZE = 4  # tokens a block
@@ -35,7 +37,8 @@ def decider_for(name: str) -> Decider:
 
 
 class Engine:
-    """What vLLM would do: it computes what it is granted, and gives each request a token when it has caught up."""
+    """What vLLM would do: it computes what it is granted, and gives each request a token when it
+    has caught up."""
 
     def __init__(self, decider: Decider, seed: int) -> None:
         self.decider = decider
@@ -58,13 +61,27 @@ class Engine:
         shared = list(range(SIZE * self.rng.randrange(4)))
         other = self.rng.choice(list(self.texts.values()) or [[]])
         start = self.rng.choice([shared, other[:30]])
-        self.texts[name] = [*start, *(self.rng.randrange(9) for _ in range(self.rng.randrange(1, 9)))]
+        self.texts[name] = [
+            *start,
+            *(self.rng.randrange(9) for _ in range(self.rng.randrange(1, 9))),
+        ]
         self.left[name] = self.rng.randrange(1, 8)
-        klass = RequestClass(self.rng.randrange(2))
+        service_class = RequestClass(self.rng.randrange(2))
         app = self.rng.choice([None, "a", "b"])
-        said = {"app": app, "app_class": "CC", "app_requests": self.rng.choice([None, 3])} if app else {}
-        attributes = RequestAttributes(klass, **said)
-        self.decider.submit(name, len(self.texts[name]), attributes, self.now, self.rng.randrange(3), self.hashes(name))
+        said = (
+            {"app": app, "app_class": "CC", "app_requests": self.rng.choice([None, 3])}
+            if app
+            else {}
+        )
+        attributes = RequestAttributes(service_class, **said)
+        self.decider.submit(
+            name,
+            len(self.texts[name]),
+            attributes,
+            self.now,
+            self.rng.randrange(3),
+            self.hashes(name),
+        )
 
     def hang_up(self) -> None:
         if self.left:
@@ -73,11 +90,11 @@ class Engine:
 
     def forget(self, name: str) -> None:
         del self.left[name]
-        self.decider.abort(name)
+        self.decider.abort(name, self.now)
 
     def step(self, disturb: bool = False) -> int:
-        """Plan and execute; returns the number of grants. disturb: somebody hangs up while the step runs, and one grant
-        is not executed."""
+        """Plan and execute; returns the number of grants. disturb: somebody hangs up while the step
+        runs, and one grant is not executed."""
         self.now += 0.01
         planned = self.decider.plan(self.now)
         for name, _ in planned.preempted:
@@ -124,9 +141,12 @@ class Engine:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    events=st.lists(st.sampled_from(["arrive", "arrive", "hang_up", "step", "step", "step", "disturb"]), max_size=60),
+    events=st.lists(
+        st.sampled_from(["arrive", "arrive", "hang_up", "step", "step", "step", "disturb"]),
+        max_size=60,
+    ),
     seed=st.integers(0, 2**16),
 )
 def test_everything_is_conserved(name, events, seed):
@@ -166,7 +186,8 @@ def test_an_answer_is_found_by_the_prompt_that_quotes_it():
     decider.submit("first", 3, RequestAttributes(), 0.0)
     engine.texts["first"], engine.left["first"] = [1, 2, 3], 6
     engine.drain()
-    engine.texts["second"], engine.left["second"] = engine.texts["first"], 1  # 9 tokens, of which 3 were the prompt
+    # 9 tokens, of which 3 were the prompt
+    engine.texts["second"], engine.left["second"] = engine.texts["first"], 1
     decider.submit("second", 9, RequestAttributes(), engine.now, 0, engine.hashes("second"))
     assert decider.plan(1.0).hits == {"second": 8}
 

@@ -1,5 +1,5 @@
-"""`vllm serve` with our scheduler, in processes of its own, over HTTP: attributes, bad ones, hang-ups, and `vllm bench
-serve` past saturation."""
+"""`vllm serve` with our scheduler, in processes of its own, over HTTP: attributes, bad ones,
+hang-ups, and `vllm bench serve` past saturation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from .serve_http import Server, write_served_model
+from tests.live.serve_http import Server, write_served_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 ARGUMENTS = ["--max-model-len", "512", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"]
 POLICIES = {
-    "bros": {"policy": "bros:chunk=64", "profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2},
+    "bros": {
+        "policy": "bros:chunk=64",
+        "profile": "llama-3.1-8b@h100",
+        "slo_ttft_s": 0.4,
+        "slo_tpot_s": 0.2,
+    },
     "vllm": {"policy": "vllm"},
     "unserved": {"policy": "bros"},  # step times of what?
 }
@@ -34,8 +39,11 @@ def servers(vllm, tmp_path_factory) -> Iterator[dict[str, Server]]:
             own = folder / name
             own.mkdir()
             given = {**options, "strict": True, "stats_path": str(own / "stats.json")}
-            blocks = 49 if name == "vllm" else 129  # vLLM's null block counted; 48 are half of what 16 seats could fill
-            started[name] = Server(own, model, given, [*ARGUMENTS, "--num-gpu-blocks-override", str(blocks)])
+            # vLLM's null block counted; 48 are half of what 16 seats could fill
+            blocks = 49 if name == "vllm" else 129
+            started[name] = Server(
+                own, model, given, [*ARGUMENTS, "--num-gpu-blocks-override", str(blocks)]
+            )
         for name in ("bros", "vllm"):
             started[name].wait()
         started["unserved"].process.wait(60)
@@ -80,10 +88,13 @@ def test_attributes_reach_the_policy_and_bad_ones_the_client(servers):
 
 
 def hang_up(server: Server) -> tuple[dict, dict]:
-    """Four requests whose clients leave among twenty others; the server's counts before and after."""
+    """Four requests whose clients leave among twenty others; the server's counts before and
+    after."""
     before = stats(server, 0)
     with ThreadPoolExecutor(24) as pool:
-        leaving = [pool.submit(server.leave_early, [5 + i] * 300, 200, 0.1 + 0.02 * i) for i in range(4)]
+        leaving = [
+            pool.submit(server.leave_early, [5 + i] * 300, 200, 0.1 + 0.02 * i) for i in range(4)
+        ]
         staying = [pool.submit(server.complete, [7 + i] * 150, max_tokens=30) for i in range(20)]
         assert [answer.result()[0] for answer in staying] == [200] * 20
         for one in leaving:
@@ -121,30 +132,43 @@ def test_the_benchmark_past_saturation(servers):
     counted = stats(server, before + 80)
     assert (counted["drift"], counted["restarts"]) == (0, 0), counted["first_drift"]
     assert counted["preempted"] > 0
-    assert counted["decision_mean_s"] > 0 and counted["decision_p99_s"] > 0  # one long pause may put the mean above the p99
+    # one long pause may put the mean above the p99
+    assert counted["decision_mean_s"] > 0 and counted["decision_p99_s"] > 0
 
 
 def test_policy_vllm_on_the_engines_own_pool(servers):
-    """48 blocks and its prefix cache, to the block: anything else would be drift, and stop the strict server."""
+    """48 blocks and its prefix cache, to the block: anything else would be drift, and stop the
+    strict server."""
     server = servers["vllm"]
     shared = [3 + i % 400 for i in range(96)]
 
     def turn(i: int) -> list[int]:
-        status, answer = server.complete([*shared[: 32 * (i % 4)], *[20 + i] * (90 + i)], max_tokens=60, logprobs=0)
+        status, answer = server.complete(
+            [*shared[: 32 * (i % 4)], *[20 + i] * (90 + i)], max_tokens=60, logprobs=0
+        )
         assert status == 200, answer
         return status
 
     with ThreadPoolExecutor(40) as pool:
         assert list(pool.map(turn, range(60))) == [200] * 60
     counted = stats(server, 60)
-    assert (counted["num_blocks"], counted["engine_blocks"], counted["prefix_caching"]) == (48, 48, True)
-    assert (counted["drift"], counted["restarts"], counted["finished"]) == (0, 0, 60), counted["first_drift"]
+    assert (counted["num_blocks"], counted["engine_blocks"], counted["prefix_caching"]) == (
+        48,
+        48,
+        True,
+    )
+    assert (counted["drift"], counted["restarts"], counted["finished"]) == (0, 0, 60), counted[
+        "first_drift"
+    ]
     assert counted["preempted"] > 0
     assert counted["hit_tokens"] > 0
 
 
 def test_the_log_names_the_policy(servers):
-    assert "policy bros:chunk=64 on the bidirectional ledger: 56 of 128 KV blocks" in servers["bros"].said()
+    assert (
+        "policy bros:chunk=64 on the bidirectional ledger: 56 of 128 KV blocks"
+        in servers["bros"].said()
+    )
 
 
 def test_a_server_that_cannot_be_does_not_start(servers):

@@ -1,4 +1,5 @@
-"""What an operator and a client can say to a steered server, and what they are told when it makes no sense."""
+"""What an operator and a client can say to a steered server, and what they are told when it makes
+no sense."""
 
 from __future__ import annotations
 
@@ -7,8 +8,13 @@ import json
 import math
 
 import pytest
-from twinserve.backends.live.serving_attributes import BadAttributeError, CheckAttributes, read_attributes
-from twinserve.backends.live.serving_options import EngineFacts, build_core, read_options
+
+from twinserve.backends.live.serving.attributes import (
+    BadAttributeError,
+    CheckAttributes,
+    read_attributes,
+)
+from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.requests import RequestClass
 
@@ -32,12 +38,20 @@ def test_policy_vllm_has_the_engines_pool_and_prefix_cache():
     core = core_of(policy="vllm")
     assert (core.ledger.num_blocks, core.ledger.prefix_caching) == (128, True)
     limits = core.policy.limits
-    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) == (16, 256, 512)
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) == (
+        16,
+        256,
+        512,
+    )
 
 
 def test_other_policies_leave_the_engine_room():
     core = core_of(**BROS, max_num_batched_tokens=100)
-    assert (core.policy.name, core.ledger.name, core.ledger.num_blocks) == ("bros", "bidirectional", 56)
+    assert (core.policy.name, core.ledger.name, core.ledger.num_blocks) == (
+        "bros",
+        "bidirectional",
+        56,
+    )
     assert core.ledger.host_blocks == 0
     assert core.policy.limits.max_num_batched_tokens == 100
     assert core.policy.estimator is not None
@@ -81,7 +95,7 @@ def test_keys_that_vllm_puts_there_are_its_own():
     assert read_options({"policy": "vllm", "gdn_prefill_backend": "triton"}).policy == "vllm"
 
 
-# -- attributes ----------------------------------------------------------------------------------------------------
+# -- attributes ------------------------------------------------------------------------------------
 def test_attributes_are_read():
     read = read_attributes(
         {
@@ -94,10 +108,15 @@ def test_attributes_are_read():
             "top_n_sigma": 1.0,
         }
     )
-    assert (read.klass, read.priority, read.slo_ttft_s, read.slo_tpot_s) == (RequestClass.BEST_EFFORT, -3, 1.0, 0.2)
+    assert (read.service_class, read.priority, read.slo_ttft_s, read.slo_tpot_s) == (
+        RequestClass.BEST_EFFORT,
+        -3,
+        1.0,
+        0.2,
+    )
     assert (read.app, read.stage) == ("agent", 2)
     plain = read_attributes(None)
-    assert (plain.klass, plain.priority, plain.app) == (RequestClass.REAL_TIME, None, None)
+    assert (plain.service_class, plain.priority, plain.app) == (RequestClass.REAL_TIME, None, None)
     assert math.isnan(plain.slo_ttft_s)
 
 
@@ -145,7 +164,10 @@ def ask(body: bytes, method: str = "POST", pieces: int = 1) -> tuple[int, bytes]
 
     size = -(-len(body) // pieces) or 1
     parts = [body[i : i + size] for i in range(0, len(body), size)] or [b""]
-    inbox = [{"type": "http.request", "body": part, "more_body": i + 1 < len(parts)} for i, part in enumerate(parts)]
+    inbox = [
+        {"type": "http.request", "body": part, "more_body": i + 1 < len(parts)}
+        for i, part in enumerate(parts)
+    ]
     outbox = []
 
     async def receive():
@@ -162,7 +184,12 @@ def ask(body: bytes, method: str = "POST", pieces: int = 1) -> tuple[int, bytes]
 def test_the_middleware_passes_on_what_it_read(pieces):
     body = json.dumps({"prompt": "w1", "vllm_xargs": {"class": "rt", "slo_ttft_s": 0.5}}).encode()
     assert ask(body, pieces=pieces) == (200, body)
-    for other in (b"", b"{not json, with vllm_xargs", b'["vllm_xargs"]', b'{"prompt": "vllm_xargs"}'):
+    for other in (
+        b"",
+        b"{not json, with vllm_xargs",
+        b'["vllm_xargs"]',
+        b'{"prompt": "vllm_xargs"}',
+    ):
         assert ask(other, pieces=pieces) == (200, other)
 
 

@@ -1,5 +1,6 @@
-"""Every policy on every ledger drives a real engine: vLLM schedules exactly its plans, and no request can tell from its
-answer what was done to it. So it is with task graphs, stage by stage, and with questions on shared documents."""
+"""Every policy on every ledger drives a real engine: vLLM schedules exactly its plans, and no
+request can tell from its answer what was done to it. So it is with task graphs, stage by stage, and
+with questions on shared documents."""
 
 from __future__ import annotations
 
@@ -9,21 +10,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.backends.live.engine import LiveSettings, VllmEngine
-from twinserve.backends.live.planned import PlannedStep
-from twinserve.backends.live.prompts import PromptTexts
-from twinserve.backends.live.tiny_model import VOCAB, write_model
+
+from tests.live.twin_workloads import inputs_of
+from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+from twinserve.backends.live.engine.planned import PlannedStep
+from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.plan import Direction
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.policies.requests import RequestClass
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.inputs import Inputs, resolve
-from twinserve.sim.live import LiveRun, live_settings
-from twinserve.sim.replay import tokens_of
-from twinserve.sim.run import run_policy
-
-from .twin_workloads import inputs_of
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin.live import LiveRun, live_settings
+from twinserve.sim.twin.replay import tokens_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -40,7 +41,8 @@ SETTINGS = {
     "max_num_batched_tokens": 192,
     "slo": "ttft=0.02,tpot=0.02",
 }
-# Sums of float32 taken in another order may turn an argmax with a smaller margin than this (log probability).
+# Sums of float32 taken in another order may turn an argmax with a smaller margin than this (log
+# probability).
 TIE = 1e-4
 
 
@@ -48,19 +50,30 @@ def inputs_for(policy: str, **changes) -> Inputs:
     """Every third request is best-effort."""
     inputs = resolve(SimulationConfig(**{**SETTINGS, "policy": (policy,), **changes}))
     workload = inputs.workload
-    klass = np.where(np.arange(len(workload)) % 3 == 2, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME)
-    return replace(inputs, workload=replace(workload, klass=klass.astype(workload.klass.dtype)))
+    service_class = np.where(
+        np.arange(len(workload)) % 3 == 2, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME
+    )
+    return replace(
+        inputs,
+        workload=replace(
+            workload, service_class=service_class.astype(workload.service_class.dtype)
+        ),
+    )
 
 
 @dataclass
 class Bench:
-    """One engine with more memory than any run needs, and the answers it gives to requests that have it to themselves."""
+    """One engine with more memory than any run needs, and the answers it gives to requests that
+    have it to themselves."""
 
     engine: VllmEngine
     alone: dict[str, tuple[list[int], list[float]]]
 
-    def undisturbed(self, name: str, prompt: list[int], output_tokens: int) -> tuple[list[int], list[float]]:
-        """Tokens, and the margin of each: log probability of the best less that of the second best."""
+    def undisturbed(
+        self, name: str, prompt: list[int], output_tokens: int
+    ) -> tuple[list[int], list[float]]:
+        """Tokens, and the margin of each: log probability of the best less that of the second
+        best."""
         if name not in self.alone:
             self.engine.forget_prefixes()
             self.engine.submit(name, prompt, output_tokens, logprobs=2)
@@ -82,10 +95,12 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own_pool_run(vllm, model) -> LiveRun:
-    """Policy vllm in wall time on a pool of exactly the ledger's size. A process has room for one engine at a time: this
-    one is gone before the bench is set up."""
+    """Policy vllm in wall time on a pool of exactly the ledger's size. A process has room for one
+    engine at a time: this one is gone before the bench is set up."""
     inputs = inputs_for("vllm")
-    engine = VllmEngine(live_settings(inputs, inputs.policies[0], LiveSettings(model, None, 0, 0, 0, 0)))
+    engine = VllmEngine(
+        live_settings(inputs, inputs.policies[0], LiveSettings(model, None, 0, 0, 0, 0))
+    )
     try:
         assert engine.num_blocks == SETTINGS["num_blocks"]
         run = LiveRun(inputs, inputs.policies[0], engine, wall=True)
@@ -98,7 +113,9 @@ def own_pool_run(vllm, model) -> LiveRun:
 
 @pytest.fixture(scope="module")
 def bench(own_pool_run, model) -> Iterator[Bench]:
-    engine = VllmEngine(LiveSettings(model, 400, 32, 16, 2400, 200, prefix_caching=True, swap_blocks=200))
+    engine = VllmEngine(
+        LiveSettings(model, 400, 32, 16, 2400, 200, prefix_caching=True, swap_blocks=200)
+    )
     try:
         yield Bench(engine, {})
     finally:
@@ -114,7 +131,8 @@ def live_run(bench: Bench, inputs: Inputs, predicted: bool = False) -> LiveRun:
 
 
 def check_answers(bench: Bench, run: LiveRun) -> int:
-    """Compare every answer with that of the undisturbed request; returns how many tokens were compared."""
+    """Compare every answer with that of the undisturbed request; returns how many tokens were
+    compared."""
     answers = tokens_of(run.answers)
     requests, texts = run.engines[0].core.requests, PromptTexts(VOCAB, 32)
     compared = 0
@@ -144,12 +162,13 @@ def test_layers_that_the_engine_cannot_move_are_counted(bench):
     assert set(found["not_made"]) == {"layers"}
 
 
-CROWDED = {"tgi": "max_new_tokens=12,"}  # with more, memory is set aside for so much text that nobody loses any
-POLICIES = [f"{policy}:{CROWDED.get(policy, '')}kv={kv}" for policy in policy_names() for kv in ledger_names()] + [
-    "vllm-v0:preemption_mode=swap",
-    "bros:chunk=48",
-    "bros:swap=false",
-]
+# with more, memory is set aside for so much text that nobody loses any
+CROWDED = {"tgi": "max_new_tokens=12,"}
+POLICIES = [
+    f"{policy}:{CROWDED.get(policy, '')}kv={kv}"
+    for policy in policy_names()
+    for kv in ledger_names()
+] + ["vllm-v0:preemption_mode=swap", "bros:chunk=48", "bros:swap=false"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -174,7 +193,7 @@ def test_the_answers_are_worth_comparing(bench):
 
 def test_a_swap_that_loses_the_kv_is_seen(bench, monkeypatch):
     """What comes back from the host is zeros: the answers change."""
-    from twinserve.backends.live.kv_transfer_copy import SlotCopier
+    from twinserve.backends.live.transfer.copy import SlotCopier
 
     monkeypatch.setattr(SlotCopier, "_from_host", lambda self, rows, into: into.zero_())
     run = live_run(bench, inputs_for("bros"))
@@ -193,21 +212,38 @@ def test_policy_vllm_runs_in_wall_time_on_a_pool_of_its_own_size(own_pool_run, b
     assert check_answers(bench, own_pool_run) > 0.95 * tokens
 
 
-# -- graphs and documents --------------------------------------------------------------------------------------------
-FAMILIES = ("justitia", "srjf", "vllm-sjf", "parrot", "vtc", "kv-share", "echo", "echo-bs", "echo-bs-e", "echo-bs-e-s", "vllm")
+# -- graphs and documents --------------------------------------------------------------------------
+FAMILIES = (
+    "justitia",
+    "srjf",
+    "vllm-sjf",
+    "parrot",
+    "vtc",
+    "kv-share",
+    "echo",
+    "echo-bs",
+    "echo-bs-e",
+    "echo-bs-e-s",
+    "vllm",
+)
 
 
 def checked_run(bench: Bench, name: str, policy: str) -> tuple[LiveRun, pd.DataFrame]:
-    """The run and its requests. Its steps take as long as predicted, so that it is, row for row, the simulated run."""
+    """The run and its requests. Its steps take as long as predicted, so that it is, row for row,
+    the simulated run."""
     inputs = inputs_of(name, policy)
     run = live_run(bench, inputs, predicted=True)
     assert bench.engine.scheduler.drift == 0, bench.engine.scheduler.first_drift
     rows, simulated = run.rows(), run_policy(inputs, inputs.policies[0]).rows
     for table in ("requests", "steps", "gaps"):
-        pd.testing.assert_frame_equal(getattr(rows, table), getattr(simulated, table), check_exact=True)
+        pd.testing.assert_frame_equal(
+            getattr(rows, table), getattr(simulated, table), check_exact=True
+        )
     requests = rows.requests
     assert requests["finished"].all() and len(requests) == len(inputs.workload)
-    assert requests[["recomputes", "swaps"]].to_numpy().sum() > 0, "nobody lost any memory: the run shows nothing"
+    assert requests[["recomputes", "swaps"]].to_numpy().sum() > 0, (
+        "nobody lost any memory: the run shows nothing"
+    )
     assert check_answers(bench, run) > 0.95 * int(requests["output_tokens"].sum())
     run.engines[0].core.ledger.check()
     return run, requests
@@ -226,7 +262,9 @@ def test_stages_of_applications_follow_each_other(bench, policy):
         for stage in range(1, int(group["stage"].max()) + 1):
             before, here = group[group["stage"] == stage - 1], group[group["stage"] == stage]
             assert (here["arrival_s"] == before["last_token_s"].max()).all()
-            assert min(steps[i][0] for i in here["request_id"]) > max(steps[i][-1] for i in before["request_id"])
+            assert min(steps[i][0] for i in here["request_id"]) > max(
+                steps[i][-1] for i in before["request_id"]
+            )
             followed += len(here)
     assert followed == int((run.inputs.workload.stage > 0).sum()) > 15
 
@@ -245,15 +283,19 @@ def test_questions_find_the_text_of_their_document(bench, policy):
     """Where vLLM's cache did not hold what the ledger said there would be drift."""
     _, requests = checked_run(bench, "documents", policy)
     asked = requests[requests["request_id"].str.contains("-doc")]
-    undisturbed = asked[(asked["recomputes"] == 0) & (asked["swaps"] == 0)]  # what they found was another one's
+    # what they found was another one's
+    undisturbed = asked[(asked["recomputes"] == 0) & (asked["swaps"] == 0)]
     assert (undisturbed["hit_tokens"] > 0).sum() >= 3
 
 
 def test_another_text_is_seen(bench, monkeypatch):
-    """Questions on one document whose texts differ all the same: vLLM finds nothing of what was planned."""
+    """Questions on one document whose texts differ all the same: vLLM finds nothing of what was
+    planned."""
     inputs, drawn = inputs_of("documents", "echo"), PromptTexts.tokens
     with monkeypatch.context() as patched:
-        patched.setattr(PromptTexts, "tokens", lambda self, name, n, prefix=None: drawn(self, name, n))
+        patched.setattr(
+            PromptTexts, "tokens", lambda self, name, n, prefix=None: drawn(self, name, n)
+        )
         with pytest.raises(LiveEngineError, match="64 prefix tokens planned, 0 found"):
             live_run(bench, inputs, predicted=True)
     bench.engine._client.abort_requests(sorted(bench.engine.scheduler.requests))

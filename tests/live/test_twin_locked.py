@@ -1,17 +1,19 @@
-"""A decision log is executed by a real engine: vLLM schedules exactly what was decided, and its memory is the ledger's."""
+"""A decision log is executed by a real engine: vLLM schedules exactly what was decided, and its
+memory is the ledger's."""
 
 from __future__ import annotations
 
 import pytest
-from twinserve.backends.live.engine import LiveSettings, VllmEngine
-from twinserve.backends.live.tiny_model import write_model
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.decisions import DecisionLog, read_log
-from twinserve.sim.inputs import resolve
-from twinserve.sim.live import settings_for
-from twinserve.sim.replay import LockedReplay, replay_locked
-from twinserve.sim.results import write_run
-from twinserve.sim.run import run_policy
+
+from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+from twinserve.backends.live.engine.tiny_model import write_model
+from twinserve.sim.results.decisions import DecisionLog, read_log
+from twinserve.sim.results.files import write_run
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin.live import settings_for
+from twinserve.sim.twin.replay import LockedReplay, replay_locked
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -28,7 +30,9 @@ def logged(settings: dict, folder) -> DecisionLog:
 
 
 def locked(log: DecisionLog, model) -> LockedReplay:
-    engine = VllmEngine(settings_for(log.run, log.longest, log.step_tokens, LiveSettings(model, None, 0, 0, 0, 0)))
+    engine = VllmEngine(
+        settings_for(log.run, log.longest, log.step_tokens, LiveSettings(model, None, 0, 0, 0, 0))
+    )
     try:
         return replay_locked(log, engine)
     finally:
@@ -37,7 +41,8 @@ def locked(log: DecisionLog, model) -> LockedReplay:
 
 @pytest.fixture(scope="module")
 def vllm_log(vllm, tmp_path_factory) -> DecisionLog:
-    """Shared prompts, evictions, preemptions: policy vllm on a pool that is too small for the embedded Mooncake replica."""
+    """Shared prompts, evictions, preemptions: policy vllm on a pool that is too small for the
+    embedded Mooncake replica."""
     settings = {
         "policy": ("vllm",),
         "trace": "mooncake",
@@ -71,7 +76,12 @@ def test_a_plan_that_vllm_would_not_take_is_counted_as_drift(vllm_log, model):
     row = next(row for row, hit in step.admitted.items() if hit == 0)
     step.admitted[row] = 32
     try:
-        found = locked(DecisionLog(vllm_log.run, vllm_log.requests, vllm_log.steps[: vllm_log.steps.index(step) + 1]), model)
+        found = locked(
+            DecisionLog(
+                vllm_log.run, vllm_log.requests, vllm_log.steps[: vllm_log.steps.index(step) + 1]
+            ),
+            model,
+        )
     finally:
         step.admitted[row] = 0
     assert found.drift == 1

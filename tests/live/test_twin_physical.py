@@ -1,5 +1,6 @@
-"""The bidirectional ledger's layout made real: KV lies in the ledger's own blocks and slots on a pool of exactly its size.
-Answers are those of undisturbed requests, every slot holds what the ledger says, and a single wrong move shows."""
+"""The bidirectional ledger's layout made real: KV lies in the ledger's own blocks and slots on a
+pool of exactly its size. Answers are those of undisturbed requests, every slot holds what the
+ledger says, and a single wrong move shows."""
 
 from __future__ import annotations
 
@@ -9,18 +10,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from twinserve.backends.live.engine import LiveSettings, VllmEngine
-from twinserve.backends.live.prompts import PromptTexts
-from twinserve.backends.live.tiny_model import MODELS, VOCAB, write_model
+
+from tests.live.test_physical_layout import SETTINGS, inputs_for
+from tests.live.test_twin import TIE, Bench, check_answers
+from tests.policies.bidi_views import preemption_table
+from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.backends.live.engine.tiny_model import MODELS, VOCAB, write_model
 from twinserve.policies.plan import Direction, StepPlan
 from twinserve.policies.requests import RequestClass
-from twinserve.sim.decisions import parse_log
-from twinserve.sim.live import LiveRun, live_settings
-from twinserve.sim.replay_physical import replay_physical
-from twinserve.sim.run import run_policy
-
-from .test_physical_layout import SETTINGS, inputs_for
-from .test_twin import TIE, Bench, check_answers
+from twinserve.sim.results.decisions import parse_log
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin.live import LiveRun, live_settings
+from twinserve.sim.twin.replay_physical import replay_physical
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -32,7 +34,9 @@ BLOCKS, SIZE = SETTINGS["num_blocks"], SETTINGS["block_tokens"]
 def bench(vllm, tmp_path_factory) -> Iterator[Bench]:
     inputs = inputs_for()
     model = write_model(tmp_path_factory.mktemp("tiny_llama"))
-    settings = live_settings(inputs, inputs.policies[0], LiveSettings(model, None, 0, 0, 0, 0, physical=True))
+    settings = live_settings(
+        inputs, inputs.policies[0], LiveSettings(model, None, 0, 0, 0, 0, physical=True)
+    )
     engine = VllmEngine(replace(settings, max_step_tokens=2400))
     try:
         assert (engine.num_blocks, settings.swap_blocks) == (BLOCKS, SETTINGS["host_blocks"])
@@ -42,7 +46,8 @@ def bench(vllm, tmp_path_factory) -> Iterator[Bench]:
 
 
 class Watch:
-    """Looks at the worker's memory after every step of a run, and spoils every slot that nobody owns.
+    """Looks at the worker's memory after every step of a run, and spoils every slot that nobody
+    owns.
 
     counts  what happened, in slots where data moved and in steps else
     """
@@ -51,7 +56,8 @@ class Watch:
         self.run, self.engine = run, run.live
         self.ledger, self.backend = run.engines[0].core.ledger, run.backend
         self.counts: Counter = Counter()
-        self.seen: dict[tuple[int, int, int], np.ndarray] = {}  # (row, times recomputed, token) -> its KV
+        # (row, times recomputed, token) -> its KV
+        self.seen: dict[tuple[int, int, int], np.ndarray] = {}
         self.before: dict[int, tuple[int, int]] = {}
         self._execute, self.backend.execute = self.backend.execute, self.execute
         for layer in self.layers:
@@ -62,13 +68,18 @@ class Watch:
         """[blocks, slots, KV heads, head size], one for keys and one for values of each layer."""
         from twinserve.backends.live.attention.cache import split_cache
 
-        return [part for tensor in self.engine.kv_tensors for part in split_cache(tensor, TINY.head_dim)]
+        return [
+            part for tensor in self.engine.kv_tensors for part in split_cache(tensor, TINY.head_dim)
+        ]
 
     def memory(self) -> np.ndarray:
-        """[slots, content] of the worker: a slot of the ledger is `SIZE` further here (vLLM's null block)."""
+        """[slots, content] of the worker: a slot of the ledger is `SIZE` further here (vLLM's null
+        block)."""
         import torch
 
-        return torch.cat([layer.flatten(2).flatten(0, 1) for layer in self.layers], 1).numpy().copy()
+        return (
+            torch.cat([layer.flatten(2).flatten(0, 1) for layer in self.layers], 1).numpy().copy()
+        )
 
     def spoil(self, slots) -> None:
         blocks, offsets = divmod(np.array(sorted(slots), np.int64), SIZE)
@@ -76,13 +87,16 @@ class Watch:
             layer[blocks, offsets] = float("nan")
 
     def account(self) -> dict[int, tuple[int, int]]:
-        """The ledger's: slot of the worker -> (row, token) whose KV is there. No slot is claimed twice."""
+        """The ledger's: slot of the worker -> (row, token) whose KV is there. No slot is claimed
+        twice."""
         state = self.ledger._state
         found: dict[int, tuple[int, int]] = {}
         for row in np.flatnonzero(state.held).tolist():
             missing = set(state.missing(row).tolist())
             places = (self.ledger.places_of(row) + SIZE).tolist()
-            mine = {place: (row, token) for token, place in enumerate(places) if token not in missing}
+            mine = {
+                place: (row, token) for token, place in enumerate(places) if token not in missing
+            }
             assert not mine.keys() & found.keys()
             found |= mine
         return found
@@ -100,11 +114,15 @@ class Watch:
         for slot, (row, token) in now.items():
             assert np.isfinite(memory[slot]).all(), f"token {token} of row {row} was lost"
             first = self.seen.setdefault((row, int(times[row]), token), memory[slot])
-            assert np.array_equal(first, memory[slot]), f"slot {slot} holds something else than token {token} of row {row}"
+            assert np.array_equal(first, memory[slot]), (
+                f"slot {slot} holds something else than token {token} of row {row}"
+            )
         self.spoil(set(range(len(memory))) - now.keys())
         self.before = now
         ended = executed.outcome.finished  # the ledger hears of them right after this
-        assert self.copies() == {row: np.flatnonzero(m).tolist() for row, m in state.host.items() if row not in ended}
+        assert self.copies() == {
+            row: np.flatnonzero(m).tolist() for row, m in state.host.items() if row not in ended
+        }
         if self.counts["steps"] % 16 == 0:
             self.ledger.check()
             self.engine.scheduler.connector.host.check()
@@ -121,16 +139,22 @@ class Watch:
         victims = {row for row, _ in plan.preempted}
         for move in plan.moves:
             whole = victims if move.direction is Direction.TO_HOST else plan.swapped_in
-            self.counts[move.direction.value, "whole" if move.row in whole else "slots"] += move.tokens
+            self.counts[move.direction.value, "whole" if move.row in whole else "slots"] += (
+                move.tokens
+            )
         self.counts["steps"] += 1
         self.counts["shared"] += bool(((owner[:n] >= 0) & (owner[n:] >= 0)).any())
-        self.counts["conflicts"] += bool(ledger.preemption_table())
-        self.counts["relocated"] += sum(r.source_slots[1] - r.source_slots[0] for r in ledger.relocations())
+        self.counts["conflicts"] += bool(preemption_table(ledger))
+        self.counts["relocated"] += sum(
+            r.source_slots[1] - r.source_slots[0] for r in ledger.relocations()
+        )
         counts = [ledger.counts_of(row) for row in plan.rows.tolist()]
         self.counts["left early"] += any((count[:-1] < SIZE).any() for count in counts)
 
 
-def physical_run(bench: Bench, policy: str = "bros", predicted: bool = True, **changes) -> tuple[LiveRun, Watch]:
+def physical_run(
+    bench: Bench, policy: str = "bros", predicted: bool = True, **changes
+) -> tuple[LiveRun, Watch]:
     inputs = inputs_for(policy, **changes)
     bench.engine.scheduler.forget_counts()
     run = LiveRun(inputs, inputs.policies[0], bench.engine, wall=False, predicted=predicted)
@@ -150,14 +174,21 @@ def test_the_layout_is_physical(bench):
     same_answers(bench, run)
     counts = watch.counts
     happened = {name: counts[name] for name in ("shared", "conflicts", "left early", "relocated")}
-    happened |= {(way.value, what): counts[way.value, what] for way in Direction for what in ("whole", "slots")}
+    happened |= {
+        (way.value, what): counts[way.value, what]
+        for way in Direction
+        for what in ("whole", "slots")
+    }
     assert min(happened.values()) > 0, happened
     assert run.rows().requests["recomputes"].sum() > 0
     scheduler = bench.engine.scheduler
     assert bench.engine.num_blocks == BLOCKS and len(bench.engine.kv_tensors[0]) == BLOCKS + 1
-    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS  # vLLM's manager was never asked
+    # vLLM's manager was never asked
+    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS
     assert scheduler.connector.free_tokens == SETTINGS["host_blocks"] * SIZE
-    copied = {way: sum(size for d, size, _ in run.backend.transfers if d is way) for way in Direction}
+    copied = {
+        way: sum(size for d, size, _ in run.backend.transfers if d is way) for way in Direction
+    }
     slot_bytes = TINY.layers * 2 * TINY.kv_heads * TINY.head_dim * 4
     for way in Direction:
         assert copied[way] == slot_bytes * (counts[way.value, "whole"] + counts[way.value, "slots"])
@@ -199,7 +230,7 @@ def broken(bench: Bench) -> None:
 
 
 def test_one_restore_left_out_is_seen(bench, monkeypatch):
-    from twinserve.backends.live.physical_host import SlotHost
+    from twinserve.backends.live.physical.host import SlotHost
 
     carry, left_out = SlotHost.carry, []
 
@@ -215,15 +246,19 @@ def test_one_restore_left_out_is_seen(bench, monkeypatch):
 
 def test_a_wrong_direction_is_seen(bench, monkeypatch):
     from twinserve.backends.live.attention.slots import BACKWARD
-    from twinserve.backends.live.physical_layout import PhysicalMemory, Table
+    from twinserve.backends.live.physical.layout import PhysicalMemory, Table
 
     table, steps = PhysicalMemory._table, Counter()
 
     def wrong(self, row):
         right = table(self, row)
-        backward = self.ledger.table.klass[row] == RequestClass.BEST_EFFORT
+        backward = self.ledger.table.service_class[row] == RequestClass.BEST_EFFORT
         steps[row] += 1
-        return Table(right.entries - BACKWARD, right.counts) if backward and steps[row] == 10 else right
+        return (
+            Table(right.entries - BACKWARD, right.counts)
+            if backward and steps[row] == 10
+            else right
+        )
 
     monkeypatch.setattr(PhysicalMemory, "_table", wrong)
     broken(bench)

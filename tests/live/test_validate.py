@@ -1,14 +1,15 @@
 """`twinserve validate` on the CPU engine: calibrate, then vllm and bros, below and past saturation.
 
-Step times of a shared machine are no test's business: what is asserted of errors is that the comparison is of the right
-things in the right units. docs/live.md has what a quiet machine gave.
+Step times of a shared machine are no test's business: what is asserted of errors is that the
+comparison is of the right things in the right units. docs/live.md has what a quiet machine gave.
 """
 
 import json
 
 import pytest
-from twinserve.sim.cli import main
-from twinserve.sim.cli_calibrate import calibrate
+
+from twinserve.sim.cli.calibrate import calibrate
+from twinserve.sim.cli.main import main
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.usefixtures("vllm")]
 SIZES = ["--block-tokens", "32", "--max-num-seqs", "8", "--max-num-batched-tokens", "256"]
@@ -17,7 +18,13 @@ SIZES = ["--block-tokens", "32", "--max-num-seqs", "8", "--max-num-batched-token
 @pytest.fixture(scope="module")
 def profile(vllm, tmp_path_factory):
     out = tmp_path_factory.mktemp("calibrated") / "cpu.json"
-    sizes = {"num_blocks": 80, "block_tokens": 32, "max_num_seqs": 8, "max_step_tokens": 256, "max_model_len": 512}
+    sizes = {
+        "num_blocks": 80,
+        "block_tokens": 32,
+        "max_num_seqs": 8,
+        "max_step_tokens": 256,
+        "max_model_len": 512,
+    }
     calibrate(model="tiny", out=out, quick=True, swap_blocks=60, **sizes)
     return out
 
@@ -31,10 +38,41 @@ def test_traffic_was_measured(profile):
 
 @pytest.mark.parametrize(("rate", "requests"), [(8, 25), (300, 60)], ids=["below", "past"])
 def test_simulated_and_live_are_laid_side_by_side(profile, tmp_path, rate, requests):
-    arguments = ["validate", "--profile", str(profile), "-p", "vllm", "-p", "bros", "-t", "poisson", "--rate", str(rate)]
-    arguments += ["--requests", str(requests), "--cap-length", "250", *SIZES, "--slo", "ttft=0.2,tpot=0.05"]
+    arguments = [
+        "validate",
+        "--profile",
+        str(profile),
+        "-p",
+        "vllm",
+        "-p",
+        "bros",
+        "-t",
+        "poisson",
+        "--rate",
+        str(rate),
+    ]
+    arguments += [
+        "--requests",
+        str(requests),
+        "--cap-length",
+        "250",
+        *SIZES,
+        "--slo",
+        "ttft=0.2,tpot=0.05",
+    ]
     with pytest.raises(SystemExit) as end:
-        main([*arguments, "--repeats", "2", "--pace", "measured", "--out", str(tmp_path / "v"), "--quiet"])
+        main(
+            [
+                *arguments,
+                "--repeats",
+                "2",
+                "--pace",
+                "measured",
+                "--out",
+                str(tmp_path / "v"),
+                "--quiet",
+            ]
+        )
     assert not end.value.code
     found = json.loads((tmp_path / "v" / "validation.json").read_text())
     found = {policy["policy"]: policy for policy in found["policies"]}
@@ -43,13 +81,24 @@ def test_simulated_and_live_are_laid_side_by_side(profile, tmp_path, rate, reque
         assert policy["locked"]["drift"] == 0 and policy["free"]["drift"] == 0
         assert policy["locked"]["steps"] > 100 and policy["locked"]["repeat_error_pct"] > 0
         rows = {(row["metric"], row["statistic"]): row for row in policy["metrics"]}
-        assert {m for m, _ in rows} == {"ttft", "tpot", "itl", "e2el", "request_throughput", "output_throughput"}
+        assert {m for m, _ in rows} == {
+            "ttft",
+            "tpot",
+            "itl",
+            "e2el",
+            "request_throughput",
+            "output_throughput",
+        }
         # a busy machine makes live steps longer, not of another order
         assert -85 < policy["locked"]["total_error_pct"] < 60
         for key in (("tpot", "mean"), ("e2el", "mean"), ("output_throughput", "")):
             assert 0.1 < rows[key]["simulated"] / rows[key]["live"] < 10
-        if name == "vllm":  # past saturation most of a request's life is waiting; bros slows decodes down instead
-            both = [rows["ttft", "mean"][side] / rows["tpot", "mean"][side] for side in ("simulated", "live")]
+        # past saturation most of a request's life is waiting; bros slows decodes down instead
+        if name == "vllm":
+            both = [
+                rows["ttft", "mean"][side] / rows["tpot", "mean"][side]
+                for side in ("simulated", "live")
+            ]
             assert (min(both) > 15) if rate == 300 else (both[0] < 15)
     pngs = {path.name for path in (tmp_path / "v").rglob("*.png")}
     assert {"vllm-latency.png", "vllm-steps.png", "vllm-load.png", "bros-latency.png"} <= pngs

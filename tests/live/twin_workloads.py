@@ -1,19 +1,20 @@
-"""What Justitia and Echo are made for, within the limits of the tiny model: task graphs of several stages, and questions on
-shared documents beside online requests."""
+"""What Justitia and Echo are made for, within the limits of the tiny model: task graphs of several
+stages, and questions on shared documents beside online requests."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
+
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestClass
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.inputs import Inputs, resolve_hardware
-from twinserve.traces.apps import applications
-from twinserve.traces.apps_classes import Sample
-from twinserve.traces.longdoc import DocumentShape, longdoc
-from twinserve.traces.synth import LengthShape
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.traces.apps.classes import Sample
+from twinserve.traces.apps.generate import applications
+from twinserve.traces.generators.longdoc import DocumentShape, longdoc
+from twinserve.traces.generators.synth import LengthShape
 from twinserve.traces.transform import merge
 from twinserve.traces.workload import Workload
 
@@ -27,27 +28,33 @@ QUESTIONS = DocumentShape(12, 4, LengthShape(110, 15, 90, 125), 0.8, LengthShape
 
 def _small(sample: Sample) -> Sample:
     """Prompts a seventh, outputs a quarter as long, and at most three requests a stage."""
-    stages = [[(max(8, prompt // 7), max(4, output // 4)) for prompt, output in stage[:3]] for stage in sample.stages]
+    stages = [
+        [(max(8, prompt // 7), max(4, output // 4)) for prompt, output in stage[:3]]
+        for stage in sample.stages
+    ]
     return replace(sample, stages=tuple(map(tuple, stages)))
 
 
 def graphs() -> Workload:
-    """Five applications, a few steps after each other. The requests of the second one are best-effort."""
+    """Five applications, a few steps after each other. The requests of the second one are
+    best-effort."""
     workload = applications(0.01 * np.arange(len(GRAPHS)), 3, GRAPHS, _small)
-    klass = np.where(workload.group == 1, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME)
-    return _with_objectives(replace(workload, klass=klass.astype(np.int8)))
+    service_class = np.where(workload.group == 1, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME)
+    return _with_objectives(replace(workload, service_class=service_class.astype(np.int8)))
 
 
 def documents() -> Workload:
     """Questions, offline, all there from the start, and online requests that come in between."""
     rng = np.random.default_rng(5)
     prompt, output = rng.integers(10, 90, 8), rng.integers(20, 70, 8)
-    online = Workload.build(np.sort(rng.uniform(0.005, 0.1, 8)), prompt, output, ids=[f"online-{i}" for i in range(8)])
+    online = Workload.build(
+        np.sort(rng.uniform(0.005, 0.1, 8)), prompt, output, ids=[f"online-{i}" for i in range(8)]
+    )
     return _with_objectives(merge(longdoc(QUESTIONS, block_tokens=BLOCK, seed=1), online))
 
 
 def _with_objectives(workload: Workload) -> Workload:
-    objective = np.where(workload.klass == RequestClass.REAL_TIME, 0.02, np.nan)
+    objective = np.where(workload.service_class == RequestClass.REAL_TIME, 0.02, np.nan)
     return replace(workload, slo_ttft_s=objective, slo_tpot_s=objective)
 
 
@@ -55,7 +62,8 @@ WORKLOADS = {"graphs": graphs, "documents": documents}
 
 
 def inputs_of(name: str, policy: str) -> Inputs:
-    """The workload of that name under `policy`: memory for three or four requests, a prefix cache for documents."""
+    """The workload of that name under `policy`: memory for three or four requests, a prefix cache
+    for documents."""
     workload = WORKLOADS[name]()
     assert workload.longest <= LONGEST
     config = SimulationConfig(

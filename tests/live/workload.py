@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from identity.protocol import EngineSettings, Observed
-from twinserve.backends.live.tiny_model import VOCAB
 
-from .engine import LiveEngine, Output
+from tests.identity.protocol import EngineSettings, Observed
+from tests.live.engine import LiveEngine, Output
+from twinserve.backends.live.engine.tiny_model import VOCAB
 
 
 @dataclass(frozen=True)

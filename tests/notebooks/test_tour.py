@@ -59,12 +59,14 @@ def test_cells_are_python_without_magic(source: str):
     assert max(map(len, source.splitlines())) <= 120
 
 
+@pytest.mark.slow
 def test_one_policy_serves_the_replica(tour):
     assert tour["workload"].provenance.replica
     assert tour["first"].summary["completed"] == 400
     assert 0 < tour["first"].summary["kv"]["prefix_hit_rate"] < 1
 
 
+@pytest.mark.slow
 def test_bros_meets_objectives_that_vllm_misses(tour):
     rt = {label: result.summary["classes"]["rt"] for label, result in tour["results"].items()}
     assert rt["bros"]["ttft_attainment"] > 0.9
@@ -72,6 +74,7 @@ def test_bros_meets_objectives_that_vllm_misses(tour):
     assert rt["bros"]["submitted"] == rt["vllm"]["submitted"]
 
 
+@pytest.mark.slow
 def test_files_hold_what_the_run_gave(tour):
     assert "tour-results/bros/requests.parquet" in tour["files"]
     for label, result in tour["results"].items():
@@ -80,10 +83,11 @@ def test_files_hold_what_the_run_gave(tour):
             tour["steps"][label]["kv_used_blocks"].max() == result.summary["kv"]["peak_used_blocks"]
         )
         mine = tour["requests"][label]
-        mean_s = mine.loc[mine["klass"] == "rt", "ttft_s"].mean()
+        mean_s = mine.loc[mine["service_class"] == "rt", "ttft_s"].mean()
         assert mean_s * 1000 == pytest.approx(result.summary["classes"]["rt"]["mean_ttft_ms"])
 
 
+@pytest.mark.slow
 def test_plots_draw_every_policy(tour):
     cdf, memory = tour["left"], tour["right"]
     assert {"vllm", "bros"} <= {line.get_label() for line in cdf.get_lines()}
@@ -92,6 +96,7 @@ def test_plots_draw_every_policy(tour):
         assert line.get_ydata()[-1] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_own_policy_serves_short_prompts_first(tour):
     vllm, ours = tour["summaries"]["vllm"], tour["summaries"]["shortest-prompt-first"]
     assert ours["completed"] == vllm["completed"] == 1500

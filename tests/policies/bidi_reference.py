@@ -44,7 +44,7 @@ class Reference:
 
     # -- looking -----------------------------------------------------------------------------------
     def side(self, row):
-        return int(self.table.klass[row])
+        return int(self.table.service_class[row])
 
     def owner(self, block, side):
         for row, parts in self.s.parts.items():

@@ -1,30 +1,33 @@
-"""GPS by itself, for the tests of Justitia: rates and events in fractions, no virtual time. And small runs in which an
-iteration takes one second."""
+"""GPS by itself, for the tests of Justitia: rates and events in fractions, no virtual time. And
+small runs in which an iteration takes one second."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
 import numpy as np
-from policy_runs import ledger_of
-from twinserve.backends.pcie import PcieLink
+
+from tests.policies.policy_runs import ledger_of
+from twinserve.backends.links import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.predictors import Predictor
+from twinserve.policies.parts.predictors import Predictor
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
-from twinserve.sim.clock import Clock
-from twinserve.sim.core import EngineCore
-from twinserve.sim.engine import Engine
-from twinserve.sim.recorder import StepRecorder, request_frame
-from twinserve.sim.source import RequestSource
-from twinserve.traces.apps import from_samples
-from twinserve.traces.apps_classes import Sample
-from twinserve.traces.apps_truth import TrueDemand
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.source import RequestSource
+from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.traces.apps.classes import Sample
+from twinserve.traces.apps.generate import from_samples
+from twinserve.traces.apps.truth import TrueDemand
 
 
 def gps(arrivals, demands, capacity) -> list[Fraction]:
-    """When each application ends if all that are active are served at the same rate, `capacity` together."""
+    """When each application ends if all that are active are served at the same rate, `capacity`
+    together."""
     left = {i: Fraction(d) for i, d in enumerate(demands)}
     active, ends, now = set(), {}, Fraction(0)
     coming = sorted(range(len(arrivals)), key=lambda i: arrivals[i])
@@ -47,7 +50,7 @@ def gps(arrivals, demands, capacity) -> list[Fraction]:
     return [ends[i] for i in range(len(ends))]
 
 
-class OneSecond:
+class OneSecond(StepTimeModel):
     """A step takes one second, whatever is in it."""
 
     def step_seconds(self, work) -> float:
@@ -58,7 +61,8 @@ class OneSecond:
 
 
 class BlockTruth(Predictor):
-    """An oracle that charges what requests really hold: their blocks, from the first iteration to the last."""
+    """An oracle that charges what requests really hold: their blocks, from the first iteration to
+    the last."""
 
     def __init__(self, options, demands: list[int]) -> None:
         super().__init__(options)
@@ -73,9 +77,22 @@ def app(stages, kind: str = "X") -> Sample:
     return Sample(kind, "", tuple(tuple(stage) for stage in stages))
 
 
-def run(policy, arrivals, samples, blocks, *, size=4, host=0, seats=10_000, demands=None, fast=True, kind="paged"):
-    """Applications of given stages, to the end. Returns when each application ended (seconds: iterations), the requests,
-    the engine. The policy is told the truth; with `demands`, these are what it predicts of applications."""
+def run(
+    policy,
+    arrivals,
+    samples,
+    blocks,
+    *,
+    size=4,
+    host=0,
+    seats=10_000,
+    demands=None,
+    fast=True,
+    kind="paged",
+):
+    """Applications of given stages, to the end. Returns when each application ended (seconds:
+    iterations), the requests, the engine. The policy is told the truth; with `demands`, these are
+    what it predicts of applications."""
     workload = from_samples(arrivals, samples)
     longest = int((workload.prompt_tokens + workload.output_tokens).max())
     limits = EngineLimits(max_num_seqs=seats, max_num_batched_tokens=100_000, max_model_len=longest)
@@ -84,11 +101,16 @@ def run(policy, arrivals, samples, blocks, *, size=4, host=0, seats=10_000, dema
     one = parse_policy(policy).build(limits)
     if demands is not None:
         one.predictor = BlockTruth(one.options, demands)
-    elif getattr(one, "predictor", None) is not None:
+    elif one.predictor is not None:
         one.predictor.truth = TrueDemand(workload)
     core = EngineCore(table, one, ledger)
     clock, recorder = Clock(), StepRecorder()
-    engine = Engine(clock, core, SimulatedBackend(table, OneSecond(), PcieLink(1e15), limits, fast=fast), recorder)
+    engine = Engine(
+        clock,
+        core,
+        SimulatedBackend(table, OneSecond(), PcieLink(1e15), limits, fast=fast),
+        recorder,
+    )
     source = RequestSource(clock, workload, [engine], size)
     clock.run()
     requests = request_frame(table, 0, source.group_names)

@@ -1,24 +1,24 @@
-"""LayerKV in small runs: the layer-wise ledger with several layers, and everything checked around each step."""
+"""LayerKV in small runs: the layer-wise ledger with several layers, and everything checked around
+each step."""
 
 from __future__ import annotations
 
-from twinserve.backends.pcie import PcieLink, evenly
+from tests.policies.policy_runs import Desk
+from twinserve.backends.links import PcieLink, evenly
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.estimators import LinearEstimator
-from twinserve.policies.kv.layerwise import LayerwiseLedger
-from twinserve.policies.kv.paged import PagedLedger
-from twinserve.policies.layerkv_lengths import LengthRange
-from twinserve.policies.plan import StepPlan
+from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
+from twinserve.policies.kv.paged.ledger import PagedLedger
+from twinserve.policies.layerkv.lengths import LengthRange
+from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
-from twinserve.sim.clock import Clock
-from twinserve.sim.core import EngineCore
-from twinserve.sim.engine import Engine
-from twinserve.sim.recorder import StepRecorder, request_frame
-from twinserve.sim.source import RequestSource
-from twinserve.sim.stepper import SteppedPlan, Stepper
+from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.source import RequestSource
+from twinserve.sim.results.recorder import StepRecorder, request_frame
 
 LAYERS = 4
 
@@ -33,9 +33,11 @@ class Truth:
 MODEL = BrosLinearModel(PhaseCost(2e-4, 1e-8, 1e-3), PhaseCost(5e-5, 3e-7, 2e-3))
 
 
-# A prompt takes 1 s a token, a decode step 1 s, a layer of four a quarter of a second a token on the link.
+# A prompt takes 1 s a token, a decode step 1 s, a layer of four a quarter of a second a token on
+# the link.
 BY_HAND = LinearEstimator(
-    BrosLinearModel(PhaseCost(1.0, 0.0, 0.0), PhaseCost(0.0, 0.0, 1.0)), SwapTimeModel(seconds_per_byte=1.0)
+    BrosLinearModel(PhaseCost(1.0, 0.0, 0.0), PhaseCost(0.0, 0.0, 1.0)),
+    SwapTimeModel(seconds_per_byte=1.0),
 )
 
 
@@ -54,40 +56,25 @@ class Between:
         pass
 
 
-class LayerDesk:
-    """A stepper over four layers and blocks of four tokens; each step takes 1 s. All is checked after every step."""
+class LayerDesk(Desk):
+    """With four layers. All is checked after every step, which takes 1 s."""
 
-    def __init__(self, policy: str, blocks: int, host: int = 100, estimator=BY_HAND, predictor=None) -> None:
-        self.table = RequestTable()
-        self.ledger = LayerwiseLedger(self.table, blocks, 4, host, LAYERS)
-        limits = EngineLimits(max_num_seqs=8, max_model_len=64, kv_bytes_per_token=1)
-        self.policy = parse_policy(policy).build(limits, estimator)
+    def __init__(
+        self, policy: str, blocks: int, host: int = 100, estimator=BY_HAND, predictor=None
+    ) -> None:
+        super().__init__(policy, blocks, host=host, estimator=estimator)
         self.policy.predictor = predictor or Between()
-        self.stepper = Stepper(self.table, self.policy, self.ledger)
-        self.plan: StepPlan | None = None  # the last one
-        decide = self.policy.plan
 
-        def plan(view, ledger):
-            self.plan = decide(view, ledger)
-            return self.plan
-
-        self.policy.plan = plan
-
-    def submit(self, name: str, prompt: int, output: int, **values) -> int:
-        return self.stepper.submit(name, prompt, output, **values)
-
-    def step(self) -> SteppedPlan:
-        seen = self.stepper.step()
-        self.ledger.check()
-        return seen
-
-    def scheduled(self, steps: int) -> list[dict[str, int]]:
-        return [self.step().scheduled for _ in range(steps)]
+    def _ledger(self, kind: str, blocks: int, host: int) -> LayerwiseLedger:
+        return LayerwiseLedger(self.table, blocks, 4, host, LAYERS)
 
     def moves(self) -> list[tuple]:
         """(name, direction, tokens, layers, who waits) of the last plan."""
         names = self.table.ids
-        return [(names[m.row], m.direction.value, m.tokens, m.layers, m.hold.value) for m in self.plan.moves]
+        return [
+            (names[m.row], m.direction.value, m.tokens, m.layers, m.hold.value)
+            for m in self.plan.moves
+        ]
 
     def resident(self, *names: str) -> list[int]:
         return [self.ledger.resident_layers(self.table.ids.index(name)) for name in names]
@@ -112,8 +99,8 @@ def simulate(
     watch=None,
     allreduces=None,
 ):
-    """Run to the end. Returns steps, gaps and requests as frames, and the engine. watch(plan, core) sees every plan.
-    allreduces: seconds of a step's all-reduces on the link, by its composition."""
+    """Run to the end. Returns steps, gaps and requests as frames, and the engine. watch(plan, core)
+    sees every plan. allreduces: seconds of a step's all-reduces on the link, by its composition."""
     limits = limits or EngineLimits(
         max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, kv_bytes_per_token=40_000
     )
@@ -122,11 +109,15 @@ def simulate(
         ledger = LayerwiseLedger(table, blocks, size, host, layers=layers)
     else:
         ledger = PagedLedger(table, blocks, size, host, prefix_caching=False)
-    estimator = estimator or LinearEstimator(BrosLinearModel.fit(model), SwapTimeModel(1 / bytes_per_s))
+    estimator = estimator or LinearEstimator(
+        BrosLinearModel.fit(model), SwapTimeModel(1 / bytes_per_s)
+    )
     core = EngineCore(table, parse_policy(policy).build(limits, estimator), ledger, asynchronous)
-    predictor = getattr(core.policy, "predictor", None)
+    predictor = core.policy.predictor
     if predictor is not None and predictor.needs_truth:
-        predictor.truth = Truth(dict(zip(workload.ids, workload.output_tokens.tolist(), strict=True)))
+        predictor.truth = Truth(
+            dict(zip(workload.ids, workload.output_tokens.tolist(), strict=True))
+        )
     clock = Clock()
     link = PcieLink(bytes_per_s, sharing=core.policy.link_sharing or evenly)
     backend = SimulatedBackend(table, model, link, limits, layers, fast, allreduces)

@@ -1,4 +1,5 @@
-"""Small runs watched step by step: who begins, who runs, who gives way, and who is left waiting. A step takes a second."""
+"""Small runs watched step by step: who begins, who runs, who gives way, and who is left waiting. A
+step takes a second."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
-from policy_runs import Desk
+
+from tests.policies.policy_runs import Desk
 from twinserve.policies.requests import Application, State
 
 LONGEST = 32  # tokens of a request: eight blocks of four
@@ -21,7 +23,7 @@ class Arrival:
     prompt: int
     output: int
     group: int = -1
-    klass: int = 0
+    service_class: int = 0
     slo_ttft_s: float = np.nan
     slo_tpot_s: float = np.nan
 
@@ -49,8 +51,9 @@ class Step:
 
 
 def watched(desk: Desk, arrivals: Sequence[Arrival], steps: int = 3000) -> Iterator[Step]:
-    """Submits the arrivals in order of their steps, as rows 0, 1, ..., and yields after each step. All end within `steps`.
-    Groups are announced as applications of class X when their first request comes."""
+    """Submits the arrivals in order of their steps, as rows 0, 1, ..., and yields after each step.
+    All end within `steps`. Groups are announced as applications of class X when their first request
+    comes."""
     coming = sorted(arrivals, key=lambda arrival: arrival.step)
     stepper, table = desk.stepper, desk.table
     begun: set[int] = set()
@@ -65,9 +68,16 @@ def watched(desk: Desk, arrivals: Sequence[Arrival], steps: int = 3000) -> Itera
             one = coming[len(table)]
             if one.group >= 0 and one.group not in announced:
                 announced.add(one.group)
-                stepper.core.announce(Application(one.group, f"app{one.group}", float(one.step), "X"))
-            values = {name: getattr(one, name) for name in ("group", "klass", "slo_ttft_s", "slo_tpot_s")}
-            desk.submit(f"r{len(table):03d}", one.prompt, one.output, arrival_s=float(one.step), **values)
+                stepper.core.announce(
+                    Application(one.group, f"app{one.group}", float(one.step), "X")
+                )
+            values = {
+                name: getattr(one, name)
+                for name in ("group", "service_class", "slo_ttft_s", "slo_tpot_s")
+            }
+            desk.submit(
+                f"r{len(table):03d}", one.prompt, one.output, arrival_s=float(one.step), **values
+            )
         state = table.state[: len(table)].copy()
         active = np.flatnonzero(state != State.FINISHED).tolist()
         desk.step()
@@ -89,9 +99,14 @@ def watched(desk: Desk, arrivals: Sequence[Arrival], steps: int = 3000) -> Itera
 lengths = {"step": st.integers(0, 15), "prompt": st.integers(1, 20), "output": st.integers(1, 12)}
 
 
-def arrivals(groups: int = 0, classes: bool = False, most: int = 10) -> st.SearchStrategy[list[Arrival]]:
-    """Up to `most` requests: of so many applications (0: of none), of both classes or real-time ones."""
+def arrivals(
+    groups: int = 0, classes: bool = False, most: int = 10
+) -> st.SearchStrategy[list[Arrival]]:
+    """Up to `most` requests: of so many applications (0: of none), of both classes or real-time
+    ones."""
     group = st.integers(0, groups - 1) if groups else st.just(-1)
-    klass = st.integers(0, 1) if classes else st.just(0)
-    one = st.builds(Arrival, **lengths, group=group, klass=klass)
-    return st.lists(one, min_size=2, max_size=most).map(lambda many: sorted(many, key=lambda arrival: arrival.step))
+    service_class = st.integers(0, 1) if classes else st.just(0)
+    one = st.builds(Arrival, **lengths, group=group, service_class=service_class)
+    return st.lists(one, min_size=2, max_size=most).map(
+        lambda many: sorted(many, key=lambda arrival: arrival.step)
+    )

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from twinserve.backends.pcie import PcieLink
+from hypothesis import strategies as st
+
+from tests.sim.stepper import SteppedPlan, Stepper, granted
+from twinserve.backends.links import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.estimators import LinearEstimator
-from twinserve.policies.kv.bidirectional import BidirectionalLedger
-from twinserve.policies.kv.paged import PagedLedger
+from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
+from twinserve.policies.kv.paged.ledger import PagedLedger
+from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.plan import StepPlan
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
-from twinserve.sim.clock import Clock
-from twinserve.sim.core import EngineCore
-from twinserve.sim.engine import Engine
-from twinserve.sim.recorder import StepRecorder, request_frame
-from twinserve.sim.source import RequestSource, shared_contents
-from twinserve.sim.stepper import SteppedPlan, Stepper
+from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.source import RequestSource, shared_contents
+from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 
 RT, BE = 0, 1
 
@@ -55,7 +58,7 @@ class Desk:
         estimator=BY_HAND,
     ) -> None:
         self.table = RequestTable()
-        self.ledger = ledger_of(kind, self.table, blocks, 4, host)
+        self.ledger = self._ledger(kind, blocks, host)
         limits = limits or EngineLimits(max_num_seqs=8, max_model_len=64, kv_bytes_per_token=1)
         self.policy = parse_policy(policy).build(limits, estimator)
         self.stepper = Stepper(self.table, self.policy, self.ledger)
@@ -68,6 +71,9 @@ class Desk:
 
         self.policy.plan = plan
 
+    def _ledger(self, kind: str, blocks: int, host: int):
+        return ledger_of(kind, self.table, blocks, 4, host)
+
     def submit(self, name: str, prompt: int, output: int, **values) -> int:
         return self.stepper.submit(name, prompt, output, **values)
 
@@ -77,8 +83,8 @@ class Desk:
         return seen
 
     def arriving(self, requests: Sequence[tuple[int, int, int]], steps: int) -> Iterator[None]:
-        """Submits `requests` (prompt, output, step of arrival) as r0, r1, ... and hands over before each step that has work;
-        whoever iterates takes the step. All of them end within `steps`."""
+        """Submits `requests` (prompt, output, step of arrival) as r0, r1, ... and hands over before
+        each step that has work; whoever iterates takes the step. All of them end within `steps`."""
         later = sorted(enumerate(requests), key=lambda item: item[1][2])
         for step in range(steps):
             while later and later[0][1][2] <= step:
@@ -93,6 +99,10 @@ class Desk:
     def scheduled(self, steps: int) -> list[dict[str, int]]:
         return [self.step().scheduled for _ in range(steps)]
 
+    def granted(self) -> dict[str, int]:
+        """{name: tokens} of the last plan, in order."""
+        return granted(self.plan, self.table.ids)
+
     def preempted(self) -> list[tuple[str, str]]:
         """(name, kind) of the last plan, in order."""
         return [(self.table.ids[row], kind.value) for row, kind in self.plan.preempted]
@@ -104,6 +114,42 @@ class Desk:
 
     def held(self, name: str) -> int:
         return self.ledger.held_blocks(self.table.ids.index(name))
+
+
+# The clock carries on where a step ended, so arrivals on a coarse grid fall between and onto steps.
+_REQUESTS = st.tuples(
+    st.integers(0, 40),  # arrival, in hundredths of a second
+    st.integers(1, 20),  # prompt tokens
+    st.integers(1, 28),  # output tokens
+    st.booleans(),  # best effort
+    st.integers(0, 2),  # priority
+    st.integers(0, 2),  # whose text its prompt starts with
+)
+
+
+@st.composite
+def crowds(draw, ttft_s: Sequence[float], tpot_s: Sequence[float]) -> Workload:
+    """Up to seven requests of both classes, each of up to 48 tokens, perhaps a pool; objectives in
+    seconds, one of each for all."""
+    rows = sorted(draw(st.lists(_REQUESTS, min_size=1, max_size=7)))
+    arrival, prompt, output, effort, priority, text = (np.array(c) for c in zip(*rows, strict=True))
+    blocks = -(-prompt // 4)
+    ids = np.concatenate([6 * t + np.arange(n) for t, n in zip(text, blocks, strict=True)])
+    pool = None
+    if draw(st.booleans()):
+        pool = BestEffortPool(draw(st.integers(1, 3)), (4, 16), (2, 12), until_s=0.3)
+    real_time = effort == 0
+    return Workload.build(
+        arrival / 100,
+        prompt,
+        output,
+        service_class=effort.astype(np.int8),
+        priority=priority.astype(np.int64),
+        slo_ttft_s=np.where(real_time, draw(st.sampled_from(ttft_s)), np.nan),
+        slo_tpot_s=np.where(real_time, draw(st.sampled_from(tpot_s)), np.nan),
+        prefix=PrefixBlocks(ids.astype(np.int64), np.cumsum([0, *blocks]), 4),
+        pool=pool,
+    )
 
 
 MODEL = BrosLinearModel(PhaseCost(2e-4, 1e-8, 1e-3), PhaseCost(5e-5, 3e-7, 2e-3))

@@ -4,7 +4,8 @@ by the auditor.
 
 import numpy as np
 import pytest
-from test_bidirectional import Board, fig8, overwritten
+
+from tests.policies.test_bidirectional import Board, fig8, overwritten
 from twinserve.policies.kv.base import LedgerError
 
 
@@ -177,7 +178,7 @@ def test_the_auditor_sees_every_kind_of_damage(corrupt):
 def test_rows_beyond_the_first_thousand():
     board = Board(blocks=4)
     for i in range(1500):
-        board.table.submit(f"r{i}", klass=i % 2)
+        board.table.submit(f"r{i}", service_class=i % 2)
     rows = np.array([3, 1400])
     assert board.ledger.missing_tokens(rows).tolist() == [0, 0]
     assert board.ledger.admit(1400, 5) and board.ledger.held_blocks(1400) == 2

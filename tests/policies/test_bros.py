@@ -5,7 +5,9 @@ Requests named a to w are real-time, x, y, z best-effort. Blocks of four tokens.
 
 import numpy as np
 import pytest
-from policy_runs import BE, RT, Desk
+
+from tests.policies.policy_runs import BE, RT, Desk
+from tests.sim.stepper import granted
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.plan import StepOutcome
@@ -24,8 +26,8 @@ class Counter(Desk):
     ) -> None:
         """Seconds; no objective where none is given."""
         slo = {"slo_ttft_s": ttft or np.nan, "slo_tpot_s": tpot or np.nan}
-        klass = BE if name >= "x" else RT
-        self.submit(name, prompt, output, klass=klass, arrival_s=at, **slo)
+        service_class = BE if name >= "x" else RT
+        self.submit(name, prompt, output, service_class=service_class, arrival_s=at, **slo)
 
     def iteration(self, now: float, seconds: float = 0.001) -> dict[str, int]:
         """Tokens granted, by name, in order."""
@@ -36,7 +38,7 @@ class Counter(Desk):
         ended = [r for r in emitted.tolist() if table.output_tokens[r] + 1 >= outputs[r]]
         core.complete(plan, StepOutcome(now, np.array([now + seconds]), emitted, ended))
         self.ledger.check()
-        return plan.named(table.ids)
+        return granted(plan, table.ids)
 
     def order(self, now: float) -> str:
         return "".join(self.iteration(now))
@@ -53,7 +55,7 @@ def test_real_time_requests_by_residual_time():
     assert desk.order(0.0) == "bca"
 
 
-def test_waiting_and_pending_ones_are_polled_together_and_the_nearest_deadline_stops_the_batch():
+def test_waiting_and_pending_are_polled_together_and_the_nearest_deadline_stops():
     desk = Counter()
     desk.arrives("p", 10, ttft=0.5, tpot=0.2)
     assert desk.iteration(0.0, seconds=0.02) == {"p": 10}
@@ -242,14 +244,16 @@ def test_who_cannot_grow_takes_the_memory_of_later_ones_outside_the_batch():
     assert desk.preempted() == [("y", "swap")]
 
 
-def test_where_all_lack_memory_and_something_on_the_host_the_first_one_gets_what_it_needs():
+def test_where_all_lack_memory_and_host_data_the_first_one_gets_what_it_needs():
     desk = Counter(blocks=4, kind="bidirectional", host=8)
     desk.arrives("x", 8)
     desk.arrives("y", 8)
     assert desk.order(0.0) == "xy"
     desk.arrives("a", 16, output=1, ttft=0.5, at=0.1)
-    assert desk.order(0.1) == "a"  # over all that x and y have, and gone with the end of the iteration
-    assert desk.order(0.2) == "x"  # neither has all its KV, both need a third block, and none is empty
+    # over all that x and y have, and gone with the end of the iteration
+    assert desk.order(0.1) == "a"
+    # neither has all its KV, both need a third block, and none is empty
+    assert desk.order(0.2) == "x"
     assert desk.preempted() == [("y", "swap")] and desk.moves() == [("x", "h2d", 8, "step")]
     assert desk.order(0.3) == "x"
 
@@ -369,13 +373,15 @@ def test_all_but_the_longest_prompt_keep_to_the_token_budget():
     desk = Counter(limits=EngineLimits(max_num_batched_tokens=16))
     for name in "abc":
         desk.arrives(name, 12)
-    assert desk.iteration(0.0) == {"a": 12, "b": 12}  # 24 tokens, 12 without the longest; with c 36 and 24
+    # 24 tokens, 12 without the longest; with c 36 and 24
+    assert desk.iteration(0.0) == {"a": 12, "b": 12}
     desk.arrives("d", 2)
     assert desk.iteration(0.1) == {"a": 1, "b": 1, "c": 12, "d": 2}
 
 
 def test_the_token_budget_binds_the_best_effort_part_too():
-    for options, batch in (("replacement=false", "ax"), ("", "xy")):  # y in the place of a: no more tokens
+    # y in the place of a: no more tokens
+    for options, batch in (("replacement=false", "ax"), ("", "xy")):
         desk = Counter(options, limits=EngineLimits(max_num_batched_tokens=16))
         for name in "axyz":
             desk.arrives(name, 12, ttft=1.0 if name == "a" else None)
@@ -392,7 +398,8 @@ def test_a_replacement_keeps_to_the_token_budget():
 
 
 def test_who_comes_instead_of_a_dropped_one_keeps_to_the_token_budget():
-    """x was packed as one token; dropped, it leaves its place to y, whose prompt is too long for it."""
+    """x was packed as one token; dropped, it leaves its place to y, whose prompt is too long for
+    it."""
     desk = Counter("replacement=false", blocks=10, limits=EngineLimits(max_num_batched_tokens=16))
     desk.arrives("x", 23)
     assert desk.order(0.0) == "x"

@@ -1,4 +1,5 @@
-"""BROS's problem solved exactly: by hand, by enumeration and by integer programming; and the policy made of it."""
+"""BROS's problem solved exactly: by hand, by enumeration and by integer programming; and the policy
+made of it."""
 
 from dataclasses import replace
 
@@ -6,43 +7,54 @@ import hypothesis
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from policy_runs import BY_HAND, MODEL, Desk, simulate
-from test_bros import Counter
-from test_fast_path import workloads
+
+from tests.examples import examples
+from tests.parameters import mostly_slow
+from tests.policies.policy_runs import BY_HAND, MODEL, Desk, simulate
+from tests.policies.test_bros import Counter
+from tests.policies.test_fast_path import workloads
 from twinserve.experiments.matrices import inputs_for
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.bros_exact import BrosExactOptions, BrosExactPolicy
-from twinserve.policies.bros_milp import solve_milp
-from twinserve.policies.bros_problem import Instance, batch_seconds, enumerate_batches, solution
+from twinserve.policies.bros.exact import BrosExactOptions, BrosExactPolicy
+from twinserve.policies.bros.milp import solve_milp
+from twinserve.policies.bros.problem import Instance, batch_seconds, enumerate_batches, solution
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.estimators import Batch, LinearEstimator, PerfectEstimator
+from twinserve.policies.parts.estimators import Batch, LinearEstimator, ModelEstimator
 from twinserve.policies.registry import RegistryError, parse_policy
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
-from twinserve.sim.audit import Auditor
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.run import Simulation
-from twinserve.sim.run import simulate as run
+from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+from twinserve.sim.setup.audit import Auditor
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.run import Simulation
+from twinserve.sim.setup.run import simulate as run
 
 # -- by hand ---------------------------------------------------------------------------------------
 # A prompt token takes 1 ms; decodes take 30 ms together and 10 ms each.
 TIMES = LinearEstimator(
-    BrosLinearModel(PhaseCost(0.001, 0.0, 0.0), PhaseCost(0.010, 0.0, 0.030)), SwapTimeModel(seconds_per_byte=1e-3)
+    BrosLinearModel(PhaseCost(0.001, 0.0, 0.0), PhaseCost(0.010, 0.0, 0.030)),
+    SwapTimeModel(seconds_per_byte=1e-3),
 )
 
 
 def example(residual: float, **changes) -> Instance:
-    """Real-time prompt a of 100 ms; best-effort prompt x of 20 ms; best-effort decodes y and z. Without a the best rate is
-    that of x alone: 1 / 0.02 = 50 a second, against 2 / 0.05 = 40 of y and z and 3 / 0.07 = 43 of all three."""
+    """Real-time prompt a of 100 ms; best-effort prompt x of 20 ms; best-effort decodes y and z.
+    Without a the best rate is that of x alone: 1 / 0.02 = 50 a second, against 2 / 0.05 = 40 of y
+    and z and 3 / 0.07 = 43 of all three."""
     prefill = np.array([True, True, False, False])
     new, context = np.array([100, 20, 1, 1]), np.array([100, 20, 50, 60])
     batch = Batch(np.arange(4), prefill, new, context, np.zeros(4, np.int64))
     instance = Instance(
-        batch, np.array([residual]), np.array([0.1]), pace=0.2, size=4, tokens=1000, new_blocks=np.zeros(4, np.int64),
+        batch,
+        np.array([residual]),
+        np.array([0.1]),
+        pace=0.2,
+        size=4,
+        tokens=1000,
+        new_blocks=np.zeros(4, np.int64),
         empty_blocks=0,
-    )  # fmt: skip
+    )
     return replace(instance, **changes)
 
 
@@ -53,7 +65,11 @@ EXAMPLES = {
     "it must run, and nothing fits beside it": (example(0.115), "a", 0),
     "it is lost, and served: all fit into the pace": (example(0.05), "axyz", 1),
     "a shorter pace": (example(0.05, pace=0.13), "ax", 1),
-    "as printed it is not lost: 0.02 + 0.02 <= 0.05": (example(0.05, following=np.array([0.02])), "x", 0),
+    "as printed it is not lost: 0.02 + 0.02 <= 0.05": (
+        example(0.05, following=np.array([0.02])),
+        "x",
+        0,
+    ),
     "no objective: served, or it would wait for ever": (example(np.inf), "axyz", 0),
     "real-time first": (example(0.5, rt_first=True), "axyz", 0),
     "most requests, of those that leave a time": (example(0.175, most_requests=True), "xyz", 0),
@@ -79,14 +95,21 @@ def test_by_hand(name, solve):
 
 @pytest.mark.parametrize("solve", [enumerate_batches, solve_milp])
 def test_nobody_with_memory_is_no_solution(solve):
-    batch = Batch(np.arange(2), np.zeros(2, bool), np.ones(2, np.int64), np.array([4, 8]), np.zeros(2, np.int64))
+    batch = Batch(
+        np.arange(2),
+        np.zeros(2, bool),
+        np.ones(2, np.int64),
+        np.array([4, 8]),
+        np.zeros(2, np.int64),
+    )
     nobody = np.zeros(0)
     stuck = Instance(batch, nobody, nobody, np.inf, 2, 100, np.ones(2, np.int64), 0)
     assert solve(stuck, TIMES) is None
-    assert solve(replace(stuck, empty_blocks=1), TIMES).chosen.tolist() == [True, False]  # a tie: the first one
+    # a tie: the first one
+    assert solve(replace(stuck, empty_blocks=1), TIMES).chosen.tolist() == [True, False]
 
 
-# -- enumeration and integer programming ----------------------------------------------------------------
+# -- enumeration and integer programming -----------------------------------------------------------
 COSTS = LinearEstimator(
     BrosLinearModel(PhaseCost(6e-5, 8e-10, 0.012), PhaseCost(7e-5, 8e-9, 0.017)),
     SwapTimeModel(seconds_per_byte=2e-11, base_s=1e-3),
@@ -108,12 +131,18 @@ def drawn(seed: int) -> Instance:
     alone = batch_seconds(COSTS, batch, np.eye(n, dtype=bool))
     pace = max(0.1, alone[0]) if r else np.inf
     blocks = np.where(rng.random(n) < 0.5, rng.integers(0, 5, n), 0)
-    size, tokens, empty = int(rng.integers(1, n + 1)), int(rng.integers(100, 3000)), int(rng.integers(0, 8))
+    size, tokens, empty = (
+        int(rng.integers(1, n + 1)),
+        int(rng.integers(100, 3000)),
+        int(rng.integers(0, 8)),
+    )
     flags = bool(rng.random() < 0.3), bool(rng.random() < 0.3)
-    return Instance(batch, residual, np.maximum(0.03, alone[:r]), pace, size, tokens, blocks, empty, *flags)
+    return Instance(
+        batch, residual, np.maximum(0.03, alone[:r]), pace, size, tokens, blocks, empty, *flags
+    )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 2**32))
 @hypothesis.example(seed=337)  # two batches whose rates are 3e-6 apart
 def test_both_find_the_same(seed):
@@ -122,11 +151,13 @@ def test_both_find_the_same(seed):
     ours, theirs = enumerate_batches(instance, COSTS), solve_milp(instance, COSTS)
     assert (ours is None) == (theirs is None)
     if ours is not None:
-        assert ours.goals == theirs.goals and ours.rate * (1 - 1e-5) <= theirs.rate <= ours.rate * (1 + 1e-9)
+        assert ours.goals == theirs.goals and ours.rate * (1 - 1e-5) <= theirs.rate <= ours.rate * (
+            1 + 1e-9
+        )
         assert ours.feasible and theirs.feasible
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=st.integers(0, 2**32), bits=st.integers(1, 2**9))
 def test_no_feasible_batch_is_better(seed, bits):
     instance = drawn(seed)
@@ -136,11 +167,11 @@ def test_no_feasible_batch_is_better(seed, bits):
         assert (best.goals, -best.rate * (1 + 1e-9)) <= (other.goals, -other.rate)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 2**32))
 def test_seconds_are_the_estimators_to_the_bit(seed):
     batch = drawn(seed).batch
-    for estimator in (COSTS, PerfectEstimator(MODEL, COSTS.swap)):
+    for estimator in (COSTS, ModelEstimator(MODEL, COSTS.swap)):
         batches = np.random.default_rng(seed).random((5, len(batch))) < 0.5
         batches[0] = True
         expected = [estimator.seconds(batch[chosen]) if chosen.any() else 0.0 for chosen in batches]
@@ -157,7 +188,9 @@ def test_algorithm_1_loses_no_fewer_deadlines_than_the_best_batch():
         r = len(batch) // 2
         table = RequestTable()
         for row in range(len(batch)):
-            table.submit(f"r{row}", klass=int(row >= r), slo_tpot_s=0.2 if row < r else np.nan)
+            table.submit(
+                f"r{row}", service_class=int(row >= r), slo_tpot_s=0.2 if row < r else np.nan
+            )
         urgent = policy._by_urgency(batch[:r], rng.uniform(-0.05, 0.3, r), table)
         candidates = policy._by_swap(batch[r:])
         instance = policy.instance(urgent, candidates, 64, table)
@@ -169,7 +202,7 @@ def test_algorithm_1_loses_no_fewer_deadlines_than_the_best_batch():
     assert worse > 0
 
 
-# -- the policy --------------------------------------------------------------------------------------
+# -- the policy ------------------------------------------------------------------------------------
 class Exact(Counter):
     def __init__(self, options: str = "", blocks: int = 100, **values) -> None:
         values.setdefault("limits", EngineLimits(max_num_seqs=256, kv_bytes_per_token=1))
@@ -198,7 +231,8 @@ def test_as_printed_it_is_left_out_until_it_is_too_late():
     desk = arrivals(Exact("following=average"))
     assert desk.order(0.0) == "x"
     assert desk.order(0.465) == "x"  # T_avg is 1 ms: 0.011 <= 0.035
-    assert desk.order(0.495) == "ax"  # lost, and so served; TPOT's second is the pace, and y's prompt would lower the rate
+    # lost, and so served; TPOT's second is the pace, and y's prompt would lower the rate
+    assert desk.order(0.495) == "ax"
 
 
 def test_with_real_time_first_it_packs_as_algorithm_1_does():
@@ -213,7 +247,7 @@ def test_more_requests_than_it_takes_are_left_to_algorithm_1():
 
 
 @pytest.mark.parametrize("kind", ["paged", "bidirectional"])
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_left_to_algorithm_1_it_is_bros(kind, case):
     """One request alone has only one choice."""
@@ -236,7 +270,14 @@ def test_where_nobody_has_memory_algorithm_1_finds_some():
 
 
 def test_run_json_says_how_many_steps_were_solved():
-    settings = dict(trace="sharegpt", rate=3.0, requests=6, pool=3, cap_length=120, profile="qwen2.5-14b@a100-40g:tp2")
+    settings = dict(
+        trace="sharegpt",
+        rate=3.0,
+        requests=6,
+        pool=3,
+        cap_length=120,
+        profile="qwen2.5-14b@a100-40g:tp2",
+    )
     config = SimulationConfig(policy=("bros-exact:max_requests=4", "bros"), **settings)
     results = run(config)
     found = results["bros-exact:max_requests=4"].config["policy"]
@@ -249,14 +290,17 @@ def test_run_json_says_how_many_steps_were_solved():
 def test_what_it_refuses():
     with pytest.raises(RegistryError, match="max_requests=19: should be at least 1 and at most 18"):
         parse_policy("bros-exact:max_requests=19")
-    truth = PerfectEstimator(MODEL, SwapTimeModel(seconds_per_byte=1e-9))
-    with pytest.raises(PolicyError, match="solver=milp needs step times of the paper's form; drop --estimator perfect"):
+    truth = ModelEstimator(MODEL, SwapTimeModel(seconds_per_byte=1e-9))
+    with pytest.raises(
+        PolicyError,
+        match="solver=milp needs step times of the paper's form; drop --estimator perfect",
+    ):
         parse_policy("bros-exact:solver=milp").build(EngineLimits(), truth)
-    desk = arrivals(Exact(estimator=PerfectEstimator(BY_HAND.model, BY_HAND.swap)))
+    desk = arrivals(Exact(estimator=ModelEstimator(BY_HAND.model, BY_HAND.swap)))
     assert desk.order(0.0) == "x"  # every batch is tried
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", mostly_slow([False, True], False))
 def test_a_crowd_in_too_little_memory_ends(asynchronous):
     """Here all that is left lacks memory some time, and nobody is real-time."""
     crowded = inputs_for("bros-exact:kv=bidirectional", async_scheduling=asynchronous)

@@ -6,15 +6,17 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from policy_runs import MODEL, simulate
-from test_fast_path import KINDS, LONGEST, workloads
-from twinserve.policies import bros
+
+from tests.examples import examples
+from tests.policies.policy_runs import MODEL, simulate
+from tests.policies.test_fast_path import KINDS, LONGEST, workloads
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.bros_parts import within_tokens
-from twinserve.policies.estimators import Batch, LinearEstimator, PerfectEstimator
-from twinserve.profiles.bros import SwapTimeModel
+from twinserve.policies.bros import policy as bros
+from twinserve.policies.bros.parts import within_tokens
+from twinserve.policies.parts.estimators import Batch, LinearEstimator, ModelEstimator
+from twinserve.profiles.forms.bros import SwapTimeModel
 from twinserve.traces.workload import BestEffortPool, Workload
 
 LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=LONGEST)
@@ -35,7 +37,7 @@ def same(one, other) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["bros", "bros:chunk=5", "bros:group_size=3"])
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_a_step_that_nobody_joins_is_what_the_selection_gives(policy, kind, case):
     seen = run(case[0], policy, kind, *case[1:])
@@ -76,15 +78,20 @@ def test_a_prompt_that_does_not_fit_beside_running_requests_waits_without_select
         same(seen, run(workload, "bros", "bidirectional", 64, 0, limits))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
-    objectives=st.lists(st.sampled_from([0.0022, 0.0024, 0.0026, 0.004, 0.009]), min_size=2, max_size=5),
+    objectives=st.lists(
+        st.sampled_from([0.0022, 0.0024, 0.0026, 0.004, 0.009]), min_size=2, max_size=5
+    ),
     prompts=st.lists(st.integers(2, 40), min_size=1, max_size=3),
     pool=st.integers(1, 3),
     ttft=st.sampled_from([0.02, 0.1, 2.0]),
 )
-def test_near_the_bound_the_same_batches_are_made_in_the_same_order(objectives, prompts, pool, ttft):
-    """Running requests with objectives of their own that a few best-effort ones more would break."""
+def test_near_the_bound_the_same_batches_are_made_in_the_same_order(
+    objectives, prompts, pool, ttft
+):
+    """Running requests with objectives of their own that a few best-effort ones more would
+    break."""
     n, late = len(objectives), len(prompts)
     workload = Workload.build(
         [*[0.0] * n, *[0.02 + 0.004 * i for i in range(late)]],
@@ -126,8 +133,8 @@ def batch(rows) -> Batch:
 SWAP = SwapTimeModel(seconds_per_byte=1e-9, base_s=1e-4)
 
 
-@pytest.mark.parametrize("estimator", [LinearEstimator(MODEL, SWAP), PerfectEstimator(MODEL, SWAP)])
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("estimator", [LinearEstimator(MODEL, SWAP), ModelEstimator(MODEL, SWAP)])
+@examples(60)
 @given(first=requests, then=requests, limit=st.integers(1, 600), share=st.floats(0.0, 1.2))
 def test_behind_a_batch_is_the_end_of_the_whole_batch(estimator, first, then, limit, share):
     behind, more = batch(first), batch(then)
@@ -144,7 +151,7 @@ def test_behind_a_batch_is_the_end_of_the_whole_batch(estimator, first, then, li
     assert within_tokens(more, limit, behind) == max(within_tokens(whole, limit) - len(behind), 0)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(rows=requests, limit=st.integers(1, 600))
 def test_all_but_the_longest_keep_to_the_tokens_of_a_step(rows, limit):
     new = batch(rows).new.tolist()
@@ -152,8 +159,8 @@ def test_all_but_the_longest_keep_to_the_tokens_of_a_step(rows, limit):
     assert within_tokens(batch(rows), limit) == sum(longest_first)
 
 
-@pytest.mark.parametrize("estimator", [LinearEstimator(MODEL, SWAP), PerfectEstimator(MODEL, SWAP)])
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("estimator", [LinearEstimator(MODEL, SWAP), ModelEstimator(MODEL, SWAP)])
+@examples(60)
 @given(
     contexts=st.lists(st.integers(1, 3000), min_size=1, max_size=9),
     limit=st.integers(1, 300),

@@ -1,16 +1,22 @@
 """Sets of rows that BROS keeps and asks: always what a plain sorted list would say."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from twinserve.policies.bros_parts import Victims, among
-from twinserve.policies.deadlines import RowSet
+
+from tests.examples import examples
+from twinserve.policies.bros.parts import Victims, among
+from twinserve.policies.parts.deadlines import RowSet
 
 ROWS = st.lists(st.integers(0, 40), unique=True, max_size=20)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["add", "discard", "look"]), st.integers(0, 30)), max_size=80))
+@examples(100, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "discard", "look"]), st.integers(0, 30)), max_size=80
+    )
+)
 def test_a_row_set_is_a_sorted_list(operations):
     rows, plain, seen = RowSet(), set(), []
     for what, row in operations:
@@ -24,10 +30,11 @@ def test_a_row_set_is_a_sorted_list(operations):
             plain.add(row)
         assert len(rows) == len(plain) and (row in rows) == (row in plain)
     seen.append((rows.rows, sorted(plain)))
-    assert all(array.tolist() == expected for array, expected in seen)  # what was handed out does not change
+    # what was handed out does not change
+    assert all(array.tolist() == expected for array, expected in seen)
 
 
-@settings(max_examples=50, derandomize=True, deadline=None)
+@examples(50, derandomize=True)
 @given(ROWS, ROWS)
 def test_among(rows, others):
     rows, others = np.array(rows, np.int64), np.array(others, np.int64)
@@ -37,6 +44,7 @@ def test_among(rows, others):
 def test_victims_in_order():
     best_effort, urgency = np.array([2, 5, 9]), np.array([7, 1, 4, 3, 8])
     victims = Victims(best_effort, urgency, placed=np.array([3]), row=1)
-    assert victims.rows.tolist() == [9, 5, 2, 8, 4]  # down to its own place, and nobody of the batch
+    # down to its own place, and nobody of the batch
+    assert victims.rows.tolist() == [9, 5, 2, 8, 4]
     nobody_urgent = Victims(best_effort, urgency[:0], np.array([3]), 1)
     assert nobody_urgent.rows.tolist() == [9, 5, 2]

@@ -2,49 +2,66 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from policy_runs import BE, RT, Desk
-from twinserve.backends.pcie import PcieLink
+
+from tests.examples import examples
+from tests.policies.policy_runs import BE, RT, Desk
+from tests.sim.stepper import Stepper
+from twinserve.backends.links import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.kv.base import LedgerError
-from twinserve.policies.kv.checkpointed import CheckpointedLedger
-from twinserve.policies.kv.paged import PagedLedger
+from twinserve.policies.kv.paged.checkpointed import CheckpointedLedger
+from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.bros import BrosLinearModel, PhaseCost
-from twinserve.sim.clock import Clock
-from twinserve.sim.core import EngineCore
-from twinserve.sim.engine import Engine
-from twinserve.sim.recorder import StepRecorder, request_frame
-from twinserve.sim.source import RequestSource
-from twinserve.sim.stepper import Stepper
+from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.source import RequestSource
+from twinserve.sim.results.recorder import StepRecorder, request_frame
 from twinserve.traces.workload import Workload
 
-LIMITS = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, kv_bytes_per_token=1)
+LIMITS = EngineLimits(
+    max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, kv_bytes_per_token=1
+)
 D2H = "d2h"
 
 
 class Table(Desk):
     """A desk with a checkpointed ledger."""
 
-    def __init__(self, policy: str, blocks: int, host: int, limits: EngineLimits = LIMITS, ledger=CheckpointedLedger) -> None:
+    def __init__(
+        self,
+        policy: str,
+        blocks: int,
+        host: int,
+        limits: EngineLimits = LIMITS,
+        ledger=CheckpointedLedger,
+    ) -> None:
         super().__init__(policy, blocks, host=host, limits=limits)
         self.ledger = ledger(self.table, blocks, 4, host, prefix_caching=False)
         self.stepper = Stepper(self.table, self.policy, self.ledger)
 
 
-# -- the ledger -------------------------------------------------------------------------------------------------------
+# -- the ledger ------------------------------------------------------------------------------------
 def ledger_with(tokens: list[int], blocks: int = 20, host: int = 20) -> CheckpointedLedger:
     table = RequestTable()
     ledger = CheckpointedLedger(table, blocks, 4, host, prefix_caching=False)
     for row, count in enumerate(tokens):
-        table.submit(f"r{row}", prompt_tokens=count, klass=BE)
+        table.submit(f"r{row}", prompt_tokens=count, service_class=BE)
         assert ledger.admit(row, count)
         table.computed_tokens[row] = count
     ledger.begin_step()
     return ledger
+
+
+def copied_blocks(ledger, rows):
+    """First blocks of `rows` (int or index array), on the device, that have a copy on the host."""
+    full = ledger.table.computed_tokens[rows] // ledger.block_tokens
+    return full - ledger.pending_blocks(rows)
 
 
 def moved(ledger) -> list[tuple[int, str, int]]:
@@ -63,7 +80,7 @@ def test_full_blocks_are_copied_once_and_not_moved_again():
     ledger.check()
     assert ledger.swap_in(0)
     assert moved(ledger) == [(0, "h2d", 10)]
-    assert ledger.copied_blocks(0) == 2  # the copies stay
+    assert copied_blocks(ledger, 0) == 2  # the copies stay
     assert ledger.swap_out(0) and moved(ledger) == [(0, D2H, 2)]
     ledger.free(0)
     assert ledger.usage().host_tokens == 0 and ledger.free_host_blocks == 20
@@ -83,7 +100,7 @@ def test_copies_make_room_for_a_swap_those_of_the_first_to_arrive_first():
     assert [ledger.checkpoint(row, 9) for row in (0, 1, 2)] == [2, 2, 1]
     assert ledger.free_host_blocks == 0
     assert ledger.swap_out(2)
-    assert ledger.copied_blocks(np.arange(3)).tolist() == [0, 2, 0]
+    assert copied_blocks(ledger, np.arange(3)).tolist() == [0, 2, 0]
     ledger.check()
     assert not ledger_with([8, 24], host=5).swap_out(1)
 
@@ -96,7 +113,7 @@ def test_a_try_is_undone_with_its_copies():
     assert ledger.checkpoint(1, 1) == 1 and ledger.swap_out(1)
     ledger.drop(0)
     ledger.rollback(mark)
-    assert ledger.copied_blocks(np.arange(2)).tolist() == [2, 0] and not ledger.take_moves()
+    assert copied_blocks(ledger, np.arange(2)).tolist() == [2, 0] and not ledger.take_moves()
     ledger.check()
 
 
@@ -108,18 +125,19 @@ def test_the_auditor_sees_a_copy_of_what_is_not_computed():
         ledger.check()
 
 
-# -- the policy -------------------------------------------------------------------------------------------------------
+# -- the policy ------------------------------------------------------------------------------------
 def test_a_worked_example():
-    """By hand: eight blocks of four, and two full blocks make a checkpoint. The offline request has computed 14 tokens: its
-    three full blocks wait for a copy, two are copied, beside the step. With the next full block there are two again. The
-    online prompt of 16 tokens finds four free blocks and needs them; when it grows, the offline request gives way with 18
-    tokens, of which 16 have a copy. It comes back when the online one has ended."""
+    """By hand: eight blocks of four, and two full blocks make a checkpoint. The offline request has
+    computed 14 tokens: its three full blocks wait for a copy, two are copied, beside the step. With
+    the next full block there are two again. The online prompt of 16 tokens finds four free blocks
+    and needs them; when it grows, the offline request gives way with 18 tokens, of which 16 have a
+    copy. It comes back when the online one has ended."""
     desk = Table("conserve:checkpoint_blocks=2,watermark=0", 8, 20)
-    desk.submit("off", 14, 9, klass=BE)
+    desk.submit("off", 14, 9, service_class=BE)
     assert desk.scheduled(1) == [{"off": 14}] and desk.moves() == []
     assert desk.scheduled(1) == [{"off": 1}] and desk.moves() == [("off", D2H, 8, "step")]
     assert desk.scheduled(2) == [{"off": 1}] * 2 and desk.moves() == [("off", D2H, 8, "step")]
-    desk.submit("on", 12, 3, klass=RT)
+    desk.submit("on", 12, 3, service_class=RT)
     assert desk.scheduled(1) == [{"on": 12, "off": 1}] and not desk.preempted()
     assert desk.scheduled(1) == [{"on": 1}]
     assert desk.preempted() == [("off", "swap")] and desk.moves() == [("off", D2H, 2, "before")]
@@ -131,9 +149,9 @@ def test_a_worked_example():
 
 def test_without_checkpoints_all_of_it_is_moved():
     desk = Table("conserve:checkpoint_blocks=0,watermark=0", 5, 20)
-    desk.submit("off", 14, 9, klass=BE)
+    desk.submit("off", 14, 9, service_class=BE)
     desk.scheduled(2)
-    desk.submit("on", 12, 3, klass=RT)
+    desk.submit("on", 12, 3, service_class=RT)
     desk.step()
     assert desk.preempted() == [("off", "swap")] and desk.moves() == [("off", D2H, 15, "before")]
 
@@ -141,84 +159,114 @@ def test_without_checkpoints_all_of_it_is_moved():
 def test_the_last_offline_request_gives_way_first_and_online_ones_wait_for_nobody():
     desk = Table("conserve", 12, 20)
     for name in ("b1", "b2", "b3"):
-        desk.submit(name, 14, 9, klass=BE)
+        desk.submit(name, 14, 9, service_class=BE)
     desk.step()
-    desk.submit("r1", 15, 2, klass=RT)
+    desk.submit("r1", 15, 2, service_class=RT)
     assert desk.scheduled(1) == [{"r1": 15, "b1": 1, "b2": 1}]
     assert desk.preempted() == [("b3", "swap")]
-    desk.submit("r2", 16, 2, klass=RT)
+    desk.submit("r2", 16, 2, service_class=RT)
     desk.step()
     assert desk.preempted() == [("b2", "swap")]
-    assert list(desk.plan.named(desk.table.ids)) == ["r1", "r2", "b1"]
+    assert list(desk.granted()) == ["r1", "r2", "b1"]
 
 
 def test_prompts_are_split_where_the_budget_ends_online_ones_first():
-    limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=10, max_model_len=64, kv_bytes_per_token=1)
+    limits = EngineLimits(
+        max_num_seqs=8, max_num_batched_tokens=10, max_model_len=64, kv_bytes_per_token=1
+    )
     desk = Table("conserve", 20, 20, limits)
-    desk.submit("off", 14, 2, klass=BE)
+    desk.submit("off", 14, 2, service_class=BE)
     assert desk.scheduled(1) == [{"off": 10}]
-    desk.submit("on", 13, 2, klass=RT)
+    desk.submit("on", 13, 2, service_class=RT)
     assert desk.scheduled(3) == [{"on": 10}, {"on": 3, "off": 4}, {"on": 1, "off": 1}]
 
 
 def test_with_a_full_host_it_is_recomputed():
     desk = Table("conserve", 5, 2)
-    desk.submit("off", 14, 9, klass=BE)
+    desk.submit("off", 14, 9, service_class=BE)
     desk.scheduled(2)
-    desk.submit("on", 12, 1, klass=RT)
+    desk.submit("on", 12, 1, service_class=RT)
     desk.step()
     assert desk.preempted() == [("off", "recompute")]
 
 
 REQUESTS = st.lists(
-    st.tuples(st.integers(0, 25), st.integers(1, 24), st.integers(1, 24), st.booleans()), min_size=2, max_size=8
+    st.tuples(st.integers(0, 25), st.integers(1, 24), st.integers(1, 24), st.booleans()),
+    min_size=2,
+    max_size=8,
 )
 TIMES = BrosLinearModel(PhaseCost(2e-4, 1e-8, 1e-3), PhaseCost(5e-5, 3e-7, 2e-3))
 
 
-def run(workload: Workload, text: str, blocks: int, host: int, fast: bool, ledger=CheckpointedLedger, spy=None):
-    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, kv_bytes_per_token=100_000)
+def run(
+    workload: Workload,
+    text: str,
+    blocks: int,
+    host: int,
+    fast: bool,
+    ledger=CheckpointedLedger,
+    spy=None,
+):
+    limits = EngineLimits(
+        max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, kv_bytes_per_token=100_000
+    )
     table, clock, recorder = RequestTable(), Clock(), StepRecorder()
     memory = ledger(table, blocks, 4, host, prefix_caching=False)
     core = EngineCore(table, parse_policy(text).build(limits), memory)
     if spy is not None:
         spy(core)
-    engine = Engine(clock, core, SimulatedBackend(table, TIMES, PcieLink(1e9), limits, fast=fast), recorder)
+    engine = Engine(
+        clock, core, SimulatedBackend(table, TIMES, PcieLink(1e9), limits, fast=fast), recorder
+    )
     source = RequestSource(clock, workload, [engine], 4)
     clock.run()
-    frames = recorder.step_frame(), recorder.gap_frame(), request_frame(table, 0, source.group_names)
+    frames = (
+        recorder.step_frame(),
+        recorder.gap_frame(),
+        request_frame(table, 0, source.group_names),
+    )
     return frames, engine
 
 
 def audit(core: EngineCore) -> None:
-    """At every plan: a preempted row moves its tokens but those with a copy, and online ones never give way while an offline
-    one holds memory that is not on its way."""
+    """At every plan: a preempted row moves its tokens but those with a copy, and online ones never
+    give way while an offline one holds memory that is not on its way."""
     plan, ledger, requests = core.plan, core.ledger, core.requests
 
     def checked(now: float):
-        copies = {row: int(ledger.copied_blocks(row)) for row in range(len(requests)) if requests.state[row] == 1}
+        copies = {
+            row: int(copied_blocks(ledger, row))
+            for row in range(len(requests))
+            if requests.state[row] == 1
+        }
         computed = requests.computed_tokens.copy()
         decided = plan(now)
         ledger.check()
-        out = {m.row: m for m in decided.moves if m.direction.value == D2H and m.hold.value == "before"}
+        out = {
+            m.row: m for m in decided.moves if m.direction.value == D2H and m.hold.value == "before"
+        }
         victims = [row for row, _ in decided.preempted]
         for row, kind in decided.preempted:
             rest = int(computed[row]) - copies[row] * ledger.block_tokens
             assert (out[row].tokens if row in out else 0) == (rest if kind.value == "swap" else 0)
         assert set(out) <= set(victims)
-        if any(requests.klass[row] == RT for row in victims):
-            resident = np.flatnonzero((requests.state == 1) & (requests.klass == BE))
+        if any(requests.service_class[row] == RT for row in victims):
+            resident = np.flatnonzero((requests.state == 1) & (requests.service_class == BE))
             assert not {*resident.tolist()} - {*core.ready_s} - {row for row, _ in decided.admitted}
         return decided
 
     core.plan = checked
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(REQUESTS, st.integers(13, 30), st.sampled_from([0, 8, 60]), st.integers(0, 6))
-def test_every_token_is_computed_once_unless_dropped_and_runs_are_exact(requests, blocks, host, checkpoint):
-    at, prompts, outputs, offline = (np.array(column) for column in zip(*sorted(requests), strict=True))
-    workload = Workload.build(at / 200, prompts, outputs, klass=offline.astype(np.int8))
+def test_every_token_is_computed_once_unless_dropped_and_runs_are_exact(
+    requests, blocks, host, checkpoint
+):
+    at, prompts, outputs, offline = (
+        np.array(column) for column in zip(*sorted(requests), strict=True)
+    )
+    workload = Workload.build(at / 200, prompts, outputs, service_class=offline.astype(np.int8))
     text = f"conserve:checkpoint_blocks={checkpoint}"
     fast, _ = run(workload, text, blocks, host, fast=True)
     exact, engine = run(workload, text, blocks, host, fast=False, spy=audit)
@@ -229,7 +277,10 @@ def test_every_token_is_computed_once_unless_dropped_and_runs_are_exact(requests
     computed = int((steps.prefill_tokens + steps.decode_requests).sum())
     if not rows.recomputes.sum():
         assert computed == int((prompts + outputs - 1).sum())
-    assert int((steps.to_host_bytes + steps.to_device_bytes).sum()) == int(rows.swapped_tokens.sum()) * 100_000
+    assert (
+        int((steps.to_host_bytes + steps.to_device_bytes).sum())
+        == int(rows.swapped_tokens.sum()) * 100_000
+    )
     assert engine.core.ledger.usage().host_tokens == 0 and engine.core.ledger.free_blocks == blocks
 
 
@@ -237,17 +288,23 @@ def bursts(n: int = 12) -> Workload:
     """Three long offline requests, and bursts of online ones that need their memory."""
     at = [0.0] * 3 + [0.05 + 0.12 * (i // 3) for i in range(n)]
     prompts, outputs = [12] * 3 + [20] * n, [40] * 3 + [6] * n
-    return Workload.build(at, prompts, outputs, klass=np.array([BE] * 3 + [RT] * n, np.int8))
+    return Workload.build(
+        at, prompts, outputs, service_class=np.array([BE] * 3 + [RT] * n, np.int8)
+    )
 
 
 def test_checkpoints_take_the_copy_out_of_the_online_requests_way():
-    """The same bursts with and without: fewer bytes before a step, online requests have their first token sooner, and the
-    offline ones lose nothing by it."""
+    """The same bursts with and without: fewer bytes before a step, online requests have their first
+    token sooner, and the offline ones lose nothing by it."""
     without, with_them = (
-        run(bursts(), f"conserve:checkpoint_blocks={k},watermark=0", 30, 60, fast=True)[0] for k in (0, 1)
+        run(bursts(), f"conserve:checkpoint_blocks={k},watermark=0", 30, 60, fast=True)[0]
+        for k in (0, 1)
     )
     ttft = [
-        (rows.first_token_s - rows.arrival_s)[rows.klass == rows.klass.iloc[-1]].mean() for _, _, rows in (without, with_them)
+        (rows.first_token_s - rows.arrival_s)[
+            rows.service_class == rows.service_class.iloc[-1]
+        ].mean()
+        for _, _, rows in (without, with_them)
     ]
     assert without[2].swaps.sum() > 0 and with_them[2].swaps.sum() > 0
     assert ttft[1] < 0.95 * ttft[0]
@@ -255,9 +312,9 @@ def test_checkpoints_take_the_copy_out_of_the_online_requests_way():
 
 def test_on_another_ledger_it_preempts_without_checkpoints():
     desk = Table("conserve:checkpoint_blocks=1,watermark=0", 5, 20, ledger=PagedLedger)
-    desk.submit("off", 14, 9, klass=BE)
+    desk.submit("off", 14, 9, service_class=BE)
     desk.scheduled(2)
     assert desk.moves() == []
-    desk.submit("on", 12, 3, klass=RT)
+    desk.submit("on", 12, 3, service_class=RT)
     desk.step()
     assert desk.preempted() == [("off", "swap")] and desk.moves() == [("off", D2H, 15, "before")]

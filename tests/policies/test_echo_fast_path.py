@@ -1,17 +1,21 @@
-"""Echo's runs of decode steps taken at once give byte for byte what single steps give, on every ledger."""
+"""Echo's runs of decode steps taken at once give byte for byte what single steps give, on every
+ledger."""
 
 from unittest import mock
 
 import numpy as np
 import pandas as pd
-import policy_runs
 import pytest
-from echo_runs import LADDER, echo_ledgers
-from hypothesis import HealthCheck, given, settings
-from policy_runs import simulate
-from test_fast_path import KINDS, compare, workloads
+from hypothesis import HealthCheck, given
+
+from tests.examples import examples
+from tests.parameters import mostly_slow
+from tests.policies import policy_runs
+from tests.policies.echo_runs import LADDER, echo_ledgers, estimator_of
+from tests.policies.policy_runs import simulate
+from tests.policies.test_fast_path import KINDS, compare, workloads
 from twinserve.policies.base import EngineLimits
-from twinserve.profiles.echo import EchoModel
+from twinserve.profiles.forms.echo import EchoModel
 from twinserve.traces.workload import Workload
 
 OPTIONS = (
@@ -27,8 +31,8 @@ CASES = [
     *((policy, "task-aware") for policy in OPTIONS),
 ]
 # Wrong by up to a factor of two, either way.
-MISPREDICTED = EchoModel(
-    alpha=0.0, beta=1e-4, c=5e-4, gamma=1e-5, delta=2e-6, lambda_=1.1, decode_base_s=1e-3
+MISPREDICTED = estimator_of(
+    EchoModel(alpha=0.0, beta=1e-4, c=5e-4, gamma=1e-5, delta=2e-6, lambda_=1.1, decode_base_s=1e-3)
 )
 
 
@@ -38,8 +42,8 @@ def ledgers():
         yield
 
 
-@pytest.mark.parametrize(("policy", "kind"), CASES)
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize(("policy", "kind"), mostly_slow(CASES, *CASES[::4]))
+@examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):
     with echo_ledgers():
@@ -47,7 +51,7 @@ def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):
 
 
 @pytest.mark.parametrize("policy", VARIANTS)
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_also_where_the_estimate_is_wrong(policy, case):
     with echo_ledgers(), mock.patch.object(policy_runs, "LinearEstimator", lambda *_: MISPREDICTED):
@@ -55,10 +59,10 @@ def test_also_where_the_estimate_is_wrong(policy, case):
 
 
 @pytest.mark.parametrize("policy", VARIANTS)
-@pytest.mark.parametrize("klass", [0, 1])
-def test_the_fast_path_is_taken(policy, klass):
+@pytest.mark.parametrize("service_class", [0, 1])
+def test_the_fast_path_is_taken(policy, service_class):
     """A lone request that decodes is planned a few times, not once a token."""
-    workload = Workload.build([0.0], [5], [40], klass=np.array([klass], np.int8))
+    workload = Workload.build([0.0], [5], [40], service_class=np.array([service_class], np.int8))
     steps, _, _, engine = simulate(workload, policy, "task-aware", 20)
     assert len(steps) >= 40
     if "feedback" in policy:  # the estimate may change after every step
@@ -76,7 +80,9 @@ def both(workload, policy: str, blocks: int):
     rows = []
     for fast in (True, False):
         with mock.patch.object(policy_runs, "LinearEstimator", lambda *_: MISPREDICTED):
-            *frames, engine = simulate(workload, policy, "task-aware", blocks, limits=LONG, fast=fast)
+            *frames, engine = simulate(
+                workload, policy, "task-aware", blocks, limits=LONG, fast=fast
+            )
         rows.append((frames, len(engine.decision_seconds)))
     for ours, theirs in zip(rows[0][0], rows[1][0], strict=True):
         pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
@@ -89,7 +95,7 @@ def test_a_run_ends_before_a_deadline_binds():
         [0.0, 0.0, 0.0],
         [10, 40, 40],
         [200, 150, 150],
-        klass=np.array([0, 1, 1], np.int8),
+        service_class=np.array([0, 1, 1], np.int8),
         slo_ttft_s=np.array([0.04, np.nan, np.nan]),
         slo_tpot_s=np.array([0.0021, np.nan, np.nan]),
     )
@@ -99,13 +105,13 @@ def test_a_run_ends_before_a_deadline_binds():
 
 
 def test_a_run_ends_when_the_threshold_may_change():
-    """An online request has just held half of the memory. An offline prompt waits for that to be forgotten, 0.1 s, while
-    another one decodes."""
+    """An online request has just held half of the memory. An offline prompt waits for that to be
+    forgotten, 0.1 s, while another one decodes."""
     workload = Workload.build(
         [0.0, 0.0, 0.05],
         [8, 200, 200],
         [200, 2, 2],
-        klass=np.array([1, 0, 1], np.int8),
+        service_class=np.array([1, 0, 1], np.int8),
         slo_ttft_s=np.array([np.nan, 9.0, np.nan]),
         slo_tpot_s=np.array([np.nan, 9.0, np.nan]),
     )

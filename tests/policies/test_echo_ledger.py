@@ -1,15 +1,18 @@
-"""Echo's KV memory: the eviction order by hand, in lockstep with a reference of plain lists, and what tries leave."""
+"""Echo's KV memory: the eviction order by hand, in lockstep with a reference of plain lists, and
+what tries leave."""
 
 import random
 
 import numpy as np
 import pytest
-import test_paged_ledger
-from paged_reference import PagedReference
-from test_paged_ledger import SIZE, TEXTS, World
+
+from tests.parameters import mostly_slow
+from tests.policies import test_paged_ledger
+from tests.policies.paged_reference import PagedReference
+from tests.policies.test_paged_ledger import SIZE, TEXTS, World
 from twinserve.policies.kv.base import LedgerError
-from twinserve.policies.kv.paged import PagedLedger
-from twinserve.policies.kv.task_aware import CountedLedger, TaskAwareLedger
+from twinserve.policies.kv.paged.ledger import PagedLedger
+from twinserve.policies.kv.task_aware.ledger import CountedLedger, TaskAwareLedger
 from twinserve.policies.requests import RequestTable
 
 ON, OFF = 0, 1
@@ -22,11 +25,11 @@ class Desk:
         self.table = RequestTable()
         self.ledger = ledger(self.table, blocks, 4, shared_contents=26 * 10)
 
-    def submit(self, text: str, klass: int) -> int:
+    def submit(self, text: str, service_class: int) -> int:
         n = int(text[1:])
         prefix = 10 * (ord(text[0]) - ord("A")) + np.arange(n)
         row = self.table.submit(
-            text, prefix, prompt_tokens=4 * n + 1, klass=klass
+            text, prefix, prompt_tokens=4 * n + 1, service_class=service_class
         )  # one token more: all blocks can hit
         self.ledger.begin_step()
         return row
@@ -55,7 +58,8 @@ class Desk:
 
 
 def filled(ledger=TaskAwareLedger) -> Desk:
-    """Five texts of two blocks have been computed, one after another, and two are still to come or running:
+    """Five texts of two blocks have been computed, one after another, and two are still to come or
+    running:
 
     | text | computed by            | still wanted by             | priority |
     |------|------------------------|-----------------------------|----------|
@@ -67,8 +71,8 @@ def filled(ledger=TaskAwareLedger) -> Desk:
     | F    | online, runs           |                             | infinity |
     """
     desk = Desk(ledger)
-    for text, klass in (("A2", OFF), ("B2", OFF), ("C2", ON), ("D2", ON), ("E2", OFF)):
-        row = desk.submit(text, klass)
+    for text, service_class in (("A2", OFF), ("B2", OFF), ("C2", ON), ("D2", ON), ("E2", OFF)):
+        row = desk.submit(text, service_class)
         desk.run(row)
         desk.end(row)
     for text in ("A2", "A2", "D2"):
@@ -138,7 +142,8 @@ def test_a_count_falls_as_requests_end_and_moves_the_block():
 
 
 def test_blocks_that_changed_priority_keep_their_place_by_last_use():
-    """A1, C0, A0 were released in this order. A0 and A1 gain a user and lose it again, both at once: C0 is still second."""
+    """A1, C0, A0 were released in this order. A0 and A1 gain a user and lose it again, both at
+    once: C0 is still second."""
     desk = Desk(blocks=3)
     short, other, long = desk.submit("A1", OFF), desk.submit("C1", OFF), desk.submit("A2", OFF)
     for row in (short, other, long):
@@ -168,11 +173,14 @@ def test_a_preempted_request_still_wants_its_own_text():
     assert [priority for _, priority in desk.order()] == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("prefix", [None, np.arange(0), np.arange(30, 32)], ids=["unnamed", "no whole block", "its own"])
+@pytest.mark.parametrize(
+    "prefix", [None, np.arange(0), np.arange(30, 32)], ids=["unnamed", "no whole block", "its own"]
+)
 def test_a_preempted_request_wants_its_text_whether_or_not_it_had_a_name(prefix):
-    """A best-effort pool's prompts have no names in the run, and names that nobody shares in its replay."""
+    """A best-effort pool's prompts have no names in the run, and names that nobody shares in its
+    replay."""
     desk = Desk()
-    row = desk.table.submit("own", prefix, prompt_tokens=9, klass=OFF)
+    row = desk.table.submit("own", prefix, prompt_tokens=9, service_class=OFF)
     desk.ledger.begin_step()
     assert desk.ledger.admit(row, 9)
     desk.ledger.drop(row)
@@ -181,7 +189,9 @@ def test_a_preempted_request_wants_its_text_whether_or_not_it_had_a_name(prefix)
     # ten of twelve blocks hold nothing; its text would go for the next
     assert [desk.ledger.lost_tokens(4 * n) for n in (10, 11, 12)] == [0, 4, 8]
     desk.ledger.free(row)
-    assert [priority for _, priority in desk.order()] == [0.0, 0.0] and not desk.ledger.lost_tokens(48)
+    assert [priority for _, priority in desk.order()] == [0.0, 0.0] and not desk.ledger.lost_tokens(
+        48
+    )
 
 
 def test_an_offline_request_on_online_text_and_the_reverse():
@@ -217,13 +227,13 @@ class TaskAwareReference(PagedReference):
     def __init__(self, blocks: int, size: int, host: int, caching: bool, by_priority: bool) -> None:
         super().__init__(blocks, size, host, caching)
         self.by_priority = by_priority
-        self.klass: dict[int, int] = {}
+        self.service_class: dict[int, int] = {}
         self.alive: list[int] = []
 
     def rc(self, content) -> int:
         if content[0] == "own" if isinstance(content, tuple) else False:
-            return int(content[1] in self.alive and self.klass[content[1]] == OFF)
-        return sum(content in self.names[r] for r in self.alive if self.klass[r] == OFF)
+            return int(content[1] in self.alive and self.service_class[content[1]] == OFF)
+        return sum(content in self.names[r] for r in self.alive if self.service_class[r] == OFF)
 
     def priority(self, block) -> float:
         if block.content is None:
@@ -241,7 +251,7 @@ class TaskAwareReference(PagedReference):
 
     def give_back(self, row: int) -> None:
         for block in self.rows[row]:
-            block.online = getattr(block, "online", False) or self.klass[row] == ON
+            block.online = getattr(block, "online", False) or self.service_class[row] == ON
         super().give_back(row)
 
     def free(self, row: int, ends: bool = False) -> None:
@@ -259,7 +269,7 @@ class TaskAwareWorld(World):
     def submit(self) -> None:
         super().submit()
         row = self.live[-1]
-        self.reference.klass[row] = int(self.table.klass[row])
+        self.reference.service_class[row] = int(self.table.service_class[row])
         self.reference.alive.append(row)
         self.ledger.begin_step()
         self.moved = []
@@ -303,24 +313,13 @@ def _snapshot(ledger, plain=test_paged_ledger.snapshot) -> dict:
 
 
 @pytest.mark.parametrize("kind", [TaskAwareLedger, CountedLedger])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", mostly_slow(range(25), *range(5)))
 def test_long_walks_agree_with_the_reference(monkeypatch, kind, seed):
     monkeypatch.setattr(test_paged_ledger, "snapshot", _snapshot)
     rng = random.Random(seed)
     host, cached = rng.choice((0, 5, 20)), rng.random() < 0.9
     world = TaskAwareWorld(rng.choice, rng.randint(3, 24), host, cached, kind)
-    world.submit()
-    for _ in range(60):
-        turn = rng.choice(("change", "change", "change", "attempt", "step", "decode", "submit"))
-        if turn == "submit" and len(world.live) < 8:
-            world.submit()
-        elif turn in ("change", "attempt"):
-            getattr(world, turn)()
-        elif turn in ("step", "decode"):
-            world.step()
-            if turn == "decode":
-                world.decode_run()
-        world.compare()
+    test_paged_ledger.walk(world, rng)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -338,10 +337,12 @@ def test_with_lru_it_is_the_paged_ledger(seed):
             for _, ledger in worlds:
                 ledger.free(row)
             continue
-        n, start, klass = rng.randint(1, 6), 10 * rng.randrange(4), rng.randrange(2)
+        n, start, service_class = rng.randint(1, 6), 10 * rng.randrange(4), rng.randrange(2)
         admitted = []
         for table, ledger in worlds:
-            row = table.submit("", start + np.arange(n), prompt_tokens=4 * n + 1, klass=klass)
+            row = table.submit(
+                "", start + np.arange(n), prompt_tokens=4 * n + 1, service_class=service_class
+            )
             ledger.begin_step()
             hit = ledger.hit_tokens(row)
             admitted.append((hit, ledger.admit(row, 4 * n, hit)))

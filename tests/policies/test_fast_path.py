@@ -1,16 +1,19 @@
 """Runs of identical decode steps taken at once give byte for byte what single steps give, for every
-policy with its options, on ledgers paged and bidirectional; and on the way nothing runs without memory
-and every request ends. All ledgers: test_policies_on_ledgers.py."""
+policy with its options, on ledgers paged and bidirectional; and on the way nothing runs without
+memory and every request ends. All ledgers: test_policies_on_ledgers.py."""
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from policy_runs import simulate
+
+from tests.examples import examples
+from tests.parameters import mostly_slow
+from tests.policies.policy_runs import crowds, simulate
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.registry import parse_policy, policy_names
-from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
+from twinserve.traces.workload import BestEffortPool, Workload
 
 KINDS = ("paged", "cached", "bidirectional")
 # Every policy there is, as it comes and with its options that change who gives way, and how.
@@ -24,7 +27,11 @@ VARIANTS = {
         "bros:base_batch=2,chunk=5",
     ),
     "conserve": ("conserve", "conserve:preemption_mode=recompute"),
-    "mlfq": ("mlfq", "mlfq:quantum=0.004,starve_limit=0.05,min_free_blocks=2", "mlfq:preemption_mode=recompute"),
+    "mlfq": (
+        "mlfq",
+        "mlfq:quantum=0.004,starve_limit=0.05,min_free_blocks=2",
+        "mlfq:preemption_mode=recompute",
+    ),
     "preemptive-wait": (
         "preemptive-wait",
         "preemptive-wait:preemption_mode=swap",
@@ -32,7 +39,11 @@ VARIANTS = {
     ),
     "round-robin": ("round-robin", "round-robin:chunk=3", "round-robin:batch_size=2"),
     "sarathi": ("sarathi", "sarathi:chunk_size=5"),
-    "tgi": ("tgi", "tgi:max_new_tokens=20", "tgi:max_new_tokens=20,waiting_served_ratio=1.5,max_waiting_tokens=3"),
+    "tgi": (
+        "tgi",
+        "tgi:max_new_tokens=20",
+        "tgi:max_new_tokens=20,waiting_served_ratio=1.5,max_waiting_tokens=3",
+    ),
     "vllm": (
         "vllm",
         "vllm:enable_chunked_prefill=false",
@@ -46,39 +57,11 @@ POLICIES = [text for name in policy_names() for text in VARIANTS.get(name, (name
 
 LONGEST = 48  # tokens of a request: 12 blocks of four
 
-# The clock carries on where a step ended, so arrivals on a coarse grid fall between and onto steps.
-requests = st.tuples(
-    st.integers(0, 30),  # arrival, in hundredths of a second
-    st.integers(1, 20),  # prompt tokens
-    st.integers(1, 28),  # output tokens
-    st.booleans(),  # best effort
-    st.integers(0, 2),  # priority
-    st.integers(0, 2),  # whose text its prompt starts with
-)
-
 
 @st.composite
 def workloads(draw):
     """A few requests, perhaps a pool, and a memory that holds between one and five of them."""
-    rows = sorted(draw(st.lists(requests, min_size=1, max_size=7)))
-    arrival, prompt, output, effort, priority, text = (np.array(c) for c in zip(*rows, strict=True))
-    blocks = -(-prompt // 4)
-    ids = np.concatenate([6 * t + np.arange(n) for t, n in zip(text, blocks, strict=True)])
-    pool = None
-    if draw(st.booleans()):
-        pool = BestEffortPool(draw(st.integers(1, 3)), (4, 16), (2, 12), until_s=0.2)
-    real_time = effort == 0
-    workload = Workload.build(
-        arrival / 100,
-        prompt,
-        output,
-        klass=effort.astype(np.int8),
-        priority=priority.astype(np.int64),
-        slo_ttft_s=np.where(real_time, draw(st.sampled_from([0.004, 0.03, 0.4])), np.nan),
-        slo_tpot_s=np.where(real_time, draw(st.sampled_from([0.0025, 0.01, 0.2])), np.nan),
-        prefix=PrefixBlocks(ids.astype(np.int64), np.cumsum([0, *blocks]), 4),
-        pool=pool,
-    )
+    workload = draw(crowds(ttft_s=[0.004, 0.03, 0.4], tpot_s=[0.0025, 0.01, 0.2]))
     return workload, draw(st.integers(LONGEST // 4 + 1, 40)), draw(st.sampled_from([0, 6, 40]))
 
 
@@ -96,9 +79,13 @@ def compare(policy: str, kind: str, case) -> None:
     assert [emitted[name] for name in workload.ids] == workload.output_tokens.tolist()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+PAIRS = [(policy, kind) for policy in POLICIES for kind in KINDS]
+# each policy on some ledger: the first on the first, the second on the second ...
+TURNS = [(policy, KINDS[i % len(KINDS)]) for i, policy in enumerate(POLICIES)]
+
+
+@pytest.mark.parametrize(("policy", "kind"), mostly_slow(PAIRS, *TURNS))
+@examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):
     compare(policy, kind, case)
@@ -119,7 +106,7 @@ DROPPED = Workload.build(
     [0.0, 0.0, 0.0, 0.09, 0.09, 0.11, 0.12],
     [1, 1, 1, 1, 11, 1, 1],
     [1, 1, 1, 15, 15, 7, 3],
-    klass=np.array([0, 0, 0, 1, 1, 1, 1], np.int8),
+    service_class=np.array([0, 0, 0, 1, 1, 1, 1], np.int8),
     slo_ttft_s=np.repeat([0.004, np.nan], [3, 4]),
     slo_tpot_s=np.repeat([0.0025, np.nan], [3, 4]),
     pool=BestEffortPool(1, (4, 16), (2, 12), until_s=0.2),
@@ -127,7 +114,7 @@ DROPPED = Workload.build(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", VARIANTS["bros"])
+@pytest.mark.parametrize("policy", mostly_slow(VARIANTS["bros"], "bros"))
 @pytest.mark.parametrize("workload, host", [(TWICE, 6), (DROPPED, 0)], ids=["twice", "dropped"])
 def test_workloads_that_once_failed(workload, host, policy, kind):
     compare(policy, kind, (workload, LONGEST // 4 + 1, host))
@@ -150,9 +137,14 @@ def test_the_fast_path_is_taken(policy):
     [("mlfq:quantum=0.05,starve_limit=none", "paged", 12), ("bros-exact", "bidirectional", 12)],
 )
 def test_a_prompt_too_long_to_join_does_not_break_runs(policy, kind, decisions):
-    """It waits until those that run have ended, some of them behind it in the order, and is not asked for at every step."""
+    """It waits until those that run have ended, some of them behind it in the order, and is not
+    asked for at every step."""
     workload = Workload.build(
-        [0.0, 0.0, 0.01, 0.05], [5, 5, 60, 600], [60, 80, 100, 5], slo_ttft_s=np.full(4, 1.0), slo_tpot_s=np.full(4, 0.02)
+        [0.0, 0.0, 0.01, 0.05],
+        [5, 5, 60, 600],
+        [60, 80, 100, 5],
+        slo_ttft_s=np.full(4, 1.0),
+        slo_tpot_s=np.full(4, 0.02),
     )
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=1024)
     steps, gaps, ended, engine = simulate(workload, policy, kind, 1200, limits=limits)

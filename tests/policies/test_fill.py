@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from policy_runs import ledger_of
+
+from tests.policies.policy_runs import ledger_of
 from twinserve.policies.base import SystemView
-from twinserve.policies.fill import blocking, fill
+from twinserve.policies.parts.fill import blocking, fill
+from twinserve.policies.parts.runs import decodes_only, further_decodes
 from twinserve.policies.plan import Direction, Hold, KvMove, StepPlan
 from twinserve.policies.requests import RequestTable, State
-from twinserve.policies.runs import decodes_only, further_decodes
 
 
 class Bench:

@@ -1,14 +1,17 @@
-"""Justitia's virtual time, its order, and how late it can make an application. An iteration takes one second."""
+"""Justitia's virtual time, its order, and how late it can make an application. An iteration takes
+one second."""
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from justitia_reference import app, gps, run
-from policy_runs import Desk
-from twinserve.policies.justitia_clock import VirtualClock, fluid_finish_times
-from twinserve.policies.predictors import compute_tokens, kv_token_time
+
+from tests.examples import examples
+from tests.policies.justitia_reference import app, gps, run
+from tests.policies.policy_runs import Desk
+from twinserve.policies.justitia.clock import VirtualClock, fluid_finish_times
+from twinserve.policies.parts.predictors import compute_tokens, kv_token_time
 from twinserve.policies.requests import Application
 
 TRUTH = "predictor=perfect"
@@ -44,7 +47,8 @@ def test_virtual_finish_times_by_hand():
     assert (clock.V, clock.N) == (pytest.approx(55), 2)
     clock.advance(1.0 * 10)
     assert (clock.V, clock.N) == (pytest.approx(60), 1)
-    assert clock.advance(5 * 10) == pytest.approx(10)  # four iterations are enough for the rest of A
+    # four iterations are enough for the rest of A
+    assert clock.advance(5 * 10) == pytest.approx(10)
     assert (clock.V, clock.N) == (100, 0)
     assert fluid_finish_times([0, 4, 6], [100, 20, 5], 10) == pytest.approx([12.5, 8.5, 7.5])
     assert [float(t) for t in gps([0, 4, 6], [100, 20, 5], 10)] == [12.5, 8.5, 7.5]
@@ -53,7 +57,7 @@ def test_virtual_finish_times_by_hand():
 whole = st.integers(1, 40)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.lists(st.tuples(st.integers(0, 30), whole), min_size=1, max_size=12), st.integers(1, 9))
 def test_virtual_time_gives_the_fluid_systems_finish_times(apps, capacity):
     arrivals, demands = zip(*sorted(apps), strict=True)
@@ -62,7 +66,8 @@ def test_virtual_time_gives_the_fluid_systems_finish_times(apps, capacity):
 
 
 def test_the_policy_counts_virtual_time_in_iterations():
-    """The table above on the engine, with M = 10 and so as many iterations; V is set when somebody arrives."""
+    """The table above on the engine, with M = 10 and so as many iterations; V is set when somebody
+    arrives."""
     desk = Desk("justitia:M=10", 5)
     policy, demand = desk.policy, {0: 100, 1: 20, 2: 5}
     policy.predictor.application = lambda application, cost: demand[application.group]
@@ -75,8 +80,10 @@ def test_the_policy_counts_virtual_time_in_iterations():
     assert policy.F == {0: 100, 1: 60, 2: 55}
 
 
-@pytest.mark.parametrize(("options", "served"), [("cost=compute,M=10", 40), ("cost=compute", 1 + 2 * 4)])
-def test_what_is_served_in_tokens_computed_is_what_was_or_what_an_iteration_is_said_to_hold(options, served):
+@pytest.mark.parametrize(
+    ("options", "served"), [("cost=compute,M=10", 40), ("cost=compute", 1 + 2 * 4)]
+)
+def test_service_in_computed_tokens_is_what_was_or_what_an_iteration_holds(options, served):
     desk = Desk(f"justitia:{options}", 5)
     desk.policy.predictor.application = lambda application, cost: 100
     for group, steps in ((0, 4), (1, 1)):
@@ -88,7 +95,8 @@ def test_what_is_served_in_tokens_computed_is_what_was_or_what_an_iteration_is_s
 
 
 def test_the_smallest_virtual_finish_time_goes_first_and_nobody_is_preempted_for_it():
-    # One block each, memory for one: the elephant runs first, its second request yields to the mouse.
+    # One block each, memory for one: the elephant runs first, its second request yields to the
+    # mouse.
     samples = [app([[(1, 3)] * 3]), app([[(1, 2)]]), app([[(1, 1)]])]
     ends, requests, _ = run(f"justitia:{TRUTH}", [0.0, 1.0, 2.0], samples, 1)
     assert ends == [12.0, 6.0, 4.0]
@@ -111,7 +119,8 @@ def test_the_largest_virtual_finish_time_gives_way_and_comes_back_before_who_wai
     assert desk.step().scheduled == {"r0": 1, "r1": 1}
     desk.stepper.core.announce(Application(2, "app2", 0.0, "X"))
     desk.submit("r2", 4, 2, group=2)
-    assert desk.step().scheduled == {"r0": 1}  # each needs a third block: r1 goes, though r0 came later
+    # each needs a third block: r1 goes, though r0 came later
+    assert desk.step().scheduled == {"r0": 1}
     assert desk.preempted() == [("r1", "swap")]
     assert desk.step().scheduled == {"r1": 1, "r2": 4}
 
@@ -126,7 +135,8 @@ def test_while_somebody_waits_to_come_back_nobody_new_is_admitted():
     desk.scheduled(2)
     assert desk.step().scheduled == {"r0": 1} and desk.preempted() == [("r1", "swap")]
     desk.stepper.core.announce(Application(2, "app2", 0.0, "X"))
-    desk.submit("r2", 4, 2, group=2)  # first in order, and one of two free blocks is all it needs; r1 needs four
+    # first in order, and one of two free blocks is all it needs; r1 needs four
+    desk.submit("r2", 4, 2, group=2)
     assert desk.step().scheduled == {"r0": 1}
     assert desk.ledger.free_blocks == 2
 
@@ -150,17 +160,23 @@ def test_a_request_without_a_class_is_an_application_by_itself():
     assert not desk.policy.F
 
 
-# -- the bound --------------------------------------------------------------------------------------------------------
-# One block a request, held from its first iteration to its last, so none is idle while anybody waits (delta = 0).
+# -- the bound -------------------------------------------------------------------------------------
+# One block a request, held from its first iteration to its last, so none is idle while anybody
+# waits (delta = 0).
 @st.composite
 def one_stage(draw, max_apps=9):
     one = st.tuples(st.integers(0, 40), st.lists(whole, min_size=1, max_size=8))
     apps = sorted(draw(st.lists(one, min_size=1, max_size=max_apps)))
-    return [float(a) for a, _ in apps], [app([[(1, d) for d in lengths]]) for _, lengths in apps], draw(st.integers(1, 5))
+    return (
+        [float(a) for a, _ in apps],
+        [app([[(1, d) for d in lengths]]) for _, lengths in apps],
+        draw(st.integers(1, 5)),
+    )
 
 
 def lateness(policy, arrivals, samples, blocks, size=64):
-    """How much later than in GPS each application ends (iterations), and the longest request (iterations)."""
+    """How much later than in GPS each application ends (iterations), and the longest request
+    (iterations)."""
     demands = [size * sum(d for _, d in sample.requests) for sample in samples]
     ends, requests, _ = run(policy, arrivals, samples, blocks, size=size, demands=demands)
     assert requests.recomputes.sum() == requests.swaps.sum() == 0
@@ -169,7 +185,7 @@ def lateness(policy, arrivals, samples, blocks, size=64):
     return [end - float(f) for end, f in zip(ends, fair, strict=True)], longest
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(one_stage())
 def test_no_application_ends_later_than_two_longest_requests_after_its_fair_end(case):
     """docs/justitia.md, bound 1: f_j - gps_j <= 2 d_max - 1."""
@@ -181,12 +197,14 @@ ELEPHANT = app([[(1, 2)] * 4])
 
 
 def mice(n):
-    """An elephant of eight iterations, and from then on a mouse of one iteration in each, in memory for one."""
+    """An elephant of eight iterations, and from then on a mouse of one iteration in each, in memory
+    for one."""
     return [0.0, *map(float, range(1, n + 1))], [ELEPHANT, *[app([[(1, 1)]])] * n], 1
 
 
 def test_shortest_first_breaks_the_bound_and_the_elephant_starves():
-    """With more mice the elephant's end moves on under SRJF, and does not under Justitia (Fig. 11)."""
+    """With more mice the elephant's end moves on under SRJF, and does not under Justitia (Fig.
+    11)."""
     ends = {"srjf": [], "justitia": []}
     for n in (100, 200, 400):
         for policy, found in ends.items():
@@ -201,14 +219,21 @@ def test_shortest_first_breaks_the_bound_and_the_elephant_starves():
     assert len(set(ends["justitia"])) == 1 and ends["justitia"][0] < 60
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(one_stage(6), st.lists(st.lists(whole, min_size=1, max_size=4), min_size=2, max_size=4), st.integers(0, 30))
+@examples(40, suppress_health_check=list(HealthCheck))
+@given(
+    one_stage(6),
+    st.lists(st.lists(whole, min_size=1, max_size=4), min_size=2, max_size=4),
+    st.integers(0, 30),
+)
 def test_a_graph_adds_its_critical_path(case, stages, at):
     """Bound 2, for a graph among applications of one stage: CP + C/M + (stages + 1) d_max."""
     arrivals, samples, blocks = case
     place = int(np.searchsorted(arrivals, at, side="right"))
     graph = app([[(1, d) for d in lengths] for lengths in stages])
-    arrivals, samples = [*arrivals[:place], float(at), *arrivals[place:]], [*samples[:place], graph, *samples[place:]]
+    arrivals, samples = (
+        [*arrivals[:place], float(at), *arrivals[place:]],
+        [*samples[:place], graph, *samples[place:]],
+    )
     late, longest = lateness("justitia:watermark=0", arrivals, samples, blocks)
     critical = sum(max(lengths) for lengths in stages)
     alone = sum(map(sum, stages)) / blocks
@@ -216,8 +241,8 @@ def test_a_graph_adds_its_critical_path(case, stages, at):
 
 
 def waves(n: int, thin: int = 4, blocks: int = 4):
-    """Applications of a thin first stage and a wide second one. Each wave comes while the one before is wide, and brings
-    all that the fluid system serves in the meantime."""
+    """Applications of a thin first stage and a wide second one. Each wave comes while the one
+    before is wide, and brings all that the fluid system serves in the meantime."""
     arrivals, samples, time, length = [], [], 0.0, thin
     for _ in range(n):
         arrivals.append(time)
@@ -228,19 +253,25 @@ def waves(n: int, thin: int = 4, blocks: int = 4):
 
 
 def test_graphs_among_graphs_have_no_such_bound():
-    """Why bound 2 is about one graph: what graphs cannot use of the memory in their thin stages, the fluid system can."""
+    """Why bound 2 is about one graph: what graphs cannot use of the memory in their thin stages,
+    the fluid system can."""
     late = [lateness("justitia:watermark=0", *waves(n))[0][-1] for n in (2, 6, 12)]
     assert late[0] < late[1] < late[2]
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 @st.composite
 def graphs(draw):
     pair = st.tuples(st.integers(1, 14), st.integers(1, 16))
     stages = st.lists(st.lists(pair, min_size=1, max_size=3), min_size=1, max_size=3)
     apps = draw(st.lists(st.tuples(st.integers(0, 40), stages), min_size=1, max_size=5))
     apps.sort(key=lambda one: one[0])
-    return [float(a) for a, _ in apps], [app(s) for _, s in apps], draw(st.integers(9, 24)), draw(st.sampled_from([0, 6, 40]))
+    return (
+        [float(a) for a, _ in apps],
+        [app(s) for _, s in apps],
+        draw(st.integers(9, 24)),
+        draw(st.sampled_from([0, 6, 40])),
+    )
 
 
 POLICIES = [
@@ -256,7 +287,7 @@ POLICIES = [
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15, suppress_health_check=list(HealthCheck))
 @given(case=graphs())
 def test_applications_one_step_at_a_time_give_the_same_rows(policy, case):
     arrivals, samples, blocks, host = case
@@ -266,10 +297,16 @@ def test_applications_one_step_at_a_time_give_the_same_rows(policy, case):
     assert fast.finished.all()
 
 
-# Whose turn it is changes within a run of decodes, and the next one fits: a run must not be promised beyond that.
+# Whose turn it is changes within a run of decodes, and the next one fits: a run must not be
+# promised beyond that.
 TURNS = [
     ("vtc", [2.0, 5.0, 11.0], [[(11, 8)], [(15, 10), (14, 14), (15, 12)], [(3, 20)]], 11),
-    ("kv-share", [1.0, 2.0, 11.0], [[(1, 19), (9, 12), (12, 7)], [(2, 7), (8, 14), (8, 4)], [(1, 2)]], 15),
+    (
+        "kv-share",
+        [1.0, 2.0, 11.0],
+        [[(1, 19), (9, 12), (12, 7)], [(2, 7), (8, 14), (8, 4)], [(1, 2)]],
+        15,
+    ),
 ]
 
 
@@ -277,7 +314,8 @@ TURNS = [
 def test_a_run_ends_where_it_is_another_ones_turn(policy, arrivals, stages, blocks):
     samples = [app([stage]) for stage in stages]
     found = [
-        run(f"{policy}:watermark=0", arrivals, samples, blocks, seats=9, fast=fast)[:2] for fast in (True, False)
+        run(f"{policy}:watermark=0", arrivals, samples, blocks, seats=9, fast=fast)[:2]
+        for fast in (True, False)
     ]
     assert found[0][0] == found[1][0]
     pd.testing.assert_frame_equal(found[0][1], found[1][1], check_exact=True)
@@ -286,7 +324,7 @@ def test_a_run_ends_where_it_is_another_ones_turn(policy, arrivals, stages, bloc
 @pytest.mark.parametrize("shape", ["waiting", "running"])
 def test_a_decision_does_not_look_at_all_who_wait(shape):
     """Arrivals and heads cost comparisons in proportion to the logarithm of the queue."""
-    from twinserve.policies.justitia_queues import OwnersQueue, RankedQueue
+    from twinserve.policies.justitia.queues import OwnersQueue, RankedQueue
 
     class Counted(float):
         comparisons = 0
@@ -315,7 +353,8 @@ def test_a_decision_does_not_look_at_all_who_wait(shape):
 
 
 def test_kv_share_keeps_two_applications_apart_and_justitia_ends_them_earlier():
-    """Fig. 3 in small: side by side both end late; one after the other, one ends earlier and none later."""
+    """Fig. 3 in small: side by side both end late; one after the other, one ends earlier and none
+    later."""
     samples = [app([[(8, 8)] * 12])] * 2
     shared, _, engine = run("kv-share:watermark=0", [0.0, 0.0], samples, 16)
     in_order = run(f"justitia:watermark=0,{TRUTH}", [0.0, 0.0], samples, 16)[0]

@@ -3,34 +3,40 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from layerkv_runs import LAYERS, LayerDesk, simulate
-from test_fast_path import workloads
+
+from tests.examples import examples
+from tests.parameters import mostly_slow
+from tests.policies.layerkv_runs import LAYERS, LayerDesk, simulate
+from tests.policies.test_fast_path import workloads
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.layerkv_cost import layerkv_estimator
+from twinserve.policies.layerkv.cost import layerkv_estimator
 from twinserve.policies.plan import Direction, Hold
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.recorder import request_frame
+from twinserve.sim.results.recorder import request_frame
 from twinserve.traces.workload import Workload
 
-LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=48, kv_bytes_per_token=100_000)
+LIMITS = EngineLimits(
+    max_num_seqs=4, max_num_batched_tokens=48, max_model_len=48, kv_bytes_per_token=100_000
+)
 
 
-# -- Algorithm 1 --------------------------------------------------------------------------------------------------------
-# Steps take 1 s, the SLO is 2 s a token, outputs are predicted to have 10 tokens at least; prompts of b and c are expected
-# to take 15 s and 19 s. T_allow = 2 (N_past + N_future) - (T_past + TPOT N_future); the current TPOT is 0 before the first
-# decode and 1 s after it.
-#   at   a: N_past N_future T_past   allows     b: N_past N_future T_past   allows     begins
-#    0                                                                                a: nobody decodes
-#    1          1        9      0   20 - 0                                             b: 15 < 20, c: 15 + 19 > 20
-#    2          1        9      1   20 - 1              1        9      0   20 - 0     19 < 19 is false
-#    3          2        8      2   20 - 10             2        8      1   20 - 9     19 > 10
-#  4-10                             20 - 10       ends in step 5
-#   11         10        1     10   22 - 11                                            19 > 11
-#   14         13        1     13   28 - 14       a ends in this step
-#   15                                                                                c: nobody decodes
+# -- Algorithm 1 -----------------------------------------------------------------------------------
+# Steps take 1 s, the SLO is 2 s a token, outputs are predicted to have 10 tokens at least; prompts
+# of b and c are expected to take 15 s and 19 s. T_allow = 2 (N_past + N_future) - (T_past + TPOT
+# N_future); the current TPOT is 0 before the first decode and 1 s after it.
+#   at   a: N_past N_future T_past   allows    b: N_past N_future T_past  allows   begins
+#    0                                                                             a: nobody decodes
+#    1          1        9      0   20 - 0                                         b: 15 < 20,
+#                                                                                  c: 15 + 19 > 20
+#    2          1        9      1   20 - 1            1        9      0   20 - 0   19 < 19 is false
+#    3          2        8      2   20 - 10           2        8      1   20 - 9   19 > 10
+#  4-10                             20 - 10      ends in step 5
+#   11         10        1     10   22 - 11                                        19 > 11
+#   14         13        1     13   28 - 14      a ends in this step
+#   15                                                                             c: nobody decodes
 def example(policy: str) -> LayerDesk:
     desk = LayerDesk(policy, 100)
     desk.submit("a", 4, 14, slo_tpot_s=2.0)
@@ -64,7 +70,8 @@ def test_a_request_without_objective_allows_everything():
 
 
 def test_a_negative_allowance_admits_nothing_and_starves_nobody():
-    """An objective that nobody can meet: prompts wait for the end of those that decode, and for no longer."""
+    """An objective that nobody can meet: prompts wait for the end of those that decode, and for no
+    longer."""
     desk = LayerDesk("layerkv", 100)
     desk.submit("a", 4, 4, slo_tpot_s=1e-3)
     assert desk.step().scheduled == {"a": 4}
@@ -100,8 +107,9 @@ def test_the_current_tpot_of_a_request_counts_those_that_wait():
         assert desk.policy.recent.tpot == tpot
 
 
-# -- layers ---------------------------------------------------------------------------------------------------------------
-# 10 blocks of four layers: 40 cells. A layer of b's 16 tokens takes 16 s on the link, far more than a step: one at a time.
+# -- layers ----------------------------------------------------------------------------------------
+# 10 blocks of four layers: 40 cells. A layer of b's 16 tokens takes 16 s on the link, far more than
+# a step: one at a time.
 def test_who_keeps_which_layers():
     desk = LayerDesk("layerkv:x=1,threshold=0,horizon=0,watermark=0", 10)
     desk.submit("a", 24, 6)
@@ -110,8 +118,8 @@ def test_who_keeps_which_layers():
     assert desk.step().scheduled == {"b": 16} and desk.ledger.free_cells == 0
     assert desk.resident("a", "b") == [4, 4]
     desk.submit("c", 12, 6)
-    # c needs a layer: 3 cells. The newest begins to leave: b, a layer, beside the step. And a needs a block now: half of
-    # what b has left goes at once.
+    # c needs a layer: 3 cells. The newest begins to leave: b, a layer, beside the step. And a needs
+    # a block now: half of what b has left goes at once.
     assert desk.step().scheduled == {"a": 1}
     assert desk.moves() == [("b", "d2h", 16, (0,), "step"), ("b", "d2h", 16, (1, 2), "before")]
     assert desk.resident("a", "b") == [4, 1]
@@ -121,9 +129,13 @@ def test_who_keeps_which_layers():
     assert desk.moves() == [("c", "d2h", 12, (0, 1, 2), "step")]
     assert desk.resident("a", "b", "c") == [4, 1, 1] and desk.ledger.free_cells == 8 - 3
     assert desk.scheduled(4) == [{"a": 1}] * 4  # a ends
-    # Nobody else has all layers: b's are fetched and stay, though it takes long; then c's, one a step.
+    # Nobody else has all layers: b's are fetched and stay, though it takes long; then c's, one a
+    # step.
     assert desk.step().scheduled == {"b": 1}
-    assert desk.moves() == [("b", "h2d", 16, (0, 1, 2), "step")] and desk.resident("b", "c") == [4, 1]
+    assert desk.moves() == [("b", "h2d", 16, (0, 1, 2), "step")] and desk.resident("b", "c") == [
+        4,
+        1,
+    ]
     assert desk.scheduled(3) == [{"b": 1}] * 3
     assert desk.moves() == [("c", "h2d", 12, (0,), "step")] and desk.resident("c") == [4]
     assert desk.step().scheduled == {"b": 1, "c": 1} and desk.moves() == []
@@ -136,11 +148,15 @@ def test_layers_without_room_are_fetched_for_each_step():
     assert desk.step().scheduled == {"a": 8}
     for tokens in (8, 9):
         assert desk.step().scheduled == {"a": 1}
-        assert desk.moves() == [("a", "h2d", tokens, (0, 1, 2), "step"), ("a", "d2h", 1, (0, 1, 2), "step")]
+        assert desk.moves() == [
+            ("a", "h2d", tokens, (0, 1, 2), "step"),
+            ("a", "d2h", 1, (0, 1, 2), "step"),
+        ]
 
 
 def test_some_layers_of_a_token_count_as_that_share_of_it():
-    """As above: three of four layers of 8 tokens leave with the prompt; then of 8 and of 9 come over, and of one return."""
+    """As above: three of four layers of 8 tokens leave with the prompt; then of 8 and of 9 come
+    over, and of one return."""
     desk = LayerDesk("layerkv:x=1,retain=min,promote=false,threshold=0", 10)
     row = desk.submit("a", 8, 3)
     moved = []
@@ -152,7 +168,8 @@ def test_some_layers_of_a_token_count_as_that_share_of_it():
 
 
 def test_moved_bytes_are_those_of_the_requests_tokens():
-    """Bytes of a token that four layers share evenly, so that only the rounding of a request's own sum is left."""
+    """Bytes of a token that four layers share evenly, so that only the rounding of a request's own
+    sum is left."""
     limits = EngineLimits(max_num_seqs=12, max_model_len=64, kv_bytes_per_token=100_000)
     steps, _, requests, engine = simulate(SPREAD, "layerkv", 25, host=200, limits=limits)
     moved = int((steps.to_host_bytes + steps.to_device_bytes).sum())
@@ -161,7 +178,8 @@ def test_moved_bytes_are_those_of_the_requests_tokens():
 
 
 def test_half_of_the_kept_layers_leave_before_the_rest():
-    """Room for a forecast that is short by everything: of b and c, first two layers each, the newest first."""
+    """Room for a forecast that is short by everything: of b and c, first two layers each, the
+    newest first."""
     desk = LayerDesk("layerkv:x=4,threshold=0.9,horizon=0,watermark=0", 12, estimator=slow_steps())
     for name in "abc":
         desk.submit(name, 8, 9)
@@ -179,20 +197,18 @@ def test_half_of_the_kept_layers_leave_before_the_rest():
 
 def slow_steps():
     """Decode steps are expected to take long, so that any transfer hides behind one."""
-    from twinserve.policies.estimators import LinearEstimator
-    from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+    from twinserve.policies.parts.estimators import LinearEstimator
+    from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
 
     return LinearEstimator(
-        BrosLinearModel(PhaseCost(1.0, 0.0, 0.0), PhaseCost(0.0, 0.0, 1000.0)), SwapTimeModel(seconds_per_byte=1.0)
+        BrosLinearModel(PhaseCost(1.0, 0.0, 0.0), PhaseCost(0.0, 0.0, 1000.0)),
+        SwapTimeModel(seconds_per_byte=1.0),
     )
 
 
-# -- every part can be switched off ------------------------------------------------------------------------------------------
+# -- every part can be switched off ----------------------------------------------------------------
 SPREAD = Workload.build(
-    np.arange(12) / 100,
-    np.arange(20, 32),
-    np.arange(10, 34, 2),
-    slo_tpot_s=np.full(12, 0.2),
+    np.arange(12) / 100, np.arange(20, 32), np.arange(10, 34, 2), slo_tpot_s=np.full(12, 0.2)
 )
 
 
@@ -207,7 +223,15 @@ def seen(policy: str, blocks: int = 25, host: int = 200, workload=SPREAD, **sett
 
     limits = EngineLimits(max_num_seqs=12, max_model_len=64, kv_bytes_per_token=100_000)
     _, _, requests, engine = simulate(
-        workload, policy, blocks, host=host, limits=limits, fast=False, check=True, watch=watch, **settings
+        workload,
+        policy,
+        blocks,
+        host=host,
+        limits=limits,
+        fast=False,
+        check=True,
+        watch=watch,
+        **settings,
     )
     assert requests.finished.all()
     return requests, moves
@@ -231,7 +255,8 @@ def test_fixed_x_and_the_fewest_layers():
         kept[policy[10]] = {len(m.layers or range(LAYERS)) for m, new, _ in moves if new}
     assert kept == {"0": {4}, "3": {1}}
     roomy = {
-        option: [m for m, new, _ in seen(f"layerkv:x=0,retain={option}", blocks=400)[1] if new] for option in ("max", "min")
+        option: [m for m, new, _ in seen(f"layerkv:x=0,retain={option}", blocks=400)[1] if new]
+        for option in ("max", "min")
     }
     assert not roomy["max"] and len(roomy["min"]) == len(SPREAD)
 
@@ -241,7 +266,9 @@ def test_proactive_offload_can_be_off():
     for option, proactive in (("true", True), ("false", False)):
         _, moves = seen(f"layerkv:x=2,proactive={option}", blocks=30)
         ahead = [
-            m for m, new, runs in moves if m.direction is Direction.TO_HOST and m.hold is Hold.STEP and not new and m.tokens > 1
+            m
+            for m, new, runs in moves
+            if m.direction is Direction.TO_HOST and m.hold is Hold.STEP and not new and m.tokens > 1
         ]
         assert bool(ahead) == proactive
 
@@ -274,14 +301,17 @@ def test_the_threshold_keeps_blocks_free():
             host=200,
             limits=limits,
             fast=False,
-            watch=lambda plan, core, free=free: free.append(core.ledger.free_cells + core.ledger.leaving_cells),
+            watch=lambda plan, core, free=free: free.append(
+                core.ledger.free_cells + core.ledger.leaving_cells
+            ),
         )
         low[threshold] = np.median(free[10:-10])
     assert low[0.5] > low[0.0]
 
 
 def test_allreduce_on_the_link_keeps_more_layers():
-    """A prompt of 4 tokens is expected to take 4 s, and hides all four layers of 1 s; with half of the link it hides two."""
+    """A prompt of 4 tokens is expected to take 4 s, and hides all four layers of 1 s; with half of
+    the link it hides two."""
     for share, kept in ((0.0, 0), (0.5, 2)):
         desk = LayerDesk(f"layerkv:retain=min,allreduce_share={share}", 100)
         desk.submit("a", 4, 2)
@@ -289,7 +319,7 @@ def test_allreduce_on_the_link_keeps_more_layers():
         assert desk.resident("a") == [kept]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(25, suppress_health_check=list(HealthCheck))
 @given(case=workloads(), kind=st.sampled_from(["paged", "layerwise"]))
 def test_without_its_parts_it_is_vllm_v0(case, kind):
     workload, blocks, host = case
@@ -305,25 +335,32 @@ def test_without_its_parts_it_is_vllm_v0(case, kind):
             pd.testing.assert_frame_equal(one, other, check_exact=True)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(25, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_with_memory_and_time_enough_it_is_vllm_v0(case):
     workload, _, host = case
     ours, theirs = (
-        simulate(workload, policy, 2000, host=host, limits=LIMITS)[:3] for policy in ("layerkv:slo_aware=false", "vllm-v0")
+        simulate(workload, policy, 2000, host=host, limits=LIMITS)[:3]
+        for policy in ("layerkv:slo_aware=false", "vllm-v0")
     )
     for one, other in zip(ours, theirs, strict=True):
         pd.testing.assert_frame_equal(one, other, check_exact=True)
 
 
 def test_a_link_that_is_never_found_free_is_refused():
-    """All-reduce and computing take turns of one length each, and whoever waits two lengths always meets all-reduce."""
-    with pytest.raises(PolicyError, match="allreduce_share=0.5 and allreduce_wait=2 no KV transfer ever finds the link free"):
+    """All-reduce and computing take turns of one length each, and whoever waits two lengths always
+    meets all-reduce."""
+    with pytest.raises(
+        PolicyError,
+        match="allreduce_share=0.5 and allreduce_wait=2 no KV transfer ever finds the link free",
+    ):
         LayerDesk("layerkv:allreduce_share=0.5,allreduce_wait=2", 10)
 
 
 def test_an_estimator_is_needed():
-    with pytest.raises(PolicyError, match="was given no estimator; set slo_aware=false and layer_wise=false"):
+    with pytest.raises(
+        PolicyError, match="was given no estimator; set slo_aware=false and layer_wise=false"
+    ):
         desk = LayerDesk("layerkv", 10, estimator=None)
         desk.submit("a", 4, 1)
         desk.step()
@@ -332,13 +369,16 @@ def test_an_estimator_is_needed():
     assert desk.step().scheduled == {"a": 4}
 
 
-# -- the paper's direction (Fig. 4) ------------------------------------------------------------------------------------------
+# -- the paper's direction (Fig. 4) ----------------------------------------------------------------
 def llama_on_l20(policy: str, context: int, seed: int, n: int = 100) -> tuple[float, float]:
-    """Llama-2-7B on one L20, prompts of `context` tokens, 512 out, 1 request/s: mean TTFT (s), output tokens/s."""
+    """Llama-2-7B on one L20, prompts of `context` tokens, 512 out, 1 request/s: mean TTFT (s),
+    output tokens/s."""
     profile = load_profile("llama-2-7b@l20")
     model = profile.model()
     arrival = np.cumsum(np.random.default_rng(seed).exponential(1.0, n))
-    workload = Workload.build(arrival, np.full(n, context), np.full(n, 512), slo_tpot_s=np.full(n, 0.2))
+    workload = Workload.build(
+        arrival, np.full(n, context), np.full(n, 512), slo_tpot_s=np.full(n, 0.2)
+    )
     limits = EngineLimits(256, 2048, 17408, int(profile.kv_bytes_per_token))
     blocks = profile.num_gpu_blocks
     _, _, requests, _ = simulate(
@@ -358,8 +398,13 @@ def llama_on_l20(policy: str, context: int, seed: int, n: int = 100) -> tuple[fl
     return ttft(requests), requests.output_tokens.sum() / requests.last_token_s.max()
 
 
-@pytest.mark.parametrize("context, seed, factor", [(2048, 0, 5.0), (2048, 1, 5.0), (4096, 0, 3.0)])
-def test_ttft_of_long_prompts_falls_by_a_clear_factor_at_nearly_the_same_throughput(context, seed, factor):
+@pytest.mark.parametrize(
+    "context, seed, factor",
+    mostly_slow([(2048, 0, 5.0), (2048, 1, 5.0), (4096, 0, 3.0)], (2048, 0, 5.0)),
+)
+def test_ttft_of_long_prompts_falls_by_a_clear_factor_at_nearly_the_same_throughput(
+    context, seed, factor
+):
     theirs, ours = llama_on_l20("vllm-v0", context, seed), llama_on_l20("layerkv", context, seed)
     assert ours[0] < theirs[0] / factor
     assert ours[1] > 0.95 * theirs[1]

@@ -1,12 +1,15 @@
-"""LayerKV's runs of decode steps taken at once give byte for byte what single steps give, with several layers, short and
-long transfers, and asynchronously too; on the way nothing runs without its layers, and every request ends."""
+"""LayerKV's runs of decode steps taken at once give byte for byte what single steps give, with
+several layers, short and long transfers, and asynchronously too; on the way nothing runs without
+its layers, and every request ends."""
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from layerkv_runs import MODEL, simulate
-from test_fast_path import LONGEST, workloads
+
+from tests.examples import examples
+from tests.policies.layerkv_runs import MODEL, simulate
+from tests.policies.test_fast_path import LONGEST, workloads
 from twinserve.policies.base import EngineLimits
 from twinserve.traces.workload import Workload
 
@@ -23,7 +26,7 @@ VARIANTS = (
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("policy", VARIANTS)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(8, suppress_health_check=list(HealthCheck))
 @given(
     case=workloads(),
     layers=st.sampled_from([1, 2, 5]),
@@ -31,7 +34,9 @@ VARIANTS = (
     token_bytes=st.sampled_from([10_000, 400_000]),
     share=st.sampled_from([None, 0.1, 0.6]),
 )
-def test_one_step_at_a_time_gives_the_same_rows(policy, asynchronous, case, layers, host, token_bytes, share):
+def test_one_step_at_a_time_gives_the_same_rows(
+    policy, asynchronous, case, layers, host, token_bytes, share
+):
     workload, blocks, _ = case
     limits = EngineLimits(4, 48, LONGEST, kv_bytes_per_token=token_bytes)
     settings = {"host": host, "layers": layers, "limits": limits, "asynchronous": asynchronous}
@@ -52,5 +57,6 @@ def test_the_fast_path_is_taken(policy):
     workload = Workload.build([0.0], [5], [40])
     steps, _, _, engine = simulate(workload, policy, 400, host=400)
     assert len(steps) >= 40
-    if "promote=false" not in policy and "retain=min" not in policy:  # those fetch layers for some steps or for all
+    # those fetch layers for some steps or for all
+    if "promote=false" not in policy and "retain=min" not in policy:
         assert len(engine.decision_seconds) <= 6

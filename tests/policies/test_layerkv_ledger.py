@@ -1,16 +1,18 @@
-"""The layer-wise ledger: cells are conserved whatever is done to it, tries leave no trace, and for a policy that knows
-nothing of layers it is a paged memory."""
+"""The layer-wise ledger: cells are conserved whatever is done to it, tries leave no trace, and for
+a policy that knows nothing of layers it is a paged memory."""
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from layerkv_runs import simulate
-from test_fast_path import workloads
+
+from tests.examples import examples
+from tests.policies.layerkv_runs import simulate
+from tests.policies.test_fast_path import workloads
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.kv.base import LedgerError
-from twinserve.policies.kv.layerwise import LayerwiseLedger
+from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.plan import Direction, Hold
 from twinserve.policies.registry import policy_names
 from twinserve.policies.requests import RequestTable
@@ -21,8 +23,17 @@ ROWS, LAYERS, BLOCKS, HOST = 6, 4, 12, 10
 def ledger_of(layers=LAYERS, blocks=BLOCKS, host=HOST) -> LayerwiseLedger:
     table = RequestTable()
     for i in range(ROWS):
-        table.submit(f"r{i}", prompt_tokens=9, klass=i % 2)
+        table.submit(f"r{i}", prompt_tokens=9, service_class=i % 2)
     return LayerwiseLedger(table, blocks, 4, host, layers)
+
+
+def block_table(ledger: LayerwiseLedger, row: int) -> dict[int, np.ndarray | None]:
+    """Layer -> int64[blocks], the cell of each block, or None for a layer on the host."""
+    host, held, cells = int(ledger._host[row]), int(ledger._held[row]), ledger._tables[row]
+    places = {
+        layer: None if p < host else cells[p, :held].copy() for p, layer in enumerate(ledger.order)
+    }
+    return dict(sorted(places.items()))
 
 
 def state(ledger: LayerwiseLedger):
@@ -33,8 +44,14 @@ def state(ledger: LayerwiseLedger):
         ledger.free_host_cells,
         ledger.leaving_cells,
         ledger.usage(),
-        [(r, ledger.held_blocks(r), int(ledger.host_layers(r)), r in ledger._swapped) for r in rows],
-        [{k: None if v is None else v.tolist() for k, v in ledger.block_table(r).items()} for r in rows],
+        [
+            (r, ledger.held_blocks(r), int(ledger.host_layers(r)), r in ledger._swapped)
+            for r in rows
+        ],
+        [
+            {k: None if v is None else v.tolist() for k, v in block_table(ledger, r).items()}
+            for r in rows
+        ],
         ledger.missing_tokens(np.array(rows, np.int64)).tolist(),
         [(m.row, m.direction, m.tokens, m.layers, m.hold) for m in ledger._moves],
     )
@@ -43,7 +60,19 @@ def state(ledger: LayerwiseLedger):
 operations = st.lists(
     st.tuples(
         st.sampled_from(
-            ["admit", "admit_layers", "grow", "free", "offload", "offload_now", "onload", "stream", "swap", "step", "compute"]
+            [
+                "admit",
+                "admit_layers",
+                "grow",
+                "free",
+                "offload",
+                "offload_now",
+                "onload",
+                "stream",
+                "swap",
+                "step",
+                "compute",
+            ]
         ),
         st.integers(0, ROWS - 1),
         st.integers(0, 30),
@@ -73,16 +102,20 @@ def apply(ledger: LayerwiseLedger, name: str, row: int, n: int) -> None:
     elif name == "grow":
         ledger.grow(row, n)
     elif name in ("offload", "offload_now"):
-        ledger.offload(row, min(n % LAYERS + 1, ledger.resident_layers(row)), at_once=name == "offload_now")
+        ledger.offload(
+            row, min(n % LAYERS + 1, ledger.resident_layers(row)), at_once=name == "offload_now"
+        )
     elif name == "onload" and ledger.host_layers(row):
         ledger.onload(row, min(n % LAYERS + 1, int(ledger.host_layers(row))))
     elif name == "stream":
         ledger.stream(row)
     elif name == "compute":  # the engine's part
-        ledger.table.computed_tokens[row] = int(ledger.table_blocks(row)) * ledger.block_tokens - n % 4
+        ledger.table.computed_tokens[row] = (
+            int(ledger.table_blocks(row)) * ledger.block_tokens - n % 4
+        )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(operations)
 def test_cells_are_conserved(ops):
     ledger = ledger_of()
@@ -90,9 +123,15 @@ def test_cells_are_conserved(ops):
         apply(ledger, name, row, n)
         ledger.check()
         device = sum(
-            int(ledger.table_blocks(r)) * ledger.resident_layers(r) for r in range(ROWS) if r in ledger._tables
+            int(ledger.table_blocks(r)) * ledger.resident_layers(r)
+            for r in range(ROWS)
+            if r in ledger._tables
         )
-        host = sum(int(ledger.table_blocks(r)) * int(ledger.host_layers(r)) for r in range(ROWS) if r in ledger._tables)
+        host = sum(
+            int(ledger.table_blocks(r)) * int(ledger.host_layers(r))
+            for r in range(ROWS)
+            if r in ledger._tables
+        )
         assert device + ledger.free_cells + ledger.leaving_cells == BLOCKS * LAYERS
         assert host + ledger.free_host_cells == HOST * LAYERS
     for row in range(ROWS):
@@ -103,7 +142,7 @@ def test_cells_are_conserved(ops):
     assert ledger.usage().host_tokens == 0 and ledger.usage().real_time == 0
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(operations, operations, st.integers(0, 40))
 def test_a_try_that_is_rolled_back_leaves_no_trace(before, tried, inner):
     ledger = ledger_of()
@@ -127,7 +166,7 @@ def test_a_try_that_is_rolled_back_leaves_no_trace(before, tried, inner):
     assert state(ledger) == seen
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(operations, operations)
 def test_a_try_that_is_kept_is_as_if_done_at_once(before, tried):
     one, two = ledger_of(), ledger_of()
@@ -158,16 +197,21 @@ def test_the_auditor_sees_a_lost_cell():
         ledger.check()
 
 
-# -- by hand --------------------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 def test_a_prompt_with_two_of_four_layers_on_the_device():
     """Nine tokens, three blocks: six cells here and six there; the copies leave beside the step."""
     ledger = ledger_of()
     ledger.begin_step()
     assert ledger.admit_layers(0, 9, resident=2)
     (move,) = ledger.take_moves()
-    assert (move.direction, move.tokens, move.layers, move.hold) == (Direction.TO_HOST, 9, (0, 2), Hold.STEP)
+    assert (move.direction, move.tokens, move.layers, move.hold) == (
+        Direction.TO_HOST,
+        9,
+        (0, 2),
+        Hold.STEP,
+    )
     assert ledger.free_cells == 48 - 6 and ledger.free_host_cells == 40 - 6
-    table = ledger.block_table(0)
+    table = block_table(ledger, 0)
     assert table[0] is None and table[2] is None and len(table[1]) == len(table[3]) == 3
     assert ledger.usage().host_tokens == 6  # three blocks of four in half of the layers
     assert ledger.held_blocks(0) == 2  # 1.5, rounded up
@@ -219,11 +263,18 @@ def test_layers_leave_and_come_back_in_one_order():
         ledger.begin_step()
         ledger.offload(0, n)
         gone += ledger.take_moves()[0].layers
-    assert sorted(gone) == sorted(layer for layer, cells in ledger.block_table(0).items() if cells is None)
+    assert sorted(gone) == sorted(
+        layer for layer, cells in block_table(ledger, 0).items() if cells is None
+    )
     assert sorted(gone) == [0, 1, 2, 4, 5, 6]
     ledger.begin_step()
     ledger.onload(0, 2)
-    assert [layer for layer, cells in ledger.block_table(0).items() if cells is None] == [0, 2, 4, 6]
+    assert [layer for layer, cells in block_table(ledger, 0).items() if cells is None] == [
+        0,
+        2,
+        4,
+        6,
+    ]
 
 
 def test_without_room_on_the_host_nothing_leaves():
@@ -252,8 +303,9 @@ def test_misuse_is_named():
 
 
 def test_how_long_partly_resident_rows_can_decode():
-    """Blocks of four, two rows of eight tokens; one has a layer of four on the device, the other all. 14 free cells, 26 on
-    the host: a block of both takes 5 and 3. So two blocks each, and there is no third."""
+    """Blocks of four, two rows of eight tokens; one has a layer of four on the device, the other
+    all. 14 free cells, 26 on the host: a block of both takes 5 and 3. So two blocks each, and there
+    is no third."""
     ledger = ledger_of(blocks=6, host=8)
     assert ledger.admit_layers(0, 8, 1) and ledger.admit(1, 8)
     ledger.table.computed_tokens[:2] = 8
@@ -263,19 +315,27 @@ def test_how_long_partly_resident_rows_can_decode():
     assert ledger.decode_steps(np.array([0]), 100) == 32  # the host: 26 // 3 blocks
 
 
-# -- any policy -------------------------------------------------------------------------------------------------------------
+# -- any policy ------------------------------------------------------------------------------------
 LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=48)
-WITHOUT_LAYERS = ("vllm-v0", "vllm-v0:preemption_mode=swap", "vllm", "round-robin", "preemptive-wait:preemption_mode=swap")
+WITHOUT_LAYERS = (
+    "vllm-v0",
+    "vllm-v0:preemption_mode=swap",
+    "vllm",
+    "round-robin",
+    "preemptive-wait:preemption_mode=swap",
+)
 
 
 @pytest.mark.parametrize("policy", WITHOUT_LAYERS)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_for_others_it_is_a_paged_memory(policy, case):
     """Byte for byte the rows of the paged ledger without prefix cache."""
     workload, blocks, host = case
     rows = [
-        simulate(workload, policy, blocks, kind=kind, host=host, limits=LIMITS, check=kind == "layerwise")[:3]
+        simulate(
+            workload, policy, blocks, kind=kind, host=host, limits=LIMITS, check=kind == "layerwise"
+        )[:3]
         for kind in ("paged", "layerwise")
     ]
     for one, other in zip(*rows, strict=True):
@@ -283,7 +343,7 @@ def test_for_others_it_is_a_paged_memory(policy, case):
 
 
 @pytest.mark.parametrize("policy", [name for name in policy_names() if name != "layerkv"])
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_every_policy_runs_on_it(policy, case):
     workload, blocks, host = case

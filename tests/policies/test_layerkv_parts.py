@@ -2,22 +2,28 @@
 
 import numpy as np
 import pytest
-from layerkv_runs import Truth
+
+from tests.policies.layerkv_runs import Truth
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.estimators import LinearEstimator
-from twinserve.policies.kv.layerwise_cells import offload_order
-from twinserve.policies.layerkv_cost import LayerCost, LayerKvEstimator, RecentSteps, layerkv_estimator
-from twinserve.policies.layerkv_forecast import allowed_prefill_seconds, available_cells
-from twinserve.policies.layerkv_lengths import HistoryPredictor, LengthRange, TrueClass
-from twinserve.policies.layerkv_link import beside_allreduce
+from twinserve.policies.kv.layerwise.cells import offload_order
+from twinserve.policies.layerkv.cost import (
+    LayerCost,
+    LayerKvEstimator,
+    RecentSteps,
+    layerkv_estimator,
+)
+from twinserve.policies.layerkv.forecast import allowed_prefill_seconds, available_cells
+from twinserve.policies.layerkv.lengths import HistoryPredictor, LengthRange, TrueClass
+from twinserve.policies.layerkv.link import beside_allreduce
+from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
-from twinserve.profiles.layerkv import LayerKvModel
+from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+from twinserve.profiles.forms.layerkv import LayerKvModel
 from twinserve.profiles.profile import load_profile
 
 
-# -- which layers (Sec. 3.1.2) --------------------------------------------------------------------------------------
+# -- which layers (Sec. 3.1.2) ---------------------------------------------------------------------
 def test_the_papers_example_of_eight_layers():
     """Four layers on the GPU: 1, 3, 5 and 7; the 0th, 2nd, 4th and 6th on the CPU."""
     assert sorted(offload_order(8)[:4]) == [0, 2, 4, 6]
@@ -32,16 +38,33 @@ def test_every_other_layer_leaves_before_any_two_neighbours(layers):
     assert set(order[: (layers + 1) // 2]) == set(range(0, layers, 2))
 
 
-# -- x (eqs. 3-4) ----------------------------------------------------------------------------------------------------
-# alpha = beta = 1, 8 layers, 2 x 1,000 parameters and a hidden size of 1 at 1,000 FLOP/s, 2 bytes a layer and token at
-# 8 bytes/s: T_prefill = n (2,000 + 2 n 8) / 1,000 = 2 n + 0.016 n^2, T_offload = n (8 - x) 2 / 8 = n (8 - x) / 4.
+# -- x (eqs. 3-4) ----------------------------------------------------------------------------------
+# alpha = beta = 1, 8 layers, 2 x 1,000 parameters and a hidden size of 1 at 1,000 FLOP/s, 2 bytes a
+# layer and token at 8 bytes/s: T_prefill = n (2,000 + 2 n 8) / 1,000 = 2 n + 0.016 n^2, T_offload =
+# n (8 - x) 2 / 8 = n (8 - x) / 4.
 MODEL = LayerKvModel(
-    alpha=1.0, beta=1.0, parameters=1000, hidden=1, layers=8, flops=1000.0, layer_kv_bytes=2.0, pcie_bytes_per_s=8.0
+    alpha=1.0,
+    beta=1.0,
+    parameters=1000,
+    hidden=1,
+    layers=8,
+    flops=1000.0,
+    layer_kv_bytes=2.0,
+    pcie_bytes_per_s=8.0,
 )
 SLOW = LayerKvModel(
-    alpha=1.0, beta=1.0, parameters=1000, hidden=1, layers=8, flops=1000.0, layer_kv_bytes=2.0, pcie_bytes_per_s=4.0
+    alpha=1.0,
+    beta=1.0,
+    parameters=1000,
+    hidden=1,
+    layers=8,
+    flops=1000.0,
+    layer_kv_bytes=2.0,
+    pcie_bytes_per_s=4.0,
 )
-BY_PHASE = LinearEstimator(BrosLinearModel(PhaseCost(2.0, 0.016, 0.0), PhaseCost(1.0, 0.0, 0.0)), SwapTimeModel(1 / 4))
+BY_PHASE = LinearEstimator(
+    BrosLinearModel(PhaseCost(2.0, 0.016, 0.0), PhaseCost(1.0, 0.0, 0.0)), SwapTimeModel(1 / 4)
+)
 #   n   T_prefill   a layer (8 bytes/s, 4 bytes/s)   layers hidden (of 8)       x
 #  10     21.6          2.5    5                        8.64    4.32           0   4
 #  25     60.0          6.25  12.5                      9.6     4.8            0   4
@@ -54,7 +77,7 @@ X = [(10, 0, 4), (25, 0, 4), (124, 0, 1), (125, 0, 0)]
 def test_the_fewest_layers_whose_transfer_hides_behind_the_prompt(tokens, fast, slow):
     limits = EngineLimits(kv_bytes_per_token=16)
     for model, expected in ((MODEL, fast), (SLOW, slow)):
-        cost = LayerCost(LayerKvEstimator(model, BY_PHASE), 8, limits)
+        cost = LayerCost(LayerKvEstimator(BY_PHASE.model, BY_PHASE.swap, model), 8, limits)
         assert cost.min_resident_layers(tokens) == model.min_resident_layers(tokens) == expected
         assert cost.layer_seconds(tokens, 8 - expected) <= cost.prefill_seconds(tokens)
         if expected:
@@ -64,8 +87,12 @@ def test_the_fewest_layers_whose_transfer_hides_behind_the_prompt(tokens, fast, 
 
 
 def test_a_link_that_allreduce_uses_too_hides_fewer_layers():
-    estimator, limits = LayerKvEstimator(MODEL, BY_PHASE), EngineLimits(kv_bytes_per_token=16)
-    assert [LayerCost(estimator, 8, limits, share).min_resident_layers(10) for share in (1.0, 0.75, 0.5, 0.1)] == [
+    limits = EngineLimits(kv_bytes_per_token=16)
+    estimator = LayerKvEstimator(BY_PHASE.model, BY_PHASE.swap, MODEL)
+    assert [
+        LayerCost(estimator, 8, limits, share).min_resident_layers(10)
+        for share in (1.0, 0.75, 0.5, 0.1)
+    ] == [
         0,
         2,  # 2.5 / 0.75 = 3.33 s a layer: six of them
         4,
@@ -81,13 +108,14 @@ def test_long_prompts_need_no_layer_and_short_ones_on_a_fast_gpu_do():
     assert x == sorted(x, reverse=True) and x[-1] == 0
 
 
-# -- how long prompts may take (eqs. 1-2) -----------------------------------------------------------------------------
-#  SLO    past   T_past   lower   future   T_slo (past + future)   T_past + T_future (0.03 a token)   allowed
-#  0.2     10     1.0       50      40             10.0                  1.0 + 1.2                     7.8
-#  0.2     49     9.0       50       1             10.0                  9.0 + 0.03                    0.97
-#  0.2     80    16.0       50       1             16.2                 16.0 + 0.03                    0.17
-#  0.2      5     3.0        1       1              1.2                  3.0 + 0.03                   -1.83
-#  none    10   100.0       50      40                                                                 inf
+# -- how long prompts may take (eqs. 1-2) ----------------------------------------------------------
+# T_slo is for past + future tokens; a future token takes 0.03 s
+#  SLO    past   T_past   lower   future   T_slo   T_past + T_future   allowed
+#  0.2     10     1.0       50      40      10.0       1.0 + 1.2         7.8
+#  0.2     49     9.0       50       1      10.0       9.0 + 0.03        0.97
+#  0.2     80    16.0       50       1      16.2      16.0 + 0.03        0.17
+#  0.2      5     3.0        1       1       1.2       3.0 + 0.03       -1.83
+#  none    10   100.0       50      40                                    inf
 SLO = np.array([0.2, 0.2, 0.2, 0.2, np.nan])
 PAST, PAST_S = np.array([10, 49, 80, 5, 10]), np.array([1.0, 9.0, 16.0, 3.0, 100.0])
 LOWER = np.array([50.0, 50.0, 50.0, 1.0, 50.0])
@@ -106,10 +134,11 @@ def test_the_current_tpot_is_the_mean_of_the_last_steps():
     assert recent.tpot == 2.0
 
 
-# -- free blocks ahead (eq. 5) -----------------------------------------------------------------------------------------
+# -- free blocks ahead (eq. 5) ---------------------------------------------------------------------
 def test_free_cells_of_the_next_stages():
-    """Four layers, blocks of 16 tokens. a: 5 blocks in 4 layers, 20 tokens to go: ends in stage 2. b: 3 blocks, 1 of its
-    layers on the device, 16 tokens: stage 1. c: 2 blocks in 2 layers, nobody knows.
+    """Four layers, blocks of 16 tokens. a: 5 blocks in 4 layers, 20 tokens to go: ends in stage 2.
+    b: 3 blocks, 1 of its layers on the device, 16 tokens: stage 1. c: 2 blocks in 2 layers, nobody
+    knows.
 
     stage   free before   allocated a b c      released              free after
       1         10            4  1  2        b: (3 + 1) x 1 =  4          7
@@ -117,13 +146,20 @@ def test_free_cells_of_the_next_stages():
       3         29            -  -  2                                    27
     """
     available = available_cells(
-        10, np.array([5, 3, 2]), np.array([4, 1, 2]), np.array([20.0, 16.0, np.inf]), block_tokens=16, horizon=3
+        10,
+        np.array([5, 3, 2]),
+        np.array([4, 1, 2]),
+        np.array([20.0, 16.0, np.inf]),
+        block_tokens=16,
+        horizon=3,
     )
     assert available.tolist() == [10, 7, 29, 27]
-    assert available_cells(10, np.array([5]), np.array([4]), np.array([1.0]), 16, 0).tolist() == [10]
+    assert available_cells(10, np.array([5]), np.array([4]), np.array([1.0]), 16, 0).tolist() == [
+        10
+    ]
 
 
-# -- lengths ------------------------------------------------------------------------------------------------------------
+# -- lengths ---------------------------------------------------------------------------------------
 def table_of(*prompts: int) -> RequestTable:
     table = RequestTable()
     for i, prompt in enumerate(prompts):
@@ -145,7 +181,8 @@ def test_history_says_what_prompts_of_that_length_got():
         predictor.observe(1000 + k % 3, 500 + k)
     assert predictor.predict(0, table) == LengthRange(10, 14.5, 19)
     assert predictor.predict(1, table) == LengthRange(500, 504.5, 509)
-    assert predictor.predict(2, table) == LengthRange(10, 14.5, 19)  # no such prompt yet: half of all fell into that class
+    # no such prompt yet: half of all fell into that class
+    assert predictor.predict(2, table) == LengthRange(10, 14.5, 19)
 
 
 def test_history_admits_that_it_cannot_tell():
@@ -164,21 +201,26 @@ def test_the_true_class_and_its_errors():
             predictor.predict(0, table)
         predictor.truth = Truth(lengths)
         said = [predictor.predict(row, table) for row in range(400)]
-        assert sum(r == LengthRange(64, 96, 128) for r in said) / 400 == pytest.approx(accuracy, abs=0.07)
+        assert sum(r == LengthRange(64, 96, 128) for r in said) / 400 == pytest.approx(
+            accuracy, abs=0.07
+        )
         wrong = {r.lower for r in said} - {64}
         assert wrong == (set() if accuracy == 1.0 else {32, 128})
 
 
-# -- all-reduce on the same link (Sec. 3.1.3) ---------------------------------------------------------------------------
+# -- all-reduce on the same link (Sec. 3.1.3) ------------------------------------------------------
 def test_kv_between_two_allreduces():
     assert beside_allreduce(0.0, 0.5, 0.25) == (1.0, 0.0)
-    # 2 looks of 0.7 leave 0.6 until the next all-reduce: one sub-unit, whatever the last bits of 1.4 and 0.6 are
+    # 2 looks of 0.7 leave 0.6 until the next all-reduce: one sub-unit, whatever the last bits of
+    # 1.4 and 0.6 are
     assert beside_allreduce(0.5, 0.7, 0.6) == pytest.approx((0.3, 0.0))
     # 1 in 5; four all-reduce lengths between two, filled by 16 sub-units without a rest
     assert beside_allreduce(0.2, 0.5, 0.25) == pytest.approx((0.8, 0.0))
-    # sub-units of twice its length into gaps of its length: each all-reduce waits as long as it takes itself
+    # sub-units of twice its length into gaps of its length: each all-reduce waits as long as it
+    # takes itself
     assert beside_allreduce(0.5, 0.5, 2.0) == pytest.approx((2 / 3, 1.0), rel=0.01)
-    # Between two all-reduces, one every 2: whoever looks every 3 finds the link free each second time, half through the gap
+    # Between two all-reduces, one every 2: whoever looks every 3 finds the link free each second
+    # time, half through the gap
     share, delay = beside_allreduce(0.5, 3.0, 0.25)
     assert share < 0.3 and delay == 0.0
 

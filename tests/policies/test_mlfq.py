@@ -1,24 +1,27 @@
-"""FastServe's skip-join MLFQ: where requests join, when they fall, when they rise, and what is swapped ahead of time."""
+"""FastServe's skip-join MLFQ: where requests join, when they fall, when they rise, and what is
+swapped ahead of time."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from policy_runs import BY_HAND, Desk, simulate
+
+from tests.examples import examples
+from tests.policies.policy_runs import BY_HAND, Desk, simulate
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.estimators import LinearEstimator
-from twinserve.policies.mlfq_queues import FeedbackQueues
+from twinserve.policies.baselines.mlfq_queues import FeedbackQueues
+from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy
-from twinserve.profiles.bros import BrosLinearModel, PhaseCost, SwapTimeModel
+from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
 from twinserve.traces.workload import Workload
 
 ONE = EngineLimits(max_num_seqs=1, max_model_len=64, kv_bytes_per_token=1)
 TWO = EngineLimits(max_num_seqs=2, max_model_len=64, kv_bytes_per_token=1)
 
 
-# -- the queues -------------------------------------------------------------------------------------------------------
+# -- the queues ------------------------------------------------------------------------------------
 def queues(starve_limit: float = math.inf, quanta=(1.0, 2.0, 4.0)) -> FeedbackQueues:
     return FeedbackQueues(np.array(quanta), starve_limit)
 
@@ -29,10 +32,18 @@ def rows(*numbers: int) -> np.ndarray:
 
 def test_a_request_joins_the_first_queue_that_covers_its_first_iteration():
     some = queues()
-    assert [some.joined(s) for s in (0.1, 1.0, 1.001, 2.0, 3.0, 4.0, 100.0)] == [0, 0, 1, 1, 2, 2, 2]
+    assert [some.joined(s) for s in (0.1, 1.0, 1.001, 2.0, 3.0, 4.0, 100.0)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        2,
+    ]
 
 
-def test_quanta_run_down_in_the_batch_only_and_an_iteration_is_charged_to_all_queues_that_it_lasts_through():
+def test_quanta_run_down_in_the_batch_and_an_iteration_is_charged_to_all_its_queues():
     some = queues()
     for row in (0, 1):
         some.add(row, 0, now=10.0)
@@ -72,8 +83,9 @@ def test_who_starves_rises_to_the_first_queue():
 
 
 def test_the_estimated_next_scheduled_time():
-    """By hand, two seats. Row 0 in queue 0 and row 1 in queue 1 come before row 2 in queue 2: they use 1 + 2 and 2 seconds
-    until they are there. Row 2 would rise after 10 seconds of waiting, of which 8 are over."""
+    """By hand, two seats. Row 0 in queue 0 and row 1 in queue 1 come before row 2 in queue 2: they
+    use 1 + 2 and 2 seconds until they are there. Row 2 would rise after 10 seconds of waiting, of
+    which 8 are over."""
     some = queues(starve_limit=10.0)
     for row in (0, 1, 2):
         some.add(row, row, now=0.0)
@@ -82,10 +94,11 @@ def test_the_estimated_next_scheduled_time():
     assert some.next_scheduled(everybody, everybody, 2, now=8.0).tolist() == [0.0, 0.5, 2.0]
 
 
-# -- the policy -------------------------------------------------------------------------------------------------------
+# -- the policy ------------------------------------------------------------------------------------
 # 0.1 s a prompt token: a desk's steps take a second each.
 SLOW = LinearEstimator(
-    BrosLinearModel(PhaseCost(0.1, 0.0, 0.0), PhaseCost(1.0, 0.0, 0.0)), SwapTimeModel(seconds_per_byte=1e-3)
+    BrosLinearModel(PhaseCost(0.1, 0.0, 0.0), PhaseCost(1.0, 0.0, 0.0)),
+    SwapTimeModel(seconds_per_byte=1e-3),
 )
 
 
@@ -101,7 +114,7 @@ def test_long_prompts_skip_the_queues_that_they_would_fall_through():
         desk.submit(name, prompt, 1)
     desk.step()
     assert levels(desk) == {"a": 0, "b": 1, "c": 2, "d": 3}
-    assert list(desk.plan.named(desk.table.ids)) == ["a", "b"]
+    assert list(desk.granted()) == ["a", "b"]
     plain = Desk("mlfq:quantum=0.005,skip_join=false", 40, limits=TWO)
     plain.submit("d", 40, 1)
     plain.step()
@@ -113,7 +126,8 @@ def arrivals(at, prompts, outputs, **columns) -> Workload:
 
 
 def test_a_short_request_overtakes_a_long_one_and_nothing_is_computed_twice():
-    """One seat. The long request decodes alone until the short one comes; then the short one is served to its end."""
+    """One seat. The long request decodes alone until the short one comes; then the short one is
+    served to its end."""
     work = arrivals([0.0, 0.1], [4, 4], [200, 3])
     limits = EngineLimits(max_num_seqs=1, max_model_len=256, kv_bytes_per_token=1)
     _, _, requests, _ = simulate(work, "mlfq:quantum=0.02", "paged", 80, limits=limits)
@@ -130,7 +144,8 @@ def run_order(text: str, **settings) -> list[str]:
 
 
 def test_a_stream_of_short_requests_does_not_starve_a_long_one():
-    """More than one seat's worth of short requests: with promotion the long one ends among them, without it at the end."""
+    """More than one seat's worth of short requests: with promotion the long one ends among them,
+    without it at the end."""
     assert run_order("mlfq:quantum=0.005,starve_limit=none")[-1] == "r0"
     assert run_order("mlfq:quantum=0.005,starve_limit=0.01").index("r0") < 90
 
@@ -140,20 +155,32 @@ sizes = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(sizes, st.integers(1, 3), st.integers(16, 40), st.sampled_from([0, 40]), st.sampled_from([3.0, 12.0, math.inf]))
-def test_the_batch_is_the_front_of_the_queues_and_nobody_is_forgotten(requests, seats, blocks, host, starve):
-    """Whoever runs comes before whoever could and does not; a row left out for the starve limit is in the first queue. A
-    step takes a second, the first quantum as well."""
+@examples(40, suppress_health_check=list(HealthCheck))
+@given(
+    sizes,
+    st.integers(1, 3),
+    st.integers(16, 40),
+    st.sampled_from([0, 40]),
+    st.sampled_from([3.0, 12.0, math.inf]),
+)
+def test_the_batch_is_the_front_of_the_queues_and_nobody_is_forgotten(
+    requests, seats, blocks, host, starve
+):
+    """Whoever runs comes before whoever could and does not; a row left out for the starve limit is
+    in the first queue. A step takes a second, the first quantum as well."""
     arrivals, prompts, outputs = zip(*sorted(requests), strict=True)
     limits = EngineLimits(max_num_seqs=seats, max_model_len=64, kv_bytes_per_token=1)
-    text = f"mlfq:quantum=1,starve_limit={'none' if starve == math.inf else starve},min_free_blocks=1"
+    text = (
+        f"mlfq:quantum=1,starve_limit={'none' if starve == math.inf else starve},min_free_blocks=1"
+    )
     desk = Desk(text, blocks, host=host, limits=limits, estimator=SLOW)
     queues_of, table, first = desk.policy.queues, desk.table, arrivals[0]
     for now in range(3000):
         while len(table) < len(arrivals) and arrivals[len(table)] - first <= now:
             row = len(table)
-            desk.submit(f"r{row}", prompts[row], outputs[row], arrival_s=float(arrivals[row] - first))
+            desk.submit(
+                f"r{row}", prompts[row], outputs[row], arrival_s=float(arrivals[row] - first)
+            )
         if not desk.stepper.core.active and len(table) == len(arrivals):
             break
         active = [row for row in range(len(table)) if table.state[row] != 3]
@@ -174,11 +201,11 @@ def test_the_batch_is_the_front_of_the_queues_and_nobody_is_forgotten(requests, 
     assert table.output_tokens.tolist() == list(outputs)
 
 
-# -- proactive swapping -----------------------------------------------------------------------------------------------
+# -- proactive swapping ----------------------------------------------------------------------------
 def test_who_is_left_out_is_swapped_ahead_of_time():
-    """Ten blocks, two seats, three blocks to be kept free. c (15 tokens, 1.5 s: the second queue) has used up its two
-    seconds when a and b come into the first. When those take a second block each, two are free: c goes beside the step.
-    Its turn comes when a and b have ended."""
+    """Ten blocks, two seats, three blocks to be kept free. c (15 tokens, 1.5 s: the second queue)
+    has used up its two seconds when a and b come into the first. When those take a second block
+    each, two are free: c goes beside the step. Its turn comes when a and b have ended."""
     desk = Desk("mlfq:quantum=1,min_free_blocks=3", 10, host=20, limits=TWO, estimator=SLOW)
     c = desk.submit("c", 15, 8)
     desk.scheduled(2)
@@ -189,14 +216,14 @@ def test_who_is_left_out_is_swapped_ahead_of_time():
     assert not desk.preempted() and desk.ledger.free_blocks == 10 - 4 - 2
     desk.step()
     assert desk.preempted() == [("c", "swap")] and desk.moves() == [("c", "d2h", 16, "step")]
-    assert desk.plan.named(desk.table.ids) == {"a": 1, "b": 1}
+    assert desk.granted() == {"a": 1, "b": 1}
     assert desk.scheduled(1) == [{"a": 1, "b": 1}] and desk.table.state[c] == 2
     assert desk.scheduled(1) == [{"c": 1}] and desk.moves() == [("c", "h2d", 16, "before")]
 
 
 def test_and_comes_back_before_its_turn_where_there_is_room():
-    """Nine blocks, one to be kept free. c goes when none is. When b has ended and d has its seat, six are free: c comes
-    back into four of them beside the step, and keeps waiting for a seat."""
+    """Nine blocks, one to be kept free. c goes when none is. When b has ended and d has its seat,
+    six are free: c comes back into four of them beside the step, and keeps waiting for a seat."""
     desk = Desk("mlfq:quantum=1,min_free_blocks=1", 9, host=20, limits=TWO, estimator=SLOW)
     desk.submit("c", 15, 8)
     desk.scheduled(2)
@@ -210,7 +237,9 @@ def test_and_comes_back_before_its_turn_where_there_is_room():
 
 
 def test_switched_off_it_swaps_only_what_is_in_the_way():
-    desk = Desk("mlfq:quantum=1,min_free_blocks=3,proactive=false", 10, host=20, limits=TWO, estimator=SLOW)
+    desk = Desk(
+        "mlfq:quantum=1,min_free_blocks=3,proactive=false", 10, host=20, limits=TWO, estimator=SLOW
+    )
     desk.submit("c", 15, 8)
     desk.scheduled(2)
     desk.submit("a", 4, 3)
@@ -227,7 +256,12 @@ def test_the_longest_prompt_has_a_queue():
     assert policy.queues.quanta.tolist() == [0.01, 0.02, 0.04]
 
 
-OPTIONS = ("", ",preemption_mode=recompute", ",min_free_blocks=4", ",skip_join=false,starve_limit=0.05")
+OPTIONS = (
+    "",
+    ",preemption_mode=recompute",
+    ",min_free_blocks=4",
+    ",skip_join=false,starve_limit=0.05",
+)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -237,7 +271,16 @@ def test_runs_of_decodes_are_exact_with_its_options(option, host):
     workload = Workload.build(at, [9, 17, 5, 20, 1, 12, 8, 3], [25, 12, 28, 3, 20, 9, 1, 15])
     limits = EngineLimits(max_num_seqs=3, max_num_batched_tokens=64, max_model_len=64)
     fast, exact = (
-        simulate(workload, f"mlfq:quantum=0.004{option}", "paged", 18, host=host, limits=limits, fast=flag, check=True)
+        simulate(
+            workload,
+            f"mlfq:quantum=0.004{option}",
+            "paged",
+            18,
+            host=host,
+            limits=limits,
+            fast=flag,
+            check=True,
+        )
         for flag in (True, False)
     )
     for ours, theirs in zip(fast[:3], exact[:3], strict=True):

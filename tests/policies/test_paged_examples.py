@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+
 from twinserve.policies.kv.base import LedgerError
-from twinserve.policies.kv.paged import PagedLedger
+from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.plan import Direction
 from twinserve.policies.requests import RequestTable
 
@@ -19,7 +20,7 @@ class Shelf:
         self.named: dict[str, int] = {}
         self.rows: dict[str, int] = {}
 
-    def submit(self, name: str, text: str, extra: int = 0, klass: int = 0) -> int:
+    def submit(self, name: str, text: str, extra: int = 0, service_class: int = 0) -> int:
         """One block a letter, and `extra` tokens behind them."""
         starts = [text[: i + 1] for i in range(len(text))]
         for start in starts:
@@ -27,7 +28,9 @@ class Shelf:
                 self.named[start] = len(self.named)
         prefix = np.array([self.named[start] for start in starts], np.int64)
         tokens = SIZE * len(text) + extra
-        self.rows[name] = self.table.submit(name, prefix, prompt_tokens=tokens, klass=klass)
+        self.rows[name] = self.table.submit(
+            name, prefix, prompt_tokens=tokens, service_class=service_class
+        )
         return self.rows[name]
 
     def admit(self, name: str, **values) -> bool:
@@ -114,7 +117,7 @@ def test_a_dropped_row_finds_what_it_had_generated():
 
 def test_a_block_used_by_both_classes_is_real_time():
     shelf = Shelf(8)
-    shelf.submit("best effort", "ab", extra=1, klass=1)
+    shelf.submit("best effort", "ab", extra=1, service_class=1)
     shelf.admit("best effort")
     usage = shelf.ledger.usage()
     assert (usage.real_time, usage.best_effort) == (0, 3)

@@ -5,11 +5,13 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from paged_reference import PagedReference
-from twinserve.policies.kv.paged import PagedLedger
+
+from tests.examples import examples
+from tests.policies.paged_reference import PagedReference
+from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.requests import RequestTable
 
 SIZE, TEXTS = 4, 3
@@ -70,8 +72,8 @@ class World:
     def submit(self) -> None:
         prompt, text = self.pick(range(1, 30)), self.pick(range(TEXTS))
         prefix = 8 * text + np.arange(prompt // SIZE)
-        klass = self.pick((0, 0, 1))
-        row = self.table.submit("", prefix, prompt_tokens=prompt, klass=klass)
+        service_class = self.pick((0, 0, 1))
+        row = self.table.submit("", prefix, prompt_tokens=prompt, service_class=service_class)
         self.reference.names[row] = prefix.tolist()
         self.live.append(row)
 
@@ -235,7 +237,7 @@ class World:
         return {id(b): b for blocks in self.reference.rows.values() for b in blocks}.values()
 
     def users(self, block) -> list[int]:
-        return [int(self.table.klass[row]) for row in block.users]
+        return [int(self.table.service_class[row]) for row in block.users]
 
 
 class Lockstep(RuleBasedStateMachine):
@@ -279,17 +281,13 @@ class Lockstep(RuleBasedStateMachine):
 
 
 TestLockstep = Lockstep.TestCase
-TestLockstep.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+TestLockstep.settings = examples(
+    60, stateful_step_count=25, suppress_health_check=list(HealthCheck)
 )
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_long_walks_agree_with_the_reference(seed):
-    """Deeper into a full memory than short sequences of rules come."""
-    rng = random.Random(seed)
-    host, cached = rng.choice((0, 5, 20)), rng.random() < 0.7
-    world = World(rng.choice, rng.randint(3, 24), host, cached)
+def walk(world: World, rng: random.Random) -> None:
+    """Sixty changes, tries and steps, each compared with the reference."""
     world.submit()
     for _ in range(60):
         turn = rng.choice(("change", "change", "change", "attempt", "step", "decode", "submit"))
@@ -302,3 +300,12 @@ def test_long_walks_agree_with_the_reference(seed):
             if turn == "decode":
                 world.decode_run()
         world.compare()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_long_walks_agree_with_the_reference(seed):
+    """Deeper into a full memory than short sequences of rules come."""
+    rng = random.Random(seed)
+    host, cached = rng.choice((0, 5, 20)), rng.random() < 0.7
+    world = World(rng.choice, rng.randint(3, 24), host, cached)
+    walk(world, rng)

@@ -1,13 +1,14 @@
 """Applications first come, first served."""
 
-from justitia_reference import app, run
-from policy_runs import Desk
+from tests.policies.justitia_reference import app, run
+from tests.policies.policy_runs import Desk
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.requests import Application
 
 
 def test_the_requests_of_an_application_are_not_interleaved_with_the_next_ones():
-    # Memory for one request. With vLLM the second stage of the first application queues behind the second one.
+    # Memory for one request. With vLLM the second stage of the first application queues behind the
+    # second one.
     samples = [app([[(1, 2)], [(1, 2)]]), app([[(1, 2)] * 3])]
     assert run("parrot", [0.0, 1.0], samples, 1)[0] == [4.0, 10.0]
     assert run("vllm", [0.0, 1.0], samples, 1)[0] == [10.0, 8.0]

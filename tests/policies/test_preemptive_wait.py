@@ -1,7 +1,8 @@
 """The longest wait first, step by step: a step lasts a second. Blocks of four tokens."""
 
 import pytest
-from policy_runs import Desk
+
+from tests.policies.policy_runs import Desk
 from twinserve.policies.base import EngineLimits
 
 

@@ -1,6 +1,6 @@
 """Two queues in turn, step by step. Blocks of four tokens; a to d are real-time, x best-effort."""
 
-from policy_runs import BE, RT, Desk
+from tests.policies.policy_runs import BE, RT, Desk
 from twinserve.policies.base import EngineLimits
 
 
@@ -12,7 +12,7 @@ def desk_with(policy: str, blocks: int, *requests: tuple[str, int, int], **value
 
 
 def submit(desk: Desk, name: str, prompt: int, output: int) -> None:
-    desk.submit(name, prompt, output, klass=RT if name in "abcd" else BE)
+    desk.submit(name, prompt, output, service_class=RT if name in "abcd" else BE)
 
 
 def test_the_classes_take_turns():

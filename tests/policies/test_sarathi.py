@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from policy_runs import Desk
+
+from tests.examples import examples
+from tests.policies.policy_runs import Desk
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.registry import RegistryError, parse_policy
 
@@ -12,8 +14,8 @@ LIMITS = EngineLimits(max_num_seqs=8, max_model_len=64, kv_bytes_per_token=1)
 
 
 def test_decodes_come_first_then_prompts_that_have_begun_then_new_ones():
-    """By hand, eight tokens a step. a's prompt of ten takes two steps; b gets what a's second part leaves; from then on
-    a's decode comes first, and c begins in what b leaves."""
+    """By hand, eight tokens a step. a's prompt of ten takes two steps; b gets what a's second part
+    leaves; from then on a's decode comes first, and c begins in what b leaves."""
     desk = Desk("sarathi:chunk_size=8", 40, limits=LIMITS)
     desk.submit("a", 10, 4)
     desk.submit("b", 12, 2)
@@ -52,24 +54,30 @@ def test_without_memory_the_last_in_the_order_is_recomputed():
     desk.submit("b", 7, 4)
     assert desk.scheduled(1) == [{"a": 4, "b": 7}]
     desk.step()
-    assert desk.preempted() == [("b", "recompute")] and desk.plan.named(desk.table.ids) == {"a": 1}
+    assert desk.preempted() == [("b", "recompute")] and desk.granted() == {"a": 1}
     assert desk.scheduled(3) == [{"a": 1}, {"a": 1}, {"b": 8}]
 
 
-sizes = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=8)
+sizes = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=8
+)
 
 KINDS = st.sampled_from(["paged", "cached", "bidirectional"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(sizes, st.integers(1, 24), st.integers(1, 10), st.integers(13, 40), KINDS)
 def test_the_budget_holds_and_no_decode_stalls(requests, chunk, seats, blocks, kind):
-    """At most `chunk` tokens a step; who has computed its prompt gets a token in every step, or has lost its memory."""
+    """At most `chunk` tokens a step; who has computed its prompt gets a token in every step, or has
+    lost its memory."""
     limits = EngineLimits(max_num_seqs=seats, max_model_len=64, kv_bytes_per_token=1)
     desk = Desk(f"sarathi:chunk_size={chunk}", blocks, kind=kind, limits=limits)
     table = desk.table
     for _ in desk.arriving(requests, steps=3000):
-        decoding = np.flatnonzero((table.state == 1) & (table.prompt_tokens + table.output_tokens - table.computed_tokens == 1))
+        decoding = np.flatnonzero(
+            (table.state == 1)
+            & (table.prompt_tokens + table.output_tokens - table.computed_tokens == 1)
+        )
         desk.step()
         plan = desk.plan
         assert len(plan.rows) and plan.tokens.sum() <= chunk

@@ -1,8 +1,9 @@
 """Shortest first: requests by predicted duration, applications by what is left of their cost."""
 
 import pytest
-from justitia_reference import app, run
-from policy_runs import Desk
+
+from tests.policies.justitia_reference import app, run
+from tests.policies.policy_runs import Desk
 from twinserve.policies.registry import RegistryError, parse_policy
 
 TRUTH = "predictor=perfect"
@@ -17,7 +18,8 @@ def test_requests_go_by_their_output_whatever_application_they_belong_to():
 
 
 def test_applications_go_by_the_cost_that_is_left():
-    """A costs 3 * 9 = 27 and B 10: B first. C comes when A has one request of 9 left and costs more than that."""
+    """A costs 3 * 9 = 27 and B 10: B first. C comes when A has one request of 9 left and costs more
+    than that."""
     samples = [app([[(1, 3)] * 3]), app([[(3, 2), (1, 1)]]), app([[(4, 2)]])]
     ends = run(f"srjf:{TRUTH}", [0.0, 0.0, 9.0], samples, 1, size=8)[0]
     assert samples[1].requests == [(3, 2), (1, 1)]

@@ -1,34 +1,44 @@
-"""However many newcomers come, how long can one request be left out? The bounds follow from each policy's order. A step takes a
-second; some request comes in every one of them, more than there are seats for."""
+"""However many newcomers come, how long can one request be left out? The bounds follow from each
+policy's order. A step takes a second; some request comes in every one of them, more than there are
+seats for."""
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from order_runs import Arrival, Step, watched
-from policy_runs import BY_HAND, Desk
-from test_mlfq import SLOW
+
+from tests.examples import examples
+from tests.policies.order_runs import Arrival, Step, watched
+from tests.policies.policy_runs import BY_HAND, Desk
+from tests.policies.test_mlfq import SLOW
 from twinserve.policies.base import EngineLimits
 
 STREAM = 25  # seconds
-property_test = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+property_test = examples(25, suppress_health_check=list(HealthCheck))
 sizes = st.tuples(st.integers(1, 20), st.integers(1, 8))
 
 
 @st.composite
 def streams(draw, **columns) -> list[Arrival]:
-    """One or two requests in every second, of a few sizes; columns: strategies of their further values."""
+    """One or two requests in every second, of a few sizes; columns: strategies of their further
+    values."""
     kinds = draw(st.lists(sizes, min_size=1, max_size=4))
     each = draw(st.integers(1, 2))
     picked = draw(st.lists(st.sampled_from(kinds), min_size=STREAM * each, max_size=STREAM * each))
-    further = {name: draw(st.lists(s, min_size=len(picked), max_size=len(picked))) for name, s in columns.items()}
+    further = {
+        name: draw(st.lists(s, min_size=len(picked), max_size=len(picked)))
+        for name, s in columns.items()
+    }
     return [
-        Arrival(i // each, *size, **{name: values[i] for name, values in further.items()}) for i, size in enumerate(picked)
+        Arrival(i // each, *size, **{name: values[i] for name, values in further.items()})
+        for i, size in enumerate(picked)
     ]
 
 
 def desk_of(policy: str, blocks: int, seats: int, host: int = 0, estimator=BY_HAND) -> Desk:
-    limits = EngineLimits(max_num_seqs=seats, max_num_batched_tokens=64, max_model_len=64, kv_bytes_per_token=1)
+    limits = EngineLimits(
+        max_num_seqs=seats, max_num_batched_tokens=64, max_model_len=64, kv_bytes_per_token=1
+    )
     return Desk(policy, blocks, host=host, limits=limits, estimator=estimator)
 
 
@@ -59,14 +69,26 @@ def test_preemptive_wait_leaves_nobody_out_for_longer_than_there_were_others(man
 
 
 @property_test
-@given(streams(), st.integers(1, 2), st.sampled_from([12, 200]), st.sampled_from([0, 40]), st.sampled_from([2, 5]))
-def test_mlfq_leaves_nobody_out_for_much_longer_than_the_starve_limit(many, seats, blocks, host, limit):
-    """Then it is in the first queue, and newcomers join behind it. Who is before it leaves that queue with a quantum of a
-    second: two steps at most, as one may have begun it between steps."""
-    desk = desk_of(f"mlfq:quantum=1,starve_limit={limit},min_free_blocks=1", blocks, seats, host, SLOW)
+@given(
+    streams(),
+    st.integers(1, 2),
+    st.sampled_from([12, 200]),
+    st.sampled_from([0, 40]),
+    st.sampled_from([2, 5]),
+)
+def test_mlfq_leaves_nobody_out_for_much_longer_than_the_starve_limit(
+    many, seats, blocks, host, limit
+):
+    """Then it is in the first queue, and newcomers join behind it. Who is before it leaves that
+    queue with a quantum of a second: two steps at most, as one may have begun it between steps."""
+    desk = desk_of(
+        f"mlfq:quantum=1,starve_limit={limit},min_free_blocks=1", blocks, seats, host, SLOW
+    )
     waits, others = Waits(many), {}
     for step in watched(desk, many):
-        others |= {row: len(step.active) - 1 for row in step.active if step.now - waits.since[row] == limit}
+        others |= {
+            row: len(step.active) - 1 for row in step.active if step.now - waits.since[row] == limit
+        }
         for row, waited in waits.after(step).items():
             assert waited <= limit or waited <= limit + 2 * others[row]
 
@@ -88,7 +110,13 @@ CLIENTS = 3
 
 
 @property_test
-@given(streams(group=st.integers(0, CLIENTS - 1)), st.integers(1, 2), st.sampled_from([12, 200]), st.integers(1, 10), sizes)
+@given(
+    streams(group=st.integers(0, CLIENTS - 1)),
+    st.integers(1, 2),
+    st.sampled_from([12, 200]),
+    st.integers(1, 10),
+    sizes,
+)
 def test_vtc_lets_each_client_before_a_new_one_at_most_once(many, seats, blocks, at, size):
     """It starts with the counter of who has paid least, and whoever is served has paid more."""
     newcomer = sum(one.step <= at for one in many)
@@ -96,43 +124,58 @@ def test_vtc_lets_each_client_before_a_new_one_at_most_once(many, seats, blocks,
     before: list[int] = []
     for step in watched(desk_of("vtc", blocks, seats, host=40), many):
         if step.now >= at and newcomer not in before:
-            before += step.begun[: step.begun.index(newcomer) + 1] if newcomer in step.begun else step.begun
+            before += (
+                step.begun[: step.begun.index(newcomer) + 1]
+                if newcomer in step.begun
+                else step.begun
+            )
     served = [many[row].group for row in before]
     assert served.pop() == CLIENTS and len(served) == len(set(served))
 
 
 def test_vtc_has_no_such_bound_for_one_who_has_paid_where_every_newcomer_is_a_client():
     """They all start with the counter of who has paid least, which is one of them."""
-    many = [Arrival(0, 20, 8, group=0), Arrival(1, 1, 2, group=1), Arrival(2, 1, 2, group=2), Arrival(3, 20, 8, group=0)]
+    many = [
+        Arrival(0, 20, 8, group=0),
+        Arrival(1, 1, 2, group=1),
+        Arrival(2, 1, 2, group=2),
+        Arrival(3, 20, 8, group=0),
+    ]
     many += [Arrival(at, 1, 2, group=at) for at in range(3, STREAM)]
     begun = [row for step in watched(desk_of("vtc", 200, 1), many) for row in step.begun]
     assert many[begun[-1]].group == 0
 
 
 EASY, TIGHT = 200, 12
-hybrid = streams(slo_ttft_s=st.just(4.0), slo_tpot_s=st.just(2.0), klass=st.integers(0, 1))
+hybrid = streams(slo_ttft_s=st.just(4.0), slo_tpot_s=st.just(2.0), service_class=st.integers(0, 1))
 
 
 @property_test
 @given(hybrid, st.integers(1, 3), st.sampled_from([EASY, TIGHT]), st.sampled_from([0, 40]))
 def test_bros_begins_real_time_requests_of_one_objective_as_they_come(many, seats, blocks, host):
     for step in watched(desk_of("bros:kv=paged", blocks, seats, host), many):
-        waiting = [row for row in step.waiting if many[row].klass == 0]
-        assert all(row < min(waiting, default=len(many)) for row in step.begun if many[row].klass == 0)
+        waiting = [row for row in step.waiting if many[row].service_class == 0]
+        assert all(
+            row < min(waiting, default=len(many))
+            for row in step.begun
+            if many[row].service_class == 0
+        )
 
 
 @property_test
 @given(hybrid, st.integers(1, 3))
-def test_bros_leaves_no_real_time_request_out_for_longer_than_its_objective_and_those_before_it(many, seats):
-    """A late request has a negative residual time that only falls. Whoever comes first of all always runs, and its next
-    deadline is a later one."""
+def test_bros_leaves_a_real_time_request_out_no_longer_than_objectives_before_it(many, seats):
+    """A late request has a negative residual time that only falls. Whoever comes first of all
+    always runs, and its next deadline is a later one."""
     waits, others = Waits(many), {}
-    real_time = {row for row, one in enumerate(many) if one.klass == 0}
+    real_time = {row for row, one in enumerate(many) if one.service_class == 0}
     begun: set[int] = set()
     for step in watched(desk_of("bros", EASY, seats), many):
         due = {row: 2 if row in begun else 4 for row in step.active}
         others |= {
-            row: len(real_time & set(step.active)) - 1 for row in step.active if step.now - waits.since[row] == due[row]
+            row: len(real_time & set(step.active)) - 1
+            for row in step.active
+            if step.now - waits.since[row] == due[row]
         }
         for row, waited in waits.after(step).items():
             assert row not in real_time or waited <= due[row] or waited <= due[row] + others[row]

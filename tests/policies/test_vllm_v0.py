@@ -1,9 +1,11 @@
 """vLLM 0.5/0.6's scheduler, step by step. Blocks of four tokens."""
 
 import pytest
-from policy_runs import Desk
+
+from tests.policies.policy_runs import Desk
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
+from twinserve.policies.plan import StepPlan
 from twinserve.policies.registry import parse_policy
 
 
@@ -32,12 +34,15 @@ def test_the_default_budget_is_the_longest_request_but_2048_at_least():
 
 def test_a_budget_that_a_decode_step_must_exceed_is_refused():
     limits = EngineLimits(max_model_len=50, max_num_seqs=128)
-    with pytest.raises(PolicyError, match=r"max_num_batched_tokens \(100\) is below max_num_seqs \(128\)"):
+    with pytest.raises(
+        PolicyError, match=r"max_num_batched_tokens \(100\) is below max_num_seqs \(128\)"
+    ):
         parse_policy("vllm-v0:max_num_batched_tokens=100").build(limits)
 
 
 def test_a_budget_below_the_models_limit_is_none_of_its_business():
-    """Runs are refused by their longest request (tests/sim/test_run.py), not by what the model could take."""
+    """Runs are refused by their longest request (tests/sim/test_run.py), not by what the model
+    could take."""
     limits = EngineLimits(max_model_len=100_000, max_num_seqs=8)
     policy = parse_policy("vllm-v0:max_num_batched_tokens=100").build(limits)
     assert policy.prompt_budget == policy.token_budget == 100
@@ -115,10 +120,9 @@ def test_a_swapped_request_needs_its_blocks_one_more_and_the_watermark():
         desk.submit("a", 8, 3)
         desk.submit("b", 8, 9)
         desk.step()
-        desk.policy.running.remove(1)  # as if b had been the victim of a step before
-        desk.policy._rows = None
         desk.ledger.begin_step()
-        desk.policy._evict(1, desk.ledger)
+        # as if b had been the victim of a step before
+        assert desk.policy.queues.preempt_last(StepPlan(), desk.ledger) == 1
         desk.table.state[1] = 2
         desk.stepper.core.holding -= 1
         # a's third block is taken first: 4 or 5 are free, 2 + 1 + 2 are needed

@@ -1,8 +1,10 @@
 """VTC: whoever has paid least goes first, and nobody gets far ahead."""
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
-from policy_runs import Desk
+
+from tests.examples import examples
+from tests.policies.policy_runs import Desk
 from twinserve.policies.base import EngineLimits
 
 ONE_SEAT = EngineLimits(max_num_seqs=1, max_model_len=64, kv_bytes_per_token=1)
@@ -10,7 +12,12 @@ ONE_SEAT = EngineLimits(max_num_seqs=1, max_model_len=64, kv_bytes_per_token=1)
 
 def test_prompts_cost_one_and_outputs_two_and_the_poorest_goes_first():
     desk = Desk("vtc", 20, limits=ONE_SEAT)
-    for name, prompt, output, group in (("a0", 4, 2, 0), ("a1", 4, 2, 0), ("b0", 10, 1, 1), ("b1", 1, 1, 1)):
+    for name, prompt, output, group in (
+        ("a0", 4, 2, 0),
+        ("a1", 4, 2, 0),
+        ("b0", 10, 1, 1),
+        ("b1", 1, 1, 1),
+    ):
         desk.submit(name, prompt, output, group=group)
     order = [list(s)[0] for s in desk.scheduled(6)]
     # a pays 4 + 2*2 = 8, then b 10 + 2 = 12, then a 16, then b
@@ -62,8 +69,8 @@ def test_if_nobody_waits_the_last_to_leave_the_queue_is_the_measure():
 
 
 def backlog(policy: str, clients, seats: int):
-    """Clients with all their requests there from the start. Yields, after each step, what the clients that still wait have
-    been served (p + 2d), and what those in `policy` have paid."""
+    """Clients with all their requests there from the start. Yields, after each step, what the
+    clients that still wait have been served (p + 2d), and what those in `policy` have paid."""
     desk = Desk(policy, 200, limits=EngineLimits(max_num_seqs=seats, max_model_len=64))
     owner = {}
     for client, requests in enumerate(clients):
@@ -76,7 +83,9 @@ def backlog(policy: str, clients, seats: int):
         waiting = set()
         for row, client in owner.items():
             begun = table.first_scheduled_s[row] == table.first_scheduled_s[row]
-            served[client] += begun * int(table.prompt_tokens[row]) + 2 * int(table.output_tokens[row])
+            served[client] += begun * int(table.prompt_tokens[row]) + 2 * int(
+                table.output_tokens[row]
+            )
             waiting |= set() if begun else {client}
         yield desk, {client: served[client] for client in sorted(waiting)}
 
@@ -84,10 +93,11 @@ def backlog(policy: str, clients, seats: int):
 lengths = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=12)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40, suppress_health_check=list(HealthCheck))
 @given(st.lists(lengths, min_size=2, max_size=4), st.integers(1, 5))
 def test_backlogged_clients_differ_by_no_more_than_a_batch(clients, seats):
-    """Sheng et al., Lemma 4.3: at most max(w_p * L_input, w_q * M), M being the tokens that a batch can hold."""
+    """Sheng et al., Lemma 4.3: at most max(w_p * L_input, w_q * M), M being the tokens that a batch
+    can hold."""
     longest = max(p + d for requests in clients for p, d in requests)
     bound = max(max(p for requests in clients for p, _ in requests), 2 * seats * longest)
     for desk, served in backlog("vtc", clients, seats):
@@ -101,7 +111,9 @@ def test_backlogged_clients_differ_by_no_more_than_a_batch(clients, seats):
 def test_first_come_first_served_has_no_such_bound():
     clients = [[(5, 5)] * 40] * 2
     gaps = {
-        policy: max(max(s.values()) - min(s.values()) for _, s in backlog(policy, clients, 2) if len(s) > 1)
+        policy: max(
+            max(s.values()) - min(s.values()) for _, s in backlog(policy, clients, 2) if len(s) > 1
+        )
         for policy in ("vtc", "parrot", "vllm")
     }
     assert gaps["vtc"] <= 2 * 2 * 10 < 400 < gaps["vllm"]

@@ -1,15 +1,18 @@
-"""Specs, profile names and profile files: facts, round trips, and one clear line for everything that is wrong."""
+"""Specs, profile names and profile files: facts, round trips, and one clear line for everything
+that is wrong."""
 
 import json
 import os
 
 import numpy as np
 import pytest
-from twinserve.profiles import shipped_operators
-from twinserve.profiles.bros import BrosLinearModel
-from twinserve.profiles.calibration import decode_work
+
+from twinserve.experiments.efficiency import decode_work
 from twinserve.profiles.catalog import GPUS, MODELS, find_gpu, find_model
-from twinserve.profiles.echo import EchoModel
+from twinserve.profiles.forms.bros import BrosLinearModel
+from twinserve.profiles.forms.echo import EchoModel
+from twinserve.profiles.forms.table import TableModel
+from twinserve.profiles.operators import shipped as shipped_operators
 from twinserve.profiles.profile import (
     Profile,
     derive_profile,
@@ -19,7 +22,6 @@ from twinserve.profiles.profile import (
 )
 from twinserve.profiles.shipped import REPLACED, SHIPPED, shipped_profile, write_shipped
 from twinserve.profiles.specs import ModelSpec, ProfileError
-from twinserve.profiles.table import TableModel
 
 # Published parameter counts, billions (model cards).
 PARAMETERS = {
@@ -161,7 +163,9 @@ def test_every_name_has_one_file():
     assert sorted(rooflines + shipped_operators.names()) == list_profiles()
     for key in SHIPPED:  # what was a name once stays one
         assert shipped_profile(*key).name in list_profiles()
-    assert {load_profile(name).step_model.form for name in shipped_operators.names()} == {"operators"}
+    assert {load_profile(name).step_model.form for name in shipped_operators.names()} == {
+        "operators"
+    }
 
 
 @pytest.mark.parametrize("name", list_profiles())
@@ -170,7 +174,7 @@ def test_every_shipped_profile_is_whole(name):
     assert profile.name == name
     assert profile.max_model_len <= profile.kv_capacity_tokens
     assert profile.max_model_len <= profile.llm.max_positions
-    assert profile.block_tokens == 16 and profile.host_swap_blocks > 0
+    assert profile.block_tokens == 16 and profile.host_swap_bytes > profile.block_bytes
     seconds = profile.model().step_seconds(decode_work(8, 500))
     assert 0.001 < seconds < 0.2
     assert "\n" not in profile.describe() and name in profile.describe()
@@ -207,7 +211,10 @@ def test_any_degree_can_be_derived(tp):
         ("llama-3.1-70b@h100", "use tp=2"),
         ("llama-2-70b@v100-16g", "no tp up to 8"),
         ("llama-3.1-8b@h100:tp3", "tp=3"),
-        ("qwen3-8b@l40s/operators", "no shipped profile 'qwen3-8b@l40s/operators'; nearest: llama-3.1-8b@l40s/operators"),
+        (
+            "qwen3-8b@l40s/operators",
+            "no shipped profile 'qwen3-8b@l40s/operators'; nearest: llama-3.1-8b@l40s/operators",
+        ),
         ("nowhere/profile.json", "nowhere/profile.json: cannot be read"),
     ],
 )

@@ -1,7 +1,7 @@
 """The roofline against times that were measured on vLLM.
 
-Marks: milliseconds of a decode step (or the TPOT of a steady stage) from public measurements of vLLM 0.14-0.19; the
-middle of a range stands for it. Contexts are about 700 tokens unless given.
+Marks: milliseconds of a decode step (or the TPOT of a steady stage) from public measurements of
+vLLM 0.14-0.19; the middle of a range stands for it. Contexts are about 700 tokens unless given.
 """
 
 import gzip
@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.profiles.calibration import (
+
+from twinserve.experiments.efficiency import (
     Sample,
     decode_work,
     fit_efficiency,
@@ -21,7 +22,7 @@ from twinserve.profiles.calibration import (
 )
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPPER, find_efficiency
+from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPPER, find_efficiency
 from twinserve.profiles.profile import ProfileName, derive_profile
 from twinserve.profiles.specs import ProfileError
 
@@ -94,8 +95,9 @@ def test_large_prefills_reach_a_realistic_share_of_peak(name, low, high):
 
 @pytest.mark.parametrize("name", sorted({mark[0] for mark in MARKS}))
 def test_first_tokens_of_an_unloaded_server_are_bracketed(name):
-    """A client saw about 5.7 ms + 2.84 x TPOT on chat prompts (82 stages, 5.6 % MAPE). Ours: the same client share,
-    half a step of waiting, and the step with the prompt, for a short (128) and a long (1024 token) prompt of that kind.
+    """A client saw about 5.7 ms + 2.84 x TPOT on chat prompts (82 stages, 5.6 % MAPE). Ours: the
+    same client share, half a step of waiting, and the step with the prompt, for a short (128) and a
+    long (1024 token) prompt of that kind.
     """
     model = roofline(name).model()
     tpot = model.step_seconds(decode_work(8, 700))
@@ -111,7 +113,8 @@ def test_first_tokens_of_an_unloaded_server_are_bracketed(name):
     ("model", "tp", "limit"), [("llama-2-70b", 4, 0.05), ("codellama-34b", 2, 0.08)]
 )
 def test_sampled_engine_steps_on_h100(model, tp, limit):
-    """Steps of vLLM 0.15.1: the interval from one schedule() to the next belongs to the step scheduled last."""
+    """Steps of vLLM 0.15.1: the interval from one schedule() to the next belongs to the step
+    scheduled last."""
     steps = _h100_steps()
     steps = steps[steps.model.str.lower().str.contains(model) & (steps.gap_steps == 1)]
     assert len(steps) > 500

@@ -1,18 +1,23 @@
-"""Measured step times: what the tables promise the simulator, what the fit recovers from noisy samples, and the files."""
+"""Measured step times: what the tables promise the simulator, what the fit recovers from noisy
+samples, and the files."""
 
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.profiles.test_profiles_step_models import DECODE_RUNS, check_decode_run
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.measured import HostTimes, MeasuredModel
-from twinserve.profiles.measured_fit import fit_steps, point_errors
-from twinserve.profiles.measured_profile import measured_profile
-from twinserve.profiles.measured_samples import (
+from twinserve.profiles.forms.table import TableModel
+from twinserve.profiles.measured.fit import fit_steps, point_errors
+from twinserve.profiles.measured.model import HostTimes, MeasuredModel
+from twinserve.profiles.measured.profile import measured_profile
+from twinserve.profiles.measured.samples import (
     SWAP_IN,
     SWAP_OUT,
     Measurement,
@@ -24,7 +29,6 @@ from twinserve.profiles.measured_samples import (
 )
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.specs import ProfileError
-from twinserve.profiles.table import TableModel
 
 TRUTH = load_profile("llama-3.1-8b@h200").model()
 BATCHES, CONTEXTS = (1, 4, 16, 64, 256), (128, 512, 2048, 8192)
@@ -86,14 +90,10 @@ either = pytest.mark.parametrize("model", [MODEL, BY_HAND], ids=["fitted", "by h
 
 
 @either
-@settings(max_examples=200, deadline=None)
-@given(n=st.integers(1, 2048), longest=st.integers(1, 1_000_000), share=st.floats(0, 1), steps=st.integers(0, 40))
-def test_a_run_of_decodes_is_the_single_steps_bit_for_bit(model, n, longest, share, steps):
-    context = longest + int(share * longest * (n - 1))
-    run = model.decode_run_seconds(n, context, longest, steps)
-    single = [model.step_seconds(StepComposition(n, context + n * j, longest + j)) for j in range(steps)]
-    assert run.dtype == np.float64
-    assert run.tobytes() == np.array(single, np.float64).tobytes()
+@examples(200)
+@given(run=st.fixed_dictionaries(DECODE_RUNS))
+def test_a_run_of_decodes_is_the_single_steps_bit_for_bit(model, run):
+    check_decode_run(model, **run)
 
 
 @either
@@ -105,7 +105,7 @@ def test_a_run_across_a_knot_is_bit_identical_too(model):
 
 
 @either
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     n=st.integers(0, 600),
     mean=st.integers(1, 60_000),
@@ -136,12 +136,16 @@ def test_more_work_never_takes_less_time(model, n, mean, skewed, prefills, more)
 
 
 def test_the_form_by_hand():
-    assert BY_HAND.step_seconds(decodes(2, 58)) == pytest.approx((1.25 + 1.3) / 2)  # half way in both
+    # half way in both
+    assert BY_HAND.step_seconds(decodes(2, 58)) == pytest.approx((1.25 + 1.3) / 2)
     assert BY_HAND.step_seconds(decodes(1, 1)) == 1.0  # flat below the first context
-    assert BY_HAND.step_seconds(decodes(17, 100)) == pytest.approx(4.0 + 2.4)  # on with the last slope
+    # on with the last slope
+    assert BY_HAND.step_seconds(decodes(17, 100)) == pytest.approx(4.0 + 2.4)
     assert BY_HAND.step_seconds(decodes(1, 1900)) == pytest.approx(2.5)
     # contexts 10 and 190: mean 100, a quarter of the way to the longest
-    assert BY_HAND.step_seconds(StepComposition(2, 200, 190)) == BY_HAND.step_seconds(decodes(2, 122.5))
+    assert BY_HAND.step_seconds(StepComposition(2, 200, 190)) == BY_HAND.step_seconds(
+        decodes(2, 122.5)
+    )
     f = 2.0 + 2.0 * (58 - 16) / 84
     attention = 1e-4 * (58 * (2 * 32 + 59) / 2) + 1e-3 * (58 + 32)
     assert BY_HAND.step_seconds(step(0, 0, (58, 32))) == pytest.approx(f + 0.1 + attention)
@@ -155,9 +159,13 @@ def test_the_fit_recovers_a_known_engine():
     fit = MODEL.fit
     assert fit.check_error < 0.03
     assert {"all", "decode", "prefill", "prefills", "chunk", "mixed"} == set(fit.errors)
-    assert fit.residual < 0.03 and fit.errors["all"] < 0.12  # a table's corners are predicted from one side
+    # a table's corners are predicted from one side
+    assert fit.residual < 0.03 and fit.errors["all"] < 0.12
     assert fit.points == len({i for i, (kind, _) in enumerate(works()) if kind != "check"})
-    unseen = [StepSample("x", i, 0, work, TRUTH.step_seconds(work)) for i, (_, work) in enumerate(works(seed=5))]
+    unseen = [
+        StepSample("x", i, 0, work, TRUTH.step_seconds(work))
+        for i, (_, work) in enumerate(works(seed=5))
+    ]
     assert np.mean(np.abs(list(point_errors(MODEL, unseen).values()))) < 0.04
     assert MODEL.pair_s > 0 and MODEL.decode_share == pytest.approx(1.0, abs=0.15)
 
@@ -172,7 +180,10 @@ def test_on_an_engine_with_whole_graphs_it_beats_the_one_table():
     taken = samples(truth=Graphs())
     fitted, held = ([s for s in taken if (s.kind == "check") is check] for check in (False, True))
     one = TableModel.fit([s.work for s in fitted], [s.seconds for s in fitted])
-    error = {m.form: np.mean(np.abs(list(point_errors(m, held).values()))) for m in (one, fit_steps(taken))}
+    error = {
+        m.form: np.mean(np.abs(list(point_errors(m, held).values())))
+        for m in (one, fit_steps(taken))
+    }
     assert error["measured"] < 0.03 < error["table"]
 
 
@@ -184,7 +195,8 @@ def test_a_few_delayed_repeats_do_not_move_the_fit():
 
 
 def test_a_machine_that_others_use():
-    """Two thirds of the steps wait for the core: no median survives that, so they are set aside or corrected."""
+    """Two thirds of the steps wait for the core: no median survives that, so they are set aside or
+    corrected."""
     rng = np.random.default_rng(4)
     taken = []
     for s in samples():
@@ -199,9 +211,13 @@ def test_a_machine_that_others_use():
 def test_calm_repeats_are_taken_as_they_are():
     work = decodes(1, 16)
     times = [(1.0, 0.01), (1.0, 0.0), (1.02, 0.05), (3.0, 2.0)]
-    taken = [StepSample("decode", 0, r, work, seconds, off_core_s=off) for r, (seconds, off) in enumerate(times)]
+    taken = [
+        StepSample("decode", 0, r, work, seconds, off_core_s=off)
+        for r, (seconds, off) in enumerate(times)
+    ]
     assert [s.seconds for s in settled(taken)] == [1.0, 1.0, 1.02]
-    assert [s.seconds for s in settled(taken[1:])] == [1.0, 1.02, 1.0]  # two calm ones: the third is corrected
+    # two calm ones: the third is corrected
+    assert [s.seconds for s in settled(taken[1:])] == [1.0, 1.02, 1.0]
     unknown = [replace(s, off_core_s=float("nan")) for s in taken]
     assert [s.seconds for s in settled(unknown)] == [1.0, 1.0, 1.02, 3.0]
 
@@ -216,13 +232,17 @@ def test_uneven_contexts_cost_more_where_they_do():
         def step_seconds(self, work):
             mean = work.decode_context / max(work.decode_requests, 1)
             x = mean + 0.3 * (work.decode_context_max - mean)
-            even = replace(work, decode_context=int(x * work.decode_requests), decode_context_max=int(x))
+            even = replace(
+                work, decode_context=int(x * work.decode_requests), decode_context_max=int(x)
+            )
             return TRUTH.step_seconds(even)
 
     truth, taken = Skewed(), samples(truth=Skewed())
     for i, (n, c) in enumerate([(4, 1024), (16, 1024), (64, 512), (16, 256)]):
         work = StepComposition(n, n * c, n * c // 2)
-        taken += [StepSample("skewed", 900 + i, r, work, truth.step_seconds(work)) for r in range(3)]
+        taken += [
+            StepSample("skewed", 900 + i, r, work, truth.step_seconds(work)) for r in range(3)
+        ]
     assert fit_steps(taken).skew == pytest.approx(0.3, abs=0.05)
     assert MODEL.skew == 0.0
 
@@ -237,7 +257,7 @@ def test_too_few_samples_are_one_line(kinds, words):
     assert "\n" not in str(raised.value)
 
 
-# -- files -------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 FACTS = {
     "vllm": "0.25.1",
     "torch": "2.11.0",
@@ -268,13 +288,19 @@ FACTS = {
     "submit_s": 1e-5,
     "swap": "the engine was built without host memory",
 }
-SWAPS = [SwapSample(d, n * 16, n * 2**21, 1e-4 + n * 2**21 / 40e9) for n in (1, 8, 64) for d in (SWAP_OUT, SWAP_IN)]
+SWAPS = [
+    SwapSample(d, n * 16, n * 2**21, 1e-4 + n * 2**21 / 40e9)
+    for n in (1, 8, 64)
+    for d in (SWAP_OUT, SWAP_IN)
+]
 
 
 def measurement(swaps=(), **facts):
     """Host time of a step: 1 ms and 20 us a request."""
     steps = [
-        replace(s, exec_s=s.seconds - 1e-3 - 20e-6 * (s.work.decode_requests + len(s.work.prefill_new)))
+        replace(
+            s, exec_s=s.seconds - 1e-3 - 20e-6 * (s.work.decode_requests + len(s.work.prefill_new))
+        )
         for s in samples(repeats=3)
     ]
     leaving = decodes(10, 64)
@@ -287,13 +313,20 @@ def test_a_measured_profile_loads_as_it_was(tmp_path):
     save_profile(profile, tmp_path / "mine.json")
     again = load_profile(tmp_path / "mine.json")
     assert again == profile and again.model() == profile.step_model
-    assert (profile.name, profile.gpu.name, profile.source) == ("llama-3.1-8b@h200", "h200", "measured")
+    assert (profile.name, profile.gpu.name, profile.source) == (
+        "llama-3.1-8b@h200",
+        "h200",
+        "measured",
+    )
     assert (profile.num_gpu_blocks, profile.num_gpu_blocks_source) == (58000, "measured")
     assert profile.pcie_bytes_per_s == pytest.approx(40e9, rel=0.01)
     assert profile.fit_error == profile.step_model.fit.errors["all"]
     assert "measured (measured" in profile.describe() and "6 rounds" in profile.notes
     host = profile.step_model.host
-    assert (host.step_s, host.request_s) == (pytest.approx(1e-3, rel=0.01), pytest.approx(20e-6, rel=0.01))
+    assert (host.step_s, host.request_s) == (
+        pytest.approx(1e-3, rel=0.01),
+        pytest.approx(20e-6, rel=0.01),
+    )
     assert host.leave_s == pytest.approx(20e-6)
 
 
@@ -304,7 +337,8 @@ def test_what_was_not_measured_is_said():
 
 def test_a_machine_without_a_data_sheet():
     profile = measured_profile(
-        measurement(device="Some CPU", device_type="cpu", memory_bytes=32e9), find_model("llama-3.1-8b")
+        measurement(device="Some CPU", device_type="cpu", memory_bytes=32e9),
+        find_model("llama-3.1-8b"),
     )
     assert profile.gpu.name == "cpu" and profile.gpu.peak_flops == 7e14
     assert "no data sheet" in profile.notes
@@ -326,7 +360,9 @@ def test_another_file_is_one_clear_line(tmp_path):
     with pytest.raises(ProfileError, match=r"x\.parquet"):
         read_samples(path)
     path.write_text("no parquet")
-    with pytest.raises(ProfileError, match=r"x\.parquet: not a file of calibration samples") as raised:
+    with pytest.raises(
+        ProfileError, match=r"x\.parquet: not a file of calibration samples"
+    ) as raised:
         read_samples(path)
     assert "\n" not in str(raised.value)
 

@@ -1,4 +1,5 @@
-"""Operator tables: interpolation, the terms of a step worked by hand, what a table is built from, and fits to steps."""
+"""Operator tables: interpolation, the terms of a step worked by hand, what a table is built from,
+and fits to steps."""
 
 import gzip
 import os
@@ -8,22 +9,36 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from twinserve.profiles.calibration import decode_work, prefill_work
+
+from tests.examples import examples
+from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.interpolation import Box, Curve, Plane, never_falling
-from twinserve.profiles.operators import TAIL_SHARE, OperatorForm, OperatorModel, capture_sizes, default_capture
-from twinserve.profiles.operators_aic import SYSTEMS, TILE_TOKENS
-from twinserve.profiles.operators_comm import tensor_parallel_pair
-from twinserve.profiles.operators_layers import form_from_layers
+from twinserve.profiles.forms.step_fits import fit_forms
+from twinserve.profiles.measured.step_files import read_steps
+from twinserve.profiles.operators.aic import SYSTEMS, TILE_TOKENS
+from twinserve.profiles.operators.comm import tensor_parallel_pair
+from twinserve.profiles.operators.interpolation import Box, Curve, Plane, never_falling
+from twinserve.profiles.operators.layers import form_from_layers
+from twinserve.profiles.operators.model import (
+    TAIL_SHARE,
+    OperatorForm,
+    OperatorModel,
+    capture_sizes,
+    default_capture,
+)
+from twinserve.profiles.operators.shipped import (
+    AIC,
+    LAYERS,
+    layer_profile,
+    operator_profile,
+    shipped_operators,
+)
 from twinserve.profiles.profile import derive_profile, list_profiles, load_profile
-from twinserve.profiles.shipped_operators import AIC, LAYERS, layer_profile, operator_profile, shipped_operators
 from twinserve.profiles.specs import ProfileError
-from twinserve.profiles.step_files import read_steps
-from twinserve.profiles.step_fits import fit_forms
 
 OPERATORS = [n for n in list_profiles() if load_profile(n).step_model.form == "operators"]
 
@@ -36,7 +51,7 @@ def test_a_curve_is_linear_inside_flat_below_and_goes_on_above():
     assert [curve.at(x) for x in (0, 1, 2, 3, 4, 5, 6)] == [10, 10, 15, 20, 30, 40, 50]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.floats(0, 1e5), min_size=1, max_size=20))
 def test_many_values_of_a_curve_are_the_single_ones_bit_for_bit(values):
     curve = Curve([1.0, 3.5, 100.0, 4096.0], [1e-3, 1.7e-3, 1.9e-3, 0.3])
@@ -52,7 +67,7 @@ def test_planes_and_boxes_by_hand():
     assert Plane([7], [0, 1], [[3, 4]]).at(99, 1) == 4
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.lists(st.floats(0, 100), min_size=4, max_size=4), min_size=2, max_size=5))
 def test_never_falling_does_not_fall_along_any_axis(rows):
     found = never_falling(np.array(rows))
@@ -92,7 +107,8 @@ FORM = OperatorForm(
 
 
 def test_a_step_of_decodes_by_hand():
-    terms = OperatorModel(FORM).terms(StepComposition(5, 245, 89))  # mean 50 with the new token, longest 90
+    # mean 50 with the new token, longest 90
+    terms = OperatorModel(FORM).terms(StepComposition(5, 245, 89))
     expected = {
         "tokens": 1.04,
         "comm": 0.104,
@@ -113,7 +129,9 @@ def test_a_mixed_step_by_hand():
     assert terms["chunks"] == pytest.approx(0.01 + 0.04 - 0.01)
     assert terms["beside"] == pytest.approx(1.0) and terms["decode"] == 0
     assert terms["tokens"] == pytest.approx(1.34)
-    apart = OperatorModel(replace(FORM, beside_s=(), beside_chunk=(), beside_requests=(), beside_context=()))
+    apart = OperatorModel(
+        replace(FORM, beside_s=(), beside_chunk=(), beside_requests=(), beside_context=())
+    )
     assert apart.terms(work)["decode"] == pytest.approx(0.25)
     assert apart.terms(work)["chunks"] == pytest.approx(0.01 + 0.04 - 0.02)
 
@@ -172,12 +190,16 @@ def test_more_work_takes_no_less_time(name):
 
 
 def test_a_late_chunk_pays_for_the_prompt_before_it():
-    """A chunk's keys and values have to be read at least; on H100 that is what decodes of one request cost."""
+    """A chunk's keys and values have to be read at least; on H100 that is what decodes of one
+    request cost."""
     model = load_profile("llama-3.1-8b@h100/operators").model()
     late = model.terms(prefill_work(16, 65_536))["chunks"]
     llm = find_model("llama-3.1-8b")
     assert late > llm.kv_bytes_per_token * 65_536 / 3.35e12
-    assert model.terms(prefill_work(2048, 65_536))["chunks"] > 10 * model.terms(prefill_work(2048))["chunks"]
+    assert (
+        model.terms(prefill_work(2048, 65_536))["chunks"]
+        > 10 * model.terms(prefill_work(2048))["chunks"]
+    )
 
 
 MARKS = [  # decode steps or TPOT of vLLM, context about 700: milliseconds
@@ -204,7 +226,8 @@ def test_decode_steps_are_near_the_marks(name, requests, context, ms):
 
 
 def _layer_tables(folder: Path, stem: str, tile: int = 1) -> None:
-    """Times that follow simple laws, so that what is made of them can be foretold. tile: tokens that take one time."""
+    """Times that follow simple laws, so that what is made of them can be foretold. tile: tokens
+    that take one time."""
 
     def write(name: str, rows: list[dict]) -> None:
         with gzip.open(folder / f"{stem}__{name}.csv.gz", "wt") as file:
@@ -213,10 +236,20 @@ def _layer_tables(folder: Path, stem: str, tile: int = 1) -> None:
     tokens = [1, 2, 4, *range(8, 520, 8), 1024, 2032, 2048]
     layers = {"embedding": 1, "final_layernorm": 1, "layernorm": 2, "qkv_proj": 10, "down_proj": 30}
     tiles = {t: tile * -(-t // tile) for t in tokens}
-    write("dense", [{"layer": k, "tokens": t, "time_us": v + 0.01 * tiles[t]} for k, v in layers.items() for t in tokens])
+    write(
+        "dense",
+        [
+            {"layer": k, "tokens": t, "time_us": v + 0.01 * tiles[t]}
+            for k, v in layers.items()
+            for t in tokens
+        ],
+    )
     rows = [1, 16, 256]
     once = {"lm_head": 100, "sampler": 20}
-    write("per_sequence", [{"layer": k, "sequences": r, "time_us": v} for k, v in once.items() for r in rows])
+    write(
+        "per_sequence",
+        [{"layer": k, "sequences": r, "time_us": v} for k, v in once.items() for r in rows],
+    )
     attention = []
     for c in (0, 16, 32, 64, 128, 256, 512, 1024, 2048):
         for r in (0, 64, 256, 512, 1024, 2048, 4096, 8192, 16384) if c else (0,):
@@ -228,10 +261,21 @@ def _layer_tables(folder: Path, stem: str, tile: int = 1) -> None:
     columns = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"]
     write("attention", [dict(zip(columns, row, strict=True)) for row in attention])
     skew = [
-        {"regime": "", "n": n, "nb": 1, "pc": pc, "kp": 0, "kv_big": 4096, "kv_mean": 1024, "t_mean_us": 0.0,
-         "t_skew_us": 3 * 0.02 * 3072, "alpha": 0.0}
-        for n in (4, 32, 64) for pc in (0, 128)
-    ]  # fmt: skip
+        {
+            "regime": "",
+            "n": n,
+            "nb": 1,
+            "pc": pc,
+            "kp": 0,
+            "kv_big": 4096,
+            "kv_mean": 1024,
+            "t_mean_us": 0.0,
+            "t_skew_us": 3 * 0.02 * 3072,
+            "alpha": 0.0,
+        }
+        for n in (4, 32, 64)
+        for pc in (0, 128)
+    ]
     write("skew", skew)
 
 
@@ -240,7 +284,10 @@ def test_a_form_from_per_layer_tables(tmp_path):
     llm = find_model("llama-3.1-8b")
     form = form_from_layers(tmp_path, "GPU__M__tp1", llm, 1, sms=100, capture_tokens=0)
     model = OperatorModel(form)
-    us = {name: seconds * 1e6 for name, seconds in model.terms(StepComposition(64, 64 * 1023, 1023)).items()}
+    us = {
+        name: seconds * 1e6
+        for name, seconds in model.terms(StepComposition(64, 64 * 1023, 1023)).items()
+    }
     # embedding and last norm once, two norms a layer
     assert us["tokens"] == pytest.approx(2 + 2 * 0.64 + 32 * (2 * 2 + 10 + 30 + 4 * 0.64), rel=1e-4)
     assert us["head"] == pytest.approx(120, rel=1e-4)
@@ -250,7 +297,8 @@ def test_a_form_from_per_layer_tables(tmp_path):
     assert mixed["beside"] * 1e6 == pytest.approx(2 * us["decode"], rel=1e-3)
     between = model.terms(prefill_work(1536))["chunks"] * 1e6  # the square is met, not its chord
     assert between == pytest.approx(32 * 1536**2 * 1e-4, rel=1e-3)
-    # 8 KV heads on 100 SMs: contexts are split below 20 requests, but these tables have the same tail everywhere
+    # 8 KV heads on 100 SMs: contexts are split below 20 requests, but these tables have the same
+    # tail everywhere
     per_token = model.terms(StepComposition(32, 32 * 999, 1999))["skew"] / 1000 * 1e6
     assert per_token == pytest.approx(32 * 0.02 * TAIL_SHARE * (1 - 1 / 32) * 7 / 6, rel=1e-3)
     assert 20.0 in form.skew_requests
@@ -258,7 +306,9 @@ def test_a_form_from_per_layer_tables(tmp_path):
 
 def test_past_the_tables_tokens_cost_what_they_do_on_the_mean_not_on_the_last_tile(tmp_path):
     _layer_tables(tmp_path, "GPU__M__tp1", tile=128)  # 2,032 and 2,048 tokens take the same time
-    form = form_from_layers(tmp_path, "GPU__M__tp1", find_model("llama-3.1-8b"), 1, sms=100, capture_tokens=0)
+    form = form_from_layers(
+        tmp_path, "GPU__M__tp1", find_model("llama-3.1-8b"), 1, sms=100, capture_tokens=0
+    )
     model = OperatorModel(form)
     for tokens in (2048, 4096, 16384, 32768):
         us = 2 + 2 * 0.01 * tokens + 32 * (2 * 2 + 10 + 30 + 4 * 0.01 * tokens)
@@ -288,7 +338,9 @@ def _tables_folder() -> Path:
     pytest.skip("per-layer tables not found; set TWINSERVE_TRUTH to the folder that holds steps/")
 
 
-@pytest.mark.parametrize("key", LAYERS)
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=pytest.mark.slow if i else ()) for i, key in enumerate(LAYERS)]
+)
 def test_shipped_files_are_what_the_layer_tables_give(key):
     if key[1] in SYSTEMS:
         pytest.importorskip("aiconfigurator_core")
@@ -296,6 +348,7 @@ def test_shipped_files_are_what_the_layer_tables_give(key):
     assert load_profile(computed.name) == computed
 
 
+@pytest.mark.slow
 def test_shipped_files_are_what_aiconfigurator_gives():
     pytest.importorskip("aiconfigurator_core")
     for key in AIC[:4]:
@@ -315,13 +368,15 @@ def test_a_chunk_of_one_token_takes_as_long_as_a_decode(name):
 
 
 def test_one_token_more_than_whole_tiles_costs_a_tile():
-    """Where the tables have both sides (L40S), and on the A100 as many tokens' time as the constant says."""
+    """Where the tables have both sides (L40S), and on the A100 as many tokens' time as the constant
+    says."""
     for name in ("llama-3.1-8b@l40s/operators", "llama-3.1-8b@a100-80g"):
         model = load_profile(name).model()
         times = {t: model.token_seconds(t) for t in (512, 513, 768, 769, 1024, 1025, 2048)}
         more = np.mean([times[t + 1] - times[t] for t in (512, 768, 1024)]) / times[2048] * 2048
         assert 60 < more < 180, name
-    assert more == pytest.approx(TILE_TOKENS["a100-80g"], rel=0.15)  # the noise that falls is averaged, slopes differ
+    # the noise that falls is averaged, slopes differ
+    assert more == pytest.approx(TILE_TOKENS["a100-80g"], rel=0.15)
 
 
 def test_a_gpu_without_tables_is_one_clear_line():
@@ -342,11 +397,23 @@ def _recorded(tmp_path: Path, model) -> Path:
     rng = np.random.default_rng(0)
     rows = []
     for i in range(60):
-        n, c, new = int(rng.integers(1, 128)), int(rng.integers(100, 2000)), int(rng.integers(0, 2)) * 300
+        n, c, new = (
+            int(rng.integers(1, 128)),
+            int(rng.integers(100, 2000)),
+            int(rng.integers(0, 2)) * 300,
+        )
         work = StepComposition(n, n * c, c, np.array([new][:new], int), np.array([0][:new], int))
         seconds = model.step_seconds(work) + 2e-3 + 1e-5 * (n + (new > 0))
-        rows.append({"seconds": seconds, "decode_requests": n, "decode_context": n * c, "decode_context_max": c,
-                     "prefill_tokens": new, "model": "m" if i % 3 else "other"})  # fmt: skip
+        rows.append(
+            {
+                "seconds": seconds,
+                "decode_requests": n,
+                "decode_context": n * c,
+                "decode_context_max": c,
+                "prefill_tokens": new,
+                "model": "m" if i % 3 else "other",
+            }
+        )
     path = tmp_path / "steps.csv"
     pd.DataFrame(rows).to_csv(path, index=False)
     return path

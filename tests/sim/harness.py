@@ -1,4 +1,5 @@
-"""Small simulations for the tests: one call assembles clock, replicas and source, and an auditor beside every engine."""
+"""Small simulations for the tests: one call assembles clock, replicas and source, and an auditor
+beside every engine."""
 
 from __future__ import annotations
 
@@ -9,34 +10,41 @@ from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
-from twinserve.backends.pcie import PcieLink, evenly
+
+from twinserve.backends.links import PcieLink, evenly
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits, Policy
-from twinserve.policies.estimators import LinearEstimator
+from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.plan import KvMove, Preemption, StepOutcome, StepPlan
 from twinserve.policies.registry import ledger_class, parse_policy, policy_names
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.bros import BrosLinearModel, SwapTimeModel
-from twinserve.sim.audit import Auditor
-from twinserve.sim.clock import Clock
-from twinserve.sim.core import EngineCore
-from twinserve.sim.engine import Engine
-from twinserve.sim.recorder import StepRecorder, request_frame
-from twinserve.sim.results import RunRows
-from twinserve.sim.source import RequestSource, shared_contents
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.source import RequestSource, shared_contents
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.sim.setup.audit import Auditor
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 
 ROW_TABLES = ("requests", "steps", "gaps")
-# TGI sets memory aside for all that a request may generate: with little of that, memory is fought for here too.
+# TGI sets memory aside for all that a request may generate: with little of that, memory is fought
+# for here too.
 CROWDED = {"tgi": "tgi:max_new_tokens=12"}
 POLICIES = [
-    *(CROWDED.get(name, name) for name in policy_names()), "vllm:scheduling=priority", "bros:kv=paged", "bros:chunk=64"
-]  # fmt: skip
+    *(CROWDED.get(name, name) for name in policy_names()),
+    "vllm:scheduling=priority",
+    "bros:kv=paged",
+    "bros:chunk=64",
+]
 
 
 @dataclass(frozen=True)
-class Affine:
-    """Step seconds: base + prefill * new prompt tokens + decode * decoding requests + context * resident tokens."""
+class Affine(StepTimeModel):
+    """Step seconds: base + prefill * new prompt tokens + decode * decoding requests + context *
+    resident tokens."""
 
     base: float = 0.004
     prefill: float = 2e-5
@@ -143,13 +151,18 @@ class Audit(Auditor):
 
     def within_tokens(self, tokens: np.ndarray) -> bool:
         """What docs/policies.md says of max_num_batched_tokens, policy by policy."""
-        policy, budget, total = self.core.policy, self.limits.max_num_batched_tokens, int(tokens.sum())
+        policy, budget, total = (
+            self.core.policy,
+            self.limits.max_num_batched_tokens,
+            int(tokens.sum()),
+        )
         if policy.name == "vllm" or policy.name.startswith("echo"):
             return total <= budget
         if policy.name in ("vllm-v0", "layerkv"):
             return total <= policy.token_budget
         if policy.name in ("sarathi", "conserve"):
-            return total <= policy.limits.max_num_batched_tokens  # of sarathi's own limits: chunk_size
+            # of sarathi's own limits: chunk_size
+            return total <= policy.limits.max_num_batched_tokens
         if policy.name == "tgi":
             return total <= policy.prefill_budget + self.core.ledger.block_tokens
         if policy.name in ("preemptive-wait", "mlfq"):
@@ -218,8 +231,9 @@ def build(
     estimator: bool = True,
     allreduces=None,
 ) -> Small:
-    """policy: as on the command line ("bros:kv=paged"), or a Policy class for a toy. estimator: fit one to the model.
-    allreduces: seconds of a step's all-reduces on the link, by its composition."""
+    """policy: as on the command line ("bros:kv=paged"), or a Policy class for a toy. estimator: fit
+    one to the model. allreduces: seconds of a step's all-reduces on the link, by its
+    composition."""
     model = model or Affine()
     limits = limits or EngineLimits(max_num_seqs=16, max_num_batched_tokens=2048)
     clock, engines, audits = Clock(), [], []
@@ -277,8 +291,8 @@ def hybrid(
     be_share: float = 0.3,
     until_s: float | None = 1.5,
 ) -> Workload:
-    """Everything a trace can have: both classes, objectives, sessions with delays, applications with several rows a
-    stage, shared prefixes, a closed-loop pool."""
+    """Everything a trace can have: both classes, objectives, sessions with delays, applications
+    with several rows a stage, shared prefixes, a closed-loop pool."""
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential(1 / rate, n))
     group, stage, delay = [-1] * n, [0] * n, [0.0] * n
@@ -300,7 +314,7 @@ def hybrid(
         np.concatenate([arrival, np.full(total - n, np.nan)]),
         prompt,
         output,
-        klass=np.where(rt, 0, 1).astype(np.int8),
+        service_class=np.where(rt, 0, 1).astype(np.int8),
         priority=rng.integers(0, 3, total),
         slo_ttft_s=np.where(rt, 0.4, np.nan),
         slo_tpot_s=np.where(rt, 0.05, np.nan),

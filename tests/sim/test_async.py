@@ -1,5 +1,6 @@
-"""Asynchronous scheduling: each plan is made while the step before it runs. What a policy is shown and told, when things
-happen, and that whole runs still add up. Worked examples use steps of one second."""
+"""Asynchronous scheduling: each plan is made while the step before it runs. What a policy is shown
+and told, when things happen, and that whole runs still add up. Worked examples use steps of one
+second."""
 
 from __future__ import annotations
 
@@ -7,23 +8,25 @@ from contextlib import contextmanager
 from functools import partial
 from unittest import mock
 
-import harness
 import numpy as np
 import pytest
-from harness import Affine, Audit, Toy, build, hybrid, same_rows, simulate
-from twinserve.backends.simulated import SimulatedBackend
+
+from tests.identity.ours import vllm_stepper
+from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.sim import harness
+from tests.sim.harness import Affine, Audit, Toy, build, hybrid, same_rows, simulate
+from tests.sim.stepper import Stepper
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.kv.bidirectional import BidirectionalLedger
-from twinserve.policies.kv.paged import PagedLedger
-from twinserve.policies.kv.paged_async import AsyncPagedLedger, KnownTextOnly, for_asynchronous
+from twinserve.policies.baselines.vllm import VllmPolicy
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.kv.paged.ledger import PagedLedger
+from twinserve.policies.registry import ledger_names
 from twinserve.policies.requests import RequestTable
-from twinserve.policies.vllm import VllmPolicy
-from twinserve.sim.config import SettingsError, SimulationConfig
-from twinserve.sim.core import EngineCore
-from twinserve.sim.engine import Engine
-from twinserve.sim.run import Simulation
-from twinserve.sim.run import simulate as run
-from twinserve.sim.stepper import Stepper, vllm_stepper
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.run import Simulation
+from twinserve.sim.setup.run import simulate as run
 from twinserve.traces.workload import Workload
 
 STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)
@@ -41,11 +44,8 @@ class AsyncAudit(Audit):
 @contextmanager
 def asynchronous():
     """The harness builds asynchronous engines."""
-    find = harness.ledger_class
     core = partial(EngineCore, asynchronous=True)
-    with mock.patch.multiple(
-        harness, EngineCore=core, ledger_class=lambda name: for_asynchronous(find(name)), Audit=AsyncAudit
-    ):
+    with mock.patch.multiple(harness, EngineCore=core, Audit=AsyncAudit):
         yield
 
 
@@ -54,7 +54,7 @@ def simulate_async(workload, policy="vllm", **settings):
         return simulate(workload, policy, **settings)
 
 
-# -- time -------------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 def test_a_lone_request_takes_as_long_as_without():
     workload = Workload.build([3.25, 10.5], [8, 8], [3, 1])
     same_rows(simulate_async(workload, model=STEP).rows, simulate(workload, model=STEP).rows)
@@ -63,8 +63,8 @@ def test_a_lone_request_takes_as_long_as_without():
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("arrival", [4.5, 5.0])
 def test_what_arrives_during_a_step_is_in_the_plan_after_the_next(fast, arrival):
-    """The step from 5 to 6 is planned at 4, so the newcomer is planned at 5 and runs from 6 on, a step later than
-    without."""
+    """The step from 5 to 6 is planned at 4, so the newcomer is planned at 5 and runs from 6 on, a
+    step later than without."""
     workload = Workload.build([0.0, arrival], [8, 8], [20, 3])
     sim = simulate_async(workload, model=STEP, fast=fast)
     first, second = sim.requests.itertuples()
@@ -72,15 +72,16 @@ def test_what_arrives_during_a_step_is_in_the_plan_after_the_next(fast, arrival)
     assert first.last_token_s == 20.0
     assert sim.steps.start_s.tolist() == [float(i) for i in range(20)]
     assert simulate(workload, model=STEP).requests.first_token_s[1] == 6.0
-    # at 0: the prompt, then ahead the first decode; runs end where they are cut; the last plan has nothing left to do
+    # at 0: the prompt, then ahead the first decode; runs end where they are cut; the last plan has
+    # nothing left to do
     decisions = len(sim.audits[0].decisions)
     assert decisions == 21 if not fast else decisions < 12
 
 
 @pytest.mark.parametrize("overhead, ends", [(0.25, [1.25, 2.25, 3.25]), (1.5, [2.5, 4.0, 5.5])])
 def test_planning_is_hidden_by_the_step_before(overhead, ends):
-    """Only the first plan has no step to hide behind. Longer ones delay each step until they are done: begun at 1.5, the
-    second is done at 3, half a second after the first step has ended."""
+    """Only the first plan has no step to hide behind. Longer ones delay each step until they are
+    done: begun at 1.5, the second is done at 3, half a second after the first step has ended."""
     workload = Workload.build([0.0], [8], [3])
     for fast in (True, False):
         sim = simulate_async(workload, model=STEP, overhead=overhead, fast=fast)
@@ -89,7 +90,8 @@ def test_planning_is_hidden_by_the_step_before(overhead, ends):
 
 
 def test_who_keeps_an_ending_request_gives_its_seat_away_a_step_later():
-    """The last token of the first request is computed from 1 to 2, and the step after that is planned at 1."""
+    """The last token of the first request is computed from 1 to 2, and the step after that is
+    planned at 1."""
     workload = Workload.build([0.0, 0.0, 0.0], [8, 8, 8], [2, 9, 1])
     limits = EngineLimits(max_num_seqs=2, max_num_batched_tokens=100)
     begin = {}
@@ -100,7 +102,7 @@ def test_who_keeps_an_ending_request_gives_its_seat_away_a_step_later():
     assert begin == {"vllm": 4.0, "vllm-v0": 3.0, "bros": 3.0}
 
 
-# -- what a policy sees -----------------------------------------------------------------------------------------------
+# -- what a policy sees ----------------------------------------------------------------------------
 class Looks(VllmPolicy):
     """Notes the first request's columns at each plan, and what it is told."""
 
@@ -127,11 +129,13 @@ def test_a_step_is_shown_as_if_it_had_ended_when_it_began():
     none = pytest.approx(np.nan, nan_ok=True)
     assert sim.engines[0].core.policy.seen == [
         (0.0, 0, 0, 0, 8, none),
-        (0.0, 8, 1, 1, 9, 0.0),  # the prompt is being computed: its token is promised, as of the start
+        # the prompt is being computed: its token is promised, as of the start
+        (0.0, 8, 1, 1, 9, 0.0),
         "outcome 1.0",
         (1.0, 9, 2, 1, 10, 1.0),
         "outcome 2.0",
-        (2.0, 10, 2, 0, 10, 2.0),  # the last token: nothing is left to compute, and nothing promised
+        # the last token: nothing is left to compute, and nothing promised
+        (2.0, 10, 2, 0, 10, 2.0),
         "end 0",
         "outcome 3.0",
     ]
@@ -143,20 +147,25 @@ class Forgets(Looks):
 
 def test_by_default_a_policy_hears_of_an_end_when_its_last_step_begins():
     sim = simulate_async(Workload.build([0.0], [8], [2]), Forgets, model=STEP, fast=False)
-    told = [event if isinstance(event, str) else event[0] for event in sim.engines[0].core.policy.seen]
+    told = [
+        event if isinstance(event, str) else event[0] for event in sim.engines[0].core.policy.seen
+    ]
     assert told == [0.0, 0.0, "outcome 1.0", "end 0", 1.0, "outcome 2.0"]
     assert sim.requests.finished.all() and sim.requests.last_token_s[0] == 2.0
 
 
 def test_a_part_of_a_prompt_promises_no_token():
     limits = EngineLimits(max_num_batched_tokens=5)
-    sim = simulate_async(Workload.build([0.0], [8], [2]), Looks, model=STEP, fast=False, limits=limits)
+    sim = simulate_async(
+        Workload.build([0.0], [8], [2]), Looks, model=STEP, fast=False, limits=limits
+    )
     shown = [event[1:5] for event in sim.engines[0].core.policy.seen if not isinstance(event, str)]
     assert shown[:3] == [(0, 0, 0, 8), (5, 0, 0, 8), (8, 1, 1, 9)]
 
 
 def tight_stepper(blocks: int, outputs: int) -> Stepper:
-    """Two requests of 8 tokens in blocks of 4: each prompt takes two, and the first token after it a third."""
+    """Two requests of 8 tokens in blocks of 4: each prompt takes two, and the first token after it
+    a third."""
     limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=100, max_model_len=16)
     stepper = vllm_stepper(blocks, 4, limits, True, True)
     stepper.submit("a", 8, 5)
@@ -168,9 +177,11 @@ def test_a_victims_token_in_flight_still_comes():
     stepper = tight_stepper(blocks=5, outputs=3)
     requests = stepper.requests
     assert stepper.step().scheduled == {"a": 8, "b": 8}
-    seen = stepper.step()  # the first tokens are on their way; only one of the two can have a third block
+    # the first tokens are on their way; only one of the two can have a third block
+    seen = stepper.step()
     assert (seen.scheduled, seen.preempted) == ({"a": 1}, ["b"])
-    assert requests.output_tokens.tolist() == [2, 1]  # a's second is promised; b has got its first though it waits
+    # a's second is promised; b has got its first though it waits
+    assert requests.output_tokens.tolist() == [2, 1]
     assert requests.in_flight.tolist() == [1, 0] and requests.computed_tokens[1] == 0
     ended = []
     while not ended:
@@ -193,10 +204,11 @@ def test_a_victim_whose_last_token_comes_ends_where_it_waits():
     core.ledger.check()
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 def test_a_block_is_found_only_when_its_tokens_are_known():
     table = RequestTable()
-    ledger = AsyncPagedLedger(table, 8, 4)
+    ledger = PagedLedger(table, 8, 4)
+    ledger.known_text_only = True
     row = table.submit("a", prompt_tokens=6)
     assert ledger.admit(row, 6) and ledger.pool.contents == 32  # names for its own text
     table.computed_tokens[row], table.output_tokens[row], table.in_flight[row] = 6, 2, 1
@@ -208,30 +220,22 @@ def test_a_block_is_found_only_when_its_tokens_are_known():
     ledger.check()
 
 
-class Counting(PagedLedger):
-    name = "counting"
-
-
-def test_every_paged_ledger_has_its_asynchronous_kind():
-    assert for_asynchronous(PagedLedger) is AsyncPagedLedger
-    kind = for_asynchronous(Counting)
-    assert kind.__mro__[:3] == (kind, KnownTextOnly, Counting) and kind.name == "counting"
-    assert for_asynchronous(kind) is kind is for_asynchronous(Counting)
-    assert for_asynchronous(BidirectionalLedger) is BidirectionalLedger
+class KnownTextOnly(PagedLedger):
+    known_text_only = True
 
 
 def test_step_by_step_and_with_nothing_in_flight_the_ledger_is_the_plain_one():
     workload = hybrid(3, 40)
-    with mock.patch.object(harness, "ledger_class", lambda name: AsyncPagedLedger):
+    with mock.patch.object(harness, "ledger_class", lambda name: KnownTextOnly):
         late = simulate(workload, blocks=90, fast=False)
     same_rows(late.rows, simulate(workload, blocks=90).rows)
 
 
-# -- whole runs -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("policy", harness.POLICIES)
+# -- whole runs ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("policy", mostly_slow(harness.POLICIES, "bros", *SOME_POLICIES))
 def test_runs_add_up(policy):
-    """Tight memory, every plan and outcome audited: requests end complete, tokens and memory are conserved, times are in
-    order."""
+    """Tight memory, every plan and outcome audited: requests end complete, tokens and memory are
+    conserved, times are in order."""
     workload = hybrid(0, 60, pool=6)
     sim = simulate_async(workload, policy, blocks=90, host_blocks=60, fast=False)
     requests, steps, audit = sim.requests, sim.steps, sim.audits[0]
@@ -255,15 +259,21 @@ def test_runs_add_up(policy):
     assert audit.dropped_tokens or requests.swaps.sum()
 
 
-@pytest.mark.parametrize("policy", harness.policy_names())
+@pytest.mark.parametrize("policy", mostly_slow(harness.policy_names(), *SOME_POLICIES))
 def test_true_output_lengths_change_nothing_before_a_last_token_is_computed(policy):
-    """A plan may know of an end one step ahead: the engine does not offer the request again. Nothing before that."""
+    """A plan may know of an end one step ahead: the engine does not offer the request again.
+    Nothing before that."""
     rng = np.random.default_rng(3)
     one = hybrid(4, 60, prefix_block=None, sessions=0, applications=0, rate=60)
     longer = harness.Workload.build(
-        one.arrival_s, one.prompt_tokens, one.output_tokens + rng.integers(1, 40, len(one)), klass=one.klass,
-        priority=one.priority, slo_ttft_s=one.slo_ttft_s, slo_tpot_s=one.slo_tpot_s,
-    )  # fmt: skip
+        one.arrival_s,
+        one.prompt_tokens,
+        one.output_tokens + rng.integers(1, 40, len(one)),
+        service_class=one.service_class,
+        priority=one.priority,
+        slo_ttft_s=one.slo_ttft_s,
+        slo_tpot_s=one.slo_tpot_s,
+    )
     settings = {"blocks": 90, "host_blocks": 60, "fast": False, "recount": False}
     a, b = (simulate_async(w, policy, **settings) for w in (one, longer))
     first_end = min(a.requests.last_token_s.min(), b.requests.last_token_s.min())
@@ -272,14 +282,14 @@ def test_true_output_lengths_change_nothing_before_a_last_token_is_computed(poli
     assert decisions[0] == decisions[1] and len(decisions[0]) > 1
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 class Synchronous(Toy):
     asynchronous = False
 
 
 def test_a_policy_that_needs_the_tokens_is_refused_in_one_line():
     said = "policy 'toy' needs the last step's tokens to plan; drop --async-scheduling"
-    with asynchronous(), pytest.raises(SettingsError, match=said) as refused:
+    with asynchronous(), pytest.raises(PolicyError, match=said) as refused:
         build(Workload.build([0.0], [8], [2]), Synchronous)
     assert "\n" not in str(refused.value)
     build(Workload.build([0.0], [8], [2]), Synchronous)
@@ -288,14 +298,19 @@ def test_a_policy_that_needs_the_tokens_is_refused_in_one_line():
 def test_only_simulated_engines_are_asynchronous():
     with asynchronous():
         engine = build(Workload.build([0.0], [8], [2])).engines[0]
-    assert isinstance(engine.backend, SimulatedBackend)
-    with pytest.raises(SettingsError, match="--async-scheduling is for simulated engines"):
-        Engine(engine.clock, engine.core, object(), engine.recorder)
+    backend = engine.backend
+    assert backend.plans_ahead
+    backend.plans_ahead = False
+    with pytest.raises(PolicyError, match="--async-scheduling is for simulated engines"):
+        Engine(engine.clock, engine.core, backend, engine.recorder)
 
 
 def test_the_setting_is_off_unless_asked_for_and_is_in_run_json():
     settings = {"trace": "poisson", "rate": 8.0, "duration": 20.0, "offline": True}
-    off, on = (run(SimulationConfig(**settings, **more))["vllm"] for more in ({}, {"async_scheduling": True}))
+    off, on = (
+        run(SimulationConfig(**settings, **more))["vllm"]
+        for more in ({}, {"async_scheduling": True})
+    )
     assert [result.config["config"]["async_scheduling"] for result in (off, on)] == [False, True]
     assert on.rows.requests.finished.all()
     # the same work, but most requests arrive during a step, and so wait for one more
@@ -305,11 +320,12 @@ def test_the_setting_is_off_unless_asked_for_and_is_in_run_json():
     same_rows(again.rows, off.rows)
 
 
-@pytest.mark.parametrize("kv, expected", [("paged", AsyncPagedLedger), (None, AsyncPagedLedger)])
-def test_a_run_gets_the_ledger_that_publishes_late(kv, expected):
-    from twinserve.sim.inputs import resolve
+@pytest.mark.parametrize("kv", [None, *ledger_names()])
+def test_the_ledger_of_an_asynchronous_run_publishes_late(kv):
+    from twinserve.sim.setup.inputs import resolve
 
     settings = {"trace": "poisson", "rate": 1.0, "duration": 5.0, "offline": True, "kv": kv}
-    for on, kind in ((True, expected), (False, PagedLedger)):
+    for on in (True, False):
         inputs = resolve(SimulationConfig(**settings, async_scheduling=on))
-        assert type(Simulation(inputs, inputs.policies[0]).engines[0].core.ledger) is kind
+        ledger = Simulation(inputs, inputs.policies[0]).engines[0].core.ledger
+        assert ledger.known_text_only is on

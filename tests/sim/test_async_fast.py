@@ -1,16 +1,19 @@
-"""Runs of identical decode steps, asynchronously: byte for byte what single steps give, for every policy, while arrivals,
-ends, preemptions and transfers fall between plans that were made ahead."""
+"""Runs of identical decode steps, asynchronously: byte for byte what single steps give, for every
+policy, while arrivals, ends, preemptions and transfers fall between plans that were made ahead."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from harness import POLICIES, Affine, build, same_rows
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
-from test_async import asynchronous
+
+from tests.examples import examples
+from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.policies.policy_runs import crowds
+from tests.sim.harness import POLICIES, Affine, build, same_rows
+from tests.sim.test_async import asynchronous
 from twinserve.policies.base import EngineLimits
-from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
+from twinserve.traces.workload import BestEffortPool, Workload
 
 LONGEST = 48  # tokens of a request: 12 blocks of four
 LIMITS = EngineLimits(
@@ -32,36 +35,12 @@ OTHERS = (
 MODEL = Affine(base=0.01, prefill=0.0, decode=0.0, context=0.0)
 UNEVEN = Affine(base=0.006, prefill=2e-4, decode=5e-4, context=1e-5)
 
-requests = st.tuples(
-    st.integers(0, 40),  # arrival, in hundredths of a second
-    st.integers(1, 20),  # prompt tokens
-    st.integers(1, 28),  # output tokens
-    st.booleans(),  # best effort
-    st.integers(0, 2),  # priority
-    st.integers(0, 2),  # whose text its prompt starts with
-)
-
 
 @st.composite
 def cases(draw):
-    """A few requests, perhaps a pool; a memory that holds between one and five of them; step times; overhead."""
-    rows = sorted(draw(st.lists(requests, min_size=1, max_size=7)))
-    arrival, prompt, output, effort, priority, text = (np.array(c) for c in zip(*rows, strict=True))
-    blocks = -(-prompt // 4)
-    ids = np.concatenate([6 * t + np.arange(n) for t, n in zip(text, blocks, strict=True)])
-    real_time = effort == 0
-    workload = Workload.build(
-        arrival / 100,
-        prompt,
-        output,
-        klass=effort.astype(np.int8),
-        priority=priority.astype(np.int64),
-        slo_ttft_s=np.where(real_time, draw(st.sampled_from([0.02, 0.1, 0.4])), np.nan),
-        slo_tpot_s=np.where(real_time, draw(st.sampled_from([0.011, 0.03, 0.2])), np.nan),
-        prefix=PrefixBlocks(ids.astype(np.int64), np.cumsum([0, *blocks]), 4),
-        pool=draw(st.none() | st.builds(BestEffortPool, st.integers(1, 3), st.just((4, 16)), st.just((2, 12)),
-                                        until_s=st.just(0.3))),
-    )  # fmt: skip
+    """A few requests, perhaps a pool; a memory that holds between one and five of them; step times;
+    overhead."""
+    workload = draw(crowds(ttft_s=[0.02, 0.1, 0.4], tpot_s=[0.011, 0.03, 0.2]))
     return (
         workload,
         draw(st.integers(LONGEST // 4 + 1, 40)),
@@ -77,20 +56,34 @@ def both(policy: str, case):
     with asynchronous():
         return [
             build(
-                workload, policy, model=model, limits=LIMITS, blocks=blocks, block_tokens=4, host_blocks=host,
-                fast=fast, overhead=overhead, caching=policy.startswith(("vllm", "round")) or None, audit=not fast,
+                workload,
+                policy,
+                model=model,
+                limits=LIMITS,
+                blocks=blocks,
+                block_tokens=4,
+                host_blocks=host,
+                fast=fast,
+                overhead=overhead,
+                caching=policy.startswith(("vllm", "round")) or None,
+                audit=not fast,
             ).run()
             for fast in (True, False)
-        ]  # fmt: skip
+        ]
 
 
 # A run of steps whose plan moves KV, which is moved once.
-MOVES = Workload.build([0.0] * 6, [1] * 6, [1, 1, 1, 1, 16, 19], pool=BestEffortPool(1, (4, 16), (2, 12), until_s=0.2))
+MOVES = Workload.build(
+    [0.0] * 6, [1] * 6, [1, 1, 1, 1, 16, 19], pool=BestEffortPool(1, (4, 16), (2, 12), until_s=0.2)
+)
 BUSY = Workload.build([0.0, 0.0, 0.05, 0.1, 0.13], [20, 18, 20, 9, 1], [28, 28, 20, 28, 1])
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, *OTHERS])
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize(
+    "policy",
+    mostly_slow([*POLICIES, *OTHERS], "bros", *SOME_POLICIES, "vllm-v0:preemption_mode=swap"),
+)
+@examples(10, suppress_health_check=list(HealthCheck))
 @example(case=(BUSY, 13, 6, MODEL, 0.0))
 @example(case=(MOVES, 13, 6, UNEVEN, 0.0))
 @given(case=cases())

@@ -1,4 +1,4 @@
-"""`sim.audit` passes policies that keep the rules and names what others broke."""
+"""`sim.setup.audit` passes policies that keep the rules and names what others broke."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import itertools
 
 import numpy as np
 import pytest
+
+from tests.parameters import mostly_slow
 from twinserve.policies.base import Policy
-from twinserve.policies.fill import fill
+from twinserve.policies.parts.fill import fill
+from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import Preemption
 from twinserve.policies.requests import State
-from twinserve.policies.runs import further_decodes
-from twinserve.sim.audit import CROWDED, AuditError, Auditor, check_policy, crowd
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.inputs import resolve
-from twinserve.sim.run import Simulation
+from twinserve.sim.setup.audit import CROWDED, AuditError, Auditor, check_policy, crowd
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import Simulation
 
 
 class Orderly(Policy):
@@ -76,7 +78,9 @@ class WithoutMemory(Orderly):
 
     def plan(self, view, ledger):
         requests = view.requests
-        rows = np.array([row for row in self.rows if requests.state[row] == State.RUNNING], np.int64)
+        rows = np.array(
+            [row for row in self.rows if requests.state[row] == State.RUNNING], np.int64
+        )
         if not len(rows):
             return super().plan(view, ledger)
         ledger.begin_step()
@@ -97,7 +101,11 @@ class Innocent(Orderly):
 
     def plan(self, view, ledger):
         plan = super().plan(view, ledger)
-        waiting = [row for row in self.rows if view.requests.state[row] == State.WAITING and row not in plan.rows]
+        waiting = [
+            row
+            for row in self.rows
+            if view.requests.state[row] == State.WAITING and row not in plan.rows
+        ]
         plan.preempted = plan.preempted + [(row, Preemption.RECOMPUTE) for row in waiting[:1]]
         return plan
 
@@ -110,7 +118,8 @@ class Modest(Orderly):
 
 
 class Hasty(Orderly):
-    """Others wait for a seat, or hold memory without running, and it promises all the same that nothing will change."""
+    """Others wait for a seat, or hold memory without running, and it promises all the same that
+    nothing will change."""
 
     def plan(self, view, ledger):
         ledger.begin_step()
@@ -132,7 +141,7 @@ class Moody(Orderly):
         return super().plan(view, ledger)
 
 
-@pytest.mark.parametrize("kv", [None, ["paged"]])
+@pytest.mark.parametrize("kv", mostly_slow([None, ["paged"]], ["paged"]))
 def test_a_policy_that_keeps_the_rules_passes(kv):
     assert check_policy(Orderly, kv=kv, seeds=[0]) > 300 * (1 if kv else 3)
 
@@ -158,12 +167,15 @@ def test_a_broken_rule_is_named(policy, rule):
     assert str(caught.value).startswith("policy orderly on ledger paged, seed ")
 
 
+@pytest.mark.slow
 def test_options_and_specs_are_policies_too():
     assert check_policy("round-robin:batch_size=2,chunk=9", kv=["bidirectional"], seeds=[1]) > 300
 
 
 def test_the_auditor_of_a_run_of_ones_own():
-    inputs = resolve(SimulationConfig(policy=("vllm",), trace="poisson", requests=20, rate=20, num_blocks=900))
+    inputs = resolve(
+        SimulationConfig(policy=("vllm",), trace="poisson", requests=20, rate=20, num_blocks=900)
+    )
     run = Simulation(inputs, inputs.policies[0])
     auditor = Auditor(run.engines[0].core, inputs.workload.longest, recount=False)
     run.run()
@@ -171,11 +183,16 @@ def test_the_auditor_of_a_run_of_ones_own():
 
 
 def test_the_crowd_is_what_it_says():
-    """Both classes, some without objectives, shared text, sessions, a loop, and too little memory for all of them."""
+    """Both classes, some without objectives, shared text, sessions, a loop, and too little memory
+    for all of them."""
     workload = crowd(0)
-    assert set(workload.klass.tolist()) == {0, 1} and np.isnan(workload.slo_ttft_s).any()
+    assert set(workload.service_class.tolist()) == {0, 1} and np.isnan(workload.slo_ttft_s).any()
     assert (workload.stage > 0).sum() == 3 and np.isnan(workload.arrival_s).sum() == 3
     assert workload.prefix.distinct < len(workload.prefix.ids)
     blocks = -(-(workload.prompt_tokens + workload.output_tokens) // CROWDED.block_tokens)
     assert blocks.sum() > 4 * CROWDED.num_blocks and blocks.max() <= CROWDED.num_blocks
-    assert crowd(0).prompt_tokens.tolist() == workload.prompt_tokens.tolist() != crowd(1).prompt_tokens.tolist()
+    assert (
+        crowd(0).prompt_tokens.tolist()
+        == workload.prompt_tokens.tolist()
+        != crowd(1).prompt_tokens.tolist()
+    )

@@ -1,25 +1,39 @@
-"""`calibrate --from-steps` and `profiles fit`: one function under two names, and what it refuses."""
+"""`calibrate --from-steps` and `profiles fit`: one function under two names, and what it
+refuses."""
 
 import numpy as np
 import pandas as pd
 import pytest
+
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.cli import main
+from twinserve.sim.cli.main import main
 
 PROFILE = "llama-3.1-8b@l40s"
 
 
 @pytest.fixture
 def steps(tmp_path):
-    """Steps of the roofline profile on a host that takes 2 ms longer, and 10 us for each request."""
+    """Steps of the roofline profile on a host that takes 2 ms longer, and 10 us for each
+    request."""
     rng, model, rows = np.random.default_rng(0), load_profile(PROFILE).model(), []
     for i in range(80):
-        n, c, new = int(rng.integers(1, 128)), int(rng.integers(100, 2000)), int(rng.integers(0, 2)) * 300
+        n, c, new = (
+            int(rng.integers(1, 128)),
+            int(rng.integers(100, 2000)),
+            int(rng.integers(0, 2)) * 300,
+        )
         work = StepComposition(n, n * c, c, np.array([new][:new], int), np.array([0][:new], int))
         seconds = model.step_seconds(work) + 2e-3 + 1e-5 * (n + (new > 0))
         rows.append((seconds, n, n * c, c, new, "mine" if i % 4 else "other"))
-    columns = ["seconds", "decode_requests", "decode_context", "decode_context_max", "prefill_tokens", "model"]
+    columns = [
+        "seconds",
+        "decode_requests",
+        "decode_context",
+        "decode_context_max",
+        "prefill_tokens",
+        "model",
+    ]
     path = tmp_path / "steps.csv"
     pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
     return path
@@ -55,7 +69,9 @@ def test_the_host_terms_are_found_again_and_stand_in_the_profile(steps, tmp_path
     was, now = before.step_model.efficiency, after.step_model.efficiency
     assert now.host_s - was.host_s == pytest.approx(2e-3, rel=1e-6)
     assert now.host_request_s - was.host_request_s == pytest.approx(1e-5, rel=1e-6)
-    assert after.source == "measured" and after.fit_error < 1e-9 and "Host terms fitted" in after.notes
+    assert (
+        after.source == "measured" and after.fit_error < 1e-9 and "Host terms fitted" in after.notes
+    )
     assert now.gemm_mfu == was.gemm_mfu
 
 
@@ -81,13 +97,17 @@ def test_another_form_replaces_the_step_times(form, limit, steps, tmp_path, caps
     # it predicts a step of the recorded engine better than the profile that it came from
     work = StepComposition(64, 64 * 900, 900)
     truth = before.model().step_seconds(work) + 2e-3 + 64e-5
-    assert abs(found.model().step_seconds(work) / truth - 1) < abs(before.model().step_seconds(work) / truth - 1)
+    assert abs(found.model().step_seconds(work) / truth - 1) < abs(
+        before.model().step_seconds(work) / truth - 1
+    )
 
 
 def test_without_a_profile_the_published_forms_are_compared(steps, capsys):
     _run("calibrate", "--from-steps", steps)
     shown = capsys.readouterr().out
-    assert "80 steps" in shown and all(form in shown for form in ("bros", "echo", "layerkv", "table"))
+    assert "80 steps" in shown and all(
+        form in shown for form in ("bros", "echo", "layerkv", "table")
+    )
     assert "profile" not in shown
 
 
@@ -104,7 +124,9 @@ def test_without_a_profile_the_published_forms_are_compared(steps, capsys):
         (["--out", "x.json", "--profile", "nobody@h100"], "nobody"),
     ],
 )
-def test_what_makes_no_sense_with_steps_is_one_line(arguments, words, steps, capsys, tmp_path, monkeypatch):
+def test_what_makes_no_sense_with_steps_is_one_line(
+    arguments, words, steps, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     assert words in _error(capsys, "calibrate", "--from-steps", steps, *arguments)
     assert not (tmp_path / "x.json").exists()
@@ -116,7 +138,10 @@ def test_what_makes_no_sense_with_steps_is_one_line(arguments, words, steps, cap
         ([], "--model is needed"),
         (["--model", "tiny"], "--out is needed"),
         (["--model", "tiny", "--out", "x.json", "--form", "bros"], "--form: is for recorded steps"),
-        (["--model", "tiny", "--out", "x.json", "--profile", PROFILE], "--profile: is for recorded steps"),
+        (
+            ["--model", "tiny", "--out", "x.json", "--profile", PROFILE],
+            "--profile: is for recorded steps",
+        ),
     ],
 )
 def test_measuring_an_engine_still_needs_what_it_needed(arguments, words, capsys):
@@ -125,17 +150,27 @@ def test_measuring_an_engine_still_needs_what_it_needed(arguments, words, capsys
 
 def test_a_form_without_host_terms_gets_none(steps, tmp_path, capsys):
     table = tmp_path / "table.json"
-    _run("calibrate", "--from-steps", steps, "--profile", PROFILE, "--form", "table", "--out", table)
+    _run(
+        "calibrate", "--from-steps", steps, "--profile", PROFILE, "--form", "table", "--out", table
+    )
     capsys.readouterr()
-    said = _error(capsys, "calibrate", "--from-steps", steps, "--profile", table, "--out", tmp_path / "x.json")
+    said = _error(
+        capsys, "calibrate", "--from-steps", steps, "--profile", table, "--out", tmp_path / "x.json"
+    )
     assert "'table' has no host terms" in said and not (tmp_path / "x.json").exists()
 
 
 def test_prompts_alone_give_no_bros_form(tmp_path, capsys):
     model = load_profile(PROFILE).model()
-    rows = [(model.step_seconds(StepComposition(n, n * 500, 500)), n, n * 500) for n in range(1, 40)]
+    rows = [
+        (model.step_seconds(StepComposition(n, n * 500, 500)), n, n * 500) for n in range(1, 40)
+    ]
     path = tmp_path / "decodes.csv"
-    pd.DataFrame(rows, columns=["seconds", "decode_requests", "decode_context"]).to_csv(path, index=False)
+    pd.DataFrame(rows, columns=["seconds", "decode_requests", "decode_context"]).to_csv(
+        path, index=False
+    )
     out = tmp_path / "x.json"
-    said = _error(capsys, "profiles", "fit", path, "--profile", PROFILE, "--form", "bros", "--out", out)
+    said = _error(
+        capsys, "profiles", "fit", path, "--profile", PROFILE, "--form", "bros", "--out", out
+    )
     assert "one phase only" in said and not out.exists()

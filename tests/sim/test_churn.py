@@ -1,25 +1,33 @@
-"""Steps that differ from the one before: what the backend says of them, and that runs taken at once stay exact."""
+"""Steps that differ from the one before: what the backend says of them, and that runs taken at once
+stay exact."""
 
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.backends.pcie import PcieLink
+
+from tests.parameters import mostly_slow
+from twinserve.backends.links import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import STEADY, Churn
-from twinserve.profiles.measured import MeasuredModel, TrafficTimes
+from twinserve.profiles.measured.model import MeasuredModel, TrafficTimes
 from twinserve.profiles.profile import load_profile, save_profile
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.inputs import resolve
-from twinserve.sim.run import Simulation, run_policy
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import Simulation, run_policy
 
 # Powers of two: sums of these are exact, and every part can be told from a total.
 TRAFFIC = TrafficTimes(
-    step_s=2**-14, request_s=2**-17, join_s=2**-9, change_s=2**-11, swap_out_s=2**-8, swap_in_s=2**-7
+    step_s=2**-14,
+    request_s=2**-17,
+    join_s=2**-9,
+    change_s=2**-11,
+    swap_out_s=2**-8,
+    swap_in_s=2**-7,
 )
 MODEL = MeasuredModel(
     batches=(1, 16),
@@ -39,25 +47,43 @@ MODEL = MeasuredModel(
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory):
     path = tmp_path_factory.mktemp("profile") / "churn.json"
-    save_profile(load_profile("llama-3.1-8b@h100:tp4").model_copy(update={"step_model": MODEL}), path)
+    save_profile(
+        load_profile("llama-3.1-8b@h100:tp4").model_copy(update={"step_model": MODEL}), path
+    )
     assert load_profile(path).model() == MODEL
     return str(path)
 
 
 def settings(profile: str, policy: str, **more) -> SimulationConfig:
     tight = {"num_blocks": 60, "max_num_seqs": 6, "max_num_batched_tokens": 300, "cap_length": 500}
-    common = {"trace": "poisson", "requests": 40, "rate": 20.0, "profile": profile, "slo": "ttft=0.3,tpot=0.02"}
+    common = {
+        "trace": "poisson",
+        "requests": 40,
+        "rate": 20.0,
+        "profile": profile,
+        "slo": "ttft=0.3,tpot=0.02",
+    }
     return SimulationConfig(policy=(policy,), **common | tight | more)
 
 
 @pytest.mark.parametrize(
-    "policy", ["vllm", "bros", "bros:kv=paged", "round-robin", "vllm-v0:preemption_mode=swap", "layerkv", "justitia", "echo-bs"]
+    "policy",
+    [
+        "vllm",
+        *mostly_slow(["bros", "bros:kv=paged", "round-robin"]),
+        "vllm-v0:preemption_mode=swap",
+        *mostly_slow(["layerkv", "justitia", "echo-bs"]),
+    ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_runs_taken_at_once_are_the_single_steps(profile, policy, asynchronous):
     found = []
     for exact in (False, True):
-        inputs = resolve(settings(profile, policy, exact=exact, async_scheduling=asynchronous, pool=3, num_blocks=80))
+        inputs = resolve(
+            settings(
+                profile, policy, exact=exact, async_scheduling=asynchronous, pool=3, num_blocks=80
+            )
+        )
         rows = run_policy(inputs, inputs.policies[0]).rows
         found.append(rows)
     fast, exact = found
@@ -85,9 +111,17 @@ def test_a_request_alone_by_hand(profile, tmp_path):
     """Joins with its prompt; the first decode differs from that; the others repeat each other."""
     trace = tmp_path / "one.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 16, "output_length": 5}\n')
-    config = settings(profile, "vllm", trace=str(trace), rate=None, rate_scale=1.0, requests=None, exact=True)
+    config = settings(
+        profile, "vllm", trace=str(trace), rate=None, rate_scale=1.0, requests=None, exact=True
+    )
     works = watched(config)
-    assert [work.churn for work, _, _ in works] == [Churn(joined=1, changed=True), Churn(changed=True), STEADY, STEADY, STEADY]
+    assert [work.churn for work, _, _ in works] == [
+        Churn(joined=1, changed=True),
+        Churn(changed=True),
+        STEADY,
+        STEADY,
+        STEADY,
+    ]
     every = TRAFFIC.step_s + TRAFFIC.request_s
     prompt = 2**-8 + TRAFFIC.step_s + TRAFFIC.join_s + TRAFFIC.change_s
     expected = [prompt, 2**-8 + every + TRAFFIC.change_s, *[2**-8 + every] * 3]
@@ -95,7 +129,8 @@ def test_a_request_alone_by_hand(profile, tmp_path):
 
 
 def test_what_changes_is_what_the_plans_say(profile):
-    """Whoever joins or is swapped is counted once, and a batch is the same only if nobody came, went, or had a prompt."""
+    """Whoever joins or is swapped is counted once, and a batch is the same only if nobody came,
+    went, or had a prompt."""
     works = watched(settings(profile, "vllm-v0:preemption_mode=swap", exact=True))
     before, swapped = None, 0
     for work, plan, _ in works:
@@ -112,12 +147,18 @@ def test_what_changes_is_what_the_plans_say(profile):
 
 def test_a_model_that_does_not_ask_is_told_nothing(tmp_path):
     path = tmp_path / "plain.json"
-    save_profile(load_profile("llama-3.1-8b@h100:tp4").model_copy(update={"step_model": replace(MODEL, traffic=None)}), path)
+    save_profile(
+        load_profile("llama-3.1-8b@h100:tp4").model_copy(
+            update={"step_model": replace(MODEL, traffic=None)}
+        ),
+        path,
+    )
     assert {work.churn for work, _, _ in watched(settings(str(path), "vllm"))} == {STEADY}
 
 
 def test_a_request_that_comes_back_beside_an_unchanged_batch():
-    """The batch decodes as before while another's KV returns: a run's first step pays for that, as a single one does."""
+    """The batch decodes as before while another's KV returns: a run's first step pays for that, as
+    a single one does."""
     requests = RequestTable()
     for name in ("stays", "returns"):
         row = requests.submit(name, arrival_s=0.0, prompt_tokens=16)
@@ -133,4 +174,8 @@ def test_a_request_that_comes_back_beside_an_unchanged_batch():
         assert executed.work.churn == Churn(joined=1, swapped_in=1, swapped_in_tokens=16)
         assert len(executed.outcome.ends_s) == (4 if fast else 1)
         ends.append(executed.outcome.ends_s[0])
-    assert ends[0] == ends[1] == 2**-8 + TRAFFIC.step_s + TRAFFIC.request_s + TRAFFIC.join_s + TRAFFIC.swap_in_s
+    assert (
+        ends[0]
+        == ends[1]
+        == 2**-8 + TRAFFIC.step_s + TRAFFIC.request_s + TRAFFIC.join_s + TRAFFIC.swap_in_s
+    )

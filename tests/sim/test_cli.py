@@ -1,5 +1,5 @@
-"""The commands from end to end: every kind of bad input ends as one line and a non-zero exit, and what a run writes is
-what a replay or a --config of it gives again."""
+"""The commands from end to end: every kind of bad input ends as one line and a non-zero exit, and
+what a run writes is what a replay or a --config of it gives again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from twinserve.sim.cli import main, simulate_main
+
+from tests.parameters import mostly_slow
+from twinserve.sim.cli.main import main, simulate_main
 from twinserve.traces.load import load_trace
 
 ROW = '{{"timestamp": {0}, "input_length": 600, "output_length": {1}, "hash_ids": [{2}, {3}]}}\n'
@@ -77,17 +79,32 @@ WRONG = [
     ("bros vllm", "Unused Tokens"),
     ("-p vllm-v0:max_num_batched_tokens=100", "is below max_num_seqs (1024)"),
     ("-p vllm-v0 --max-num-seqs 999999", "is below max_num_seqs (999999)"),
-    ("-p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64", "set the option max_num_batched_tokens to 611 or more"),
-    ("-p vllm -p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64", "the longest request has 611"),
-    ("-p vllm:enable_chunked_prefill=false --max-num-batched-tokens 300", "set --max-num-batched-tokens to 611 or more"),
+    (
+        "-p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64",
+        "set the option max_num_batched_tokens to 611 or more",
+    ),
+    (
+        "-p vllm -p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64",
+        "the longest request has 611",
+    ),
+    (
+        "-p vllm:enable_chunked_prefill=false --max-num-batched-tokens 300",
+        "set --max-num-batched-tokens to 611 or more",
+    ),
     ("-p bros:best_effort=false --pool 4", "drop that option, or the best-effort requests"),
     ("-p bros:kv=paged --prefix-caching", "no prefix is looked up by bros:kv=paged"),
     ("--estimator perfect", "no step times are estimated by vllm"),
-    ("-p vllm-v0 -p round-robin -p preemptive-wait --estimator perfect", "no step times are estimated"),
+    (
+        "-p vllm-v0 -p round-robin -p preemptive-wait --estimator perfect",
+        "no step times are estimated",
+    ),
     ("-p mlfq:skip_join=false,queues=4 --estimator perfect", "no step times are estimated by mlfq"),
     ("-p echo-bs --estimator perfect", "no step times are estimated by echo-bs"),
     ("-p echo:slo_aware=false,kv_aware=false --estimator roofline", "no step times are estimated"),
-    ("-p tgi:waiting_served_ratio=inf", "waiting_served_ratio=inf: should be a finite number, at least 0 and at most 1000000"),
+    (
+        "-p tgi:waiting_served_ratio=inf",
+        "waiting_served_ratio=inf: should be a finite number, at least 0 and at most 1000000",
+    ),
     ("--timeline", "--out"),
     ("--decisions --replicas 2 --out x", "writes the plans of one engine; drop --replicas"),
     ("-p vllm -p bros --export x.jsonl", "give one --policy"),
@@ -122,10 +139,19 @@ def test_an_export_replaces_nothing_unasked_and_its_source_never(capsys, tmp_pat
         (trace, ("--overwrite",), "would replace the trace that is read"),
         (target, (), "is there already"),
     ):
-        code, out, err = run(capsys, simulate_main, "--trace", trace, "-q", "--export", path, *flags)
-        assert (code, out, err.count("\n")) == (2, "", 1) and said in err and err.startswith("error: --export ")
+        code, out, err = run(
+            capsys, simulate_main, "--trace", trace, "-q", "--export", path, *flags
+        )
+        assert (
+            (code, out, err.count("\n")) == (2, "", 1)
+            and said in err
+            and err.startswith("error: --export ")
+        )
     assert (Path(trace).read_bytes(), target.read_text()) == (before, "mine")
-    assert run(capsys, simulate_main, "--trace", trace, "-q", "--export", target, "--overwrite")[0] == 0
+    assert (
+        run(capsys, simulate_main, "--trace", trace, "-q", "--export", target, "--overwrite")[0]
+        == 0
+    )
     assert len(load_trace(target)) == 30
 
 
@@ -142,17 +168,37 @@ def test_several_policies_do_not_write_below_a_run(capsys, tmp_path, trace):
 
 
 def test_a_comparison_is_refused_before_its_first_run(capsys, tmp_path, trace):
-    flags = ("-p", "vllm", "-p", "vllm-v0:max_num_batched_tokens=100", "--out", tmp_path / "runs", "-q")
+    flags = (
+        "-p",
+        "vllm",
+        "-p",
+        "vllm-v0:max_num_batched_tokens=100",
+        "--out",
+        tmp_path / "runs",
+        "-q",
+    )
     assert run(capsys, simulate_main, "--trace", trace, *flags)[0] == 2
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_column_of_a_comparison_runs_again_without_the_settings_of_the_others(capsys, tmp_path, trace):
+def test_a_column_of_a_comparison_runs_again_without_the_settings_of_the_others(
+    capsys, tmp_path, trace
+):
     given = ("--trace", trace, "-q", "--estimator", "perfect")
-    assert run(capsys, simulate_main, *given, "-p", "vllm", "-p", "bros", "--out", tmp_path / "both")[0] == 0
+    assert (
+        run(capsys, simulate_main, *given, "-p", "vllm", "-p", "bros", "--out", tmp_path / "both")[
+            0
+        ]
+        == 0
+    )
     for name in ("vllm", "bros"):
         one = tmp_path / "both" / name
-        assert run(capsys, simulate_main, "--config", one / "run.json", "-q", "--out", tmp_path / name)[0] == 0
+        assert (
+            run(
+                capsys, simulate_main, "--config", one / "run.json", "-q", "--out", tmp_path / name
+            )[0]
+            == 0
+        )
         for file in ("run.json", "requests.parquet"):
             assert (tmp_path / name / file).read_bytes() == (one / file).read_bytes()
 
@@ -163,7 +209,11 @@ def test_trace_files_are_replaced_only_if_told_to(capsys, tmp_path, trace, verb)
     target.write_text("mine")
     words = verb.replace("TARGET", str(target)).replace("TRACE", trace).split()
     code, out, err = run(capsys, main, "trace", *words)
-    assert (code, out, err.count("\n")) == (2, "", 1) and "is there already" in err and "--overwrite" in err
+    assert (
+        (code, out, err.count("\n")) == (2, "", 1)
+        and "is there already" in err
+        and "--overwrite" in err
+    )
     assert target.read_text() == "mine"
     assert run(capsys, main, "trace", *words, "--overwrite")[0] == 0
     assert len(load_trace(target)) in (3, 30)
@@ -173,7 +223,11 @@ def test_trace_files_are_replaced_only_if_told_to(capsys, tmp_path, trace, verb)
 def test_profiles_are_written_where_they_load_and_replaced_only_if_told_to(capsys, tmp_path, verb):
     target = tmp_path / "there.json"
     target.write_text("mine")
-    for out, said in ((target, "is there already"), (tmp_path / "a.txt", "ends in .json"), (tmp_path, "is a folder")):
+    for out, said in (
+        (target, "is there already"),
+        (tmp_path / "a.txt", "ends in .json"),
+        (tmp_path, "is a folder"),
+    ):
         code, shown, err = run(capsys, main, "profiles", *verb.split(), "--out", out)
         assert (code, shown, err.count("\n")) == (2, "", 1) and said in err
     assert target.read_text() == "mine" and list(tmp_path.iterdir()) == [target]
@@ -182,7 +236,21 @@ def test_profiles_are_written_where_they_load_and_replaced_only_if_told_to(capsy
 def test_a_scaled_profile_replaces_another_with_overwrite(capsys, tmp_path):
     target = tmp_path / "there.json"
     target.write_text("mine")
-    assert run(capsys, main, "profiles", "scale", "llama-3.1-8b@l40s", "--out", target, "--step", 2, "--overwrite")[0] == 0
+    assert (
+        run(
+            capsys,
+            main,
+            "profiles",
+            "scale",
+            "llama-3.1-8b@l40s",
+            "--out",
+            target,
+            "--step",
+            2,
+            "--overwrite",
+        )[0]
+        == 0
+    )
     code, out, _ = run(capsys, main, "profiles", "show", target)
     assert code == 0 and json.loads(out)["step_scale"]["step"] == 2
 
@@ -204,7 +272,10 @@ def test_a_converted_trace_is_never_its_own_target(capsys, trace):
         ("profiles show x@h100", "there are llama-7b, "),
         ("profiles show llama-3.1-8b@tpu", "unknown GPU 'tpu'; there are "),
         ("profiles fit nosuch.csv", "nosuch.csv: cannot be read (No such file or directory)"),
-        ("profiles scale llama-3.1-8b@h100 --step 1e308 --out x.json", "factor 1e+308 of step must be positive, from 0.001 to"),
+        (
+            "profiles scale llama-3.1-8b@h100 --step 1e308 --out x.json",
+            "factor 1e+308 of step must be positive, from 0.001 to",
+        ),
         ("calibrate --model tiny --out x.txt", "ends in .json"),
         ("report /nosuch --out r.html", "no such folder"),
         ("report /dev/null --out r.html", "is a file; give the --out folder"),
@@ -219,7 +290,9 @@ def test_wrong_verb_input_is_one_line(capsys, tmp_path, monkeypatch, verb, said)
 
 def test_priority_beyond_64_bits_is_refused(capsys, tmp_path):
     path = tmp_path / "t.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5, "priority": ' + f"{2**70}}}\n")
+    path.write_text(
+        '{"timestamp": 0, "input_length": 5, "output_length": 5, "priority": ' + f"{2**70}}}\n"
+    )
     code, _, err = run(capsys, simulate_main, "--trace", path, "-q")
     assert code == 2 and "'priority'" in err
 
@@ -234,10 +307,16 @@ def test_export_and_config_repeat_the_run(capsys, tmp_path, trace):
     exported = tmp_path / "exported.jsonl"
     given = ("--trace", trace, "-p", "bros", "--pool", 3, "-q")
     assert run(capsys, simulate_main, *given, "--out", first, "--export", exported)[0] == 0
-    assert run(capsys, simulate_main, "--trace", exported, "-p", "bros", "-q", "--out", replay)[0] == 0
+    assert (
+        run(capsys, simulate_main, "--trace", exported, "-p", "bros", "-q", "--out", replay)[0] == 0
+    )
     assert run(capsys, simulate_main, "--config", first / "run.json", "-q", "--out", again)[0] == 0
     for name in ("requests.parquet", "steps.parquet", "gaps.parquet", "summary.json"):
-        assert (first / name).read_bytes() == (replay / name).read_bytes() == (again / name).read_bytes()
+        assert (
+            (first / name).read_bytes()
+            == (replay / name).read_bytes()
+            == (again / name).read_bytes()
+        )
     assert (first / "run.json").read_bytes() == (again / "run.json").read_bytes()
     code, _, err = run(capsys, simulate_main, "--trace", exported, "--pool", 3, "-q")
     assert code == 2 and "drop --pool" in err
@@ -246,16 +325,21 @@ def test_export_and_config_repeat_the_run(capsys, tmp_path, trace):
 def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
     code, out, err = run(capsys, simulate_main, "--trace", trace, "--json")
     assert code == 0 and err == "" and json.loads(out)
-    code, out, _ = run(capsys, simulate_main, "--trace", trace, "--json", "-p", "vllm", "-p", "bros")
+    code, out, _ = run(
+        capsys, simulate_main, "--trace", trace, "--json", "-p", "vllm", "-p", "bros"
+    )
     assert code == 0 and list(json.loads(out)) == ["bros", "vllm"]
     code, out, _ = run(capsys, simulate_main, "--trace", trace, "-q", "-p", "vllm", "-p", "bros")
     assert code == 0 and out.split("\n")[0].split() == ["vllm", "bros"]
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", mostly_slow(["SIGINT", "SIGTERM"], "SIGTERM"))
 def test_a_killed_run_leaves_nothing(tmp_path, name):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += "from twinserve.sim.cli import simulate_main; print('ready', flush=True); simulate_main()"
+    code += (
+        "from twinserve.sim.cli.main import simulate_main; print('ready', flush=True); "
+        "simulate_main()"
+    )
     flags = "--trace fixed:2000,400 --duration 900 -p bros --pool 64 -q --out".split()
     started = subprocess.Popen(
         [sys.executable, "-c", code, *flags, str(tmp_path / "out")],

@@ -1,4 +1,5 @@
-"""The decision log: what is read back is what was decided, whatever way the run took, and a torn file is one line."""
+"""The decision log: what is read back is what was decided, whatever way the run took, and a torn
+file is one line."""
 
 from __future__ import annotations
 
@@ -7,29 +8,43 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness import Toy, hybrid
+
+from tests.parameters import mostly_slow
+from tests.sim.harness import Toy, hybrid
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.registry import PolicySpec, parse_policy
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.decisions import FILE, DecisionLog, LoggedStep, log_bytes, read_log
-from twinserve.sim.inputs import Inputs, resolve
-from twinserve.sim.results import ResultsError, write_run
-from twinserve.sim.run import Simulation, run_policy
-from twinserve.sim.source import content_ids
+from twinserve.sim.fleet.source import content_ids
+from twinserve.sim.results.decisions import FILE, DecisionLog, LoggedStep, log_bytes, read_log
+from twinserve.sim.results.files import ResultsError, write_run
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.run import Simulation, run_policy
 from twinserve.traces.workload import Workload
 
-POLICIES = ["vllm", "bros", "bros:swap=false,kv=paged", "vllm-v0:preemption_mode=swap", "preemptive-wait:preemption_mode=swap"]
+POLICIES = [
+    "vllm",
+    "bros",
+    "bros:swap=false,kv=paged",
+    "vllm-v0:preemption_mode=swap",
+    "preemptive-wait:preemption_mode=swap",
+]
 
 
 def inputs(workload: Workload | None = None, **settings) -> Inputs:
     """Hardware of a shipped profile with far too little memory."""
     memory = {"num_blocks": 90, "host_blocks": 60, "max_num_seqs": 16}
     given = resolve(SimulationConfig(trace="fixed:8,2", requests=1, rate=1.0, **memory, **settings))
-    return replace(given, workload=hybrid(0, 60, rate=300, pool=6, until_s=0.3) if workload is None else workload)
+    return replace(
+        given,
+        workload=hybrid(0, 60, rate=300, pool=6, until_s=0.3) if workload is None else workload,
+    )
 
 
-def logged(given: Inputs, spec: PolicySpec, folder) -> tuple[DecisionLog, list[StepPlan], Simulation]:
-    """The log of a run, read back from disk; its plans as they were handed over; the simulation, over."""
+def logged(
+    given: Inputs, spec: PolicySpec, folder
+) -> tuple[DecisionLog, list[StepPlan], Simulation]:
+    """The log of a run, read back from disk; its plans as they were handed over; the simulation,
+    over."""
     simulation = Simulation(given, spec, decisions=True)
     core, plans = simulation.engines[0].core, []
     decide = core.plan
@@ -41,7 +56,9 @@ def logged(given: Inputs, spec: PolicySpec, folder) -> tuple[DecisionLog, list[S
     core.plan = plan
     simulation.run()
     path = folder / FILE
-    path.write_bytes(log_bytes({"label": spec.label}, core.requests, simulation.engines[0].recorder))
+    path.write_bytes(
+        log_bytes({"label": spec.label}, core.requests, simulation.engines[0].recorder)
+    )
     return read_log(path), plans, simulation
 
 
@@ -59,7 +76,9 @@ def test_what_is_read_back_is_what_was_decided(policy, tmp_path):
         if not len(plan.rows):
             continue
         step = next(decided)
-        assert list(step.grants.items()) == list(zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True))
+        assert list(step.grants.items()) == list(
+            zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True)
+        )
         assert step.admitted == dict(plan.admitted)
         assert step.swapped_in == tuple(plan.swapped_in)
         assert step.preempted == tuple(taken)
@@ -87,7 +106,10 @@ def test_requests_are_read_back_with_what_their_prompts_share(tmp_path):
     assert log.longest == max(int(v.prompt_tokens + v.output_tokens) for v in table)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    mostly_slow(POLICIES, "vllm", "bros:swap=false,kv=paged", "vllm-v0:preemption_mode=swap"),
+)
 def test_runs_spread_out_are_the_steps_of_the_exact_way(policy, tmp_path):
     fast, plans, _ = logged(inputs(), parse_policy(policy), tmp_path)
     exact, single, _ = logged(inputs(exact=True), parse_policy(policy), tmp_path)
@@ -118,7 +140,8 @@ def test_free_blocks_are_those_of_the_ledger_after_each_plan(tmp_path):
 
 
 class Hesitant(Toy):
-    """Drops its first row in a plan that computes nothing, and admits it again with the next one."""
+    """Drops its first row in a plan that computes nothing, and admits it again with the next
+    one."""
 
     name = "hesitant"
     uses_estimator = False
@@ -147,10 +170,18 @@ class Hesitant(Toy):
 
 def test_what_a_plan_without_a_step_took_away_is_kept(tmp_path):
     workload = Workload.build([0.0, 0.0], [20, 30], [8, 8])
-    log, plans, simulation = logged(inputs(workload), PolicySpec("hesitant", own=Hesitant), tmp_path)
+    log, plans, simulation = logged(
+        inputs(workload), PolicySpec("hesitant", own=Hesitant), tmp_path
+    )
     assert not len(plans[3].rows) and plans[3].preempted == [(0, Preemption.RECOMPUTE)]
     assert len(log.steps) == len(plans) - 1
-    assert [step.preempted for step in log.steps] == [(), (), (), ((0, Preemption.RECOMPUTE),), *[()] * (len(log.steps) - 4)]
+    assert [step.preempted for step in log.steps] == [
+        (),
+        (),
+        (),
+        ((0, Preemption.RECOMPUTE),),
+        *[()] * (len(log.steps) - 4),
+    ]
     assert log.steps[3].admitted == {0: 0} and log.steps[3].grants == {1: 1, 0: 23}
     assert simulation.engines[0].core.requests.recomputes.tolist() == [1, 0]
 
@@ -169,7 +200,9 @@ def test_the_same_run_gives_the_same_bytes(tmp_path):
 
 @pytest.fixture(scope="module")
 def content() -> bytes:
-    return run_policy(inputs(Workload.build([0.0, 0.1], [20, 30], [8, 8])), parse_policy("vllm"), decisions=True).decisions
+    return run_policy(
+        inputs(Workload.build([0.0, 0.1], [20, 30], [8, 8])), parse_policy("vllm"), decisions=True
+    ).decisions
 
 
 def damages(content: bytes) -> dict[str, bytes]:
@@ -202,7 +235,10 @@ def test_a_torn_log_is_one_line(tmp_path, content):
 
 
 def test_a_log_that_is_missing_or_of_another_version_says_what_to_do(tmp_path, content):
-    with pytest.raises(ResultsError, match="there is no decision log; run simulate again with --decisions --out DIR"):
+    with pytest.raises(
+        ResultsError,
+        match="there is no decision log; run simulate again with --decisions --out DIR",
+    ):
         read_log(tmp_path / FILE)
     newer = gzip.decompress(content).replace(b'"decisions":1', b'"decisions":99', 1)
     (tmp_path / FILE).write_bytes(gzip.compress(newer))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.run import simulate
+
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.run import simulate
 
 
 @pytest.mark.slow
 def test_the_default_online_load_is_two_thirds_of_capacity():
-    """Capacity by its own definition: how long the same requests take when they all come at once."""
+    """Capacity by its own definition: how long the same requests take when they all come at
+    once."""
     as_is = simulate(SimulationConfig(offline=True))["vllm"].rows.requests
     at_once = simulate(SimulationConfig(offline=True, rate_scale=1e4))["vllm"].rows.requests
     busy = at_once.last_token_s.max() - at_once.arrival_s.min()

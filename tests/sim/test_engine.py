@@ -1,5 +1,5 @@
-"""The engine process: idling and waking, arrivals that cut runs, replicas on one clock, the watchdog,
-decision overhead. Transfers are in test_pcie.py."""
+"""The engine process: idling and waking, arrivals that cut runs, replicas on one clock, the
+watchdog, decision overhead. Transfers are in test_pcie.py."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from harness import Affine, Toy, build, hybrid, same_rows, simulate
+
+from tests.sim.harness import Affine, Toy, build, hybrid, same_rows, simulate
 from twinserve.policies.base import EngineLimits
+from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.plan import StepPlan
-from twinserve.policies.vllm import VllmPolicy
-from twinserve.sim.clock import BEFORE_STEPS, PLANS, STEPS, Clock
-from twinserve.sim.engine import NoProgressError
+from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, STEPS, Clock
+from twinserve.sim.engine.loop import NoProgressError
 from twinserve.traces.workload import BestEffortPool, Workload
 
 STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)  # every step takes a second
@@ -23,7 +24,7 @@ def starts(sim) -> list[float]:
     return sim.steps.start_s.tolist()
 
 
-# -- the clock --------------------------------------------------------------------------------------------------------
+# -- the clock -------------------------------------------------------------------------------------
 def test_equal_times_go_by_priority_then_by_sequence():
     clock, seen = Clock(), []
     for name, priority in (
@@ -52,7 +53,7 @@ def test_an_event_is_at_its_time_to_the_last_bit_and_never_in_the_past():
         clock.at(0.5)
 
 
-# -- idle, wake, cut --------------------------------------------------------------------------------------------------
+# -- idle, wake, cut -------------------------------------------------------------------------------
 def test_an_idle_engine_starts_at_the_arrival():
     sim = simulate(Workload.build([3.25, 10.5], [8, 8], [2, 1]), model=STEP)
     assert starts(sim) == [3.25, 4.25, 10.5]
@@ -124,7 +125,8 @@ def test_a_policy_hears_of_ends_then_of_arrivals_then_plans():
 
 
 def test_an_arrival_shows_a_policy_the_same_table_on_the_fast_path():
-    """The newcomer comes in the middle of a run; the policy sees the running request as of the boundary."""
+    """The newcomer comes in the middle of a run; the policy sees the running request as of the
+    boundary."""
     seen = []
     for fast in (True, False):
         sim = simulate(Workload.build([0.0, 6.5], [8, 8], [20, 3]), Calls, model=STEP, fast=fast)
@@ -134,7 +136,7 @@ def test_an_arrival_shows_a_policy_the_same_table_on_the_fast_path():
     assert seen[0] == seen[1] == [("arrival 0", 0), ("arrival 1", 7)]
 
 
-# -- replicas ---------------------------------------------------------------------------------------------------------
+# -- replicas --------------------------------------------------------------------------------------
 def test_replicas_on_one_clock_do_not_touch_each_other():
     """Each gives the rows of a simulation of its own with the requests that were routed to it."""
     rng = np.random.default_rng(3)
@@ -161,12 +163,13 @@ def test_replicas_on_one_clock_do_not_touch_each_other():
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_what_one_replica_causes_at_a_boundary_of_another_is_in_the_decision_there(fast):
-    """Steps of all replicas end on full seconds. The last request of a batch ends on one replica, and the next batch goes to
-    both, the other being at the end of a step (or in the middle of a run) at that instant."""
+    """Steps of all replicas end on full seconds. The last request of a batch ends on one replica,
+    and the next batch goes to both, the other being at the end of a step (or in the middle of a
+    run) at that instant."""
     pool = BestEffortPool(2, (8, 8), (3, 9), seed=2, until_s=60.0)
     workload = replace(Workload.build([0.0, 0.0], [8, 8], [200, 200]), pool=pool)
     requests = simulate(workload, model=STEP, replicas=2, fast=fast).requests
-    batches = requests[requests.klass == "be"]
+    batches = requests[requests.service_class == "be"]
     last = batches.loc[batches.groupby("stage").last_token_s.idxmax()]
     assert last.replica.nunique() == 2 and batches.stage.max() > 5
     assert (batches.groupby("stage").replica.nunique() == 2).all()
@@ -175,8 +178,8 @@ def test_what_one_replica_causes_at_a_boundary_of_another_is_in_the_decision_the
 
 @pytest.mark.parametrize("policy", ["vllm", "bros"])
 def test_replicas_whose_steps_end_together_agree_on_both_paths(policy):
-    """Closed loops send work from one replica's end to the others in the middle of their runs, at the same instant, and
-    who has fewest requests then depends on which end came first."""
+    """Closed loops send work from one replica's end to the others in the middle of their runs, at
+    the same instant, and who has fewest requests then depends on which end came first."""
     for seed in range(4):
         drawn = hybrid(
             seed, 24, pool=3, prefix_block=None, until_s=60.0, sessions=0, applications=0
@@ -193,7 +196,7 @@ def test_replicas_whose_steps_end_together_agree_on_both_paths(policy):
         same_rows(runs[0].rows, runs[1].rows)
 
 
-# -- watchdog ---------------------------------------------------------------------------------------------------------
+# -- watchdog --------------------------------------------------------------------------------------
 class Lazy(Toy):
     """Plans nothing from its plan number `from_plan` on."""
 
@@ -216,12 +219,13 @@ def test_a_policy_that_plans_nothing_is_stopped_with_a_diagnosis():
         simulate(Workload.build([1.5, 9.0], [40, 8], [3, 3], ids=["first", "second"]), lazy(0))
     text = str(caught.value)
     assert text.startswith(
-        "policy 'lazy' made no progress at 1.500000 s: 1 requests wait, 512 of 512 KV blocks are free"
+        "policy 'lazy' made no progress at 1.500000 s: 1 requests wait, 512 of 512 KV blocks are "
+        "free"
     )
     assert "'first' with 40 tokens (3 blocks)" in text
 
 
-def test_a_policy_that_stops_while_it_holds_memory_is_found_when_nothing_else_can_happen():
+def test_a_policy_that_stops_while_it_holds_memory_is_found_at_the_end():
     with pytest.raises(NoProgressError, match="policy 'lazy' made no progress at 9.0"):
         simulate(Workload.build([0.0, 9.0], [40, 8], [30, 3]), lazy(3), model=STEP)
 
@@ -240,7 +244,7 @@ def test_a_run_until_some_time_is_no_reason_to_complain():
     assert not sim.requests.finished.any()
 
 
-# -- decision overhead ------------------------------------------------------------------------------------------------
+# -- decision overhead -----------------------------------------------------------------------------
 def test_decision_overhead_lengthens_every_step_alike_on_both_paths():
     workload = hybrid(2, 30)
     plain = simulate(workload, blocks=100)
@@ -256,6 +260,6 @@ def test_decision_overhead_lengthens_every_step_alike_on_both_paths():
 
 def test_measured_overhead_is_the_time_that_planning_took(monkeypatch):
     ticks = iter(np.arange(0, 1000, 0.125))  # every look at the clock is 1/8 s later
-    monkeypatch.setattr("twinserve.sim.engine.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("twinserve.sim.engine.loop.time.perf_counter", lambda: float(next(ticks)))
     sim = simulate(Workload.build([0.0], [8], [3]), model=STEP, overhead=None)
     assert sim.steps.end_s.tolist() == [1.125, 2.25, 3.375]

@@ -1,17 +1,19 @@
-"""The collector is left as it was found, whatever happens meanwhile, and kept out of the way of every run."""
+"""The collector is left as it was found, whatever happens meanwhile, and kept out of the way of
+every run."""
 
 import gc
 import weakref
 
 import numpy as np
 import pytest
+
 from twinserve.policies.registry import parse_policy
-from twinserve.sim.capacity import WhileOnline
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.garbage import collected_seldom
-from twinserve.sim.inputs import Inputs, resolve_hardware
-from twinserve.sim.live import LiveRun
-from twinserve.sim.run import Simulation
+from twinserve.sim.engine.garbage import collected_seldom
+from twinserve.sim.plan.capacity import WhileOnline
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.run import Simulation
+from twinserve.sim.twin.live import LiveRun
 from twinserve.traces.workload import Workload
 
 
@@ -78,4 +80,6 @@ def test_it_is_kept_out_of_the_way_of_every_run(kind):
 
     run.clock.run = looked
     run.run()
-    assert set(seen) == {True} and run.rows().requests.finished.all() and gc.get_threshold() == before
+    assert (
+        set(seen) == {True} and run.rows().requests.finished.all() and gc.get_threshold() == before
+    )

@@ -15,21 +15,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from harness import POLICIES, Small, build, hybrid, simulate
+
+from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.sim.harness import POLICIES, Small, build, hybrid, simulate
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.requests import RequestTable
-from twinserve.sim.clock import Clock
-from twinserve.sim.core import EngineCore
-from twinserve.sim.engine import Engine
-from twinserve.sim.results import POOL_GROUP
-from twinserve.sim.source import RequestSource
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.source import RequestSource
+from twinserve.sim.results.files import POOL_GROUP
 from twinserve.traces.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 TIGHT, HOST = 90, 60  # KV blocks: far too few, so that memory is fought for
 
-everybody = pytest.mark.parametrize("policy", POLICIES)
+# of the module: all tests of one policy come together and share its run
+everybody = pytest.mark.parametrize(
+    "policy", mostly_slow(POLICIES, "bros", *SOME_POLICIES), scope="module"
+)
 
 
 @cache
@@ -47,7 +52,7 @@ def listed(requests: pd.DataFrame) -> pd.DataFrame:
     return requests[requests.group != POOL_GROUP]
 
 
-# -- requests ---------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 @everybody
 def test_every_request_comes_once_and_ends_complete(policy):
     requests, given = audited(policy).requests, workload()
@@ -73,11 +78,11 @@ def test_a_requests_times_are_in_order(policy):
     assert (rows.first_token_s > rows.first_scheduled_s).all()
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 @everybody
 def test_memory_is_conserved_and_granted_before_it_is_used(policy):
-    """The auditor recounted the ledger and the grants at every plan; here: the memory was really fought for, all of it
-    is free at the end, and the rows never show more than there is."""
+    """The auditor recounted the ledger and the grants at every plan; here: the memory was really
+    fought for, all of it is free at the end, and the rows never show more than there is."""
     sim = audited(policy)
     steps = sim.steps
     ledger = sim.engines[0].core.ledger
@@ -115,9 +120,13 @@ def test_a_step_keeps_to_the_token_budget(policy):
     assert max(len(d.grants) for d in sim.audits[0].decisions) == 8
 
 
-@pytest.mark.parametrize("policy", ["bros", "bros:kv=paged", "bros:chunk=64", "preemptive-wait"])
+@pytest.mark.parametrize(
+    "policy",
+    mostly_slow(["bros", "bros:kv=paged", "bros:chunk=64", "preemptive-wait"], "preemptive-wait"),
+)
 def test_whole_prompts_exceed_the_token_budget_as_far_as_they_may(policy):
-    """The auditor has looked at every step; here: the budget was short, and one prompt did exceed it."""
+    """The auditor has looked at every step; here: the budget was short, and one prompt did exceed
+    it."""
     limits = EngineLimits(max_num_seqs=16, max_num_batched_tokens=100)
     sim = simulate(workload(), policy, blocks=TIGHT, host_blocks=HOST, limits=limits, recount=False)
     granted = [[n for _, n in d.grants] for d in sim.audits[0].decisions if d.grants]
@@ -133,8 +142,18 @@ def test_whole_prompts_exceed_the_token_budget_as_far_as_they_may(policy):
     ("policy", "careless"),
     [
         ("bros", lambda policy: setattr(policy, "_within_tokens", len)),
-        ("preemptive-wait", lambda policy: setattr(policy, "limits", replace(policy.limits, max_num_batched_tokens=10**6))),
-        ("vllm", lambda policy: setattr(policy, "limits", replace(policy.limits, max_num_batched_tokens=10**6))),
+        (
+            "preemptive-wait",
+            lambda policy: setattr(
+                policy, "limits", replace(policy.limits, max_num_batched_tokens=10**6)
+            ),
+        ),
+        (
+            "vllm",
+            lambda policy: setattr(
+                policy, "limits", replace(policy.limits, max_num_batched_tokens=10**6)
+            ),
+        ),
     ],
 )
 def test_the_auditor_sees_a_step_beyond_the_token_budget(policy, careless):
@@ -146,10 +165,11 @@ def test_the_auditor_sees_a_step_beyond_the_token_budget(policy, careless):
         sim.run()
 
 
-# -- tokens -----------------------------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------------------
 @everybody
 def test_computed_tokens_add_up(policy):
-    """Every token of a text but the last emitted one is computed once, plus what was dropped, minus what was cached."""
+    """Every token of a text but the last emitted one is computed once, plus what was dropped, minus
+    what was cached."""
     sim = audited(policy)
     steps, requests, audit = sim.steps, sim.requests, sim.audits[0]
     in_steps = int((steps.prefill_tokens + steps.decode_requests).sum())
@@ -165,8 +185,8 @@ def test_computed_tokens_add_up(policy):
 def test_emitted_tokens_and_gaps_add_up(policy):
     sim = audited(policy)
     requests, gaps = sim.requests, sim.rows.gaps
-    for klass, rows in requests.groupby("klass"):
-        some = gaps[gaps.klass == klass]
+    for service_class, rows in requests.groupby("service_class"):
+        some = gaps[gaps.service_class == service_class]
         assert some["count"].sum() == (rows.output_tokens - 1).sum()
         total = (rows.last_token_s - rows.first_token_s).sum()
         assert (some.gap_s * some["count"]).sum() == pytest.approx(total, rel=1e-9)
@@ -180,7 +200,7 @@ def test_moved_bytes_add_up(policy):
     assert moved == sum(sim.engines[0].backend.link.moved.values())
 
 
-# -- time -------------------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 @everybody
 def test_steps_of_a_replica_follow_each_other(policy):
     sim = simulate(workload(), policy, blocks=TIGHT, host_blocks=HOST, replicas=2, recount=False)
@@ -215,7 +235,8 @@ def test_an_engine_idles_only_when_nothing_is_there(policy):
 
 @pytest.mark.parametrize("policy", ["vllm", "vllm:scheduling=priority"])
 def test_vllm_leaves_nobody_waiting_who_could_run(policy):
-    """After every plan that preempts nobody: no seat, no token or not enough memory is left for the head of the queue."""
+    """After every plan that preempts nobody: no seat, no token or not enough memory is left for the
+    head of the queue."""
     sim = build(workload(), policy, blocks=TIGHT)
     core, limits = sim.engines[0].core, sim.audits[0].limits
     reasons, plan = {"seats": 0, "tokens": 0, "memory": 0}, core.plan
@@ -230,7 +251,8 @@ def test_vllm_leaves_nobody_waiting_who_could_run(policy):
             elif decided.tokens.sum() == limits.max_num_batched_tokens:
                 reasons["tokens"] += 1
             else:
-                # cached blocks of its own that nobody uses are free, but not for the rest of its text
+                # cached blocks of its own that nobody uses are free, but not for the rest of its
+                # text
                 assert -(-fresh // 16) + ledger.hit_tokens(head) // 16 > ledger.free_blocks
                 reasons["memory"] += 1
         return decided
@@ -240,7 +262,7 @@ def test_vllm_leaves_nobody_waiting_who_could_run(policy):
     assert reasons["memory"] > 20
 
 
-# -- causality --------------------------------------------------------------------------------------------------------
+# -- causality -------------------------------------------------------------------------------------
 def cut(w: Workload, at: float, order: np.random.Generator) -> Workload:
     """The same trace up to `at` seconds, and another future: other
     lengths, classes and objectives, in other order and at other times."""
@@ -249,7 +271,14 @@ def cut(w: Workload, at: float, order: np.random.Generator) -> Workload:
     assert len(later) > 10 and (~closed).sum() - len(later) > 10
     changed = {f.name: getattr(w, f.name) for f in fields(w)}
     shuffled = order.permutation(later)
-    for name in ("prompt_tokens", "output_tokens", "klass", "priority", "slo_ttft_s", "slo_tpot_s"):
+    for name in (
+        "prompt_tokens",
+        "output_tokens",
+        "service_class",
+        "priority",
+        "slo_ttft_s",
+        "slo_tpot_s",
+    ):
         column = changed[name].copy()
         column[later] = column[shuffled]
         changed[name] = column
@@ -263,7 +292,7 @@ def cut(w: Workload, at: float, order: np.random.Generator) -> Workload:
 
 
 @everybody
-@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("fast", mostly_slow([True, False], False))
 def test_the_future_of_the_trace_changes_nothing_before_it(policy, fast):
     at = 0.9
     one = hybrid(4, 60, prefix_block=None, pool=6, until_s=2.0, sessions=0, applications=0)
@@ -281,7 +310,8 @@ def test_the_future_of_the_trace_changes_nothing_before_it(policy, fast):
 
 @everybody
 def test_true_output_lengths_change_nothing_before_the_shorter_end(policy):
-    """The same arrivals with longer answers: no decision can differ before the first answer that does has ended."""
+    """The same arrivals with longer answers: no decision can differ before the first answer that
+    does has ended."""
     rng = np.random.default_rng(3)
     one = hybrid(4, 60, prefix_block=None, sessions=0, applications=0, rate=60)
     longer = replace(one, output_tokens=one.output_tokens + rng.integers(1, 40, len(one)))
@@ -321,7 +351,8 @@ def reachable(start) -> list:
 
 @everybody
 def test_a_policy_cannot_reach_what_it_must_not_know(policy):
-    """From all that it is given, no way leads to the workload, the source or the hardware, which know the future."""
+    """From all that it is given, no way leads to the workload, the source or the hardware, which
+    know the future."""
     sim = build(workload(), policy, blocks=400, recount=False)
     core, seen = sim.engines[0].core, []
     plan = core.policy.plan
@@ -332,7 +363,7 @@ def test_a_policy_cannot_reach_what_it_must_not_know(policy):
         return plan(view, ledger)
 
     core.policy.plan = spy
-    sim.run()
+    sim.run(until=0.5)
     assert RequestTable in seen[0] and len(seen) == 5
     for types in seen:
         assert not {Workload, RequestSource, SimulatedBackend, Engine, EngineCore, Clock} & set(
@@ -353,7 +384,7 @@ def test_the_table_knows_no_true_output_length():
         ]
 
 
-# -- this list itself -------------------------------------------------------------------------------------------------
+# -- this list itself ------------------------------------------------------------------------------
 def test_every_test_named_in_the_list_of_invariants_exists():
     text = (ROOT / "docs" / "invariants.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)

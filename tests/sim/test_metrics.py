@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.sim import source
-from twinserve.sim.metrics import (
+
+from tests.sim.test_results_rows import empty_rows, toy_rows
+from twinserve.sim.fleet import source
+from twinserve.sim.results.files import GAPS, POOL_GROUP, REQUESTS, STEPS, RunRows, dump_json
+from twinserve.sim.results.metrics import (
     fair_ratio,
     job_completion,
     latencies,
     summarise,
     summarise_fair_ratio,
 )
-from twinserve.sim.results import GAPS, POOL_GROUP, REQUESTS, STEPS, RunRows, dump_json
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_results_rows import empty_rows, toy_rows  # noqa: E402
 
 NAN = float("nan")
 DEFAULTS = {
-    "klass": "rt",
+    "service_class": "rt",
     "group": None,
     "stage": 0,
     "priority": 0,
@@ -144,11 +141,12 @@ def test_requests_without_objectives_do_not_count_for_attainment():
 def test_best_effort_work_is_measured_while_real_time_requests_arrive():
     rows = rows_of(
         [
-            request("be0", 0.0, 0.0, 1.0, 2.0, 100, 10, klass="be"),
+            request("be0", 0.0, 0.0, 1.0, 2.0, 100, 10, service_class="be"),
             request("rt0", 1.0, 1.0, 1.5, 9.0, 10, 2),
-            request("be1", 2.0, 2.0, 3.0, 4.0, 200, 20, klass="be"),
+            request("be1", 2.0, 2.0, 3.0, 4.0, 200, 20, service_class="be"),
             request("rt1", 5.0, 5.0, 5.5, 6.0, 10, 2),
-            request("be2", 4.0, 4.0, 9.0, 10.0, 400, 40, klass="be"),  # ends after the window
+            # ends after the window
+            request("be2", 4.0, 4.0, 9.0, 10.0, 400, 40, service_class="be"),
         ]
     )
     be = summarise(rows)["classes"]["be"]
@@ -157,7 +155,7 @@ def test_best_effort_work_is_measured_while_real_time_requests_arrive():
     assert be["window_output_throughput"] == pytest.approx(30 / 5)
     assert be["window_total_token_throughput"] == pytest.approx(330 / 5)
     assert be["request_throughput"] == pytest.approx(3 / 10)
-    only_be = rows_of([r for r in rows.requests.to_dict("records") if r["klass"] == "be"])
+    only_be = rows_of([r for r in rows.requests.to_dict("records") if r["service_class"] == "be"])
     assert summarise(only_be)["classes"]["be"]["window_s"] == pytest.approx(10.0)
 
 
@@ -215,7 +213,7 @@ def test_applications_end_with_their_last_request():
 
 
 def test_the_pool_is_no_application_and_its_batches_are_timed():
-    pool = dict(klass="be", group=POOL_GROUP)
+    pool = dict(service_class="be", group=POOL_GROUP)
     requests = [
         request("r", 0.0, 0.0, 0.5, 9.0, 10, 2),
         request("p0", 0.0, 0.0, 0.5, 2.0, 10, 2, **pool),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from twinserve.sim.metrics import GoodputError, parse_goodput
+
+from twinserve.sim.results.metrics import GoodputError, parse_goodput
 
 
 @pytest.mark.parametrize(

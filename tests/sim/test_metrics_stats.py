@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from twinserve.sim.metrics_stats import (
+
+from twinserve.sim.results.metrics_stats import (
     PERCENTILES,
     counted_order,
-    counted_percentiles,
     describe_counted_ms,
     describe_ms,
 )
@@ -22,13 +22,6 @@ COUNTED = st.lists(
 def unzip(pairs):
     values, counts = zip(*pairs, strict=True)
     return np.array(values), np.array(counts)
-
-
-@given(COUNTED, st.lists(st.floats(0, 100), min_size=1, max_size=5))
-def test_percentiles_equal_those_of_the_expanded_list(pairs, percentiles):
-    values, counts = unzip(pairs)
-    expected = np.percentile(np.repeat(values, counts), percentiles)
-    np.testing.assert_array_equal(counted_percentiles(values, counts, percentiles), expected)
 
 
 @given(COUNTED)
@@ -46,15 +39,12 @@ def test_descriptions_equal_those_of_the_expanded_list(pairs):
 
 
 def test_merging_equal_values_changes_nothing():
-    apart = counted_percentiles(np.array([2.0, 1.0, 2.0]), np.array([1, 5, 3]), (10, 50, 90))
-    merged = counted_percentiles(np.array([1.0, 2.0]), np.array([5, 4]), (10, 50, 90))
-    np.testing.assert_array_equal(apart, merged)
+    apart = describe_counted_ms("itl", np.array([1.0, 2.0, 2.0]), np.array([5, 1, 3]))
+    assert apart == describe_counted_ms("itl", np.array([1.0, 2.0]), np.array([5, 4]))
 
 
-def test_no_values_have_no_description_and_no_percentile():
+def test_no_values_have_no_description():
     assert set(describe_ms("ttft", np.zeros(0)).values()) == {None}
     assert set(describe_counted_ms("itl", np.zeros(0), np.zeros(0, int)).values()) == {None}
-    with pytest.raises(ValueError, match="empty"):
-        counted_percentiles(np.array([1.0]), np.array([0]), (50,))
     with pytest.raises(ValueError, match="below zero"):
-        counted_percentiles(np.array([1.0, 2.0]), np.array([3, -1]), (50,))
+        counted_order(np.array([1.0, 2.0]), np.array([3, -1]))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from twinserve.sim.metrics import summarise
-from twinserve.sim.metrics_stats import PERCENTILES
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_results_rows import toy_rows  # noqa: E402
+from tests.sim.test_results_rows import toy_rows
+from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.metrics_stats import PERCENTILES
 
 GOODPUT = {"ttft": 120.0, "tpot": 22.0, "e2el": 900.0}
 

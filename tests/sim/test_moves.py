@@ -1,4 +1,5 @@
-"""Moves by kind: what a run asked for, what its decision log keeps of that, and what is said of those that no engine makes."""
+"""Moves by kind: what a run asked for, what its decision log keeps of that, and what is said of
+those that no engine makes."""
 
 from __future__ import annotations
 
@@ -7,27 +8,39 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from twinserve.backends.moves import kind_of, not_made, not_made_lines
+
+from twinserve.backends.counts import kind_of, not_made, not_made_lines
 from twinserve.policies.plan import Direction, KvMove
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import State
-from twinserve.sim.cli_live import locked_lines, locked_summary
-from twinserve.sim.config import SettingsError, SimulationConfig
-from twinserve.sim.decisions import parse_log
-from twinserve.sim.inputs import resolve
-from twinserve.sim.live import blank_settings, live_settings
-from twinserve.sim.replay import LockedReplay
-from twinserve.sim.run import run_policy
-from twinserve.sim.validate import Validation
-from twinserve.sim.validate_report import metric_lines, page
+from twinserve.sim.cli.live import locked_lines, locked_summary
+from twinserve.sim.results.decisions import parse_log
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin.live import blank_settings, live_settings
+from twinserve.sim.twin.replay import LockedReplay
+from twinserve.sim.twin.validate import Validation
+from twinserve.sim.twin.validate_report import metric_lines, page
 
 # Prompts of 512 tokens, and memory for three of eight.
-CROWDED = {"trace": "fixed:512,60", "rate": 30.0, "requests": 6, "num_blocks": 104, "host_blocks": 400, "slo": "none"}
+CROWDED = {
+    "trace": "fixed:512,60",
+    "rate": 30.0,
+    "requests": 6,
+    "num_blocks": 104,
+    "host_blocks": 400,
+    "slo": "none",
+}
 OUT, IN = Direction.TO_HOST, Direction.TO_DEVICE
 
 
 def inputs_for(policy: str, **changes):
-    return resolve(SimulationConfig(**{**CROWDED, "policy": (policy,), "profile": "llama-3.1-8b@a100-80g", **changes}))
+    return resolve(
+        SimulationConfig(
+            **{**CROWDED, "policy": (policy,), "profile": "llama-3.1-8b@a100-80g", **changes}
+        )
+    )
 
 
 def logged(policy: str, **changes):
@@ -90,29 +103,51 @@ def test_a_locked_replay_names_what_it_did_not_make():
     counts = log.moved["layers"]
     assert locked_summary(found, log, "0.0")["not_made"] == {"layers": counts}
     said = dict(locked_lines(found, log))["not made: moves of layers"]
-    assert said.startswith(f"{counts['moves']:,}, {counts['to_host_bytes'] / 1e6:,.1f} MB to the host and ")
+    assert said.startswith(
+        f"{counts['moves']:,}, {counts['to_host_bytes'] / 1e6:,.1f} MB to the host and "
+    )
     assert "vLLM keeps all layers of a block together" in said
-    assert not any(name.startswith("not made") for name, _ in locked_lines(found, replace(log, moved={})))
+    assert not any(
+        name.startswith("not made") for name, _ in locked_lines(found, replace(log, moved={}))
+    )
 
 
 def test_a_validation_names_them_too():
     log, result = logged("layerkv:x=0,slo_aware=false")
-    rows = {"predicted_s": [0.1, 0.2], "measured_s": [0.1, 0.2], "drift": [False] * 2, "moved": [False] * 2}
+    rows = {
+        "predicted_s": [0.1, 0.2],
+        "measured_s": [0.1, 0.2],
+        "drift": [False] * 2,
+        "moved": [False] * 2,
+    }
     found = not_made(log.moved, physical=False)
     live = replace(result, config={**result.config, "live": {"not_made": found}})
     spec = parse_policy("layerkv:x=0,slo_aware=false")
-    validation = Validation(spec, result, LockedReplay(pd.DataFrame(rows), {}, "", 0, []), [live], 0, found)
-    assert validation.summary()["locked"]["not_made"] == found == validation.summary()["free"]["not_made"][0]
-    (said,) = (text for name, text in metric_lines(validation) if name == "not made: moves of layers")
+    validation = Validation(
+        spec, result, LockedReplay(pd.DataFrame(rows), {}, "", 0, []), [live], 0, found
+    )
+    assert (
+        validation.summary()["locked"]["not_made"]
+        == found
+        == validation.summary()["free"]["not_made"][0]
+    )
+    (said,) = (
+        text for name, text in metric_lines(validation) if name == "not made: moves of layers"
+    )
     assert f"Not made: moves of layers: {said}.\n\n" in page([validation], "0.0")
     plain = replace(validation, not_made={})
-    assert "ot made" not in page([plain], "0.0") and "not made: moves of layers" not in dict(metric_lines(plain))
+    assert "ot made" not in page([plain], "0.0") and "not made: moves of layers" not in dict(
+        metric_lines(plain)
+    )
 
 
 def test_a_physical_layout_of_layers_is_refused_with_the_mechanism_that_is_missing():
     inputs = inputs_for("layerkv:x=0")
     settings = replace(blank_settings(), physical=True, model=Path())
-    with pytest.raises(SettingsError, match="layerwise, which moves single layers; vLLM keeps all layers of a block together"):
+    with pytest.raises(
+        SettingsError,
+        match="layerwise, which moves single layers; vLLM keeps all layers of a block together",
+    ):
         live_settings(inputs, inputs.policies[0], settings)
     paged = inputs_for("vllm")
     with pytest.raises(SettingsError, match="runs on paged: drop it"):

@@ -1,12 +1,15 @@
-"""Transfers between device and host memory: the link, what a plan's moves hold back, and the room on the host."""
+"""Transfers between device and host memory: the link, what a plan's moves hold back, and the room
+on the host."""
 
 from __future__ import annotations
 
 import pytest
-from harness import Affine, Toy, build, hybrid, simulate
 from hypothesis import given
 from hypothesis import strategies as st
-from twinserve.backends.pcie import PcieLink
+
+from tests.parameters import mostly_slow
+from tests.sim.harness import Affine, Toy, build, hybrid, simulate
+from twinserve.backends.links import PcieLink
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.plan import Direction, Hold, KvMove, StepPlan
 from twinserve.traces.workload import Workload
@@ -60,7 +63,7 @@ def test_a_link_without_bandwidth_is_refused(settings):
         PcieLink(*settings)
 
 
-# -- transfers --------------------------------------------------------------------------------------------------------
+# -- transfers -------------------------------------------------------------------------------------
 def toy(**script):
     moves = {int(k[1:]): v for k, v in script.items()}
     return type("Scripted", (Toy,), {"script": moves})
@@ -104,7 +107,8 @@ def test_nothing_waits_for_nothing():
 
 def test_request_holds_back_only_its_row_until_the_first_boundary_after_it_lands():
     sim = transfer_run([move(2500, Hold.REQUEST)], arrivals=(0.0, 0.0), outputs=(6, 6))
-    # The move starts with the third step, in which row 0 still runs: it comes in at 4.5 s, between steps.
+    # The move starts with the third step, in which row 0 still runs: it comes in at 4.5 s, between
+    # steps.
     assert sim.steps.decode_requests.tolist()[1:] == [2, 2, 1, 1, 2, 1, 1]
     assert sim.requests.last_token_s.tolist() == [8.0, 6.0]
 
@@ -168,8 +172,8 @@ def test_a_plan_without_work_still_moves_and_the_engine_plans_again_when_it_is_d
     ]  # booked with the step that follows
 
 
-# -- host memory ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("policy", ["bros", "bros:kv=paged"])
+# -- host memory -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("policy", mostly_slow(["bros", "bros:kv=paged"], "bros"))
 def test_swaps_stay_within_host_memory(policy):
     workload = hybrid(1, 40, be_share=0.5, prefix_block=None)
     roomy = simulate(workload, policy, blocks=80, host_blocks=400, recount=False)

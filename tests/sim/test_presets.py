@@ -1,12 +1,14 @@
-"""Flags win over a former run's file, which wins over a preset; what does not fit the trace that is named goes."""
+"""Flags win over a former run's file, which wins over a preset; what does not fit the trace that is
+named goes."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from twinserve.sim.config import PRESETS, SettingsError, SimulationConfig, parse_slo
-from twinserve.sim.presets import with_defaults
+
+from twinserve.sim.setup.config import PRESETS, SettingsError, SimulationConfig, parse_slo
+from twinserve.sim.setup.presets import with_defaults
 
 HYBRID = PRESETS["bros-hybrid"]
 
@@ -39,7 +41,15 @@ def test_a_generated_one_keeps_it():
 
 
 def test_a_generated_trace_leaves_out_what_a_file_says_of_a_recorded_one(tmp_path):
-    file = stored(tmp_path, trace="a.csv", format="azure", rate_scale=2.0, window=(0, 60), raw_arrivals=True, requests=9)
+    file = stored(
+        tmp_path,
+        trace="a.csv",
+        format="azure",
+        rate_scale=2.0,
+        window=(0, 60),
+        raw_arrivals=True,
+        requests=9,
+    )
     got = with_defaults(SimulationConfig(trace="lmsys"), file=file)
     assert got == SimulationConfig(trace="lmsys", requests=9)
     assert with_defaults(SimulationConfig(trace="b.jsonl"), file=file).format is None
@@ -48,7 +58,10 @@ def test_a_generated_trace_leaves_out_what_a_file_says_of_a_recorded_one(tmp_pat
 
 @pytest.mark.parametrize("flag", [{"load": 0.5}, {"rate": 3.0}])
 def test_one_way_to_set_the_rate_replaces_another(flag):
-    assert with_defaults(SimulationConfig(**flag), "bros-hybrid").model_dump()[next(iter(flag))] == flag[next(iter(flag))]
+    assert (
+        with_defaults(SimulationConfig(**flag), "bros-hybrid").model_dump()[next(iter(flag))]
+        == flag[next(iter(flag))]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,23 @@
-"""The engine against queueing theory: artificial step times turn it into queues whose means are known.
+"""The engine against queueing theory: artificial step times turn it into queues whose means are
+known.
 
-Means over independent seeds, theory inside their 99 % t-interval; and wrong formulas fall outside it.
+Means over independent seeds, theory inside their 99 % t-interval; and wrong formulas fall outside
+it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import factorial
 
 import numpy as np
 import pytest
-from harness import simulate
-from scipy import stats
+
+from tests.parameters import mostly_slow
+from tests.sim.harness import simulate
 from twinserve.policies.base import EngineLimits
+from twinserve.profiles.composition import StepTimeModel
 from twinserve.traces.workload import Workload
 
 TOKEN_S = 1e-3
@@ -21,16 +26,20 @@ TELLING = 0.4  # an interval wider than this share of its expectation would let 
 
 
 @dataclass(frozen=True)
-class PerPromptToken:
+class PerPromptToken(StepTimeModel):
     """A request's whole service is its prefill: one step, as long as its prompt."""
 
     def step_seconds(self, work) -> float:
         return float(work.prefill_new.sum()) * TOKEN_S
 
+    def decode_run_seconds(self, n, context, context_max, steps) -> np.ndarray:
+        return np.zeros(steps)
+
 
 @dataclass(frozen=True)
-class Constant:
-    """Every step takes the same time, whoever is in it: seats are servers that do not disturb each other."""
+class Constant(StepTimeModel):
+    """Every step takes the same time, whoever is in it: seats are servers that do not disturb each
+    other."""
 
     seconds: float
 
@@ -42,7 +51,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class PerRequest:
+class PerRequest(StepTimeModel):
     """A step takes `seconds` a request in it: together they share one server equally."""
 
     seconds: float
@@ -73,14 +82,15 @@ def run(model, arrival, prompt, output, seats):
 def poisson(rng, rate, n):
     """Arrival times, seconds: a Poisson process in which n happened to arrive in n / rate seconds.
 
-    Given the count, times are independent and uniform. Together with `spread` this takes most of the luck of a seed out:
-    how much work came at all.
+    Given the count, times are independent and uniform. Together with `spread` this takes most of
+    the luck of a seed out: how much work came at all.
     """
     return np.sort(rng.uniform(0, n / rate, n))
 
 
 def spread(rng, n, quantile):
-    """n draws by inversion, one from each n-th of the distribution, in random order. quantile: (0, 1) -> tokens."""
+    """n draws by inversion, one from each n-th of the distribution, in random order. quantile: (0,
+    1) -> tokens."""
     return rng.permutation(quantile((np.arange(n) + rng.random(n)) / n)).astype(np.int64)
 
 
@@ -103,11 +113,13 @@ def settled(values, share=0.1):
 
 
 def interval(samples) -> tuple[float, float]:
+    from scipy import stats  # a second to import
+
     low, high = stats.t.interval(0.99, len(samples) - 1, np.mean(samples), stats.sem(samples))
     return float(low), float(high)
 
 
-# -- M/G/1: one seat, first come first served -------------------------------------------------------------------------
+# -- M/G/1: one seat, first come first served ------------------------------------------------------
 MEAN = 100  # tokens
 SERVICES = {  # (quantiles, second moment in tokens^2)
     "deterministic": (constant(MEAN), MEAN**2),
@@ -123,6 +135,7 @@ def pollaczek_khinchine(service: str) -> float:
     return rate * second_moment / (2 * (1 - LOAD))
 
 
+@cache
 def one_seat_waits(service: str) -> list[float]:
     waits = []
     for seed in SEEDS:
@@ -135,33 +148,33 @@ def one_seat_waits(service: str) -> list[float]:
     return waits
 
 
-@pytest.fixture(scope="module")
-def waits():
-    return {service: one_seat_waits(service) for service in SERVICES}
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_one_seat_is_an_mg1_queue(waits, service):
-    low, high = interval(waits[service])
+@pytest.mark.parametrize("service", mostly_slow(SERVICES, "exponential"))
+def test_one_seat_is_an_mg1_queue(service):
+    low, high = interval(one_seat_waits(service))
     expected = pollaczek_khinchine(service)
     assert low <= expected <= high
     assert high - low < TELLING * expected
 
 
 @pytest.mark.parametrize(
-    ("service", "wrong"), [("deterministic", "exponential"), ("exponential", "two-point")]
+    ("service", "wrong"),
+    mostly_slow(
+        [("deterministic", "exponential"), ("exponential", "two-point")],
+        ("exponential", "two-point"),
+    ),
 )
-def test_the_formula_of_another_service_distribution_falls_outside(waits, service, wrong):
-    low, high = interval(waits[service])
+def test_the_formula_of_another_service_distribution_falls_outside(service, wrong):
+    low, high = interval(one_seat_waits(service))
     assert not low <= pollaczek_khinchine(wrong) <= high
 
 
-# -- M/M/c: c seats, many short steps ---------------------------------------------------------------------------------
+# -- M/M/c: c seats, many short steps --------------------------------------------------------------
 SEATS, RHO, SERVICE_S = 3, 0.6, 1.0
 
 
 def erlang_c_wait() -> float:
-    """Mean wait, seconds, of M/M/c with `SEATS` servers, load RHO a server, mean service SERVICE_S."""
+    """Mean wait, seconds, of M/M/c with `SEATS` servers, load RHO a server, mean service
+    SERVICE_S."""
     offered = SEATS * RHO
     last = offered**SEATS / factorial(SEATS) / (1 - RHO)
     busy = last / (sum(offered**k / factorial(k) for k in range(SEATS)) + last)
@@ -181,6 +194,7 @@ def seat_waits(steps_per_service: int, n: int, seeds: int) -> list[float]:
     return waits
 
 
+@pytest.mark.slow
 def test_seats_are_an_mmc_queue_as_steps_shrink():
     fine, coarse = interval(seat_waits(100, 1000, 16)), interval(seat_waits(2, 600, 8))
     assert fine[0] <= erlang_c_wait() <= fine[1]
@@ -189,7 +203,7 @@ def test_seats_are_an_mmc_queue_as_steps_shrink():
     assert coarse[0] > erlang_c_wait()
 
 
-# -- processor sharing: a step costs its batch ------------------------------------------------------------------------
+# -- processor sharing: a step costs its batch -----------------------------------------------------
 def sharing_sojourns(quantile) -> list[float]:
     """Mean sojourn, seconds, for requests of 64 tokens on average that alone take 1 s."""
     sojourns = []
@@ -210,7 +224,7 @@ REQUIREMENTS = {
 }
 
 
-@pytest.mark.parametrize("requirement", REQUIREMENTS)
+@pytest.mark.parametrize("requirement", mostly_slow(REQUIREMENTS))
 def test_equal_shares_are_processor_sharing_whatever_the_lengths(requirement):
     low, high = interval(sharing_sojourns(REQUIREMENTS[requirement]))
     shared = 1 / (1 - LOAD)
@@ -220,7 +234,7 @@ def test_equal_shares_are_processor_sharing_whatever_the_lengths(requirement):
         assert not low <= 1 + LOAD / (2 * (1 - LOAD)) <= high
 
 
-# -- laws that hold on every path -------------------------------------------------------------------------------------
+# -- laws that hold on every path ------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def busy_run():
     rng = np.random.default_rng(7)
@@ -236,8 +250,9 @@ def busy_run():
 
 
 def test_littles_law(busy_run):
-    """Requests in the system, from the step rows, against sojourns, from the request rows. A step row counts the
-    requests that were there when it was planned; one that arrives during a step counts from the next on."""
+    """Requests in the system, from the step rows, against sojourns, from the request rows. A step
+    row counts the requests that were there when it was planned; one that arrives during a step
+    counts from the next on."""
     requests, steps = busy_run
     arrival, start, end = (
         requests.arrival_s.to_numpy(),
@@ -257,7 +272,8 @@ def test_littles_law(busy_run):
 
 
 def test_utilisation_law(busy_run):
-    """Seats in use are arrival rate times time in a seat; the server is busy for as long as the work it was given."""
+    """Seats in use are arrival rate times time in a seat; the server is busy for as long as the
+    work it was given."""
     requests, steps = busy_run
     seconds = (steps.end_s - steps.start_s).to_numpy()
     seated = (requests.last_token_s - requests.first_scheduled_s).to_numpy()

@@ -10,18 +10,21 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import POLICIES, ROW_TABLES, hybrid, same_rows, simulate
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.export import as_workload, export_requests
-from twinserve.sim.inputs import Inputs, resolve
-from twinserve.sim.results import POOL_GROUP, RunResult, RunRows, write_run
-from twinserve.sim.run import run_policy
-from twinserve.traces.columns import check_workload
+
+from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.sim.harness import POLICIES, ROW_TABLES, hybrid, same_rows, simulate
+from twinserve.sim.results.export import as_workload, export_requests
+from twinserve.sim.results.files import POOL_GROUP, RunResult, RunRows, write_run
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.run import run_policy
 from twinserve.traces.load import load_trace
+from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.workload import Workload, WorkloadError
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +33,7 @@ SETTINGS = {"blocks": 90, "host_blocks": 60}
 
 def exported(workload: Workload, rows: RunRows, path):
     inputs = Inputs(config=None, workload=workload, hardware=None, policies=(), notices=())
-    return export_requests(RunResult(rows), inputs, path)
+    return export_requests(RunResult(rows), inputs.workload, path)
 
 
 def run_and_replay(
@@ -47,9 +50,10 @@ def without_objectives(workload: Workload) -> Workload:
     return replace(workload, slo_ttft_s=none, slo_tpot_s=none)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, *SOME_POLICIES))
 def test_a_replay_is_the_run(policy, tmp_path):
-    """With everything in it: classes, objectives, prefixes, sessions with delays, applications, the pool."""
+    """With everything in it: classes, objectives, prefixes, sessions with delays, applications, the
+    pool."""
     workload = hybrid(0, 50, pool=6)
     rows, again, _ = run_and_replay(workload, tmp_path, policy)
     pooled = int((rows.requests.group == POOL_GROUP).sum())
@@ -85,7 +89,7 @@ def test_what_is_exported_is_a_workload_and_exporting_it_again_changes_nothing(t
     workload = hybrid(0, 40, pool=6)
     rows, again, loaded = run_and_replay(workload, tmp_path)
     result = RunResult(rows)
-    listed = as_workload(result, Inputs(None, workload, None, (), ()))
+    listed = as_workload(result, workload)
     check_workload(listed)
     assert len(listed) == len(rows.requests) and listed.pool is None
     second = exported(loaded, again, tmp_path / "second.jsonl")
@@ -120,7 +124,7 @@ def test_a_run_from_settings_is_replayed_from_its_export(policy, tmp_path):
     )
     inputs = resolve(config)
     result = run_policy(inputs, inputs.policies[0])
-    path = export_requests(result, inputs, tmp_path / "again.jsonl")
+    path = export_requests(result, inputs.workload, tmp_path / "again.jsonl")
     settings = {
         **config.model_dump(),
         "trace": str(path),
@@ -144,8 +148,8 @@ def test_nowhere_to_write_is_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-# -- determinism ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("policy", POLICIES)
+# -- determinism -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, *SOME_POLICIES))
 def test_the_same_seed_gives_the_same_rows(policy):
     one, again = (
         simulate(hybrid(0, 60, pool=6), policy, fast=False, recount=False, **SETTINGS)
@@ -166,47 +170,54 @@ def file_hashes(policies: list[str], folder: Path) -> dict[str, str]:
     return found
 
 
-def test_the_same_bytes_in_another_process_with_another_hash_seed(tmp_path):
+@pytest.mark.parametrize(
+    "policies",
+    [("vllm", "layerkv"), pytest.param(POLICIES, marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def test_the_same_bytes_in_another_process_with_another_hash_seed(policies, tmp_path):
     code = (
-        "import sys, json, pathlib; import test_replay as t;"
+        "import sys, json, pathlib; from tests.sim import test_replay as t;"
         "print(json.dumps(t.file_hashes(sys.argv[2:], pathlib.Path(sys.argv[1]))))"
     )
     runs = []
     for seed in ("1", "4242"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
-        command = [sys.executable, "-c", code, str(tmp_path / seed), *POLICIES]
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", code, str(tmp_path / seed), *policies]
         runs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
     outputs = [run.communicate(timeout=120)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert outputs[0] == outputs[1]
-    assert outputs[0].count("parquet") == 3 * len(POLICIES)
+    assert outputs[0].count("parquet") == 3 * len(policies)
 
 
 FOLDERS = ("sim", "policies", "backends", "traces", "profiles", "experiments")
 CLOCKS = {"time", "datetime"}
-# Who may look at a wall clock: to time our own code, to draw a progress bar, or because a live engine is what they serve.
+# Who may look at a wall clock: to time our own code, to draw a progress bar, or because a live
+# engine is what they serve.
 MAY_LOOK_AT_THE_CLOCK = {
-    "sim/engine.py",
-    "sim/live.py",
-    "sim/progress.py",
-    "sim/replay.py",
-    "sim/run.py",
-    "experiments/attention_kernel.py",
-    "experiments/campaign_kernel.py",
-    "experiments/campaign_runs.py",
-    "experiments/campaign_setup.py",
-    "experiments/campaign_steps.py",
-    "experiments/bench_measure.py",
-    "experiments/justitia_overhead.py",
-    "backends/live/backend.py",
-    "backends/live/kv_transfer_lanes.py",
-    "backends/live/measure.py",
-    "backends/live/measure_bench.py",
-    "backends/live/measure_device.py",
-    "backends/live/scheduler.py",
-    "backends/live/serving.py",
-    "backends/live/serving_decider.py",
-    "backends/live/serving_stats.py",
+    "sim/engine/loop.py",
+    "sim/twin/live.py",
+    "sim/cli/progress.py",
+    "sim/twin/replay.py",
+    "sim/setup/run.py",
+    "experiments/attention/main.py",
+    "experiments/campaign/host.py",
+    "experiments/campaign/kernel.py",
+    "experiments/campaign/runs.py",
+    "experiments/campaign/setup.py",
+    "experiments/campaign/steps.py",
+    "experiments/benchmark/measure.py",
+    "experiments/justitia/overhead.py",
+    "backends/live/engine/backend.py",
+    "backends/live/transfer/lanes.py",
+    "backends/live/measure/measure.py",
+    "backends/live/measure/bench.py",
+    "backends/live/measure/device.py",
+    "backends/live/engine/scheduler.py",
+    "backends/live/serving/scheduler.py",
+    "backends/live/serving/decider.py",
+    "backends/live/serving/stats.py",
 }
 SEEDED = {"default_rng", "Generator", "SeedSequence", "BitGenerator", "PCG64", "Philox"}
 
@@ -237,7 +248,10 @@ def unseeded(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             name = dotted(node)
-            if name == "os.urandom" or (name.startswith(("np.random.", "numpy.random.")) and name.split(".")[2] not in SEEDED):
+            if name == "os.urandom" or (
+                name.startswith(("np.random.", "numpy.random."))
+                and name.split(".")[2] not in SEEDED
+            ):
                 found.add(name)
         elif isinstance(node, ast.Call):
             name = dotted(node.func)
@@ -248,6 +262,7 @@ def unseeded(tree: ast.AST) -> set[str]:
     return found
 
 
+@cache
 def sources() -> dict[str, ast.AST]:
     paths = [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*.py"))]
     assert {p.relative_to(ROOT).parts[0] for p in paths} == set(FOLDERS) and len(paths) > 80
@@ -284,14 +299,22 @@ def test_what_must_not_be_used_would_be_seen(line):
 
 
 def test_what_may_be_used_is_not_objected_to():
-    fine = "rng = np.random.default_rng(np.random.SeedSequence(1)); import hashlib; x: np.random.Generator"
+    fine = (
+        "rng = np.random.default_rng(np.random.SeedSequence(1)); import hashlib; x: "
+        "np.random.Generator"
+    )
     assert not unseeded(ast.parse(fine))
-    for line in ("import time", "from time import sleep", "import datetime", "from datetime import datetime"):
+    for line in (
+        "import time",
+        "from time import sleep",
+        "import datetime",
+        "from datetime import datetime",
+    ):
         assert modules(ast.parse(line)) & CLOCKS
     assert not modules(ast.parse("from . import time\nfrom .clock import Clock")) & CLOCKS
 
 
-@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("fast", mostly_slow([True, False], True))
 def test_wall_clock_does_not_reach_the_rows(monkeypatch, fast):
     """A machine on which every look at the clock is an hour later gives the same rows."""
     workload, settings = hybrid(0, 60, pool=6), {**SETTINGS, "fast": fast, "recount": False}

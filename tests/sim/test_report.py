@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
 import struct
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from twinserve.sim.metrics import summarise
-from twinserve.sim.report import write_report
-from twinserve.sim.report_axes import draw_cdf, over_time, span
-from twinserve.sim.results import ResultsError, RunResult, write_run
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_results_rows import empty_rows, toy_rows  # noqa: E402
+from tests.sim.test_results_rows import empty_rows, toy_rows
+from twinserve.sim.report import html
+from twinserve.sim.report.axes import draw_cdf, over_time, span
+from twinserve.sim.report.html import write_report
+from twinserve.sim.results.files import ResultsError, RunResult, write_run
+from twinserve.sim.results.metrics import summarise
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,14 @@ def runs(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def page(runs) -> Path:
     return write_report([runs], runs.parent / "out")
+
+
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    """One figure, a single point: drawing all of them is most of the time that a report takes."""
+    png = io.BytesIO()
+    Figure(figsize=(0.01, 0.01)).savefig(png)
+    monkeypatch.setattr(html, "draw_all", lambda runs: {"load": png.getvalue()})
 
 
 class Page(HTMLParser):
@@ -86,6 +94,7 @@ def test_labels_are_escaped_and_differing_settings_shown(page):
     assert "&quot;seed&quot;: 0" in text  # the whole of run.json stands below
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_page(runs, page, tmp_path):
     again = write_report([runs], tmp_path / "report.html")
     assert again.read_bytes() == page.read_bytes()
@@ -107,7 +116,7 @@ def test_a_run_without_requests_can_be_reported(tmp_path):
     assert Page(write_report([tmp_path / "run"], tmp_path).read_text()).images == []
 
 
-def test_runs_of_different_lists_and_unfinished_requests_are_told(tmp_path):
+def test_runs_of_different_lists_and_unfinished_requests_are_told(undrawn, tmp_path):
     for seed in (0, 1):
         rows = toy_rows(20, seed=seed)
         rows.requests.loc[5, "finished"] = seed == 0
@@ -117,7 +126,7 @@ def test_runs_of_different_lists_and_unfinished_requests_are_told(tmp_path):
     assert "s1: 1 of 20 requests did not finish" in text
 
 
-def test_errors_are_one_line(runs, tmp_path):
+def test_errors_are_one_line(undrawn, runs, tmp_path):
     with pytest.raises(ResultsError, match="no such folder"):
         write_report([tmp_path / "nowhere"], tmp_path)
     with pytest.raises(ResultsError, match="no runs given"):
@@ -129,7 +138,7 @@ def test_errors_are_one_line(runs, tmp_path):
         write_report([runs], tmp_path / "file" / "report.html")
 
 
-def test_a_page_that_is_there_is_only_replaced_where_that_was_said(runs, tmp_path):
+def test_a_page_that_is_there_is_only_replaced_where_that_was_said(undrawn, runs, tmp_path):
     page = tmp_path / "notes.html"
     page.write_text("mine")
     with pytest.raises(ResultsError, match="is there already: .* --overwrite"):
@@ -146,7 +155,7 @@ def test_a_page_that_is_there_is_only_replaced_where_that_was_said(runs, tmp_pat
     assert "<h1>" in write_report([runs], page, overwrite=True).read_text()
 
 
-def test_runs_of_one_name_are_told_apart_by_their_parents(runs, tmp_path):
+def test_runs_of_one_name_are_told_apart_by_their_parents(undrawn, tmp_path):
     rows = toy_rows(10)
     for parent in ("x", "y"):
         write_run(tmp_path / parent / "run", RunResult(rows, {}, {}, summarise(rows)))
@@ -169,12 +178,7 @@ def test_the_curve_of_a_distribution_ends_at_all_requests_and_crosses_the_median
 
 def test_time_means_weigh_steps_by_their_time_and_idle_as_nothing():
     steps = pd.DataFrame(
-        {
-            "replica": 0,
-            "start_s": [0.0, 1.0, 6.0],
-            "end_s": [1.0, 4.0, 8.0],
-            "waiting": [2, 4, 10],
-        }
+        {"replica": 0, "start_s": [0.0, 1.0, 6.0], "end_s": [1.0, 4.0, 8.0], "waiting": [2, 4, 10]}
     )
     means = over_time(steps, "waiting", np.array([0.0, 2.0, 4.0, 6.0, 10.0]))
     np.testing.assert_allclose(means, [(2 + 4) / 2, 4, 0, 20 / 4])

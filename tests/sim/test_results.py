@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
-from twinserve.sim import results
-from twinserve.sim.metrics import summarise
-from twinserve.sim.results import (
+
+from tests.sim.test_results_rows import empty_rows, toy_rows
+from twinserve.sim.results import files as results
+from twinserve.sim.results.files import (
     GAPS,
+    RENAMED,
     REQUESTS,
     STEPS,
     ResultsError,
@@ -25,9 +27,7 @@ from twinserve.sim.results import (
     read_run,
     write_run,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_results_rows import empty_rows, toy_rows  # noqa: E402
+from twinserve.sim.results.metrics import summarise
 
 FILES = {
     "run.json",
@@ -80,6 +80,21 @@ def test_an_empty_run_is_read_as_it_was_written(tmp_path):
     assert summarise(back)["completed"] == 0
 
 
+def test_columns_under_a_former_name_are_read(tmp_path):
+    """docs/metrics.md has the table of names."""
+    write_run(tmp_path / "run", a_run())
+    expected = read_run(tmp_path / "run").rows
+    before = {now: then for then, now in RENAMED.items()}
+    for table in ("requests", "gaps"):
+        path = tmp_path / "run" / f"{table}.parquet"
+        kept = pq.read_table(path)
+        pq.write_table(kept.rename_columns([before.get(n, n) for n in kept.column_names]), path)
+        assert "klass" in pq.read_schema(path).names
+    found = read_run(tmp_path / "run").rows
+    pd.testing.assert_frame_equal(found.requests, expected.requests)
+    pd.testing.assert_frame_equal(found.gaps, expected.gaps)
+
+
 def test_further_columns_are_kept(tmp_path):
     run = a_run()
     run.rows.steps["bus_seconds"] = 0.25
@@ -97,7 +112,7 @@ def test_the_same_run_gives_the_same_bytes_but_for_timing(tmp_path):
 def test_bytes_do_not_depend_on_column_order_or_on_the_kind_of_text(tmp_path):
     run = a_run()
     one = content(write_run(tmp_path / "one", run))
-    run.rows.requests = run.rows.requests[sorted(REQUESTS)].astype({"klass": "category"})
+    run.rows.requests = run.rows.requests[sorted(REQUESTS)].astype({"service_class": "category"})
     run.rows.requests["stage"] = run.rows.requests["stage"].astype(np.int8)
     assert content(write_run(tmp_path / "two", run)) == one
 
@@ -146,7 +161,9 @@ def test_a_former_run_is_replaced_only_if_asked(tmp_path):
     out = write_run(tmp_path / "run", a_run(), timeline=True)
     with pytest.raises(ResultsError) as raised:
         write_run(out, a_run(seed=1))
-    assert "already holds a run; name another folder, or replace it with --overwrite" in one_line(raised)
+    assert "already holds a run; name another folder, or replace it with --overwrite" in one_line(
+        raised
+    )
     new = a_run(seed=1)
     write_run(out, new, overwrite=True)
     assert read_run(out).summary == new.summary

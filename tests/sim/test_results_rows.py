@@ -6,7 +6,8 @@ from collections import deque
 
 import numpy as np
 import pandas as pd
-from twinserve.sim.results import GAPS, REQUESTS, STEPS, RunRows
+
+from twinserve.sim.results.files import GAPS, REQUESTS, STEPS, RunRows
 
 BLOCK = 16
 
@@ -25,7 +26,7 @@ def toy_rows(
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential(1 / rate, n))
     prompt, output = rng.integers(20, 900, n), rng.integers(1, 60, n)
-    klass = np.where(rng.random(n) < be_share, "be", "rt")
+    service_class = np.where(rng.random(n) < be_share, "be", "rt")
     scheduled, first, last = (np.full(n, np.nan) for _ in range(3))
     emitted, late = np.zeros(n, int), np.zeros(n, int)
     waiting: deque[int] = deque()
@@ -39,7 +40,7 @@ def toy_rows(
             waiting.append(arrived)
             arrived += 1
         if prefer_rt:
-            waiting = deque(sorted(waiting, key=lambda i: (klass[i] == "be", i)))
+            waiting = deque(sorted(waiting, key=lambda i: (service_class[i] == "be", i)))
         held = {i: int(-(-(prompt[i] + output[i]) // BLOCK)) for i in running}
         admitted = []
         while waiting and len(admitted) < 4:
@@ -53,14 +54,16 @@ def toy_rows(
         batch = running + admitted
         tokens = int(prompt[admitted].sum())
         end = now + 0.012 + 0.0004 * len(running) + 6e-5 * tokens
-        by_class = {k: sum(b for i, b in held.items() if klass[i] == k) for k in ("rt", "be")}
+        by_class = {
+            k: sum(b for i, b in held.items() if service_class[i] == k) for k in ("rt", "be")
+        }
         used = sum(held.values())
         work = (len(admitted), tokens, len(running), len(batch), len(waiting))
         kv = (used, by_class["rt"], by_class["be"], min(40, blocks - used))
         steps.append((0, now, end, *work, *kv, 0, 0, 0, 0, 0))
         for i in batch:
             if emitted[i]:
-                gaps.append((klass[i], end - last[i], 1))
+                gaps.append((service_class[i], end - last[i], 1))
                 late[i] += end - last[i] > slo[1]
             else:
                 first[i] = end
@@ -71,7 +74,7 @@ def toy_rows(
     requests = pd.DataFrame(
         {
             "request_id": [f"r{i}" for i in range(n)],
-            "klass": klass,
+            "service_class": service_class,
             "group": [f"app{i // group_size}" if group_size else None for i in range(n)],
             "stage": [i % group_size if group_size else 0 for i in range(n)],
             "priority": 0,
@@ -87,9 +90,12 @@ def toy_rows(
             "swaps": 0,
             "swapped_tokens": 0,
             "late_tokens": late,
-            "slo_ttft_s": np.where(klass == "rt", slo[0], np.nan),
-            "slo_tpot_s": np.where(klass == "rt", slo[1], np.nan),
+            "slo_ttft_s": np.where(service_class == "rt", slo[0], np.nan),
+            "slo_tpot_s": np.where(service_class == "rt", slo[1], np.nan),
             "finished": True,
+            "outcome": "completed",
+            "ended_s": last,
+            "computed_tokens": prompt + emitted - 1,
         }
     )
     return RunRows(

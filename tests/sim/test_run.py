@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness import Toy
+
+from tests.sim.harness import Toy
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.kv.paged import PagedLedger
+from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
-from twinserve.sim.cli_simulate import headline
-from twinserve.sim.config import SettingsError, SimulationConfig
-from twinserve.sim.inputs import resolve
-from twinserve.sim.run import Simulation, make_policy, run_each, run_policy, simulate
+from twinserve.sim.cli.simulate import headline
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import Simulation, make_policy, run_each, run_policy, simulate
 from twinserve.traces.transform import with_pool
 from twinserve.traces.workload import BestEffortPool, Workload
 from twinserve.traces.write import write_trace
@@ -32,7 +33,7 @@ class Plain(Toy):
     uses_estimator = False
 
 
-# -- load and rate ----------------------------------------------------------------------------------------------------
+# -- load and rate ---------------------------------------------------------------------------------
 def test_the_load_of_a_trace_does_not_depend_on_when_it_starts(tmp_path):
     """Two files whose clocks differ: the same factor, the same rate shown."""
     arrival = np.sort(np.random.default_rng(0).uniform(0, 60, 200))
@@ -54,7 +55,7 @@ def test_requests_that_come_all_at_once_have_no_rate(tmp_path):
     assert "5 requests all at once" in said and "nan" not in said
 
 
-# -- policies that cannot serve the requests --------------------------------------------------------------------------
+# -- policies that cannot serve the requests -------------------------------------------------------
 class Whole(Plain):
     """Prompts whole, within a step's tokens."""
 
@@ -67,14 +68,21 @@ class Whole(Plain):
     prompt_budget_setting = "--max-num-batched-tokens"
 
 
-@pytest.mark.parametrize("spec", [PolicySpec("whole", own=Whole), parse_policy("vllm-v0:max_num_batched_tokens=128")])
+@pytest.mark.parametrize(
+    "spec", [PolicySpec("whole", own=Whole), parse_policy("vllm-v0:max_num_batched_tokens=128")]
+)
 def test_whole_prompts_are_judged_by_the_longest_request(inputs, spec):
     """Not by the model's limit, which is 131,072 here."""
     assert inputs.hardware.limits.max_model_len > 100_000
-    given = replace(inputs, hardware=replace(inputs.hardware, limits=EngineLimits(100, 128, 131_072)))
+    given = replace(
+        inputs, hardware=replace(inputs.hardware, limits=EngineLimits(100, 128, 131_072))
+    )
     assert make_policy(given, spec).prompt_budget == 128
     longer = replace(inputs.workload, prompt_tokens=inputs.workload.prompt_tokens + 29)
-    with pytest.raises(SettingsError, match="128 tokens at most, and the longest request has 129 .*--cap-length 128"):
+    with pytest.raises(
+        SettingsError,
+        match="128 tokens at most, and the longest request has 129 .*--cap-length 128",
+    ):
         make_policy(replace(given, workload=longer), spec)
     with pytest.raises(SettingsError, match="has 1152"):
         make_policy(replace(given, workload=with_pool(inputs.workload, BestEffortPool(2))), spec)
@@ -88,13 +96,15 @@ def test_every_policy_is_made_before_the_first_one_runs(inputs):
             raise SettingsError("no")
 
     begun = []
-    several = replace(inputs, policies=(PolicySpec("plain", own=Plain), PolicySpec("refuses", own=Refuses)))
+    several = replace(
+        inputs, policies=(PolicySpec("plain", own=Plain), PolicySpec("refuses", own=Refuses))
+    )
     with pytest.raises(SettingsError):
         list(run_each(several, begin=begun.append))
     assert not begun
 
 
-# -- settings that nobody uses ----------------------------------------------------------------------------------------
+# -- settings that nobody uses ---------------------------------------------------------------------
 @pytest.mark.parametrize("policy", ["vllm", "vllm-v0", "round-robin", "preemptive-wait"])
 def test_policies_without_an_estimator_get_none(inputs, policy):
     spec = parse_policy(policy)
@@ -106,7 +116,9 @@ def test_policies_without_an_estimator_get_none(inputs, policy):
 
 def test_a_policy_that_looks_up_no_prefix_gets_no_prefix_cache():
     bros = ("bros", "bros:kv=paged")
-    with pytest.raises(SettingsError, match="--prefix-caching: no prefix is looked up by bros, bros:kv=paged"):
+    with pytest.raises(
+        SettingsError, match="--prefix-caching: no prefix is looked up by bros, bros:kv=paged"
+    ):
         resolve(SimulationConfig(**SMALL, policy=bros, prefix_caching=True))
     inputs = resolve(SimulationConfig(**SMALL, policy=("round-robin", *bros), prefix_caching=True))
     told = [run_policy(inputs, spec).config for spec in inputs.policies]
@@ -118,18 +130,20 @@ def test_a_policy_that_looks_up_no_prefix_gets_no_prefix_cache():
 
 def test_a_ledger_says_itself_whether_it_caches_prefixes(inputs, monkeypatch):
     """Not its name: a paged ledger under another name gets the same options."""
-    import twinserve.sim.run as run
+    import twinserve.sim.setup.run as run
 
     class Other(PagedLedger):
         name = "other"
 
-    monkeypatch.setattr(run, "ledger_class", lambda name: Other if name == "other" else ledger_class(name))
+    monkeypatch.setattr(
+        run, "ledger_class", lambda name: Other if name == "other" else ledger_class(name)
+    )
     ledger = Simulation(inputs, PolicySpec("vllm", kv="other")).engines[0].core.ledger
     assert isinstance(ledger, Other) and ledger.prefix_caching
     assert issubclass(PagedLedger, KvLedger)
 
 
-# -- what a run says of itself ----------------------------------------------------------------------------------------
+# -- what a run says of itself ---------------------------------------------------------------------
 def test_a_policy_without_a_registered_name_runs_like_others(inputs):
     spec = PolicySpec("plain", own=Plain)
     result = run_policy(inputs, spec)
@@ -140,7 +154,9 @@ def test_a_policy_without_a_registered_name_runs_like_others(inputs):
 
 def test_the_ledger_of_a_policy_is_its_own_unless_a_setting_says_otherwise():
     def ledgers(**settings):
-        given = resolve(SimulationConfig(**SMALL, policy=("bros", "bros:kv=paged", "vllm"), **settings))
+        given = resolve(
+            SimulationConfig(**SMALL, policy=("bros", "bros:kv=paged", "vllm"), **settings)
+        )
         return [Simulation(given, spec).engines[0].core.ledger.name for spec in given.policies]
 
     assert ledgers() == ["bidirectional", "paged", "paged"]

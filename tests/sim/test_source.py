@@ -1,14 +1,16 @@
-"""Who is submitted when, and to which replica: arrivals, sessions, applications, the closed-loop pool."""
+"""Who is submitted when, and to which replica: arrivals, sessions, applications, the closed-loop
+pool."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import Affine, build, hybrid, prefixes, simulate
+
+from tests.sim.harness import Affine, build, hybrid, prefixes, simulate
+from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.registry import policy_names
-from twinserve.policies.vllm import VllmPolicy
-from twinserve.sim.results import POOL_GROUP
-from twinserve.sim.source import content_ids, shared_contents
+from twinserve.sim.fleet.source import content_ids, shared_contents
+from twinserve.sim.results.files import POOL_GROUP
 from twinserve.traces.workload import (
     ApplicationInfo,
     BestEffortPool,
@@ -37,7 +39,7 @@ def groups(arrival, output, group, stage, delay=None, names=("s",), **more):
     )
 
 
-# -- arrivals ---------------------------------------------------------------------------------------------------------
+# -- arrivals --------------------------------------------------------------------------------------
 def test_requests_come_in_order_of_arrival_and_ties_in_order_of_the_list():
     arrival = [2.0, 0.5, 2.0, 0.0, 0.5]
     sim = simulate(Workload.build(arrival, [8] * 5, [1] * 5), model=STEP)
@@ -58,7 +60,7 @@ def test_columns_reach_the_engine():
         assert rows[column].tolist() == getattr(workload, column).tolist()
     for column in ("slo_ttft_s", "slo_tpot_s"):
         assert np.array_equal(rows[column], getattr(workload, column), equal_nan=True)
-    assert rows.klass.tolist() == np.array(["rt", "be"])[workload.klass].tolist()
+    assert rows.service_class.tolist() == np.array(["rt", "be"])[workload.service_class].tolist()
     grouped = workload.group >= 0
     assert rows.group.notna().tolist() == grouped.tolist()
     assert rows.group[grouped].tolist() == [
@@ -66,7 +68,7 @@ def test_columns_reach_the_engine():
     ]
 
 
-# -- sessions and applications ----------------------------------------------------------------------------------------
+# -- sessions and applications ---------------------------------------------------------------------
 def test_a_turn_comes_its_delay_after_the_end_of_the_turn_before():
     workload = groups(
         [1.0, NAN, NAN, NAN], [2, 3, 1, 1], [0] * 4, [0, 1, 2, 3], [0.0, 0.0, 10.5, 0.25]
@@ -111,7 +113,7 @@ def test_groups_do_not_wait_for_each_other():
     assert requests.arrival_s.to_dict() == {"r0": 0.0, "r1": 0.0, "r2": 1.0, "r3": 9.0}
 
 
-# -- the pool ---------------------------------------------------------------------------------------------------------
+# -- the pool --------------------------------------------------------------------------------------
 def pooled(until_s, batch=4, **more):
     workload = Workload.build([0.0, 30.0], [8, 8], [2, 2])
     pool = BestEffortPool(batch, (5, 20), (2, 9), seed=1, until_s=until_s)
@@ -129,7 +131,7 @@ def test_the_next_batch_comes_when_the_last_request_of_the_former_ends():
     assert (arrivals.nunique() == 1).all() and (rounds.size() == 4).all()
     assert len(ends) > 2
     assert arrivals.first().tolist() == [0.0, *ends.tolist()[:-1]]
-    assert (rounds.klass.first() == "be").all()
+    assert (rounds.service_class.first() == "be").all()
 
 
 def test_no_batch_comes_at_or_after_the_end_of_the_loop():
@@ -161,7 +163,7 @@ def test_every_policy_gets_the_same_pool_requests(policy):
         assert batch.output_tokens.tolist() == outputs.tolist()
 
 
-# -- replicas ---------------------------------------------------------------------------------------------------------
+# -- replicas --------------------------------------------------------------------------------------
 def test_single_requests_go_where_fewest_are_unfinished():
     workload = Workload.build([0.0, 0.1, 0.2, 0.3, 5.5], [8] * 5, [9, 2, 9, 9, 1])
     requests = simulate(workload, model=STEP, replicas=3).requests.set_index("request_id")
@@ -185,7 +187,7 @@ def test_nothing_is_lost_among_replicas():
     assert requests.finished.all()
 
 
-# -- prefix blocks as KV blocks ---------------------------------------------------------------------------------------
+# -- prefix blocks as KV blocks --------------------------------------------------------------------
 def blocks_workload(block_tokens, prompts, ids):
     offsets = np.concatenate([[0], np.cumsum([len(i) for i in ids])])
     prefix = PrefixBlocks(np.concatenate(ids).astype(np.int64), offsets, block_tokens)
@@ -208,7 +210,8 @@ def test_a_kv_block_over_several_trace_blocks_is_named_by_the_last():
 
 
 def test_equal_content_ids_mean_equal_text():
-    """Against the definition: a KV block's text is the ids of all trace blocks up to its end, and its end."""
+    """Against the definition: a KV block's text is the ids of all trace blocks up to its end, and
+    its end."""
     rng = np.random.default_rng(0)
     for trace_block, kv_block in ((64, 16), (16, 64), (32, 32)):
         prompts = rng.integers(1, 700, 60)
@@ -238,12 +241,15 @@ def test_block_sizes_that_do_not_nest_are_refused_in_one_line():
 
 
 def test_an_application_is_known_before_its_requests():
-    """Two stages of two rows: the policy hears of the application once, before its first row, with what it is."""
+    """Two stages of two rows: the policy hears of the application once, before its first row, with
+    what it is."""
     heard = []
 
     class Listening(VllmPolicy):
         def on_application(self, application):
-            heard.append((application.name, application.kind, application.text, application.arrival_s))
+            heard.append(
+                (application.name, application.kind, application.text, application.arrival_s)
+            )
 
         def on_arrival(self, row, requests):
             heard.append((requests.ids[row], int(requests.stage[row])))
@@ -269,6 +275,16 @@ def test_an_application_is_known_before_its_requests():
 
 
 def test_rows_carry_the_text_of_their_application():
-    workload = groups([0, NAN, 1], [2, 1, 1], [0, 0, -1], [0, 1, 0], applications={0: ApplicationInfo("summary", "a text")})
+    workload = groups(
+        [0, NAN, 1],
+        [2, 1, 1],
+        [0, 0, -1],
+        [0, 1, 0],
+        applications={0: ApplicationInfo("summary", "a text")},
+    )
     table = simulate(workload, model=STEP).engines[0].core.requests
-    assert dict(zip(table.ids, table.text, strict=True)) == {"r0": "a text", "r2": None, "r1": "a text"}
+    assert dict(zip(table.ids, table.text, strict=True)) == {
+        "r0": "a text",
+        "r2": None,
+        "r1": "a text",
+    }

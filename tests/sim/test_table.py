@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
-from twinserve.sim.metrics import summarise
-from twinserve.sim.results import RunResult
-from twinserve.sim.table import number, percent, print_table, render_table, table_rows
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_results_rows import toy_rows  # noqa: E402
+from tests.sim.test_results_rows import toy_rows
+from twinserve.sim.report.table import number, percent, print_table, render_table, table_rows
+from twinserve.sim.results.files import RunResult
+from twinserve.sim.results.metrics import summarise
 
 
 def summary(**classes) -> dict:

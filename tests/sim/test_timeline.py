@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
-from twinserve.sim.results import RunRows
-from twinserve.sim.timeline import write_timeline
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_results_rows import empty_rows, toy_rows  # noqa: E402
+from tests.sim.test_results_rows import empty_rows, toy_rows
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.timeline import write_timeline
 
 
 def written(tmp_path, rows: RunRows, **limits) -> dict:

@@ -5,6 +5,7 @@ required.
 import os
 
 import pytest
+
 from twinserve.traces import catalog
 from twinserve.traces.download import find_local, search_folders
 

@@ -5,24 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from twinserve.sim.config import SimulationConfig
-from twinserve.sim.inputs import resolve
-from twinserve.sim.run import run_policy
-from twinserve.traces import apps
-from twinserve.traces.apps import DESCRIPTIONS, SHARES, applications, from_samples, kinds, load
-from twinserve.traces.apps_classes import (
-    CLASSES,
-    KINDS,
-    LONGEST,
-    Sample,
-    draw,
-    reference_seconds,
-    training_samples,
+
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.traces.apps import generate as apps
+from twinserve.traces.apps.classes import CLASSES, KINDS, LONGEST, Sample, draw, training_samples
+from twinserve.traces.apps.generate import (
+    DESCRIPTIONS,
+    SHARES,
+    applications,
+    from_samples,
+    kinds,
+    load,
 )
-from twinserve.traces.apps_text import TopicEffects, breadth, difficulty, draw_text
-from twinserve.traces.columns import check_workload
-from twinserve.traces.load import list_traces, load_trace
+from twinserve.traces.apps.text import TopicEffects, breadth, difficulty, draw_text
+from twinserve.traces.load import load_trace
+from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.transform import head, merge
+from twinserve.traces.verbs import list_traces
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_trace
 
@@ -52,7 +53,9 @@ def test_a_workload_of_the_papers_shape(workload):
     assert names == workload.group_names
 
 
-@pytest.mark.parametrize("name, minutes", [("apps:1x", 18), ("apps:2x", 9), ("apps:3x", 6), ("apps", 9)])
+@pytest.mark.parametrize(
+    "name, minutes", [("apps:1x", 18), ("apps:2x", 9), ("apps:3x", 6), ("apps", 9)]
+)
 def test_arrivals_fill_the_window(name, minutes, tmp_path):
     w = load(name, offline=True, cache_dir=tmp_path, count=150)
     first = [w.arrival_s[(w.group == g) & (w.stage == 0)] for g in range(150)]
@@ -63,7 +66,9 @@ def test_arrivals_fill_the_window(name, minutes, tmp_path):
 
 def test_the_same_seed_gives_the_same_workload(workload, tmp_path):
     again, other = (load("apps:3x", offline=True, cache_dir=tmp_path, seed=seed) for seed in (1, 2))
-    assert again.ids == workload.ids and np.array_equal(again.arrival_s, workload.arrival_s, equal_nan=True)
+    assert again.ids == workload.ids and np.array_equal(
+        again.arrival_s, workload.arrival_s, equal_nan=True
+    )
     assert np.array_equal(again.output_tokens, workload.output_tokens)
     assert again.applications == workload.applications
     assert other.applications != workload.applications
@@ -72,7 +77,9 @@ def test_the_same_seed_gives_the_same_workload(workload, tmp_path):
 def test_an_application_does_not_depend_on_how_many_there_are():
     few, many = (applications(np.arange(float(n)), 3, ["EV", "SC", "CC", "PE"][:n]) for n in (2, 4))
     assert few.applications[1] == many.applications[1]
-    assert few.output_tokens[few.group == 1].tolist() == many.output_tokens[many.group == 1].tolist()
+    assert (
+        few.output_tokens[few.group == 1].tolist() == many.output_tokens[many.group == 1].tolist()
+    )
 
 
 def test_shares_are_as_exact_as_whole_numbers_allow():
@@ -81,6 +88,19 @@ def test_shares_are_as_exact_as_whole_numbers_allow():
         assert len(sizes) == count
         for size, share in SHARES.items():
             assert abs(sizes.count(size) - share * count) < 1
+
+
+# Justitia, Fig. 3: blocks of LLaMA-2-7B on one A100-PCIe-40G
+REFERENCE_KV_TOKENS, REFERENCE_ITERATION_S = 459 * 16, 0.05
+
+
+def reference_seconds(sample) -> float:
+    """How long an application takes alone, in seconds: the longer of its critical path and its KV
+    token-time over the memory of the paper's Fig. 3, at 50 ms an iteration. What the sizes of
+    classes refer to."""
+    critical = sum(max(output for _, output in stage) for stage in sample.stages)
+    token_time = sum(p * d + d * (d + 1) // 2 for p, d in sample.requests)
+    return max(critical, token_time / REFERENCE_KV_TOKENS) * REFERENCE_ITERATION_S
 
 
 def test_classes_are_as_large_as_the_paper_says():
@@ -97,10 +117,12 @@ def test_the_queries_of_fact_verification_are_as_in_figure_4():
 
 
 def test_a_harder_text_asks_for_more():
-    """What a text says, without anything else, explains most of the demand of the class; texts do differ."""
+    """What a text says, without anything else, explains most of the demand of the class; texts do
+    differ."""
     effects, rng = TopicEffects.of(KINDS.index("SC")), np.random.default_rng(0)
     samples = [draw("SC", rng) for _ in range(300)]
-    # The graph's exponents: a cost grows about with the square of the length of outputs, and with their number.
+    # The graph's exponents: a cost grows about with the square of the length of outputs, and with
+    # their number.
     scores = [0.7 * difficulty(s.text, effects) + 0.45 * breadth(s.text, effects) for s in samples]
     demands = [np.log(sum(p * d + d * d / 2 for p, d in s.requests)) for s in samples]
     assert np.std(scores) > 0.2
@@ -126,7 +148,10 @@ def test_training_samples_are_in_no_workload():
 
 
 def test_rows_follow_the_task_graph():
-    w = from_samples([0.0, 0.5], [Sample("A", "x", (((1, 2), (3, 4)), ((5, 6),))), Sample("B", "y", (((7, 8),),))])
+    w = from_samples(
+        [0.0, 0.5],
+        [Sample("A", "x", (((1, 2), (3, 4)), ((5, 6),))), Sample("B", "y", (((7, 8),),))],
+    )
     assert w.ids == ["A-0/0.0", "A-0/0.1", "B-1/0.0", "A-0/1.0"]
     assert w.stage.tolist() == [0, 0, 0, 1] and w.prompt_tokens.tolist() == [1, 3, 7, 5]
     assert np.isnan(w.arrival_s[3]) and w.arrival_s[:3].tolist() == [0.0, 0.0, 0.5]
@@ -158,7 +183,8 @@ def test_what_is_known_of_an_application_stays_with_it(workload):
 
 
 def test_classes_and_texts_survive_the_disk(tmp_path):
-    """Group order is that of arrival in the file and not in the workload; half of the groups have no class."""
+    """Group order is that of arrival in the file and not in the workload; half of the groups have
+    no class."""
     w = applications(np.array([0.0, 9.0, 4.0, 2.0]), 5, ["CC", "EV", "FV", "SC"])
     w = replace(w, applications={g: info for g, info in w.applications.items() if g % 2})
     again = load_trace(write_trace(w, tmp_path / "apps.jsonl"))
@@ -172,15 +198,27 @@ def test_an_edited_file_keeps_the_classes_of_the_groups_that_are_left(tmp_path):
     lines = [line for line in path.read_text().splitlines(True) if '"CC-0"' not in line]
     path.write_text("".join(lines))
     again = load_trace(path)
-    assert {again.group_names[g]: info.kind for g, info in again.applications.items()} == {"EV-1": "EV", "FV-2": "FV"}
+    assert {again.group_names[g]: info.kind for g, info in again.applications.items()} == {
+        "EV-1": "EV",
+        "FV-2": "FV",
+    }
 
 
 def test_a_replayed_export_is_predicted_as_the_run_was(tmp_path):
-    settings = {"policy": ("justitia:predictor=class-mean",), "profile": "llama-7b@a100-pcie-40g", "num_blocks": 300}
+    settings = {
+        "policy": ("justitia:predictor=class-mean",),
+        "profile": "llama-7b@a100-pcie-40g",
+        "num_blocks": 300,
+    }
     listed = load("apps:3x", offline=True, cache_dir=tmp_path, count=12)
     path = write_trace(listed, tmp_path / "apps.jsonl")
     again = resolve(SimulationConfig(trace=str(path), slo="none", **settings))
-    first, second = (run_policy(replace(again, workload=w), again.policies[0]).rows for w in (listed, again.workload))
+    first, second = (
+        run_policy(replace(again, workload=w), again.policies[0]).rows
+        for w in (listed, again.workload)
+    )
     pd.testing.assert_frame_equal(first.requests, second.requests)
-    without = run_policy(replace(again, workload=replace(listed, applications={})), again.policies[0]).rows
+    without = run_policy(
+        replace(again, workload=replace(listed, applications={})), again.policies[0]
+    ).rows
     assert not first.requests.equals(without.requests)

@@ -3,10 +3,12 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from twinserve.traces.columns import check_workload
-from twinserve.traces.formats import READERS, read_bytes, read_file
+
+from tests.examples import examples
+from twinserve.traces.readers.columns import check_workload
+from twinserve.traces.readers.formats import READERS, read_bytes, read_file
 from twinserve.traces.workload import WorkloadError
 
 GOOD = {
@@ -116,7 +118,10 @@ def test_a_session_and_an_application_cannot_share_a_name(swap):
     first, second = (group, session) if swap else (session, group)
     text = line_for(rows(first, {"session_id": "other"}, second))
     kinds = ("session_id", "group") if swap else ("group", "session_id")
-    assert f"line 3: field '{kinds[0]}' is 'x', which is a {kinds[1]} in an earlier row: rename" in text
+    assert (
+        f"line 3: field '{kinds[0]}' is 'x', which is a {kinds[1]} in an earlier row: rename"
+        in text
+    )
 
 
 def test_turns_cannot_go_back_in_time_or_be_empty():
@@ -194,7 +199,7 @@ def survives(data, format):
 
 
 @given(st.binary(max_size=200), st.sampled_from([None, *READERS]))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_arbitrary_bytes(data, format):
     survives(data, format)
 
@@ -210,7 +215,7 @@ ODD = st.sampled_from(
 
 @pytest.mark.parametrize("format", READERS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_mutated_files(format, data):
     text = GOOD[format]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -231,7 +236,7 @@ VALUES = st.recursive(
 
 @pytest.mark.parametrize("format", ["mooncake", "bailian", "custom"])
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_rows_with_any_value_in_any_field(format, data):
     lines = [json.loads(line) for line in GOOD[format].splitlines()]
     fields = sorted(

@@ -2,35 +2,54 @@
 
 import numpy as np
 import pytest
-from scipy import stats
-from twinserve.traces.columns import check_workload
-from twinserve.traces.longdoc import SHAPES, DocumentShape, longdoc, shared_part
-from twinserve.traces.synth import SHAPES as LENGTHS
-from twinserve.traces.synth import LengthShape
-from twinserve.traces.tidal import DAY_S, TIDE, tidal, tide
+
+from tests.traces.workload_strategies import assert_same
+from twinserve.traces.generators.longdoc import SHAPES, DocumentShape, longdoc
+from twinserve.traces.generators.synth import SHAPES as LENGTHS
+from twinserve.traces.generators.synth import LengthShape
+from twinserve.traces.generators.tidal import DAY_S, TIDE, tidal, tide
+from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.transform import merge, take_rows
 from twinserve.traces.workload import BEST_EFFORT, WorkloadError
-from workload_strategies import assert_same
 
 SMALL = {"requests": 200}
 
 
-# -- documents -----------------------------------------------------------------------------------------------------
+# -- documents -------------------------------------------------------------------------------------
 def test_loogle_short_has_the_published_size_length_and_sharing():
     w = longdoc("loogle-short", seed=3)
     check_workload(w)
     assert len(w) == 1951
-    assert w.prompt_tokens.mean() == pytest.approx(23_474, rel=0.1)  # 105 documents: a draw of few lengths
+    # 105 documents: a draw of few lengths
+    assert w.prompt_tokens.mean() == pytest.approx(23_474, rel=0.1)
     assert shared_part(w) == pytest.approx(0.91, abs=0.01)
     lengths = [longdoc("loogle-short", seed=s).prompt_tokens.mean() for s in range(12)]
     assert np.mean(lengths) == pytest.approx(23_474, rel=0.04)
+
+
+def shared_part(workload) -> float:
+    """Share of prompt tokens in blocks that two or more requests have: the paper's shared rate."""
+    prefix = workload.prefix
+    if prefix is None or not len(prefix.ids):
+        return 0.0
+    users = np.bincount(prefix.ids, minlength=prefix.distinct)
+    tokens = np.minimum(prefix.block_tokens, _tokens_of(workload))
+    return float(tokens[users[prefix.ids] > 1].sum() / workload.prompt_tokens.sum())
+
+
+def _tokens_of(workload) -> np.ndarray:
+    """int64[blocks]: prompt tokens from the start of each block to the end of its prompt."""
+    prefix = workload.prefix
+    counts = np.diff(prefix.offsets)
+    place = np.arange(len(prefix.ids)) - np.repeat(prefix.offsets[:-1], counts)
+    return np.repeat(workload.prompt_tokens, counts) - place * prefix.block_tokens
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_pool_is_offline_shared_and_submitted_at_once(name):
     w = longdoc(name, requests=300)
     check_workload(w)
-    assert (w.arrival_s == 0).all() and (w.klass == BEST_EFFORT).all()
+    assert (w.arrival_s == 0).all() and (w.service_class == BEST_EFFORT).all()
     assert np.isnan(w.slo_ttft_s).all() and np.isnan(w.slo_tpot_s).all()
     assert shared_part(w) > 0.8
     shape = SHAPES[name]
@@ -38,7 +57,8 @@ def test_every_pool_is_offline_shared_and_submitted_at_once(name):
 
 
 def test_blocks_say_who_shares_what():
-    """Two prompts on one document have its blocks in common, and nothing else; others have nothing in common."""
+    """Two prompts on one document have its blocks in common, and nothing else; others have nothing
+    in common."""
     w = longdoc("toolbench", **SMALL)
     document = [name.split("-")[1] for name in w.ids]
     blocks = [w.prefix.of(i) for i in range(len(w))]
@@ -57,7 +77,8 @@ def test_blocks_say_who_shares_what():
 
 
 def test_the_shared_part_is_a_count_of_tokens_in_common():
-    """By hand: of two prompts on a document of four blocks and one alone, 2 * 64 tokens are in common."""
+    """By hand: of two prompts on a document of four blocks and one alone, 2 * 64 tokens are in
+    common."""
     shape = DocumentShape(3, 2, LengthShape(80, 1, 70, 90), 0.8, LengthShape(5, 1, 1, 10))
     w = longdoc(shape, seed=1)
     users = np.bincount(w.prefix.ids)
@@ -75,7 +96,8 @@ def test_order_is_a_permutation():
     listed = longdoc("next-qa", order="by-document", **SMALL)
     assert sorted(shuffled.prompt_tokens) == sorted(listed.prompt_tokens)
     documents = [int(name.split("-doc")[1]) for name in listed.ids]
-    assert list(shuffled.ids) == sorted(shuffled.ids)  # whoever breaks ties by them keeps the order of submission
+    # whoever breaks ties by them keeps the order of submission
+    assert list(shuffled.ids) == sorted(shuffled.ids)
     assert documents == sorted(documents)
     assert [int(name.split("-doc")[1]) for name in shuffled.ids] != documents
 
@@ -94,15 +116,19 @@ def test_a_seed_fixes_everything_and_the_block_size_may_change():
 def test_beside_online_requests():
     w = merge(tidal(peak_rate=2, duration_s=300, seed=1), longdoc("toolbench", **SMALL))
     check_workload(w)
-    assert (w.klass[:200] == BEST_EFFORT).all() and (w.klass[200:] != BEST_EFFORT).all()
+    assert (w.service_class[:200] == BEST_EFFORT).all() and (
+        w.service_class[200:] != BEST_EFFORT
+    ).all()
 
 
-# -- the tide ------------------------------------------------------------------------------------------------------
+# -- the tide --------------------------------------------------------------------------------------
 def test_the_peak_is_six_times_the_trough():
     hours = np.arange(0, 24, 0.01)
     rate = tide(hours * 3600)
     assert rate.max() / rate.min() == pytest.approx(6.0)
-    assert hours[rate == rate.max()].min() == pytest.approx(12) and hours[rate == rate.max()].max() == pytest.approx(14)
+    assert hours[rate == rate.max()].min() == pytest.approx(12) and hours[
+        rate == rate.max()
+    ].max() == pytest.approx(14)
     assert hours[rate < 1.001 / 6].min() == pytest.approx(4, abs=0.02)
     assert hours[rate < 1.001 / 6].max() == pytest.approx(6, abs=0.02)
     assert tide(DAY_S) == tide(0.0) == TIDE[0][1]
@@ -119,6 +145,8 @@ def test_arrivals_follow_the_tide():
 
 def test_bursts_are_what_was_asked_for():
     """Counts of a minute at the peak: their variance is the Poisson one plus that of the gusts."""
+    from scipy import stats  # a second to import
+
     flat, gusty = (tidal(peak_rate=20.0, burstiness=b, seed=3) for b in (0.0, 0.5))
     for w, deviation in ((flat, 0.0), (gusty, 0.5)):
         noon = w.arrival_s[(w.arrival_s >= 12 * 3600) & (w.arrival_s < 14 * 3600)] - 12 * 3600

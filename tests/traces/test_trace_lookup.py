@@ -6,13 +6,14 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+
+from tests.traces.workload_strategies import assert_same
 from twinserve.traces import catalog, download
-from twinserve.traces.load import describe_file, fetch, list_traces, load_trace
-from twinserve.traces.replica import FILES
-from twinserve.traces.synth import synth
+from twinserve.traces.generators.replica import FILES
+from twinserve.traces.generators.synth import synth
+from twinserve.traces.load import fetch, load_trace
+from twinserve.traces.verbs import list_traces
 from twinserve.traces.workload import WorkloadError
-from twinserve.traces.write import write_trace
-from workload_strategies import assert_same
 
 AZURE = (
     b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
@@ -210,12 +211,6 @@ def test_calendar_clocks_start_at_zero(tmp_path):
     w = load_trace(path)
     assert w.arrival_s.tolist() == [0.0, 2.5]
     assert w.provenance.transforms == ("rebase(start=1700000000.0s)",)
-    assert describe_file(path).endswith("mooncake format, timestamps: ms, 512-token blocks")
-
-
-def test_describe_file_knows_our_own_files(tmp_path):
-    path = write_trace(synth("fixed:7,8", count=2), tmp_path / "t.jsonl")
-    assert "512-token blocks" in describe_file(path)
 
 
 @pytest.mark.traces

@@ -5,10 +5,11 @@ import time
 
 import numpy as np
 import pytest
-from twinserve.traces.columns import check_workload
-from twinserve.traces.formats import detect_format, read_bytes, read_file
-from twinserve.traces.options import ReadOptions
-from twinserve.traces.read_text import estimate_tokens
+
+from twinserve.traces.readers.columns import check_workload
+from twinserve.traces.readers.formats import detect_format, read_bytes, read_file
+from twinserve.traces.readers.options import ReadOptions
+from twinserve.traces.readers.text import estimate_tokens
 from twinserve.traces.workload import WorkloadError
 
 BURST_6 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -85,18 +86,33 @@ def test_mooncake_sessions_are_closed_loops():
 
 
 def staged(stage, at, **more):
-    return {"input_length": 3, "output_length": 1, "group": "app", "stage": stage, "timestamp": at, **more}
+    return {
+        "input_length": 3,
+        "output_length": 1,
+        "group": "app",
+        "stage": stage,
+        "timestamp": at,
+        **more,
+    }
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 1, 3, 0)])
 def test_a_stage_waits_for_the_latest_timestamp_of_the_stage_before(order):
     """Not for the row before it in the file: that may be of its own stage."""
-    rows = [staged(0, 0), staged(1, 10_000), staged(1, 20_000), staged(2, 25_000), staged(2, 30_000, delay=700)]
+    rows = [
+        staged(0, 0),
+        staged(1, 10_000),
+        staged(1, 20_000),
+        staged(2, 25_000),
+        staged(2, 30_000, delay=700),
+    ]
     rows = [{**row, "request_id": f"q{i}"} for i, row in enumerate(rows)]
     w = read(jsonl(*(rows[i] for i in order)))
     delays = dict(zip(w.ids, w.delay_s.tolist(), strict=True))
     assert delays == {"q0": 0, "q1": 10, "q2": 20, "q3": 5, "q4": 0.7}
-    with pytest.raises(WorkloadError, match="line 4: field 'timestamp' is before that of the turn before"):
+    with pytest.raises(
+        WorkloadError, match="line 4: field 'timestamp' is before that of the turn before"
+    ):
         read(jsonl(*rows[:3], staged(2, 19_999)))
 
 
@@ -115,7 +131,7 @@ def test_our_fields_on_mooncake_rows():
             {"input_length": 3, "output_length": 1, "group": "app", "stage": 1},
         )
     )
-    assert w.klass.tolist() == [1, 0, 0, 0]
+    assert w.service_class.tolist() == [1, 0, 0, 0]
     assert w.ids == ["x", "r1", "r2", "r3"]
     assert w.slo_ttft_s[0] == 0.5 and np.isnan(w.slo_ttft_s[1:]).all() and w.slo_tpot_s[1] == 0.1
     assert w.stage.tolist() == [0, 0, 1, 1] and w.group.tolist() == [0, -1, 0, 0]
@@ -136,10 +152,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("option", "name"), [(option, name) for option, names in REFUSED.items() for name in names])
+@pytest.mark.parametrize(
+    ("option", "name"), [(option, name) for option, names in REFUSED.items() for name in names]
+)
 def test_units_that_a_format_has_no_use_for_are_refused(option, name):
     value = {"time_unit": "ms", "block_tokens": 16}[option]
-    with pytest.raises(WorkloadError, match=rf"{option} \({value}\) is for .* files, this one is {name}: leave it out"):
+    with pytest.raises(
+        WorkloadError,
+        match=rf"{option} \({value}\) is for .* files, this one is {name}: leave it out",
+    ):
         read("", name, **{option: value})
 
 

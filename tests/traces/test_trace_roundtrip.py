@@ -6,24 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.traces.workload_strategies import assert_same, workloads
 from twinserve.traces import catalog
-from twinserve.traces.columns import check_workload
-from twinserve.traces.formats import read_file
-from twinserve.traces.load import convert, load_trace
-from twinserve.traces.read_mooncake import Exact, seconds
-from twinserve.traces.sidecar import path_of
-from twinserve.traces.synth import synth
+from twinserve.traces.generators.synth import synth
+from twinserve.traces.load import load_trace
+from twinserve.traces.readers.columns import check_workload
+from twinserve.traces.readers.formats import read_file
+from twinserve.traces.readers.mooncake import Exact, seconds
+from twinserve.traces.readers.sidecar import path_of
+from twinserve.traces.verbs import convert
 from twinserve.traces.workload import Workload, WorkloadError
 from twinserve.traces.write import milliseconds, write_trace
-from workload_strategies import assert_same, workloads
 
 
 @given(workloads())
-@settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_workload_survives_the_disk(tmp_path, w):
     check_workload(w)
     path = tmp_path / "t.jsonl"
@@ -38,7 +39,7 @@ def test_a_workload_survives_the_disk(tmp_path, w):
 
 
 @given(st.floats(0, 2.0**31, allow_subnormal=True))
-@settings(max_examples=1000)
+@examples(1000)
 def test_milliseconds_keep_every_bit_of_the_seconds(s):
     text = milliseconds(s)
     value = json.loads(text, parse_float=Exact)

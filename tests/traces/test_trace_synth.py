@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from scipy import stats
-from twinserve.traces import synth as module
-from twinserve.traces.columns import check_workload
-from twinserve.traces.synth import SHAPES, parameters, synth
+
+from tests.traces.workload_strategies import assert_same
+from twinserve.traces.generators import synth as module
+from twinserve.traces.generators.synth import SHAPES, parameters, synth
+from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.workload import WorkloadError
-from workload_strategies import assert_same
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -22,6 +22,8 @@ def test_lengths_have_the_published_mean_and_deviation(name):
 
 @pytest.mark.parametrize("shape", [s for pair in SHAPES.values() for s in pair])
 def test_parameters_solve_for_the_clipped_moments(shape):
+    from scipy import stats  # a second to import
+
     # Against scipy's own log-normal, integrated numerically over its quantiles.
     mu, sigma = parameters(shape)
     u = (np.arange(2_000_000) + 0.5) / 2_000_000
@@ -31,6 +33,8 @@ def test_parameters_solve_for_the_clipped_moments(shape):
 
 
 def test_arrivals_are_poisson():
+    from scipy import stats  # a second to import
+
     w = synth("fixed:10,5", rate=4.0, count=20_000, seed=2)
     gaps = np.diff(w.arrival_s, prepend=0.0)
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)

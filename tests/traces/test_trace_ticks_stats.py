@@ -2,16 +2,18 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from twinserve.traces.columns import check_workload
-from twinserve.traces.load import describe, inspect
+
+from tests.examples import examples
+from twinserve.traces.generators.replica import replica
+from twinserve.traces.generators.synth import synth
 from twinserve.traces.prefix import concatenate_ids
-from twinserve.traces.replica import replica
+from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.stats import lru_hit_rate, statistics
-from twinserve.traces.synth import synth
 from twinserve.traces.ticks import find_tick, spread_ticks
 from twinserve.traces.transform import with_pool
+from twinserve.traces.verbs import describe, inspect
 from twinserve.traces.workload import BestEffortPool, Workload
 
 
@@ -73,7 +75,7 @@ def brute_force_hits(rows, capacity):
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=12))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_hit_rate_by_a_plain_list(paths):
     names = {}
     rows = [[names.setdefault(tuple(p[: k + 1]), len(names)) for k in range(len(p))] for p in paths]
@@ -88,7 +90,7 @@ def test_statistics_of_a_small_workload():
         [1.0, 1.0, 3.0, np.nan],
         [10, 20, 30, 40],
         [1, 2, 3, 4],
-        klass=np.array([0, 1, 0, 0], np.int8),
+        service_class=np.array([0, 1, 0, 0], np.int8),
         group=np.array([-1, -1, 0, 0]),
         stage=np.array([0, 0, 0, 1]),
         group_names=["s"],

@@ -2,15 +2,17 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.traces.workload_strategies import workloads
 from twinserve.traces import prefix as blocks
 from twinserve.traces import transform
-from twinserve.traces.columns import check_workload
+from twinserve.traces.generators.synth import synth
 from twinserve.traces.prefix import concatenate_ids
-from twinserve.traces.synth import synth
+from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload, WorkloadError
-from workload_strategies import workloads
 
 NAN = np.nan
 
@@ -83,10 +85,10 @@ def test_check_fits_looks_at_the_pool_too():
 
 def test_slo_class_priority():
     w = transform.set_class(sessions(), "be")
-    assert (w.klass == 1).all()
+    assert (w.service_class == 1).all()
     w = transform.set_slo(w, 0.4, 0.2)
     assert (w.slo_ttft_s == 0.4).all() and (w.slo_tpot_s == 0.2).all()
-    w = transform.set_slo(w, ttft_s=9.0, klass="rt")
+    w = transform.set_slo(w, ttft_s=9.0, service_class="rt")
     assert (w.slo_ttft_s == 0.4).all()
     w = transform.set_priority(w, -3)
     assert (w.priority == -3).all()
@@ -104,7 +106,7 @@ def test_merge_keeps_rows_apart():
     assert m.arrival_s[:8].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert m.ids[:2] == ["r0", "r0.b1"]
     assert m.group_names == ["A", "B", "A.b1", "B.b1"]
-    assert m.klass.tolist()[:8] == [0, 1] * 4
+    assert m.service_class.tolist()[:8] == [0, 1] * 4
     again = transform.merge(m, b)
     check_workload(again)
     assert "r0.b2" in again.ids
@@ -143,7 +145,7 @@ def test_impossible_changes_are_one_line(change):
 
 
 @given(workloads(), st.data())
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_every_transform_keeps_a_workload_valid(w, data):
     end = data.draw(st.floats(1e-3, 2.0**31))
     steps = {
@@ -167,7 +169,7 @@ def test_every_transform_keeps_a_workload_valid(w, data):
 
 
 @given(workloads(), st.integers(2, 60))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_capped_rows_share_what_they_shared(w, limit):
     """Two rows' common prefix, in whole blocks, is what it was as far as both still reach."""
     if w.prefix is None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 from hypothesis import strategies as st
+
 from twinserve.traces.prefix import concatenate_ids, dense
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Provenance, Workload
 
@@ -52,7 +53,7 @@ def workloads(draw):
         arrival,
         prompt,
         np.array(draw(sized(st.integers(1, 2**31 - 1))), np.int64),
-        klass=np.array(draw(sized(st.integers(0, 1))), np.int8),
+        service_class=np.array(draw(sized(st.integers(0, 1))), np.int8),
         priority=np.array(draw(sized(st.integers(-(2**63), 2**63 - 1))), np.int64),
         slo_ttft_s=np.array(draw(sized(SLO))),
         slo_tpot_s=np.array(draw(sized(SLO))),
@@ -70,7 +71,7 @@ def workloads(draw):
 def assert_same(a, b):
     """Every column, block, group and the pool are equal, bit by bit."""
     for column in (
-        *("arrival_s", "prompt_tokens", "output_tokens", "klass", "priority"),
+        *("arrival_s", "prompt_tokens", "output_tokens", "service_class", "priority"),
         *("slo_ttft_s", "slo_tpot_s", "group", "stage", "delay_s"),
     ):
         x, y = getattr(a, column), getattr(b, column)

@@ -1,1 +1,2 @@
-"""Paged attention over KV blocks that two requests may share: one fills a block's slots from the left, one from the right."""
+"""Paged attention over KV blocks that two requests may share: one fills a block's slots from the
+left, one from the right."""

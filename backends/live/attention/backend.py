@@ -1,8 +1,9 @@
-"""The attention backend for vLLM V1 (0.25 and 0.32; model runners V1 and V2). Imports vLLM: load it through `registration`.
+"""The attention backend for vLLM V1 (0.25 and 0.32; model runners V1 and V2). Imports vLLM: load it
+through `registration`.
 
 All that it needs beyond a stock backend is in the block table: a worker copies the numbers that the
-scheduler sends, flags included, and uses them for nothing but attention. The slot mapping that the worker
-works out from them is left aside, since it knows no directions.
+scheduler sends, flags included, and uses them for nothing but attention. The slot mapping that the
+worker works out from them is left aside, since it knows no directions.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from . import cells, vectorised
-from .cache import split_cache, write_slots
+from twinserve.backends.live.attention import cells, vectorised
+from twinserve.backends.live.attention.cache import split_cache, write_slots
 
 PARTIAL_BLOCKS = "twinserve_partial_blocks"  # key of vLLM's additional_config
 
 
 class BidirectionalBackend(AttentionBackend):
-    """Causal decoder attention over blocks filled from either end; no sliding window, no quantised cache."""
+    """Causal decoder attention over blocks filled from either end; no sliding window, no quantised
+    cache."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
@@ -58,7 +60,11 @@ class BidirectionalBackend(AttentionBackend):
 
     @staticmethod
     def get_kv_cache_shape(
-        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
         """Asked by vLLM 0.25 only; 0.32 has one shape for all backends."""
         return num_blocks, 2, block_size, num_kv_heads, head_size
@@ -70,7 +76,8 @@ class BidirectionalBackend(AttentionBackend):
 
 @dataclass
 class BidirectionalMetadata:
-    """One step. tokens: new ones in the batch. On a CPU `plan`, else `batch` (a `launch.Batch`) says what to do."""
+    """One step. tokens: new ones in the batch. On a CPU `plan`, else `batch` (a `launch.Batch`)
+    says what to do."""
 
     tokens: int
     plan: vectorised.Plan | None = None
@@ -78,30 +85,42 @@ class BidirectionalMetadata:
 
 
 class BidirectionalBuilder(AttentionMetadataBuilder[BidirectionalMetadata]):
-    """With additional_config {"twinserve_partial_blocks": true} the blocks of a sequence may end before they are full,
-    where `cells` says so. It costs a few small operations a step; directions alone cost nothing."""
+    """With additional_config {"twinserve_partial_blocks": true} the blocks of a sequence may end
+    before they are full, where `cells` says so. It costs a few small operations a step; directions
+    alone cost nothing."""
 
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    _cudagraph_support: ClassVar[AttentionCGSupport] = (
+        AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    )
     reorder_batch_threshold: int | None = 1  # decodes first
 
-    def __init__(self, kv_cache_spec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device) -> None:
+    def __init__(
+        self, kv_cache_spec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
+    ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._block_tokens = kv_cache_spec.block_size
         self._kv_heads = kv_cache_spec.num_kv_heads
         self._max_seqs = vllm_config.scheduler_config.max_num_seqs
         extra = vllm_config.additional_config
         self._partial = bool(extra.get(PARTIAL_BLOCKS)) if isinstance(extra, dict) else False
-        self._first: torch.Tensor | None = None  # one buffer for ever: CUDA graphs remember where it lies
+        # one buffer for ever: CUDA graphs remember where it lies
+        self._first: torch.Tensor | None = None
 
     def build(
-        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
     ) -> BidirectionalMetadata:
         return self._metadata(common_attn_metadata, common_attn_metadata.max_seq_len)
 
-    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> BidirectionalMetadata:
+    def build_for_cudagraph_capture(
+        self, common_attn_metadata: CommonAttentionMetadata
+    ) -> BidirectionalMetadata:
         metadata = self._metadata(common_attn_metadata, self.vllm_config.model_config.max_model_len)
         if metadata.batch is not None:
-            metadata.batch.seq_lens.fill_(1)  # capturing runs the kernels; a graph's shape does not depend on lengths
+            # capturing runs the kernels; a graph's shape does not depend on lengths
+            metadata.batch.seq_lens.fill_(1)
         return metadata
 
     def _metadata(self, common: CommonAttentionMetadata, longest: int) -> BidirectionalMetadata:
@@ -119,20 +138,27 @@ class BidirectionalBuilder(AttentionMetadataBuilder[BidirectionalMetadata]):
             )
             return BidirectionalMetadata(int(starts[-1]), plan=vectorised.plan(*arrays))
 
-        from .launch import Batch, splits_for
+        from twinserve.backends.live.attention.launch import Batch, splits_for
 
         longer = np.flatnonzero(np.diff(starts) > 1)
         decodes = int(longer[0]) if len(longer) else rows
         splits = splits_for(decodes, self._kv_heads, longest, table.device)
-        batch = Batch(table, lengths, common.query_start_loc[: rows + 1], tokens, decodes, splits, first)
+        batch = Batch(
+            table, lengths, common.query_start_loc[: rows + 1], tokens, decodes, splits, first
+        )
         return BidirectionalMetadata(tokens, batch=batch)
 
     def _first_positions(self, table: torch.Tensor) -> torch.Tensor:
         rows, width = table.shape
         if self._first is None:
-            self._first = torch.zeros((max(self._max_seqs, rows), width + 1), dtype=torch.int32, device=table.device)
-        num_blocks = self.vllm_config.cache_config.num_gpu_blocks or 1  # not known yet while memory is being measured
-        return cells.of_device(num_blocks, self._block_tokens, table.device).first_positions(table, self._first[:rows])
+            self._first = torch.zeros(
+                (max(self._max_seqs, rows), width + 1), dtype=torch.int32, device=table.device
+            )
+        # not known yet while memory is being measured
+        num_blocks = self.vllm_config.cache_config.num_gpu_blocks or 1
+        return cells.of_device(num_blocks, self._block_tokens, table.device).first_positions(
+            table, self._first[:rows]
+        )
 
 
 class BidirectionalImpl(AttentionImpl):
@@ -163,7 +189,10 @@ class BidirectionalImpl(AttentionImpl):
         }
         missing = [name for name, value in asked.items() if value]
         if missing:
-            raise ValueError(f"the bidirectional attention backend has no {', '.join(missing)}; use another model")
+            raise ValueError(
+                f"the bidirectional attention backend has no {', '.join(missing)}; use another "
+                "model"
+            )
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_kv_heads or num_heads
         self.kv_cache_dtype = kv_cache_dtype
@@ -182,19 +211,25 @@ class BidirectionalImpl(AttentionImpl):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store the new tokens' keys and values, then write their attention into `output` [tokens, heads, head_size]."""
+        """Store the new tokens' keys and values, then write their attention into `output` [tokens,
+        heads, head_size]."""
         if attn_metadata is None:
             return output.fill_(0)  # memory is being measured
         if kv_cache is not self._cache:
-            self._cache, (self._keys, self._values) = kv_cache, split_cache(kv_cache, self.head_size)
+            self._cache, (self._keys, self._values) = (
+                kv_cache,
+                split_cache(kv_cache, self.head_size),
+            )
         keys, values, step = self._keys, self._values, attn_metadata
         writes = self.kv_sharing_target_layer_name is None
         if step.plan is not None:
             if writes:
-                write_slots(keys, values, key[: step.tokens], value[: step.tokens], step.plan.new_slots)
+                write_slots(
+                    keys, values, key[: step.tokens], value[: step.tokens], step.plan.new_slots
+                )
             vectorised.attend(output, query, keys, values, step.plan, self.scale)
         else:
-            from . import launch
+            from twinserve.backends.live.attention import launch
 
             launch.check_shapes(query, keys)
             if writes:

@@ -1,8 +1,8 @@
 """How many tokens each cell holds, where a block was left before it was full: the worker's copy.
 
-A sequence's last block is open: its count is the block's size, whatever it holds so far. Set it to what
-it holds when the sequence goes on in another block. Then the numbers behind the end of a sequence's
-row of the block table, which a worker does not clear, mislead nobody.
+A sequence's last block is open: its count is the block's size, whatever it holds so far. Set it to
+what it holds when the sequence goes on in another block. Then the numbers behind the end of a
+sequence's row of the block table, which a worker does not clear, mislead nobody.
 """
 
 from __future__ import annotations
@@ -10,28 +10,39 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .slots import block_of, cell_of, first_positions
+from twinserve.backends.live.attention.slots import block_of, cell_of, first_positions
 
 
 class CellCounts:
-    """tensor: int32[2 * num_blocks] on the worker's device, by cell (see `slots`); all open at first."""
+    """tensor: int32[2 * num_blocks] on the worker's device, by cell (see `slots`); all open at
+    first."""
 
     def __init__(self, num_blocks: int, block_tokens: int, device: torch.device) -> None:
         self.num_blocks, self.block_tokens = num_blocks, block_tokens
-        with torch.inference_mode(False):  # a step runs in that mode; what it makes could not be changed outside
-            self.tensor = torch.full((2 * num_blocks,), block_tokens, dtype=torch.int32, device=device)
+        # a step runs in that mode; what it makes could not be changed outside
+        with torch.inference_mode(False):
+            self.tensor = torch.full(
+                (2 * num_blocks,), block_tokens, dtype=torch.int32, device=device
+            )
 
     def set(self, entries, counts) -> None:
-        """The blocks of `entries` (as in the block table) hold `counts` tokens of their sequence, 1 to block_tokens.
+        """The blocks of `entries` (as in the block table) hold `counts` tokens of their sequence, 1
+        to block_tokens.
 
-        Raises ValueError, with nothing changed, for any other count and for blocks that the cache does not have.
+        Raises ValueError, with nothing changed, for any other count and for blocks that the cache
+        does not have.
         """
         entries, counts = np.asarray(entries, np.int64), np.asarray(counts, np.int64)
         if counts.size and not 1 <= counts.min() <= counts.max() <= self.block_tokens:
-            raise ValueError(f"counts {counts.tolist()} of tokens in a block: each must be 1 to {self.block_tokens}")
+            raise ValueError(
+                f"counts {counts.tolist()} of tokens in a block: each must be 1 to "
+                f"{self.block_tokens}"
+            )
         blocks = block_of(entries)
         if (blocks >= self.num_blocks).any():
-            raise ValueError(f"block {blocks.max()} is not in the cache, which has {self.num_blocks} blocks")
+            raise ValueError(
+                f"block {blocks.max()} is not in the cache, which has {self.num_blocks} blocks"
+            )
         cells, device = torch.from_numpy(cell_of(entries, self.num_blocks)), self.tensor.device
         self.tensor[cells.to(device)] = torch.from_numpy(counts).to(device, torch.int32)
 
@@ -44,7 +55,8 @@ _BY_DEVICE: dict[torch.device, CellCounts] = {}
 
 
 def of_device(num_blocks: int, block_tokens: int, device: torch.device) -> CellCounts:
-    """The counts of the engine on `device`; a new one, all open, when the cache has another size than before."""
+    """The counts of the engine on `device`; a new one, all open, when the cache has another size
+    than before."""
     known = _BY_DEVICE.get(device)
     if known is None or (known.num_blocks, known.block_tokens) != (num_blocks, block_tokens):
         known = _BY_DEVICE[device] = CellCounts(num_blocks, block_tokens, device)

@@ -1,17 +1,19 @@
-"""Paged attention slot by slot in plain PyTorch: what the kernels must compute. For tests, not for speed."""
+"""Paged attention slot by slot in plain PyTorch: what the kernels must compute. For tests, not for
+speed."""
 
 from __future__ import annotations
 
 import torch
 
-from .slots import BACKWARD
+from twinserve.backends.live.attention.slots import BACKWARD
 
 
 def gather(cache, row, first_row, length: int) -> torch.Tensor:
     """float32[length, kv_heads, head_size]: one sequence's keys (or values) in order of its text.
 
     cache      [num_blocks, block_tokens, kv_heads, head_size]
-    row        int[width] block-table entries      first_row  int[width + 1] where each block's text begins
+    row        int[width] block-table entries      first_row  int[width + 1] where each block's text
+               begins
     Asks of every slot which position it stands for, the other way round than `slots.slot_mapping`.
     """
     block_tokens = cache.shape[1]
@@ -26,15 +28,19 @@ def gather(cache, row, first_row, length: int) -> torch.Tensor:
     return text
 
 
-def paged_attention(query, keys, values, table, seq_lens, query_start, scale: float, first=None) -> torch.Tensor:
-    """float32[t, heads, head_size]: causal attention of new tokens over their own sequence, in float32.
+def paged_attention(
+    query, keys, values, table, seq_lens, query_start, scale: float, first=None
+) -> torch.Tensor:
+    """float32[t, heads, head_size]: causal attention of new tokens over their own sequence, in
+    float32.
 
     query         [t, heads, head_size]; head h reads KV head h // (heads // kv_heads)
     keys, values  [num_blocks, block_tokens, kv_heads, head_size], the new tokens already stored
     table         int[n, width] entries (see `slots`)
     seq_lens      int[n] tokens, new ones included      query_start  int[n + 1] into `query`
     scale         factor of the scores
-    first         int[n, width + 1] of `slots.first_positions`; None if all blocks but the last are full
+    first         int[n, width + 1] of `slots.first_positions`; None if all blocks but the last are
+                  full
     """
     block_tokens = keys.shape[1]
     if first is None:

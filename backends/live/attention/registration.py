@@ -1,4 +1,5 @@
-"""Make vLLM use the bidirectional backend. Nothing is imported from vLLM until a function is called.
+"""Make vLLM use the bidirectional backend. Nothing is imported from vLLM until a function is
+called.
 
     EngineArgs(..., attention_backend=BACKEND_NAME, worker_extension_cls=WORKER_EXTENSION)
 
@@ -8,30 +9,32 @@ In the engine's own process `register()` does.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 _BACKEND = f"{__package__}.backend.BidirectionalBackend"
 BACKEND_NAME = "CUSTOM"
 WORKER_EXTENSION = f"{__package__}.worker.AttentionExtension"
 
 
 def _place():
-    """The name under which the platform looks for its backend: a CPU engine takes CPU_ATTN whatever one asks for."""
+    """The name under which the platform looks for its backend: a CPU engine takes CPU_ATTN whatever
+    one asks for."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    return AttentionBackendEnum.CPU_ATTN if current_platform.is_cpu() else AttentionBackendEnum.CUSTOM
+    return (
+        AttentionBackendEnum.CPU_ATTN if current_platform.is_cpu() else AttentionBackendEnum.CUSTOM
+    )
 
 
 def _forget_choices() -> None:
     from vllm.v1.attention import selector
 
-    selector._cached_get_attn_backend.cache_clear()  # engines built earlier in this process chose by what was there then
+    # engines built earlier in this process chose by what was there then
+    selector._cached_get_attn_backend.cache_clear()
 
 
 def register() -> None:
-    """Engines that are built in this process from now on use the backend (on a GPU: those that ask for BACKEND_NAME)."""
+    """Engines that are built in this process from now on use the backend (on a GPU: those that ask
+    for BACKEND_NAME)."""
     from vllm.v1.attention.backends.registry import register_backend
 
     register_backend(_place(), _BACKEND)
@@ -42,13 +45,3 @@ def unregister() -> None:
     """Engines built from now on use vLLM's own backends again."""
     _place().clear_override()
     _forget_choices()
-
-
-@contextlib.contextmanager
-def registered() -> Iterator[None]:
-    """Registered inside, not afterwards; engines built inside keep the backend."""
-    register()
-    try:
-        yield
-    finally:
-        unregister()

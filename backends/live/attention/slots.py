@@ -1,35 +1,39 @@
 """Which physical KV slot a token has, when a block may be filled from either end.
 
-A *block-table entry* is an int32: the block's number, plus BACKWARD where the sequence fills that block
-from the right (BROS, IEEE version, Sec. V; there the direction is a table beside the block table). The
-direction so travels wherever block numbers travel, to a worker in another process too, and an entry
-without the flag means what it means in any paged cache.
+A *block-table entry* is an int32: the block's number, plus BACKWARD where the sequence fills that
+block from the right (BROS, IEEE version, Sec. V; there the direction is a table beside the block
+table). The direction so travels wherever block numbers travel, to a worker in another process too,
+and an entry without the flag means what it means in any paged cache.
 
 In a forward block the sequence's n-th token of that block lies in slot n, in a backward one in slot
-block_tokens - 1 - n. A sequence may also leave a block before it is full: `counts` then says how many
-tokens each *cell* (one side of a block) holds. Cell b is the forward side of block b, cell
+block_tokens - 1 - n. A sequence may also leave a block before it is full: `counts` then says how
+many tokens each *cell* (one side of a block) holds. Cell b is the forward side of block b, cell
 num_blocks + b its backward side, as in the bidirectional ledger.
 
-Everything here works on NumPy arrays; what says "or tensors" also works on PyTorch tensors, and keeps
-them on their device. Nothing imports torch.
+Everything here works on NumPy arrays; what says "or tensors" also works on PyTorch tensors, and
+keeps them on their device. Nothing imports torch.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-BACKWARD = 1 << 22  # block * block_tokens still fits in int32, with the flag set, up to 256 tokens a block
+# block * block_tokens still fits in int32, with the flag set, up to 256 tokens a block
+BACKWARD = 1 << 22
 
 
 def entries_of(blocks, backward) -> np.ndarray:
-    """int32[...]: block-table entries of `blocks` (ints below BACKWARD), `backward` a bool or one for each block.
+    """int32[...]: block-table entries of `blocks` (ints below BACKWARD), `backward` a bool or one
+    for each block.
 
     Raises ValueError for a block number that cannot be encoded.
     """
     blocks = np.asarray(blocks, np.int64)
     if blocks.size and not 0 <= blocks.min() <= blocks.max() < BACKWARD:
         worst = blocks.max() if blocks.max() >= BACKWARD else blocks.min()
-        raise ValueError(f"block {worst} cannot be put in a block table; blocks are numbered 0 to {BACKWARD - 1}")
+        raise ValueError(
+            f"block {worst} cannot be put in a block table; blocks are numbered 0 to {BACKWARD - 1}"
+        )
     return (blocks + BACKWARD * np.asarray(backward, bool)).astype(np.int32)
 
 
@@ -44,18 +48,20 @@ def is_backward(entries):
 
 
 def cell_of(entries, num_blocks: int):
-    """The cells of `entries` (arrays or tensors), of 2 * num_blocks; an entry without meaning yields some cell."""
+    """The cells of `entries` (arrays or tensors), of 2 * num_blocks; an entry without meaning
+    yields some cell."""
     return block_of(entries).clip(max=num_blocks - 1) + num_blocks * is_backward(entries)
 
 
 def first_positions(table, counts, out):
-    """Write into `out` where each block's text begins, and return it (arrays or tensors, all of one kind).
+    """Write into `out` where each block's text begins, and return it (arrays or tensors, all of one
+    kind).
 
     table   int32[n, width] entries; what stands behind a sequence's last block does not matter
-    counts  int[2 * num_blocks] by cell: tokens that its sequence holds there, at least 1; block_tokens in
-            the last block of a sequence, which it still fills
-    out     int32[n, width + 1]; out[i, j] becomes the position of the first token in the j-th block of
-            sequence i, out[i, j + 1] the end of that block's text
+    counts  int[2 * num_blocks] by cell: tokens that its sequence holds there, at least 1;
+            block_tokens in the last block of a sequence, which it still fills
+    out     int32[n, width + 1]; out[i, j] becomes the position of the first token in the j-th block
+            of sequence i, out[i, j + 1] the end of that block's text
     """
     held = counts[cell_of(table, len(counts) // 2)]
     out[:, 0] = 0
@@ -83,7 +89,8 @@ def slot_mapping(table, sequences, positions, block_tokens: int, first=None):
 def tokens_of_batch(query_start: np.ndarray, seq_lens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(int64[t] row, int64[t] position) of every new token in a batch.
 
-    query_start  int[n + 1]: row i's new tokens are those from query_start[i] up to query_start[i + 1]
+    query_start  int[n + 1]: row i's new tokens are those from query_start[i] up to query_start[i +
+                 1]
     seq_lens     int[n]: its tokens, the new ones (its last) included
     """
     query_start, seq_lens = np.asarray(query_start, np.int64), np.asarray(seq_lens, np.int64)

@@ -1,12 +1,13 @@
 """Triton kernels: paged causal attention and the cache write, for blocks filled from either end.
 
-Attention does not care in which order keys are read, so a backward block needs no reversed load: a tile
-is laid out by position, and only the slot that a position is read from depends on the block's direction.
-Masks and causality are those of any paged kernel. Slots of another sequence are never loaded.
+Attention does not care in which order keys are read, so a backward block needs no reversed load: a
+tile is laid out by position, and only the slot that a position is read from depends on the block's
+direction. Masks and causality are those of any paged kernel. Slots of another sequence are never
+loaded.
 
-The direction is a bit of the block-table entry (see `slots`), so it costs no load of its own, and the
-write finds its slots from the block table: a batch needs no slot mapping. With PARTIAL the blocks of a
-sequence may end before they are full; `first` then says where each one's text begins.
+The direction is a bit of the block-table entry (see `slots`), so it costs no load of its own, and
+the write finds its slots from the block table: a batch needs no slot mapping. With PARTIAL the
+blocks of a sequence may end before they are full; `first` then says where each one's text begins.
 
 `launch` calls these and gives the shapes. All sizes in elements; scores are kept times log2(e).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .slots import BACKWARD as _BACKWARD
+from twinserve.backends.live.attention.slots import BACKWARD as _BACKWARD
 
 BACKWARD = tl.constexpr(_BACKWARD)
 NOTHING = tl.constexpr(float("-inf"))
@@ -24,7 +25,8 @@ NOTHING = tl.constexpr(float("-inf"))
 
 @triton.jit
 def _first_above(values, count, limit):
-    """Index of the first of `count` ascending values greater than `limit`; count if there is none."""
+    """Index of the first of `count` ascending values greater than `limit`; count if there is
+    none."""
     low = count * 0
     high = count
     while low < high:
@@ -77,7 +79,8 @@ def _add_tile(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Take one tile of keys and values into the running softmax: sum [ROWS, HEAD], weight and maximum [ROWS].
+    """Take one tile of keys and values into the running softmax: sum [ROWS, HEAD], weight and
+    maximum [ROWS].
 
     MASKED False: every query sees all of the tile.
     """
@@ -111,16 +114,21 @@ def _add_tile(
 
     scores = tl.dot(queries, keys, input_precision=PRECISION) * scale
     if MASKED:
-        scores = tl.where(seen[None, :] & (position[None, :] <= query_positions[:, None]), scores, NOTHING)
+        scores = tl.where(
+            seen[None, :] & (position[None, :] <= query_positions[:, None]), scores, NOTHING
+        )
     new_top = tl.maximum(top, tl.max(scores, 1))
     shares = tl.exp2(scores - new_top[:, None])
     fade = tl.exp2(top - new_top)
     weight = weight * fade + tl.sum(shares, 1)
-    total = total * fade[:, None] + tl.dot(shares.to(values.dtype), values, input_precision=PRECISION)
+    total = total * fade[:, None] + tl.dot(
+        shares.to(values.dtype), values, input_precision=PRECISION
+    )
     return total, weight, new_top
 
 
-# A size that Triton would compile for its value, or for being a multiple of 16, would make it compile while serving.
+# A size that Triton would compile for its value, or for being a multiple of 16, would make it
+# compile while serving.
 @triton.jit(do_not_specialize=["skip", "sequences", "width"])
 def prefill(
     out,
@@ -155,12 +163,13 @@ def prefill(
     PARTIAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Any number of new tokens a sequence. A program takes TOKENS of them, with all query heads of one KV head.
+    """Any number of new tokens a sequence. A program takes TOKENS of them, with all query heads of
+    one KV head.
 
-    The first `skip` rows of the batch are left out, `sequences` more are taken. Grid: (at least new tokens //
-    TOKENS + sequences, kv_heads). Sequence i has the programs from (new tokens before it) // TOKENS + i on, so
-    the grid needs no plan of the batch. Long sequences' last tokens read most; programs are numbered from the
-    end, so that these start early.
+    The first `skip` rows of the batch are left out, `sequences` more are taken. Grid: (at least new
+    tokens // TOKENS + sequences, kv_heads). Sequence i has the programs from (new tokens before it)
+    // TOKENS + i on, so the grid needs no plan of the batch. Long sequences' last tokens read most;
+    programs are numbered from the end, so that these start early.
     """
     TOKENS: tl.constexpr = ROWS // GROUP
     chunk = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -191,7 +200,9 @@ def prefill(
     part = tl.arange(0, HEAD)
     at = (start + tokens).to(tl.int64)
     queries = tl.load(
-        query + (at * stride_qt + heads * stride_qh)[:, None] + part[None, :], mask=used[:, None], other=0.0
+        query + (at * stride_qt + heads * stride_qh)[:, None] + part[None, :],
+        mask=used[:, None],
+        other=0.0,
     )
 
     last = before + tl.minimum(token + TOKENS, new) - 1
@@ -208,16 +219,56 @@ def prefill(
     if not PARTIAL:
         for tile in tl.range(0, seen_by_all):
             total, weight, top = _add_tile(
-                total, weight, top, tile, queries, before + tokens, key, value, table_row, first_row, width, last,
-                stride_kb, stride_ks, stride_vb, stride_vs, scale,
-                HEAD, BLOCK, TILE, PARTIAL, False, PRECISION,
-            )  # fmt: skip
+                total,
+                weight,
+                top,
+                tile,
+                queries,
+                before + tokens,
+                key,
+                value,
+                table_row,
+                first_row,
+                width,
+                last,
+                stride_kb,
+                stride_ks,
+                stride_vb,
+                stride_vs,
+                scale,
+                HEAD,
+                BLOCK,
+                TILE,
+                PARTIAL,
+                False,
+                PRECISION,
+            )
     for tile in tl.range(seen_by_all, tl.cdiv(places, TILE)):
         total, weight, top = _add_tile(
-            total, weight, top, tile, queries, before + tokens, key, value, table_row, first_row, width, last,
-            stride_kb, stride_ks, stride_vb, stride_vs, scale,
-            HEAD, BLOCK, TILE, PARTIAL, True, PRECISION,
-        )  # fmt: skip
+            total,
+            weight,
+            top,
+            tile,
+            queries,
+            before + tokens,
+            key,
+            value,
+            table_row,
+            first_row,
+            width,
+            last,
+            stride_kb,
+            stride_ks,
+            stride_vb,
+            stride_vs,
+            scale,
+            HEAD,
+            BLOCK,
+            TILE,
+            PARTIAL,
+            True,
+            PRECISION,
+        )
     tl.store(
         out + (at * stride_ot + heads * stride_oh)[:, None] + part[None, :],
         (total / weight[:, None]).to(out.dtype.element_ty),
@@ -264,7 +315,8 @@ def decode(
     """One new token a sequence, its text shared out among SPLITS programs (flash decoding).
 
     Grid: (sequences, kv_heads, SPLITS). With one split the answer goes to `out`, else to
-    part_total float32[sequences, heads, SPLITS, HEAD] and part_weight, part_top float32[sequences, heads, SPLITS].
+    part_total float32[sequences, heads, SPLITS, HEAD] and part_weight, part_top float32[sequences,
+    heads, SPLITS].
     """
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -280,7 +332,9 @@ def decode(
     part = tl.arange(0, HEAD)
     at = start.to(tl.int64)
     queries = tl.load(
-        query + at * stride_qt + heads[:, None] * stride_qh + part[None, :], mask=used[:, None], other=0.0
+        query + at * stride_qt + heads[:, None] * stride_qh + part[None, :],
+        mask=used[:, None],
+        other=0.0,
     )
 
     table_row = table + row.to(tl.int64) * stride_table
@@ -298,10 +352,30 @@ def decode(
     positions = tl.zeros([ROWS], tl.int32) + last
     for tile in tl.range(begin, end):
         total, weight, top = _add_tile(
-            total, weight, top, tile, queries, positions, key, value, table_row, first_row, width, last,
-            stride_kb, stride_ks, stride_vb, stride_vs, scale,
-            HEAD, BLOCK, TILE, PARTIAL, True, PRECISION,
-        )  # fmt: skip
+            total,
+            weight,
+            top,
+            tile,
+            queries,
+            positions,
+            key,
+            value,
+            table_row,
+            first_row,
+            width,
+            last,
+            stride_kb,
+            stride_ks,
+            stride_vb,
+            stride_vs,
+            scale,
+            HEAD,
+            BLOCK,
+            TILE,
+            PARTIAL,
+            True,
+            PRECISION,
+        )
     if SPLITS == 1:
         tl.store(
             out + at * stride_ot + heads[:, None] * stride_oh + part[None, :],
@@ -327,7 +401,8 @@ def join_splits(
     HEAD: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Put the splits of `decode` together. Grid: (sequences, heads). An empty split has top -inf and weighs nothing."""
+    """Put the splits of `decode` together. Grid: (sequences, heads). An empty split has top -inf
+    and weighs nothing."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     start = tl.load(query_start + row)
@@ -339,7 +414,10 @@ def join_splits(
     fade = tl.exp2(top - tl.max(top, 0))
     weight = tl.sum(tl.load(part_weight + place) * fade, 0)
     total = tl.sum(tl.load(part_total + place[:, None] * HEAD + part[None, :]) * fade[:, None], 0)
-    tl.store(out + start.to(tl.int64) * stride_ot + head * stride_oh + part, (total / weight).to(out.dtype.element_ty))
+    tl.store(
+        out + start.to(tl.int64) * stride_ot + head * stride_oh + part,
+        (total / weight).to(out.dtype.element_ty),
+    )
 
 
 @triton.jit(do_not_specialize=["sequences", "width"])
@@ -372,7 +450,8 @@ def store(
     BLOCK: tl.constexpr,
     PARTIAL: tl.constexpr,
 ):
-    """Write new keys and values to their slots. Grid: (tokens,); tokens beyond the last sequence only pad the batch."""
+    """Write new keys and values to their slots. Grid: (tokens,); tokens beyond the last sequence
+    only pad the batch."""
     token = tl.program_id(0)
     if token >= tl.load(query_start + sequences):
         return

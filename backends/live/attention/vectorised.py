@@ -1,4 +1,5 @@
-"""The same attention with whole-tensor PyTorch operations: for the CPU engine, where a step takes milliseconds."""
+"""The same attention with whole-tensor PyTorch operations: for the CPU engine, where a step takes
+milliseconds."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from .slots import slot_mapping, tokens_of_batch
+from twinserve.backends.live.attention.slots import slot_mapping, tokens_of_batch
 
 
 @dataclass(frozen=True)
 class Span:
-    """A sequence with several new tokens: where they stand in the batch, all its slots, who sees whom."""
+    """A sequence with several new tokens: where they stand in the batch, all its slots, who sees
+    whom."""
 
     begin: int
     end: int
@@ -61,7 +63,9 @@ def plan(table, seq_lens, query_start, block_tokens: int, first=None) -> Plan:
             Span(
                 int(query_start[i]),
                 int(query_start[i + 1]),
-                torch.from_numpy(slot_mapping(table, np.full(length, i), text, block_tokens, first)),
+                torch.from_numpy(
+                    slot_mapping(table, np.full(length, i), text, block_tokens, first)
+                ),
                 torch.from_numpy(text <= np.arange(length - count, length)[:, None]),
             )
         )
@@ -75,11 +79,13 @@ def plan(table, seq_lens, query_start, block_tokens: int, first=None) -> Plan:
 
 
 def attend(out, query, keys, values, step: Plan, scale: float) -> None:
-    """Write the attention of all new tokens into `out` [t, heads, head_size]; the new tokens are stored already."""
+    """Write the attention of all new tokens into `out` [t, heads, head_size]; the new tokens are
+    stored already."""
     block_tokens = keys.shape[1]
 
     def read(cache, slots):
-        return cache[slots // block_tokens, slots % block_tokens].transpose(-3, -2)  # [..., kv_heads, length, head]
+        # [..., kv_heads, length, head]
+        return cache[slots // block_tokens, slots % block_tokens].transpose(-3, -2)
 
     if len(step.decode_tokens):
         slots, seen = step.decode_slots, step.decode_seen[:, None, None]

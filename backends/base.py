@@ -1,0 +1,78 @@
+"""What an engine's loop asks of whoever executes its plans: the simulated hardware, or a live
+engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from twinserve.policies.plan import KvMove, StepOutcome, StepPlan
+from twinserve.profiles.composition import StepComposition
+
+
+@dataclass(slots=True)
+class Executed:
+    """An outcome with what it consisted of: for the step records, and for holding back requests in
+    transfer."""
+
+    outcome: StepOutcome
+    work: StepComposition
+    to_host_bytes: int
+    to_device_bytes: int
+    ready_s: dict[int, float]  # rows that wait for a transfer -> when it lands
+    # rows with a transfer for which no step waits -> when the last of them lands
+    lands_s: dict[int, float]
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What a plan's moves came to. Bytes; seconds on the engine's clock.
+
+    ready_s  rows that wait for a transfer -> when it lands
+    lands_s  rows with a transfer for which no step waits -> when the last of them lands
+    before   when the step may start
+    beside   when the step may end at the earliest
+    """
+
+    to_host_bytes: int
+    to_device_bytes: int
+    ready_s: dict[int, float]
+    lands_s: dict[int, float]
+    before: float
+    beside: float
+
+
+class Backend(Protocol):
+    """Executes the plans of one engine. It alone knows how long a request's output will be."""
+
+    # True: the outcome of `execute` is known when the step begins, so that the next plan can be
+    # made while it runs (asynchronous scheduling)
+    plans_ahead: bool = False
+
+    def expect(self, row: int, output_tokens: int) -> None:
+        """The request in `row`, just submitted, will emit `output_tokens` tokens."""
+        ...
+
+    def withdraw(self, row: int) -> None:
+        """The request in `row` is no more, though it has not got all its tokens."""
+        ...
+
+    def execute(
+        self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0
+    ) -> Executed:
+        """Run `plan`, and as many further steps as it stands for, from `now` (seconds).
+
+        emitting: bool[n], rows that emit. overhead_s: passes before the step begins.
+        """
+        ...
+
+    def transfer(self, moves: Sequence[KvMove], now: float) -> Transfers:
+        """Queue the transfers of a plan without a step at `now`."""
+        ...
+
+    def cut(self, executed: Executed, steps: int) -> None:
+        """Only the first `steps` steps of a run happened: something arrived."""
+        ...

@@ -1,0 +1,114 @@
+"""The link between device and host memory: a resource of its own, with a queue in each direction.
+
+Transfers are served one after another (a copy engine a direction, full duplex), outlive the step
+that started them, and are known by when they end. Bytes, seconds.
+
+GPUs without NVLink send their all-reduces over it too. These are evenly spread over a step's
+computing, take both directions, and count from when they begin to when they end. How they and the
+transfers share the link is a `Sharing`; over the length of a step it comes to two rates:
+
+- while a step computes, transfers go at `share` of the link's rate;
+- while anything is transferred, each all-reduce takes `1 + delay` times as long, and the step is
+  longer by that.
+
+Before a step begins, and after it has computed where it waits for its transfers, they have the link
+to themselves. What outlives a step goes on at the step's rate: the next steps are not known when it
+is queued, and taken to be like this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinserve.policies.base import Sharing
+from twinserve.policies.plan import Direction
+from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.specs import GpuSpec
+
+
+def evenly(allreduce_share: float) -> tuple[float, float]:
+    """Nobody looks who else is there: a transfer and an all-reduce get half of the rate while both
+    go on."""
+    return 1.0 / (1.0 + allreduce_share), 1.0
+
+
+def allreduces_of(gpu: GpuSpec, model: StepTimeModel) -> Callable[[StepComposition], float] | None:
+    """Seconds of a step's all-reduces by its composition, where they go over PCIe; None with
+    NVLink, on one GPU, and for a form of step times that does not know them (docs/layerkv.md)."""
+    if gpu.nvlink_bytes_per_s or not model.allreduce_seconds(StepComposition(1)):
+        return None
+    return model.allreduce_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A step with all-reduces on the link.
+
+    start     when it begins to compute
+    until     when it has computed, if transfers go on that long
+    share     of the link's time that they get until then
+    """
+
+    start: float
+    until: float
+    share: float
+
+    def landing(self, begin: float, end: float, step_waits: bool) -> float:
+        """When a transfer has arrived that with the link to itself would take from `begin` to `end`
+        > `start`."""
+        begin = max(begin, self.start)
+        work = end - begin
+        if step_waits or not self.share:
+            beside = max(self.until - begin, 0.0)
+            if work > self.share * beside:
+                return max(begin, self.until) + (work - self.share * beside)
+        return begin + work / self.share
+
+
+class PcieLink:
+    """bytes_per_s: sustained, each direction, over all ranks. latency_s: fixed cost of one
+    transfer. sharing: with all-reduces, where there are any."""
+
+    def __init__(
+        self, bytes_per_s: float, latency_s: float = 10e-6, sharing: Sharing = evenly
+    ) -> None:
+        if not bytes_per_s > 0 or latency_s < 0:
+            raise ValueError(f"a link of {bytes_per_s} bytes/s with {latency_s} s latency")
+        self.bytes_per_s = bytes_per_s
+        self.latency_s = latency_s
+        self.sharing = sharing
+        self.free_at = {Direction.TO_HOST: 0.0, Direction.TO_DEVICE: 0.0}
+        self.moved = {Direction.TO_HOST: 0, Direction.TO_DEVICE: 0}
+
+    def transfer(
+        self,
+        now: float,
+        size: int,
+        direction: Direction,
+        beside: Computing | None = None,
+        step_waits: bool = False,
+    ) -> float:
+        """Queue `size` bytes at `now`; returns when they have arrived. step_waits: the step
+        `beside` ends no earlier."""
+        begin = max(now, self.free_at[direction])
+        end = begin + self.latency_s + size / self.bytes_per_s
+        if beside is not None and end > beside.start:
+            end = beside.landing(begin, end, step_waits)
+        self.free_at[direction] = end
+        self.moved[direction] += size
+        return end
+
+    def computing(self, start: float, seconds: float, allreduce: float) -> Computing:
+        """A step that computes from `start`, for `seconds` of which `allreduce` are all-reduces."""
+        share, delay = self.sharing(allreduce / seconds)
+        return Computing(start, start + (seconds + delay * allreduce), share)
+
+    def computing_seconds(self, start: float, seconds: float, allreduce: float) -> float:
+        """How long that takes beside what is queued."""
+        busy = max(self.free_at.values()) - start
+        if busy <= 0 or not allreduce:
+            return seconds
+        _, delay = self.sharing(allreduce / seconds)
+        most = seconds + delay * allreduce
+        return most if busy >= most else seconds + delay * allreduce * (busy / most)

@@ -1,0 +1,152 @@
+"""vLLM's scheduler, steered: it is shown only the planned requests, in plan order, each with its
+grant as a cap, and does the rest as shipped (allocation, hashing, the message to the worker).
+Imports vLLM: load it by name.
+
+What it then schedules is compared with the plan at every step; `drift` counts the steps that
+differ.
+"""
+
+from __future__ import annotations
+
+import time
+
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
+
+from twinserve.backends.live.engine.planned import PlannedStep, ScheduledStep
+from twinserve.backends.live.versions import LiveEngineError, second_queue
+from twinserve.policies.plan import Preemption
+
+
+class Steering:
+    """What is put before vLLM's Scheduler or AsyncScheduler. Set `planned`, then call `schedule()`
+    (the engine's step does).
+
+    drift        steps that differ from their plan; first_drift says how
+    last         the latest ScheduledStep
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if self.policy is not SchedulingPolicy.FCFS:
+            raise LiveEngineError(
+                "a steered engine takes its order from the policy: leave --scheduling-policy at "
+                "fcfs"
+            )
+        self.planned: PlannedStep | None = None
+        self.last: ScheduledStep | None = None
+        self.forget_counts()
+        # Whoever decides has made room for whole prompts already; vLLM's own admission rule would
+        # come on top.
+        self.scheduler_reserve_full_isl = False
+        self._second = second_queue(self)
+        self._steered: PlannedStep | None = None  # while schedule() runs
+        self._unplanned: list[str] = []
+        self._truncate_hits()
+
+    def forget_counts(self) -> None:
+        """Begin to count anew: another run on the same engine."""
+        self.steps = 0
+        self.drift = 0
+        self.first_drift = ""
+
+    # -- one step ----------------------------------------------------------------------------------
+    def schedule(self, *args, **kwargs):
+        planned, self.planned = self.planned or PlannedStep(), None
+        for request_id, kind in planned.preempted:
+            self._take_memory(self.requests[request_id], kind)
+        for request_id in planned.swapped_in:
+            self.connector.swap_in(request_id)
+        running = [
+            self.requests[i]
+            for i in planned.grants
+            if self.requests[i].status == RequestStatus.RUNNING
+        ]
+        waiting = [
+            self.requests[i]
+            for i in planned.grants
+            if self.requests[i].status != RequestStatus.RUNNING
+        ]
+        paused = [r for r in self.running if r.request_id not in planned.grants]
+        queues = (getattr(self, self._second), self.waiting)
+        unseen = [r for queue in queues for r in queue if r.request_id not in planned.grants]
+        self.running, self.waiting = running, self._queue(waiting)
+        setattr(self, self._second, self._queue([]))
+        self._steered, self._unplanned = planned, []
+        # vLLM cuts a chunk to a model's alignment through this hook; here it is cut to the grant.
+        aligned, self.need_mamba_block_aligned_split = self.need_mamba_block_aligned_split, True
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self.need_mamba_block_aligned_split = aligned
+            self._steered = None
+            self.running = paused + self.running
+            left = [r for queue in (getattr(self, self._second), self.waiting) for r in queue]
+            self.waiting, rest = self._queue(left + unseen), self._queue([])
+            setattr(self, self._second, rest)
+        self._note(planned, output, {r.request_id for r in waiting})
+        return output
+
+    def _queue(self, requests: list):
+        queue = create_request_queue(SchedulingPolicy.FCFS)
+        for request in requests:
+            queue.add_request(request)
+        return queue
+
+    def _take_memory(self, request, kind: Preemption) -> None:
+        if kind is Preemption.SWAP and request.num_computed_tokens:
+            (blocks,) = self.kv_cache_manager.get_block_ids(request.request_id)
+            self.connector.swap_out(request.request_id, blocks, request.num_computed_tokens)
+        self.running.remove(request)
+        super()._preempt_request(request, time.monotonic())
+
+    def _note(self, planned: PlannedStep, output, joined: set[str]) -> None:
+        grants = dict(output.num_scheduled_tokens)
+        # vLLM has counted this step's tokens as computed already
+        hits = {
+            i: self.requests[i].num_computed_tokens - grants[i]
+            for i in planned.grants
+            if i in joined and i in grants
+        }
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        unfilled = self.connector.unfilled if planned.swapped_in else ()
+        self.last = ScheduledStep(grants, hits, free, self._unplanned, list(unfilled))
+        self.steps += 1
+        found = self.last.drift(planned)
+        if found:
+            self.drift += 1
+            self.first_drift = self.first_drift or f"step {self.steps}: {found}"
+
+    # -- what vLLM's own schedule() calls ----------------------------------------------------------
+    def _mamba_block_aligned_split(self, request, num_new_tokens: int, *args, **kwargs) -> int:
+        return min(num_new_tokens, self._steered.grants[request.request_id])
+
+    def _preempt_request(self, request, *args, **kwargs) -> None:
+        if self._steered is not None:
+            self._unplanned.append(request.request_id)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _truncate_hits(self) -> None:
+        """A physical pool that is larger than the ledger's keeps prefixes that the ledger has given
+        up."""
+        manager = self.kv_cache_manager
+        lookup = manager.get_computed_blocks
+
+        def truncated(request):
+            blocks, tokens, *rest = lookup(request)
+            granted = self._steered.hits.get(request.request_id, 0) if self._steered else tokens
+            if tokens > granted:
+                kept = granted // self.block_size
+                blocks, tokens = (
+                    KVCacheBlocks(tuple(group[:kept] for group in blocks.blocks)),
+                    kept * self.block_size,
+                )
+            return (blocks, tokens, *rest)
+
+        manager.get_computed_blocks = truncated
+
+
+class SteeredScheduler(Steering, Scheduler):
+    """For an engine that steps synchronously."""

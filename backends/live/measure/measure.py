@@ -1,0 +1,352 @@
+"""Measure a live engine: every point several times, in an order that is shuffled anew for every
+round.
+
+A machine drifts (clocks, heat, neighbours). Were the points taken one after another, drift would
+look like a trend over batch sizes; taken in shuffled rounds it is spread over all of them, and the
+repeats show how large it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+from twinserve.backends.live.measure.bench import Bench, Timing
+from twinserve.backends.live.measure.device import bare_rates, describe_machine
+from twinserve.backends.live.measure.points import (
+    ROOM,
+    Ladder,
+    Limits,
+    Point,
+    Points,
+    choose_points,
+)
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.profiles.measured.samples import (
+    SWAP_IN,
+    SWAP_OUT,
+    Measurement,
+    StepSample,
+    SwapSample,
+)
+
+SCHEDULER = "twinserve.backends.live.measure.scheduler.MeasuringScheduler"
+Progress = Callable[[float, str], None]  # may raise, and so end the measuring
+Items = Sequence[tuple[int, Ladder | Point]]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """rounds over all points; repeats of a point within a round; seconds after which no further
+    round begins."""
+
+    rounds: int = 6
+    decode_repeats: int = 5
+    prefill_repeats: int = 2
+    limit_s: float = 240.0
+    quick: bool = False
+
+
+QUICK = Effort(rounds=3, decode_repeats=4, prefill_repeats=2, limit_s=30.0, quick=True)
+
+
+def measure(
+    settings: LiveSettings,
+    effort: Effort = Effort(),
+    seed: int = 0,
+    progress: Progress = lambda share, text: None,
+    further: Callable[[VllmEngine, Measurement], list[StepSample]] = lambda engine, so_far: [],
+) -> Measurement:
+    """Start an engine with `settings`, measure it, stop it. further: more steps on the idle engine,
+    when what is measured here is known. Raises LiveEngineError (one line) where that fails."""
+    check_engine_arguments(settings.extra)
+    progress(0.0, "starting the engine")
+    begun = time.perf_counter()
+    try:
+        engine = VllmEngine(settings)
+    except LiveEngineError:
+        raise
+    except Exception as error:  # whatever vLLM raises: the user's model or settings do not work
+        raise LiveEngineError(f"vLLM did not start: {_one_line(error)}") from error
+    try:
+        start_s = time.perf_counter() - begun
+        run = _Run(Bench(engine, seed), effort, seed, progress)
+        run.measure()
+        found = Measurement(run.steps, run.swaps, _provenance(engine, run, start_s))
+        return replace(found, steps=[*found.steps, *further(engine, found)])
+    finally:
+        engine.close()
+
+
+def numbered(points: Points, number: int = 0) -> list[tuple[int, Ladder | Point]]:
+    """Groups of points with the number of their first point, counted from `number`."""
+    found: list[tuple[int, Ladder | Point]] = []
+    for item in [*points.ladders, *points.points]:
+        found.append((number, item))
+        number += len(item.batches) if isinstance(item, Ladder) else 1
+    return found
+
+
+class _Run:
+    def __init__(self, bench: Bench, effort: Effort, seed: int, progress: Progress) -> None:
+        settings = bench.engine.settings
+        self.bench, self.effort, self.seed, self.progress = bench, effort, seed, progress
+        self.limits = Limits(
+            settings.max_num_seqs,
+            settings.max_step_tokens,
+            settings.max_model_len,
+            bench.pool_blocks * bench.block_tokens,
+            bench.block_tokens,
+        )
+        if wrong := self.limits.too_small():
+            raise LiveEngineError(wrong)
+        self.items = numbered(choose_points(self.limits, seed, effort.quick))
+        self.steps: list[StepSample] = []
+        self.swaps: list[SwapSample] = []
+        self.empty_s: list[float] = []
+        self.swap_note = "the engine was built without host memory"
+        self.rounds = 0
+        self.elapsed_s = 0.0
+
+    def measure(self) -> None:
+        bench, effort = self.bench, self.effort
+        begun = time.perf_counter()
+        bench.fill_cache(max(item.context for _, item in self.items if isinstance(item, Ladder)))
+        self._warm_up()
+        for number in range(effort.rounds):
+            spent = time.perf_counter() - begun
+            if number > 1 and spent * (number + 1) / number > effort.limit_s:
+                break
+            self._round(number)
+            self.rounds += 1
+        if bench.engine.settings.swap_blocks:
+            self._swap()
+        self.elapsed_s = time.perf_counter() - begun
+
+    def _warm_up(self, items: Items | None = None) -> None:
+        """The largest steps once or twice: memory is set aside, kernels are chosen and compiled."""
+        for number, item in self.items if items is None else items:
+            self.progress(0.0, "warming up")
+            if isinstance(item, Ladder):
+                self._ladder(
+                    -1, number, Ladder(item.context, item.batches[-1:]), 1, np.random.default_rng(0)
+                )
+            elif item.kind in ("prefill", "chunk"):
+                self._prefill(-1, number, item, 1, np.random.default_rng(0))
+        self.steps.clear()
+        self.empty_s.clear()
+        self.bench.submit_s.clear()
+
+    def _round(self, number: int, items: Items | None = None) -> None:
+        """One pass over all points in random order, or over `items` in theirs."""
+        rng = np.random.default_rng([self.seed, number])
+        if items is None:
+            items = [self.items[i] for i in rng.permutation(len(self.items)).tolist()]
+        for done, (point, item) in enumerate(items):
+            share = (number + done / len(items)) / self.effort.rounds
+            self.progress(
+                share,
+                f"round {number + 1} of {self.effort.rounds}, {len(self.steps):,} steps measured",
+            )
+            if isinstance(item, Ladder):
+                self._ladder(number, point, item, self.effort.decode_repeats, rng)
+            elif item.kind == "leaving":
+                self._leaving(number, point, item)
+            elif item.contexts:
+                self._with_decodes(number, point, item, rng)
+            else:
+                self._prefill(number, point, item, self.effort.prefill_repeats, rng)
+
+    def _note(self, kind: str, point: int, number: int, t: Timing, first: bool = False) -> None:
+        times = t.seconds, t.exec_s, t.device_s, t.off_core_s
+        self.steps.append(StepSample(kind, point, number, t.work, *times, first=first))
+
+    # -- kinds of points ---------------------------------------------------------------------------
+    def _ladder(
+        self, number: int, first: int, ladder: Ladder, repeats: int, rng: np.random.Generator
+    ) -> None:
+        bench = self.bench
+        names = bench.hold([ladder.context] * max(ladder.batches), ROOM)
+        turn = 0
+        for i in rng.permutation(len(ladder.batches)).tolist():
+            batch = ladder.batches[i]
+            # another part of the requests each time: all contexts grow alike
+            grants = {names[(turn + j) % len(names)]: 1 for j in range(batch)}
+            turn += batch
+            bench.step(grants)  # the batch changes with this one
+            for _ in range(repeats):
+                self._note("decode", first + i, number, bench.step(grants))
+        self._clear(names)
+
+    def _prefill(
+        self, number: int, point: int, item: Point, repeats: int, rng: np.random.Generator
+    ) -> None:
+        prefills = _drawn(item, rng)
+        for i in range(repeats + 1):
+            names, timing = self._join({}, prefills)
+            self._note(item.kind, point, number, timing, first=i == 0)
+            self._clear(names)
+
+    def _with_decodes(self, number: int, point: int, item: Point, rng: np.random.Generator) -> None:
+        bench = self.bench
+        held = bench.hold(list(item.contexts), ROOM)
+        decodes = dict.fromkeys(held, 1)
+        prefills = _drawn(item, rng)
+        repeats = self.effort.prefill_repeats if prefills else self.effort.decode_repeats
+        for i in range(repeats + 1):
+            bench.step(decodes)
+            names, timing = self._join(decodes, prefills)
+            self._note(item.kind, point, number, timing, first=i == 0)
+            bench.drop(names)
+        self._clear(held)
+
+    def _join(
+        self, decodes: dict[str, int], prefills: list[tuple[int, int]]
+    ) -> tuple[list[str], Timing]:
+        """Prefills (new, resident) join `decodes` for one step. Prefixes are adopted, or computed
+        in steps before."""
+        bench, names, grants, hits = self.bench, [], {}, {}
+        for new, resident in prefills:
+            name = bench.submit(new + resident)
+            names.append(name)
+            grants[name] = new
+            if bench.adopt:
+                hits[name] = resident
+                continue
+            done = 0
+            while done < resident:
+                part = min(resident - done, bench.engine.settings.max_step_tokens)
+                bench.step({name: part})
+                done += part
+        return names, bench.step({**decodes, **grants}, hits)
+
+    def _leaving(self, number: int, point: int, item: Point) -> None:
+        """All requests of a batch end in one step; the step before is the same but for that."""
+        bench = self.bench
+        names = bench.hold(list(item.contexts), room=4)
+        grants = dict.fromkeys(names, 1)
+        bench.step(grants)
+        stay, leave = bench.step(grants), bench.step(grants)
+        self._note("leaving", point, number, stay)
+        self._note("leaving", point, number, leave)
+        self._clear(names)
+
+    def _clear(self, names: list[str]) -> None:
+        self.bench.drop(names)
+        self.empty_s.append(self.bench.step({}).seconds)
+
+    # -- swapping ----------------------------------------------------------------------------------
+    def _swap(self) -> None:
+        """KV of one request out and back, n blocks at a time. What goes wrong here costs only this
+        part."""
+        bench = self.bench
+        self.swap_note = "no transfer was made in time"
+        try:
+            sizes, blocks = [], 1
+            while blocks <= bench.engine.settings.swap_blocks - 1 and self.limits.fits(
+                [blocks * bench.block_tokens]
+            ):
+                sizes.append(blocks)
+                blocks *= 2
+            for number in range(min(self.effort.rounds, 3) + 1):
+                for blocks in (
+                    np.random.default_rng([self.seed, 99, number]).permutation(sizes).tolist()
+                ):
+                    self.progress(1.0, f"swapping, {len(self.swaps)} transfers measured")
+                    self._swap_once(blocks * bench.block_tokens, keep=number > 0)
+            self.swap_note = "" if self.swaps else "the engine reported no transfers"
+        except (AttributeError, LiveEngineError, RuntimeError, KeyError, AssertionError) as error:
+            self.swaps.clear()
+            self.swap_note = _one_line(error)
+
+    def _swap_once(self, tokens: int, keep: bool) -> None:
+        bench = self.bench
+        bench.transfers.clear()
+        name, other = bench.hold([tokens - 1, 16], ROOM)
+        beside = {other: 1}
+        bench.swap_out(name, beside)
+        bench.step(beside)
+        bench.swap_in(name, beside)
+        bench.step(beside)
+        bench.step(beside)
+        for report in bench.transfers:
+            if keep:
+                direction = SWAP_OUT if report.direction.name == "TO_HOST" else SWAP_IN
+                self.swaps.append(
+                    SwapSample(direction, report.tokens, report.nbytes, report.seconds)
+                )
+        self._clear([name, other])
+
+
+def _drawn(item: Point, rng: np.random.Generator) -> list[tuple[int, int]]:
+    return [
+        (new - int(rng.random() * item.vary * new), resident) for new, resident in item.prefills
+    ]
+
+
+def _provenance(engine: VllmEngine, run: _Run, start_s: float) -> dict:
+    settings = engine.settings
+    config = engine._engine.vllm_config
+    arguments = {name: value for name, value in asdict(settings).items() if name != "model"}
+    return {
+        **describe_machine(),
+        **bare_rates(),
+        "model": str(settings.model),
+        "settings": arguments,
+        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "gpu_memory_utilization": getattr(config.cache_config, "gpu_memory_utilization", 0.9),
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "num_blocks": engine.num_blocks,
+        "block_tokens": settings.block_tokens,
+        "seed": run.seed,
+        "effort": asdict(run.effort),
+        "rounds": run.rounds,
+        "contexts": "adopted" if run.bench.adopt else "computed",
+        "start_s": start_s,
+        "elapsed_s": run.elapsed_s,
+        "empty_s": float(np.median(run.empty_s)),
+        "submit_s": float(np.median(run.bench.submit_s)),
+        "swap": run.swap_note,
+    }
+
+
+_OWN = {
+    "model": "--model",
+    "dtype": "--dtype",
+    "block_size": "--block-tokens",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-step-tokens",
+    "max_model_len": "--max-model-len",
+    "num_gpu_blocks_override": "--num-blocks",
+    "enforce_eager": "--graphs",
+    "load_format": "--weights",
+}
+
+
+def check_engine_arguments(
+    extra: Iterable[str], own: Mapping[str, str] = MappingProxyType(_OWN)
+) -> None:
+    """Raises LiveEngineError (one line) for an engine argument that vLLM does not know, or that the
+    command has an option of its `own` for."""
+    from twinserve.backends.live.versions import installed_vllm
+
+    installed_vllm()
+    from vllm.engine.arg_utils import EngineArgs
+
+    for name in extra:
+        if name in own:
+            raise LiveEngineError(f"--engine-arg {name}: say it with {own[name]}")
+        if name not in EngineArgs.__dataclass_fields__:
+            near = difflib.get_close_matches(name, EngineArgs.__dataclass_fields__, n=1)
+            nearest = f"; nearest: {near[0]}" if near else ""
+            raise LiveEngineError(f"--engine-arg {name}: vLLM has no such argument{nearest}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,124 @@
+"""Applications of a server's requests: what the policy must be told of them, and which are open.
+Needs no vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinserve.backends.live.serving.attributes import RequestAttributes
+from twinserve.policies.base import Options, Policy
+from twinserve.policies.justitia.demand import DemandPolicy
+from twinserve.policies.parts.predictors import read_training
+from twinserve.policies.requests import Application
+from twinserve.sim.engine.core import EngineCore
+from twinserve.traces.apps.classes import KINDS
+
+
+@dataclass(frozen=True)
+class RequestRules:
+    """What the server's policy asks of a request.
+
+    best_effort  whether it serves that class
+    classes      of applications, which its predictor has learned; None: it has no need of a class
+    """
+
+    best_effort: bool = True
+    classes: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, policy: type[Policy], options: Options) -> RequestRules:
+        """Raises PolicyError where the predictor's training file cannot be read."""
+        classes = None
+        if issubclass(policy, DemandPolicy):
+            training = options.training
+            classes = tuple(sorted(KINDS if training is None else read_training(training)))
+        return cls(policy.serves_best_effort(options), classes)
+
+    def refusal(self, attributes: RequestAttributes) -> str:
+        """Why the policy cannot serve such a request, in one line; empty where it can."""
+        if attributes.service_class and not self.best_effort:
+            return "the server's policy runs with best_effort=false; send no vllm_xargs.class 'be'"
+        if attributes.app is None or self.classes is None or attributes.app_class in self.classes:
+            return ""
+        known = ", ".join(self.classes)
+        if attributes.app_class is None:
+            return (
+                "vllm_xargs.app_class is missing: the server's policy predicts what an "
+                "application needs by its class; "
+                f"name one of {known}, or send no app"
+            )
+        return (
+            f"vllm_xargs.app_class: nothing is known of class {attributes.app_class!r}; name one "
+            f"of {known}, or start "
+            "the server's policy with training=FILE that has samples of it"
+        )
+
+
+@dataclass(slots=True)
+class _Open:
+    """here: requests that came and have not ended; finished: that got their last token; total:
+    announced, if at all."""
+
+    application: Application
+    here: int = 0
+    finished: int = 0
+    total: int | None = None
+
+
+class Applications:
+    """Those that are open, by name. An application begins with its first request, which says its
+    class and input text, and the policy is told of it once. It ends when as many of its requests
+    have finished as the client announced and no other one is here; where nothing is announced it
+    stays open, as the next stage may always come. A name is free again after the end."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._named: dict[str, _Open] = {}
+        self._grouped: dict[int, _Open] = {}
+        self._groups = 0  # numbers given so far
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def contradiction(self, attributes: RequestAttributes) -> str:
+        """In what way the request is at odds with its application, in one line; empty where it is
+        not."""
+        known = self._named.get(attributes.app) if attributes.app is not None else None
+        kind = known.application.kind if known else None
+        if not kind or attributes.app_class in (None, kind):
+            return ""
+        return (
+            f"vllm_xargs.app_class is {attributes.app_class!r}, but application "
+            f"{attributes.app!r} began as {kind!r}; "
+            "send the same, or choose another name for the application"
+        )
+
+    def join(self, attributes: RequestAttributes, arrival_s: float) -> tuple[int, str | None]:
+        """A request arrived. Returns the number of its application and that one's input text; -1
+        and None without one."""
+        name = attributes.app
+        if name is None:
+            return -1, None
+        known = self._named.get(name)
+        if known is None:
+            # "": an application of no named class. None would be a session, of which policies think
+            # otherwise.
+            kind = attributes.app_class or ""
+            known = _Open(Application(self._groups, name, arrival_s, kind, attributes.app_text))
+            self._named[name] = self._grouped[self._groups] = known
+            self._groups += 1
+            self._core.announce(known.application)
+        known.here += 1
+        known.total = attributes.app_requests or known.total
+        return known.application.group, known.application.text
+
+    def leave(self, group: int, finished: bool) -> None:
+        """A request of application `group` ended; finished: with its last token, not because its
+        client hung up."""
+        known = self._grouped.get(group)
+        if known is None:
+            return
+        known.here -= 1
+        known.finished += finished
+        if not known.here and known.total is not None and known.finished >= known.total:
+            del self._grouped[group], self._named[known.application.name]

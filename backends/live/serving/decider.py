@@ -1,0 +1,269 @@
+"""Our side of a vLLM engine that owns its loop: request table, policy and ledger, kept in step with
+what vLLM does.
+
+Nothing here needs vLLM. Requests go by vLLM's ids; times are seconds on one clock that the caller
+keeps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep
+from twinserve.backends.live.serving.applications import Applications, RequestRules
+from twinserve.backends.live.serving.attributes import RequestAttributes
+from twinserve.backends.live.serving.texts import TextNames
+from twinserve.policies.plan import StepOutcome, StepPlan
+from twinserve.policies.requests import End, State
+from twinserve.sim.engine.core import EngineCore
+
+_RUNNING = int(State.RUNNING)
+_KEPT_IN_RESTART = (
+    "arrival_s",
+    "service_class",
+    "priority",
+    "slo_ttft_s",
+    "slo_tpot_s",
+    "group",
+    "stage",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """A request as vLLM has it after a step: tokens computed (not counting steps still in flight)
+    and known, hashes of its full KV blocks."""
+
+    computed: int
+    known: int
+    hashes: Sequence[Hashable]
+
+
+@dataclass(slots=True)
+class _Step:
+    """expected: what it will give, once the table shows it (asynchronous scheduling)."""
+
+    plan: StepPlan
+    start_s: float
+    expected: StepOutcome | None = None
+
+
+class Decider:
+    """`submit`, then for every step `plan` and `complete`; `abort` at any time. With asynchronous
+    scheduling a step is planned before the one before it is completed.
+
+    rows   vLLM's id -> row, of unfinished requests
+    decision_seconds  of the last `plan`
+    restarts  requests that vLLM did something else with than planned, and that the policy got anew
+    """
+
+    def __init__(
+        self, core: EngineCore, slo_ttft_s: float | None = None, slo_tpot_s: float | None = None
+    ) -> None:
+        self.core = core
+        self.texts = TextNames(core.ledger)
+        self.rows: dict[str, int] = {}
+        self.decision_seconds = 0.0
+        self.restarts = 0
+        self._slo = {"slo_ttft_s": slo_ttft_s, "slo_tpot_s": slo_tpot_s}
+        self.applications = Applications(core)
+        self._rules = RequestRules.of(type(core.policy), core.policy.options)
+        self._on_engine = EngineRequests(core.requests)
+        self._most_tokens: dict[int, int] = {}  # row -> prompt and output, at most
+        self._steps: deque[_Step] = deque()  # planned and not completed, the oldest first
+
+    def refusal(self, attributes: RequestAttributes) -> str:
+        """Why such a request cannot be served now, in one line; empty where it can."""
+        return self._rules.refusal(attributes) or self.applications.contradiction(attributes)
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        attributes: RequestAttributes,
+        arrival_s: float,
+        priority: int = 0,
+        hashes: Sequence[Hashable] = (),
+        most_tokens: int = 2**62,
+    ) -> None:
+        """A request arrived. most_tokens: prompt and output together, at most. hashes: of the full
+        KV blocks of its text, chained, so that equal hash means equal text up to the block's end;
+        none where prefixes are not cached. priority: where the attributes name none."""
+        values = {name: getattr(attributes, name) for name in ("slo_ttft_s", "slo_tpot_s")}
+        if not attributes.service_class:
+            values = {
+                n: self._slo[n] if np.isnan(v) and self._slo[n] is not None else v
+                for n, v in values.items()
+            }
+        group, text = self.applications.join(attributes, arrival_s)
+        self._submit(
+            request_id,
+            hashes,
+            most_tokens,
+            prompt_tokens=prompt_tokens,
+            arrival_s=arrival_s,
+            service_class=int(attributes.service_class),
+            priority=priority if attributes.priority is None else attributes.priority,
+            group=group,
+            stage=attributes.stage,
+            text=text,
+            **values,
+        )
+
+    def _submit(
+        self, request_id: str, hashes: Sequence[Hashable], most_tokens: int, **values
+    ) -> None:
+        row = self.core.submit(request_id, prefix=self.texts.contents(hashes), **values)
+        self.texts.begin(row, len(hashes))
+        self.rows[request_id] = row
+        self._most_tokens[row] = most_tokens
+
+    def plan(self, now: float) -> PlannedStep:
+        """Ask the policy; the answer under vLLM's ids. An empty plan has no `complete`."""
+        started = time.perf_counter()
+        plan = self.core.plan(now)
+        self.decision_seconds = time.perf_counter() - started
+        # some may have been aborted while their last step still runs (asynchronous scheduling)
+        ids = self.core.requests.ids
+        gone = [row for row in plan.rows.tolist() if self.rows.get(ids[row]) != row]
+        named = self._on_engine.planned(plan, gone)
+        if named.grants:
+            self._steps.append(_Step(plan, now))
+            if self.core.asynchronous and len(self._steps) == 1:
+                self._begin()
+        return named
+
+    def _begin(self) -> None:
+        """Asynchronous scheduling: the table shows the oldest step as if it had ended, for the next
+        plan. Its rows that are no more, since the plan was made, are out of it."""
+        step, core = self._steps[0], self.core
+        requests = core.requests
+        alive = requests.state[step.plan.rows] != int(State.FINISHED)
+        plan = step.plan = replace(
+            step.plan, rows=step.plan.rows[alive], tokens=step.plan.tokens[alive]
+        )
+        emitted = plan.rows[core.emitting(plan)]
+        last = [
+            row
+            for row in emitted.tolist()
+            if requests.known_tokens(row) + 1 >= self._most_tokens[row]
+        ]
+        step.expected = StepOutcome(step.start_s, np.array([step.start_s]), emitted, last)
+        core.begin(plan, step.expected)
+
+    def complete(
+        self, now: float, emitted: set[str], ended: set[str], states: dict[str, EngineState]
+    ) -> str:
+        """The oldest planned step was executed. emitted: ids that got a token; ended: ids that got
+        their last one. states: of every other request of the step; where they are not what the plan
+        leads to, the policy gets the request anew. Returns one line about the first of those, or
+        nothing."""
+        step = self._steps.popleft()
+        ids, requests, rows = self.core.requests.ids, self.core.requests, step.plan.rows
+        for name, state in states.items():
+            self.texts.extend(self.rows[name], state.hashes)
+        over = [
+            row for row in rows.tolist() if ids[row] in ended and self.rows.get(ids[row]) == row
+        ]
+        got, last = rows[[ids[row] in emitted for row in rows.tolist()]], over
+        if step.expected is not None:
+            got, last = step.expected.emitted, step.expected.finished
+        end = max(now, np.nextafter(step.start_s, np.inf))
+        outcome = StepOutcome(step.start_s, np.array([end]), got, last)
+        self.core.complete(step.plan, outcome)
+        for row in over:
+            self.core.withdraw(row, End.COMPLETED, end)  # nothing where that was expected
+        for row in outcome.finished:
+            self._forget(row, finished=True)
+        self._settle(end)
+        found = ""
+        for name, state in states.items():
+            row = self.rows[name]
+            computed, known = int(requests.computed_tokens[row]), int(requests.known_tokens(row))
+            if (state.computed, state.known) != (computed, known):
+                planned, real = f"{computed} of {known}", f"{state.computed} of {state.known}"
+                found = (
+                    found
+                    or f"{name}: {planned} tokens are computed by the plan, {real} in the engine"
+                )
+                self._restart(name, state.known, state.hashes, end)
+        if self._steps:
+            self._begin()
+        return found
+
+    def _settle(self, now: float) -> None:
+        """What was withdrawn is no more."""
+        for row, _ in self.core.settle(now):
+            end = self.core.requests.end[row]
+            if end == End.MOVED:
+                self._drop(row)
+            else:
+                self._forget(row, finished=end == End.COMPLETED)
+
+    def _forget(self, row: int, finished: bool) -> None:
+        """The request is no more; finished: it got its last token."""
+        self._drop(row)
+        self.applications.leave(int(self.core.requests.group[row]), finished)
+
+    def _drop(self, row: int) -> None:
+        """The row is no more."""
+        name = self.core.requests.ids[row]
+        if self.rows.get(name) == row:
+            del self.rows[name]
+            self._on_engine.forget(name)
+        self.texts.end(row)
+        self.core.requests.text[row] = None
+        del self._most_tokens[row]
+
+    def abort(self, request_id: str, now: float) -> None:
+        """The request is no more, wherever it was: its client left. If its step is under way, and
+        the table does not show that, first comes the step's outcome."""
+        row = self.rows.pop(request_id)
+        self._on_engine.forget(request_id)
+        self.core.withdraw(row, End.DISCONNECTED, now)
+        if not self._steps or self.core.under_way:
+            self._settle(now)
+
+    def restart_all(self, states: dict[str, tuple[int, Sequence]], now: float) -> None:
+        """The engine forgot all KV, prefixes too. states: id -> (tokens known, hashes)."""
+        self.texts.forget_all()
+        for name, (known, hashes) in states.items():
+            self._restart(name, known, hashes, now)
+
+    def _restart(self, name: str, known: int, hashes: Sequence[Hashable], now: float) -> None:
+        """Give the request to the policy as a new one whose prompt is all that is known of it. If
+        it holds memory on the engine, the next plan takes that away."""
+        self.restarts += 1
+        self.texts.disown(hashes)
+        old = self.rows[name]
+        values = {column: getattr(self.core.requests, column)[old] for column in _KEPT_IN_RESTART}
+        most, held, text = (
+            self._most_tokens[old],
+            name in self._on_engine.holds,
+            self.core.requests.text[old],
+        )
+        self.core.withdraw(old, End.MOVED, now)
+        self._settle(now)
+        self._submit(name, hashes, most, prompt_tokens=known, text=text, **values)
+        if held:
+            self._on_engine.holds[name] = self.rows[name]
+
+    def check(self) -> None:
+        """Raise AssertionError where table, policy and ledger do not add up."""
+        core = self.core
+        core.ledger.check()
+        states = core.requests.state
+        active = np.flatnonzero(states != int(State.FINISHED))
+        if core.active != len(active) or core.holding != int((states == _RUNNING).sum()):
+            raise AssertionError(
+                f"{core.active} active, {core.holding} hold memory; the table says {len(active)}"
+            )
+        if sorted([*self.rows.values(), *self.core.leaving]) != active.tolist():
+            raise AssertionError("the engine's requests are not the table's")
+        if not core.active and core.ledger.usage().free != core.ledger.num_blocks:
+            raise AssertionError("no request is left, but blocks are in use")

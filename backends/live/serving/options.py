@@ -1,0 +1,254 @@
+"""What `vllm serve --additional-config '{...}'` tells our scheduler, and what is built from it:
+policy, ledger, core.
+
+Nothing here needs vLLM: what the engine is like comes in as EngineFacts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from twinserve.backends.live.serving.applications import RequestRules
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.registry import PolicySpec, RegistryError, ledger_class, parse_policy
+from twinserve.policies.requests import RequestTable
+from twinserve.profiles.profile import ProfileError
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+
+_WHERE = "--additional-config"
+# Keys that vLLM itself puts there, for options of its own.
+_OF_VLLM = {"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"}
+
+
+class ServingOptions(BaseModel):
+    """Keys of --additional-config. Sizes left out are the engine's.
+
+    policy      as on the command line: bros, bros:chunk=512,kv=paged, vllm
+    kv          KV ledger, instead of the policy's own
+    num_blocks  KV blocks that the policy has; see `ledger_blocks` for the default
+    host_blocks  blocks of host memory for swapped KV; needs the KV connector (TwinserveConnector)
+    prefix_caching  instead of what the policy's system does
+    profile     shipped profile, MODEL@GPU[:tpN] or file: what an estimating policy believes a step
+                takes
+    estimator   as --estimator of the simulator
+    max_num_batched_tokens  new tokens a step that the policy plans with
+    slo_ttft_s, slo_tpot_s  seconds; objectives of real-time requests that bring none
+    strict      stop the server at the first step that differs from its plan
+    stats_path  JSON file with counts and decision times, rewritten while the server runs
+    log_every   steps between two log lines
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    policy: str
+    kv: str | None = None
+    num_blocks: int | None = Field(None, ge=1)
+    host_blocks: int | None = Field(None, ge=0)
+    prefix_caching: bool | None = None
+    profile: str | None = None
+    estimator: str = "paper"
+    max_num_batched_tokens: int | None = Field(None, ge=1)
+    slo_ttft_s: float | None = Field(None, gt=0)
+    slo_tpot_s: float | None = Field(None, gt=0)
+    strict: bool = False
+    stats_path: Path | None = None
+    log_every: int = Field(1000, ge=1)
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """The engine that executes the plans. num_blocks: KV blocks of its pool. host_blocks: room for
+    swapped KV, 0 without a connector. max_step_tokens: new tokens that it can compute in one step.
+    kv_bytes_per_token: over all ranks."""
+
+    num_blocks: int
+    block_tokens: int
+    max_num_seqs: int
+    max_step_tokens: int
+    max_model_len: int
+    kv_bytes_per_token: int
+    prefix_caching: bool
+    host_blocks: int = 0
+
+
+def read_options(given: dict[str, Any]) -> ServingOptions:
+    """Raises LiveEngineError with one line for unknown keys and wrong values."""
+    given = {key: value for key, value in given.items() if key not in _OF_VLLM}
+    for key in given:
+        if key not in ServingOptions.model_fields:
+            close = get_close_matches(key, ServingOptions.model_fields, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise LiveEngineError(
+                f"{_WHERE}: no key {key!r}{hint} (there are "
+                f"{', '.join(ServingOptions.model_fields)})"
+            )
+    if "policy" not in given:
+        raise LiveEngineError(f'{_WHERE}: name a policy, e.g. \'{{"policy": "bros"}}\'')
+    try:
+        options = ServingOptions(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        raise LiveEngineError(f"{_WHERE}: {first['loc'][0]}={first['input']!r}: {said}") from None
+    if options.stats_path is not None and not options.stats_path.absolute().parent.is_dir():
+        raise LiveEngineError(
+            f"{_WHERE}: stats_path={str(options.stats_path)!r}: there is no such folder; make it "
+            "first"
+        )
+    return options
+
+
+def build_core(
+    options: ServingOptions, facts: EngineFacts, asynchronous: bool = False
+) -> EngineCore:
+    """Request table, policy and ledger as `options` say. Raises LiveEngineError with one line."""
+    try:
+        spec = parse_policy(options.policy)
+        if options.kv is not None and spec.kv is not None and options.kv != spec.kv:
+            raise SettingsError(
+                f"kv={options.kv!r} and kv={spec.kv} in the policy; give one of them"
+            )
+        ledger = _ledger_maker(options, facts, spec)
+        limits = EngineLimits(
+            max_num_seqs=facts.max_num_seqs,
+            max_num_batched_tokens=_batched_tokens(options, facts),
+            max_model_len=facts.max_model_len,
+            kv_bytes_per_token=facts.kv_bytes_per_token,
+        )
+        policy = spec.build(limits, _estimator(options, spec))
+        # of a policy that computes whole prompts only
+        longest = policy.prompt_budget
+        if longest is not None and longest < facts.max_model_len:
+            raise SettingsError(
+                f"policy {spec.label}: a step has {longest} tokens, a request up to "
+                f"{facts.max_model_len}; "
+                f"set {policy.prompt_budget_setting} higher or --max-model-len lower"
+            )
+        if asynchronous and not policy.asynchronous:
+            raise SettingsError(
+                f"policy {spec.label} plans with the last step's tokens; use PolicyScheduler, "
+                "--no-async-scheduling"
+            )
+        if not policy.withdraws():
+            raise SettingsError(
+                f"policy {spec.label} has no on_withdraw, and clients of a server may leave at "
+                "any time; add that method to it"
+            )
+        if policy.predictor is not None and policy.predictor.needs_truth:
+            raise SettingsError(
+                f"policy {spec.label}: a server does not know what requests will need; "
+                "change predictor"
+            )
+        policy.prepare(RequestRules.of(type(policy), policy.options).classes or ())
+        requests = RequestTable()
+        return EngineCore(requests, policy, ledger(requests, policy), asynchronous)
+    except (RegistryError, SettingsError, ProfileError) as error:
+        raise LiveEngineError(f"{_WHERE}: {error}") from None
+    except ValueError as error:  # a policy that cannot serve these limits
+        raise LiveEngineError(f"{_WHERE}: {error}") from None
+
+
+def ledger_blocks(options: ServingOptions, facts: EngineFacts, spec: PolicySpec) -> int:
+    """KV blocks of the ledger. Policy vllm is vLLM's own, so its pool is the engine's to the block.
+    Other policies allocate in another order, or lay KV out as vLLM does not (two requests in one
+    block): the engine's pool must then never bind, so they get the half of it, less a block a
+    seat."""
+    if spec.name == "vllm":
+        if options.num_blocks not in (None, facts.num_blocks):
+            raise SettingsError(
+                f"num_blocks={options.num_blocks}: policy vllm has the engine's own "
+                f"{facts.num_blocks} blocks; "
+                "leave it out, or set --num-gpu-blocks-override to one more than you want"
+            )
+        return facts.num_blocks
+    most = (facts.num_blocks - facts.max_num_seqs) // 2
+    if most < 1:
+        raise SettingsError(
+            f"{facts.num_blocks} KV blocks of the engine are too few for {facts.max_num_seqs} "
+            "seats; "
+            "lower --max-num-seqs"
+        )
+    if options.num_blocks is not None and options.num_blocks > most:
+        raise SettingsError(
+            f"num_blocks={options.num_blocks}: at most {most}, so that the engine's own "
+            f"{facts.num_blocks} never bind"
+        )
+    return options.num_blocks or most
+
+
+def _ledger_maker(options: ServingOptions, facts: EngineFacts, spec: PolicySpec):
+    name = options.kv or spec.kv_name
+    kind, blocks = ledger_class(name), ledger_blocks(options, facts, spec)
+    if blocks * facts.block_tokens < facts.max_model_len:
+        raise SettingsError(
+            f"the policy's {blocks} KV blocks of {facts.block_tokens} tokens do not hold one "
+            "request of "
+            f"--max-model-len {facts.max_model_len}; lower it, or give the engine more memory"
+        )
+    host = options.host_blocks if options.host_blocks is not None else facts.host_blocks
+    if host > facts.host_blocks:
+        raise SettingsError(
+            f"host_blocks={host}: the engine has room for {facts.host_blocks}; "
+            "start it with the TwinserveConnector (--kv-transfer-config) and as many host_blocks"
+        )
+    wanted = options.prefix_caching
+    caches = kind.caches_prefixes
+    if wanted and not caches:
+        raise SettingsError(f"prefix_caching: the {name} ledger has none; add kv=paged")
+    if wanted and not facts.prefix_caching:
+        raise SettingsError(
+            "prefix_caching: the engine runs with --no-enable-prefix-caching; drop one of them"
+        )
+
+    def make(requests: RequestTable, policy: Policy) -> KvLedger:
+        caching = facts.prefix_caching and (policy.prefix_caching if wanted is None else wanted)
+        extra = {"prefix_caching": caching} if caches else {}
+        if spec.name == "vllm" and caching != facts.prefix_caching:
+            raise SettingsError(
+                "prefix_caching: policy vllm has the engine's; use --enable-prefix-caching, or "
+                "--no-enable-prefix-caching"
+            )
+        return kind(requests, blocks, facts.block_tokens, host, **extra)
+
+    return make
+
+
+def _batched_tokens(options: ServingOptions, facts: EngineFacts) -> int:
+    tokens = options.max_num_batched_tokens
+    if tokens is not None and tokens > facts.max_step_tokens:
+        raise SettingsError(
+            f"max_num_batched_tokens={tokens}: the engine can do {facts.max_step_tokens} in a "
+            "step; raise its "
+            "--max-num-batched-tokens"
+        )
+    return tokens or facts.max_step_tokens
+
+
+def _estimator(options: ServingOptions, spec: PolicySpec):
+    if not spec.uses_estimator:
+        return None
+    if options.profile is None:
+        raise SettingsError(
+            f'policy {spec.name} plans with step times; say whose with "profile", e.g. '
+            '"llama-3.1-8b@h100" '
+            "or a file of `twinserve calibrate`"
+        )
+    # Only here: pandas and SimPy come along.
+    from twinserve.sim.setup.inputs import make_estimator, resolve_hardware
+
+    try:
+        config = SimulationConfig(profile=options.profile, estimator=options.estimator)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SettingsError(
+            f"{first['loc'][0]}={first['input']!r}: {first['msg'].removeprefix('Input ')}"
+        ) from None
+    return make_estimator(config, resolve_hardware(config), spec.policy)

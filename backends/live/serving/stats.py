@@ -1,0 +1,113 @@
+"""What a steered server counts while it runs: steps, drift, the time of its decisions. One JSON
+file, one log line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+logger = logging.getLogger("vllm.twinserve")  # below vLLM's own, for its format and level
+
+_RECENT = 10_000  # decisions that the 99th percentile is taken over
+_EVERY_S = 1.0  # so often the file is rewritten while steps are made
+
+
+class ServingStats:
+    """labels: what is served, put into the file as it is. path: the JSON file, None for none."""
+
+    def __init__(self, labels: dict, path: Path | None, log_every: int) -> None:
+        self._labels = labels
+        self._path = path
+        self._log_every = log_every
+        self._written = 0.0
+        self._recent = np.zeros(_RECENT)
+        self._ends_written = 0
+        self._decision_s = 0.0
+        self.decisions = 0
+        self.steps = 0
+        self.arrived = self.finished = self.aborted = self.refused = 0
+        self.preempted = self.hit_tokens = self.prompt_tokens = self.output_tokens = 0
+
+    def decided(self, seconds: float) -> None:
+        self._recent[self.decisions % _RECENT] = seconds
+        self._decision_s += seconds
+        self.decisions += 1
+
+    @property
+    def line_due(self) -> bool:
+        """A log line is due after this step."""
+        return self.steps % self._log_every == 0
+
+    @property
+    def file_due(self) -> bool:
+        """The file is a second old."""
+        return self._path is not None and time.monotonic() - self._written >= _EVERY_S
+
+    @property
+    def ended(self) -> int:
+        """Requests that are no more."""
+        return self.finished + self.aborted + self.refused
+
+    @property
+    def last_word_due(self) -> bool:
+        """Requests ended that the file does not count, and no further step may come."""
+        return self._path is not None and self.ended != self._ends_written
+
+    def values(self, drift: int, first_drift: str, restarts: int) -> dict:
+        recent = self._recent[: self.decisions]
+        counts = {
+            name: getattr(self, name)
+            for name in (
+                "steps",
+                "decisions",
+                "arrived",
+                "finished",
+                "aborted",
+                "refused",
+                "preempted",
+                "hit_tokens",
+                "prompt_tokens",
+                "output_tokens",
+            )
+        }
+        return {
+            **self._labels,
+            **counts,
+            "drift": drift,
+            "first_drift": first_drift,
+            "restarts": restarts,
+            "decision_mean_s": self._decision_s / self.decisions if self.decisions else 0.0,
+            "decision_p99_s": float(np.percentile(recent, 99)) if len(recent) else 0.0,
+        }
+
+    def line(self, values: dict) -> str:
+        drifted = f" ({values['first_drift']})" if values["first_drift"] else ""
+        return (
+            f"policy {values['policy']}: {values['steps']} steps, drift "
+            f"{values['drift']}{drifted}, "
+            f"{values['finished']} of {values['arrived']} requests finished, {values['aborted']} "
+            "aborted; "
+            f"a decision takes {1e3 * values['decision_mean_s']:.2f} ms (p99 "
+            f"{1e3 * values['decision_p99_s']:.2f} ms)"
+        )
+
+    def write(self, values: dict) -> None:
+        """Replace the file; a reader sees the old one or the new one. A disk that is full does not
+        stop the server."""
+        if self._path is None:
+            return
+        self._written, self._ends_written = time.monotonic(), self.ended
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(
+                json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n",
+                encoding="utf-8",
+            )
+            os.replace(partial, self._path)
+        except OSError as error:
+            logger.warning("stats_path %s cannot be written: %s", self._path, error.strerror)

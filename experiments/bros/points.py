@@ -1,0 +1,202 @@
+"""The grids of the BROS study.
+
+Models, lengths and objectives are the paper's. Of the rates it gives only the highest, and the size
+of a best-effort batch not at all. Traces are shorter than its ten minutes; figure `settings` varies
+that and what the paper leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from twinserve.experiments.bros.runs import (
+    MODELS,
+    NO_BI_CACHE,
+    OPT,
+    PAGED_SWAP,
+    POLICIES,
+    POOL,
+    PURE,
+    QWEN,
+    RATES,
+    TGI,
+)
+from twinserve.experiments.study.grid import Point
+from twinserve.experiments.study.study import Scale, points_over
+
+LENGTHS = ("sharegpt", "lmsys")
+ABLATION_RATE = 10.0  # Sec. VII-D
+SLOW = 3.0
+LARGE_POOL = 512
+
+UNCHANGED = {"slow": 1.0, "memory": 1.0}
+_over = partial(points_over, unchanged=UNCHANGED)
+
+PARTS = {
+    "bros": {"policy": "bros"},
+    "no replacement": {"policy": "bros:replacement=false"},
+    "fixed batch size": {"policy": "bros:adaptive_batch=false"},
+    "no bi-cache, swap": {"policy": PAGED_SWAP},
+    "no bi-cache, recompute": {"policy": NO_BI_CACHE},
+    "prompts in chunks of 512": {"policy": "bros:chunk=512"},
+    "exact estimator": {"policy": "bros", "estimator": "perfect"},
+}
+CACHES = {"bi-cache": "bros", "paged, recompute": NO_BI_CACHE, "paged, swap": PAGED_SWAP}
+
+BASE = {
+    "profile": QWEN[0],
+    "lengths": "sharegpt",
+    "rate": ABLATION_RATE,
+    "pool": POOL,
+    "duration": 60.0,
+}
+VARIED = {
+    "pool": (32, 128, 512),
+    "slow": (1.0, 2.0, 3.0),
+    "memory": (1.0, 0.5, 0.25),
+    "duration": (60.0, 300.0),
+}
+
+
+def seconds(profile: str, scale: Scale) -> float:
+    """Length of a hybrid trace: shorter where memory is so short that a run takes long."""
+    if scale.quick:
+        return 6.0
+    return 30.0 if profile in OPT else 60.0
+
+
+def _pool(scale: Scale) -> int:
+    return 12 if scale.quick else POOL
+
+
+def hybrid(scale: Scale) -> list[Point]:
+    """Figs. 9 and 10."""
+    models, lengths, rates = (
+        (QWEN[:1], LENGTHS, (6.0, 12.0)) if scale.quick else (MODELS, LENGTHS, RATES)
+    )
+    settings = [
+        {
+            "profile": m,
+            "lengths": ln,
+            "rate": r,
+            "policy": p,
+            "duration": seconds(m, scale),
+            "pool": _pool(scale),
+        }
+        for m in models
+        for ln in lengths
+        for r in rates
+        for p in POLICIES
+    ]
+    return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
+
+
+def _without_v1(scale: Scale, models: Iterable[str], **changes: float) -> list[Point]:
+    settings = [
+        {
+            "profile": m,
+            "lengths": "sharegpt",
+            "rate": r,
+            "policy": p,
+            "duration": seconds(m, scale),
+            "pool": _pool(scale),
+        }
+        | changes
+        for m in models
+        for r in ((6.0,) if scale.quick else RATES)
+        for p in POLICIES
+        if p != "vllm"
+    ]
+    return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
+
+
+def slow(scale: Scale) -> list[Point]:
+    """The hybrid loads on OPT with an engine whose steps take three times as long."""
+    return _without_v1(scale, OPT[:1] if scale.quick else OPT, slow=SLOW)
+
+
+def batches(scale: Scale) -> list[Point]:
+    """The hybrid loads with larger best-effort batches."""
+    return _without_v1(
+        scale, QWEN[:1] if scale.quick else MODELS, pool=40 if scale.quick else LARGE_POOL
+    )
+
+
+def pure(scale: Scale) -> list[Point]:
+    """Fig. 11."""
+    models, rates = (QWEN[:1], (12.0,)) if scale.quick else ((*QWEN, *OPT), (9.0, 12.0, 15.0, 20.0))
+    duration = {m: 6.0 if scale.quick else 40.0 if m in OPT else 120.0 for m in models}
+    settings = [
+        {"profile": m, "lengths": "sharegpt", "rate": r, "policy": p, "duration": duration[m]}
+        | {"_policy": "bros" if p == PURE else p}
+        for m in models
+        for r in rates
+        for p in ("vllm-v0", "vllm", *TGI, PURE)
+    ]
+    return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
+
+
+def preemptive(scale: Scale) -> list[Point]:
+    """Fig. 2: 512 requests, no best-effort ones."""
+    models, rates, n = (
+        ((QWEN[0],), (20, 60), 60)
+        if scale.quick
+        else ((QWEN[0], OPT[0]), (4, 8, 12, 16, 24, 32, 48, 64), 512)
+    )
+    policies = ("vllm-v0", "vllm", "preemptive-wait", "preemptive-wait:newcomers_preempt=false")
+    settings = [
+        {"profile": m, "lengths": "sharegpt", "rate": float(r), "policy": p, "requests": n}
+        for m in models
+        for r in rates
+        for p in policies
+    ]
+    return _over(scale, settings, ("profile", "rate", "policy"))
+
+
+def caches(scale: Scale) -> list[Point]:
+    """Fig. 12. Long enough for the memory to be full for most of the time."""
+    models = OPT[1:] if scale.quick else (QWEN[1], *OPT)
+    settings = [
+        {"profile": m, "lengths": "sharegpt", "rate": ABLATION_RATE, "policy": p, "_cache": name}
+        | {"duration": 6.0 if scale.quick else 60.0, "pool": 60 if scale.quick else POOL}
+        for m in models
+        for name, p in CACHES.items()
+    ]
+    return _over(scale, settings, ("profile", "cache"))
+
+
+def parts(scale: Scale) -> list[Point]:
+    models = QWEN[:1] if scale.quick else (QWEN[0], OPT[0])
+    settings = [
+        {"profile": m, "lengths": "sharegpt", "rate": ABLATION_RATE, "_variant": name, **choice}
+        | {"duration": seconds(m, scale), "pool": _pool(scale)}
+        for m in models
+        for name, choice in PARTS.items()
+    ]
+    return _over(scale, settings, ("profile", "variant"))
+
+
+def varied(scale: Scale) -> list[Point]:
+    """One setting at a time is changed from `BASE`."""
+    base = BASE | ({"duration": 6.0, "pool": 12} if scale.quick else {})
+    values = {"slow": (1.0, 3.0), "memory": (1.0, 0.25)} if scale.quick else VARIED
+    settings = [
+        {**base, name: value, "policy": p, "_varied": name, "_value": value}
+        for name, found in values.items()
+        for value in found
+        for p in ("vllm-v0", "round-robin", "bros")
+    ]
+    return _over(scale, settings, ("varied", "value", "policy"))
+
+
+def overheads(scale: Scale) -> list[Point]:
+    """Fig. 13."""
+    models, rates = (QWEN[:1], (6.0,)) if scale.quick else (QWEN, (6.0, 10.0))
+    settings = [
+        {"profile": m, "lengths": "sharegpt", "rate": r, "policy": "bros", "pool": _pool(scale)}
+        | {"duration": 3.0 if scale.quick else 30.0}
+        for m in models
+        for r in rates
+    ]
+    return _over(scale, settings, ("profile", "rate"))

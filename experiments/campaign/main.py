@@ -1,0 +1,304 @@
+"""Measure a GPU host that is at hand for minutes: `python -m twinserve.experiments.campaign STAGES
+--out DIR`.
+
+STAGES are names joined by commas, each with its own limit in seconds if you like:
+steps:240,validate:150. They share one engine as far as they can. Everything is written as it is
+measured; call it again and it goes on where it was.
+
+    plan      the runs of validate, simulated; needs no GPU        (DIR/runs)
+    steps     time steps of chosen composition                     (DIR/steps)
+    validate  locked and free runs of traces                       (DIR/runs)
+    swap      KV to the host and back                              (DIR/steps)
+    host      planning beside the running step, and without that   (DIR/steps)
+    kernel    attention over blocks filled from either end         (DIR/kernel)
+    profile   the profile that these make; needs no GPU            (DIR/profiles)
+    report    tables and plots of all that is there; needs no GPU  (DIR/report)
+
+docs/campaign.md says what each measures, and how to read the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from twinserve.experiments.campaign.setup import (
+    LOG,
+    MODEL_SIZES,
+    Deadline,
+    Engines,
+    OutOfTime,
+    StageError,
+    Store,
+    default_policies,
+)
+
+STAGES = ("plan", "steps", "validate", "swap", "host", "kernel", "profile", "report")
+ON_ENGINE = ("steps", "validate", "swap", "host")
+LOADS = (0.8, 1.1, 0.5)
+GRACE_S = 20.0  # after the limit, to save and to stop; then the process ends as it is
+# Engine arguments that a campaign sets itself, and what says them.
+OWN_ARGUMENTS = {
+    "model": "--model",
+    "enforce_eager": "--eager",
+    **dict.fromkeys(
+        ("dtype", "load_format", "block_size", "max_num_seqs", "max_num_batched_tokens",
+         "max_model_len", "enable_prefix_caching", "scheduler_cls", "async_scheduling",
+         "kv_transfer_config"),
+        "the sizes in experiments/campaign/setup.py",
+    ),
+}  # fmt: skip
+
+
+class Bad(ValueError):
+    """Arguments that make no sense; one line."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0; 1 if a stage failed; 2 for wrong arguments, or a package that is missing."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    options = _parser().parse_args(arguments)
+    deadline = Deadline(options.time_limit)  # what is imported takes its time, too
+    # What hangs outside of Python hears no signal.
+    faulthandler.dump_traceback_later(
+        options.time_limit + GRACE_S, exit=True, file=sys.__stderr__ or 2
+    )
+    try:
+        stages = _stages(options.stages)
+        extra = _extra(options.engine_arg)
+        on_traces = any(name in ("plan", "validate") for name, _ in stages)
+        traces = _traces(options.traces) if on_traces else {}
+        _check(options, [name for name, _ in stages], extra)
+        store = Store(options.out, options.mirror, options.restore)
+        return _go(options, stages, store, deadline, extra, traces)
+    except (Bad, StageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _go(
+    options: argparse.Namespace,
+    stages: list[tuple[str, float | None]],
+    store: Store,
+    deadline: Deadline,
+    extra: dict,
+    traces: dict[str, Path],
+) -> int:
+    engines = Engines(store)
+    before = signal.signal(signal.SIGTERM, _interrupted)  # what is measured is saved on the way out
+    wrong = 0
+    try:
+        for name, limit in stages:
+            own = deadline if limit is None else deadline.within(limit)
+            if own.near:
+                store.say(f"{name}: {max(own.left, 0.0):.0f} s are too few")
+                continue
+            store.say(f"== {name}, {own.left:.0f} s")
+            try:
+                _run(name, options, store, engines, own, extra, traces)
+            except OutOfTime as error:
+                store.say(f"{name}: {error or 'out of time'}")
+            except Exception as error:  # noqa: BLE001 - the other stages may still do their work
+                store.failed(name, error)
+                wrong += 1
+                if _lost(error):
+                    engines.close()
+    except KeyboardInterrupt:
+        store.say("interrupted")
+        wrong += 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        store.saved(LOG)
+        if options.close and deadline.left > 0:
+            engines.close()
+            store.saved(LOG)
+    return int(wrong > 0)
+
+
+def _check(options: argparse.Namespace, stages: list[str], extra: dict) -> None:
+    """Everything that can be known to be wrong before the first engine starts. Raises Bad."""
+    try:
+        from twinserve.experiments.campaign.needs import MissingError, require
+        from twinserve.policies.registry import RegistryError
+    except Exception as error:  # noqa: BLE001 - whatever happens at an import
+        said = " ".join(str(error).split())
+        raise Bad(f"the campaign cannot be imported: {type(error).__name__}: {said}") from error
+
+    options.policies = options.policies or list(default_policies(options.model))
+    try:
+        require(stages, options.policies)
+        if any(stage in ON_ENGINE for stage in stages):
+            from twinserve.backends.live.measure.measure import check_engine_arguments
+            from twinserve.backends.live.versions import LiveEngineError
+
+            try:
+                check_engine_arguments(extra, OWN_ARGUMENTS)
+            except LiveEngineError as error:
+                raise Bad(str(error)) from None
+            _check_device(options)
+    except (MissingError, RegistryError) as error:
+        raise Bad(str(error)) from None
+
+
+def _check_device(options: argparse.Namespace) -> None:
+    import torch
+
+    if not torch.cuda.is_available() and (options.model != "tiny" or not options.eager):
+        raise Bad("torch finds no GPU; --model tiny --eager is a try on a CPU engine")
+
+
+def _run(
+    name: str,
+    options: argparse.Namespace,
+    store: Store,
+    engines: Engines,
+    deadline: Deadline,
+    extra: dict,
+    traces: dict[str, Path],
+) -> None:
+    key, graphs = options.model, not options.eager
+    where = store, engines, key, graphs, deadline
+    if name in ("plan", "validate"):
+        from twinserve.experiments.campaign import runs
+
+        loads, policies = tuple(options.loads), tuple(options.policies)
+        plan = runs.Plan(traces, loads, policies, options.seconds, options.repeats)
+        if name == "plan":
+            runs.plan_runs(store, key, graphs, plan)
+        else:
+            runs.validate(*where, plan, not options.no_swap, **extra)
+    elif name in ("steps", "swap", "profile"):
+        from twinserve.experiments.campaign import steps
+
+        if name == "steps":
+            steps.measure_steps(*where, options.rounds, options.seed, options.quick, **extra)
+        elif name == "swap":
+            steps.measure_swaps(*where, options.seed, **extra)
+        else:
+            steps.make_profile(store, key, graphs)
+    elif name == "host":
+        from twinserve.experiments.campaign.host import measure_host
+
+        measure_host(*where, **extra)
+    elif name == "kernel":
+        from twinserve.experiments.campaign.kernel import measure_kernels
+
+        measure_kernels(store, engines, key, deadline)
+    else:
+        from twinserve.experiments.campaign.report import write_report
+
+        store.say(f"report: {write_report(store, traces_of=options.traces)}")
+
+
+def _interrupted(number, frame) -> None:
+    raise KeyboardInterrupt
+
+
+def _lost(error: BaseException) -> bool:
+    """Whether the engine cannot be used any more: CUDA errors stay."""
+    return "CUDA" in str(error) or type(error).__name__ == "EngineDeadError"
+
+
+def _stages(text: str) -> list[tuple[str, float | None]]:
+    found = []
+    for part in text.split(","):
+        name, _, limit = part.partition(":")
+        if name not in STAGES:
+            raise Bad(f"{name!r} is no stage; there are {', '.join(STAGES)}")
+        try:
+            found.append((name, float(limit) if limit else None))
+        except ValueError:
+            raise Bad(f"{part!r}: write NAME or NAME:SECONDS") from None
+    return found
+
+
+def _extra(given: list[str]) -> dict:
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise Bad(
+                f"--engine-arg {text}: give NAME=VALUE, for example gpu_memory_utilization=0.85"
+            )
+        try:
+            found[name.replace("-", "_")] = json.loads(
+                value.lower() if value in ("True", "False") else value
+            )
+        except ValueError:
+            found[name.replace("-", "_")] = value
+    return found
+
+
+def _traces(folder: Path | None) -> dict[str, Path]:
+    """Name -> file, of all traces in `folder`."""
+    files = (
+        sorted(p for p in folder.iterdir() if p.suffix in (".jsonl", ".csv"))
+        if folder and folder.is_dir()
+        else []
+    )
+    if not files:
+        raise Bad(f"--traces {folder}: these stages need a folder with .jsonl or .csv traces")
+    return {path.stem.partition("_")[0]: path for path in files}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="campaign", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("stages", metavar="STAGES")
+    add("--out", type=Path, required=True, help="folder of the campaign")
+    add("--time-limit", type=float, default=540.0, help="seconds for all stages together")
+    add("--model", choices=sorted(MODEL_SIZES), default="8b")
+    add("--eager", action="store_true", help="without CUDA graphs and compilation")
+    add(
+        "--mirror",
+        type=Path,
+        help="folder that gets each part as one tar, renewed whenever something is written",
+    )
+    add(
+        "--restore",
+        type=Path,
+        metavar="MIRROR",
+        help="take what --out lacks, or has older, from an earlier session's mirror",
+    )
+    add("--traces", type=Path, help="folder of trace files for plan and validate")
+    add("--policies", nargs="+", help="the two most important first; vllm, bros and the others")
+    add(
+        "--loads",
+        nargs="+",
+        type=float,
+        default=list(LOADS),
+        help="shares of capacity, the most important first",
+    )
+    add("--seconds", type=float, default=15.0, help="length of each window of a trace")
+    add("--repeats", type=int, default=2, help="free runs of each")
+    add("--rounds", type=int, default=8, help="over all points of stage steps, at most")
+    add(
+        "--no-swap",
+        action="store_true",
+        help="validate on an engine without host memory, though a policy might swap",
+    )
+    add(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="further vLLM engine argument",
+    )
+    add("--seed", type=int, default=0)
+    add("--quick", action="store_true", help="fewer points for stage steps: powers of four")
+    add(
+        "--no-close",
+        dest="close",
+        action="store_false",
+        help="end without an orderly stop of the engine, which takes seconds",
+    )
+    return parser

@@ -1,0 +1,442 @@
+"""What the stages of a campaign share: models, time that is left, the folder, and one engine for
+several stages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tarfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twinserve.sim.results.files import dump_json
+
+STEPS = "steps"
+MODELS = "models"  # the one folder that is not mirrored: it can be written anew
+LOG = "log.txt"
+LEAST_S = 5.0  # less is not worth beginning anything
+# guess for an engine that was not started before: with graphs and compilation, and without
+FIRST_START_S = {True: 75.0, False: 40.0}
+PACKED = ".tar.gz"
+MOST_BYTES = 16 << 20  # of one file, that a host hands back
+
+_LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "torch_dtype": "bfloat16",
+    "dtype": "bfloat16",
+}
+_QWEN_14B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+    "dtype": "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model and the sizes that a campaign gives its engine.
+
+    name          as profiles are named after it; config is its config.json (None: the tiny model
+                  with seeded weights)
+    max_num_seqs  requests a step; seats are what the engine of the validation has room for: model
+                  runner V2 keeps a seat for every request that holds memory, paused ones too
+    ledger_blocks, host_blocks  KV memory of the policies in the validation: less than half of the
+                                engine's pool, so
+                  that one engine serves every policy
+    budget_tokens, chunk  tokens a step of the policies in the validation, and of one prompt under
+                          BROS, which may exceed the budget by a chunk; the engine takes
+                          max_step_tokens
+    cap_tokens    prompt and output of a request in the validation: what has been measured, at most
+    shipped       profiles to compare the measured one with; the first one is planned with until
+                  there is a measured one
+    """
+
+    name: str
+    config: dict | None
+    max_num_seqs: int
+    max_step_tokens: int
+    max_model_len: int
+    block_tokens: int
+    ledger_blocks: int
+    host_blocks: int
+    budget_tokens: int
+    chunk: int
+    cap_tokens: int
+    seats: int
+    num_blocks: int | None = None
+    dtype: str = "auto"
+    quick: bool = False
+    shipped: tuple[str, ...] = ()
+    extra: dict = field(default_factory=dict)
+
+
+MODEL_SIZES = {
+    "8b": Model(
+        name="llama-3.1-8b",
+        config=_LLAMA_8B,
+        max_num_seqs=256,
+        max_step_tokens=16384,
+        max_model_len=32768,
+        block_tokens=16,
+        ledger_blocks=10_000,
+        host_blocks=3072,
+        budget_tokens=8192,
+        chunk=2048,
+        cap_tokens=16384,
+        seats=1024,
+        shipped=("llama-3.1-8b@h200/operators", "llama-3.1-8b@h200"),
+    ),
+    "14b": Model(
+        name="qwen2.5-14b",
+        config=_QWEN_14B,
+        max_num_seqs=256,
+        max_step_tokens=8192,
+        max_model_len=32768,
+        block_tokens=16,
+        ledger_blocks=8_000,
+        host_blocks=2048,
+        budget_tokens=6144,
+        chunk=2048,
+        cap_tokens=16384,
+        seats=1024,
+        shipped=("qwen2.5-14b@h200/operators", "qwen2.5-14b@h200"),
+    ),
+    "tiny": Model(
+        name="tiny",
+        config=None,
+        max_num_seqs=8,
+        max_step_tokens=384,
+        max_model_len=512,
+        block_tokens=32,
+        ledger_blocks=40,
+        host_blocks=24,
+        budget_tokens=128,
+        chunk=128,
+        cap_tokens=240,
+        seats=32,
+        num_blocks=160,
+        dtype="float32",
+        quick=True,
+        shipped=("llama-3.1-8b@l40s",),
+    ),
+}
+
+
+def default_policies(key: str) -> tuple[str, ...]:
+    """With steps that the model's engine has room for."""
+    size = MODEL_SIZES[key]
+    layerkv = f"layerkv:max_num_batched_tokens={size.max_step_tokens}"
+    return ("vllm", f"bros:chunk={size.chunk}", "echo", "justitia", layerkv)
+
+
+class OutOfTime(Exception):
+    """A stage used up the seconds it was given."""
+
+
+class StageError(RuntimeError):
+    """Nothing came of a stage; one line."""
+
+
+class Deadline:
+    """seconds from now on."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds left; negative when it is over."""
+        return self._end - time.monotonic()
+
+    @property
+    def near(self) -> bool:
+        """Whether there is too little left to start anything."""
+        return self.left < LEAST_S
+
+    def within(self, seconds: float) -> Deadline:
+        """The earlier of this one and `seconds` from now."""
+        found = Deadline(0.0)
+        found._end = min(self._end, time.monotonic() + seconds)
+        return found
+
+
+class Store:
+    """The folder of a campaign. Files appear whole or not at all.
+
+    mirror   a folder that gets each part (top-level name) as one compressed tar, renewed by
+             `saved`: for hosts that give back a few files and no folders
+    restore  the mirror of an earlier session: what `folder` lacks, or has older, is taken from it
+    """
+
+    def __init__(
+        self, folder: Path, mirror: Path | None = None, restore: Path | None = None
+    ) -> None:
+        self.folder = folder.resolve()
+        self.mirror = mirror.resolve() if mirror is not None else None
+        self._too_large: set[str] = set()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if restore is not None:
+            self._restore(restore)
+        if self.mirror is not None:
+            self.mirror.mkdir(parents=True, exist_ok=True)
+            for part in self.folder.iterdir():
+                self.saved(part.name)
+
+    def _restore(self, mirror: Path) -> None:
+        if not any(mirror.glob(f"*{PACKED}")):
+            raise StageError(f"--restore {mirror}: no part of a campaign is there")
+        for path in sorted(mirror.glob(f"*{PACKED}")):
+            try:
+                with tarfile.open(path) as archive:
+                    newer = [member for member in archive.getmembers() if self._older(member)]
+                    archive.extractall(self.folder, newer, filter="data")
+            except (OSError, EOFError, tarfile.TarError) as error:
+                why = str(error).partition("\n")[0]
+                raise StageError(f"{path}: no part of a mirror ({why})") from None
+        log, own = mirror / LOG, self.folder / LOG
+        if log.exists() and not own.exists():
+            own.write_bytes(log.read_bytes())
+
+    def _older(self, member: tarfile.TarInfo) -> bool:
+        """Whether `folder` lacks the file, or has an older one."""
+        here = self.folder / member.name
+        return not here.exists() or (member.isfile() and member.mtime > here.stat().st_mtime + 1e-3)
+
+    def path(self, *names: str) -> Path:
+        """A file or folder of the campaign; the folder around it is there."""
+        found = self.folder.joinpath(*names)
+        found.parent.mkdir(parents=True, exist_ok=True)
+        return found
+
+    def write(self, value: object, *names: str) -> None:
+        """`value` as JSON."""
+        target = self.path(*names)
+        partial = target.with_name(f".{target.name}.partial")
+        partial.write_text(dump_json(value, target.name), encoding="utf-8")
+        os.replace(partial, target)
+        self.saved(names[0])
+
+    def read(self, *names: str) -> dict | None:
+        """JSON from before; None where there is none."""
+        try:
+            return json.loads(self.folder.joinpath(*names).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def say(self, text: str) -> None:
+        """A line for the terminal and the log."""
+        line = f"{time.strftime('%H:%M:%S')} {text}"
+        print(line, flush=True)
+        with self.path(LOG).open("a", encoding="utf-8") as log:
+            log.write(line + "\n")
+
+    def failed(self, what: str, error: BaseException) -> None:
+        """What went wrong: a line, and all of it in the log."""
+        self.say(f"{what} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        with self.path(LOG).open("a", encoding="utf-8") as log:
+            log.write("".join(traceback.format_exception(error)))
+        self.saved(LOG)
+
+    def saved(self, part: str) -> None:
+        """`part` has changed: renew its mirror."""
+        source = self.folder / part
+        if self.mirror is None or part == MODELS or part.startswith(".") or not source.exists():
+            return
+        target = self.mirror / (part if source.is_file() else f"{part}{PACKED}")
+        partial = target.with_name(f"partial.{target.name}")
+        with contextlib.suppress(OSError):  # a full disk there must not end the measuring here
+            if source.is_file():
+                partial.write_bytes(source.read_bytes())
+            else:
+                with tarfile.open(partial, "w:gz", compresslevel=6) as archive:
+                    archive.add(
+                        source, part, filter=lambda entry: None if "/." in entry.name else entry
+                    )
+            os.replace(partial, target)
+            if target.stat().st_size > MOST_BYTES and part not in self._too_large:
+                self._too_large.add(part)
+                self.say(f"{target.name} is larger than 16 MiB: a host may not hand it back")
+
+
+def model_config(key: str) -> dict:
+    """The config.json of model `key`."""
+    from twinserve.backends.live.engine.tiny_model import config
+
+    return MODEL_SIZES[key].config or config()
+
+
+def model_folder(store: Store, key: str) -> Path:
+    """The folder with the model's config.json: random weights but for the tiny one."""
+    folder = store.folder / MODELS / MODEL_SIZES[key].name
+    config = MODEL_SIZES[key].config
+    if not (folder / "config.json").exists():
+        if config is None:
+            from twinserve.backends.live.engine.tiny_model import write_model
+
+            return write_model(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+    return folder
+
+
+def mode_name(key: str, graphs: bool) -> str:
+    return f"{key}-{'graphs' if graphs else 'eager'}"
+
+
+class Engines:
+    """One engine at a time, kept while stages ask for the same one. start_s: what the last start
+    took."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.start_s = 0.0
+        self._engine = None
+        self._key = None
+        self._adopts = True
+
+    def get(self, key: str, graphs: bool, swap: bool, extra: dict, deadline: Deadline):
+        """The VllmEngine of model `key` with the measuring scheduler; swap: with host memory, and
+        seats to spare.
+
+        Without swap any running engine of the model will do. Raises what vLLM raises, and
+        OutOfTime where a start would leave no time to use it.
+        """
+        wanted = (key, graphs, swap, json.dumps(extra, sort_keys=True, default=str))
+        if self._engine is not None and (
+            self._key == wanted or (not swap and self._key == (key, graphs, True, wanted[3]))
+        ):
+            self._engine.scheduler.can_adopt = self._adopts
+            return self._engine
+        from twinserve.backends.live.measure.measure import SCHEDULER
+
+        engine = self.start(key, graphs, swap, {"scheduler_cls": SCHEDULER, **extra}, deadline)
+        self._key, self._adopts = wanted, engine.scheduler.can_adopt
+        if deadline.left < 0:
+            raise OutOfTime("the engine's start took all the time")
+        return engine
+
+    def start(self, key: str, graphs: bool, swap: bool, extra: dict, deadline: Deadline):
+        """A new VllmEngine in place of the one that runs, never given to another stage. extra:
+        vLLM engine arguments."""
+        expected = self.expected_s(key, graphs)
+        if deadline.left < expected + LEAST_S:
+            raise OutOfTime(
+                f"{deadline.left:.0f} s are left, and an engine takes {expected:.0f} s to start"
+            )
+        self.close()
+        from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+
+        size = MODEL_SIZES[key]
+        settings = LiveSettings(
+            model=model_folder(self.store, key),
+            num_blocks=size.num_blocks,
+            block_tokens=size.block_tokens,
+            max_num_seqs=size.seats if swap else size.max_num_seqs,
+            max_step_tokens=size.max_step_tokens,
+            max_model_len=size.max_model_len,
+            weights="dummy" if size.config else "safetensors",
+            dtype=size.dtype,
+            prefix_caching=True,
+            swap_blocks=2 * size.host_blocks if swap else 0,
+            graphs=graphs,
+            extra={**size.extra, **extra},
+        )
+        mode = f"{'graphs' if graphs else 'eager'}{', with swapping' if swap else ''}"
+        self.store.say(f"starting an engine: {size.name}, {mode}")
+        begun = time.monotonic()
+        self._engine = VllmEngine(settings)
+        self.start_s = time.monotonic() - begun
+        blocks = self._engine.num_blocks
+        self.store.say(f"the engine took {self.start_s:.1f} s to start, {blocks:,} blocks")
+        starts = self._starts(key, graphs)
+        starts.append({"start_s": self.start_s, "num_blocks": blocks, "swap": swap})
+        self._write(key, graphs, starts)
+        return self._engine
+
+    def expected_s(self, key: str, graphs: bool) -> float:
+        """Seconds that a start may take: the last one's."""
+        if known := self._starts(key, graphs):
+            return known[-1]["start_s"]
+        return FIRST_START_S[graphs] if MODEL_SIZES[key].config else LEAST_S
+
+    def note(self, key: str, graphs: bool, facts: dict) -> None:
+        """Add `facts` to what is written about the last start."""
+        starts = self._starts(key, graphs)
+        self._write(key, graphs, [*starts[:-1], {**starts[-1], **facts}])
+
+    def _starts(self, key: str, graphs: bool) -> list[dict]:
+        name = f"{mode_name(key, graphs)}-starts.json"
+        return (self.store.read(STEPS, name) or {"starts": []})["starts"]
+
+    def _write(self, key: str, graphs: bool, starts: list[dict]) -> None:
+        self.store.write({"starts": starts}, STEPS, f"{mode_name(key, graphs)}-starts.json")
+
+    @property
+    def swaps(self) -> bool:
+        """Whether the running engine can swap."""
+        return self._key is not None and self._key[2]
+
+    def close(self) -> None:
+        """Stop the engine. One that does not stop in order is told of, and left to the process's
+        end."""
+        engine, self._engine, self._key = self._engine, None, None
+        if engine is not None:
+            try:
+                engine.close()
+            except Exception as error:  # noqa: BLE001 - what was measured is worth more
+                self.store.failed("the engine's stop", error)
+
+
+def clear(engine) -> None:
+    """Abort whatever is left on `engine`, and forget prefixes and counts."""
+    from twinserve.backends.live.engine.planned import PlannedStep
+
+    core = engine._client.engine_core  # there is no public way to abort a request
+    core.abort_requests(list(engine.scheduler.requests))
+    engine.step(PlannedStep())
+    for name in ("execute_model", "sample_tokens"):
+        vars(core.model_executor).pop(name, None)  # a test bench watched these
+    engine.forget_prefixes()
+    engine.scheduler.forget_counts()
+
+
+@contextlib.contextmanager
+def ignoring_time() -> Iterator[None]:
+    with contextlib.suppress(OutOfTime):
+        yield

@@ -1,0 +1,184 @@
+"""The grids of the Echo study.
+
+The paper's trace, the scale of its rates and the sizes of its pools are not public. Runs are
+shorter than its day: some minutes from each part of a day (`runs.day`). Figure `settings`
+varies what the paper leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from twinserve.experiments.echo.runs import LADDER, POOLS
+from twinserve.experiments.study.grid import Point
+from twinserve.experiments.study.study import Scale, points_over
+
+SHORT = "loogle-short"
+BASE = "as in Fig. 6"
+ESTIMATORS = ("paper", "perfect")
+ENDS = (LADDER[0], LADDER[-1])
+# rungs that are run beside each pool; with exactly known step times runs take longest
+RUNGS = {
+    "paper": dict.fromkeys(POOLS, LADDER),
+    "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
+}
+# policy, estimator, KV memory
+SERIES = (
+    (LADDER[2], "paper", "all"),
+    (LADDER[3], "paper", "all"),
+    (LADDER[3], "perfect", "all"),
+    (LADDER[2], "paper", "half"),
+    (LADDER[3], "paper", "half"),
+)
+HALF = 4985  # blocks
+ALONE = "online alone"
+GAPS = f"{LADDER[1]}:slo=gap"
+
+# what is changed -> arguments of a run, for BS and Echo; `options` and `estimator` concern Echo
+# alone
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    BASE: {},
+    "estimate corrected by what steps took": {"options": "feedback=0.2"},
+    "estimate corrected, TPOT bounds gaps": {"options": "slo=gap,feedback=0.2"},
+    "exact step times": {"estimator": "perfect"},
+    "exact step times, TPOT bounds gaps": {"estimator": "perfect", "options": "slo=gap"},
+    "exact step times, b(D) = 20": {"estimator": "perfect", "options": "b_decode=20"},
+    "exact step times, offline benefit": {"estimator": "perfect", "options": "benefit=offline"},
+    "exact step times, offline benefit, TPOT bounds gaps": {
+        "estimator": "perfect",
+        "options": "benefit=offline,slo=gap",
+    },
+    "estimate corrected, offline benefit, TPOT bounds gaps": {
+        "options": "benefit=offline,slo=gap,feedback=0.2"
+    },
+    "no threshold": {"options": "threshold=false"},
+    "pool listed by document": {"order": "by-document"},
+    "one and a half of the online rate": {"peak_rate": 12.0},
+    "half of the KV memory": {"num_blocks": HALF},
+    "512 tokens a step": {"budget": 512},
+}
+# M in parts: an LRU cache, its eviction order, and its threshold too. In what order offline
+# requests are begun -> policies
+PARTS = ("LRU", "eviction order", "and threshold")
+BY_REWARD = ("echo-bs-e-s", "echo:threshold=false", "echo")
+ARRIVAL, AT_ONCE, OVER_TIME = (
+    "first come, first served",
+    "by reward",
+    "by reward, submitted one by one",
+)
+ORDERS: Mapping[str, tuple[str, ...]] = {
+    ARRIVAL: ("echo-bs-e", "echo-bs-e:kv=task-aware", "echo:kv_aware=false"),
+    AT_ONCE: BY_REWARD,
+    OVER_TIME: BY_REWARD,
+}
+DOCUMENTS = 12  # by half more than the memory holds
+SUBMITTED = 600  # one by one, questions of a run: more than can be answered
+QUICK_VARIANTS = (BASE, "exact step times", "pool listed by document")
+
+
+def minutes(scale: Scale, full: int) -> int:
+    return 1 if scale.quick else full
+
+
+_over = partial(points_over, unchanged={"estimator": "paper"})
+
+
+def _small(pool: str | None, scale: Scale) -> dict[str, Any]:
+    """Arguments that make a run short, for tests."""
+    return {"requests": 25 if pool != "sharegpt" else 100, "peak_rate": 2.0} if scale.quick else {}
+
+
+def days(scale: Scale) -> list[Point]:
+    """Fig. 2."""
+    return _over(scale, [{}], ())
+
+
+def throughput(scale: Scale) -> list[Point]:
+    """Fig. 6. BS asks no estimator: its run stands beside both."""
+    pools = (SHORT, "sharegpt") if scale.quick else tuple(POOLS)
+    settings = [
+        {"policy": p, "pool": pool, "_estimator": estimator, "minutes": minutes(scale, 6)}
+        | ({} if p == LADDER[0] else {"estimator": estimator})
+        | _small(pool, scale)
+        for pool in pools
+        for estimator in ESTIMATORS
+        for p in RUNGS[estimator].get(pool, ())
+    ]
+    return _over(scale, settings, ("pool", "estimator", "policy"))
+
+
+def latencies(scale: Scale) -> list[Point]:
+    """Fig. 7: those of Fig. 6 beside questions on LooGLE's short set, BS+E with TPOT as a bound on
+    gaps, and online requests alone."""
+    mine = [p for p in throughput(scale) if p.axes["pool"] == SHORT]
+    alone = {"policy": LADDER[0], "pool": None, "minutes": minutes(scale, 6)} | (
+        {"peak_rate": 2.0} if scale.quick else {}
+    )
+    alone |= {"_policy": ALONE, "_pool": SHORT, "_estimator": "paper"}
+    gaps = {"policy": GAPS, "pool": SHORT, "estimator": "perfect", "minutes": minutes(scale, 6)}
+    gaps |= _small(SHORT, scale)
+    return mine + _over(scale, [gaps, alone], ("pool", "estimator", "policy"))
+
+
+def series(scale: Scale) -> list[Point]:
+    """Figs. 8 to 10."""
+    settings = [
+        {
+            "policy": p,
+            "pool": SHORT,
+            "estimator": e,
+            "minutes": minutes(scale, 6),
+            "_memory": memory,
+        }
+        | ({"num_blocks": HALF} if memory == "half" else {})
+        | _small(SHORT, scale)
+        for p, e, memory in SERIES
+    ]
+    return _over(scale, settings, ("policy", "estimator", "memory"))
+
+
+def arrivals(scale: Scale) -> list[Point]:
+    """Fig. 11."""
+    return _over(scale, [{"burstiness": b} for b in (0.3, 0.0)], ("burstiness",))
+
+
+def memory(scale: Scale) -> list[Point]:
+    """Sec. 5.3."""
+    size = {"minutes": 2, "history_s": 30.0} if scale.quick else {"minutes": 12, "history_s": 300.0}
+    settings = [size | {"pool": None, "burstiness": b} for b in (0.3, 0.0)]
+    return _over(scale, settings, ("burstiness",))
+
+
+def caches(scale: Scale) -> list[Point]:
+    """What M keeps, where several documents are asked about in turns (shuffled, first come first
+    served), where the scheduler chooses one after another, and where it cannot finish a document
+    because questions on it are still to come."""
+    size = {"minutes": minutes(scale, 6), "documents": DOCUMENTS}
+    one_by_one = {"submitted_s": 60.0 * size["minutes"], "requests": SUBMITTED}
+    settings = [
+        {"policy": policy, "pool": SHORT, "_order": order, "_part": part, **size}
+        | (one_by_one if order == OVER_TIME else {})
+        | (_small(SHORT, scale) if scale.quick else {})
+        for order, policies in ORDERS.items()
+        for part, policy in zip(PARTS, policies, strict=True)
+    ]
+    return _over(scale, settings, ("order", "part"))
+
+
+def varied(scale: Scale) -> list[Point]:
+    """One setting at a time is changed."""
+    settings = []
+    for name, changed in VARIANTS.items():
+        if scale.quick and name not in QUICK_VARIANTS:
+            continue
+        work = {k: v for k, v in changed.items() if k != "options"}
+        options = f":{changed['options']}" if "options" in changed else ""
+        for p in ENDS:
+            bs = p == LADDER[0]  # what concerns the bound and the estimate does not change it
+            mine = {k: v for k, v in work.items() if not (bs and k == "estimator")}
+            one = {"policy": p if bs else p + options, "_policy": p, "_change": name}
+            one |= {"pool": SHORT, "minutes": minutes(scale, 6)}
+            settings.append(one | _small(SHORT, scale) | mine)
+    return _over(scale, settings, ("change", "policy"))

@@ -1,0 +1,296 @@
+"""Single runs of the Echo study: settings in, rows of metrics out.
+
+The testbed of Sec. 7.1: Llama-3.1-8B on one A100-PCIE-40G, TTFT 1 s and TPOT 0.05 s for online
+requests, offline requests all submitted at the beginning. A day is shown by some of its minutes, as
+many from each part of it, one after another: so tide and bursts are those of the day, and a run is
+short. Step times are those of a derived profile, nothing is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twinserve.policies.echo.forecast import ArrivalForecast
+from twinserve.policies.kv.task_aware.ledger import CountedLedger
+from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import RequestClass, State
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.plan.capacity import WhileOnline, predicted_memory
+from twinserve.sim.results.files import RunResult
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.run import run_simulation
+from twinserve.traces.generators.longdoc import NAMES, longdoc
+from twinserve.traces.generators.synth import synth
+from twinserve.traces.generators.tidal import BURST_S, DAY_S, tidal, tide
+from twinserve.traces.transform import merge, set_class, set_slo, take_rows
+from twinserve.traces.transform import window as cut_window
+from twinserve.traces.workload import Workload
+
+PROFILE = "llama-3.1-8b@a100-40g"
+TTFT_S, TPOT_S, AIM = 1.0, 0.05, 0.9  # Sec. 7.2
+LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
+# requests/s; the GPU alone serves them without queueing (figure fig7, `online alone`)
+PEAK_RATE = 8.0
+TROUGH, PEAK = 0.4, 0.9  # parts of the peak's rate
+BIN_S = 10.0  # of the series
+SAMPLE_S = 1.0
+Samples = list[tuple[int, ...]]
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+# requests of each pool, so many that some are left when the online ones have ended; documents in
+# proportion
+POOLS = {
+    "loogle-short": 1951,
+    "loogle-long": 1951,
+    "toolbench": 16_000,
+    "next-qa": 8_000,
+    "sharegpt": 12_000,
+}
+
+
+# -- loads -----------------------------------------------------------------------------------------
+@lru_cache(maxsize=4)
+def day(minutes: int, seed: int, peak_rate: float = PEAK_RATE, burstiness: float = 0.3) -> Workload:
+    """`minutes` minutes of a tidal day, the middle ones of as many equal parts, with the day's
+    rates and objectives."""
+    stride = round(DAY_S / BURST_S) // minutes
+    whole = tidal(peak_rate=peak_rate, burstiness=burstiness, seed=seed)
+    minute = (whole.arrival_s // BURST_S).astype(np.int64)
+    part, place = np.divmod(minute, stride)
+    chosen = np.flatnonzero((place == stride // 2) & (part < minutes))
+    cut = take_rows(whole, chosen)
+    at = cut.arrival_s - (minute - part)[chosen] * BURST_S
+    done = cut.provenance.then(f"minutes({minutes} of the day, every {stride})")
+    return set_slo(replace(cut, arrival_s=at, provenance=done), TTFT_S, TPOT_S)
+
+
+def offline(
+    pool: str,
+    seed: int,
+    requests: int | None = None,
+    order: str = "shuffled",
+    documents: int | None = None,
+    submitted_s: float = 0.0,
+) -> Workload:
+    """An offline pool by its name in POOLS, submitted at time 0, or one by one at random times of
+    the first `submitted_s` seconds. documents: that questions on documents are on, instead of in
+    proportion."""
+    n = requests or POOLS[pool]
+    if f"longdoc:{pool}" in NAMES:
+        made = longdoc(pool, requests=n, documents=documents, order=order, seed=seed)
+    else:
+        made = set_class(synth(pool, count=n, seed=seed), "be")
+    at = np.sort(np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5B,))).random(n))
+    said = f"over {submitted_s:g} s" if submitted_s else "all at once"
+    return replace(made, arrival_s=at * submitted_s, provenance=made.provenance.then(said))
+
+
+# -- runs ------------------------------------------------------------------------------------------
+def _look(core: EngineCore) -> tuple[int, ...]:
+    """Online requests with KV, offline requests with KV, and blocks: online in use, offline in use,
+    online cached, offline cached (the last two -1 where a ledger does not tell them apart)."""
+    table, ledger, usage = core.requests, core.ledger, core.ledger.usage()
+    running = table.service_class[table.state == int(State.RUNNING)]
+    active = int((running == int(RequestClass.REAL_TIME)).sum())
+    mine = -1
+    if isinstance(ledger, CountedLedger):
+        idle = (ledger.pool.refs == 0) & (ledger.pool.content >= 0)
+        mine = int((idle & ledger.pool.online).sum())
+    rest = usage.cached - mine if mine >= 0 else -1
+    return active, len(running) - active, usage.real_time, usage.best_effort, mine, rest
+
+
+def _run(
+    policy: str,
+    pool: str | None,
+    seed: int,
+    minutes: int,
+    estimator: str = "paper",
+    peak_rate: float = PEAK_RATE,
+    burstiness: float = 0.3,
+    order: str = "shuffled",
+    requests: int | None = None,
+    num_blocks: int | None = None,
+    budget: int | None = None,
+    documents: int | None = None,
+    submitted_s: float = 0.0,
+) -> tuple[Samples, RunResult]:
+    """As `_simulate`. pool: None: online requests alone. requests: of the pool, instead of POOLS.
+    budget: tokens of a step. documents, submitted_s: see `offline`."""
+    load = day(minutes, seed, peak_rate, burstiness)
+    if pool is not None:
+        load = merge(load, offline(pool, seed, requests, order, documents, submitted_s))
+    return _simulate(
+        policy,
+        load,
+        seed=seed,
+        estimator=estimator,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=budget,
+    )
+
+
+def _simulate(policy: str, load: Workload, **settings: Any) -> tuple[Samples, RunResult]:
+    """A run that ends with the last online request, and what `_look` finds in every one of its
+    seconds."""
+    config = SimulationConfig(policy=(policy,), profile=PROFILE, **settings)
+    inputs = Inputs(config, load, resolve_hardware(config), (parse_policy(policy),), ())
+    samples: Samples = []
+    simulation = WhileOnline(
+        inputs,
+        inputs.policies[0],
+        slice_s=SAMPLE_S,
+        watch=lambda run: samples.append(_look(run.engines[0].core)),
+    )
+    return samples, run_simulation(simulation)
+
+
+def _hit_rate(begun: pd.DataFrame) -> float:
+    return float(begun.hit_tokens.sum() / begun.prompt_tokens.sum()) if len(begun) else float("nan")
+
+
+def serve(**settings: Any) -> dict[str, Any]:
+    """One run, as one row. Offline rates and the hit rate count what ended while online requests
+    arrived; `left` is the number of offline requests that were not done then. Attainments are
+    shares of online requests; `in_time`: its last token came before TTFT + i TPOT had passed, the
+    objective as the paper prints it. Hit rates of the trough and of the peak are those of the
+    minutes with rates below TROUGH and above PEAK. Arguments: see `_run`."""
+    _, run = _run(**settings)
+    rt, be, kv = run.summary["classes"]["rt"], run.summary["classes"].get("be"), run.summary["kv"]
+    rows = run.rows.requests
+    online, pool = rows[rows.service_class == "rt"], rows[rows.service_class == "be"]
+    ttft = online.first_token_s - online.arrival_s
+    after = np.maximum(online.output_tokens - 1, 1)
+    tpot = ((online.last_token_s - online.first_token_s) / after)[online.output_tokens > 1]
+    due = TTFT_S + (online.output_tokens - 1) * TPOT_S
+    begun = pool[pool.first_scheduled_s.notna()]
+    minute = begun.first_scheduled_s // BURST_S
+    rate = np.where(
+        minute < settings["minutes"], tide((minute + 0.5) * DAY_S / settings["minutes"]), np.nan
+    )
+    steps = run.rows.steps
+    return {
+        "offline_rps": be["window_request_throughput"] if be else 0.0,
+        "offline_tps": be["window_total_token_throughput"] if be else 0.0,
+        "ttft_attainment": rt["ttft_attainment"],
+        "tpot_attainment": rt["tpot_attainment"],
+        "attainment": rt["slo_attainment"],
+        "in_time": float((online.last_token_s - online.arrival_s <= due + 1e-9).mean()),
+        "hit_rate": _hit_rate(begun),
+        "hit_rate_trough": _hit_rate(begun[rate < TROUGH]),
+        "hit_rate_peak": _hit_rate(begun[rate > PEAK]),
+        "recomputes": int(kv["preemptions"]["recompute"]),
+        "left": int((~pool.finished).sum()),
+        "step_ms": run.summary["scheduler"]["mean_step_ms"],
+        "occupied": float((steps.kv_used_blocks / run.rows.kv_total_blocks).mean()),
+        **{f"ttft_q{round(100 * q)}": float(ttft.quantile(q)) for q in QUANTILES},
+        **{f"tpot_q{round(100 * q)}": float(tpot.quantile(q)) for q in QUANTILES},
+    }
+
+
+def watch(**settings: Any) -> list[dict[str, Any]]:
+    """One run, as a row for every ten seconds in which online requests arrive: means over the
+    samples, prompt tokens of offline requests that were begun in them and how many of these were
+    found in the cache (nan: none begun)."""
+    samples, run = _run(**settings)
+    seconds = settings["minutes"] * BURST_S
+    names = ("online", "offline", "online_used", "offline_used", "online_cached", "offline_cached")
+    looks = pd.DataFrame(samples, columns=list(names))
+    looks["bin"] = (np.arange(len(looks)) * SAMPLE_S // BIN_S).astype(int)
+    series = looks.groupby("bin").mean()
+    series[list(names[2:])] /= run.rows.kv_total_blocks
+    rows = run.rows.requests
+    arrived = rows[rows.service_class == "rt"].arrival_s // BIN_S
+    series["arrivals"] = arrived.value_counts().reindex(series.index, fill_value=0) / BIN_S
+    pool = rows[(rows.service_class == "be") & rows.first_scheduled_s.notna()]
+    begun = pool.groupby(pool.first_scheduled_s // BIN_S)[["prompt_tokens", "hit_tokens"]].sum()
+    for name in begun:
+        series[name] = begun[name].reindex(series.index, fill_value=0)
+    steps = run.rows.steps
+    busy = (
+        (steps.kv_used_blocks > run.rows.kv_total_blocks / 2)
+        .groupby(steps.start_s // BIN_S)
+        .agg(["sum", "size"])
+    )
+    series["steps_half_full"] = busy["sum"].reindex(series.index, fill_value=0)
+    series["steps"] = busy["size"].reindex(series.index, fill_value=0)
+    series = series[series.index * BIN_S < seconds]
+    series.insert(0, "time_s", series.index * BIN_S)
+    part = series.time_s // BURST_S
+    series.insert(1, "hour", (part + 0.5) * 24 / settings["minutes"])
+    series.insert(2, "tide", tide(series.hour * 3600.0))
+    return series.to_dict("records")
+
+
+# -- the trace and what is foretold of it ----------------------------------------------------------
+def hours(seed: int, burstiness: float = 0.3) -> list[dict[str, Any]]:
+    """Fig. 2: requests/s in each quarter of an hour of a day, and the day's ratio of peak (12:00 to
+    14:00) to trough (4:00 to 6:00)."""
+    at = tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed).arrival_s
+    counts = np.bincount((at // 900.0).astype(int), minlength=96) / 900.0
+    ratio = counts[48:56].mean() / counts[16:24].mean()
+    return [
+        {"hour": i / 4, "rate": float(rate), "ratio": float(ratio)} for i, rate in enumerate(counts)
+    ]
+
+
+def foretold_arrivals(
+    seed: int, burstiness: float = 0.3, sigmas: float = 2.0
+) -> list[dict[str, Any]]:
+    """Fig. 11: minute by minute of a day the requests/s that arrive, and what the fifteen minutes
+    before let expect: their mean, and the mean and `sigmas` deviations. Without the first fifteen
+    minutes."""
+    at = tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed).arrival_s
+    mean, high = ArrivalForecast(sigmas=0.0), ArrivalForecast(sigmas=sigmas)
+    edges = np.arange(0.0, DAY_S + BURST_S, BURST_S)
+    found = []
+    for start, first, last in zip(
+        edges[:-1], *(np.searchsorted(at, e) for e in (edges[:-1], edges[1:])), strict=True
+    ):
+        expected = [forecast.rate(float(start)) for forecast in (mean, high)]
+        if start >= 900.0:
+            actual = float(last - first) / BURST_S
+            found.append(
+                {
+                    "hour": float(start) / 3600.0,
+                    "actual": actual,
+                    "mean": expected[0],
+                    "high": expected[1],
+                }
+            )
+        for time in at[first:last].tolist():
+            mean.arrive(time)
+            high.arrive(time)
+    return found
+
+
+def foretold_memory(
+    seed: int,
+    minutes: int,
+    history_s: float,
+    pool: str | None = None,
+    burstiness: float = 0.3,
+    policy: str = "echo",
+) -> list[dict[str, Any]]:
+    """Sec. 5.3, on consecutive minutes from 12:00 on: blocks that online requests hold, as a share
+    of all of them, second by second, and mu + 2 sigma of the `history_s` seconds that ended a
+    minute before."""
+    noon = cut_window(
+        tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed),
+        DAY_S / 2,
+        DAY_S / 2 + minutes * BURST_S,
+    )
+    load = set_slo(noon, TTFT_S, TPOT_S)
+    _, run = _simulate(
+        policy, load if pool is None else merge(load, offline(pool, seed)), seed=seed
+    )
+    steps, total = run.rows.steps, run.rows.kv_total_blocks
+    steps = steps[steps.start_s < minutes * BURST_S]
+    predicted, held = predicted_memory(steps, 2.0, history_s, SAMPLE_S, BURST_S)
+    shares = zip((predicted / total).tolist(), (held / total).tolist(), strict=True)
+    return [{"second": i, "predicted": p, "held": h} for i, (p, h) in enumerate(shares)]

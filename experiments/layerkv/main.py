@@ -1,0 +1,305 @@
+"""The figures of the LayerKV paper: `python -m twinserve.experiments.layerkv [FIGURE ...]`. What
+comes out: docs/layerkv.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from twinserve.experiments.layerkv import points
+from twinserve.experiments.layerkv.claims import (
+    beside_vllm,
+    breakdown_claims,
+    context_claims,
+    degree_claims,
+    of_contexts,
+    of_degrees,
+    of_rates,
+    rate_claims,
+    tail_claims,
+    violation_claims,
+)
+from twinserve.experiments.layerkv.runs import NO_SLO, SAVABLE, VLLM, serve
+from twinserve.experiments.study.curves import grid, legend, panels, ylog
+from twinserve.experiments.study.study import Figure, Study
+
+LOOKS = {
+    VLLM: {"color": "tab:blue"},
+    "layerkv": {"color": "tab:red"},
+    SAVABLE: {"color": "tab:purple"},
+    NO_SLO: {"color": "tab:green", "linestyle": "--"},
+}
+TTFT = ("mean TTFT, s", 1.0)
+TPOT = ("mean TPOT, s", 1.0)
+THROUGHPUT = ("output tokens/s", 1.0)
+RATE = "requests/s"
+
+
+def _finish(axes, metric: str) -> None:
+    if metric.startswith("ttft") and "violations" not in metric:
+        ylog(axes, metric)
+
+
+def _by_context(axes, metric: str) -> None:
+    axes.set_xscale("log", base=2)
+    _finish(axes, metric)
+
+
+def _plot_breakdown(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    rows = table[(table.policy == VLLM) & (table.model == "llama-2-7b")].sort_values("context")
+    axes = panels(canvas, 1, 2, width=4, height=3.2)[0]
+    for name, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
+        axes[0].errorbar(
+            rows.context,
+            rows[name],
+            yerr=np.nan_to_num(rows[f"{name}_ci"]),
+            marker="o",
+            capsize=2,
+            label=label,
+        )
+    axes[0].set(xscale="log", yscale="log", xlabel="tokens of prompt", ylabel="mean, s")
+    axes[0].legend()
+    names = [f"{c:,}" for c in rows.context]
+    share = rows.queueing_s / rows.ttft_s * 100
+    axes[1].bar(names, share, label="queueing")
+    axes[1].bar(names, 100 - share, bottom=share, label="prefill")
+    axes[1].set(xlabel="tokens of prompt", ylabel="share of TTFT, %")
+    axes[1].tick_params(axis="x", rotation=45)
+    axes[1].legend()
+
+
+def _plot_contexts(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
+    grid(
+        canvas,
+        table,
+        "model",
+        metrics,
+        "context",
+        "policy",
+        LOOKS,
+        _by_context,
+        xlabel="tokens of prompt",
+    )
+
+
+def _plot_degrees(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tokens_per_s": THROUGHPUT}
+    grid(
+        canvas,
+        table,
+        "context",
+        metrics,
+        "tp",
+        "policy",
+        LOOKS,
+        _finish,
+        "{:,} tokens".format,
+        "degree of parallelism",
+    )
+
+
+def _plot_rates(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
+    grid(canvas, table, "model", metrics, "rate", "policy", LOOKS, _finish, xlabel=RATE)
+
+
+def _plot_tails(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    grid(
+        canvas,
+        table,
+        "model",
+        {"ttft_p99_s": ("P99 TTFT, s", 1.0)},
+        "rate",
+        "policy",
+        LOOKS,
+        _finish,
+        xlabel=RATE,
+    )
+
+
+def _plot_violations(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"violations": ("violations, %", 100.0), "ttft_violations": ("by TTFT, %", 100.0)}
+    metrics |= {"tpot_violations": ("by TPOT, %", 100.0)}
+    axes = panels(canvas, 1, len(metrics), height=3)[0]
+    rows = table[table.model == "llama-2-7b"]
+    for one, (metric, (label, factor)) in zip(axes, metrics.items(), strict=True):
+        for policy, part in rows.groupby("policy", sort=False):
+            error = np.nan_to_num(part[f"{metric}_ci"]) * factor
+            one.errorbar(
+                part.rate,
+                part[metric] * factor,
+                yerr=error,
+                marker="o",
+                markersize=3,
+                label=policy,
+                **LOOKS[policy],
+            )
+        one.set(ylabel=label, xlabel=RATE, ylim=(-3, None))
+        one.grid(alpha=0.3)
+    legend(canvas, axes[0])
+
+
+def _plot_rules(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {
+        "ttft_s": TTFT,
+        "ttft_violations": ("by TTFT, %", 100.0),
+        "tpot_violations": ("by TPOT, %", 100.0),
+    }
+    _bars(canvas, table, "rate", metrics, f"{{:g}} {RATE}".format)
+
+
+def _bars(
+    canvas: Canvas, table: pd.DataFrame, by: str, metrics: dict, title: Callable[[object], str]
+) -> None:
+    """A row of panels for each value of `by`, a bar for each variant."""
+    values = list(dict.fromkeys(table[by]))
+    axes = panels(canvas, len(values), len(metrics), height=2.4)
+    for i, value in enumerate(values):
+        part = table[table[by] == value]
+        for j, (metric, (label, factor)) in enumerate(metrics.items()):
+            error = part[f"{metric}_ci"].fillna(0.0) * factor
+            axes[i, j].barh(
+                part.variant, part[metric] * factor, xerr=error, color="tab:gray", capsize=2
+            )
+            axes[i, j].invert_yaxis()
+            axes[i, j].set_xlabel(label)
+            axes[i, j].tick_params(axis="y", labelleft=j == 0)
+        axes[i, 0].set_title(title(value), fontsize=9, loc="left")
+
+
+def _plot_objectives(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "violations": ("violations, %", 100.0)}
+    grid(
+        canvas,
+        table,
+        "model",
+        metrics,
+        "objective",
+        "policy",
+        LOOKS,
+        _finish,
+        xlabel="TPOT objective, s",
+    )
+
+
+def _plot_contention(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
+    _bars(canvas, table, "engine", metrics, "{}".format)
+
+
+def _plot_higher(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {
+        "tokens_per_s": THROUGHPUT,
+        "tpot_s": TPOT,
+        "recomputes": ("preempted and recomputed", 1.0),
+    }
+    _bars(canvas, table, "engine", metrics, "{}".format)
+
+
+def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
+    grid(canvas, table, "varied", metrics, "value", "policy", LOOKS, _finish, xlabel=" ")
+
+
+CONTEXTS = beside_vllm(["model", "context", "policy"], along=("context", of_contexts))
+RATES = beside_vllm(["model", "rate", "policy"], along=("rate", of_rates))
+STUDY = Study(
+    "layerkv",
+    "Xiong et al., LayerKV",
+    [
+        Figure(
+            "fig1",
+            "vLLM's TTFT and TPOT against the context, and the parts of TTFT",
+            points.contexts,
+            serve,
+            CONTEXTS,
+            _plot_breakdown,
+            breakdown_claims,
+        ),
+        Figure(
+            "fig4",
+            "contexts of 128 to 16k tokens",
+            points.contexts,
+            serve,
+            CONTEXTS,
+            _plot_contexts,
+            context_claims,
+        ),
+        Figure(
+            "fig5",
+            "degree of parallelism, Yi-34B-200K",
+            points.degrees,
+            serve,
+            beside_vllm(["context", "tp", "policy"], along=("tp", of_degrees)),
+            _plot_degrees,
+            degree_claims,
+        ),
+        Figure(
+            "fig6", "ShareGPT lengths, rates", points.rates, serve, RATES, _plot_rates, rate_claims
+        ),
+        Figure(
+            "fig7",
+            "P99 TTFT of the same runs",
+            points.rates,
+            serve,
+            RATES,
+            _plot_tails,
+            tail_claims,
+        ),
+        Figure(
+            "fig8",
+            "violations of the same runs",
+            points.rates,
+            serve,
+            RATES,
+            _plot_violations,
+            violation_claims,
+        ),
+        Figure(
+            "rules",
+            "ours: variants of Algorithm 1",
+            points.rules,
+            serve,
+            beside_vllm(["rate", "variant"], "variant", "vLLM"),
+            _plot_rules,
+        ),
+        Figure(
+            "objective",
+            "ours: TPOT objective, larger models, ShareGPT lengths, beyond capacity",
+            points.objectives,
+            serve,
+            beside_vllm(["model", "objective", "policy"]),
+            _plot_objectives,
+        ),
+        Figure(
+            "contention",
+            "ours: KV transfers and all-reduces on one link, larger models, fixed prompts, "
+            "without Algorithm 1",
+            points.contention,
+            serve,
+            beside_vllm(["engine", "variant"], "variant", "vLLM"),
+            _plot_contention,
+        ),
+        Figure(
+            "higher",
+            "ours: vLLM without recomputing, and with more memory, where LayerKV's throughput is "
+            "higher",
+            points.higher,
+            serve,
+            beside_vllm(["engine", "variant"], "variant", "vLLM"),
+            _plot_higher,
+        ),
+        Figure(
+            "settings",
+            "ours: one setting at a time, Llama-2-7B, fixed prompts",
+            points.varied,
+            serve,
+            beside_vllm(["varied", "value", "policy"]),
+            _plot_varied,
+        ),
+    ],
+)

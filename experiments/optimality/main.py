@@ -1,0 +1,205 @@
+"""How far Algorithm 1 of BROS is from the best batch: `python -m twinserve.experiments.optimality`.
+
+The gap on single iterations, random ones and those of runs, and what it comes to in short runs:
+deadlines that the greedy choice loses and the exact one keeps, and the other way round.
+docs/optimality.md has the results and what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from twinserve.experiments.optimality.runs import (
+    deadlines_of_runs,
+    iterations_of_a_run,
+    random_iterations,
+)
+from twinserve.experiments.study.command import GridOptions, command_line
+from twinserve.experiments.study.grid import Point, Rows, over_seeds, run_grid, shown
+from twinserve.experiments.study.output import table_lines, write_plot, write_tables
+from twinserve.traces.write import write_atomically
+
+# the paper's, a half, a quarter
+OBJECTIVES = ("ttft=0.4,tpot=0.2", "ttft=0.2,tpot=0.1", "ttft=0.1,tpot=0.05")
+SEEDS = 8
+RATE, POOL = 1.0, 3  # so that seldom more than 12 requests are in the system
+
+ITERATIONS = [
+    "iterations of",
+    "problem",
+    "n",
+    "optimal",
+    "loses more deadlines",
+    "misses another goal",
+    "compared",
+]
+ITERATIONS += ["gap, mean", "median", "p95", "max"]
+OUTCOMES = ["this only", "`bros` only", "neither"]
+DEADLINES = [
+    "objectives",
+    "beside `bros`",
+    "requests",
+    "first token: both",
+    *OUTCOMES,
+    "later tokens: both",
+    *OUTCOMES,
+]
+DEADLINES += ["best-effort tokens", "left to Alg. 1"]
+SHARES = (
+    "optimal",
+    "outside",
+    "loses_more",
+    "other_goal",
+    "compared",
+    "gap_mean",
+    "gap_median",
+    "gap_p95",
+)
+PAIRS = tuple(
+    f"{name}_{who}"
+    for name in ("ttft", "tokens")
+    for who in ("both", "this_only", "bros_only", "neither")
+)
+
+
+def run_iterations(
+    options: GridOptions, count: int, seconds: float, slos: tuple[str, ...]
+) -> pd.DataFrame:
+    """Rows of `runs.gap_rows` with source (random, or a run's objectives) and seed."""
+    points = [
+        Point({"source": source, "seed": s}, {"seed": s, "count": count, "late": late})
+        for source, late in (("random", True), ("random, none late", False))
+        for s in range(options.seeds)
+    ]
+    drawn = _run(random_iterations, points, options, "random iterations")
+    return pd.concat(
+        [
+            drawn,
+            _run(
+                iterations_of_a_run,
+                _of_runs("source", options.seeds, seconds, slos),
+                options,
+                "runs",
+            ),
+        ]
+    )
+
+
+def run_deadlines(options: GridOptions, seconds: float, slos: tuple[str, ...]) -> pd.DataFrame:
+    """Rows of `runs.deadlines_of_runs` with slo and seed."""
+    return _run(
+        deadlines_of_runs, _of_runs("slo", options.seeds, seconds, slos), options, "deadlines"
+    )
+
+
+def _run(
+    work: Callable[..., Rows], points: list[Point], options: GridOptions, label: str
+) -> pd.DataFrame:
+    return run_grid(work, points, options.out, options.workers, label, options.any_version)
+
+
+def _of_runs(axis: str, seeds: int, seconds: float, slos: tuple[str, ...]) -> list[Point]:
+    settings = {"seconds": seconds, "rate": RATE, "pool": POOL}
+    return [
+        Point({axis: slo, "seed": s}, {"seed": s, "slo": slo, **settings})
+        for slo in slos
+        for s in range(seeds)
+    ]
+
+
+def markdown(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> str:
+    """Two tables, means over seeds with 95 % intervals."""
+    whole = iterations[iterations.requests == 0]
+    of_iterations = []
+    for row in over_seeds(whole, ["source", "problem"], SHARES).to_dict("records"):
+        own = whole[(whole.source == row["source"]) & (whole.problem == row["problem"])]
+        names = (
+            "optimal",
+            "loses_more",
+            "other_goal",
+            "compared",
+            "gap_mean",
+            "gap_median",
+            "gap_p95",
+        )
+        values = (_percent(row, name) for name in names)
+        most = f"{100 * own.gap_max.max():.1f}"
+        of_iterations.append(
+            [row["source"], row["problem"], f"{int(own.iterations.sum()):,}", *values, most]
+        )
+    of_runs = []
+    for row in over_seeds(deadlines, ["slo", "problem"], [*PAIRS, "be_tokens", "fallback"]).to_dict(
+        "records"
+    ):
+        own = deadlines[(deadlines.slo == row["slo"]) & (deadlines.problem == row["problem"])]
+        values = (_percent(row, name) for name in (*PAIRS, "be_tokens", "fallback"))
+        of_runs.append([row["slo"], row["problem"], f"{int(own.requests.sum()):,}", *values])
+    lines = ["### Single iterations", "", *table_lines(ITERATIONS, of_iterations), ""]
+    lines += ["### Deadlines in runs", "", *table_lines(DEADLINES, of_runs), ""]
+    return "\n".join([*lines, "All but counts in percent.", ""])
+
+
+def _percent(row: dict, name: str) -> str:
+    return shown(100.0 * row[name], 100.0 * row[f"{name}_ci"])
+
+
+def plot(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> Canvas:
+    """The gap by number of requests, and first tokens in time under one of the two only."""
+    figure = Canvas(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    drawn = iterations[(iterations.source == "random") & (iterations.requests > 0)]
+    for problem, rows in over_seeds(drawn, ["problem", "requests"], ["gap_mean"]).groupby(
+        "problem", sort=False
+    ):
+        left.errorbar(
+            rows.requests,
+            100 * rows.gap_mean,
+            100 * rows.gap_mean_ci,
+            marker="o",
+            capsize=3,
+            label=problem,
+        )
+    left.set(
+        xlabel="requests in the iteration",
+        ylabel="gap of best-effort tokens a second (%)",
+        title="random iterations",
+    )
+    left.legend(title="problem")
+    table = over_seeds(deadlines, ["slo", "problem"], ["ttft_this_only", "ttft_bros_only"])
+    at = range(len(table))
+    for name, sign, label in (
+        ("ttft_this_only", 1, "this only"),
+        ("ttft_bros_only", -1, "bros only"),
+    ):
+        right.barh(
+            at, sign * 100 * table[name], xerr=100 * table[f"{name}_ci"], capsize=3, label=label
+        )
+    right.set_yticks(at, [f"{row.slo}  {row.problem}" for row in table.itertuples()], fontsize=7)
+    right.invert_yaxis()
+    right.set(
+        xlabel="requests whose first token is in time under one only (%)", title="runs beside bros"
+    )
+    right.legend()
+    return figure
+
+
+def experiment(options: GridOptions) -> str:
+    """Run everything, write iterations.csv, deadlines.csv, optimality.md and optimality.png, and
+    return the report. quick: few and short, shows that it works and measures nothing."""
+    count, seconds, slos = (20, 3.0, OBJECTIVES[:1]) if options.quick else (500, 12.0, OBJECTIVES)
+    iterations = run_iterations(options, count, seconds, slos)
+    deadlines = run_deadlines(options, seconds, slos)
+    text = markdown(iterations, deadlines)
+    write_tables(options.out, {"iterations": iterations, "deadlines": deadlines})
+    write_atomically(options.out / "optimality.md", text.encode())
+    write_plot(options.out / "optimality.png", plot(iterations, deadlines), dpi=110)
+    return text
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Intervals are over seeds, so that one is not enough."""
+    text = "How far BROS's Algorithm 1 is from the best batch."
+    command_line("optimality", text, experiment, SEEDS, arguments, least_seeds=2)

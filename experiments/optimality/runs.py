@@ -1,0 +1,270 @@
+"""What Algorithm 1 of BROS gives up against the exact solution of its problem: on single
+iterations, and over short runs.
+
+Iterations are random ones (`random_iterations`), or those that a run of `bros` comes to
+(`iterations_of_a_run`). For each, the batch of Algorithm 1 and the best one are scored by the goals
+of `policies.bros.problem`. Memory is ample in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.bros.exact import BrosExactOptions, BrosExactPolicy
+from twinserve.policies.bros.parts import Urgent
+from twinserve.policies.bros.policy import BrosPolicy
+from twinserve.policies.bros.problem import SAME, Solution, enumerate_batches, solution
+from twinserve.policies.parts.estimators import Batch, LinearEstimator
+from twinserve.policies.registry import PolicySpec
+from twinserve.policies.requests import RequestTable
+from twinserve.profiles.forms.bros import BrosLinearModel
+from twinserve.profiles.profile import load_profile
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy, simulate
+
+PROFILE = "qwen2.5-14b@a100-40g:tp2"  # BROS's
+GREEDY = "bros"
+# The problem as the project reads it, as printed, and with what Algorithm 1 is after put before
+# (1), one by one.
+PROBLEMS = {
+    "own": "bros-exact",
+    "printed": "bros-exact:following=average",
+    "rt-first": "bros-exact:rt_first=true",
+    "most-requests": "bros-exact:rt_first=true,objective=requests",
+}
+OPTIONS = {
+    "own": BrosExactOptions(),
+    "printed": BrosExactOptions(following="average"),
+    "rt-first": BrosExactOptions(rt_first=True),
+    "most-requests": BrosExactOptions(rt_first=True, objective="requests"),
+}
+# What stands beside `bros` in runs: the exact ones, and `bros` with prompts in parts, for what
+# whole ones cost.
+OTHERS = PROBLEMS | {"split prompts": "bros:chunk=256"}
+SIZES = (4, 10)  # requests of an iteration, from and to
+LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=8192)
+
+Pair = tuple[int, Solution, Solution]  # requests, Algorithm 1's batch, the best one
+
+
+# -- single iterations -----------------------------------------------------------------------------
+def random_iterations(seed: int, count: int, late: bool = True) -> list[dict[str, Any]]:
+    """Rows of `gap_rows` for `count` iterations, drawn at random.
+
+    4 to 10 requests, half of them real-time; 40 % prompts of 10 to 1,000 tokens, the others decodes
+    with contexts of 10 to 2,000; a third of the best-effort decodes have up to 500 tokens on the
+    host. Residual times are uniform from a little below 0 to twice what all requests take together,
+    T_avg is uniform from 15 to 60 ms, and half of the iterations have a batch size below the number
+    of requests. late=False: each real-time request could be kept if it ran alone.
+    """
+    profile = load_profile(PROFILE)
+    estimator = LinearEstimator(BrosLinearModel.fit(profile.model()), profile.swap_model())
+    exact = {name: BrosExactPolicy(LIMITS, options, estimator) for name, options in OPTIONS.items()}
+    found: dict[str, list[Pair]] = {name: [] for name in exact}
+    for i in range(count):
+        rng = np.random.default_rng([seed, i])
+        n = int(rng.integers(SIZES[0], SIZES[1] + 1))
+        average = float(rng.uniform(0.015, 0.06))
+        batch, real_time = _requests(rng, n, int(profile.kv_bytes_per_token))
+        residual = rng.uniform(-0.1, 2.0, real_time) * estimator.seconds(batch)
+        if not late:
+            residual = np.maximum(
+                residual, [estimator.seconds(batch[j : j + 1]) for j in range(real_time)]
+            )
+        size = int(rng.integers(2, n)) if rng.random() < 0.5 else n
+        table = RequestTable()
+        for row in range(n):
+            table.submit(
+                f"r{row}",
+                service_class=int(row >= real_time),
+                slo_tpot_s=0.2 if row < real_time else np.nan,
+            )
+        for name, policy in exact.items():
+            policy.take_average(average)
+            urgent = policy._by_urgency(batch[:real_time], residual, table)
+            found[name].append(
+                _pair(policy, urgent, policy._by_swap(batch[real_time:]), size, table)
+            )
+    return [row for name, pairs in found.items() for row in gap_rows(name, pairs)]
+
+
+def _requests(rng: np.random.Generator, n: int, token_bytes: int) -> tuple[Batch, int]:
+    """n requests, the first of them real-time, and how many these are; at least one of each
+    class."""
+    real_time = int(np.clip(rng.binomial(n, 0.5), 1, n - 1))
+    prefill = rng.random(n) < 0.4
+    new = np.where(prefill, rng.integers(10, 1001, n), 1)
+    context = new + np.where(prefill, 0, rng.integers(10, 2001, n))
+    on_host = (np.arange(n) >= real_time) & ~prefill & (rng.random(n) < 1 / 3)
+    swapped = np.where(on_host, np.minimum(rng.integers(1, 501, n), context - 1) * token_bytes, 0)
+    return Batch(np.arange(n), prefill, new, context, swapped), real_time
+
+
+def iterations_of_a_run(
+    seed: int, seconds: float, rate: float, pool: int, slo: str
+) -> list[dict[str, Any]]:
+    """Rows of `gap_rows` for the iterations of a run of `bros` in which there are 2 to 10
+    requests."""
+    found: dict[str, list[Pair]] = {name: [] for name in OPTIONS}
+
+    class Watched(BrosPolicy):
+        """Algorithm 1, beside which every iteration is solved."""
+
+        name = "bros-watched"
+
+        def __init__(self, limits, options=None, estimator=None):
+            super().__init__(limits, options, estimator)
+            self.exact = {
+                name: BrosExactPolicy(limits, options, estimator)
+                for name, options in OPTIONS.items()
+            }
+
+        def _plainly(self, *_):
+            # so that every iteration is chosen; what is plain to see is what is chosen
+            return False
+
+        def _stands(self, *_):
+            pass  # so that each step is an iteration
+
+        def _choose(self, step, urgent, candidates, size):
+            if 2 <= len(urgent.batch) + len(candidates) <= SIZES[1]:
+                for name, policy in self.exact.items():
+                    policy.take_average(self.average_iteration_s)
+                    found[name].append(_pair(policy, urgent, candidates, size, step.view.requests))
+            return super()._choose(step, urgent, candidates, size)
+
+    inputs = resolve(_config(seed, seconds, rate, pool, slo, (GREEDY,)))
+    run_policy(inputs, PolicySpec("bros-watched", own=Watched))
+    return [row for name, pairs in found.items() for row in gap_rows(name, pairs)]
+
+
+def _pair(
+    policy: BrosExactPolicy, urgent: Urgent, candidates: Batch, size: int, requests: RequestTable
+) -> Pair:
+    instance = policy.instance(urgent, candidates, size, requests)
+    greedy = policy.greedy_batch(urgent, candidates, size)
+    return (
+        len(instance),
+        solution(instance, policy.estimator, greedy),
+        enumerate_batches(instance, policy.estimator),
+    )
+
+
+def gap_rows(problem: str, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
+    """A row for all iterations (requests: 0) and one for each number of requests.
+
+    optimal        share in which Algorithm 1's batch is as good as the best in every goal
+    outside        share in which its batch keeps no deadline and takes longer than the problem
+                   allows; not compared
+    loses_more     share in which it loses more deadlines; extra_lost: deadlines lost more, an
+                   iteration
+    other_goal     share in which it loses as many, but misses a later goal before (1)
+    compared       share of the rest where the best batch has best-effort requests: those that the
+                   gaps are of
+    gap_*          1 - its best-effort tokens a second over the best batch's
+    """
+    pairs = list(pairs)
+    rows = []
+    for n in (0, *sorted({n for n, _, _ in pairs})):
+        chosen = [(ours, best) for size, ours, best in pairs if n in (0, size)]
+        inside = [(ours, best) for ours, best in chosen if ours.feasible]
+        same = [(ours, best) for ours, best in inside if ours.goals == best.goals]
+        gaps = np.array([1.0 - ours.rate / best.rate for ours, best in same if best.rate > 0])
+        gaps = np.where(np.abs(gaps) <= SAME, 0.0, gaps)
+        total = len(chosen)
+        rows.append(
+            {
+                "problem": problem,
+                "requests": n,
+                "iterations": total,
+                "optimal": (len(same) - np.count_nonzero(gaps)) / total,
+                "outside": 1.0 - len(inside) / total,
+                "loses_more": sum(ours.lost > best.lost for ours, best in inside) / total,
+                "extra_lost": sum(ours.lost - best.lost for ours, best in inside) / total,
+                "other_goal": sum(
+                    ours.lost == best.lost and ours.goals != best.goals for ours, best in inside
+                )
+                / total,
+                "compared": len(gaps) / total,
+                "gap_mean": float(gaps.mean()) if len(gaps) else 0.0,
+                "gap_median": float(np.median(gaps)) if len(gaps) else 0.0,
+                "gap_p95": float(np.percentile(gaps, 95)) if len(gaps) else 0.0,
+                "gap_max": float(gaps.max()) if len(gaps) else 0.0,
+            }
+        )
+    return rows
+
+
+# -- short runs ------------------------------------------------------------------------------------
+def _config(
+    seed: int, seconds: float, rate: float, pool: int, slo: str, policies: tuple[str, ...]
+) -> SimulationConfig:
+    return SimulationConfig(
+        policy=policies,
+        trace="sharegpt",
+        rate=rate,
+        duration=seconds,
+        pool=pool,
+        seed=seed,
+        slo=slo,
+        profile=PROFILE,
+        cap_length=1024,
+    )
+
+
+def deadlines_of_runs(
+    seed: int, seconds: float, rate: float, pool: int, slo: str
+) -> list[dict[str, Any]]:
+    """The same requests under `bros` and under each of OTHERS; a row for each, real-time requests
+    in pairs.
+
+    ttft_*      shares of requests whose first token is in time under both, only this one, only
+                `bros`, neither
+    tokens_*    the same of requests none of whose later tokens is late
+    be_tokens   best-effort tokens a second while real-time requests arrived, over those under
+                `bros`
+    fallback    share of steps that were left to Algorithm 1
+    """
+    labels = (GREEDY, *OTHERS.values())
+    results = simulate(_config(seed, seconds, rate, pool, slo, labels))
+    kept = {label: _kept(result.rows.requests) for label, result in results.items()}
+    served = {
+        label: _best_effort_rate(result.rows.requests, seconds) for label, result in results.items()
+    }
+    rows = []
+    for problem, label in OTHERS.items():
+        row = {"problem": problem, "requests": len(kept[label][0])}
+        for name, ours, best in zip(("ttft", "tokens"), kept[GREEDY], kept[label], strict=True):
+            row |= {
+                f"{name}_both": float((ours & best).mean()),
+                f"{name}_this_only": float((~ours & best).mean()),
+                f"{name}_bros_only": float((ours & ~best).mean()),
+                f"{name}_neither": float((~ours & ~best).mean()),
+            }
+        counters = (
+            results[label]
+            .config["policy"]
+            .get("counters", {"solved_steps": 0, "fallback_steps": 1})
+        )
+        row["be_tokens"] = served[label] / served[GREEDY] if served[GREEDY] else 0.0
+        row["fallback"] = 1.0 - counters["solved_steps"] / sum(counters.values())
+        rows.append(row)
+    return rows
+
+
+def _kept(requests) -> tuple[np.ndarray, np.ndarray]:
+    """bool[n] each, by request: first token in time; no later token late. Real-time requests."""
+    mine = requests[requests.service_class == "rt"].sort_values("request_id")
+    first = (mine.first_token_s - mine.arrival_s <= mine.slo_ttft_s).to_numpy()
+    return first, (mine.late_tokens == 0).to_numpy()
+
+
+def _best_effort_rate(requests, seconds: float) -> float:
+    """Best-effort output tokens a second, of requests that ended within the first `seconds`."""
+    ended = requests[(requests.service_class == "be") & (requests.last_token_s <= seconds)]
+    return float(ended.output_tokens.sum()) / seconds

@@ -1,0 +1,54 @@
+"""What the experiments write: tables as Markdown and CSV, plots, and whether there is a place for
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from twinserve.sim.report.figures import png
+from twinserve.sim.setup.config import SettingsError
+from twinserve.traces.write import write_atomically
+
+
+def table_lines(
+    header: Sequence[str], rows: Iterable[Sequence[object]], rules: Sequence[str] = ()
+) -> list[str]:
+    """A Markdown table; cells may hold `|`. rules: of the columns, as they stand between two `|`;
+    by default `---`."""
+    top = "|".join(f" {name} " if name else " " for name in header)
+    cells = (" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows)
+    return [
+        f"|{top}|",
+        f"|{'|'.join(rules or ['---'] * len(header))}|",
+        *(f"| {row} |" for row in cells),
+    ]
+
+
+def markdown_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], rules: Sequence[str] = ()
+) -> str:
+    """`table_lines` as a text that ends its last line."""
+    return "\n".join(table_lines(header, rows, rules)) + "\n"
+
+
+def write_tables(out: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    """`NAME.csv` of each. Raises WorkloadError."""
+    for name, table in tables.items():
+        write_atomically(out / f"{name}.csv", table.to_csv(index=False).encode())
+
+
+def write_plot(path: Path, canvas: Canvas, dpi: int = 120) -> None:
+    """A PNG, the same bytes for the same canvas. Raises WorkloadError."""
+    write_atomically(path, png(canvas, dpi))
+
+
+def check_target(out: Path | None) -> None:
+    """Before anything is run: SettingsError where the folder of the file --out is not there."""
+    if out is not None and not out.parent.is_dir():
+        raise SettingsError(
+            f"--out {out}: cannot be written: there is no folder {out.parent}; make it first"
+        )

@@ -1,0 +1,306 @@
+"""Figures of a paper as commands: `python -m twinserve.experiments.<system> [FIGURE ...]`.
+
+A figure is a grid of runs, a table and a plot of it, and the claims of the paper that it speaks to.
+Each goes into a folder of its own (points.csv, table.csv, plot.png, claims.json);
+`paper_vs_ours.md` joins the claims of all figures that are there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+from cyclopts import Parameter
+from matplotlib.figure import Figure as Canvas
+from rich.console import Console
+
+from twinserve.experiments.study.command import RESUMABLE, GridOptions, experiment_app
+from twinserve.experiments.study.grid import Point, Rows, run_grid, shown
+from twinserve.experiments.study.output import table_lines, write_plot, write_tables
+from twinserve.sim.cli.main import run_app
+from twinserve.sim.results.files import dump_json
+from twinserve.sim.setup.config import SettingsError
+from twinserve.traces.write import write_atomically
+
+SEEDS = 3
+# best first
+Verdict = Literal["agrees", "direction agrees", "within the spread", "differs", "not reproduced"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is run. quick: the smallest grid that still makes every table and plot, for tests;
+    seeds: of each point."""
+
+    quick: bool = False
+    seeds: tuple[int, ...] = tuple(range(SEEDS))
+
+
+def points_over(
+    scale: Scale,
+    settings: Iterable[Mapping[str, Any]],
+    axes: Sequence[str],
+    unchanged: Mapping[str, Any],
+) -> list[Point]:
+    """A point for each of `settings` and each seed.
+
+    axes       tell the rows apart; a setting with an underscore is one of them and no argument
+    unchanged  values that are left out, as they are the defaults: so figures share their runs
+    """
+    found = []
+    for each in settings:
+        work = {
+            name: value
+            for name, value in each.items()
+            if not name.startswith("_") and not (name in unchanged and unchanged[name] == value)
+        }
+        shown = {name: each.get(f"_{name}", each.get(name)) for name in axes}
+        found += [Point({**shown, "seed": seed}, {**work, "seed": seed}) for seed in scale.seeds]
+    return found
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One number of a paper beside ours.
+
+    where    figure, table or section of the paper
+    what     the quantity, with its unit and its setting
+    paper    as printed
+    ours     mean and 95 % interval over seeds, see `grid.shown`
+    verdict  see `judge` and `judge_direction`
+    why      where it is not `agrees`: what makes the difference, and which run shows that
+    """
+
+    where: str
+    what: str
+    paper: str
+    ours: str
+    verdict: Verdict
+    why: str = ""
+
+    @classmethod
+    def judged(
+        cls, where: str, what: str, paper: str, ours: str, verdict: Verdict, why: str
+    ) -> Claim:
+        """With `why` only where it is needed."""
+        return cls(where, what, paper, ours, verdict, "" if verdict == "agrees" else why)
+
+
+def judge(ours: float, half: float, paper: float, neutral: float | None = 0.0) -> Verdict:
+    """A number of ours, with the half width of its interval, beside the paper's.
+
+    neutral  what would be no effect (0 for a change, 1 for a ratio); None: an amount, which has no
+             direction
+
+    agrees             ours is within 10 % of the paper's, or the paper's within our interval; the
+                       interval is no wider than a quarter of the number to either side, and does
+                       not hold `neutral`
+    direction agrees   otherwise: the interval is on the paper's side of `neutral`
+    within the spread  the interval is too wide to tell: it holds the paper's number and, where
+                       there is one, `neutral`
+    differs            anything else
+
+    One seed has no interval (nan): nothing is told then. A number that is not there (nan) differs.
+    A quarter is of the paper's number. ValueError where that is `neutral` itself: such a claim is
+    an amount.
+    """
+    if paper == neutral:
+        raise ValueError(
+            f"a paper's number of {paper} is no effect: judge it as an amount (neutral=None)"
+        )
+    half = half if np.isfinite(half) else np.inf
+    told = neutral is None or half < abs(ours - neutral)
+    if told and half <= 0.25 * abs(paper) and abs(ours - paper) <= max(half, 0.1 * abs(paper)):
+        return "agrees"
+    if told and neutral is not None:
+        return "direction agrees" if (ours - neutral) * (paper - neutral) > 0 else "differs"
+    return "within the spread" if abs(ours - paper) <= half else "differs"
+
+
+def judge_direction(effect: float, half: float) -> Verdict:
+    """A claim that prints no number, only a direction: `effect` is above 0 where ours has the
+    same."""
+    half = half if np.isfinite(half) else np.inf
+    return "agrees" if effect > half else "within the spread" if effect > -half else "differs"
+
+
+def worst(*verdicts: Verdict) -> Verdict:
+    """Of a claim with several parts."""
+    return max(verdicts, key=get_args(Verdict).index)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure or table of a paper.
+
+    points  of the grid, at a scale
+    work    function of one point: keyword arguments to a row or rows (see `grid.run_grid`)
+    table   what the points say, one row for each thing shown, seeds summed up
+    plot    draws the table and the points on an empty canvas; None: a table only
+    claims  what the paper says of it beside what the table says
+    """
+
+    name: str
+    title: str
+    points: Callable[[Scale], Sequence[Point]]
+    work: Callable[..., Rows]
+    table: Callable[[pd.DataFrame], pd.DataFrame]
+    plot: Callable[[Canvas, pd.DataFrame, pd.DataFrame], None] | None = None
+    claims: Callable[[pd.DataFrame], Sequence[Claim]] = lambda table: ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """The figures of one system. absent: claims that no figure here speaks to, with the reason as
+    `why`.
+
+    A study of no paper (`paper` empty) has no claims: its report is the tables.
+    """
+
+    system: str
+    paper: str
+    figures: Sequence[Figure]
+    absent: Sequence[Claim] = field(default_factory=tuple)
+
+    def run(
+        self,
+        names: Sequence[str],
+        scale: Scale,
+        out: Path,
+        workers: int | None,
+        any_version: bool = False,
+    ) -> None:
+        """Run the named figures (none: all) and write their files, then the table of claims. Raises
+        SettingsError."""
+        known = {figure.name: figure for figure in self.figures}
+        for name in names:
+            if name not in known:
+                raise SettingsError(
+                    f"{self.system} has no figure {name!r}; there are {', '.join(known)}"
+                )
+        for name in names or known:
+            figure = known[name]
+            points = run_grid(
+                figure.work,
+                figure.points(scale),
+                out,
+                workers,
+                f"{self.system} {name}",
+                any_version,
+            )
+            self._write(figure, points, scale, out / name)
+        write_atomically(
+            out / self.report, (self.markdown(out) if self.paper else self.tables(out)).encode()
+        )
+
+    @property
+    def report(self) -> str:
+        """Name of the Markdown file."""
+        return "paper_vs_ours.md" if self.paper else "tables.md"
+
+    def tables(self, out: Path) -> str:
+        """The tables of all figures that were run, means with their intervals."""
+        parts = [
+            f"# {self.system}",
+            "",
+            "Means over seeds and half widths of their 95 % intervals.",
+            "",
+        ]
+        for figure in self.figures:
+            file = out / figure.name / "table.csv"
+            if not file.is_file():
+                parts += [f"`{figure.name}` ({figure.title}): not run.", ""]
+                continue
+            plot = [f"![{figure.title}]({figure.name}/plot.png)", ""] if figure.plot else []
+            parts += [f"## {figure.title}", "", *plot, *_table(pd.read_csv(file)), ""]
+        return "\n".join(parts)
+
+    def _write(self, figure: Figure, points: pd.DataFrame, scale: Scale, folder: Path) -> None:
+        table = figure.table(points)
+        write_tables(folder, {"points": points, "table": table})
+        if figure.plot is not None:
+            canvas = Canvas(figsize=(8, 4.5), layout="constrained")
+            figure.plot(canvas, table, points)
+            write_plot(folder / "plot.png", canvas)
+        claims = [asdict(claim) for claim in figure.claims(table)]
+        said = {"title": figure.title, "scale": asdict(scale), "claims": claims}
+        write_atomically(folder / "claims.json", dump_json(said).encode())
+
+    def markdown(self, out: Path) -> str:
+        """All claims as one table, figure by figure; figures that were not run are named."""
+        lines = [
+            f"# {self.system}: paper and ours",
+            "",
+            f"Source of the paper's numbers: {self.paper}.",
+            "",
+        ]
+        claims, below = [], []
+        for figure in self.figures:
+            file = out / figure.name / "claims.json"
+            if not file.is_file():
+                below += [f"- `{figure.name}` ({figure.title}): not run."]
+                continue
+            said = json.loads(file.read_text())
+            claims += [Claim(**one) for one in said["claims"]]
+            seeds = ", ".join(map(str, said["scale"]["seeds"]))
+            size = "quick, " if said["scale"]["quick"] else ""
+            plot = f", [plot]({figure.name}/plot.png)" if figure.plot else ""
+            below += [
+                f"- `{figure.name}` ({figure.title}): {size}seeds {seeds}; "
+                f"[table]({figure.name}/table.csv){plot}"
+            ]
+        lines += table_lines(
+            ["where", "what", "paper", "ours", "", "why"], map(astuple, [*claims, *self.absent])
+        )
+        return "\n".join(
+            [
+                *lines,
+                "",
+                "`ours` is the mean over seeds and the half width of its 95 % interval.",
+                "",
+                *below,
+                "",
+            ]
+        )
+
+    def main(self, arguments: list[str] | None = None) -> None:
+        """The command line of this study."""
+
+        def command(
+            *figure: Annotated[str, Parameter(help="Names of figures; none: all of them.")],
+            options: GridOptions = GridOptions(),
+        ) -> None:
+            set_to = options.of(self.system, SEEDS)
+            scale = Scale(set_to.quick, tuple(range(set_to.seeds)))
+            self.run(figure, scale, set_to.out, set_to.workers, set_to.any_version)
+            Console(soft_wrap=True).print(str(set_to.out / self.report), highlight=False)
+
+        run_app(
+            experiment_app(self.system, f"Figures of {self.system}.", SEEDS, command),
+            arguments,
+            RESUMABLE,
+        )
+
+
+def _table(frame: pd.DataFrame) -> list[str]:
+    """Lines of Markdown; a column and its interval (NAME_ci) are one. What no row knows is left
+    out."""
+    names = [
+        name
+        for name in frame
+        if not name.endswith("_ci") and name != "seeds" and frame[name].notna().any()
+    ]
+
+    def cell(row: pd.Series, name: str) -> str:
+        value = row[name]
+        if not isinstance(value, float):
+            return str(value)
+        return "" if pd.isna(value) else shown(value, row.get(f"{name}_ci", float("nan")))
+
+    rows = [[cell(row, name) for name in names] for _, row in frame.iterrows()]
+    return table_lines(names, rows, [" --- "] * len(names))

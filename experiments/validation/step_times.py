@@ -1,0 +1,323 @@
+"""Step times read off a run's events, beside a model's for the same batches: tables, fits and a
+plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.optimize import curve_fit
+from scipy.stats import linregress
+
+from twinserve.experiments.study.output import table_lines, write_plot
+from twinserve.experiments.validation.events import Events, intervals, read_events, shortage
+from twinserve.experiments.validation.runs import Case, MeasuredRun, model_of, profile_of, read_run
+from twinserve.profiles.composition import StepComposition, StepTimeModel
+
+DECODES = (0, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 256)
+TOKENS = (0, 256, 512, 768, 1024, 1280, 1536, 1792, 2047, 2048)
+NEAREST = 9  # stretches of decodes that tell the real time of a decode step beside a prompt
+MOST_BESIDE = 3
+WARM_S = 1.0  # the first steps of an engine load kernels
+
+
+def step_times(
+    run: MeasuredRun, events: Events, model: StepTimeModel, skip_s: float = WARM_S
+) -> pd.DataFrame:
+    """A row for each interval with no prompt, or one step with prompts and at most MOST_BESIDE
+    others.
+
+    start_s, steps, decodes, context (mean); tokens: of the step with prompts, 0 for decodes alone;
+    real_ms, ours_ms: a step's; comm_ms: how much of ours is all-reduce. Decode steps beside a
+    prompt's are taken off at the model's time, scaled by real over model in the nearest batches
+    that decode alone.
+    """
+    rows, budget = [], run.arguments["max_num_batched_tokens"]
+    for found in intervals(run, events):
+        prompts = found.prompts
+        # the prompt cannot have been where it was put
+        if any(work.new_tokens > budget for work in found.works):
+            continue
+        if (
+            found.start_s < skip_s
+            or len(prompts) > 1
+            or (prompts and len(found.works) > 1 + MOST_BESIDE)
+        ):
+            continue
+        seconds = [model.step_seconds(work) for work in found.works]
+        step = (prompts or found.works)[0]
+        mine = model.step_seconds(step) if prompts else sum(seconds)
+        context = step.decode_context / max(step.decode_requests, 1)
+        tokens = step.new_tokens if prompts else 0
+        comm = model.allreduce_seconds(step)
+        row = (found.start_s, len(seconds), step.decode_requests, context, tokens, comm * 1e3)
+        rows.append((*row, found.real_s, mine, sum(seconds) - mine))
+    names = [
+        "start_s",
+        "steps",
+        "decodes",
+        "context",
+        "tokens",
+        "comm_ms",
+        "real_s",
+        "ours_s",
+        "beside_s",
+    ]
+    table = pd.DataFrame(rows, columns=names)
+    alone = table[table.tokens == 0]
+    ratio = (alone.real_s / alone.ours_s).to_numpy()
+
+    def pace(n: int) -> float:
+        near = np.argsort(np.abs(alone.decodes.to_numpy() - n), kind="stable")[:NEAREST]
+        return float(np.median(ratio[near])) if len(near) else 1.0
+
+    beside = np.array(
+        [s * pace(n) if s else 0.0 for s, n in zip(table.beside_s, table.decodes, strict=True)]
+    )
+    each = np.where(table.tokens > 0, 1, table.steps)
+    return table.assign(
+        real_ms=(table.real_s - beside) / each * 1e3, ours_ms=table.ours_s / each * 1e3
+    ).drop(columns=["real_s", "ours_s", "beside_s"])
+
+
+def fit(real_ms: np.ndarray, ours_ms: np.ndarray) -> dict[str, float]:
+    """Least squares real = a + b ours: a_ms, a_error_ms, b, b_error (standard errors), count; empty
+    below 3 points."""
+    if len(real_ms) < 3 or np.ptp(ours_ms) == 0:
+        return {}
+    line = linregress(ours_ms, real_ms)
+    names = ("a_ms", "a_error_ms", "b", "b_error")
+    values = (line.intercept, line.intercept_stderr, line.slope, line.stderr)
+    return {name: float(value) for name, value in zip(names, values, strict=True)} | {
+        "count": len(real_ms)
+    }
+
+
+def by_range(table: pd.DataFrame, column: str, edges: tuple[int, ...]) -> list[dict]:
+    """For each range of `column` (above, to): intervals, steps, ms a step real and ours (means over
+    steps), the mean error and the standard deviation of the intervals' errors, relative and in ms;
+    the model's all-reduce, and the one that would leave no error."""
+    found = []
+    for above, to in zip(edges[:-1], edges[1:], strict=True):
+        part = table[(table[column] > above) & (table[column] <= to)]
+        if part.empty:
+            continue
+        weight = part.steps if column == "decodes" else np.ones(len(part))
+        real, ours, comm = (
+            float(np.average(part[name], weights=weight))
+            for name in ("real_ms", "ours_ms", "comm_ms")
+        )
+        apart = part.ours_ms - part.real_ms
+        spread = (
+            {"sd": float((apart / part.real_ms).std()), "sd_ms": float(apart.std())}
+            if len(part) > 1
+            else {}
+        )
+        counts = {"above": above, "to": to, "intervals": len(part), "steps": int(np.sum(weight))}
+        apart_of = {
+            "real_ms": real,
+            "ours_ms": ours,
+            "error": ours / real - 1,
+            "error_ms": ours - real,
+        }
+        allreduce = {"comm_ms": comm, "comm_implied_ms": comm + real - ours} if comm else {}
+        found.append(counts | apart_of | spread | allreduce)
+    return found
+
+
+def counted(run: MeasuredRun, model: StepTimeModel) -> dict:
+    """Real decode step over ours from the tokens counted each second, after the last prompt and the
+    last shortage; this needs no request that was not preempted. {} where the run has no such
+    counts, or fewer than 6 seconds.
+
+    scale, scale_error: real = scale x ours; and real = a + b ours (keys of `fit`). The clock of the
+    counts is off the events' by an unknown time (shift_s), which the last two seconds of tokens
+    tell.
+    """
+    r, series = run.requests, run.series
+    start = max(shortage(run).max(initial=0.0) + 1.0, float(r.first_token_s.max()) + 1.0)
+    ticks = series.t.to_numpy(float)[series.t.to_numpy() >= start]
+    if (
+        "gen_throughput" not in series
+        or len(ticks) < 6
+        or not series.gen_throughput.to_numpy()[1 - len(ticks) :].any()
+    ):
+        return {}
+    counts = np.cumsum(series.gen_throughput.to_numpy()[-len(ticks) :])
+    counts = counts - counts[0]
+    first, last = r.first_token_s.to_numpy(), r.last_token_s.to_numpy()
+    whole, pace = (
+        (r.input_toks + r.output_toks).to_numpy() - 2,
+        (last - first) / (r.output_toks.to_numpy() - 1),
+    )
+    at = np.arange(ticks[0] - 1.0, last.max(), 0.005)
+    n, ours = np.zeros(len(at)), np.full(len(at), np.inf)
+    for i, x in enumerate(at):
+        on = (first <= x) & (last > x)
+        resident = np.round(whole[on] - (last[on] - x) / np.minimum(pace[on], np.median(pace)))
+        n[i] = on.sum()
+        ours[i] = model.step_seconds(
+            StepComposition(int(n[i]), int(resident.sum()), int(resident.max()))
+        )
+
+    made_at = np.r_[at, at[-1] + 0.005]
+
+    def left(shift: float, b: float, a: float = 0.0) -> np.ndarray:
+        """Tokens still to come at each tick."""
+        made = np.r_[0.0, np.cumsum(n / (a + b * ours))] * 0.005
+        return made[-1] - np.interp(ticks + shift, made_at, made)
+
+    real, shift, scale = counts[-1] - counts, 0.0, 1.0
+    # two ticks before the end: few steps to be wrong about
+    near = np.arange(len(ticks)) >= np.flatnonzero(real)[-1] - 1
+    for _ in range(4):
+        (shift,), _ = curve_fit(
+            lambda _, x, b=scale: left(x, b)[near], ticks[near], real[near], [shift]
+        )
+        (scale,), spread = curve_fit(lambda _, b, x=shift: left(x, b), ticks, real, [scale])
+    (b, a), wide = curve_fit(lambda _, b, a: left(shift, b, a), ticks, real, [scale, 0.0])
+    errors = np.sqrt(np.diag(wide))
+    line = {
+        "a_ms": a * 1e3,
+        "a_error_ms": errors[1] * 1e3,
+        "b": b,
+        "b_error": errors[0],
+        "count": len(ticks) - 1,
+    }
+    counts = {
+        "from_s": float(ticks[0]),
+        "seconds": len(ticks) - 1,
+        "requests": [int(n[n > 0].min()), int(n.max())],
+    }
+    found = {"shift_s": shift, "scale": scale, "scale_error": np.sqrt(spread[0, 0])} | line
+    return counts | {name: float(value) for name, value in found.items()}
+
+
+def validate_events(truth: Path, case: Case, form: str | None = None) -> dict:
+    """What can be read off one run; keys that start with an underscore hold rows, for plots."""
+    run = read_run(truth, case)
+    profile = profile_of(run, form)
+    model = model_of(run, profile)
+    events = read_events(run, profile)
+    table = step_times(run, events, model)
+    alone, prompts = table[table.tokens == 0], table[table.tokens > 0]
+    return {
+        "run": case.label,
+        "profile": profile.name,
+        "links": dict(events.links),
+        "intervals": len(table),
+        "decode_steps": int(alone.steps.sum()),
+        "prompt_steps": len(prompts),
+        "seconds": float(run.requests.last_token_s.max()),
+        "decode": by_range(alone, "decodes", DECODES),
+        "prompt": by_range(prompts, "tokens", TOKENS),
+        "decode_fit": fit(alone.real_ms, alone.ours_ms),
+        "prompt_fit": fit(prompts.real_ms, prompts.ours_ms),
+        "counted": counted(run, model),
+        "_table": table,
+    }
+
+
+def events_markdown(runs: list[dict]) -> str:
+    """The tables of `validate_events`, a section for each run."""
+    lines = ["### Step times read off the events"]
+    for run in runs:
+        links = run["links"]
+        lines += [
+            "",
+            f"**{run['run']}**, profile `{run['profile']}`: {run['decode_steps']} decode steps "
+            f"and {run['prompt_steps']} steps"
+            f" with prompts in {run['intervals']} stretches. Links between times: "
+            f"{links.get('news', 0)} new,"
+            f" {links.get('agrees', 0)} agree, {links.get('contradicts', 0)} contradict.",
+        ]
+        for part, name, unit in (
+            ("decode", "decode steps alone", "requests"),
+            ("prompt", "steps with prompts", "tokens"),
+        ):
+            rows = [
+                [
+                    f"{row['above'] + 1} to {row['to']}"
+                    if row["to"] > row["above"] + 1
+                    else row["to"],
+                    row["intervals"],
+                    row["steps"],
+                    f"{row['real_ms']:.2f}",
+                    f"{row['ours_ms']:.2f}",
+                    f"{row['error_ms']:+.2f}",
+                    f"{row['error']:+.1%}",
+                    f"{row['sd_ms']:.2f} ms, {row['sd']:.1%}" if "sd" in row else "-",
+                    *(
+                        [f"{row['comm_ms']:.1f}, {row['comm_implied_ms']:.1f}"]
+                        if "comm_ms" in row
+                        else []
+                    ),
+                ]
+                for row in run[part]
+            ]
+            header = [
+                f"{name}: {unit}",
+                "stretches",
+                "steps",
+                "real ms",
+                "ours ms",
+                "ours - real",
+                "error",
+                "spread (sd)",
+            ]
+            header += (
+                ["all-reduce ms: ours, left by the rest"]
+                if any("comm_ms" in row for row in run[part])
+                else []
+            )
+            lines += ["", *table_lines(header, rows)]
+            lines += (
+                ["", f"{name}: real = {_line(run[part + '_fit'])}."] if run[f"{part}_fit"] else []
+            )
+        if counted := run["counted"]:
+            low, high = counted["requests"]
+            lines += [
+                "",
+                f"Tokens counted over {counted['seconds']} s from {counted['from_s']:.0f} s "
+                f"({low} to {high} requests, decodes"
+                f" only): real = {counted['scale']:.4f} +- {counted['scale_error']:.4f} x ours, "
+                f"or {_line(counted)}.",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(fit: dict) -> str:
+    return (
+        f"({fit['a_ms']:+.2f} +- {fit['a_error_ms']:.2f}) ms + ({fit['b']:.3f} +- "
+        f"{fit['b_error']:.3f}) x ours"
+        f" ({fit['count']:.0f} points)"
+    )
+
+
+def plot_events(run: dict, path: Path) -> None:
+    """Ours less real of each stretch: decode steps over requests, steps with prompts over their
+    tokens; a PNG."""
+    table = run["_table"]
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for axis, column, part in (
+        (axes[0], "decodes", table[table.tokens == 0]),
+        (axes[1], "tokens", table[table.tokens > 0]),
+    ):
+        axis.axhline(0.0, color="0.6", linewidth=0.8)
+        axis.scatter(
+            part[column],
+            part.ours_ms - part.real_ms,
+            s=np.clip(4 * np.sqrt(part.steps), 6, 40),
+            alpha=0.6,
+        )
+        title = "decode steps alone" if column == "decodes" else "steps with prompts"
+        axis.set(
+            xlabel="requests" if column == "decodes" else "tokens in the step",
+            ylabel="ours - real (ms a step)",
+            title=title,
+        )
+    figure.suptitle(run["run"])
+    write_plot(path, figure, dpi=110)

@@ -1,0 +1,203 @@
+"""vLLM V1's scheduler as released (0.32): running requests first, one token budget, chunked
+prefill, prefix caching, preemption by recomputation.
+
+Source: vLLM `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`. Decision for decision the
+same as the real class: tests/identity steps both side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.parts.estimators import BatchEstimator
+from twinserve.policies.parts.queues import make_queue
+from twinserve.policies.parts.runs import further_decodes
+from twinserve.policies.plan import Preemption, StepPlan
+from twinserve.policies.requests import RequestTable
+
+
+class VllmOptions(Options):
+    """Named as vLLM's SchedulerConfig names them."""
+
+    scheduling: Literal["fcfs", "priority"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = Field(0, ge=0)  # tokens a step of one prompt; 0: no cap
+    watermark: float = Field(0.0, ge=0.0, lt=1.0)  # fraction of blocks an admission leaves free
+    scheduler_reserve_full_isl: bool = True  # admit only if all known tokens would fit now
+
+
+class VllmPolicy(Policy[VllmOptions]):
+    name = "vllm"
+    Options = VllmOptions
+    prefix_caching = True
+    uses_estimator = False
+    keeps_ending = True
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        options: VllmOptions | None = None,
+        estimator: BatchEstimator | None = None,
+    ) -> None:
+        super().__init__(limits, options, estimator)
+        if not self.options.enable_chunked_prefill:
+            self.prompt_budget = limits.max_num_batched_tokens
+        self.waiting = make_queue(self.options.scheduling)
+        self.running: list[int] = []
+        self._rows: np.ndarray | None = None  # `running` as an array, until it changes
+
+    def step_tokens(self, longest: int) -> int:
+        return self.limits.max_num_batched_tokens
+
+    def on_arrival(self, row: int, requests: RequestTable) -> None:
+        self.waiting.add(row, requests)
+
+    def on_finish(self, row: int) -> None:
+        if row in self.running:
+            self.running.remove(row)
+            self._rows = None
+        else:  # preempted while its last token was computed, and that token has come
+            self.waiting.remove(row)
+
+    def on_withdraw(self, row: int) -> None:
+        self.on_finish(row)
+
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
+        requests = view.requests
+        plan = StepPlan()
+        ledger.begin_step()
+        budget = self._grant_running(plan, requests, ledger)
+        if not plan.preempted and self.waiting and budget > 0:
+            self._admit_waiting(plan, budget, requests, ledger)
+        if len(plan.rows) == len(self.running):
+            # Whatever holds the queue back now (seats, memory, budget) still does while nothing
+            # ends or arrives.
+            plan.valid_for = further_decodes(plan, requests, ledger)
+        plan.moves = ledger.take_moves()
+        return plan
+
+    # -- running requests --------------------------------------------------------------------------
+    def _grant_running(self, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
+        """Grant running requests their next tokens in order; returns the token budget left."""
+        budget = self.limits.max_num_batched_tokens
+        if not self.running:
+            return budget
+        if self._rows is None:
+            self._rows = np.array(self.running, np.int64)
+        rows = self._rows
+        computed = requests.computed_tokens[rows]
+        wanted = requests.known_tokens(rows) - computed
+        if np.count_nonzero(wanted) < len(wanted):  # their last token is being computed
+            some = wanted > 0
+            rows, computed, wanted = rows[some], computed[some], wanted[some]
+        cap = self._long_prefill_cap()
+        if cap:
+            wanted = np.minimum(wanted, cap)
+        total = sum(wanted.tolist())
+        if total > budget:
+            used = np.cumsum(wanted)
+            last = int(np.searchsorted(used, budget))  # the request that the budget ends in
+            rows, computed, wanted = (
+                rows[: last + 1],
+                computed[: last + 1],
+                wanted[: last + 1].copy(),
+            )
+            wanted[last] -= used[last] - budget
+            total = budget
+        if ledger.grow_all(rows, computed + wanted):
+            plan.rows, plan.tokens = rows, wanted
+            return budget - total
+        return self._grant_one_by_one(plan, requests, ledger, cap)
+
+    def _long_prefill_cap(self) -> int:
+        """A lone request has nobody to starve: it may use the whole budget."""
+        alone = len(self.running) + len(self.waiting) <= 1
+        return 0 if alone else self.options.long_prefill_token_threshold
+
+    def _grant_one_by_one(
+        self, plan: StepPlan, requests: RequestTable, ledger: KvLedger, cap: int
+    ) -> int:
+        """Memory is short: grant in order, and preempt from the end (or the least urgent) until a
+        grant fits."""
+        budget = self.limits.max_num_batched_tokens
+        granted: dict[int, int] = {}
+        index = 0
+        while index < len(self.running) and budget > 0:
+            row = self.running[index]
+            computed = int(requests.computed_tokens[row])
+            new = min(int(requests.known_tokens(row)) - computed, budget)
+            if not new:
+                index += 1
+                continue
+            if cap:
+                new = min(new, cap)
+            fits = ledger.grow(row, computed + new)
+            while not fits:
+                victim_index = self._victim(requests)
+                victim = self.running.pop(victim_index)
+                if victim_index < index:
+                    index -= 1
+                budget += granted.pop(victim, 0)
+                ledger.drop(victim)
+                self.waiting.put_back(victim, requests)
+                plan.preempted.append((victim, Preemption.RECOMPUTE))
+                if victim == row:
+                    break
+                fits = ledger.grow(row, computed + new)
+            if not fits:
+                break
+            granted[row] = new
+            budget -= new
+            index += 1
+        if plan.preempted:
+            self._rows = None
+        plan.rows = np.fromiter(granted.keys(), np.int64, len(granted))
+        plan.tokens = np.fromiter(granted.values(), np.int64, len(granted))
+        return budget
+
+    def _victim(self, requests: RequestTable) -> int:
+        """Index into `running` of who goes first: the last one, or the least urgent (later arrival
+        on a tie)."""
+        if self.options.scheduling == "fcfs":
+            return len(self.running) - 1
+        rows = self.running
+        return max(
+            range(len(rows)),
+            key=lambda i: (requests.priority[rows[i]], requests.arrival_s[rows[i]]),
+        )
+
+    # -- waiting requests --------------------------------------------------------------------------
+    def _admit_waiting(
+        self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
+    ) -> None:
+        rows, tokens = [], []
+        while budget > 0 and self.waiting and len(self.running) < self.limits.max_num_seqs:
+            row = self.waiting.peek()
+            known = int(requests.known_tokens(row))
+            hit = ledger.hit_tokens(row)
+            new = known - hit
+            cap = self._long_prefill_cap()
+            if cap:
+                new = min(new, cap)
+            if new > budget and not self.options.enable_chunked_prefill:
+                break
+            new = min(new, budget)
+            keep_free = int(self.options.watermark * (ledger.num_blocks + 1)) if self.running else 0
+            reserve = known if self.options.scheduler_reserve_full_isl else 0
+            if not ledger.admit(row, hit + new, hit, keep_free, reserve):
+                break
+            self.waiting.pop()
+            self.running.append(row)
+            plan.admitted.append((row, hit))
+            rows.append(row)
+            tokens.append(new)
+            budget -= new
+        if rows:
+            self._rows = None
+            plan.rows = np.concatenate([plan.rows, np.array(rows, np.int64)])
+            plan.tokens = np.concatenate([plan.tokens, np.array(tokens, np.int64)])

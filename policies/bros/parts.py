@@ -1,0 +1,120 @@
+"""What BROS's Algorithm 1 (Wan et al., IEEE version, Sec. IV-B) carries from one part of a plan to
+the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinserve.policies.base import SystemView
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.parts.estimators import Batch
+from twinserve.policies.plan import StepPlan
+
+
+@dataclass(slots=True)
+class Urgent:
+    """Real-time requests by residual time; never changed.
+
+    residual  float64[n], seconds
+    costs     float64[m], seconds: of a batch of the first 1, 2, .. m of them, where m are as many
+              as an iteration may take
+    bound     what the iteration may take, seconds
+    """
+
+    batch: Batch
+    residual: np.ndarray
+    costs: np.ndarray
+    bound: float
+
+    def fitting(self, size: int) -> int:
+        """How many of the first `size` stay within the bound."""
+        return int(np.searchsorted(self.costs[:size], self.bound, side="right"))
+
+
+@dataclass(slots=True)
+class Choice:
+    """Whom an iteration should serve, memory permitting: the first `fits` real-time requests and
+    the first `packed` candidates.
+
+    replaced      the last of these real-time requests gives its place to the last of these
+                  candidates
+    early_return  lines 11-12: a deadline, and neither size nor tokens, ended the search for
+                  real-time requests
+    """
+
+    urgent: Urgent
+    candidates: Batch
+    fits: int
+    packed: int
+    replaced: bool
+    early_return: bool
+
+
+class PlanInProgress:
+    """What one call of `plan` carries around.
+
+    dropped  rows that lost their memory in this step; only asked, never walked through
+    next     the first real-time request that waits, alone or nobody
+    swap     dropped requests keep their KV on the host
+    """
+
+    def __init__(self, view: SystemView, ledger: KvLedger, plan: StepPlan, swap: bool) -> None:
+        self.view = view
+        self.ledger = ledger
+        self.plan = plan
+        self.dropped: set[int] = set()
+        self.next = EMPTY
+        self.swap = swap
+
+    def keeps(self, rows: np.ndarray) -> np.ndarray:
+        """bool[n]: which of `rows` have not been dropped in this step."""
+        return np.array([row not in self.dropped for row in rows.tolist()], bool)
+
+
+class Victims:
+    """Whom an urgent real-time request may drop, in order: best-effort requests, the last to arrive
+    first, then real-time ones that are not in this batch, most residual time first, down to its
+    own."""
+
+    def __init__(
+        self, best_effort: np.ndarray, urgency: np.ndarray, placed: np.ndarray, row: int
+    ) -> None:
+        self.best_effort = best_effort
+        self.urgency = urgency
+        self.placed = placed
+        self.row = row
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int64[n]; some may have no memory."""
+        own = (self.urgency == self.row).nonzero()[0]
+        less = self.urgency[own[0] + 1 if len(own) else 0 :][::-1]
+        return np.concatenate([self.best_effort[::-1], less[~among(less, self.placed)]])
+
+
+_NONE = np.zeros(0, np.int64)
+EMPTY = Batch(_NONE, np.zeros(0, bool), _NONE, _NONE, _NONE)
+
+
+def among(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """bool[n]: which of `rows` are among `others`; np.isin takes several times as long."""
+    found = np.zeros(int(max(rows.max(initial=-1), others.max(initial=-1))) + 1, bool)
+    found[others] = True
+    return found[rows]
+
+
+def within_tokens(batch: Batch, limit: int, behind: Batch | None = None) -> int:
+    """How many requests from the front of `batch` the engine can compute in one step, beside those
+    of `behind`: all but the longest of them must keep to `limit` tokens, since prompts are not cut
+    and one of any length must get its turn."""
+    new = batch.new.tolist()
+    total, longest = 0, 0
+    if behind is not None and len(behind):
+        before = behind.new.tolist()
+        total, longest = sum(before), max(before)
+    if total + sum(new) - max(longest, max(new, default=0)) <= limit:
+        return len(new)
+    others = total + np.cumsum(batch.new) - np.maximum(np.maximum.accumulate(batch.new), longest)
+    return int(np.searchsorted(others, limit, side="right"))

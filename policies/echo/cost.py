@@ -1,0 +1,166 @@
+"""What Echo's scheduler believes an iteration takes (Sec. 5.2), asked for one plan edit at a time.
+
+The estimator of the paper is eqs. 6-8 (`twinserve.profiles.forms.echo.EchoModel`), fitted to the
+profile; `echo_estimator` makes it. Any other estimator will do: what `--estimator perfect` gives,
+or BROS's form where a run was set up for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.parts.estimators import BatchEstimator, ModelEstimator
+from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.forms.echo import EchoModel
+from twinserve.profiles.profile import Profile
+
+Prefills = Sequence[tuple[int, int]]  # (new tokens, resident tokens) of each prompt or chunk
+
+
+class StepCost(Protocol):
+    """Seconds of a batch: `prefills`, and `n` decodes with `total` resident tokens together,
+    `longest` of one."""
+
+    def seconds(self, prefills: Prefills, n: int, total: int, longest: int) -> float: ...
+
+    def decode_run(self, n: int, total: int, longest: int, steps: int) -> np.ndarray:
+        """float64[steps]: of `n` decodes alone, their contexts growing by one token a step; the
+        same floats."""
+        ...
+
+    def longest_chunk(
+        self,
+        prefills: Prefills,
+        decodes: tuple[int, int, int],
+        resident: int,
+        limit: int,
+        bound: float,
+    ) -> int:
+        """Tokens of the longest chunk, at most `limit` (>= 1) on `resident` ones, that keeps the
+        batch within `bound` seconds; 0 if none does."""
+        ...
+
+
+class EchoCost:
+    """Eqs. 6-8."""
+
+    def __init__(self, model: EchoModel) -> None:
+        self.model = model
+
+    def seconds(self, prefills: Prefills, n: int, total: int, longest: int) -> float:
+        model, prefill = self.model, 0.0
+        for new, resident in prefills:
+            prefill += model.prefill_seconds(new, resident)
+        return (
+            model.batch_seconds(prefill, model.decode_seconds(n, total, longest)) if n else prefill
+        )
+
+    def decode_run(self, n: int, total: int, longest: int, steps: int) -> np.ndarray:
+        return self.model.decode_run_seconds(n, total, longest, steps)
+
+    def longest_chunk(
+        self,
+        prefills: Prefills,
+        decodes: tuple[int, int, int],
+        resident: int,
+        limit: int,
+        bound: float,
+    ) -> int:
+        """Eq. 8 solved for the prefill time that is left, then eq. 6 for the length."""
+        model, decode = self.model, self.seconds((), *decodes)
+        if bound < decode:
+            # as printed, eq. 8 may say that a short chunk makes a batch of decodes shorter
+            return 0
+        allowed = decode + (bound - decode) / model.lambda_ if decode and model.lambda_ else bound
+        left = allowed - self.seconds(prefills, 0, 0, 0)
+        if left <= 0.0:
+            return 0
+        # of eq. 6 at the chunk's end
+        end = left + model.prefill_seconds(resident) if resident else left
+        if end < model.c:
+            return 0
+        a, b = model.alpha, model.beta
+        # the stable root of a x^2 + b x = end
+        length = 2.0 * end / (b + math.sqrt(b * b + 4.0 * a * end)) if a or b else resident + limit
+        chunk = int(min(limit, length - resident))
+        while chunk > 0 and self.seconds([*prefills, (chunk, resident)], *decodes) > bound:
+            chunk -= 1  # rounding
+        return max(chunk, 0)
+
+
+class ModelCost:
+    """Any other model."""
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self.model = model
+
+    def seconds(self, prefills: Prefills, n: int, total: int, longest: int) -> float:
+        if not n and not prefills:
+            return 0.0
+        new = np.array([p[0] for p in prefills], np.int64)
+        resident = np.array([p[1] for p in prefills], np.int64)
+        return float(self.model.step_seconds(StepComposition(n, total, longest, new, resident)))
+
+    def decode_run(self, n: int, total: int, longest: int, steps: int) -> np.ndarray:
+        return self.model.decode_run_seconds(n, total, longest, steps) if n else np.zeros(steps)
+
+    def longest_chunk(
+        self,
+        prefills: Prefills,
+        decodes: tuple[int, int, int],
+        resident: int,
+        limit: int,
+        bound: float,
+    ) -> int:
+        """By bisection: a longer chunk takes no less time."""
+        fits, fails = 0, limit + 1
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            if self.seconds([*prefills, (middle, resident)], *decodes) <= bound:
+                fits = middle
+            else:
+                fails = middle
+        return fits
+
+
+class Unasked:
+    """For plans that neither an SLO nor a reward decides: nothing takes time."""
+
+    def seconds(self, prefills: Prefills, n: int, total: int, longest: int) -> float:
+        return 0.0
+
+    def decode_run(self, n: int, total: int, longest: int, steps: int) -> np.ndarray:
+        return np.zeros(steps)
+
+    def longest_chunk(
+        self,
+        prefills: Prefills,
+        decodes: tuple[int, int, int],
+        resident: int,
+        limit: int,
+        bound: float,
+    ) -> int:
+        return limit
+
+
+def echo_estimator(profile: Profile, truth: StepTimeModel) -> ModelEstimator:
+    """Eqs. 6-8 fitted to what `truth` takes, the paper's micro-benchmark. Eq. 7 gets a constant: as
+    printed it has none, and says that a few short decodes take no time; the weights are read all
+    the same."""
+    return ModelEstimator(EchoModel.fit(truth, decode_constant=True), profile.swap_model())
+
+
+def step_cost(estimator: BatchEstimator | None, policy: str) -> StepCost:
+    """The cost that an estimator stands for. Raises PolicyError where there is none."""
+    if estimator is None:
+        raise PolicyError(
+            f"policy {policy!r} plans with step times and was given no estimator; set "
+            "slo_aware=false and kv_aware=false"
+        )
+    model = estimator.model
+    return EchoCost(model) if isinstance(model, EchoModel) else ModelCost(model)

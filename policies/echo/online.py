@@ -1,0 +1,160 @@
+"""Echo's online part (Sec. 4.1, 6): first come, first served, before any offline request, within
+SLO (Sec. 5.1) and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from twinserve.policies.echo.offline import OfflineRequests
+from twinserve.policies.echo.options import EchoOptions
+from twinserve.policies.echo.parts import StepInProgress, decoding
+from twinserve.policies.parts.deadlines import RowSet
+from twinserve.policies.requests import RequestTable
+
+
+class OnlineRequests:
+    """waiting  without KV; running: with KV
+    factor   actual over estimated time of an iteration, where `feedback` asks for it
+    """
+
+    def __init__(self, options: EchoOptions, offline: OfflineRequests) -> None:
+        self.options = options
+        self.offline = offline
+        self.waiting = RowSet()
+        self.running = RowSet()
+        self.factor = 1.0
+
+    def serve(self, step: StepInProgress) -> bool:
+        """Decodes, then prompts in order of arrival. Whether the first waiting request found no
+        memory."""
+        requests = step.requests
+        rows = step.here(self.running.rows)
+        decode = decoding(rows, requests)
+        self._decode_online(step, rows[decode])
+        if self.options.slo_aware:
+            self._protect(step, [row for row in rows[decode].tolist() if row in step.granted])
+        first = True
+        for row in rows[~decode].tolist():
+            if row in step.dropped:
+                continue
+            resident = int(requests.computed_tokens[row])
+            left = int(requests.known_tokens(row)) - resident
+            new = self._online_chunk(step, left, resident, first)
+            if new <= 0 or step.seats <= 0:
+                return False
+            if not self._grow_online(step, row, resident + new):
+                return False
+            self._grant_online_prompt(step, row, new, resident)
+            first = False
+        return self._admit_online(step, first)
+
+    # -- those that hold memory --------------------------------------------------------------------
+    def _decode_online(self, step: StepInProgress, rows: np.ndarray) -> None:
+        rows = rows[: max(0, min(step.seats, step.tokens))]
+        computed = step.requests.computed_tokens[rows]
+        if not step.ledger.missing_tokens(rows).any() and step.ledger.grow_all(rows, computed + 1):
+            step.grant_decodes(rows, computed)
+            return
+        for row, resident in zip(rows.tolist(), computed.tolist(), strict=True):
+            if row not in step.dropped and self._grow_online(step, row, resident + 1):
+                step.grant_decodes(np.array([row]), np.array([resident]))
+
+    def _grow_online(self, step: StepInProgress, row: int, tokens: int) -> bool:
+        need = -(-tokens // step.ledger.block_tokens) - step.ledger.held_blocks(row)
+        return self._take(step, lambda: step.ledger.grow(row, tokens), row, need)
+
+    def _take(self, step: StepInProgress, take, row: int, need: int) -> bool:
+        """Memory for an online row: offline requests give way first, then online ones that came
+        later."""
+
+        def victims() -> Iterator[int]:
+            yield from self.offline.victims(step, row, need)
+            for other in self.running.rows[::-1].tolist():
+                if other <= row:
+                    return
+                if other not in step.granted and other not in step.dropped:
+                    yield other
+
+        dropped = step.acquire(take, victims)
+        if dropped is None:
+            return False
+        for other in dropped:
+            self._wait_again(other)
+        return True
+
+    def _wait_again(self, row: int) -> None:
+        if row in self.offline.running:
+            self.offline.wait_again(row)
+        else:
+            self.running.discard(row)
+            self.waiting.add(row)
+
+    # -- prompts -----------------------------------------------------------------------------------
+    def _admit_online(self, step: StepInProgress, first: bool) -> bool:
+        ledger, requests = step.ledger, step.requests
+        while len(self.waiting) and step.seats > 0 and step.tokens > 0:
+            row = int(self.waiting.rows[0])
+            if row in step.dropped:
+                return False
+            known = int(requests.known_tokens(row))
+            hit = ledger.hit_tokens(row)
+            new = self._online_chunk(step, known - hit, hit, first)
+            if new <= 0:
+                return False
+            promised = step.promised_blocks(self.running.rows)
+            need = -(-known // ledger.block_tokens) - hit // ledger.block_tokens + promised
+
+            def take(row=row, new=new, hit=hit, known=known, promised=promised) -> bool:
+                return ledger.admit(row, hit + new, hit, promised, known)
+
+            if not self._take(step, take, row, need):
+                return True
+            self.waiting.discard(row)
+            self.running.add(row)
+            step.plan.admitted.append((row, hit))
+            self._grant_online_prompt(step, row, new, hit, hit)
+            first = False
+        return False
+
+    def _online_chunk(self, step: StepInProgress, left: int, resident: int, first: bool) -> int:
+        """The prompt that came first goes on in every iteration, if only by a block: it could
+        starve otherwise, where the decodes alone need all the time there is."""
+        new = step.chunk(left, resident)
+        return max(new, min(left, step.tokens, step.ledger.block_tokens)) if first else new
+
+    def _grant_online_prompt(
+        self, step: StepInProgress, row: int, new: int, resident: int, hit: int = 0
+    ) -> None:
+        step.grant_prompt(row, new, resident, hit)
+        self.offline.pool.computed(step.requests.prefix[row], resident // step.ledger.block_tokens)
+        if self.options.slo_aware:
+            self._protect(step, [row])
+
+    # -- deadlines ---------------------------------------------------------------------------------
+    def due(self, rows: np.ndarray, requests: RequestTable) -> np.ndarray:
+        """float64[n]: when each row's next token is due, seconds; inf without an objective (Sec.
+        5.1)."""
+        emitted = requests.output_tokens[rows]
+        ttft, tpot = requests.slo_ttft_s[rows], requests.slo_tpot_s[rows]
+        if self.options.slo == "gap":
+            due = np.where(
+                emitted > 0, requests.last_token_s[rows] + tpot, requests.arrival_s[rows] + ttft
+            )
+        else:
+            due = requests.arrival_s[rows] + ttft + np.where(emitted > 0, emitted * tpot, 0.0)
+        return np.where(np.isnan(due), np.inf, due)
+
+    def _protect(self, step: StepInProgress, rows: list[int]) -> None:
+        """The iteration is bounded by the tightest SLO among `rows` (Sec. 5.1)."""
+        if not rows:
+            return
+        chosen = np.array(rows)
+        seconds = self.factor * step.seconds()
+        slack = self.due(chosen, step.requests) - step.view.now
+        # What is too late already has its pace to keep.
+        pace = step.requests.slo_tpot_s[chosen]
+        pace = np.where(np.isnan(pace), np.inf, pace)
+        limits = np.where(slack >= seconds, slack, np.maximum(pace, seconds))
+        step.bound = min(step.bound, float(limits.min()) / self.factor)

@@ -1,0 +1,63 @@
+"""Echo's options, and those of its ladder."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from twinserve.policies.base import Options
+
+
+class EchoOptions(Options):
+    """The parts of the paper, each of which can be switched off; its ladder BS, +E, +S, +M goes
+    from all off to all on.
+
+    slo_aware       E: iterations are bounded by the online requests' SLO, by estimate
+    kv_aware        S: offline requests by reward (eq. 4); off: first come, first served
+    threshold       M, with the ledger `task-aware`: offline requests are begun only where mu +
+                    sigmas * sigma of online memory stays free for the online ones
+    sigmas          2 in the paper ("a hyperparameter that can be tuned")
+    history_s       seconds of the past that mu and sigma are of
+    sample_s        seconds between two samples of it
+    slo             cumulative: token i is due at arrival + TTFT + i * TPOT, as in the paper; gap:
+                    TPOT after the last one
+    length_buckets  the pool is divided by prompt length
+    b_decode        b of a decoded token (eq. 1); that of a prompt's token is 1
+    benefit         whose tokens count in eq. 4. all: everybody's, as printed; offline: ours, only
+                    those of offline requests, since how many tokens online ones get is for their
+                    arrivals to say, not for a plan
+    edits           all: requests are added and left out until no single edit pays, as in the paper;
+                    adding: decodes are chosen first, then prompts are added, and nothing that was
+                    chosen is left out again
+    feedback        ours: weight of the newest iteration in a factor, actual over estimated time,
+                    that corrects the estimate; 0: none, as in the paper
+    """
+
+    slo_aware: bool = True
+    kv_aware: bool = True
+    threshold: bool = True
+    sigmas: float = Field(2.0, ge=0, le=1e6)
+    history_s: float = Field(3600.0, gt=0, le=1e7)
+    sample_s: float = Field(1.0, ge=1e-3)
+    slo: Literal["cumulative", "gap"] = "cumulative"
+    length_buckets: bool = True
+    b_decode: float = Field(1.0, gt=0)
+    benefit: Literal["all", "offline"] = "all"
+    edits: Literal["all", "adding"] = "all"
+    feedback: float = Field(0.0, ge=0, le=1)
+
+
+class EchoBsOptions(EchoOptions):
+    slo_aware: bool = False
+    kv_aware: bool = False
+    threshold: bool = False
+
+
+class EchoBsEOptions(EchoOptions):
+    kv_aware: bool = False
+    threshold: bool = False
+
+
+class EchoBsESOptions(EchoOptions):
+    threshold: bool = False

@@ -1,0 +1,287 @@
+"""A plan of Echo while it is being made: who is in it, its benefit, punishment and reward (eqs. 1,
+2 and 4), and who had to go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from twinserve.policies.base import SystemView
+from twinserve.policies.echo.cost import StepCost
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.plan import Preemption, StepPlan
+from twinserve.policies.requests import RequestTable
+
+_NOBODY = np.zeros(0, np.int64)
+
+
+class StepInProgress:
+    """Grants so far, and what they sum up to.
+
+    seats, tokens   left in the batch
+    bound           seconds that the iteration may take by estimate (the paper's SLO); inf without
+                    online requests
+    prefills        (new, resident) tokens of each prompt or chunk
+    decodes         requests that decode, resident tokens of all of them, of the longest
+    benefit         tokens made available, prefix hits included (eq. 1), less what evictions lost
+                    (eq. 2); a prompt's token counts 1, a decoded one `b_decode`
+    added           offline prompts and chunks, in order
+    online          int64[n]: online requests with KV, when they have been served
+
+    The search over plans only considers offline decodes: they count in all of these, but are
+    granted, and take memory, when the search has ended.
+    """
+
+    def __init__(
+        self,
+        view: SystemView,
+        ledger: KvLedger,
+        cost: StepCost,
+        seats: int,
+        tokens: int,
+        b_decode: float = 1.0,
+    ) -> None:
+        self.view, self.requests, self.ledger, self.cost = view, view.requests, ledger, cost
+        self.plan = StepPlan()
+        self.seats, self.tokens = seats, tokens
+        self.bound = np.inf
+        self.online = _NOBODY
+        self.prefills: list[tuple[int, int]] = []
+        self.decodes = self._granted_decodes = (0, 0, 0)
+        self._granted_benefit = 0.0
+        self.considered = 0  # offline decodes
+        self.added: list[AddedPrompt] = []
+        self.b_decode = b_decode
+        self.granted: set[int] = set()  # only asked
+        self.dropped: set[int] = set()  # only asked
+        self._rows: list[np.ndarray] = []
+        self._tokens: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        return len(self.granted)
+
+    @property
+    def benefit(self) -> float:
+        return self.benefit_with(self.considered)
+
+    def here(self, rows: np.ndarray) -> np.ndarray:
+        """Those of the rows with something to compute whose transfers have landed, as far as they
+        were not dropped in this step."""
+        requests = self.requests
+        rows = rows[requests.known_tokens(rows) > requests.computed_tokens[rows]]
+        gone = self.dropped or self.view.ready_s
+        if gone:
+            ready = self.view.ready_s
+            rows = rows[
+                np.array([r not in self.dropped and r not in ready for r in rows.tolist()], bool)
+            ]
+        return rows
+
+    def promised_blocks(self, *rows: np.ndarray) -> int:
+        """Blocks that prompts which have been begun still need."""
+        everyone = np.concatenate(rows)
+        computed = self.requests.computed_tokens[everyone]
+        unfinished = everyone[self.requests.known_tokens(everyone) - computed > 1]
+        size, ledger = self.ledger.block_tokens, self.ledger
+        known = self.requests.known_tokens(unfinished).tolist()
+        return sum(
+            max(0, -(-tokens // size) - ledger.held_blocks(row))
+            for row, tokens in zip(unfinished.tolist(), known, strict=True)
+            if row not in self.dropped
+        )
+
+    # -- what it takes -----------------------------------------------------------------------------
+    def seconds(self) -> float:
+        return self.cost.seconds(self.prefills, *self.decodes)
+
+    def seconds_with(self, n: int, total: int, longest: int) -> float:
+        """`seconds`, if these decodes were considered."""
+        return self.cost.seconds(self.prefills, *self.with_decodes(n, total, longest))
+
+    def chunk(self, left: int, resident: int) -> int:
+        """Prompt tokens that the iteration still has room and time for, of `left` on `resident`
+        ones."""
+        return self.longest_chunk(self.prefills, resident, min(left, self.tokens))
+
+    def longest_chunk(self, prefills: list[tuple[int, int]], resident: int, limit: int) -> int:
+        """As many as `limit` tokens on `resident` ones, beside these prefills and the decodes."""
+        if limit <= 0 or self.bound == np.inf:
+            return max(limit, 0)
+        return self.cost.longest_chunk(prefills, self.decodes, resident, limit, self.bound)
+
+    def reward(self) -> float:
+        """Eq. 4, tokens a second."""
+        return rate(self.benefit, self.seconds())
+
+    def prefills_without(self, i: int) -> list[tuple[int, int]]:
+        """`prefills` without number `i` of `added`, which are the last of them."""
+        at = len(self.prefills) - len(self.added) + i
+        return [*self.prefills[:at], *self.prefills[at + 1 :]]
+
+    def with_decodes(self, n: int, total: int, longest: int) -> tuple[int, int, int]:
+        """`decodes`, if these were considered beside those that are granted."""
+        granted = self._granted_decodes
+        return granted[0] + n, granted[1] + total, max(granted[2], longest)
+
+    def benefit_with(self, n: int) -> float:
+        """`benefit`, if `n` decodes were considered."""
+        return self._granted_benefit + self.b_decode * n
+
+    def consider(self, n: int, total: int, longest: int) -> None:
+        """`n` decodes in place of those considered so far."""
+        self.decodes = self.with_decodes(n, total, longest)
+        self.seats += self.considered - n
+        self.tokens += self.considered - n
+        self.considered = n
+
+    def forget_benefit(self) -> None:
+        """Of what is granted so far. None may be considered."""
+        self._granted_benefit = 0.0
+
+    # -- grants ------------------------------------------------------------------------------------
+    def grant_decodes(self, rows: np.ndarray, resident: np.ndarray) -> None:
+        """In front of `added`. None may be considered any more."""
+        if not len(rows):
+            return
+        self._add(rows, np.ones(len(rows), np.int64), len(self._rows) - len(self.added))
+        lengths = resident.tolist()
+        self.decodes = self._granted_decodes = self.with_decodes(
+            len(lengths), sum(lengths), max(lengths)
+        )
+        self._granted_benefit += self.b_decode * len(lengths)
+
+    def grant_prompt(self, row: int, new: int, resident: int, hit: int = 0) -> None:
+        self._add(np.array([row]), np.array([new]), len(self._rows))
+        self.prefills.append((new, resident))
+        self._granted_benefit += new + hit
+
+    def record(self, prompt: AddedPrompt) -> None:
+        """The last grant was this one."""
+        self.added.append(prompt)
+        self._granted_benefit -= prompt.lost
+
+    def withdraw(self) -> AddedPrompt:
+        """Take back the last of `added`; its memory is another matter."""
+        prompt = self.added.pop()
+        self._rows.pop()
+        self._tokens.pop()
+        self.prefills.pop()
+        self.granted.discard(prompt.row)
+        self.seats += 1
+        self.tokens += prompt.new
+        self._granted_benefit -= prompt.benefit
+        return prompt
+
+    def _add(self, rows: np.ndarray, new: np.ndarray, at: int) -> None:
+        self._rows.insert(at, rows)
+        self._tokens.insert(at, new)
+        self.granted.update(rows.tolist())
+        self.seats -= len(rows)
+        self.tokens -= int(new.sum())
+
+    def finish(self) -> StepPlan:
+        if self._rows:
+            self.plan.rows = np.concatenate(self._rows)
+            self.plan.tokens = np.concatenate(self._tokens)
+        self.plan.moves = self.ledger.take_moves()
+        return self.plan
+
+    # -- memory ------------------------------------------------------------------------------------
+    def acquire(
+        self, take: Callable[[], bool], victims: Callable[[], Iterable[int]]
+    ) -> list[int] | None:
+        """Memory by `take`, dropping `victims` one after another until it succeeds. Those that were
+        dropped, or None, and nothing changed, where that is not enough."""
+        if take():
+            return []
+        mark, dropped = self.ledger.mark(), []
+        for victim in victims():
+            self.ledger.drop(victim)
+            dropped.append(victim)
+            if take():
+                self.ledger.commit(mark)
+                self.dropped.update(dropped)
+                self.plan.preempted += [(row, Preemption.RECOMPUTE) for row in dropped]
+                return dropped
+        self.ledger.rollback(mark)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class AddedPrompt:
+    """An offline prompt or chunk of the plan.
+
+    new, resident  tokens it computes, tokens before them
+    hit, lost      tokens found in the cache at its admission (eq. 1), needed ones that its memory
+                   pushed out (eq. 2)
+    admitted       it was queued before; led: it computed its family's shared text; under_way:
+                   prompts begun before it
+    mark           the ledger's, from before; fixed: others lost their memory for it
+    """
+
+    row: int
+    new: int
+    resident: int
+    hit: int
+    lost: int
+    admitted: bool
+    led: bool
+    under_way: tuple[int, ...]
+    mark: int
+    fixed: bool
+
+    @property
+    def benefit(self) -> int:
+        return self.new + self.hit - self.lost
+
+
+class OfflineDecodes:
+    """Offline requests that could decode a token, shortest context first (then in order of
+    arrival).
+
+    rows, resident  int64[n]
+    totals, longest of the k shortest, tokens, at index k
+    """
+
+    def __init__(self, rows: np.ndarray, computed: np.ndarray, ledger: KvLedger) -> None:
+        """computed: of each row of the table."""
+        resident = computed[rows]
+        order = np.argsort(resident, kind="stable")
+        self.rows, self.resident = rows[order], resident[order]
+        self.totals = [0, *np.cumsum(self.resident).tolist()]
+        self.longest = [0, *self.resident.tolist()]
+        self._computed, self._ledger = computed, ledger
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def behind(self, first: int, dropped: set[int]) -> OfflineDecodes:
+        """From number `first` on, without those that were dropped."""
+        rows = np.array([row for row in self.rows[first:].tolist() if row not in dropped], np.int64)
+        return OfflineDecodes(rows, self._computed, self._ledger)
+
+    @cached_property
+    def _growth(self) -> list[int]:
+        return [0, *np.cumsum(self._ledger.slack_tokens(self.rows) < 1).tolist()]
+
+    def growth(self, k: int) -> int:
+        """Blocks that the k shortest will newly take."""
+        return self._growth[k] if k else 0
+
+
+def decoding(rows: np.ndarray, requests: RequestTable) -> np.ndarray:
+    """bool[n]: which compute the one token after their last emitted one."""
+    left = requests.known_tokens(rows) - requests.computed_tokens[rows]
+    return (left == 1) & (requests.output_tokens[rows] > 0)
+
+
+def rate(benefit: float, seconds: float) -> float:
+    """Tokens a second. A chunk behind cached text may be estimated to take no time (eq. 6 below c
+    at both of its ends)."""
+    if seconds > 0:
+        return benefit / seconds
+    return math.inf if benefit > 0 else 0.0

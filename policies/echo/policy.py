@@ -1,0 +1,208 @@
+"""Echo: online requests first, offline ones by reward, on KV memory that knows what will be used
+again.
+
+Source: Wang et al., "Echo: Efficient Co-Scheduling of Hybrid Online-Offline Tasks for Large
+Language Model Serving", Sec. 4.1 (scheduler), 4.2 (threshold), 5 (estimator), 6 (implementation).
+Online requests are those of class real-time, offline ones those of class best-effort. docs/echo.md
+says what was decided where the paper is open.
+
+An iteration starts from the online requests, first come first served, then from the offline decodes
+of the iteration before, and is changed by one request at a time (leave one out, add a prompt, add a
+decode whose KV is there) while that raises the tokens made available a second and the online
+deadlines hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from twinserve.policies.base import EngineLimits, Policy, SystemView
+from twinserve.policies.echo.cost import StepCost, Unasked, echo_estimator, step_cost
+from twinserve.policies.echo.offline import OfflineRequests
+from twinserve.policies.echo.online import OnlineRequests
+from twinserve.policies.echo.options import (
+    EchoBsEOptions,
+    EchoBsESOptions,
+    EchoBsOptions,
+    EchoOptions,
+)
+from twinserve.policies.echo.parts import StepInProgress
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.parts.estimators import BatchEstimator
+from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only
+from twinserve.policies.plan import StepOutcome, StepPlan
+from twinserve.policies.requests import RequestClass, RequestTable
+
+_ONLINE = int(RequestClass.REAL_TIME)
+_CLOCK_SLACK_S = 1e-6  # a run of steps ends this much before a deadline binds, and is planned anew
+
+
+class EchoPolicy(Policy[EchoOptions]):
+    name = "echo"
+    Options: type[EchoOptions] = EchoOptions
+    default_kv = "task-aware"
+    prefix_caching = True
+    fit_estimator = staticmethod(echo_estimator)  # the form of its own paper
+
+    @classmethod
+    def estimates(cls, options: EchoOptions) -> bool:
+        return options.slo_aware or options.kv_aware
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        options: EchoOptions | None = None,
+        estimator: BatchEstimator | None = None,
+    ) -> None:
+        super().__init__(limits, options, estimator)
+        options = self.options
+        self.cost: StepCost = (
+            step_cost(estimator, self.name) if self.estimates(options) else Unasked()
+        )
+        self.offline = OfflineRequests(options)
+        self.online = OnlineRequests(options, self.offline)
+        self._requests: RequestTable  # from the first arrival on
+        self._estimated: deque[float] = deque()  # seconds of the plans whose outcome is to come
+
+    def step_tokens(self, longest: int) -> int:
+        return self.limits.max_num_batched_tokens
+
+    # -- events ------------------------------------------------------------------------------------
+    def on_arrival(self, row: int, requests: RequestTable) -> None:
+        self._requests = requests
+        if requests.service_class[row] == _ONLINE:
+            self.online.waiting.add(row)
+        else:
+            self.offline.pool.add(row, requests)
+
+    def on_finish(self, row: int) -> None:
+        if self._requests.service_class[row] == _ONLINE:
+            self.online.running.discard(row)
+            self.online.waiting.discard(row)
+        else:
+            self.offline.running.discard(row)
+            self.offline.pool.remove(row)
+
+    def on_withdraw(self, row: int) -> None:
+        self.on_finish(row)
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        if self.options.feedback:
+            estimated = self._estimated.popleft()
+            if estimated > 0:
+                actual = float(outcome.seconds.sum())
+                error = actual / estimated - self.online.factor
+                self.online.factor += self.options.feedback * error
+
+    # -- the iteration -----------------------------------------------------------------------------
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
+        ledger.begin_step()
+        forecast = self.offline.forecast
+        if forecast is not None:
+            forecast.observe(view.now, ledger.usage().real_time)
+        limits = self.limits
+        seats, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+        step = StepInProgress(view, ledger, self.cost, seats, tokens, self.options.b_decode)
+        blocked = self.online.serve(step)
+        online, step.online = len(step), self.online.running.rows
+        if self.options.benefit == "offline":
+            step.forget_benefit()
+        shut = self.offline.serve(step)
+        plan = step.finish()
+        self.offline.last = plan.rows[online:]
+        if not self.options.feedback:
+            self._stands(step, online, blocked, shut)
+        elif plan:
+            self._estimated.append(step.seconds())
+        return plan
+
+    # -- how long the decision stands --------------------------------------------------------------
+    def _stands(self, step: StepInProgress, online: int, blocked: bool, shut: bool) -> None:
+        """`valid_for`: everybody who holds memory decodes, nobody else can get in, and no edit or
+        deadline changes that.
+
+        blocked, shut: no waiting online, no queued offline request can be admitted while memory
+        only gets less.
+        """
+        plan, requests = step.plan, step.requests
+        holders = len(self.online.running) + len(self.offline.running)
+        if len(plan.rows) != holders or not decodes_only(plan, requests):
+            return
+        full = step.seats <= 0 or step.tokens <= 0
+        waiting, queued = len(self.online.waiting), len(self.offline.pool)
+        if not full and ((waiting and not blocked) or (queued and not shut)):
+            return
+        until = np.inf
+        if self.offline.forecast is not None:
+            until = self.offline.forecast.next_s
+        steps = step.ledger.decode_steps(plan.rows, LONGEST_RUN)
+        if steps <= 1:
+            return
+        offline = plan.rows[online:]
+        if len(offline) and self.estimates(self.options):
+            resident = requests.computed_tokens[plan.rows].tolist()
+            total, longest = sum(resident), max(resident)
+            takes = self.cost.decode_run(len(resident), total, longest, steps)
+            if self.options.kv_aware:
+                steps = self._keeps_paying(resident, online, takes, steps)
+            if self.options.slo_aware and online and steps > 1:
+                alone = self.cost.decode_run(
+                    online, sum(resident[:online]), max(resident[:online]), steps
+                )
+                most = float(np.maximum(takes[:steps], alone).max())
+                # In a run each step gives everybody a token, so that deadlines move on by a TPOT
+                # and never come nearer.
+                due = self.online.due(plan.rows[:online], requests)
+                if self.options.slo == "gap":
+                    if (
+                        most
+                        > float(
+                            np.nanmin(np.append(requests.slo_tpot_s[plan.rows[:online]], np.inf))
+                        )
+                        - _CLOCK_SLACK_S
+                    ):
+                        return
+                else:
+                    until = min(until, float(due.min()) - most - _CLOCK_SLACK_S)
+        plan.valid_for = max(0, steps - 1)
+        plan.valid_until_s = until
+
+    def _keeps_paying(self, resident: list[int], online: int, takes: np.ndarray, steps: int) -> int:
+        """For how many of the steps leaving out the longest offline decode would not raise the
+        reward."""
+        n = len(resident)
+        if n == 1:
+            return steps
+        shorter = resident[:-1]  # offline ones come shortest first
+        without = self.cost.decode_run(n - 1, sum(shorter), max(shorter), steps)
+        b, offline = self.options.b_decode, n - online
+        others = b * online if self.options.benefit == "all" else 0.0
+        # in the terms of the climb, to the last bit
+        worse = (others + b * (offline - 1)) / without > (others + b * offline) / takes
+        return int(worse.argmax()) if worse.any() else steps
+
+
+class EchoBsPolicy(EchoPolicy):
+    """BS: online requests preempt offline ones, first come first served, on an LRU prefix cache."""
+
+    name = "echo-bs"
+    Options = EchoBsOptions
+    default_kv = "paged"
+
+
+class EchoBsEPolicy(EchoPolicy):
+    """BS+E: iterations keep the online SLO."""
+
+    name = "echo-bs-e"
+    Options = EchoBsEOptions
+    default_kv = "paged"
+
+
+class EchoBsESPolicy(EchoPolicy):
+    """BS+E+S: and offline requests are chosen by reward."""
+
+    name = "echo-bs-e-s"
+    Options = EchoBsESOptions
+    default_kv = "paged-rc"

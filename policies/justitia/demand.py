@@ -1,0 +1,104 @@
+"""What Justitia and the shortest-first policies share: applications, and what they are believed to
+need (Sec. IV-A and IV-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.parts.estimators import BatchEstimator
+from twinserve.policies.parts.predictors import (
+    COSTS,
+    Cost,
+    DemandOptions,
+    Predictor,
+    make_predictor,
+)
+from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
+from twinserve.policies.requests import Application, RequestTable
+
+
+class DemandQueueOptions(QueueOptions, DemandOptions):
+    pass
+
+
+OptionsOfDemand = TypeVar("OptionsOfDemand", bound=DemandQueueOptions)
+
+
+class DemandPolicy(QueuePolicy[OptionsOfDemand]):
+    """Keeps track of which application a row belongs to, by a number: the group, or below 0 for a
+    request that is an application by itself. That is every request whose group has no class, or a
+    class of which the predictor knows nothing: of a session or a pool nobody can say what it will
+    need as a whole.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        options: OptionsOfDemand | None = None,
+        estimator: BatchEstimator | None = None,
+    ) -> None:
+        super().__init__(limits, options, estimator)
+        self.predictor: Predictor = make_predictor(self.options)
+        self._kinds: dict[int, str] = {}  # groups that are served as one application
+        self._requests: RequestTable  # from the first arrival on
+
+    @property
+    def cost(self) -> Cost:
+        """What applications are charged for."""
+        return COSTS["memory"]
+
+    def prepare(self, kinds: Iterable[str]) -> None:
+        self.predictor.prepare(kinds, self.cost)
+
+    def application_of(self, row: int) -> int:
+        """The number of the row's application."""
+        group = int(self._requests.group[row])
+        return group if group in self._kinds else ~row
+
+    def begins(self, number: int, demand: int, arrival_s: float) -> None:
+        """An application arrived; demand: as predicted, in the unit of `cost`."""
+
+    def ends(self, row: int, number: int, cost: int) -> None:
+        """A row of an application ended; cost: what it really took."""
+
+    def leaves(self, row: int, number: int) -> None:
+        """A row of an application was withdrawn. Default: it ends and has cost nothing."""
+        self.ends(row, number, 0)
+
+    def enqueue(self, row: int, number: int) -> None:
+        """A row is to be put into the waiting queue."""
+        raise NotImplementedError
+
+    def on_application(self, application: Application) -> None:
+        if application.kind is None:
+            return
+        demand = self.predictor.application(application, self.cost)
+        if demand is not None:
+            self._kinds[application.group] = application.kind
+            self.begins(application.group, demand, application.arrival_s)
+
+    def on_arrival(self, row: int, requests: RequestTable) -> None:
+        self._requests = requests
+        number = self.application_of(row)
+        if number < 0:
+            demand = self.cost(
+                int(requests.prompt_tokens[row]), self.predictor.output_tokens(row, requests)
+            )
+            self.begins(number, demand, float(requests.arrival_s[row]))
+        self.enqueue(row, number)
+
+    def on_withdraw(self, row: int) -> None:
+        QueuePolicy.on_finish(self, row)
+        self.leaves(row, self.application_of(row))
+
+    def on_finish(self, row: int) -> None:
+        super().on_finish(row)
+        requests, number = self._requests, self.application_of(row)
+        # The last token's KV is never computed. (With asynchronous scheduling that token is not
+        # counted yet.)
+        prompt = int(requests.prompt_tokens[row])
+        output = max(0, int(requests.computed_tokens[row]) - prompt + 1)
+        self.predictor.ended(output, self._kinds.get(number))
+        self.ends(row, number, self.cost(prompt, output))

@@ -1,0 +1,52 @@
+"""Parrot: applications first come, first served, the requests of one not interleaved with those of
+the next (Lin et al., "Parrot", OSDI 2024, as Justitia's evaluation has it: Yang et al., Sec. II-B
+and V-A).
+
+A request that belongs to no application, or to a group of which nobody says what it is (a session,
+a pool), is an application by itself.
+"""
+
+from __future__ import annotations
+
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.justitia.queues import RankedQueue
+from twinserve.policies.parts.estimators import BatchEstimator
+from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
+from twinserve.policies.requests import Application, RequestTable
+
+
+class ParrotPolicy(QueuePolicy[QueueOptions]):
+    name = "parrot"
+    Options = QueueOptions
+    waiting: RankedQueue
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        options: QueueOptions | None = None,
+        estimator: BatchEstimator | None = None,
+    ) -> None:
+        super().__init__(limits, options, estimator)
+        self.waiting = RankedQueue()
+        self._applications: dict[int, int] = {}  # group -> number in order of arrival
+        self._numbers: dict[int, int] = {}  # row -> number of its application
+        self._next = 0
+
+    def on_application(self, application: Application) -> None:
+        if application.kind is not None:
+            self._applications[application.group] = self._next
+            self._next += 1
+
+    def on_arrival(self, row: int, requests: RequestTable) -> None:
+        number = self._applications.get(int(requests.group[row]))
+        if number is None:
+            number, self._next = self._next, self._next + 1
+        self._numbers[row] = number
+        self.waiting.add(row, self.rank(row))
+
+    def on_finish(self, row: int) -> None:
+        super().on_finish(row)
+        del self._numbers[row]
+
+    def rank(self, row: int) -> tuple:
+        return self._numbers[row], row

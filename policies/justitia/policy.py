@@ -1,0 +1,133 @@
+"""Justitia: applications one after another, in the order in which they would end if all were served
+fairly (Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applications").
+
+- *Cost* (Sec. IV-A, eq. 1): KV token-time, p*d + d(d+1)/2 for a request, the sum for an application
+  (`cost=compute`: p + 2d, the paper's Justitia/C).
+- *Demand* (Sec. IV-B): predicted once, when an application arrives (parts/predictors.py).
+- *Order* (Sec. IV-C, eqs. 2-3): the smallest virtual finish time F = V(a) + C first; V grows by
+  M / N an iteration, M being the KV tokens of the device and N the applications that are active in
+  the fluid system (clock.py). F never changes.
+- *Engine* (footnote 3): nobody is preempted for the sake of order. Where memory runs out the
+  largest F gives way, and comes back before anything that waits (parts/queue_policy.py).
+
+Ours, where the paper is open: time is counted in iterations of this engine, so V stands still while
+it idles; if it has nothing left to do the fluid system has not either, and is emptied (it may hold
+demand that was predicted too high). With `cost=compute` an iteration has no fixed capacity: the
+fluid system is given what the engine served, or, with `M`, that much an iteration (eq. 2 with
+another C_j, as far as the paper says). Ties: the application that came first, then the request that
+did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Literal
+
+from pydantic import Field
+
+from twinserve.policies.base import EngineLimits, SystemView
+from twinserve.policies.justitia.clock import VirtualClock
+from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
+from twinserve.policies.justitia.queues import RankedQueue
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.parts.estimators import BatchEstimator
+from twinserve.policies.parts.predictors import COSTS, Cost
+from twinserve.policies.plan import StepOutcome, StepPlan
+from twinserve.policies.requests import RequestTable
+
+
+class JustitiaOptions(DemandQueueOptions):
+    """cost  what applications are charged for: KV token-time, or tokens computed
+    M     what the fluid system shares out in an iteration, in the unit of `cost`; none: all KV
+          tokens of the device, or with cost=compute what the engine served
+    """
+
+    cost: Literal["memory", "compute"] = "memory"
+    M: int | None = Field(None, ge=1)
+
+
+class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
+    name = "justitia"
+    Options = JustitiaOptions
+    waiting: RankedQueue
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        options: JustitiaOptions | None = None,
+        estimator: BatchEstimator | None = None,
+    ) -> None:
+        super().__init__(limits, options, estimator)
+        self.waiting = RankedQueue()
+        self.clock = VirtualClock()
+        # of applications by number; those of single requests while they are here
+        self.F: dict[int, float] = {}
+        self._arrived: dict[int, int] = {}  # their number in order of arrival
+        self._arrivals = 0
+        self._present: Counter[int] = Counter()  # application -> its requests here, waiting or not
+        self._last_end_s = -math.inf
+        self._unit = 0  # capacity of an iteration, token-iterations
+        self._served = 0  # since V was last set: iterations, or their cost
+
+    @property
+    def cost(self) -> Cost:
+        return COSTS[self.options.cost]
+
+    # -- applications ------------------------------------------------------------------------------
+    def begins(self, number: int, demand: int, arrival_s: float) -> None:
+        self._serve()
+        if not self._present and arrival_s > self._last_end_s:
+            self.clock.drain()
+        self.F[number] = self.clock.arrive(demand)
+        self._arrived[number] = self._arrivals
+        self._arrivals += 1
+
+    def _serve(self) -> None:
+        """Bring the fluid system up to now."""
+        self.clock.advance(self._served * self._unit)
+        self._served = 0
+
+    def enqueue(self, row: int, number: int) -> None:
+        self._present[number] += 1
+        self.waiting.add(row, (self.F[number], self._arrived[number]))
+
+    def ends(self, row: int, number: int, cost: int) -> None:
+        self._present[number] -= 1
+        if not self._present[number]:
+            del self._present[number]
+        if number < 0:
+            del self.F[number], self._arrived[number]
+
+    def leaves(self, row: int, number: int) -> None:
+        """With its last request here an application leaves the fluid system as well, so that what
+        it will never ask for takes nothing from the others."""
+        if self._present[number] == 1:
+            self._serve()
+            self.clock.leave(self.F[number])
+        self.ends(row, number, 0)
+
+    def rank(self, row: int) -> tuple:
+        number = self.application_of(row)
+        return self.F[number], self._arrived[number], row
+
+    # -- virtual time ------------------------------------------------------------------------------
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
+        if not self._unit:
+            memory = self.options.M or ledger.num_blocks * ledger.block_tokens
+            self._unit = memory if self._by_iteration else 1
+        return super().plan(view, ledger)
+
+    @property
+    def _by_iteration(self) -> bool:
+        """Whether the fluid system has the same capacity in every iteration."""
+        return self.options.cost == "memory" or self.options.M is not None
+
+    def admitted(self, row: int, requests: RequestTable) -> None:
+        if not self._by_iteration:
+            self._served += int(requests.prompt_tokens[row])
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        steps = len(outcome.ends_s)
+        self._served += steps if self._by_iteration else 2 * steps * len(outcome.emitted)
+        self._last_end_s = float(outcome.ends_s[-1])

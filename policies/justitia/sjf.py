@@ -1,0 +1,95 @@
+"""Shortest first, by request and by application: two of Justitia's baselines (Yang et al., Sec.
+V-A).
+
+`vllm-sjf`  requests by their predicted duration. The paper predicts it with DistilBERT; here by the
+            class and stage of a request, with `error` for how wrong that is. A request's duration
+            is the number of its decodes.
+`srjf`      applications by the cost that is left of them: what was predicted minus what their
+            requests that have ended really took, never below 0. A request counts as a whole until
+            it ends.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
+from twinserve.policies.justitia.queues import OwnersQueue, RankedQueue
+from twinserve.policies.parts.estimators import BatchEstimator
+from twinserve.policies.parts.predictors import OracleByShortName
+from twinserve.policies.requests import Application
+
+
+class SjfOptions(DemandQueueOptions):
+    """predictor  of requests; `mlp` is about whole applications, and so no choice here"""
+
+    predictor: Annotated[Literal["class-mean", "perfect", "oracle-length"], OracleByShortName] = (
+        "class-mean"
+    )
+
+
+class VllmSjfPolicy(DemandPolicy[SjfOptions]):
+    name = "vllm-sjf"
+    Options = SjfOptions
+    waiting: RankedQueue
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        options: SjfOptions | None = None,
+        estimator: BatchEstimator | None = None,
+    ) -> None:
+        super().__init__(limits, options, estimator)
+        self.waiting = RankedQueue()
+        self._duration: dict[int, int] = {}  # predicted decodes of a row
+
+    def on_application(self, application: Application) -> None:
+        if application.kind is not None:
+            self._kinds[application.group] = application.kind
+
+    def on_arrival(self, row, requests) -> None:
+        self._requests = requests
+        kind = self._kinds.get(self.application_of(row))
+        self._duration[row] = self.predictor.output_tokens(row, requests, kind)
+        self.waiting.add(row, (self._duration[row],))
+
+    def ends(self, row: int, number: int, cost: int) -> None:
+        del self._duration[row]
+
+    def rank(self, row: int) -> tuple:
+        return self._duration[row], row
+
+
+class SrjfPolicy(DemandPolicy[DemandQueueOptions]):
+    name = "srjf"
+    Options = DemandQueueOptions
+    waiting: OwnersQueue[int]
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        options: DemandQueueOptions | None = None,
+        estimator: BatchEstimator | None = None,
+    ) -> None:
+        super().__init__(limits, options, estimator)
+        self.remaining: dict[int, int] = {}  # of applications by number, token-iterations
+        self.waiting = OwnersQueue(self.remaining.__getitem__)
+
+    def begins(self, number: int, demand: int, arrival_s: float) -> None:
+        self.remaining[number] = demand
+
+    def enqueue(self, row: int, number: int) -> None:
+        self.waiting.add(row, number)
+
+    def ends(self, row: int, number: int, cost: int) -> None:
+        if number < 0:
+            del self.remaining[number]
+            return
+        self.remaining[number] = max(0, self.remaining[number] - cost)
+        self.waiting.shrunk(number)
+        self.reorder()
+
+    def rank(self, row: int) -> tuple:
+        number = self.application_of(row)
+        return self.remaining[number], self.waiting.place_of(number), row

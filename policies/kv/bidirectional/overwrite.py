@@ -1,0 +1,138 @@
+"""Overwriting in the bidirectional ledger: an owner of a block writes slots that its peer claims
+too, and what the peer had there survives on the host (lazy checkpoint). Done for many blocks, and
+for many growing rows, at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinserve.policies.kv.base import LedgerError
+from twinserve.policies.kv.bidirectional.moves import StepMoves
+from twinserve.policies.kv.bidirectional.state import SlotState, spans
+
+
+class Overwriting:
+    """`host_room`: tokens."""
+
+    def __init__(self, state: SlotState, moves: StepMoves, host_room: int) -> None:
+        self.state = state
+        self.moves = moves
+        self.host_room = host_room
+
+    def overwrite(self, cells: np.ndarray) -> bool:
+        """The owners of these cells write all their slots: what peers had there survives on the
+        host only.
+
+        Copies out just the slots that have no copy yet. False, with the state changed half-way, if
+        the host has no room for them.
+        """
+        state = self.state
+        theirs = state.peer[cells]
+        overlap = state.count[cells] + state.count[theirs] - state.size
+        more = overlap > state.lack[theirs]
+        hit = np.count_nonzero(more)
+        if not hit:
+            return True
+        if hit < len(cells):
+            theirs, overlap = theirs[more], overlap[more]
+        rows = state.owner[theirs]
+        if hit > 1:  # the parts of a row one behind the other
+            order = rows.argsort(kind="stable")
+            theirs, overlap, rows = theirs[order], overlap[order], rows[order]
+        if np.count_nonzero(state.is_pinned(rows)):
+            raise LedgerError("slots of a row that runs in this step were about to be overwritten")
+        lack = state.lack[theirs]
+        length = overlap - lack
+        state.put("lack", theirs, overlap)
+        first = np.append(True, rows[1:] != rows[:-1]).nonzero()[0]
+        owners = rows[first]
+        lost = np.add.reduceat(length, first)
+        state.put("missing_tokens", owners, state.missing_tokens[owners] + lost)
+        newly = np.add.reduceat(lack == 0, first, dtype=np.int64)
+        state.put("missing_blocks", owners, state.missing_blocks[owners] + newly)
+        return self._copy_out(owners, lost, theirs, state.count[theirs] - overlap, length)
+
+    def _copy_out(self, owners, lost, cells, offset, length) -> bool:
+        """To the host what has no copy there: of each cell the `length` tokens that begin `offset`
+        slots from its end of the block; the cells of each of the `owners` follow each other, and
+        hold its `lost` tokens."""
+        state = self.state
+        if len(length) == lost.sum():  # one token each, as in most steps
+            tokens = state.start[cells] + offset
+        else:
+            offset = spans(offset, length)
+            cells = cells.repeat(length)
+            tokens = state.start[cells] + offset
+        ends = lost.cumsum().tolist()
+        fresh = np.ones(len(tokens), bool)
+        begin, owned = 0, owners.tolist()
+        for row, end in zip(owned, ends, strict=True):
+            if row in state.host:
+                fresh[begin:end] = ~state.copied(row, tokens[begin:end])
+            begin = end
+        copies = int(np.count_nonzero(fresh))
+        if not self.host_has_room(copies):
+            return False
+        if not copies:
+            return True
+        blocks = state.block[cells]
+        slots = np.where(state.real_time[cells], offset, state.size - 1 - offset)
+        begin = 0
+        for row, end in zip(owned, ends, strict=True):
+            part: slice | np.ndarray = slice(begin, end)
+            if copies < len(fresh):
+                part = fresh[part].nonzero()[0] + begin
+            piece = tokens[part], blocks[part], slots[part]
+            if len(piece[0]):
+                state.add_copies(row, piece[0])
+                self.moves.to_host_from(row, *piece)
+            begin = end
+        return True
+
+    def host_has_room(self, tokens: int) -> bool:
+        """Room for so many more copies, after giving up copies of resident slots if needed, lowest
+        row first.
+
+        Rows of this step keep theirs: a copy may just be on its way to the device.
+        """
+        state = self.state
+        if state.host_used + tokens > self.host_room and tokens:
+            for row in sorted(state.host):
+                if not state.is_pinned(row):
+                    state.drop_copies(row, keep_missing=True)
+                    if state.host_used + tokens <= self.host_room:
+                        break
+        return tokens == 0 or state.host_used + tokens <= self.host_room
+
+    def grow_in_place(self, rows: np.ndarray, tokens: np.ndarray) -> int:
+        """Growth of real-time rows within their last blocks, over slots of best-effort rows that do
+        not run: as many rows from the front of `rows` as that is all for, and the host has room for
+        without giving anything up. How many.
+
+        Takes the slots that `grow` would give them one by one: none of them touches what another
+        one looks at.
+        """
+        state = self.state
+        before, cells = state.tokens[rows], state.last[rows]
+        need = np.maximum(tokens - before, 0)
+        after = state.count[cells] + need
+        peers = state.peer[cells]
+        over = after + state.count[peers] - state.size
+        over[need == 0] = 0
+        plain = (
+            (after <= state.size)
+            & state.real_time[cells]
+            & (state.held[rows] > 0)
+            & (state.missing_tokens[rows] == 0)
+        )
+        plain &= (over <= 0) | ~state.is_pinned(state.owner[peers])
+        lost = np.maximum(over - state.lack[peers], 0)
+        plain &= lost.cumsum() <= self.host_room - state.host_used
+        n = len(rows) if plain.all() else int(plain.argmin())
+        if n:
+            rows, cells = rows[:n], cells[:n]
+            state.put("count", cells, after[:n])
+            state.put("tokens", rows, before[:n] + need[:n])
+            state.put("pinned", rows, state.step)
+            self.overwrite(cells[over[:n] > 0])
+        return n

@@ -1,0 +1,256 @@
+"""Where tokens go in the bidirectional ledger: FindBlock, FindPreemptBlock, restoring, relocating.
+
+A method that returns False may have changed the state half-way: its caller runs it inside a try and
+rolls back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinserve.policies.kv.bidirectional.moves import StepMoves
+from twinserve.policies.kv.bidirectional.overwrite import Overwriting
+from twinserve.policies.kv.bidirectional.state import SlotState, filled
+from twinserve.policies.requests import RequestClass, RequestTable
+
+RT = int(RequestClass.REAL_TIME)
+_RT_ONLY, _BE_ONLY = 1, 2  # SlotState.kind
+
+
+class Placement(Overwriting):
+    """The rules, over a SlotState. `host_room` is in tokens."""
+
+    def __init__(
+        self, state: SlotState, moves: StepMoves, table: RequestTable, host_room: int
+    ) -> None:
+        super().__init__(state, moves, host_room)
+        self.table = table
+
+    # -- FindBlock and FindPreemptBlock ----------------------------------------------------------
+    def preemptable(self) -> np.ndarray:
+        """Best-effort cells of the blocks that hold best-effort slots only, of rows not in this
+        step.
+        """
+        state = self.state
+        cells = np.flatnonzero(state.kind == _BE_ONLY) + state.num_blocks
+        return cells[~state.is_pinned(state.owner[cells])]
+
+    def sharable(self) -> np.ndarray:
+        """Real-time cells of the blocks that hold real-time slots only."""
+        return np.flatnonzero(self.state.kind == _RT_ONLY)
+
+    def _emptiest(self, cells: np.ndarray, n: int) -> np.ndarray:
+        """The first n of these cells: most empty slots first, ties by owner, then by place in its
+        table.
+        """
+        state = self.state
+        key = (state.count[cells] << 52) | (state.owner[cells] << 24) | state.index[cells]
+        if n == 1 and len(cells):
+            return cells[[np.argmin(key)]]
+        if n < len(cells):
+            few = np.argpartition(key, n - 1)[:n]
+            cells, key = cells[few], key[few]
+        return cells[np.argsort(key)]
+
+    def could_fit(self, row: int, tokens: int, keep_free: int) -> bool:
+        """So many tokens of a new row would find slots now, host room for checkpoints aside."""
+        state = self.state
+        empty = state.num_empty - keep_free
+        return tokens <= empty * self.state.size or tokens <= self.room(row, keep_free)
+
+    def room(self, row: int, keep_free: int = 0) -> int:
+        """Tokens of a new row that would find slots now, host room for checkpoints aside."""
+        state = self.state
+        room = (state.num_empty - keep_free) * state.size
+        if self.table.service_class[row] == RT:
+            return room + len(self.preemptable()) * state.size
+        cells = self.sharable()
+        free = np.where(
+            state.is_pinned(state.owner[cells]), state.size - state.count[cells], state.size
+        )
+        return room + int(free.sum())
+
+    def grow(self, row: int, tokens: int) -> bool:
+        return self.expand(row, tokens - int(self.state.tokens[row]))
+
+    def expand(self, row: int, need: int, keep_free: int = 0) -> bool:
+        """Places for the row's next `need` tokens; the row is pinned and has nothing missing."""
+        real_time = self.table.service_class[row] == RT
+        if need > 0 and self.state.held[row]:
+            taken = self._fill_last_rt(row, need) if real_time else self._fill_last_be(row, need)
+            if taken < 0:
+                return False
+            need -= taken
+        if need <= 0:
+            return True
+        return (
+            self._expand_rt(row, need, keep_free)
+            if real_time
+            else self._expand_be(row, need, keep_free)
+        )
+
+    def _fill_last_rt(self, row: int, need: int) -> int:
+        """Tokens put into the last block, which has to become full before the next; negative if it
+        cannot.
+        """
+        state = self.state
+        cell = int(state.last[row])
+        take = min(need, state.size - int(state.count[cell]))
+        if take == 0:
+            return 0
+        state.widen(row, take)
+        peer = int(state.owner[cell - state.num_blocks])
+        if peer >= 0 and state.count[cell] + state.count[cell - state.num_blocks] > state.size:
+            done = (
+                self._relocate(cell + state.num_blocks)
+                if state.is_pinned(peer)
+                else self.overwrite(np.array([cell]))
+            )
+            if not done:
+                return -1
+        return take
+
+    def _fill_last_be(self, row: int, need: int) -> int:
+        take = min(need, self.state.room_in_last(row))
+        if take:
+            self.state.widen(row, take)
+        return take
+
+    def _expand_rt(self, row: int, need: int, keep_free: int) -> bool:
+        state = self.state
+        blocks = -(-need // state.size)
+        empty = min(blocks, state.num_empty - keep_free)
+        need -= state.claim_empty(row, int(self.table.service_class[row]), need, empty)
+        if need == 0:
+            return True
+        blocks -= empty
+        victims = self._emptiest(self.preemptable(), blocks)
+        if len(victims) < blocks:
+            return False
+        cells = victims - state.num_blocks
+        state.claim(row, cells, filled(need, blocks, state.size))
+        return self.overwrite(cells)
+
+    def _expand_be(self, row: int, need: int, keep_free: int) -> bool:
+        state = self.state
+        empty = min(-(-need // state.size), state.num_empty - keep_free)
+        need -= state.claim_empty(row, int(self.table.service_class[row]), need, empty)
+        if need:
+            need -= self._share_free_slots(row, need)
+        if need and state.held[row]:
+            taken = self._fill_last_over_rt(row, need)
+            if taken < 0:
+                return False
+            need -= taken
+        if need == 0:
+            return True
+        cells = self.sharable()
+        blocks = -(-need // state.size)
+        victims = self._emptiest(cells[~state.is_pinned(state.owner[cells])], blocks)
+        if len(victims) < blocks:
+            return False
+        cells = victims + state.num_blocks
+        state.claim(row, cells, filled(need, blocks, state.size))
+        return self.overwrite(cells)
+
+    def _share_free_slots(self, row: int, need: int) -> int:
+        """Slots that real-time rows leave free in blocks without a best-effort owner; tokens
+        placed.
+        """
+        state = self.state
+        cells = self.sharable()
+        cells = cells[state.count[cells] < state.size]
+        if not len(cells):
+            return 0
+        cells = self._emptiest(cells, len(cells))
+        reach = np.cumsum(state.size - state.count[cells])
+        cells = cells[: int(np.searchsorted(reach, need)) + 1]
+        counts = state.size - state.count[cells]
+        placed = min(need, int(reach[len(cells) - 1]))
+        counts[-1] -= int(reach[len(cells) - 1]) - placed
+        state.claim(row, cells + state.num_blocks, counts)
+        return placed
+
+    def _fill_last_over_rt(self, row: int, need: int) -> int:
+        """Slots of a real-time row that does not run, in the last block; tokens placed, negative on
+        failure.
+        """
+        state = self.state
+        cell = int(state.last[row])
+        peer = int(state.owner[cell - state.num_blocks])
+        take = min(need, state.size - int(state.count[cell]))
+        if peer < 0 or state.is_pinned(peer) or take == 0:
+            return 0
+        state.widen(row, take)
+        return take if self.overwrite(np.array([cell])) else -1
+
+    # -- restoring --------------------------------------------------------------------------------
+    def restore(self, row: int) -> bool:
+        """All missing slots of the (pinned) row come back, where they were or, against a pinned
+        peer, elsewhere.
+        """
+        state = self.state
+        if not state.missing_tokens[row]:
+            return True
+        cells = state.cells_of(row)
+        cells = cells[state.lack[cells] > 0]
+        peers = cells - state.num_blocks
+        overlap = state.count[cells] + state.count[peers] > state.size
+        stuck = overlap & state.is_pinned(state.owner[peers])
+        if stuck.any() and stuck.sum() > self._places(row, int(state.count[cells[stuck]].min())):
+            return False
+        self.moves.to_device(row, state.missing(row))
+        resident = (state.count[cells] - state.lack[cells])[stuck].tolist()
+        state.put("lack", cells, 0)
+        state.put("missing_tokens", row, 0)
+        state.put("missing_blocks", row, 0)
+        if not self.overwrite(cells[~stuck]):
+            return False
+        parts = zip(cells[stuck].tolist(), resident, strict=True)
+        return all(self._relocate(cell, resident) for cell, resident in parts)
+
+    def _places(self, row: int, count: int) -> int:
+        """At most so many parts of the row, of `count` slots or more, could move to other
+        blocks."""
+        state = self.state
+        if state.cells_of(row)[0] < state.num_blocks:
+            return state.num_empty + len(self.preemptable())
+        cells = self.sharable()
+        fits = state.count[cells] + count <= state.size
+        return state.num_empty + int((fits | ~state.is_pinned(state.owner[cells])).sum())
+
+    def _relocate(self, cell: int, resident: int | None = None) -> bool:
+        """Move all that the cell's owner has there into one other block; `resident` of it is on the
+        device.
+        """
+        state = self.state
+        count = int(state.count[cell])
+        if state.num_empty:
+            block = int(state.take_empty(1)[0])
+        else:
+            found = self._block_for_rt() if cell < state.num_blocks else self._block_for_be(count)
+            if found < 0:
+                return False
+            block = found % state.num_blocks
+        new = block + (0 if cell < state.num_blocks else state.num_blocks)
+        row = int(state.owner[cell])
+        state.replace(cell, new)
+        self.moves.relocate(row, cell, new, count if resident is None else resident)
+        return self.overwrite(np.array([new]))
+
+    def _block_for_rt(self) -> int:
+        """Cell of the best-effort owner to preempt, or -1."""
+        best = self._emptiest(self.preemptable(), 1)
+        return int(best[0]) if len(best) else -1
+
+    def _block_for_be(self, count: int) -> int:
+        """Cell of a real-time owner with so many free slots beside it, else of one that does not
+        run, or -1.
+        """
+        state = self.state
+        cells = self.sharable()
+        best = self._emptiest(cells, 1)
+        if len(best) and state.count[best[0]] + count <= state.size:
+            return int(best[0])
+        best = self._emptiest(cells[~state.is_pinned(state.owner[cells])], 1)
+        return int(best[0]) if len(best) else -1

@@ -1,0 +1,309 @@
+"""Storage of the bidirectional ledger: which row holds which slots, what is on the host, and how to
+undo changes.
+
+A *cell* is one side of a block: cell b is the real-time side of block b, cell num_blocks + b its
+best-effort side. Every per-side array is indexed by cell, so the two classes share all code. The
+opposite side of cell c is c - num_blocks: for a real-time cell that index is negative and numpy
+reads it from the array's end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from twinserve.policies.kv.bidirectional.journal import Journal
+
+NOBODY = -1  # owner of a cell that holds nothing
+_ROW_COLUMNS = {
+    "tokens": 0,  # tokens with a place on the device, or all on the host where held is 0
+    "held": 0,  # blocks
+    "last": 0,  # cell of the last block
+    "missing_tokens": 0,
+    "missing_blocks": 0,
+    "pinned": -1,  # the step for which the row was granted memory
+}
+
+
+def spans(first: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """int64[sum of length]: first[0], first[0] + 1, ... for length[0] numbers, then the same for
+    the next.
+    """
+    ends = np.cumsum(length)
+    return np.repeat(first - ends + length, length) + np.arange(int(ends[-1]) if len(ends) else 0)
+
+
+def filled(tokens: int, blocks: int, size: int) -> np.ndarray:
+    """int64[blocks]: slots used in each when all but the last are full."""
+    counts = np.full(blocks, size)
+    counts[-1] = tokens - (blocks - 1) * size
+    return counts
+
+
+class SlotState:
+    """Who holds what; no decisions.
+
+    Per cell, int64[2 * num_blocks]:
+    owner  row, or NOBODY       count  its slots in this block, filled from its end of the block
+    lack   the newest `lack` of them are on the host only
+    index  place of the block in the owner's block table       start  first token held here
+    Tokens of a row are numbered 0, 1, ... as in its text.
+    """
+
+    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+        self.num_blocks = num_blocks
+        self.size = block_tokens
+        self.journal = Journal()
+        cells = 2 * num_blocks
+        self.owner = np.full(cells, NOBODY)
+        self.count, self.lack, self.index, self.start = np.zeros((4, cells), np.int64)
+        self.kind = np.zeros(
+            num_blocks, np.int8
+        )  # bit 0: a real-time owner, bit 1: a best-effort one
+        # What a cell's number says, looked up: for a few cells, numpy's arithmetic with a plain
+        # number takes eight times as long.
+        self.peer = np.roll(np.arange(cells), num_blocks)  # the opposite cell
+        self.side = np.where(np.arange(cells) < num_blocks, 0, num_blocks)  # its first cell
+        self.real_time = self.side == 0
+        self.block = np.arange(cells) % num_blocks
+        self._bit = np.where(self.real_time, 1, 2).astype(np.int8)  # of its side, in `kind`
+        self._empty = np.arange(num_blocks)[::-1].copy()  # a stack; the first num_empty are valid
+        self.num_empty = num_blocks
+        self.rt_blocks = 0
+        self.step = 0
+        self.tables: dict[int, np.ndarray] = {}  # row -> cells, the first held[row] valid
+        self.host: dict[
+            int, np.ndarray
+        ] = {}  # row -> bool[tokens or fewer]: has a copy on the host
+        self.host_used = 0  # tokens
+        self.tokens = self.held = self.last = np.zeros(0, np.int64)
+        self.missing_tokens = self.missing_blocks = self.pinned = np.zeros(0, np.int64)
+        self.fit_rows(1024)
+
+    def fit_rows(self, rows: int) -> None:
+        """Row columns reach at least `rows`."""
+        old = len(self.tokens)
+        if rows <= old:
+            return
+        for name, fill in _ROW_COLUMNS.items():
+            column = np.full(max(rows, 2 * old), fill, np.int64)
+            column[:old] = getattr(self, name)
+            setattr(self, name, column)
+
+    def put(self, name: str, key: Any, value: Any) -> None:
+        """Change own array, dict or attribute (key None), undoably."""
+        if self.journal.open:
+            self.journal.put(self, name, key, value)
+        elif key is None:
+            setattr(self, name, value)
+        else:
+            getattr(self, name)[key] = value
+
+    # -- questions -------------------------------------------------------------------------------
+    def cells_of(self, row: int) -> np.ndarray:
+        """int64[held]: cells of the row, in order of its text."""
+        held = int(self.held[row])
+        return self.tables[row][:held] if held else np.zeros(0, np.int64)
+
+    def room_in_last(self, row: int) -> int:
+        """Slots of the row's last block that nobody claims."""
+        cell = int(self.last[row])
+        taken = int(self.count[cell]) + int(self.count[cell - self.num_blocks])
+        return max(self.size - taken, 0)
+
+    def is_pinned(self, row):
+        """Runs in the step being planned (row: int or index array)."""
+        return self.pinned[row] == self.step
+
+    def missing(self, row: int) -> np.ndarray:
+        """int64[missing]: tokens of the row that are on the host only."""
+        if self.held[row] == 0:
+            return np.arange(self.tokens[row])
+        cells = self.cells_of(row)
+        cells = cells[self.lack[cells] > 0]
+        lack = self.lack[cells]
+        return spans(self.start[cells] + self.count[cells] - lack, lack)
+
+    def copied(self, row: int, tokens: np.ndarray) -> np.ndarray:
+        """bool[n]: the host has a copy."""
+        mask = self.host.get(row)
+        if mask is None:
+            return np.zeros(len(tokens), bool)
+        known = tokens < len(mask)
+        known[known] = mask[tokens[known]]
+        return known
+
+    def cell_of_token(self, row: int, tokens: np.ndarray) -> np.ndarray:
+        cells = self.cells_of(row)
+        return cells[np.searchsorted(self.start[cells], tokens, side="right") - 1]
+
+    def places(self, row: int) -> np.ndarray:
+        """int64[tokens]: slot of each token of the row, block * size + slot in the block."""
+        cells = self.cells_of(row)
+        counts = self.count[cells]
+        offset = spans(np.zeros(len(cells), np.int64), counts)
+        backward = np.repeat(cells >= self.num_blocks, counts)
+        slot = np.where(backward, self.size - 1 - offset, offset)
+        return np.repeat(cells % self.num_blocks * self.size, counts) + slot
+
+    # -- changes ---------------------------------------------------------------------------------
+    def take_empty(self, n: int) -> np.ndarray:
+        left = self.num_empty - n
+        blocks = self._empty[left : self.num_empty][::-1].copy()
+        self.put("num_empty", None, left)
+        return blocks
+
+    def claim(self, row: int, cells: np.ndarray, counts: np.ndarray) -> None:
+        """Append cells to the row's table, holding its next sum(counts) tokens."""
+        held, tokens = int(self.held[row]), int(self.tokens[row])
+        ends = tokens + counts.cumsum()
+        self._occupy(cells, row, counts, held + np.arange(len(cells)), ends - counts)
+        self.append(row, held, cells)
+        self.put("held", row, held + len(cells))
+        self.put("last", row, cells[-1])
+        self.put("tokens", row, ends[-1])
+
+    def claim_empty(self, row: int, side: int, need: int, blocks: int) -> int:
+        """Up to `blocks` empty blocks for up to `need` tokens; tokens placed."""
+        placed = min(need, blocks * self.size)
+        if placed:
+            cells = self.take_empty(blocks) + self.num_blocks * side
+            self.claim(row, cells, filled(placed, blocks, self.size))
+        return placed
+
+    def claim_many(
+        self, rows: np.ndarray, over: np.ndarray, fresh: np.ndarray, side: np.ndarray
+    ) -> None:
+        """`over` further tokens of each row go into `fresh` empty blocks each (all > 0), on its
+        `side`.
+        """
+        ends = fresh.cumsum()
+        held, tokens = self.held[rows], self.tokens[rows]
+        if ends[-1] == len(rows):  # one block each, as in most steps
+            cells = last = self.take_empty(len(rows)) + side
+            self._occupy(cells, rows, over, held, tokens)
+        else:
+            which = np.arange(len(rows)).repeat(fresh)  # whose block each one is
+            nth = np.arange(len(which)) - (ends - fresh)[which]
+            cells = self.take_empty(len(which)) + side[which]
+            placed = nth * self.size
+            counts = np.minimum(over[which] - placed, self.size)
+            self._occupy(cells, rows[which], counts, held[which] + nth, tokens[which] + placed)
+            last = cells[ends - 1]
+        begin = 0
+        for row, first, end in zip(rows.tolist(), held.tolist(), ends.tolist(), strict=True):
+            self.append(row, first, cells[begin:end])
+            begin = end
+        self.put("held", rows, held + fresh)
+        self.put("last", rows, last)
+        self.put("tokens", rows, tokens + over)
+
+    def append(self, row: int, held: int, cells: np.ndarray) -> None:
+        """Write behind the valid part of the row's table: nothing to undo, since only `held` makes
+        it valid.
+        """
+        table = self.tables.get(row)
+        if table is None:
+            self.put("tables", row, cells.copy())
+            return
+        need = held + len(cells)
+        if need > len(table):
+            grown = np.empty(need + need // 4 + 8, np.int64)
+            grown[:held] = table[:held]
+            table = self.tables[row] = grown
+        table[held:need] = cells
+
+    def _occupy(self, cells, rows, counts, indices, starts) -> None:
+        self.put("owner", cells, rows)
+        self.put("count", cells, counts)
+        self.put("index", cells, indices)
+        self.put("start", cells, starts)
+        blocks = self.block[cells]
+        self.put("kind", blocks, self.kind[blocks] | self._bit[cells])
+        mine = np.count_nonzero(self.real_time[cells])
+        if mine:
+            self.put("rt_blocks", None, self.rt_blocks + mine)
+
+    def widen(self, row: int, tokens: int) -> None:
+        """The row's last block takes that many more of its tokens."""
+        cell = self.last[row]
+        self.put("count", cell, self.count[cell] + tokens)
+        self.put("tokens", row, self.tokens[row] + tokens)
+
+    def vacate(self, cells: np.ndarray) -> None:
+        """Nobody holds these cells any more; blocks without any owner are empty again."""
+        self.put("owner", cells, NOBODY)
+        for name in ("count", "lack", "index", "start"):
+            self.put(name, cells, 0)
+        blocks = self.block[cells]
+        kind = self.kind[blocks] & ~self._bit[cells]
+        self.put("kind", blocks, kind)
+        mine = np.count_nonzero(self.real_time[cells])
+        if mine:
+            self.put("rt_blocks", None, self.rt_blocks - mine)
+        empty = blocks[kind == 0]
+        end = self.num_empty + len(empty)
+        self.put("_empty", slice(self.num_empty, end), empty[::-1])
+        self.put("num_empty", None, end)
+
+    def replace(self, cell: int, new: int) -> None:
+        """The part that `cell` holds, all of it resident, moves to the free cell `new`."""
+        row, count = int(self.owner[cell]), self.count[cell]
+        index, start = int(self.index[cell]), self.start[cell]
+        self._occupy(np.array([new]), row, count, index, start)
+        table = self.tables[row].copy()
+        table[index] = new
+        self.put("tables", row, table)
+        if self.last[row] == cell:
+            self.put("last", row, new)
+        self.vacate(np.array([cell]))
+
+    def truncate(self, row: int, tokens: int) -> None:
+        """Give back the slots beyond the row's first `tokens` tokens (at least 1), none of them
+        missing.
+        """
+        cells = self.cells_of(row)
+        keep = int(np.searchsorted(self.start[cells], tokens))
+        if keep < len(cells):
+            self.vacate(cells[keep:])
+            # A copy: later growth writes behind the valid part, and a rollback needs what was valid
+            # there.
+            self.put("tables", row, cells[:keep].copy())
+        cell = cells[keep - 1]
+        self.put("count", cell, min(self.count[cell], tokens - self.start[cell]))
+        self.put("held", row, keep)
+        self.put("last", row, cell)
+        self.put("tokens", row, tokens)
+
+    # -- host ------------------------------------------------------------------------------------
+    def add_copies(self, row: int, tokens: np.ndarray) -> None:
+        old = self.host.get(row)
+        mask = np.zeros(int(self.tokens[row]), bool)
+        if old is not None:
+            mask[: len(old)] = old
+        mask[tokens] = True
+        self.put("host", row, mask)
+        self.put("host_used", None, self.host_used + len(tokens))
+
+    def drop_copies(self, row: int, keep_missing: bool) -> int:
+        """Forget host copies of the row, those it cannot do without excepted if asked to; tokens
+        freed.
+        """
+        mask = self.host.get(row)
+        if mask is None:
+            return 0
+        kept = np.zeros(len(mask), bool)
+        if keep_missing:
+            missing = self.missing(row)
+            kept[missing[missing < len(mask)]] = True
+            kept &= mask
+        freed = int(np.count_nonzero(mask)) - int(np.count_nonzero(kept))
+        if freed == 0:
+            return 0
+        if kept.any():
+            self.put("host", row, kept)
+        else:
+            self.journal.remove(self, "host", row)
+        self.put("host_used", None, self.host_used - freed)
+        return freed

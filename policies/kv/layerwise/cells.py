@@ -1,0 +1,63 @@
+"""Cells: the unit of memory of the layer-wise ledger, the KV of one block of tokens in one layer.
+
+Source: Xiong et al., "LayerKV", Sec. 4: one tensor for the whole KV memory instead of one a layer,
+so that any block of it can hold any layer's part of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+class CellPool:
+    """`num_cells` cells of the device; any of them is as good as any other. `free`: how many nobody
+    has."""
+
+    def __init__(self, num_cells: int) -> None:
+        self.num_cells = num_cells
+        self.free = num_cells
+        self._stack = np.arange(num_cells - 1, -1, -1, dtype=np.int64)
+        # how to take back what was done, newest last
+        self.undo: list[Callable[[], object]] | None = None
+
+    def take(self, n: int) -> np.ndarray:
+        """int64[n]: cells, of those that are free; the caller has asked whether there are so
+        many."""
+        cells = self._stack[self.free - n : self.free].copy()
+        self.free -= n
+        if self.undo is not None:
+            self.undo.append(lambda: self._put(cells))
+        return cells
+
+    def give(self, cells: np.ndarray) -> None:
+        self._put(cells)
+        if self.undo is not None:
+            self.undo.append(lambda: self._lift(len(cells)))
+
+    def _put(self, cells: np.ndarray) -> None:
+        self._stack[self.free : self.free + len(cells)] = cells
+        self.free += len(cells)
+
+    def _lift(self, n: int) -> None:
+        self.free -= n
+
+    def is_partition(self, taken: list[np.ndarray]) -> bool:
+        """Whether the free cells and the `taken` ones are all cells there are, each once."""
+        everything = np.sort(np.concatenate([self._stack[: self.free], *taken]))
+        return np.array_equal(everything, np.arange(self.num_cells))
+
+
+def offload_order(layers: int, interleaved: bool = True) -> tuple[int, ...]:
+    """Layer indices in the order in which a request's layers leave the device.
+
+    interleaved  evenly spread at any number of layers, every other one first (Sec. 3.1.2): while a
+                 layer on the host is fetched, the one before it, on the device, is computed. Sorted
+                 by their bits read backwards, so that to offload more never means to bring one
+                 back.
+    """
+    if not interleaved:
+        return tuple(range(layers))
+    bits = max(1, (layers - 1).bit_length())
+    return tuple(sorted(range(layers), key=lambda layer: int(f"{layer:0{bits}b}"[::-1], 2)))

@@ -1,0 +1,266 @@
+"""The block pool of a paged ledger: free blocks, cached prefixes, eviction order. vLLM V1's
+semantics, on arrays.
+
+vLLM keeps one queue of free blocks: blocks without a hash go back to its front, blocks with one to
+its end, and allocation takes from the front. So the queue is always "blank blocks, then cached
+blocks, least recently freed first", and is kept here as those two parts. Every operation handles a
+whole run of blocks: a chunk of cached blocks enters the eviction order as one array, and blocks
+that are used again leave it by losing their stamp, not by a search.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+# blocks of a cached chunk that are looked at beyond those wanted: some may be in use again
+_LOOK_AHEAD = 64
+
+
+class BlockPool:
+    """`num_blocks` blocks; contents are dense ids >= 0 of what a full block holds (equal id = same
+    prefix).
+
+    blank   blocks that hold nothing reusable
+    cached  blocks nobody uses whose content can still be found; evicted in order of release
+    """
+
+    def __init__(self, num_blocks: int, contents: int = 0) -> None:
+        self.num_blocks = num_blocks
+        self.refs = np.zeros(num_blocks, np.int64)  # rows that use the block
+        self.content = np.full(num_blocks, -1, np.int64)  # -1: not findable
+        # number of its chunk in the eviction order; 0: not in it
+        self._stamp = np.zeros(num_blocks, np.int64)
+        self._blank = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)  # a stack
+        self.blank = num_blocks
+        # chunks (number, blocks), first to be evicted first
+        self._order: deque[tuple[int, np.ndarray]] = deque()
+        self._chunks = 0
+        self.cached = 0
+        # content -> first block that holds it
+        self._block_of = np.full(max(contents, 1024), -1, np.int64)
+        # content held by several blocks -> all of them, oldest first
+        self._copies: dict[int, list[int]] = {}
+        self.contents = contents
+        self.evicted = 0  # cached contents lost so far, blocks
+        # how to take back what was done, newest last
+        self.undo: list[Callable[[], object]] | None = None
+
+    @property
+    def free(self) -> int:
+        return self.blank + self.cached
+
+    def new_contents(self, n: int) -> int:
+        """Reserve `n` content ids that nothing else will ever equal; returns the first."""
+        first = self.contents
+        self.contents += n
+        if self.contents > len(self._block_of):
+            size = len(self._block_of)
+            grown = np.full(max(self.contents, size + size // 4), -1, np.int64)
+            grown[: len(self._block_of)] = self._block_of
+            self._block_of = grown
+        return first
+
+    def find(self, contents: np.ndarray) -> np.ndarray:
+        """Blocks holding the longest findable prefix of the chain `contents` (int64[n], from the
+        first block on)."""
+        blocks = self._block_of[contents]
+        missing = blocks < 0
+        if np.count_nonzero(missing):
+            blocks = blocks[: int(missing.argmax())]
+        return blocks
+
+    # -- taking ------------------------------------------------------------------------------------
+    def take(self, n: int) -> np.ndarray:
+        """`n` free blocks, referenced once each: blank ones first, then cached ones, which are
+        evicted."""
+        from_blank = min(n, self.blank)
+        blocks = self._blank[self.blank - from_blank : self.blank].copy()
+        self.blank -= from_blank
+        if self.undo is not None:
+            self.undo.append(lambda: self._put_blank(blocks[:from_blank]))
+        if from_blank < n:
+            blocks = np.concatenate([blocks, self._evict(n - from_blank)])
+        self.refs[blocks] = 1
+        if self.undo is not None:
+            self.undo.append(lambda: self.refs.__setitem__(blocks, 0))
+        return blocks
+
+    def _put_blank(self, blocks: np.ndarray) -> None:
+        self._blank[self.blank : self.blank + len(blocks)] = blocks
+        self.blank += len(blocks)
+
+    def _evict(self, n: int) -> np.ndarray:
+        """The `n` cached blocks that were released first, no longer findable."""
+        taken, missing, consumed = [], n, []
+        while missing:
+            number, chunk = self._order.popleft()
+            consumed.append((number, chunk))
+            # a chunk may be a long prompt: not all of it for every block
+            head = chunk[: missing + _LOOK_AHEAD]
+            alive = (self._stamp[head] == number).nonzero()[0]
+            rest = chunk[len(head) :]
+            if len(alive) > missing:
+                rest = chunk[alive[missing] :]
+                alive = alive[:missing]
+            if len(rest):
+                self._order.appendleft((number, rest))
+                consumed.append((-1, rest))
+            taken.append(head[alive])
+            missing -= len(alive)
+        blocks = taken[0] if len(taken) == 1 else np.concatenate(taken)
+        if self.undo is not None:
+            stamps = self._stamp[blocks]
+            self.undo.append(lambda: self._restore_order(consumed, blocks, stamps))
+        self._stamp[blocks] = 0
+        self.cached -= n
+        self.evicted += n
+        self._forget(blocks)
+        return blocks
+
+    def _restore_order(self, consumed: list, blocks: np.ndarray, stamps: np.ndarray) -> None:
+        for number, chunk in reversed(consumed):
+            if number < 0:
+                self._order.popleft()  # the cut-off rest of the chunk that follows
+            else:
+                self._order.appendleft((number, chunk))
+        self._stamp[blocks] = stamps
+        self.cached += len(blocks)
+        self.evicted -= len(blocks)
+
+    def _forget(self, blocks: np.ndarray) -> None:
+        contents = self.content[blocks]
+        if self.undo is not None:
+            first = self._block_of[contents]
+
+            def undo() -> None:
+                self.content[blocks] = contents
+                self._block_of[contents] = first
+
+            self.undo.append(undo)
+        if self._copies:
+            for block, content in zip(blocks.tolist(), contents.tolist(), strict=True):
+                self._forget_one(block, content)
+        else:
+            self._block_of[contents] = -1
+        self.content[blocks] = -1
+
+    def _forget_one(self, block: int, content: int) -> None:
+        holders = self._copies.get(content)
+        if holders is None:
+            self._block_of[content] = -1
+            return
+        if self.undo is not None:
+            before = list(holders)
+            self.undo.append(lambda: self._copies.__setitem__(content, before))
+        holders.remove(block)
+        self._block_of[content] = holders[0]
+        if len(holders) == 1:
+            del self._copies[content]
+
+    def use(self, blocks: np.ndarray) -> None:
+        """Another row uses these findable blocks; those nobody used leave the eviction order."""
+        idle = blocks[self.refs[blocks] == 0]
+        stamps = self._stamp[idle]
+        self._stamp[idle] = 0
+        self.cached -= len(idle)
+        self.refs[blocks] += 1
+        if self.undo is not None:
+
+            def undo() -> None:
+                self.refs[blocks] -= 1
+                self._stamp[idle] = stamps
+                self.cached += len(idle)
+
+            self.undo.append(undo)
+
+    # -- giving ------------------------------------------------------------------------------------
+    def publish(self, blocks: np.ndarray, contents: np.ndarray) -> None:
+        """These blocks are full now and hold `contents` (distinct): later requests can find
+        them."""
+        before = self._block_of[contents]
+        fresh = before < 0
+        if np.count_nonzero(fresh) == len(fresh):
+            self._block_of[contents] = blocks
+        else:
+            self._block_of[contents[fresh]] = blocks[fresh]
+            held = zip(
+                blocks[~fresh].tolist(),
+                contents[~fresh].tolist(),
+                before[~fresh].tolist(),
+                strict=True,
+            )
+            for block, content, first in held:
+                self._copies.setdefault(content, [first]).append(block)
+        self.content[blocks] = contents
+        if self.undo is not None:
+
+            def undo() -> None:
+                self.content[blocks] = -1
+                self._block_of[contents] = before
+                for block, content in zip(
+                    blocks[~fresh].tolist(), contents[~fresh].tolist(), strict=True
+                ):
+                    holders = self._copies[content]
+                    holders.remove(block)
+                    if len(holders) == 1:
+                        del self._copies[content]
+
+            self.undo.append(undo)
+
+    def release(self, blocks: np.ndarray) -> None:
+        """A row stops using `blocks` (in the order in which they should be evicted)."""
+        self.refs[blocks] -= 1
+        idle = blocks[self.refs[blocks] == 0]
+        findable = self.content[idle] >= 0
+        kept, blank = idle[findable], idle[~findable]
+        if len(kept):
+            self._chunks += 1
+            self._stamp[kept] = self._chunks
+            self._order.append((self._chunks, kept))
+            self.cached += len(kept)
+        if len(blank):
+            self._put_blank(blank)
+        if self.undo is not None:
+
+            def undo() -> None:
+                self.blank -= len(blank)
+                if len(kept):
+                    self._order.pop()
+                    self._stamp[kept] = 0
+                    self.cached -= len(kept)
+                self.refs[blocks] += 1
+
+            self.undo.append(undo)
+
+    # -- auditor -----------------------------------------------------------------------------------
+    def problems(self) -> list[str]:
+        """What does not add up, recounted from scratch."""
+        wrong = []
+        blank = self._blank[: self.blank]
+        queued = [chunk[self._stamp[chunk] == number] for number, chunk in self._order]
+        order = np.concatenate(queued) if queued else np.zeros(0, np.int64)
+        used = np.flatnonzero(self.refs)
+        everything = np.sort(np.concatenate([blank, order, used]))
+        if not np.array_equal(everything, np.arange(self.num_blocks)):
+            wrong.append("blank, cached and used blocks are not a partition of the pool")
+        if (self.refs < 0).any():
+            wrong.append("a block has fewer than no users")
+        if len(order) != self.cached:
+            wrong.append(f"{len(order)} blocks in eviction order, {self.cached} counted")
+        if (self.content[blank] >= 0).any() or (self.content[order] < 0).any():
+            wrong.append("a blank block is findable, or a cached one is not")
+        holders = np.flatnonzero(self.content >= 0)
+        held = self.content[holders]
+        names, first, counts = np.unique(held, return_index=True, return_counts=True)
+        if not np.array_equal(names, np.flatnonzero(self._block_of >= 0)):
+            wrong.append("the content map and the blocks' contents name different contents")
+        alone = (counts == 1) & (self._block_of[names] == holders[first])
+        for content in sorted({*names[~alone].tolist(), *self._copies}):
+            blocks = set(holders[held == content].tolist())
+            listed = self._copies.get(content, [int(self._block_of[content])])
+            if set(listed) != blocks or listed[0] != self._block_of[content]:
+                wrong.append(f"content {content}: map says {listed}, blocks say {sorted(blocks)}")
+        return wrong

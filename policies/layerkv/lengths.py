@@ -1,0 +1,124 @@
+"""Output lengths as LayerKV predicts them: not a number but a range, one class of several (Sec.
+3.1)."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from twinserve.policies.base import RequestPredictor, Truth
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.parts.predictors import ORACLE
+from twinserve.policies.requests import RequestTable
+
+_ENOUGH = 8  # outputs, before anything is concluded from them
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRange:
+    """Tokens. median: of what falls into the range; inf where nothing is known."""
+
+    lower: float = 1.0
+    median: float = math.inf
+    upper: float = math.inf
+
+    def left(self, past: int) -> float:
+        """Tokens that a request which has generated `past` is expected to generate yet: up to the
+        median, then up to the upper bound; beyond it the prediction was wrong and says nothing."""
+        if past < self.median:
+            return self.median - past
+        return self.upper - past if past < self.upper else math.inf
+
+
+class LengthPredictor(RequestPredictor, Protocol):
+    def predict(self, row: int, requests: RequestTable) -> LengthRange: ...
+
+    def observe(self, prompt_tokens: int, output_tokens: int) -> None:
+        """A request ended."""
+        ...
+
+
+class HistoryPredictor(LengthPredictor):
+    """Learns from the requests that ended: the last `history` of them, divided at percentiles into
+    `classes` classes.
+
+    A request is put into the class that most outputs of prompts of about its length (within a
+    factor of two) fell into. If they do not agree, that is if less than half of them are in one
+    class, its range is all that they cover.
+    """
+
+    def __init__(self, classes: int = 4, history: int = 512) -> None:
+        self._classes = classes
+        self._seen: deque[tuple[int, int]] = deque(maxlen=history)
+
+    def observe(self, prompt_tokens: int, output_tokens: int) -> None:
+        self._seen.append((prompt_tokens.bit_length(), output_tokens))
+
+    def predict(self, row: int, requests: RequestTable) -> LengthRange:
+        if len(self._seen) < _ENOUGH:
+            return LengthRange()
+        seen = np.array(self._seen, np.int64)
+        outputs = seen[:, 1]
+        alike = outputs[seen[:, 0] == int(requests.prompt_tokens[row]).bit_length()]
+        if len(alike) < _ENOUGH:
+            alike = outputs
+        edges = np.quantile(outputs, np.arange(1, self._classes) / self._classes)
+        members = np.searchsorted(edges, alike, side="left")
+        counts = np.bincount(members, minlength=self._classes)
+        best = int(counts.argmax())
+        if 2 * counts[best] >= len(alike):
+            alike = alike[members == best]
+        return LengthRange(float(alike.min()), float(np.median(alike)), float(alike.max()))
+
+
+class TrueClass(LengthPredictor):
+    """Knows the class of a request, a range from a power of two to the next, in `accuracy` of all
+    cases; in the others says one of the two beside it. What a trained classifier stands for,
+    without the classifier."""
+
+    needs_truth = True
+
+    def __init__(self, accuracy: float = 1.0) -> None:
+        self._accuracy = accuracy
+
+    def observe(self, prompt_tokens: int, output_tokens: int) -> None:
+        pass
+
+    def predict(self, row: int, requests: RequestTable) -> LengthRange:
+        length = _told("perfect", self.truth, row, requests)
+        if length is None:
+            return LengthRange()
+        draw = zlib.crc32(requests.ids[row].encode()) / 2**32  # every policy errs in the same way
+        right = int(length).bit_length() - 1
+        if draw >= self._accuracy:
+            right = max(0, right + (1 if 2 * (draw - self._accuracy) < 1 - self._accuracy else -1))
+        lower = 1 << right
+        return LengthRange(lower, 1.5 * lower, 2 * lower)
+
+
+class TrueLength(LengthPredictor):
+    """Knows the length itself: a bound on what a predictor can be worth."""
+
+    needs_truth = True
+
+    def observe(self, prompt_tokens: int, output_tokens: int) -> None:
+        pass
+
+    def predict(self, row: int, requests: RequestTable) -> LengthRange:
+        length = _told(ORACLE, self.truth, row, requests)
+        return LengthRange() if length is None else LengthRange(length, length, length)
+
+
+def _told(name: str, truth: Truth | None, row: int, requests: RequestTable) -> int | None:
+    """What an engine that knows the future says; None about a request that it does not know."""
+    if truth is None:
+        raise PolicyError(
+            f"policy 'layerkv': predictor={name}: this engine does not know how long outputs "
+            "will be; choose history"
+        )
+    return truth.output_tokens(requests.ids[row])

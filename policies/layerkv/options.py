@@ -1,0 +1,66 @@
+"""LayerKV's options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from twinserve.policies.baselines.vllm_v0 import VllmV0Options
+from twinserve.policies.parts.predictors import OracleByShortName
+
+
+class LayerKvOptions(VllmV0Options):
+    """Those of `vllm-v0`, and the parts of the paper, each of which can be switched off.
+
+    slo_aware     Algorithm 1; off: prompts begin as soon as there is memory
+    savable_only  requests that are expected to miss their objective even without another prompt (a
+                  negative allowance) do not count; off, as printed: while there is one, no prompt
+                  begins
+    layer_wise    off: a request's layers are all on the device
+    x             layers that stay on the device at least; None: by eqs. 3-4
+    retain        max: as many layers stay as the forecast has room for; min: x
+    proactive     layers leave when the forecast says so; off: when a step finds no memory
+    promote       layers come back while the forecast allows; off: they are fetched for every step
+    interleaved   every other layer leaves first; off: the first ones
+    threshold     fraction of blocks; the paper's preset threshold of eq. 5
+    horizon       stages of `block_tokens` steps that eq. 5 looks ahead
+    predictor     of output lengths. history: learns from requests that ended; perfect: is told the
+                  class, an ablation; oracle-length, or oracle: is told the length, a bound
+    length_classes  classes of `history`
+    accuracy      of `perfect`: the share of requests whose class it says; of the others it says one
+                  beside it
+    current_tpot  of eq. 1. step: seconds of a decode step; request: of a step, times requests
+                  running, over those that decoded in it, which is how long a request waits for a
+                  token where not all have their layers at hand
+    tpot_window   decode steps that it is the mean of
+    allreduce_share  of the link's time that eqs. 3-4 reckon with for all-reduce; 0 with NVLink or
+                     on one GPU (Sec. 3.1.3)
+    allreduce_check  a transfer looks whether the link is in use before it sends each sub-unit; off:
+                     it shares the link
+    allreduce_wait, allreduce_unit  how long it waits before it looks at a busy link again, and how
+                                    long a sub-unit of it takes,
+                  in lengths of an all-reduce
+    """
+
+    slo_aware: bool = True
+    savable_only: bool = False
+    layer_wise: bool = True
+    x: int | None = Field(None, ge=0)
+    retain: Literal["max", "min"] = "max"
+    proactive: bool = True
+    promote: bool = True
+    interleaved: bool = True
+    threshold: float = Field(0.05, ge=0.0, lt=1.0)
+    horizon: int = Field(4, ge=0, le=10_000)
+    predictor: Annotated[Literal["history", "perfect", "oracle-length"], OracleByShortName] = (
+        "history"
+    )
+    length_classes: int = Field(4, ge=1, le=512)
+    accuracy: float = Field(1.0, ge=0.0, le=1.0)
+    current_tpot: Literal["step", "request"] = "step"
+    tpot_window: int = Field(32, ge=1)
+    allreduce_share: float = Field(0.0, ge=0.0, le=0.99)
+    allreduce_check: bool = True
+    allreduce_wait: float = Field(0.5, ge=0.01, le=1000.0)
+    allreduce_unit: float = Field(0.25, ge=0.01, le=1000.0)

@@ -1,0 +1,69 @@
+"""Queues of rows that policies share."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from twinserve.policies.requests import RequestTable
+
+
+class FcfsQueue:
+    """First come, first served; a preempted request goes back to the front."""
+
+    def __init__(self) -> None:
+        self._rows: deque[int] = deque()
+
+    def add(self, row: int, requests: RequestTable) -> None:
+        self._rows.append(row)
+
+    def put_back(self, row: int, requests: RequestTable) -> None:
+        self._rows.appendleft(row)
+
+    def peek(self) -> int:
+        return self._rows[0]
+
+    def pop(self) -> int:
+        return self._rows.popleft()
+
+    def remove(self, row: int) -> None:
+        self._rows.remove(row)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self):
+        return iter(self._rows)
+
+
+class PriorityQueue:
+    """Smallest (priority, arrival, request id) first; vLLM breaks ties by the id as text."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, float, str, int]] = []
+
+    def add(self, row: int, requests: RequestTable) -> None:
+        key = (int(requests.priority[row]), float(requests.arrival_s[row]), requests.ids[row], row)
+        heapq.heappush(self._heap, key)
+
+    put_back = add
+
+    def peek(self) -> int:
+        return self._heap[0][3]
+
+    def pop(self) -> int:
+        return heapq.heappop(self._heap)[3]
+
+    def remove(self, row: int) -> None:
+        self._heap = [key for key in self._heap if key[3] != row]
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self):
+        return (key[3] for key in sorted(self._heap))
+
+
+def make_queue(scheduling: str) -> FcfsQueue | PriorityQueue:
+    return PriorityQueue() if scheduling == "priority" else FcfsQueue()

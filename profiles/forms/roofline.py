@@ -1,0 +1,182 @@
+"""Step time of any dense model on any GPU from their specs: no measurement of that pair is needed.
+
+A step is the sum of named terms; each is work over a rate, and the rates are peak numbers times the
+efficiency constants of the GPU's family (`efficiency.py` says where those come from). With T tokens
+computed in the step, n of them by decoding requests, rows = requests in the step, and everything
+per tensor-parallel rank:
+
+    gemm         max(weight bytes / memory rate, 2 x parameters x (T + half) / compute rate)
+    head         the same for the output projection over the sampled rows, and its gather
+    decode_kv    KV bytes of the decoding requests' contexts, new token included, / memory rate
+    prefill_attention   max((query, key) pair FLOPs / compute rate, KV bytes / memory rate)
+    elementwise  norms, rotary, activation: bytes moved per token / memory rate
+    allreduce    two per layer: latency + ring bytes / link rate (NVLink, else PCIe)
+    layers       kernel start and tail time that no amount of work hides, per layer
+    host         scheduler, input preparation, sampling: constant + per request
+
+`half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate. Left
+out: padding to CUDA-graph sizes, and skew between context lengths (`decode_context_max` is not
+used).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError
+
+
+@dataclass(frozen=True, config=STRICT)
+class Efficiency:
+    """Achieved shares of peak rates (`*_mfu`, `*_mbu`, `link_share`: 0..1 or a little above) and
+    times in seconds."""
+
+    gemm_mfu: float = Field(gt=0, le=1.2)
+    gemm_half_tokens: float = Field(ge=0)
+    gemm_mbu: float = Field(gt=0, le=1.2)
+    kv_mbu: float = Field(gt=0, le=1.2)
+    attention_mfu: float = Field(gt=0, le=1.2)
+    elementwise_mbu: float = Field(gt=0, le=2.0)
+    layer_s: float = Field(ge=0)
+    allreduce_s: float = Field(ge=0)
+    link_share: float = Field(gt=0, le=1.2)
+    host_s: float = Field(ge=0)
+    host_request_s: float = Field(ge=0)
+
+
+class RooflineModel(StepTimeModel):
+    """From a ModelSpec, a GpuSpec, the tensor-parallel degree and an Efficiency.
+
+    ProfileError if the heads cannot be split over `tp` ranks, and for mixtures of experts.
+    Immutable after construction.
+    """
+
+    knows_host = True
+
+    def __init__(self, llm: ModelSpec, gpu: GpuSpec, tp: int, efficiency: Efficiency):
+        llm.check_tp(tp)
+        if llm.experts:
+            raise ProfileError(
+                f"{llm.name} is a mixture of experts, whose weights a step reads in part: the "
+                "roofline does"
+                " not know how; build its profile from operator tables (twinserve profiles build)"
+            )
+        self.llm, self.gpu, self.tp, self.efficiency = llm, gpu, tp, efficiency
+        e, size = efficiency, llm.dtype_bytes
+        compute = gpu.peak_flops * e.gemm_mfu
+        memory = gpu.memory_bytes_per_s * e.gemm_mbu
+        # GQA heads fewer than ranks are copied, which costs their matrices again; small, and left
+        # out.
+        matrix = llm.matrix_parameters / tp
+        head = llm.head_parameters / tp
+        self._half = e.gemm_half_tokens
+        self._gemm_floor = matrix * size / memory
+        self._gemm_token = 2.0 * matrix / compute
+        self._head_floor = head * size / memory
+        self._head_row = 2.0 * head / compute
+
+        kv_rate = gpu.memory_bytes_per_s * e.kv_mbu
+        self._kv_token = llm.rank_kv_bytes_per_token(tp) / kv_rate
+        self._pair = llm.attention_flops_per_pair / tp / (gpu.peak_flops * e.attention_mfu)
+
+        # Read and written per token and layer: two norms with residual (4 x hidden each), q in and
+        # out, gate, up, act.
+        activations = (
+            8.0 * llm.hidden
+            + (2.0 * llm.heads * llm.head_dim + (3 if llm.gated_mlp else 2) * llm.intermediate) / tp
+        )
+        elementwise_rate = gpu.memory_bytes_per_s * e.elementwise_mbu
+        self._elementwise_token = llm.layers * activations * size / elementwise_rate
+
+        # A ring all-reduce moves 2 (tp - 1) / tp of the message through each rank's link; a gather
+        # half of that.
+        link = gpu.link_bytes_per_s * e.link_share * _pcie_sharing(gpu, tp)
+        ring = 2.0 * (tp - 1) / tp
+        self._allreduce_fixed = 2.0 * llm.layers * e.allreduce_s if tp > 1 else 0.0
+        self._allreduce_token = 2.0 * llm.layers * ring * llm.hidden * size / link
+        self._gather_row = ring / 2.0 * llm.vocab * size / link
+        self._row = self._gather_row + e.host_request_s
+        self._fixed = llm.layers * e.layer_s + self._allreduce_fixed + e.host_s
+
+    def step_seconds(self, work: StepComposition) -> float:
+        """Seconds of one step. A step that computes no token costs the host's constant."""
+        n = work.decode_requests
+        if len(work.prefill_new) == 0:
+            return self._without_decode_kv(n, n, 0.0) + self._kv_token * (work.decode_context + n)
+        new, pairs, attended = _prefill_totals(work)
+        attention = max(self._pair * pairs, self._kv_token * attended)
+        base = self._without_decode_kv(n + new, n + len(work.prefill_new), attention)
+        return base + self._kv_token * (work.decode_context + n)
+
+    def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
+        """float64[steps], seconds; bit-identical to `step_seconds` since only the last sum depends
+        on the step."""
+        attended = (context + n) + n * np.arange(steps, dtype=np.int64)
+        return self._without_decode_kv(n, n, 0.0) + self._kv_token * attended
+
+    def _without_decode_kv(self, tokens: int, rows: int, prefill_attention: float) -> float:
+        if not tokens:
+            return self.efficiency.host_s
+        gemm = max(self._gemm_floor, self._gemm_token * (tokens + self._half))
+        head = max(self._head_floor, self._head_row * (rows + self._half))
+        per_token = (self._elementwise_token + self._allreduce_token) * tokens
+        return self._fixed + gemm + head + per_token + self._row * rows + prefill_attention
+
+    def host_seconds(self, requests: int) -> float:
+        """The term `host` of a step with so many requests."""
+        return self.efficiency.host_s + self.efficiency.host_request_s * requests
+
+    def allreduce_seconds(self, work: StepComposition) -> float:
+        """The term `allreduce`; 0 on one rank."""
+        tokens = work.new_tokens
+        return self._allreduce_fixed + self._allreduce_token * tokens if tokens else 0.0
+
+    def terms(self, work: StepComposition) -> dict[str, float]:
+        """The terms named in the module's docstring, seconds; their sum is `step_seconds` up to
+        rounding."""
+        n, rows = work.decode_requests, work.decode_requests + len(work.prefill_new)
+        new, pairs, attended = _prefill_totals(work)
+        tokens = n + new
+        e = self.efficiency
+        if not tokens:
+            return {"host": e.host_s}
+        return {
+            "gemm": max(self._gemm_floor, self._gemm_token * (tokens + self._half)),
+            "head": max(self._head_floor, self._head_row * (rows + self._half))
+            + self._gather_row * rows,
+            "decode_kv": self._kv_token * (work.decode_context + n),
+            "prefill_attention": max(self._pair * pairs, self._kv_token * attended),
+            "elementwise": self._elementwise_token * tokens,
+            "allreduce": self._allreduce_fixed + self._allreduce_token * tokens,
+            "layers": self.llm.layers * e.layer_s,
+            "host": e.host_s + e.host_request_s * rows,
+        }
+
+
+def _pcie_sharing(gpu: GpuSpec, tp: int) -> float:
+    """Share of the two-rank PCIe rate that is left at `tp` ranks; 1 with NVLink.
+
+    Without NVLink a ring of four crosses the host bridge: the measured all-reduce of four L40S
+    moves data about four times slower per rank than that of two. Beyond four nothing is known, and
+    four's value is kept.
+    """
+    return 1.0 if gpu.nvlink_bytes_per_s or tp <= 2 else (2.0 / min(tp, 4)) ** 2
+
+
+def _prefill_totals(work: StepComposition) -> tuple[int, float, int]:
+    """Tokens computed, (query, key) pairs and tokens attended to, summed over the step's prefills.
+
+    Integers in plain Python: exact, and faster than numpy for the few prefills that a step has.
+    """
+    new_tokens = twice_pairs = attended = 0
+    for new, resident in zip(
+        work.prefill_new.tolist(), work.prefill_resident.tolist(), strict=True
+    ):
+        new_tokens += new
+        # causal: token i of the chunk sees the resident ones, the chunk's before it, and itself
+        twice_pairs += new * (2 * resident + new + 1)
+        attended += resident + new
+    return new_tokens, twice_pairs / 2, attended

@@ -1,0 +1,244 @@
+"""Timed engine steps, as a calibration measured them: rows in memory, and one parquet file with
+where they came from.
+
+The file has one row a step (or a swap), and under the key `twinserve` of its schema's metadata the
+provenance as JSON: versions, engine arguments, device, date, how the points were chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twinserve.profiles.composition import Churn, StepComposition
+from twinserve.profiles.specs import ProfileError
+
+_KEY = b"twinserve"
+SWAP_OUT, SWAP_IN = "swap_out", "swap_in"
+DISTURBED = 0.05
+_CHURN = (
+    "joined",
+    "swapped_out",
+    "swapped_in",
+    "swapped_out_tokens",
+    "swapped_in_tokens",
+    "changed",
+)
+_ENOUGH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One timed step.
+
+    kind      what it is for: "decode", "prefill", "mixed", ...
+    point     samples of one point are repeats of (nearly) the same work
+    round     the pass over all points in which it was taken
+    work      what the step computed
+    seconds   wall time of the whole step, until its tokens are known on the host
+    exec_s    of these, seconds in the model executor (NaN: not measured)
+    device_s  seconds between two events on the GPU around the executor's part (NaN: no GPU)
+    off_core_s  seconds in which an engine of one CPU thread did not run, since others had the core
+                (NaN: not known)
+    first     the first step of just this work: some engines prepare kernels for a number of tokens
+              that they have not seen lately, so it is kept apart
+    """
+
+    kind: str
+    point: int
+    round: int
+    work: StepComposition
+    seconds: float
+    exec_s: float = float("nan")
+    device_s: float = float("nan")
+    off_core_s: float = float("nan")
+    first: bool = False
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs took more than a twentieth of its time."""
+        return self.off_core_s > DISTURBED * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SwapSample:
+    """One transfer of KV between device and host: direction SWAP_OUT or SWAP_IN, tokens, bytes of
+    all ranks, seconds."""
+
+    direction: str
+    tokens: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Everything that a calibration measured. provenance: JSON-like, see the module's text."""
+
+    steps: list[StepSample]
+    swaps: list[SwapSample] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def by_point(samples: Sequence[StepSample]) -> dict[int, list[StepSample]]:
+    """point -> its samples, points in rising order."""
+    found: dict[int, list[StepSample]] = {}
+    for sample in sorted(samples, key=lambda s: s.point):
+        found.setdefault(sample.point, []).append(sample)
+    return found
+
+
+def settled(samples: Sequence[StepSample]) -> list[StepSample]:
+    """What can be believed of the samples on a machine that does other work, too: of each point the
+    undisturbed ones, where there are three; else all, less the time that the engine's thread was
+    kept off its core."""
+    found = []
+    for of_point in by_point(samples).values():
+        calm = [s for s in of_point if not s.disturbed]
+        if len(calm) < _ENOUGH:
+            calm = [
+                replace(s, seconds=s.seconds - s.off_core_s) if s.disturbed else s for s in of_point
+            ]
+        found += calm
+    return found
+
+
+def write_samples(measurement: Measurement, path: str | Path) -> None:
+    """Write parquet to `path`, whole or not at all; folders are created. OSError where that is
+    impossible."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [_row(step) for step in measurement.steps] + [
+        _swap_row(swap) for swap in measurement.swaps
+    ]
+    metadata = {_KEY: json.dumps(measurement.provenance, sort_keys=True, default=str).encode()}
+    table = pa.Table.from_pylist(rows, schema=_schema().with_metadata(metadata))
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        pq.write_table(table, temporary, compression="zstd")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_samples(path: str | Path) -> Measurement:
+    """What `write_samples` wrote. ProfileError (one line) for anything else."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        provenance = json.loads((table.schema.metadata or {})[_KEY])
+        rows = _with_churn(table).select(_schema().names).to_pylist()
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        why = (
+            "`twinserve calibrate --raw` did not write it"
+            if isinstance(error, KeyError)
+            else _first_line(error)
+        )
+        raise ProfileError(f"{path}: not a file of calibration samples ({why})") from None
+    swaps = [r for r in rows if r["kind"] in (SWAP_OUT, SWAP_IN)]
+    steps = [r for r in rows if r["kind"] not in (SWAP_OUT, SWAP_IN)]
+    return Measurement(
+        [_sample(row) for row in steps],
+        [SwapSample(r["kind"], r["decode_context"], r["bytes"], r["seconds"]) for r in swaps],
+        provenance,
+    )
+
+
+def _schema():
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("kind", pa.string()),
+            ("point", pa.int32()),
+            ("round", pa.int32()),
+            ("prefill_new", pa.list_(pa.int32())),
+            ("prefill_resident", pa.list_(pa.int32())),
+            ("decode_requests", pa.int32()),
+            ("decode_context", pa.int64()),  # of a swap: its tokens
+            ("decode_context_max", pa.int64()),
+            ("seconds", pa.float64()),
+            ("exec_s", pa.float64()),
+            ("device_s", pa.float64()),
+            ("off_core_s", pa.float64()),
+            ("first", pa.bool_()),
+            ("bytes", pa.int64()),
+            ("joined", pa.int32()),
+            ("swapped_out", pa.int32()),
+            ("swapped_in", pa.int32()),
+            ("swapped_out_tokens", pa.int64()),
+            ("swapped_in_tokens", pa.int64()),
+            ("changed", pa.bool_()),
+        ]
+    )
+
+
+def _with_churn(table):
+    """Files written before batches were watched: nothing is known to have changed."""
+    import pyarrow as pa
+
+    for field_ in _schema():
+        if field_.name in _CHURN and field_.name not in table.column_names:
+            nothing = pa.array(np.zeros(len(table), field_.type.to_pandas_dtype()), field_.type)
+            table = table.append_column(field_, nothing)
+    return table
+
+
+def _row(sample: StepSample) -> dict:
+    work = sample.work
+    return {
+        "kind": sample.kind,
+        "point": sample.point,
+        "round": sample.round,
+        "prefill_new": work.prefill_new.tolist(),
+        "prefill_resident": work.prefill_resident.tolist(),
+        "decode_requests": work.decode_requests,
+        "decode_context": work.decode_context,
+        "decode_context_max": work.decode_context_max,
+        "seconds": sample.seconds,
+        "exec_s": sample.exec_s,
+        "device_s": sample.device_s,
+        "off_core_s": sample.off_core_s,
+        "first": sample.first,
+        "bytes": 0,
+        **{name: getattr(work.churn, name) for name in _CHURN},
+    }
+
+
+def _swap_row(swap: SwapSample) -> dict:
+    empty = _row(StepSample(swap.direction, -1, 0, StepComposition(), swap.seconds))
+    return empty | {"decode_context": swap.tokens, "bytes": swap.nbytes}
+
+
+def _sample(row: dict) -> StepSample:
+    new, resident = (np.array(row[name], np.int64) for name in ("prefill_new", "prefill_resident"))
+    churn = Churn(**{name: row[name] for name in _CHURN})
+    work = StepComposition(
+        row["decode_requests"],
+        row["decode_context"],
+        row["decode_context_max"],
+        new,
+        resident,
+        churn,
+    )
+    times = (row[name] for name in ("seconds", "exec_s", "device_s", "off_core_s"))
+    return StepSample(row["kind"], row["point"], row["round"], work, *times, first=row["first"])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

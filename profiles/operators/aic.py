@@ -1,0 +1,229 @@
+"""Operator tables from aiconfigurator-core (the [profiles] extra): measured GEMM, attention and
+all-reduce times of vLLM.
+
+Its engine is asked operator by operator, so that a chunk on a long prefix costs what its attention
+costs (its own mixed step treats the context as a fraction of a request), and everything is
+tabulated: a simulation needs the profile alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from twinserve.profiles.operators.fa2 import SMS, fa2_tables
+from twinserve.profiles.operators.interpolation import Curve, never_falling
+from twinserve.profiles.operators.layers import _points, _rows, _times
+from twinserve.profiles.operators.model import OperatorForm, capture_sizes
+from twinserve.profiles.specs import ModelSpec, ProfileError
+
+MILLI = 1e-3
+# The sizes that the tables hold from 256 tokens on. GEMMs multiply whole tiles: a size just above a
+# multiple of 256 may cost much more, so the tables have both, and a line between multiples alone
+# would be too low everywhere.
+TILED = (*(size + more for size in range(256, 4353, 256) for more in (0, 1)), 8192, 16384)
+TOKENS = tuple(sorted({*capture_sizes(512), *TILED}))
+ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
+REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+CONTEXTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+PREFIXES = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# The A100's table has multiples of 256 only. On the GPUs with the same kind of kernel (L40S, RTX
+# PRO 6000), one token more than a multiple costs as much as this many tokens do on average (72 to
+# 108: Llama-3.1-8B, Qwen3-14B).
+TILE_TOKENS = {"a100-80g": 91}
+# Our names of GPUs -> those of aiconfigurator's tables.
+SYSTEMS = {
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "a100-80g": "a100_sxm",
+    "l40s": "l40s",
+    "b200": "b200_sxm",
+    "rtxpro6000": "rtx_pro_6000_server",
+}
+# The architecture whose operators a dense model of ours has, and the two mixtures.
+ARCHITECTURES = {
+    "dense": "LlamaForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+}
+
+
+def form_from_aiconfigurator(
+    llm: ModelSpec,
+    gpu: str,
+    tp: int,
+    *,
+    capture_tokens: int = 512,
+    host_s: float = 0.0,
+    host_request_s: float = 0.0,
+) -> OperatorForm:
+    """The tables of `llm` on `tp` GPUs of the name `gpu` (SYSTEMS). ProfileError without the
+    package or the tables.
+    """
+    engine = _engine(llm, gpu, tp)
+    token_s, comm_s = _by_tokens(engine, gpu)
+    rows = [_decode(engine, r, 128)["head"] for r in ROWS]
+    longest = max(c for c in CONTEXTS if c <= max(llm.max_positions, 8192))
+    contexts = [c for c in CONTEXTS if c <= longest]
+    prefixes = [p for p in PREFIXES if p <= longest]
+    attention = np.array([[_decode(engine, n, c)["attention"] for c in contexts] for n in REQUESTS])
+    chunks = np.array([[_prefill(engine, a, r)["attention"] for r in prefixes] for a in CHUNKS])
+    attention, chunks = never_falling(attention * MILLI), never_falling(chunks * MILLI)
+    # A chunk on a prefix is scaled from measured whole prompts by its pairs: at least it reads its
+    # context, like a decode.
+    reads = Curve(contexts, attention[0])
+    chunks = np.maximum(chunks, [[reads.at(a + r) for r in prefixes] for a in CHUNKS])
+    extra = {}
+    if gpu in SMS:
+        extra = fa2_tables(gpu, llm.kv_heads / tp, llm.layers, REQUESTS, contexts, attention)
+        extra |= {name: _times(extra[name]) for name in ("skew_s", "skew_beside_s")}
+        extra["beside_s"] = tuple(_rows(part) for part in extra["beside_s"])
+    return OperatorForm(
+        tokens=_points(np.array(TOKENS, float)),
+        token_s=_times(token_s),
+        comm_s=_times(comm_s) if tp > 1 else (),
+        rows=_points(np.array(ROWS, float)),
+        row_s=_times(never_falling(np.array(rows) * MILLI)),
+        requests=_points(np.array(REQUESTS, float)),
+        context=_points(np.array(contexts, float)),
+        decode_s=_rows(attention),
+        chunk=_points(np.array(CHUNKS, float)),
+        prefix=_points(np.array(prefixes, float)),
+        chunk_s=_rows(chunks),
+        capture_tokens=capture_tokens,
+        host_s=host_s,
+        host_request_s=host_request_s,
+        **extra,
+    )
+
+
+def measured_tokens(
+    llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, seconds of all that each token passes through by itself), for forms that take the
+    rest elsewhere.
+
+    expert_ranks: data-parallel ranks that share the experts of a mixture and bring as many tokens
+    each; seconds of the one that the table's uneven draws of experts load most.
+    """
+    return np.array(TOKENS, float), _by_tokens(_engine(llm, gpu, tp, expert_ranks), gpu)[0]
+
+
+def _by_tokens(engine, gpu: str) -> tuple[np.ndarray, np.ndarray]:
+    """float64[TOKENS], seconds: what tokens pass through by themselves, and communication."""
+    steps = [_decode(engine, t, 128) if t <= 512 else _prefill(engine, t, 0) for t in TOKENS]
+    token_s, comm_s = (
+        MILLI * np.array([step[name] for step in steps]) for name in ("tokens", "comm")
+    )
+    tokens = np.array(TOKENS)
+    mean_s = token_s[TOKENS.index(2048)] / 2048
+    # of the way to the next multiple, what is left
+    above = np.where(tokens > 256, -tokens % 256 / 256, 0.0)
+    token_s += TILE_TOKENS.get(gpu, 0) * mean_s * above
+    return never_falling(token_s), never_falling(comm_s)
+
+
+def _decode(engine, tokens: int, context: int) -> dict[str, float]:
+    return _grouped(engine.decode_step_per_op(tokens, max(context - 1, 1), 2))
+
+
+def _prefill(engine, new: int, resident: int) -> dict[str, float]:
+    context, _ = engine.run_static_per_op(
+        batch_size=1, isl=new + resident, osl=1, prefix=resident, mode="static_ctx"
+    )
+    return _grouped(context)
+
+
+def _grouped(operators: list) -> dict[str, float]:
+    """Milliseconds by what the time depends on."""
+    found = {"tokens": 0.0, "comm": 0.0, "head": 0.0, "attention": 0.0}
+    for name, milliseconds, *_ in operators:
+        _, _, what = name.partition("_")
+        if what == "attention":
+            found["attention"] += milliseconds
+        elif what == "logits_gemm":
+            found["head"] += milliseconds
+        elif "ar" in what.split("_") or "p2p" in what or "dispatch" in what:
+            found["comm"] += milliseconds
+        else:
+            found["tokens"] += milliseconds
+    return found
+
+
+def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
+    try:
+        from aiconfigurator_core.sdk.engine import EngineHandle
+    except ImportError:
+        raise ProfileError(
+            "operator tables need aiconfigurator-core: pip install 'twinserve[profiles]'"
+        ) from None
+    system = SYSTEMS.get(gpu)
+    if system is None:
+        raise ProfileError(
+            f"no operator tables for GPU {gpu!r}; there are some for {', '.join(sorted(SYSTEMS))}"
+        )
+    llm.check_tp(tp)
+    with _config_folder(llm) as folder, _quiet():
+        try:
+            split = {"moe_tp_size": tp} if llm.experts else {}
+            if expert_ranks > 1:
+                split |= {"moe_ep_size": expert_ranks, "attention_dp_size": expert_ranks}
+            return EngineHandle.compile(folder, system, "vllm", tp_size=tp, **split)
+        except (RuntimeError, ValueError, LookupError, OSError, TypeError) as error:
+            line = " ".join(str(error).split())[:200]
+            raise ProfileError(
+                f"{llm.name} on {gpu} tp={tp}: aiconfigurator has no tables ({line})"
+            ) from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's log lines about tables that dense models do not use; they are written
+    by native code."""
+    saved, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(sink)
+
+
+@contextlib.contextmanager
+def _config_folder(llm: ModelSpec) -> Iterator[str]:
+    """A folder with a config.json that describes `llm` to aiconfigurator."""
+    kind = "dense" if not llm.experts else "mixtral" if llm.experts == 8 else "qwen3_moe"
+    config = {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": "llama" if kind == "dense" else kind,
+        "hidden_size": llm.hidden,
+        "num_hidden_layers": llm.layers,
+        "num_attention_heads": llm.heads,
+        "num_key_value_heads": llm.kv_heads,
+        "head_dim": llm.head_dim,
+        "intermediate_size": llm.intermediate,
+        "vocab_size": llm.vocab,
+        "max_position_embeddings": llm.max_positions,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": llm.tied_embeddings,
+    }
+    if llm.experts:
+        config |= {
+            "num_experts": llm.experts,
+            "num_local_experts": llm.experts,
+            "num_experts_per_tok": llm.experts_per_token,
+            "moe_intermediate_size": llm.intermediate,
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        yield folder

@@ -1,0 +1,267 @@
+"""The shipped profiles whose step times are operator tables, and how their files are made again:
+
+python -m twinserve.profiles.operators.shipped DIR [FOLDER]
+
+Needs aiconfigurator-core; FOLDER holds the per-layer tables (steps/rtx_layer_profile), without it
+those are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from twinserve.profiles.catalog import find_gpu, find_model
+from twinserve.profiles.operators.aic import SYSTEMS, form_from_aiconfigurator, measured_tokens
+from twinserve.profiles.operators.comm import expert_parallel_pair, tensor_parallel_pair
+from twinserve.profiles.operators.fa2 import SMS
+from twinserve.profiles.operators.layers import form_from_layers
+from twinserve.profiles.operators.model import OperatorForm, default_capture
+from twinserve.profiles.profile import Profile, ProfileName, derive_profile, save_profile
+from twinserve.profiles.shipped import REPLACED, SHIPPED
+from twinserve.profiles.specs import ModelSpec, ProfileError
+
+# The two constants that aiconfigurator's tables leave out, fitted (nnls, relative errors) to the 17
+# decode marks of H100, A100 and L40S together: none a GPU, none a model. Mean error 2.9 % on those
+# marks, 3.5 % (largest 12 %) where an engine's marks are left out of the fit.
+HOST_S, HOST_REQUEST_S = 0.42e-3, 7.1e-6
+MARKS_ERROR = 0.029
+MARKED = ("h100", "a100-80g", "l40s")
+# A GPU without marks: the mean error where those of one of the three are predicted with host terms
+# fitted to the others (H100 6.0 %, A100 3.8 %, L40S 2.1 %; largest 21 %).
+UNSEEN_ERROR = 0.05
+
+AIC_NOTE = (
+    "Operators composed from the tables of aiconfigurator-core 0.12.0 (Apache-2.0, vLLM 0.24.0; "
+    "A100: 0.14.0), with"
+    " host terms fitted to public decode marks of H100, A100 and L40S; fit_error is the mean "
+    "error on those marks"
+    "{unseen}. Prefill is not validated."
+)
+_UNSEEN = " where the GPU's own are left out of the fit (largest 21 %): there are none of this GPU"
+# RTX PRO 6000, one card: no marks, but a measured run of Llama-3.1-8B (docs/validation.md),
+# simulated with these tables and the same host terms; neither has seen it.
+RUN_ERROR = 0.015
+RUN_NOTE = (
+    "Operators composed from the tables of aiconfigurator-core 0.12.0 (Apache-2.0, vLLM 0.24.0), "
+    "with host terms fitted"
+    " to public decode marks of H100, A100 and L40S; fit_error is that of the mean TPOT of a "
+    "measured run of"
+    " Llama-3.1-8B on this GPU (vLLM 0.19.0), simulated with such a profile; other models are "
+    "not validated."
+)
+_NO_MIXTURE = " No error is claimed: no mark is of a mixture of experts."
+# What the marks say nothing about, though they are of that GPU: no error is claimed.
+UNMARKED = {
+    ("llama-3.1-70b", "l40s", 8): (
+        " No error is claimed: the marks of L40S are of one GPU. The all-reduce (vLLM 0.14.0) "
+        "reaches 2 to 3 GB/s over"
+        " eight L40S; on a server that connects them better, steps are much shorter."
+    )
+}
+LAYER_NOTE = (
+    "Operators composed from numbers derived from per-layer kernel times of vLLM 0.19.0 "
+    "(LLMServingSim 2 @ 5daddb21,"
+    " MIT, (c) 2024 CASYS Lab KAIST); nothing fitted to a run. {comm}fit_error is the error of "
+    "the mean TPOT"
+    " of a measured run (docs/validation.md)."
+)
+
+# (model, GPU, tp); the plain name where no roofline file has it, or where operators meet the marks
+# better.
+AIC: tuple[tuple[str, str, int], ...] = (
+    ("llama-3.1-8b", "h100", 1),
+    ("llama-3.1-8b", "h200", 1),
+    ("llama-3.1-8b", "a100-80g", 1),
+    ("llama-3.1-8b", "l40s", 1),
+    ("llama-3.1-8b", "b200", 1),
+    ("llama-3.1-70b", "h100", 4),
+    ("llama-3.1-70b", "h200", 4),
+    ("llama-3.1-70b", "a100-80g", 4),
+    ("llama-3.1-70b", "b200", 2),
+    ("llama-3.1-70b", "l40s", 8),
+    ("llama-2-70b", "h100", 4),
+    ("llama-2-70b", "a100-80g", 4),
+    ("codellama-34b", "h100", 2),
+    ("qwen2.5-7b", "h100", 1),
+    ("qwen2.5-7b", "h200", 1),
+    ("qwen2.5-7b", "a100-80g", 1),
+    ("qwen2.5-7b", "l40s", 1),
+    ("qwen2.5-7b", "b200", 1),
+    ("qwen2.5-7b", "rtxpro6000", 1),
+    ("qwen2.5-14b", "h100", 1),
+    ("qwen2.5-14b", "h200", 1),
+    ("qwen2.5-32b", "h100", 2),
+    ("qwen3-8b", "h100", 1),
+    ("qwen3-8b", "h200", 1),
+    ("qwen3-8b", "a100-80g", 1),
+    ("qwen3-8b", "l40s", 1),
+    ("qwen3-8b", "b200", 1),
+    ("qwen3-8b", "rtxpro6000", 1),
+    ("qwen3-14b", "h100", 1),
+    ("qwen3-32b", "h100", 2),
+    ("qwen3-32b", "h200", 1),
+    ("qwen3-30b-a3b", "h100", 1),
+    ("qwen3-30b-a3b", "h200", 1),
+    ("qwen3-30b-a3b", "a100-80g", 1),
+    ("mixtral-8x7b", "h100", 2),
+    ("llama-2-7b", "a100-80g", 1),
+)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A profile from per-layer tables. stem: of the files; parallel: None, "tp" or "ep" (a pair
+    over PCIe)."""
+
+    stem: str
+    parallel: str | None
+    fit_error: float
+    engine: dict
+
+
+LAYERS: dict[tuple[str, str, int], Layers] = {
+    ("llama-3.1-8b", "rtx4090", 1): Layers(
+        "RTX4090__Llama-3.1-8B__tp1",
+        None,
+        0.024,
+        {"num_gpu_blocks": 2588, "engine_version": "0.19.0"},
+    ),
+    ("llama-3.1-8b", "rtxpro6000", 1): Layers(
+        "RTXPRO6000__Llama-3.1-8B__tp1", None, 0.014, {"engine_version": "0.19.0"}
+    ),
+    ("qwen3-32b", "rtxpro6000", 2): Layers(
+        "RTXPRO6000__Qwen3-32B__tp2", "tp", 0.005, {"engine_version": "0.19.0"}
+    ),
+    ("qwen3-30b-a3b", "rtxpro6000", 1): Layers(
+        "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507__tp1", "ep", 0.013, {"engine_version": "0.19.0"}
+    ),
+}
+
+
+def operator_profile(
+    model: str | ModelSpec,
+    gpu: str,
+    tp: int = 1,
+    *,
+    form: str = "",
+    fit_error: float | None = None,
+    **engine,
+) -> Profile:
+    """A profile of any model on a GPU that aiconfigurator has tables for. `engine`: as for
+    derive_profile."""
+    base = derive_profile(model, gpu, tp, **engine)
+    if base.gpu.name not in SYSTEMS:
+        raise ProfileError(
+            f"no operator tables for GPU {gpu!r}; there are some for {', '.join(sorted(SYSTEMS))}"
+        )
+    tables = form_from_aiconfigurator(
+        base.llm,
+        base.gpu.name,
+        tp,
+        capture_tokens=default_capture(base.max_num_seqs),
+        host_s=HOST_S,
+        host_request_s=HOST_REQUEST_S,
+    )
+    note, known = _known_error(base)
+    return _with_tables(base, tables, note, known if fit_error is None else fit_error, form)
+
+
+def _known_error(base: Profile) -> tuple[str, float | None]:
+    """What the notes say and the error that was measured on this GPU, or None."""
+    llm, gpu, tp = base.llm, base.gpu.name, base.tp
+    if (llm.name, gpu, tp) in UNMARKED:
+        return AIC_NOTE.format(unseen="") + UNMARKED[llm.name, gpu, tp], None
+    if gpu == "rtxpro6000" and tp == 1 and not llm.experts:
+        return RUN_NOTE, RUN_ERROR
+    if llm.experts:
+        return AIC_NOTE.format(unseen="") + _NO_MIXTURE, None
+    if gpu in MARKED:
+        return AIC_NOTE.format(unseen=""), MARKS_ERROR
+    return AIC_NOTE.format(unseen=_UNSEEN), UNSEEN_ERROR
+
+
+def shipped_operators(model: str, gpu: str, tp: int) -> Profile:
+    """The profile of one entry of AIC, computed."""
+    key = (model, gpu, tp)
+    form = "operators" if key in SHIPPED and key not in REPLACED else ""
+    return operator_profile(model, gpu, tp, form=form, **SHIPPED.get(key, {}))
+
+
+def layer_profile(key: tuple[str, str, int], folder: Path) -> Profile:
+    """The profile of one entry of LAYERS, computed from the tables in `folder`."""
+    found, llm, gpu = LAYERS[key], find_model(key[0]), find_gpu(key[1])
+    base = derive_profile(llm, gpu, key[2], **found.engine)
+    more, note, form = {}, "", ""
+    if gpu.name in SYSTEMS:
+        ranks = 2 if found.parallel == "ep" else 1
+        more["measured"] = measured_tokens(llm, gpu.name, key[2], expert_ranks=ranks)
+        note = (
+            "GEMMs, norms and experts by tokens: aiconfigurator-core 0.12.0 (Apache-2.0, vLLM "
+            "0.24.0). "
+        )
+    if found.parallel == "tp":
+        more["comm"], more["gather"] = tensor_parallel_pair(llm)
+        note += (
+            "All-reduce: geometric mean of two PCIe tables that differ by 2.4 "
+            "(profiles/operators/comm.py). "
+        )
+    elif found.parallel == "ep":
+        more["comm"] = expert_parallel_pair(llm)
+        form = "ep2"
+        note += "One of two data-parallel ranks that share the experts (EP2) over PCIe. "
+    tables = form_from_layers(
+        folder,
+        found.stem,
+        llm,
+        key[2],
+        sms=SMS[gpu.name],
+        capture_tokens=default_capture(base.max_num_seqs),
+        **more,
+    )
+    profile = _with_tables(base, tables, LAYER_NOTE.format(comm=note), found.fit_error, form)
+    if found.parallel == "ep":  # a rank holds half of the experts
+        half = derive_profile(replace(llm, experts=llm.experts // 2), gpu, key[2], **found.engine)
+        profile = profile.model_copy(
+            update={"num_gpu_blocks": half.num_gpu_blocks, "max_model_len": half.max_model_len}
+        )
+    return profile
+
+
+def names() -> list[str]:
+    """Every name that this module gives a file."""
+    found = [
+        ProfileName(*key, "operators" if key in SHIPPED and key not in REPLACED else "")
+        for key in AIC
+    ]
+    found += [
+        ProfileName(*key, "ep2" if entry.parallel == "ep" else "") for key, entry in LAYERS.items()
+    ]
+    return sorted(map(str, found))
+
+
+def _with_tables(
+    base: Profile, tables: OperatorForm, notes: str, fit_error: float | None, form: str
+) -> Profile:
+    name = ProfileName.parse(base.name)
+    return base.model_copy(
+        update={
+            "name": str(ProfileName(name.model, name.gpu, name.tp, form)),
+            "step_model": tables,
+            "source": "derived",
+            "fit_error": fit_error,
+            "notes": notes,
+        }
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python -m twinserve.profiles.operators.shipped DIR [FOLDER]")
+    made = [shipped_operators(*key) for key in AIC]
+    if len(sys.argv) == 3:
+        made += [layer_profile(key, Path(sys.argv[2])) for key in LAYERS]
+    for profile in made:
+        save_profile(profile, Path(sys.argv[1]) / ProfileName.parse(profile.name).file_name)
+    print(f"{len(made)} profiles written")

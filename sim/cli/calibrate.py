@@ -1,0 +1,270 @@
+"""`twinserve calibrate`: measure a live engine and write its profile."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.profiles.measured.profile import measured_profile, model_spec
+from twinserve.profiles.measured.samples import Measurement, write_samples
+from twinserve.profiles.profile import Profile, save_profile
+from twinserve.profiles.specs import ModelSpec
+from twinserve.sim.cli.live import SEEDED
+from twinserve.sim.cli.profiles import check_target
+from twinserve.sim.cli.profiles import fit as fit_steps
+from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.setup.config import SettingsError
+
+_Flag = Annotated[bool, Parameter(negative="")]
+# what --from-steps takes beside itself, and what only it takes
+_FOR_STEPS = ("model", "profile", "form", "out", "overwrite")
+_STEPS_ONLY = ("profile", "form")
+
+
+def calibrate(
+    *,
+    model: str | None = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    from_steps: Path | None = None,
+    profile: str | None = None,
+    form: str | None = None,
+    name: str | None = None,
+    raw: Path | None = None,
+    num_blocks: int | None = None,
+    block_tokens: int | None = None,
+    max_num_seqs: int | None = None,
+    max_step_tokens: int | None = None,
+    max_model_len: int | None = None,
+    dtype: str | None = None,
+    weights: str | None = None,
+    graphs: _Flag = False,
+    swap_blocks: int = 0,
+    threads: int = 1,
+    engine_arg: Annotated[list[str] | None, Parameter(negative="")] = None,
+    quick: _Flag = False,
+    seed: int = 0,
+    overwrite: _Flag = False,
+) -> None:
+    """Measure how long the steps of a vLLM engine take on this machine, and write a profile; or fit
+    recorded steps.
+
+    Parameters
+    ----------
+    model: str
+        Folder with a config.json and weights, or tiny or small: seeded models, for a try. With
+        --from-steps: only rows whose `model` column contains this.
+    out: Path
+        The profile to write (.json).
+    from_steps: Path
+        Start no engine: fit the published latency forms, and the host terms of --profile, to the
+        steps in this file (.parquet of --raw, or .csv), and compare their errors. The same as
+        `twinserve profiles fit`.
+    profile: str
+        With --from-steps: the engine's profile, to compare and to correct.
+    form: str
+        With --from-steps and --out: host (host terms on top of --profile; the default), bros, or
+        table.
+    name: str
+        Name of the profile; MODEL@DEVICE by default.
+    raw: Path
+        Also write every timed step (.parquet).
+    num_blocks: int
+        KV blocks of the engine; by default what vLLM finds room for.
+    block_tokens: int
+        Tokens a KV block; by default 16 on a GPU, 32 on a CPU.
+    max_num_seqs: int
+        Largest batch; by default 256 on a GPU, 64 on a CPU.
+    max_step_tokens: int
+        Most tokens a step; by default 8192 on a GPU, 2048 on a CPU.
+    max_model_len: int
+        Longest request in tokens; by default the model's, 32768 at most.
+    dtype: str
+        Of weights and KV cache; by default the model's.
+    weights: str
+        safetensors, or dummy for random ones; by default what the folder has.
+    graphs: bool
+        CUDA graphs and compilation, as servers run by default (GPU only).
+    swap_blocks: int
+        Blocks of host memory: measures swapping as well.
+    threads: int
+        Threads of the CPU engine.
+    engine_arg: list[str]
+        A further vLLM engine argument, NAME=VALUE; may be repeated.
+    quick: bool
+        Fewer points and repeats, for a first look.
+    seed: int
+        Order of the points, and the random ones among them.
+    overwrite: bool
+        Replace --out and --raw if they are there already.
+    """
+    given = dict(locals())
+    if from_steps is not None:
+        _refuse(
+            given,
+            "--from-steps starts no engine; drop it",
+            lambda option: option not in (*_FOR_STEPS, "from_steps"),
+        )
+        fit_steps(from_steps, profile=profile, model=model, form=form, out=out, overwrite=overwrite)
+        return
+    _refuse(
+        given,
+        "is for recorded steps; add --from-steps FILE, or drop it",
+        lambda option: option in _STEPS_ONLY,
+    )
+    for option, what in (
+        ("model", "a folder with a config.json, or tiny, or small"),
+        ("out", "the profile to write (.json)"),
+    ):
+        if given[option] is None:
+            raise SettingsError(f"--{option} is needed to measure an engine: {what}")
+    check_target(out, overwrite)
+    if raw is not None:
+        check_target(raw, overwrite, ".parquet")
+    extra = _engine_arguments(engine_arg or [])
+    with (
+        tempfile.TemporaryDirectory(prefix="twinserve-") as scratch,
+        RunProgress(shown=True) as progress,
+    ):
+        folder, llm = _model(model, Path(scratch), dtype)
+        sizes = (num_blocks, block_tokens, max_num_seqs, max_step_tokens, max_model_len)
+        chosen = (dtype, weights, graphs, swap_blocks, threads)
+        measurement, profile = _measure(
+            folder, llm, sizes, chosen, extra, quick, seed, progress, name
+        )
+        if raw is not None:
+            write_samples(measurement, raw)
+    _finish(profile, out)
+
+
+def _refuse(given: dict, why: str, unwanted) -> None:
+    """Raises SettingsError for the first unwanted option that is not at its default."""
+    for option, parameter in inspect.signature(calibrate).parameters.items():
+        if unwanted(option) and given[option] != parameter.default:
+            raise SettingsError(f"--{option.replace('_', '-')}: {why}")
+
+
+def _finish(profile: Profile, out: Path) -> None:
+    save_profile(profile, out)
+    print(profile.describe())
+    fit = profile.step_model.fit
+    for kind, error in fit.errors.items():
+        print(f"{kind:>10}  {error:.1%}")
+    if fit.check_error is not None:
+        print(f"{'check':>10}  {fit.check_error:.1%} over steps that no fit has seen")
+    if fit.traffic_error is not None:
+        print(
+            f"{'traffic':>10}  {fit.traffic_error:.1%} over single steps of traffic, "
+            f"{fit.traffic_total_error:+.1%} in sum"
+        )
+    print(f"{'spread':>10}  {fit.spread:.1%} between the quartiles of a point's repeats")
+    if fit.disturbed > 0.1:
+        print(
+            f"note: in {fit.disturbed:.0%} of the steps other programs had the core; measure "
+            "again on a quiet machine"
+        )
+    print(out)
+
+
+def _measure(
+    folder,
+    llm: ModelSpec,
+    sizes,
+    chosen,
+    extra,
+    quick: bool,
+    seed: int,
+    progress: RunProgress,
+    name: str | None,
+) -> tuple[Measurement, Profile]:
+    # torch and vLLM load here, and only here
+    from twinserve.backends.live.measure.measure import QUICK, SCHEDULER, Effort, measure
+    from twinserve.backends.live.versions import installed_vllm
+
+    installed_vllm()
+    import torch
+
+    from twinserve.backends.live.engine.engine import LiveSettings
+
+    num_blocks, block_tokens, max_num_seqs, max_step_tokens, max_model_len = sizes
+    dtype, weights, graphs, swap_blocks, threads = chosen
+    gpu = torch.cuda.is_available()
+    if graphs and not gpu:
+        raise LiveEngineError("--graphs: there is no GPU on this machine; leave it out")
+    has_weights = any(folder.glob("*.safetensors"))
+    settings = LiveSettings(
+        model=folder,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens or (16 if gpu else 32),
+        max_num_seqs=max_num_seqs or (256 if gpu else 64),
+        max_step_tokens=max_step_tokens or (8192 if gpu else 2048),
+        max_model_len=max_model_len or min(llm.max_positions, 32768),
+        weights=weights or ("safetensors" if has_weights else "dummy"),
+        # vLLM's "auto" turns float32 into a smaller type
+        dtype=dtype or ("float32" if llm.dtype_bytes == 4 else "auto"),
+        # without it a request cannot start on blocks that nobody computed; vLLM's default, too
+        prefix_caching=extra.pop("enable_prefix_caching", True),
+        swap_blocks=swap_blocks,
+        graphs=graphs,
+        threads=threads,
+        scheduler=SCHEDULER,
+        extra=extra,
+    )
+    progress.begin("calibrate")
+
+    def shown(share: float, text: str) -> None:
+        progress.bar.update(progress.bar.task_ids[-1], completed=share, state=text)
+
+    def profile_of(found: Measurement) -> Profile:
+        return measured_profile(
+            found, model_spec(folder, llm.name, found.provenance["dtype"]), name
+        )
+
+    def traffic(engine, found: Measurement) -> list:
+        from twinserve.sim.twin.calibrate_traffic import traffic_steps
+
+        engine.warm_up()
+        return traffic_steps(engine, profile_of(found), seed, quick, shown)
+
+    measurement = measure(settings, QUICK if quick else Effort(), seed, shown, traffic)
+    return measurement, profile_of(measurement)
+
+
+def _model(model: str, scratch: Path, dtype: str | None) -> tuple[Path, ModelSpec]:
+    """Its folder and what it is. Refused here, before an engine starts, if a profile cannot hold
+    it."""
+    if model not in SEEDED:
+        return Path(model), model_spec(model, dtype=dtype)
+    try:
+        from twinserve.backends.live.engine.tiny_model import write_model
+
+        folder = write_model(scratch / model, name=model)
+    except ImportError:
+        from twinserve.backends.live.versions import installed_vllm
+
+        installed_vllm()
+        raise
+    return folder, model_spec(folder)
+
+
+def _engine_arguments(given: list[str]) -> dict:
+    """NAME=VALUE, values as JSON where they are."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise LiveEngineError(
+                f"--engine-arg {text}: give NAME=VALUE, for example gpu_memory_utilization=0.85"
+            )
+        try:
+            found[name.replace("-", "_")] = json.loads(
+                value.lower() if value in ("True", "False") else value
+            )
+        except ValueError:
+            found[name.replace("-", "_")] = value
+    return found

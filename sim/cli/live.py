@@ -1,0 +1,318 @@
+"""`twinserve replay`: a simulated run, executed by a live vLLM engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from twinserve.backends.counts import not_made, not_made_lines
+from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.report.table import print_lines, print_table
+from twinserve.sim.results.files import check_target, dump_json, read_run, write_run
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+
+if TYPE_CHECKING:
+    from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+    from twinserve.sim.results.decisions import DecisionLog
+    from twinserve.sim.twin.replay import LockedReplay
+
+TINY = "tiny"
+SEEDED = (TINY, "small")  # models that come with the package: backends/live/engine/tiny_model.py
+_Flag = Annotated[bool, Parameter(negative="")]
+_EngineArgs = Annotated[list[str] | None, Parameter(name="--engine-arg", negative="")]
+
+
+def replay(
+    run: Path,
+    *,
+    model: str,
+    mode: Literal["locked", "free"] = "locked",
+    pace: Literal["wall", "measured"] = "wall",
+    weights: Literal["safetensors", "dummy", "auto"] = "safetensors",
+    dtype: str = "auto",
+    graphs: _Flag = False,
+    physical: _Flag = False,
+    engine_arg: _EngineArgs = None,
+    steps: Path | None = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    overwrite: _Flag = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+) -> None:
+    """Execute a simulated run on a live vLLM engine in this process.
+
+    Locked: the run's decision log, step by step; vLLM must schedule exactly the plans. Free: its
+    requests arrive again, the policy decides on the live state, and request metrics stand beside
+    the simulated ones.
+
+    Parameters
+    ----------
+    run: Path
+        Folder that `simulate --out` wrote; for a locked replay with --decisions.
+    model: str
+        Folder of a model (config.json, weights), or `tiny` or `small`: Llamas of 0.4 and 18 M
+        parameters, seeded weights.
+    mode: str
+        locked or free.
+    pace: str
+        Of a free replay. wall: requests arrive in wall time. measured: the clock advances by each
+        step's measured time and jumps over idle time.
+    weights: str
+        safetensors, dummy (random) or auto.
+    dtype: str
+        Of weights and KV; auto: float32 for tiny and small, else the model's.
+    graphs: bool
+        CUDA graphs and compilation.
+    physical: bool
+        KV lies in the bidirectional ledger's own blocks and slots, in a pool of exactly its size;
+        otherwise its memory is accounted beside a larger pool of vLLM's.
+    engine_arg: list[str]
+        NAME=VALUE, further vLLM engine arguments; may be repeated.
+    steps: Path
+        Write the steps of a locked replay, predicted and measured, to this parquet file.
+    out: Path
+        Folder for the results of a free replay.
+    overwrite: bool
+        Replace the former run in --out.
+    as_json: bool
+        Print the result as JSON and nothing else.
+    quiet: bool
+        No progress bar.
+    """
+    if mode == "locked" and out is not None:
+        raise SettingsError(
+            "--out is for a free replay; a locked one writes its steps with --steps FILE.parquet"
+        )
+    if mode == "free" and steps is not None:
+        raise SettingsError(
+            "--steps is for a locked replay; a free one writes a whole run with --out DIR"
+        )
+    options = {
+        "weights": weights,
+        "dtype": dtype,
+        "graphs": graphs,
+        "physical": physical,
+        "extra": engine_arguments(engine_arg),
+    }
+    if mode == "locked":
+        _locked(run, model, options, steps, as_json, quiet)
+    else:
+        if out is not None:
+            check_target(out, overwrite)
+        _free(run, model, options, pace == "wall", out, overwrite, as_json, quiet)
+
+
+@contextlib.contextmanager
+def live_engine(settings: LiveSettings, model: str) -> Iterator[VllmEngine]:
+    """A running engine with `model` (a folder, or one of SEEDED)."""
+    from twinserve.backends.live.engine.engine import VllmEngine
+    from twinserve.backends.live.versions import installed_vllm
+
+    installed_vllm()
+    with contextlib.ExitStack() as stack:
+        if model in SEEDED:
+            from twinserve.backends.live.engine.tiny_model import write_model
+
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twinserve-")))
+            write_model(folder, name=model)
+            settings = replace(settings, weights="safetensors")
+        else:
+            folder = Path(model)
+            if not (folder / "config.json").exists():
+                raise SettingsError(
+                    f"--model {model}: no folder with a config.json; name one, or "
+                    f"{' or '.join(SEEDED)}"
+                )
+        dtype = (
+            settings.dtype if settings.dtype != "auto" else "float32" if model in SEEDED else "auto"
+        )
+        engine = VllmEngine(replace(settings, model=folder, dtype=dtype))
+        stack.callback(engine.close)
+        yield engine
+
+
+def engine_arguments(given: list[str] | None) -> dict:
+    """NAME=VALUE pairs as vLLM engine arguments; numbers and booleans are read as such."""
+    arguments: dict = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise SettingsError(
+                f"--engine-arg {text!r}: write NAME=VALUE, as gpu_memory_utilization=0.9"
+            )
+        arguments[name.replace("-", "_")] = _value(value)
+    return arguments
+
+
+def _value(text: str):
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _locked(
+    run: Path, model: str, options: dict, steps: Path | None, as_json: bool, quiet: bool
+) -> None:
+    from twinserve.backends.live.engine.prompts import PromptTexts
+    from twinserve.sim.results.decisions import FILE, read_log
+    from twinserve.sim.twin.live import blank_settings, settings_for
+    from twinserve.sim.twin.replay import replay_locked
+    from twinserve.sim.twin.replay_physical import replay_physical
+
+    log = read_log(run / FILE)
+    physical = options["physical"]
+    settings = settings_for(
+        log.run, log.longest, log.step_tokens, blank_settings(**options), log.blocks
+    )
+    with (
+        RunProgress(shown=not (quiet or as_json)) as progress,
+        live_engine(settings, model) as engine,
+    ):
+        progress.begin("locked replay")
+        texts = PromptTexts(engine.vocab, engine.settings.block_tokens, log.run["config"]["seed"])
+        found = (replay_physical if physical else replay_locked)(log, engine, texts, progress.steps)
+        version = engine.version
+    if steps is not None:
+        partial = steps.with_name(f".{steps.name}.partial")
+        found.steps.to_parquet(partial, index=False)
+        os.replace(partial, steps)
+    if as_json:
+        sys.stdout.write(dump_json(locked_summary(found, log, version, physical)))
+    else:
+        print_lines(
+            f"Locked replay of {log.run['label']} on vLLM {version}",
+            locked_lines(found, log, physical),
+        )
+
+
+def locked_summary(
+    found: LockedReplay, log: DecisionLog, version: str, physical: bool = False
+) -> dict:
+    """A locked replay as plain values; seconds, percent. physical: it ran on a layout made real."""
+    from twinserve.sim.twin.live import owns_pool
+
+    run = log.run
+    return {
+        "policy": run["label"],
+        "ledger": run["kv"]["ledger"],
+        "memory": "physical" if physical or owns_pool(run) else "accounted",
+        "not_made": not_made(log.moved, physical),
+        "vllm": version,
+        "steps": len(found.steps),
+        "drift": found.drift,
+        "first_drift": found.first_drift,
+        "free_blocks_differ": found.free_blocks_differ if owns_pool(run) else None,
+        "evictions": found.evictions,
+        "step_time": found.error(),
+        "predicted_s": float(found.steps["predicted_s"].sum()),
+        "measured_s": float(found.steps["measured_s"].sum()),
+    }
+
+
+def locked_lines(
+    found: LockedReplay, log: DecisionLog, physical: bool = False
+) -> list[tuple[str, str]]:
+    from twinserve.sim.twin.live import owns_pool
+
+    run, error = log.run, found.error()
+    lines = [
+        ("steps executed", f"{len(found.steps):,}"),
+        (
+            "steps that drifted",
+            f"{found.drift:,}" + (f" ({found.first_drift})" if found.drift else ""),
+        ),
+    ]
+    if physical:
+        lines.append(
+            (
+                "KV memory",
+                f"physical: in the ledger's own slots, {run['kv']['num_blocks']:,} blocks in all",
+            )
+        )
+    elif owns_pool(run):
+        lines.append(("free blocks differ after", f"{found.free_blocks_differ:,} steps"))
+        lines.append(("cached blocks evicted", f"{found.evictions:,}"))
+        lines.append(("KV memory", "physical: vLLM's pool is the ledger's, to the block"))
+    else:
+        lines.append(
+            (
+                "KV memory",
+                f"accounted: ledger {run['kv']['ledger']} decides, vLLM's pool is larger and "
+                "never binds",
+            )
+        )
+    lines += not_made_lines(not_made(log.moved, physical))
+    lines += [
+        (
+            "predicted / measured",
+            f"{found.steps['predicted_s'].sum():.3f} / {found.steps['measured_s'].sum():.3f} s",
+        ),
+        ("error of the sum", f"{error['total_error_pct']:+.1f} %"),
+        ("mean absolute error a step", f"{error['mean_absolute_error_pct']:.1f} %"),
+    ]
+    left_out = len(found.steps) - error["steps"]
+    if left_out:
+        lines.append(("left out of the errors", f"{left_out:,} steps with swaps"))
+    return lines
+
+
+def _free(
+    run: Path,
+    model: str,
+    options: dict,
+    wall: bool,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from twinserve.sim.setup.inputs import resolve
+    from twinserve.sim.setup.presets import check_policy_file
+    from twinserve.sim.setup.run import run_simulation
+    from twinserve.sim.twin.live import LiveRun, blank_settings, live_settings
+
+    simulated = read_run(run)
+    check_policy_file(simulated.config)
+    inputs = resolve(SimulationConfig(**simulated.config["config"]))
+    (spec,) = inputs.policies
+    settings = live_settings(inputs, spec, blank_settings(**options))
+    with (
+        RunProgress(shown=not (quiet or as_json)) as progress,
+        live_engine(settings, model) as engine,
+    ):
+        progress.begin(f"{spec.label} live")
+        live = LiveRun(inputs, spec, engine, progress.report, wall)
+        result = run_simulation(live)
+        result.config["live"] = live.described()
+        drift = live.backend.drift()
+        progress.end(result)
+    if out is not None:
+        write_run(out, result, overwrite)
+    if as_json:
+        sys.stdout.write(
+            dump_json(
+                {
+                    "simulated": simulated.summary,
+                    "live": result.summary,
+                    "engine": result.config["live"],
+                }
+            )
+        )
+    else:
+        label = simulated.config["label"]
+        memory = f"KV memory of the live run: {result.config['live']['memory']}"
+        notes = [drift, memory, *map(": ".join, not_made_lines(result.config["live"]["not_made"]))]
+        print_table({f"{label} simulated": simulated, f"{label} live": result}, notes)

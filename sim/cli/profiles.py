@@ -1,0 +1,248 @@
+"""`twinserve profiles`: what hardware and models the simulator knows, and how to add to it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from twinserve.profiles.profile import list_profiles, load_profile, save_profile
+from twinserve.sim.results.files import ResultsError
+from twinserve.traces.write import check_free
+
+profiles_app = cyclopts.App(name="profiles", help="Hardware and model profiles.")
+_Out = Annotated[Path, Parameter(name=["--out", "-o"])]
+_Flag = Annotated[bool, Parameter(negative="")]
+
+
+@profiles_app.command(name="list")
+def list_() -> None:
+    """The shipped profiles, one a line. Others are derived on demand: MODEL@GPU[:tpN]."""
+    for name in list_profiles():
+        print(load_profile(name).describe())
+
+
+@profiles_app.command
+def show(name: str) -> None:
+    """A profile in full, as JSON.
+
+    Parameters
+    ----------
+    name: str
+        Shipped profile, MODEL@GPU[:tpN], or a file.
+    """
+    print(load_profile(name).model_dump_json(indent=2))
+
+
+@profiles_app.command
+def build(
+    model: str,
+    gpu: str,
+    *,
+    out: _Out,
+    tp: int = 1,
+    num_blocks: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    overwrite: _Flag = False,
+) -> None:
+    """A profile from measured operator tables (needs the [profiles] extra).
+
+    Parameters
+    ----------
+    model: str
+        Known name, or a config.json of a Llama, Qwen, Mistral, Yi, Mixtral or Qwen3-MoE model.
+    gpu: str
+        h100, h200, a100, l40s, b200 or rtxpro6000.
+    out: Path
+        The profile to write (.json).
+    tp: int
+        Tensor-parallel GPUs.
+    num_blocks: int
+        KV blocks that the engine reported; by default derived from memory.
+    max_num_seqs: int
+        Most requests in a batch; also sets the captured CUDA graphs.
+    max_num_batched_tokens: int
+        Most tokens in a step.
+    overwrite: bool
+        Replace the profile if it is there already.
+    """
+    from twinserve.profiles.catalog import find_gpu
+    from twinserve.profiles.operators.shipped import operator_profile
+    from twinserve.profiles.specs import ModelSpec
+
+    check_target(out, overwrite)
+    spec = (
+        ModelSpec.from_config(model, Path(model).resolve().parent.name.lower())
+        if model.endswith(".json")
+        else model
+    )
+    settings = {
+        "num_gpu_blocks": num_blocks,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+    }
+    profile = operator_profile(spec, find_gpu(gpu).name, tp, **settings)
+    save_profile(profile, out)
+    print(profile.describe())
+
+
+@profiles_app.command
+def scale(
+    name: str,
+    *,
+    out: _Out,
+    step: float = 1.0,
+    prefill: float = 1.0,
+    decode: float = 1.0,
+    host: float = 1.0,
+    pcie: float = 1.0,
+    kv: float = 1.0,
+    overwrite: _Flag = False,
+) -> None:
+    """A profile that is off on purpose, to see what depends on it (docs/sensitivity.md).
+
+    Parameters
+    ----------
+    name: str
+        Shipped profile, MODEL@GPU[:tpN], or a file.
+    out: Path
+        The profile to write (.json).
+    step: float
+        Factor on all step times.
+    prefill: float
+        Factor on what prompt tokens add to a step.
+    decode: float
+        Factor on what a step's decodes take by themselves, the host's share left out.
+    host: float
+        Factor on the host's share of a step.
+    pcie: float
+        Factor on the PCIe rate.
+    kv: float
+        Factor on the number of KV blocks.
+    overwrite: bool
+        Replace the profile if it is there already.
+    """
+    check_target(out, overwrite)
+    changed = load_profile(name).scaled(
+        step=step, prefill=prefill, decode=decode, host=host, pcie=pcie, kv=kv
+    )
+    save_profile(changed, out)
+    print(changed.describe())
+
+
+@profiles_app.command
+def fit(
+    steps: Path,
+    *,
+    profile: str | None = None,
+    model: str | None = None,
+    form: str | None = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    overwrite: _Flag = False,
+) -> None:
+    """Fit the published latency forms to recorded steps, and compare their errors. Also: calibrate
+    --from-steps.
+
+    Parameters
+    ----------
+    steps: Path
+        Steps of one engine: .parquet of `calibrate --raw`, or CSV (docs/profiles.md lists the
+        columns).
+    profile: str
+        Also compare this profile, as it is and with host terms fitted to the steps.
+    model: str
+        Only rows whose `model` column contains this.
+    form: str
+        What --out writes: host (the profile's form with fitted host terms; the default), bros, or
+        table.
+    out: Path
+        Write the profile with fitted step times (.json); needs --profile, whose engine the steps
+        are of.
+    overwrite: bool
+        Replace the profile if it is there already.
+    """
+    from twinserve.profiles.forms.step_fits import FITTED, fit_forms, fitted_profile
+    from twinserve.profiles.measured.step_files import read_steps
+    from twinserve.sim.setup.config import SettingsError
+
+    if form is not None and form not in FITTED:
+        raise SettingsError(
+            f"--form {form!r} cannot stand in a profile; choose {', '.join(FITTED)}"
+        )
+    if form is not None and out is None:
+        raise SettingsError(f"--form {form}: says what --out writes; add --out FILE.json")
+    if overwrite and out is None:
+        raise SettingsError("--overwrite is for --out, which is not given")
+    base = None if profile is None else load_profile(profile)
+    if out is not None and base is None:
+        raise SettingsError(
+            "--out writes a profile with fitted step times; say of which engine with --profile"
+        )
+    if out is not None:
+        check_target(out, overwrite)
+        if form in (None, "host"):
+            base.with_host_terms(0.0, 0.0, None)  # refused before the work
+    works, seconds = read_steps(steps, model)
+    found = fit_forms(works, seconds, None if base is None else base.model())
+    fitted = None if out is None else fitted_profile(base, form or "host", found, works, seconds)
+    _show_fits(found, works, seconds)
+    if fitted is not None:
+        save_profile(fitted, out)
+        print(out)
+
+
+def _show_fits(found, works, seconds) -> None:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column, side in (
+        ("form", "left"),
+        ("error", "right"),
+        ("left out", "right"),
+        ("largest", "right"),
+        ("coefficients", "left"),
+    ):
+        table.add_column(column, justify=side, overflow="fold")
+    for one in found:
+        shown = ", ".join(
+            f"{n} {c:.3g}" for n, c in zip(one.names, one.coefficients, strict=True) if c
+        )
+        table.add_row(
+            one.form,
+            f"{one.error:.1%}",
+            f"{one.cross_error:.1%}",
+            f"{one.largest_error:.0%}",
+            shown,
+        )
+    console = Console(highlight=False)
+    console.print(
+        f"{len(works)} steps, {seconds.min() * 1e3:.1f} to {seconds.max() * 1e3:.1f} ms; seconds "
+        "a unit"
+    )
+    console.print(table)
+
+
+def check_target(path: Path, overwrite: bool = False, suffix: str = ".json") -> None:
+    """Find out before working for minutes. Raises ResultsError where `path` cannot be written,
+    could not be read again by its name, or is there already and nobody said `overwrite`."""
+    check_free(path, overwrite, ResultsError)
+    if path.suffix.lower() != suffix:
+        raise ResultsError(
+            f"{path}: name a file that ends in {suffix}; by that it is known when it is read"
+        )
+    folder = path.resolve().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        handle, probe = tempfile.mkstemp(prefix=".twinserve-", dir=folder)
+        os.close(handle)
+        os.unlink(probe)
+    except OSError as error:
+        raise ResultsError(
+            f"{path}: cannot be written ({error.strerror}); name another file"
+        ) from None

@@ -1,0 +1,35 @@
+"""`twinserve report`: compare finished runs in one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from twinserve.sim.results.files import ResultsError
+
+
+def report(
+    runs: Annotated[list[Path], Parameter(negative="")],
+    *,
+    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    overwrite: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """One self-contained HTML page, with its plots beside it, that compares runs.
+
+    Parameters
+    ----------
+    runs: list[Path]
+        Folders that `simulate --out` wrote, or folders of such folders.
+    out: Path
+        The .html file, or a folder for it.
+    overwrite: bool
+        Replace a page that is there.
+    """
+    from twinserve.sim.report.html import write_report
+    from twinserve.sim.results.files import find_runs
+
+    if not runs:
+        raise ResultsError("name at least one folder that `simulate --out` wrote")
+    print(write_report(find_runs(runs), out, overwrite))

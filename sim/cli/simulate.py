@@ -1,0 +1,159 @@
+"""`simulate`: run policies over a trace and print one table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.report.table import print_table
+from twinserve.sim.results.export import check_export, export_requests
+from twinserve.sim.results.files import (
+    ResultsError,
+    RunResult,
+    check_target,
+    dump_json,
+    folder,
+    write_run,
+)
+from twinserve.sim.results.metrics_goodput import parse_goodput
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.presets import with_defaults
+from twinserve.sim.setup.run import run_each
+
+_Flag = Annotated[bool, Parameter(negative="")]
+_DEFAULTS = SimulationConfig()
+
+
+def simulate(
+    *,
+    config: SimulationConfig = _DEFAULTS,
+    preset: str | None = None,
+    config_file: Annotated[Path | None, Parameter(name="--config")] = None,
+    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    overwrite: _Flag = False,
+    timeline: _Flag = False,
+    decisions: _Flag = False,
+    export: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+) -> None:
+    """Simulate scheduling and KV-cache policies on a trace; several --policy give one side-by-side
+    table.
+
+    Parameters
+    ----------
+    config: SimulationConfig
+        Settings of the run.
+    preset: str
+        A published setting, which other flags modify: bros-hybrid.
+    config_file: Path
+        Settings from a former run's run.json; flags given here win.
+    goodput: list[str]
+        Objectives for goodput in milliseconds, as in vLLM: ttft:500 tpot:50.
+    out: Path
+        Folder for the results; with several policies, one folder in it for each.
+    overwrite: bool
+        Replace the former run in --out, and the file of --export.
+    timeline: bool
+        Also write trace.json.gz, a timeline that opens in Perfetto.
+    decisions: bool
+        Also write decisions.jsonl.gz, every plan of the run, for twinserve replay.
+    export: Path
+        Write the requests that were submitted, best-effort pool included, as a trace file.
+    as_json: bool
+        Print the summary as JSON and nothing else.
+    quiet: bool
+        No progress bar.
+    """
+    config = with_defaults(config, preset, config_file)
+    if goodput is not None and not goodput:
+        raise SettingsError("--goodput: no objective; write NAME:MILLISECONDS, as ttft:500")
+    objectives = parse_goodput(goodput) if goodput else None
+    if timeline and out is None:
+        raise SettingsError(
+            "--timeline writes trace.json.gz into the results; say where with --out"
+        )
+    if decisions and out is None:
+        raise SettingsError("--decisions writes the plans into the results; say where with --out")
+    if decisions and config.replicas > 1:
+        raise SettingsError("--decisions writes the plans of one engine; drop --replicas")
+    if overwrite and out is None and export is None:
+        raise SettingsError("--overwrite is for --out and --export, neither of which is given")
+    if export is not None and len(config.policy) > 1:
+        raise SettingsError("--export writes the requests of one run; give one --policy")
+    with RunProgress(shown=not (quiet or as_json)) as progress:
+        inputs = resolve(config, progress.download)
+        targets = _targets(out, inputs)
+        for target in targets.values():
+            check_target(target, overwrite)
+        if export is not None:
+            check_export(export, inputs.workload, overwrite)
+        if not as_json:
+            progress.say(headline(inputs))
+        results: dict[str, RunResult] = {}
+        for spec, result in run_each(
+            inputs, progress.report, objectives, decisions, begin=progress.begin
+        ):
+            progress.end(result)
+            if out is not None:
+                write_run(targets[spec.label], result, overwrite, timeline)
+            if export is not None:
+                export_requests(result, inputs.workload, export)
+            results[spec.label] = result
+    if as_json:
+        summaries = {label: result.summary for label, result in results.items()}
+        sys.stdout.write(
+            dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values())))
+        )
+    else:
+        print_table(results, [*inputs.notices, *_counted(results)])
+
+
+def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
+    """Where each policy's results go. Raises ResultsError where that would put runs into a run."""
+    if out is None:
+        return {}
+    if len(inputs.policies) == 1:
+        return {inputs.policies[0].label: out}
+    if (out / "run.json").exists():
+        # `report` takes such a folder for one run, and would not see those below it
+        raise ResultsError(
+            f"--out {out}: is the folder of a run itself; several policies need one that is not: "
+            "name another"
+        )
+    return {spec.label: out / folder(spec.label) for spec in inputs.policies}
+
+
+def _counted(results: dict[str, RunResult]) -> list[str]:
+    """A line for each policy that counts how its steps were decided."""
+    counters = {
+        label: result.config["policy"].get("counters", {}) for label, result in results.items()
+    }
+    return [
+        f"{label}: "
+        + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.items())
+        for label, found in counters.items()
+        if found
+    ]
+
+
+def headline(inputs: Inputs) -> str:
+    """What is run, in two lines: requests and hardware."""
+    workload, config = inputs.workload, inputs.config
+    span = workload.span_s
+    when = f"over {span:,.0f} s, {len(workload) / span:.2f} requests/s" if span else "all at once"
+    pool = f", best-effort pool of {config.pool}" if config.pool else ""
+    source = workload.provenance.name + (
+        " (embedded replica)" if workload.provenance.replica else ""
+    )
+    lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
+    engines = f"{config.replicas} x " if config.replicas > 1 else ""
+    lines.append(engines + inputs.hardware.profile.describe())
+    rules = [t for t in workload.provenance.transforms if t.startswith("slo ")]
+    return "\n".join(lines + rules)

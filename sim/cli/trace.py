@@ -1,0 +1,169 @@
+"""`twinserve trace`: list, fetch, inspect, convert and make request traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.results.files import dump_json
+from twinserve.traces import load, verbs
+from twinserve.traces.generators.synth import synth as generate
+from twinserve.traces.write import check_target, write_trace
+
+trace_app = cyclopts.App(name="trace", help="Request traces: list, fetch, inspect, convert, synth.")
+_Flag = Annotated[bool, Parameter(negative="")]
+
+
+@trace_app.command(name="list")
+def list_() -> None:
+    """The traces known by name, and where each would come from."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in ("name", "requests", "from", "what"):
+        table.add_column(column, overflow="fold")
+    for entry in verbs.list_traces():
+        where = "local copy" if entry["where"].endswith((".jsonl", ".csv")) else entry["where"]
+        names = " = ".join([entry["name"], *entry["aliases"]])
+        table.add_row(
+            names, f"{entry['rows']:,}" if entry["rows"] else "", where, entry["description"]
+        )
+    Console(highlight=False).print(table)
+
+
+@trace_app.command
+def fetch(name: str) -> None:
+    """Download a recorded trace once, checked by its sha256, and print where it is.
+
+    Parameters
+    ----------
+    name: str
+        Name from `trace list`.
+    """
+    with RunProgress(shown=True) as progress:
+        path = load.fetch(name, progress=progress.download)
+    print(path)
+
+
+@trace_app.command
+def inspect(
+    trace: str,
+    *,
+    format: str | None = None,
+    seed: int = 0,
+    rate: float | None = None,
+    offline: _Flag = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """What is in a trace: where it came from, rate, lengths, prefix sharing.
+
+    Parameters
+    ----------
+    trace: str
+        Name or file.
+    format: str
+        Format of a file whose content does not tell.
+    seed: int
+        Seed of generated arrivals and lengths.
+    rate: float
+        Requests a second of generated arrivals.
+    offline: bool
+        Never download.
+    as_json: bool
+        Everything, as JSON.
+    """
+    with RunProgress(shown=not as_json) as progress:
+        workload = load.load_trace(
+            trace, format=format, seed=seed, rate=rate, offline=offline, progress=progress.download
+        )
+    found = verbs.inspect(workload)
+    if as_json:
+        print(dump_json(found), end="")
+        return
+    print(found["summary"])
+    for notice in found["notices"]:
+        print(f"note: {notice}")
+    for name, value in found.items():
+        if name not in ("summary", "notices", "name"):
+            print(f"{name:>16}  {_shown(value)}")
+
+
+def _shown(value) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_shown(v)}" for k, v in value.items())
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+@trace_app.command
+def convert(
+    source: str,
+    target: Path,
+    *,
+    format: str | None = None,
+    rate: float | None = None,
+    raw_arrivals: _Flag = False,
+    overwrite: _Flag = False,
+) -> None:
+    """Write a trace as Mooncake JSONL with its sidecar, for this and other tools.
+
+    Parameters
+    ----------
+    source: str
+        Name or file.
+    target: Path
+        The .jsonl file to write.
+    format: str
+        Format of a source whose content does not tell.
+    rate: float
+        Requests a second, for sources that have lengths only.
+    raw_arrivals: bool
+        Keep arrivals on the ticks they were recorded with.
+    overwrite: bool
+        Replace the target if it is there already.
+    """
+    options = {"format": format, "rate": rate, "raw_arrivals": raw_arrivals}
+    print(verbs.describe(verbs.convert(source, target, overwrite=overwrite, **options)))
+
+
+@trace_app.command
+def synth(
+    target: Path,
+    *,
+    lengths: str = "sharegpt",
+    rate: float = 1.0,
+    duration: float | None = None,
+    requests: int | None = None,
+    seed: int = 0,
+    overwrite: _Flag = False,
+) -> None:
+    """Make a trace with Poisson arrivals and write it.
+
+    Parameters
+    ----------
+    target: Path
+        The .jsonl file to write.
+    lengths: str
+        sharegpt, lmsys, or fixed:PROMPT,OUTPUT in tokens.
+    rate: float
+        Requests a second.
+    duration: float
+        Seconds of arrivals.
+    requests: int
+        Number of requests.
+    seed: int
+        Same seed, same trace.
+    overwrite: bool
+        Replace the target if it is there already.
+    """
+    check_target(target, overwrite)
+    workload = generate(lengths, rate=rate, duration_s=duration, count=requests, seed=seed)
+    write_trace(workload, target)
+    print(verbs.describe(workload))

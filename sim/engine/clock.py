@@ -1,0 +1,49 @@
+"""The simulated clock: SimPy's environment, with events at absolute times.
+
+SimPy schedules by delay, and now + (t - now) is not always t in floating point. The fast path jumps
+over many steps at once and must land on exactly the time that the one-step path reaches, so events
+are put at the time itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappush
+
+import simpy
+from simpy.core import NORMAL, URGENT, EventPriority
+from simpy.events import Event
+
+# At equal times arrivals and landed transfers come first, then the ends of steps, replica by
+# replica (STEPS + its index), then decisions: a decision at time t sees all that happened up to and
+# including t, whichever event was scheduled first.
+BEFORE_STEPS, STEPS, PLANS = URGENT, NORMAL, 1 << 20
+
+
+class Clock(simpy.Environment):
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_end: list[Callable[[], None]] = []  # called when nothing is left to happen
+
+    def run(self, until=None):
+        """As simpy.Environment.run. Without `until` it ends when nothing is left to happen."""
+        value = super().run(until)
+        if until is None:
+            for check in self.at_end:
+                check()
+        return value
+
+    def cancel(self, event: Event) -> None:
+        """An event that was put at a time shall not happen, and not keep the clock going."""
+        self._queue = [entry for entry in self._queue if entry[-1] is not event]
+        heapify(self._queue)
+
+    def at(self, time_s: float, priority: int = STEPS) -> Event:
+        """An event that happens at `time_s` (seconds, not before now)."""
+        if time_s < self._now:
+            raise ValueError(f"an event at {time_s} s, when it is {self._now} s already")
+        event = Event(self)
+        event._ok, event._value = True, None
+        entry = (time_s, EventPriority(priority), next(self._eid), event)
+        heappush(self._queue, entry)
+        return event

@@ -1,0 +1,259 @@
+"""One engine's state and its step, without a clock: submit, plan, complete. Both engines' loops are
+built on it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinserve.policies.base import Policy, SystemView
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
+from twinserve.policies.requests import Application, End, RequestTable, State
+
+# plain integers: looking a member up in an enum costs more than the assignment it is for
+WAITING, RUNNING, SWAPPED, FINISHED = (
+    int(s) for s in (State.WAITING, State.RUNNING, State.SWAPPED, State.FINISHED)
+)
+
+
+_NOT_ENDED, _COMPLETED = int(End.NONE), int(End.COMPLETED)
+
+
+class EngineCore:
+    """Applies plans and outcomes to the request table, and keeps policy and ledger informed.
+
+    The only writer of the table. `active` counts unfinished requests, `holding` those with KV on
+    the device.
+
+    asynchronous  plans are made while the step before them runs: between `begin` and `complete` of
+                  that step, as the request table describes it
+    """
+
+    def __init__(
+        self, requests: RequestTable, policy: Policy, ledger: KvLedger, asynchronous: bool = False
+    ) -> None:
+        self.requests = requests
+        self.policy = policy
+        self.ledger = ledger
+        self.asynchronous = asynchronous
+        self.ready_s: dict[int, float] = {}
+        self.active = 0
+        self.holding = 0
+        # what the policy has not been told of yet, in order
+        self._arrived: list[int | Application] = []
+        # of the rows of the step under way, before it began
+        self._last_token_s: np.ndarray | None = None
+        # of those that end with the step under way: which the policy has been told of
+        self._told: list[int] = []
+        self._leaving: list[int] = []  # withdrawn, which takes effect at the next boundary
+        self._dropped = False  # of the step under way some rows are no more
+        # row -> when the last transfer that touches its memory lands, if no step waits for it
+        self._lands_s: dict[int, float] = {}
+        self._ends_early = asynchronous and not policy.keeps_ending
+        if asynchronous:
+            ledger.known_text_only = True
+        self._publishes = asynchronous and ledger.prefix_caching
+
+    @property
+    def under_way(self) -> bool:
+        """A step has begun and its outcome is not booked: the table shows it ahead of time."""
+        return self._last_token_s is not None
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """Rows withdrawn since the last boundary."""
+        return tuple(self._leaving)
+
+    @property
+    def waiting(self) -> int:
+        return self.active - self.holding
+
+    def announce(self, application: Application) -> None:
+        """An application arrives; its first requests are submitted right after."""
+        self._arrived.append(application)
+
+    def submit(self, request_id: str, **values) -> int:
+        """A new request; `values` as for RequestTable.submit. Returns its row.
+
+        The policy hears of it at the next plan, when the table is as the last step left it: in the
+        middle of a step, or of a run of steps, it would see its running requests as they were when
+        that began.
+        """
+        row = self.requests.submit(request_id, **values)
+        self.active += 1
+        self._arrived.append(row)
+        return row
+
+    def withdraw(self, row: int, end: End, now: float) -> bool:
+        """The request is no more, though it has not got all tokens that it may: its client left or
+        gave up at `now`, or it goes on elsewhere. Takes effect at the next step boundary
+        (`settle`): what a step under way gives it until then is booked, and its last token still
+        ends it. False where it had ended before."""
+        requests = self.requests
+        if requests.end[row] != _NOT_ENDED:
+            return False
+        requests.end[row], requests.ended_s[row] = end, now
+        self._leaving.append(row)
+        return True
+
+    def settle(self, now: float) -> list[tuple[int, float]]:
+        """At a boundary: withdrawn requests leave, wherever they are. Returns them, each with the
+        time (seconds) at which its memory is free: `now`, or when a transfer that touches it lands;
+        then the caller says so (`landed`). `plan` does this itself where transfers take no time."""
+        if not self._leaving:
+            return []
+        leaving, self._leaving = self._leaving, []
+        self._tell_arrivals()
+        requests, left = self.requests, []
+        for row in leaving:
+            if requests.state[row] == FINISHED:
+                continue  # its last token came first
+            if row in self._told:
+                pass  # that it ends, when the step under way began
+            elif requests.end[row] == _COMPLETED and requests.state[row] == RUNNING:
+                self.policy.on_finish(row)  # earlier than anybody expected: an end-of-text token
+            else:
+                self.policy.on_withdraw(row)
+            free_s = max(self._lands_s.get(row, now), now)
+            if free_s == now:
+                self.ledger.free(row)
+            self._end(row)
+            self._dropped |= self.under_way
+            left.append((row, free_s))
+        return left
+
+    def transferring(self, lands_s: dict[int, float]) -> None:
+        """Transfers began that no step waits for: row -> when the last one lands (seconds)."""
+        for row, landing in lands_s.items():
+            self._lands_s[row] = max(landing, self._lands_s.get(row, 0.0))
+
+    def landed(self, row: int) -> None:
+        """The last transfer that touched a withdrawn row's memory has landed."""
+        self.ledger.free(row)
+
+    def _end(self, row: int) -> None:
+        self.active -= 1
+        self._lands_s.pop(row, None)
+        # it may have been preempted while its last token came
+        self.holding -= int(self.requests.state[row] == RUNNING)
+        self.requests.state[row] = FINISHED
+
+    def _tell_arrivals(self) -> None:
+        for arrival in self._arrived:
+            if isinstance(arrival, Application):
+                self.policy.on_application(arrival)
+            else:
+                self.policy.on_arrival(arrival, self.requests)
+        self._arrived.clear()
+
+    def plan(self, now: float) -> StepPlan:
+        """Ask the policy, and apply what its plan changes at once (who lost and who got memory)."""
+        requests = self.requests
+        self.settle(now)
+        self._tell_arrivals()
+        plan = self.policy.plan(SystemView(now, requests, self.ready_s), self.ledger)
+        for row, kind in plan.preempted:
+            self.holding -= 1
+            if kind is Preemption.RECOMPUTE:
+                requests.computed_tokens[row] = 0
+                # it still comes, but nothing is built on it
+                requests.output_tokens[row] -= requests.in_flight[row]
+                requests.in_flight[row] = 0
+                requests.state[row] = WAITING
+                requests.recomputes[row] += 1
+            else:
+                requests.state[row] = SWAPPED
+                requests.swaps[row] += 1
+        for row, hit_tokens in plan.admitted:
+            self.holding += 1
+            requests.computed_tokens[row] = hit_tokens
+            requests.state[row] = RUNNING
+            if np.isnan(requests.first_scheduled_s[row]):
+                requests.first_scheduled_s[row] = now
+                requests.hit_tokens[row] = hit_tokens
+        for row in plan.swapped_in:
+            self.holding += 1
+            requests.state[row] = RUNNING
+        for move in plan.moves:
+            share = 1.0 if move.layers is None else len(move.layers) / self.ledger.layers
+            requests.swapped_tokens[move.row] += move.tokens * share
+        return plan
+
+    def emitting(self, plan: StepPlan) -> np.ndarray:
+        """bool[n]: which of the plan's rows catch up with their known text, and so emit a token."""
+        rows = plan.rows
+        if plan.valid_for:
+            return np.ones(len(rows), bool)
+        return self.requests.computed_tokens[rows] + plan.tokens == self.requests.known_tokens(rows)
+
+    def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """A step starts, and the next plan is made before it ends: until `complete`, the table
+        shows it as if it had ended at once. For single steps of an asynchronous engine, whose
+        `outcome` is to come."""
+        requests, rows = self.requests, outcome.emitted
+        requests.computed_tokens[plan.rows] += plan.tokens
+        self._last_token_s = requests.last_token_s[rows]
+        going_on = rows[~np.isin(rows, outcome.finished)] if outcome.finished else rows
+        requests.output_tokens[going_on] += 1
+        requests.in_flight[going_on] = 1
+        requests.last_token_s[going_on] = outcome.start_s
+        if self._ends_early:
+            self._told = list(outcome.finished)
+            for row in outcome.finished:
+                self.policy.on_finish(row)
+
+    def _unshow(self, rows: np.ndarray) -> None:
+        """Take back from the emitted `rows` what `begin` showed ahead of time."""
+        requests = self.requests
+        requests.output_tokens[rows] -= requests.in_flight[rows]
+        requests.in_flight[rows] = 0
+        requests.last_token_s[rows] = self._last_token_s
+        self._last_token_s = None
+
+    def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
+        """Book what was executed. Returns float64[e]: the gap of each emitted row's first token in
+        this outcome (NaN for a request's very first token)."""
+        requests, steps = self.requests, len(outcome.ends_s)
+        rows = outcome.emitted
+        if self.under_way:
+            self._unshow(rows)
+            self._told = []
+            if self._dropped:  # their tokens are nobody's
+                alive = requests.state != FINISHED
+                rows = outcome.emitted = rows[alive[rows]]
+                outcome.finished = [row for row in outcome.finished if alive[row]]
+                self._dropped = False
+        else:
+            # the plan that follows a run is the run's own, and made in it
+            granted = steps + self.asynchronous
+            if granted > 1:
+                self.ledger.extend(plan.rows, granted)
+            requests.computed_tokens[plan.rows] += steps if steps > 1 else plan.tokens
+        gaps = outcome.ends_s[0] - requests.last_token_s[rows]
+        slo = requests.slo_tpot_s[rows]
+        late = gaps > slo
+        if np.count_nonzero(late):
+            requests.late_tokens[rows] += late
+        if steps > 1:
+            later = outcome.ends_s[1:] - outcome.ends_s[:-1]
+            if later.max() > np.fmin.reduce(slo):  # NaN: no objective, or nobody has one
+                later.sort()
+                requests.late_tokens[rows] += len(later) - later.searchsorted(slo, side="right")
+        emitted = requests.output_tokens[rows]
+        if np.count_nonzero(emitted) < len(rows):
+            requests.first_token_s[rows[emitted == 0]] = outcome.ends_s[0]
+        requests.output_tokens[rows] = emitted + steps
+        requests.last_token_s[rows] = outcome.ends_s[-1]
+        if self._publishes:
+            holders = rows[requests.state[rows] == RUNNING]
+            # no more memory: only their text is known now
+            self.ledger.grow_all(holders, requests.computed_tokens[holders])
+        for row in outcome.finished:
+            self.ledger.free(row)
+            if not self._ends_early:
+                self.policy.on_finish(row)
+            if requests.end[row] == _NOT_ENDED:
+                requests.end[row], requests.ended_s[row] = _COMPLETED, outcome.ends_s[-1]
+            self._end(row)
+        self.policy.on_outcome(outcome)
+        return gaps

@@ -1,0 +1,256 @@
+"""Decision logs: every plan of a run as data, to be executed again step by step by another engine.
+
+decisions.jsonl.gz holds one JSON object a line: first the run (as run.json describes it), then the
+requests, a line each, then the steps. Steps name requests by their row; a run of identical decode
+steps is one line. A step names the requests that were withdrawn before it. Where KV moved, the last
+line says how often and how much, by kind (`backends/counts.py`): a log does not say which layers or
+slots.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from twinserve.backends.base import Executed
+from twinserve.backends.counts import Counts
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.plan import Preemption, StepPlan
+from twinserve.policies.requests import RequestTable
+from twinserve.sim.results.files import ResultsError
+from twinserve.sim.results.recorder import StepRecorder
+
+FILE = "decisions.jsonl.gz"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """prefix: int64, content ids of the prompt's full KV blocks, or None. arrival_s: seconds.
+    output_tokens: emitted; left: the client left before the end, so that there would be more."""
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix: np.ndarray | None
+    left: bool = False
+
+    @property
+    def most_output_tokens(self) -> int:
+        """Tokens to ask an engine for: one that is withdrawn must not end by itself before that."""
+        return self.output_tokens + self.left
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """One decision, and what the simulator expected of it. grants: {row: tokens} in order. start_s
+    and seconds: when it began and how long it took; free_blocks: of the ledger, after the plan.
+    withdrawn: rows that left before it was planned."""
+
+    start_s: float
+    seconds: float
+    grants: dict[int, int]
+    admitted: dict[int, int]
+    preempted: tuple[tuple[int, Preemption], ...]
+    swapped_in: tuple[int, ...]
+    free_blocks: int
+    withdrawn: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DecisionLog:
+    """run: as run.json; requests by row; steps in order, runs spread out; moved: of KV, by kind;
+    withdrawn: rows that left after the last step."""
+
+    run: dict
+    requests: list[LoggedRequest]
+    steps: list[LoggedStep]
+    moved: Counts = field(default_factory=dict)
+    withdrawn: tuple[int, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Prompt and output tokens of the longest request."""
+        return max((r.prompt_tokens + r.most_output_tokens for r in self.requests), default=0)
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks of all requests together."""
+        size = self.run["kv"]["block_tokens"]
+        return sum(-(-(r.prompt_tokens + r.output_tokens) // size) for r in self.requests)
+
+    @property
+    def step_tokens(self) -> int:
+        """New tokens of the longest step."""
+        return max((sum(step.grants.values()) for step in self.steps), default=0)
+
+
+class DecisionRecorder(StepRecorder):
+    """A step recorder that also keeps the plans."""
+
+    def __init__(self, replica: int = 0) -> None:
+        super().__init__(replica)
+        self.lines: list[dict] = []
+        # plans without a step: what they took away is logged with the next one
+        self._before: list[StepPlan] = []
+        self._withdrawn: list[int] = []  # since the last step
+        self.left: set[int] = set()  # rows withdrawn so far; only asked
+
+    def withdrawn(self, row: int) -> None:
+        self._withdrawn.append(row)
+        self.left.add(row)
+
+    def planned(
+        self,
+        plan: StepPlan,
+        executed: Executed,
+        running: int,
+        waiting: int,
+        requests: RequestTable,
+        ledger: KvLedger,
+    ) -> None:
+        before, self._before = self._before, []  # without_step is called for this plan too
+        super().planned(plan, executed, running, waiting, requests, ledger)
+        self._before = []
+        outcome = executed.outcome
+        steps, free = len(outcome.ends_s), ledger.free_blocks
+        line = {
+            "start_s": outcome.start_s,
+            "ends_s": outcome.ends_s.tolist(),
+            "grants": [plan.rows.tolist(), plan.tokens.tolist()],
+            "free_blocks": [free],
+        }
+        if steps > 1:
+            taken = ledger.block_growth(plan.rows, steps).cumsum()
+            line["free_blocks"] = (free - taken).tolist()
+        preempted = [(row, kind.value) for p in (*before, plan) for row, kind in p.preempted]
+        optional = {
+            "admitted": plan.admitted,
+            "preempted": preempted,
+            "swapped_in": plan.swapped_in,
+            "withdrawn": self.take_withdrawn(),
+        }
+        self.lines.append(line | {name: value for name, value in optional.items() if value})
+
+    def take_withdrawn(self) -> list[int]:
+        """Rows that left since the last step or call."""
+        rows, self._withdrawn = self._withdrawn, []
+        return rows
+
+    def without_step(self, plan: StepPlan, to_host_bytes: int, to_device_bytes: int) -> None:
+        super().without_step(plan, to_host_bytes, to_device_bytes)
+        self._before.append(plan)
+
+
+def log_bytes(
+    run: dict, requests: RequestTable, recorder: DecisionRecorder, moved: Counts | None = None
+) -> bytes:
+    """The log as a file's content; the same run gives the same bytes. moved: what the backend
+    counted."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as file:
+        file.write(_line({"decisions": _VERSION, "run": run}))
+        for request in requests:
+            entry = {
+                "id": request.id,
+                "arrival_s": request.arrival_s,
+                "prompt_tokens": request.prompt_tokens,
+                "output_tokens": request.output_tokens,
+            }
+            if request.row in recorder.left:
+                entry["left"] = True
+            if request.prefix is not None:
+                entry["prefix"] = request.prefix.tolist()
+            file.write(_line(entry))
+        for entry in recorder.lines:
+            file.write(_line(entry))
+        after = recorder.take_withdrawn()
+        if after:
+            file.write(_line({"withdrawn": after}))
+        if moved:
+            file.write(_line({"moved": moved}))
+    return packed.getvalue()
+
+
+def _line(entry: dict) -> bytes:
+    return json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def read_log(path: Path) -> DecisionLog:
+    """A log from disk. Raises ResultsError: no such file, torn, or not a decision log."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ResultsError(
+            f"{path}: there is no decision log; run simulate again with --decisions --out DIR"
+        ) from None
+    return parse_log(content, str(path))
+
+
+def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
+    """A log from the content of its file; `name` stands in errors. Raises ResultsError where it is
+    torn."""
+    try:
+        entries = [json.loads(line) for line in gzip.decompress(content).splitlines()]
+        head, rest = entries[0], entries[1:]
+        if head["decisions"] != _VERSION:
+            raise ResultsError(
+                f"{name}: of version {head['decisions']}, and this is version {_VERSION}; log again"
+            )
+        requests = [_request(entry) for entry in rest if "id" in entry]
+        steps = [step for entry in rest if "grants" in entry for step in _steps(entry)]
+        moved = {
+            kind: dict(counts)
+            for entry in rest
+            if "moved" in entry
+            for kind, counts in entry["moved"].items()
+        }
+    except ResultsError:
+        raise
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        zlib.error,
+    ) as error:
+        raise ResultsError(f"{name}: torn, or not a decision log ({error}); log again") from error
+    after = [row for entry in rest if "grants" not in entry for row in entry.get("withdrawn", ())]
+    return DecisionLog(head["run"], requests, steps, moved, tuple(after))
+
+
+def _request(entry: dict) -> LoggedRequest:
+    prefix = entry.get("prefix")
+    return LoggedRequest(
+        entry["id"],
+        entry["arrival_s"],
+        entry["prompt_tokens"],
+        entry["output_tokens"],
+        None if prefix is None else np.array(prefix, np.int64),
+        entry.get("left", False),
+    )
+
+
+def _steps(entry: dict) -> Iterator[LoggedStep]:
+    grants = dict(zip(*entry["grants"], strict=True))
+    start = entry["start_s"]
+    once = (
+        dict(entry.get("admitted", ())),
+        tuple((row, Preemption(kind)) for row, kind in entry.get("preempted", ())),
+        tuple(entry.get("swapped_in", ())),
+    )
+    withdrawn = tuple(entry.get("withdrawn", ()))
+    for end, free in zip(entry["ends_s"], entry["free_blocks"], strict=True):
+        yield LoggedStep(start, end - start, grants, *once, free, withdrawn)
+        start, once, withdrawn = end, ({}, (), ()), ()

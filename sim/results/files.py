@@ -1,0 +1,412 @@
+"""What a run leaves behind: flat rows in memory, and a folder of files on disk.
+
+    run.json            resolved configuration
+    summary.json        metrics (docs/metrics.md)
+    requests.parquet    one row a request
+    steps.parquet       one row an engine step
+    gaps.parquet        inter-token gaps, pooled
+    trace.json.gz       optional timeline for Perfetto
+    decisions.jsonl.gz  optional log of every plan, to be replayed (sim/results/decisions.py)
+    timing.json         wall-clock timings of our own code
+
+All but timing.json are the same bytes for the same configuration and seed, under the same versions
+of pyarrow and zlib. A folder is written beside its final place and renamed, so an interrupted run
+leaves whole results or none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+REQUESTS = {
+    "request_id": pa.string(),
+    "service_class": pa.string(),  # "rt" or "be"
+    "group": pa.string(),  # session or application; null where there is none
+    "stage": pa.int64(),
+    "priority": pa.int64(),
+    "replica": pa.int64(),
+    "arrival_s": pa.float64(),
+    "first_scheduled_s": pa.float64(),  # NaN: never scheduled
+    "first_token_s": pa.float64(),  # NaN: none yet
+    "last_token_s": pa.float64(),  # the end of a finished request
+    "prompt_tokens": pa.int64(),
+    "output_tokens": pa.int64(),  # emitted
+    "hit_tokens": pa.int64(),
+    "recomputes": pa.int64(),
+    "swaps": pa.int64(),
+    "swapped_tokens": pa.int64(),
+    "late_tokens": pa.int64(),  # after the first, with a gap over slo_tpot_s
+    "slo_ttft_s": pa.float64(),  # NaN: no objective
+    "slo_tpot_s": pa.float64(),
+    "finished": pa.bool_(),  # it got all its tokens, and its client was still there
+    "outcome": pa.string(),  # OUTCOMES; null: has not ended
+    "ended_s": pa.float64(),  # NaN: has not ended
+    "computed_tokens": pa.int64(),  # with KV when it ended, prefix hits counted
+}
+OUTCOMES = (
+    "completed",
+    "timed_out",
+    "disconnected",
+    "failed",
+    "moved",
+)  # by requests.End, without NONE
+STEPS = {
+    "replica": pa.int64(),
+    "start_s": pa.float64(),
+    "end_s": pa.float64(),
+    "prefill_requests": pa.int64(),
+    "prefill_tokens": pa.int64(),
+    "decode_requests": pa.int64(),
+    "running": pa.int64(),
+    "waiting": pa.int64(),
+    "kv_used_blocks": pa.int64(),  # held by requests
+    "kv_rt_blocks": pa.int64(),
+    "kv_be_blocks": pa.int64(),
+    "kv_cached_blocks": pa.int64(),  # held by no request, but a prefix is kept in them
+    "preempted_recompute": pa.int64(),
+    "preempted_swap": pa.int64(),
+    "to_host_bytes": pa.int64(),
+    "to_device_bytes": pa.int64(),
+    "hit_tokens": pa.int64(),
+}
+GAPS = {"service_class": pa.string(), "gap_s": pa.float64(), "count": pa.int64()}
+
+# Columns that results written before do not have (`with_ends`).
+_ADDED = {"outcome", "ended_s", "computed_tokens"}
+# Columns that had another name in results written before: name then -> name now. Readers take both
+# (docs/metrics.md).
+RENAMED = {"klass": "service_class"}
+
+POOL_GROUP = "best-effort pool"  # group of the closed loop's requests; their stage is the batch
+
+_TABLES = {"requests": REQUESTS, "steps": STEPS, "gaps": GAPS}
+_FILES = (
+    "run.json",
+    "summary.json",
+    "timing.json",
+    *(f"{name}.parquet" for name in _TABLES),
+    "trace.json.gz",
+    "decisions.jsonl.gz",
+)
+_KV_TOTAL, _NEVER_SENT = b"kv_total_blocks", b"never_sent"
+
+
+def pool_request_id(batch: int, i: int) -> str:
+    """Of the i-th request of a batch of the pool."""
+    return f"be-{batch}-{i}"
+
+
+def folder(label: str) -> str:
+    """A policy's label as a folder name."""
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+
+
+class ResultsError(ValueError):
+    """Results that cannot be written or read: one line on what is wrong, where, and what to do."""
+
+
+@dataclass
+class RunRows:
+    """The rows of one run; every metric is a function of them. Columns: REQUESTS, STEPS, GAPS.
+
+    requests  a row for each request that was submitted
+    steps     a row for each engine step, of all replicas
+    gaps      inter-token gaps pooled over requests; `count` equal gaps may share a row
+    kv_total_blocks  KV blocks of one replica; 0 where unbounded
+    never_sent       requests of the workload that were not submitted, since what they wait for
+                     failed
+    """
+
+    requests: pd.DataFrame
+    steps: pd.DataFrame
+    gaps: pd.DataFrame
+    kv_total_blocks: int
+    never_sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.requests = with_ends(self.requests)
+
+
+def with_ends(requests: pd.DataFrame) -> pd.DataFrame:
+    """`requests` with the columns that say how they ended, as they are where nobody left early."""
+    if _ADDED <= set(requests) or "finished" not in requests:
+        return requests
+    finished = requests["finished"].to_numpy(bool)
+    return requests.assign(
+        outcome=np.where(finished, OUTCOMES[0], None),
+        ended_s=requests["last_token_s"].where(finished),
+        computed_tokens=requests["prompt_tokens"] + (requests["output_tokens"] - 1).clip(lower=0),
+    )
+
+
+@dataclass
+class RunResult:
+    """A run: its rows, what was run (run.json), how long our own code took (timing.json), the
+    metrics, and, where one was kept, its decision log (the file's content)."""
+
+    rows: RunRows
+    config: dict = field(default_factory=dict)
+    timing: dict = field(default_factory=dict)
+    summary: dict = field(default_factory=dict)
+    decisions: bytes | None = None
+
+
+def write_run(
+    out_dir: str | os.PathLike, result: RunResult, overwrite: bool = False, timeline: bool = False
+) -> Path:
+    """Write `result` as the folder `out_dir`; `timeline` adds trace.json.gz. Returns the folder.
+
+    An existing folder is replaced only if it is empty, or if it holds nothing but a former run and
+    `overwrite` is set. Raises ResultsError otherwise, or where the folder cannot be written;
+    nothing is left behind then.
+    """
+    out = Path(out_dir).resolve()  # a link stays, and what it points to is replaced
+    _may_replace(out, overwrite)
+    # Everything that can be wrong with the content is found before the disk is touched.
+    tables = {
+        name: _table(getattr(result.rows, name), schema, f"{name}.parquet")
+        for name, schema in _TABLES.items()
+    }
+    tables["steps"] = tables["steps"].replace_schema_metadata(
+        {
+            _KV_TOTAL: str(int(result.rows.kv_total_blocks)).encode(),
+            _NEVER_SENT: str(int(result.rows.never_sent)).encode(),
+        }
+    )
+    texts = {
+        "run.json": dump_json(result.config, "run.json"),
+        "summary.json": dump_json(result.summary, "summary.json"),
+        "timing.json": dump_json(result.timing, "timing.json"),
+    }
+    partial = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+        partial.chmod(0o777 & ~_umask())  # mkdtemp makes it private to the user
+        for name, table in tables.items():
+            path = partial / f"{name}.parquet"
+            pq.write_table(table, path, compression="zstd", compression_level=3)
+        for name, text in texts.items():
+            (partial / name).write_text(text, encoding="utf-8")
+        if result.decisions is not None:
+            (partial / "decisions.jsonl.gz").write_bytes(result.decisions)
+        if timeline:
+            from twinserve.sim.results.timeline import write_timeline  # it builds on this module
+
+            write_timeline(partial / "trace.json.gz", result.rows)
+        swap_in(partial, out)
+    except OSError as error:
+        raise ResultsError(_why_unwritable(out, error)) from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def read_run(run_dir: str | os.PathLike) -> RunResult:
+    """The run in folder `run_dir`. ResultsError: no such folder, or a missing or torn file."""
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "no such folder"
+        raise ResultsError(f"{folder}: {what}; give the --out folder of a finished run")
+    if not (folder / "run.json").exists():
+        raise ResultsError(
+            f"{folder}: holds no run (run.json is missing); give the --out folder of a run"
+        )
+    tables = {
+        name: _read_table(folder / f"{name}.parquet", schema) for name, schema in _TABLES.items()
+    }
+    metadata = tables["steps"].schema.metadata or {}
+    total = metadata.get(_KV_TOTAL)
+    if total is None:
+        path = folder / "steps.parquet"
+        raise ResultsError(f"{path}: has no kv_total_blocks; run again to rewrite it")
+    frames = {name: table.to_pandas() for name, table in tables.items()}
+    documents = {name: _read_json(folder / f"{name}.json") for name in ("run", "timing", "summary")}
+    return RunResult(
+        RunRows(**frames, kv_total_blocks=int(total), never_sent=int(metadata.get(_NEVER_SENT, 0))),
+        config=documents["run"],
+        timing=documents["timing"],
+        summary=documents["summary"],
+    )
+
+
+def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
+    """Run folders among `paths`; a folder without a run stands for the runs one level below it."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        below = [] if (path / "run.json").exists() or not path.is_dir() else sorted(path.iterdir())
+        # Hidden folders are writes that were cut off.
+        visible = [folder for folder in below if not folder.name.startswith(".")]
+        runs = [folder for folder in visible if (folder / "run.json").exists()]
+        found.extend(runs or [path])  # a path without any run gets its error from read_run
+    return found
+
+
+def plain(value: Any, where: str = "value") -> Any:
+    """`value` as JSON can hold it: numpy and dataclasses unpacked, NaN and infinities as None."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None  # numpy's float64 is a float
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, np.generic):
+        return plain(value.item(), where)
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist(), where)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, where)
+    kind = type(value).__name__
+    raise ResultsError(f"{where}: a {kind} cannot be written as JSON; pass plain values")
+
+
+def dump_json(value: Any, where: str = "value") -> str:
+    """Indented JSON with sorted keys and a final newline; see `plain` for what is allowed."""
+    return json.dumps(plain(value, where), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _table(frame: pd.DataFrame, schema: Mapping[str, pa.DataType], where: str) -> pa.Table:
+    """`frame` with the schema's columns and types first; further columns follow as they are."""
+    missing = [name for name in schema if name not in frame]
+    if missing:
+        raise ResultsError(f"{where}: no column {', '.join(missing)}; the rows are incomplete")
+    columns = {}
+    for name in (*schema, *(column for column in frame if column not in schema)):
+        try:
+            # From pandas: a null in a text column becomes a null. NaN stays NaN in float columns.
+            kind = schema.get(name)
+            values = frame[name]
+            as_float = kind is not None and pa.types.is_floating(kind)
+            columns[name] = (
+                pa.array(values.to_numpy(np.float64), kind)
+                if as_float
+                else pa.Array.from_pandas(values, type=kind)
+            )
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ResultsError(
+                f"{where}: column {name} is not {schema.get(name)}: {reason}"
+            ) from error
+    # pandas' own metadata names its version: it would make the bytes depend on it for nothing.
+    return pa.table(columns)
+
+
+def _read_table(path: Path, schema: Mapping[str, pa.DataType]) -> pa.Table:
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise ResultsError(f"{path}: missing; the results are incomplete, run again") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ResultsError(
+            f"{path}: torn or not a parquet file; run again to rewrite it"
+        ) from error
+    renamed = table.rename_columns([RENAMED.get(name, name) for name in table.column_names])
+    table = renamed.replace_schema_metadata(table.schema.metadata)
+    missing = [name for name in schema if name not in {*table.column_names, *_ADDED}]
+    if missing:
+        raise ResultsError(
+            f"{path}: no column {', '.join(missing)}; written by another version? Run again"
+        )
+    return table
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ResultsError(f"{path}: missing; the results are incomplete, run again") from error
+    except (ValueError, OSError) as error:
+        raise ResultsError(f"{path}: torn or not JSON; run again to rewrite it") from error
+    if not isinstance(value, dict):
+        raise ResultsError(f"{path}: holds no JSON object; run again to rewrite it")
+    return value
+
+
+def check_target(out_dir: str | os.PathLike, overwrite: bool = False) -> None:
+    """Find out before a run whether `write_run` could write its results here. Raises
+    ResultsError."""
+    out = Path(out_dir).resolve()
+    _may_replace(out, overwrite)
+    parent = out.parent
+    while not parent.exists():
+        parent = parent.parent
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=parent))
+    except OSError as error:
+        raise ResultsError(_why_unwritable(out, error)) from error
+
+
+def _may_replace(out: Path, overwrite: bool) -> None:
+    if not out.name:
+        raise ResultsError(f"{out}: the root folder cannot hold a run; name another folder")
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ResultsError(f"{out}: is a file; name a folder")
+    try:
+        content = sorted(entry.name for entry in out.iterdir())
+    except OSError as error:
+        raise ResultsError(_why_unwritable(out, error)) from error
+    foreign = [name for name in content if name not in _FILES]
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise ResultsError(f"{out}: holds other files ({shown}); name an empty or new folder")
+    if content and not overwrite:
+        raise ResultsError(
+            f"{out}: already holds a run; name another folder, or replace it with --overwrite"
+        )
+
+
+def swap_in(partial: Path, out: Path) -> None:
+    """Put folder `partial` in the place of `out`; what was there stays whole until then."""
+    if not out.exists():
+        os.rename(partial, out)
+        return
+    former = Path(tempfile.mkdtemp(prefix=f".{out.name}.former-", dir=out.parent))
+    try:
+        os.rename(out, former / "run")
+        try:
+            os.rename(partial, out)
+        except BaseException:
+            os.rename(former / "run", out)
+            raise
+    finally:
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _why_unwritable(out: Path, error: OSError) -> str:
+    reason = {
+        errno.ENOSPC: "the disk is full; free some room or name another folder",
+        errno.EACCES: "no permission to write there; name another folder",
+        errno.EPERM: "no permission to write there; name another folder",
+        errno.EROFS: "read-only file system; name another folder",
+        errno.ENOTDIR: "part of the path is a file; name another folder",
+        errno.EEXIST: "part of the path is a file; name another folder",
+    }.get(error.errno, f"{error.strerror or error}; name another folder")
+    return f"{out}: cannot be written: {reason}"

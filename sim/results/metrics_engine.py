@@ -1,0 +1,74 @@
+"""Metrics of the engine: KV memory and the scheduler's steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twinserve.sim.results.files import RunRows
+
+
+def describe_kv(rows: RunRows) -> dict:
+    """`kv` of summary.json: blocks of one replica, preemptions and bytes of all replicas.
+
+    Mean use is weighted by step time, over the time in which a step ran.
+    """
+    steps, requests = rows.steps, rows.requests
+    total = rows.kv_total_blocks or None
+    used = steps["kv_used_blocks"].to_numpy(np.float64)
+    seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
+    peak = int(used.max()) if len(used) else None
+    mean = _weighted_mean(used, seconds)
+    admitted = requests["first_scheduled_s"].notna().to_numpy()
+    prompt = int(requests["prompt_tokens"].to_numpy()[admitted].sum())
+    hits = int(requests["hit_tokens"].to_numpy()[admitted].sum())
+    return {
+        "total_blocks": total,
+        "peak_used_blocks": peak,
+        "peak_use": None if peak is None or total is None else peak / total,
+        "mean_used_blocks": mean,
+        "mean_use": None if mean is None or total is None else mean / total,
+        "peak_rt_blocks": int(steps["kv_rt_blocks"].max()) if len(used) else None,
+        "peak_be_blocks": int(steps["kv_be_blocks"].max()) if len(used) else None,
+        "preemptions": {
+            "recompute": int(steps["preempted_recompute"].sum()),
+            "swap": int(steps["preempted_swap"].sum()),
+        },
+        "swapped_bytes": {
+            "to_host": int(steps["to_host_bytes"].sum()),
+            "to_device": int(steps["to_device_bytes"].sum()),
+        },
+        "prefix_hit_rate": hits / prompt if prompt else None,
+    }
+
+
+def describe_scheduler(steps: pd.DataFrame, duration_s: float) -> dict:
+    """`scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by time."""
+    prefill, decode = (steps[f"{kind}_requests"].to_numpy() for kind in ("prefill", "decode"))
+    tokens = steps["prefill_tokens"].to_numpy() + decode
+    waiting = steps["waiting"].to_numpy(np.float64)
+    seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
+    batch = prefill + decode
+    replicas = steps["replica"].nunique()
+    some = len(steps) > 0
+    return {
+        "replicas": int(replicas),
+        "steps": len(steps),
+        "steps_by_kind": {
+            "prefill": int(((prefill > 0) & (decode == 0)).sum()),
+            "decode": int(((prefill == 0) & (decode > 0)).sum()),
+            "mixed": int(((prefill > 0) & (decode > 0)).sum()),
+        },
+        "mean_step_ms": float(seconds.mean() * 1000) if some else None,
+        "mean_batch": float(batch.mean()) if some else None,
+        "max_batch": int(batch.max()) if some else None,
+        "mean_step_tokens": float(tokens.mean()) if some else None,
+        "mean_waiting": _weighted_mean(waiting, seconds),
+        "max_waiting": int(waiting.max()) if some else None,
+        "busy": float(seconds.sum() / (replicas * duration_s)) if some and duration_s > 0 else None,
+    }
+
+
+def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float | None:
+    total = weights.sum()
+    return float(np.dot(values, weights) / total) if total > 0 else None

@@ -1,0 +1,105 @@
+"""Job completion times and fair ratios: how Justitia's evaluation measures efficiency and fairness.
+
+A job is a group of requests: an application with its stages, or a session with its turns. The
+best-effort pool is no job: it has no end of its own, so its batches are counted apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twinserve.sim.results.files import POOL_GROUP, RunRows
+
+
+def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
+    """A row a job, by its name: service_class, arrival_s, end_s, finished, jct_s (first arrival to
+    end).
+
+    Jobs are the groups, in order of first submission, or the single requests where no request has
+    a group. A job is finished when all its submitted requests are; jct_s is NaN otherwise.
+    """
+    members, key = _applications(requests), "group"
+    if len(members) == 0:
+        members, key = requests[requests["group"].isna()], "request_id"
+    jobs = _spans(members.groupby(key, sort=False))
+    jobs.index.name = "job"
+    return jobs
+
+
+def describe_jobs(requests: pd.DataFrame) -> dict | None:
+    """`applications` of summary.json; None where no request has a group."""
+    members = _applications(requests)
+    if len(members) == 0:
+        return None
+    jobs = job_completion(members)
+    jct = jobs["jct_s"].to_numpy(np.float64)
+    jct = jct[~np.isnan(jct)]
+    return {
+        "submitted": len(jobs),
+        "completed": len(jct),
+        "mean_jct_s": float(jct.mean()) if len(jct) else None,
+        "median_jct_s": float(np.median(jct)) if len(jct) else None,
+        "p90_jct_s": float(np.percentile(jct, 90)) if len(jct) else None,
+        "p99_jct_s": float(np.percentile(jct, 99)) if len(jct) else None,
+    }
+
+
+def describe_pool(requests: pd.DataFrame) -> dict | None:
+    """`pool` of the best-effort class: how long its batches take; None where there is no pool."""
+    members = requests[requests["group"] == POOL_GROUP]
+    if len(members) == 0:
+        return None
+    seconds = _spans(members.groupby("stage", sort=True))["jct_s"]
+    done = seconds.dropna().to_numpy(np.float64)
+    return {
+        "batches": len(seconds),
+        "batches_completed": len(done),
+        "mean_batch_s": float(done.mean()) if len(done) else None,
+    }
+
+
+def fair_ratio(rows: RunRows, fair_rows: RunRows) -> pd.DataFrame:
+    """Finish-time fair ratio: each job's completion time over that in a fair policy's run.
+
+    Both runs must be of one request list. Returns jct_s, fair_jct_s and fair_ratio by job, for
+    jobs that ended in both; above 1 the job ended later than its fair share promises (Justitia,
+    Fig. 10, with VTC as the fair one).
+    """
+    jobs = job_completion(rows.requests)["jct_s"].dropna()
+    fair = job_completion(fair_rows.requests)["jct_s"].dropna().rename("fair_jct_s")
+    both = pd.concat([jobs, fair], axis=1, join="inner")
+    both["fair_ratio"] = both["jct_s"] / both["fair_jct_s"]
+    return both
+
+
+def summarise_fair_ratio(ratios: pd.DataFrame) -> dict:
+    """Of `fair_ratio`'s answer: jobs, mean, p90 and max ratio, and the share not delayed."""
+    values = ratios["fair_ratio"].to_numpy(np.float64)
+    if len(values) == 0:
+        return dict.fromkeys(
+            ("mean_fair_ratio", "p90_fair_ratio", "max_fair_ratio", "not_delayed"), None
+        ) | {"jobs": 0}
+    return {
+        "jobs": len(values),
+        "mean_fair_ratio": float(values.mean()),
+        "p90_fair_ratio": float(np.percentile(values, 90)),
+        "max_fair_ratio": float(values.max()),
+        "not_delayed": float((values <= 1).mean()),
+    }
+
+
+def _applications(requests: pd.DataFrame) -> pd.DataFrame:
+    return requests[requests["group"].notna() & (requests["group"] != POOL_GROUP)]
+
+
+def _spans(groups) -> pd.DataFrame:
+    spans = groups.agg(
+        service_class=("service_class", "first"),
+        arrival_s=("arrival_s", "min"),
+        end_s=("last_token_s", "max"),
+        finished=("finished", "all"),
+    )
+    spans["finished"] = spans["finished"].astype(bool)
+    spans["jct_s"] = (spans["end_s"] - spans["arrival_s"]).where(spans["finished"])
+    return spans

@@ -1,0 +1,222 @@
+"""Collects what happened as flat columns, and hands it out as data frames. One entry a macro-step:
+a run of identical decode steps stays one entry until the end, and is spread into its rows then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twinserve.backends.base import Executed
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.plan import Preemption, StepPlan
+from twinserve.policies.requests import End, RequestTable
+from twinserve.sim.results.files import OUTCOMES
+
+_CLASSES = np.array(["rt", "be"])
+_OUTCOMES = np.array([None, *OUTCOMES], dtype=object)
+
+
+class StepRecorder:
+    """Steps and inter-token gaps of one replica."""
+
+    def __init__(self, replica: int = 0) -> None:
+        self.replica = replica
+        self._scalars: list[tuple] = []  # one a macro-step, in the order of _STEP_COLUMNS
+        self._starts: list[float] = []
+        self._ends: list[np.ndarray] = []
+        # macro-step, whose blocks, how many newly taken by step
+        self._growth: list[tuple[int, str, np.ndarray]] = []
+        # gaps, how many rt and be tokens had each
+        self._gaps: list[tuple[np.ndarray, int, int]] = []
+        # of plans without a step: preempted (recompute, swap), bytes (to host, to device)
+        self._pending = [0, 0, 0, 0]
+        self.steps = 0
+
+    _STEP_COLUMNS = (
+        "prefill_requests",
+        "prefill_tokens",
+        "decode_requests",
+        "running",
+        "waiting",
+        "kv_rt_blocks",
+        "kv_be_blocks",
+        "kv_free_blocks",
+        "kv_cached_blocks",
+        "preempted_recompute",
+        "preempted_swap",
+        "to_host_bytes",
+        "to_device_bytes",
+        "hit_tokens",
+    )
+    # what happens once, with the first step of a run
+    _ONCE = {
+        "preempted_recompute",
+        "preempted_swap",
+        "to_host_bytes",
+        "to_device_bytes",
+        "hit_tokens",
+    }
+
+    def planned(
+        self,
+        plan: StepPlan,
+        executed: Executed,
+        running: int,
+        waiting: int,
+        requests: RequestTable,
+        ledger: KvLedger,
+    ) -> None:
+        """Before the outcome is booked: memory is as the plan left it. running, waiting: requests,
+        at planning."""
+        steps = len(executed.outcome.ends_s)
+        usage = ledger.usage()
+        work = executed.work
+        if plan.preempted or plan.moves:
+            self.without_step(plan, executed.to_host_bytes, executed.to_device_bytes)
+        once, self._pending = self._pending, [0, 0, 0, 0]
+        if steps > 1:
+            best_effort = requests.service_class[plan.rows] == 1
+            n_be = np.count_nonzero(best_effort)
+            parts = (
+                ("kv_rt_blocks", ~best_effort, len(plan.rows) - n_be),
+                ("kv_be_blocks", best_effort, n_be),
+            )
+            for column, mine, n in parts:
+                if n:
+                    rows = plan.rows if n == len(plan.rows) else plan.rows[mine]
+                    self._growth.append(
+                        (len(self._scalars), column, ledger.block_growth(rows, steps))
+                    )
+        self._scalars.append(
+            (
+                len(work.prefill_new),
+                sum(work.prefill_new.tolist()),
+                work.decode_requests,
+                running,
+                waiting,
+                usage.real_time,
+                usage.best_effort,
+                usage.free,
+                usage.cached,
+                *once,
+                sum([hit for _, hit in plan.admitted]),
+            )
+        )
+        self._starts.append(executed.outcome.start_s)
+        self._ends.append(executed.outcome.ends_s)
+        self.steps += steps
+
+    def withdrawn(self, row: int) -> None:
+        """A request left before its end; its row says so (`request_frame`)."""
+
+    def without_step(self, plan: StepPlan, to_host_bytes: int, to_device_bytes: int) -> None:
+        """A plan that moved or dropped KV and computed nothing: what it did is booked with the next
+        step."""
+        swapped = sum(kind is Preemption.SWAP for _, kind in plan.preempted)
+        for i, n in enumerate(
+            (len(plan.preempted) - swapped, swapped, to_host_bytes, to_device_bytes)
+        ):
+            self._pending[i] += n
+
+    def completed(self, executed: Executed, first_gaps: np.ndarray, requests: RequestTable) -> None:
+        """After the outcome is booked. first_gaps: as EngineCore.complete returns them."""
+        rows, ends = executed.outcome.emitted, executed.outcome.ends_s
+        best_effort = requests.service_class[rows] == 1
+        n_be = np.count_nonzero(best_effort)
+        # never where the first is NaN
+        if len(rows) and np.count_nonzero(first_gaps == first_gaps[0]) == len(rows):
+            self._gaps.append((first_gaps[:1], len(rows) - n_be, n_be))
+        else:
+            known = ~np.isnan(first_gaps)
+            for flag, counts in ((False, (1, 0)), (True, (0, 1))):
+                some = first_gaps[known & (best_effort == flag)]
+                if len(some):
+                    self._gaps.append((some, *counts))
+        if len(ends) > 1:
+            self._gaps.append((ends[1:] - ends[:-1], len(rows) - n_be, n_be))
+
+    def step_frame(self) -> pd.DataFrame:
+        """One row a step, in order; columns as docs/metrics.md lists them."""
+        lengths = np.array([len(e) for e in self._ends], np.int64)
+        columns = np.array(self._scalars, np.int64).reshape(-1, len(self._STEP_COLUMNS))
+        ends = np.concatenate(self._ends) if self._ends else np.zeros(0)
+        starts = np.empty_like(ends)
+        first = np.cumsum(lengths) - lengths
+        starts[1:] = ends[:-1]  # inside a run a step starts when the one before it ended
+        starts[first] = self._starts
+        frame = {"replica": np.full(len(ends), self.replica), "start_s": starts, "end_s": ends}
+        for i, name in enumerate(self._STEP_COLUMNS):
+            if name in self._ONCE:
+                frame[name] = np.zeros(len(ends), np.int64)
+                frame[name][first] = columns[:, i]
+            else:
+                frame[name] = columns[:, i].repeat(lengths)
+        for i, column, growth in self._growth:
+            at = slice(first[i], first[i] + lengths[i])
+            taken = growth[: lengths[i]].cumsum()  # an arrival may have cut the run
+            frame[column][at] += taken
+            frame["kv_free_blocks"][at] -= taken
+        frame["kv_cached_blocks"] = np.minimum(frame["kv_cached_blocks"], frame["kv_free_blocks"])
+        frame["kv_used_blocks"] = frame["kv_rt_blocks"] + frame["kv_be_blocks"]
+        del frame["kv_free_blocks"]
+        return pd.DataFrame(frame, copy=False)  # long, and nobody else has the columns
+
+    def gap_frame(self) -> pd.DataFrame:
+        """Inter-token gaps pooled: service_class, gap_s, count; one row a distinct gap and
+        class."""
+        parts = []
+        for index, name in enumerate(_CLASSES):
+            chosen = [(g, c[index]) for g, *c in self._gaps if c[index]]
+            if not chosen:
+                continue
+            gaps = np.concatenate([g for g, _ in chosen])
+            counts = np.repeat([c for _, c in chosen], [len(g) for g, _ in chosen])
+            distinct, where = np.unique(gaps, return_inverse=True)
+            total = np.bincount(where, weights=counts).astype(np.int64)
+            parts.append(pd.DataFrame({"service_class": name, "gap_s": distinct, "count": total}))
+        if not parts:
+            return pd.DataFrame(
+                {
+                    "service_class": pd.Series(dtype=str),
+                    "gap_s": [],
+                    "count": pd.Series(dtype=np.int64),
+                }
+            )
+        return pd.concat(parts, ignore_index=True)
+
+
+def request_frame(requests: RequestTable, replica: int, group_names: list[str]) -> pd.DataFrame:
+    """One row a submitted request, in order of submission. swapped_tokens: rounded to whole
+    ones."""
+    group = requests.group
+    names = np.array([*group_names, None], dtype=object)  # group -1 is the last: none
+    frame = {
+        "request_id": list(requests.ids),
+        "service_class": _CLASSES[requests.service_class],
+        "group": names[group],
+        "stage": requests.stage,
+        "priority": requests.priority,
+        "replica": np.full(len(requests), replica),
+    }
+    for name in (
+        "arrival_s",
+        "first_scheduled_s",
+        "first_token_s",
+        "last_token_s",
+        "prompt_tokens",
+        "output_tokens",
+        "hit_tokens",
+        "recomputes",
+        "swaps",
+        "swapped_tokens",
+        "late_tokens",
+        "slo_ttft_s",
+        "slo_tpot_s",
+    ):
+        frame[name] = getattr(requests, name).copy()
+    frame["swapped_tokens"] = np.rint(frame["swapped_tokens"]).astype(np.int64)
+    frame["finished"] = requests.end == End.COMPLETED
+    frame["outcome"] = _OUTCOMES[requests.end]
+    frame["ended_s"] = requests.ended_s.copy()
+    frame["computed_tokens"] = requests.computed_tokens.copy()
+    return pd.DataFrame(frame)

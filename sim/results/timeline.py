@@ -1,0 +1,174 @@
+"""A run as a Chrome trace (JSON, gzip): open it at ui.perfetto.dev or chrome://tracing.
+
+One process a replica. Its steps are a thread of complete events, its batch, queue and KV use are
+counters, and each request is an asynchronous track: queued, prefill, decode, ended. Simulated
+seconds become microseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from twinserve.sim.results.files import RunRows
+
+STEP_THREAD = 1
+MAX_REQUESTS = 1_000  # a track each: more cannot be read, and slow the viewer down
+MAX_STEPS = 200_000
+
+
+def write_timeline(
+    path: str | os.PathLike,
+    rows: RunRows,
+    max_requests: int = MAX_REQUESTS,
+    max_steps: int = MAX_STEPS,
+) -> None:
+    """Write trace.json.gz: the first `max_requests` requests and the first `max_steps` steps.
+
+    `otherData` says how many there are. The same rows give the same bytes.
+    """
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+        packed.writelines(piece.encode() for piece in _document(rows, max_requests, max_steps))
+
+
+def trace_events(
+    rows: RunRows, max_requests: int = MAX_REQUESTS, max_steps: int = MAX_STEPS
+) -> Iterator[dict]:
+    """The trace's events one by one: metadata, steps and counters, then the requests' tracks."""
+    steps = rows.steps.iloc[:max_steps]
+    requests = rows.requests.iloc[:max_requests]
+    replicas = np.union1d(steps["replica"].to_numpy(), requests["replica"].to_numpy())
+    end_s = float(rows.steps["end_s"].max()) if len(rows.steps) else 0.0
+    yield from _names(replicas.astype(int).tolist())
+    yield from _steps(steps)
+    yield from _counters(steps)
+    yield from _requests(requests, end_s)
+
+
+def _document(rows: RunRows, max_requests: int, max_steps: int) -> Iterator[str]:
+    about = {
+        "clock": "simulated time",
+        "kv_total_blocks": int(rows.kv_total_blocks),
+        "requests": len(rows.requests),
+        "requests_drawn": min(len(rows.requests), max_requests),
+        "steps": len(rows.steps),
+        "steps_drawn": min(len(rows.steps), max_steps),
+    }
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    yield f'{{"displayTimeUnit":"ms","otherData":{encode(about)},"traceEvents":[\n'
+    separator = ""
+    for event in trace_events(rows, max_requests, max_steps):
+        yield separator + encode(event)
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def _names(replicas: list[int]) -> Iterator[dict]:
+    for replica in replicas:
+        pid = _pid(replica)
+        for kind, tid, args in (
+            ("process_name", 0, {"name": f"replica {replica}"}),
+            ("process_sort_index", 0, {"sort_index": replica}),
+            ("thread_name", STEP_THREAD, {"name": "steps"}),
+        ):
+            yield {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _steps(steps: pd.DataFrame) -> Iterator[dict]:
+    shown = {
+        "prefill requests": "prefill_requests",
+        "prefill tokens": "prefill_tokens",
+        "decode requests": "decode_requests",
+        "dropped": "preempted_recompute",
+        "swapped out": "preempted_swap",
+        "bytes to host": "to_host_bytes",
+        "bytes to device": "to_device_bytes",
+        "prefix hit tokens": "hit_tokens",
+    }
+    columns = [steps[name].astype(int).tolist() for name in shown.values()]
+    starts, ends = _microseconds(steps["start_s"]), _microseconds(steps["end_s"])
+    replicas = steps["replica"].astype(int).tolist()
+    for replica, start, end, *values in zip(replicas, starts, ends, *columns, strict=True):
+        prefills, decodes = values[0], values[2]
+        # Zeros are left out: they are most of the file and tell nothing.
+        yield {
+            "ph": "X",
+            "cat": "step",
+            "name": _kind(prefills, decodes),
+            "pid": _pid(replica),
+            "tid": STEP_THREAD,
+            "ts": start,
+            "dur": round(end - start, 3),
+            "args": {name: value for name, value in zip(shown, values, strict=True) if value},
+        }
+
+
+def _counters(steps: pd.DataFrame) -> Iterator[dict]:
+    """A counter keeps its value until its next event, so only changes are written."""
+    tracks = {
+        "requests": {"running": "running", "waiting": "waiting"},
+        "KV blocks": {
+            "real-time": "kv_rt_blocks",
+            "best-effort": "kv_be_blocks",
+            "cached": "kv_cached_blocks",
+        },
+        "KV blocks used": {"used": "kv_used_blocks"},
+    }
+    for replica, mine in steps.groupby("replica", sort=True):
+        starts = np.array(_microseconds(mine["start_s"]))
+        for name, series in tracks.items():
+            values = mine[list(series.values())].to_numpy(np.int64)
+            changed = np.ones(len(values), bool)
+            changed[1:] = (values[1:] != values[:-1]).any(axis=1)
+            for ts, row in zip(starts[changed].tolist(), values[changed].tolist(), strict=True):
+                args = dict(zip(series, row, strict=True))
+                yield {"ph": "C", "name": name, "pid": _pid(int(replica)), "ts": ts, "args": args}
+
+
+def _requests(requests: pd.DataFrame, end_s: float) -> Iterator[dict]:
+    times = ("arrival_s", "first_scheduled_s", "first_token_s", "last_token_s")
+    told = ("prompt_tokens", "output_tokens", "hit_tokens", "recomputes", "swaps", "late_tokens")
+    columns = (*times, *told, "request_id", "service_class", "replica", "finished")
+    for number, row in enumerate(requests[list(columns)].itertuples(index=False)):
+        finished = bool(row.finished)
+        last = row.last_token_s if finished else max(end_s, row.arrival_s)
+        pid = _pid(int(row.replica))
+        track = {"cat": row.service_class, "id2": {"local": hex(number)}, "pid": pid, "tid": 0}
+        # Phases lie inside the request's own span; one lasts until the next begins, or the end.
+        bounds = [row.arrival_s, row.first_scheduled_s, row.first_token_s]
+        begun = [
+            (name, start)
+            for name, start in zip(("queued", "prefill", "decode"), bounds, strict=True)
+            if not np.isnan(start)
+        ]
+        args = {name: int(getattr(row, name)) for name in told} | {"finished": finished}
+        name = str(row.request_id)
+        yield track | {"ph": "b", "name": name, "ts": _us(row.arrival_s), "args": args}
+        for (phase, start), end in zip(begun, [*(s for _, s in begun[1:]), last], strict=True):
+            yield track | {"ph": "b", "name": phase, "ts": _us(start)}
+            yield track | {"ph": "e", "name": phase, "ts": _us(end)}
+        yield track | {"ph": "n", "name": "ended" if finished else "unfinished", "ts": _us(last)}
+        yield track | {"ph": "e", "name": name, "ts": _us(last)}
+
+
+def _kind(prefills: int, decodes: int) -> str:
+    if prefills and decodes:
+        return "mixed"
+    return "prefill" if prefills else "decode"
+
+
+def _pid(replica: int) -> int:
+    return replica + 1  # viewers take process 0 for the idle task
+
+
+def _us(seconds: float) -> float:
+    return round(float(seconds) * 1e6, 3)
+
+
+def _microseconds(seconds: pd.Series) -> list[float]:
+    return np.round(seconds.to_numpy(np.float64) * 1e6, 3).tolist()

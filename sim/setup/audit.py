@@ -1,0 +1,292 @@
+"""Does a policy keep the rules? For whoever writes one: every plan and every outcome of small,
+crowded runs is checked.
+
+`check_policy` is one line of a test; `Auditor` watches the engine of a run of your own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from twinserve.policies.base import Policy
+from twinserve.policies.plan import StepOutcome, StepPlan
+from twinserve.policies.registry import PolicySpec, ledger_names, parse_policy
+from twinserve.policies.requests import State
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.run import Simulation
+from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
+
+# Memory for about a fifth of the requests, so that most of them lose theirs some time; 38 blocks
+# hold the longest one.
+CROWDED = SimulationConfig(
+    num_blocks=40,
+    block_tokens=8,
+    host_blocks=60,
+    max_num_seqs=8,
+    max_num_batched_tokens=304,
+    slo="none",
+)
+
+
+PATIENCE_S = 0.3  # after which clients leave, where they do: many are served, and many are not
+
+
+class AuditError(AssertionError):
+    """A rule that a policy broke: one line that says which, in what run and when."""
+
+
+class Auditor:
+    """Checks every plan and every outcome of one engine, from now on.
+
+    longest  prompt and output tokens of the longest request, where `Policy.step_tokens` is to be
+             checked as well
+    recount  the whole ledger, from scratch, twice a step
+
+    Raises AuditError at the first thing that is wrong (LedgerError where an account does not add
+    up).
+    """
+
+    def __init__(self, core: EngineCore, longest: int | None = None, recount: bool = True) -> None:
+        self.core = core
+        self.longest = longest
+        self.recount = recount
+        self.plans = 0
+        self._plan, self._complete = core.plan, core.complete
+        core.plan, core.complete = self.plan, self.complete
+
+    def plan(self, now: float) -> StepPlan:
+        core, requests = self.core, self.core.requests
+        before = requests.state.copy()
+        away = {row for row, landing in core.ready_s.items() if landing > now}
+        plan = self._plan(now)
+        self.plans += 1
+        rows, tokens = plan.rows, plan.tokens
+        self._ask(
+            len(rows) == len(tokens), now, "rows and tokens of the plan are not of one length"
+        )
+        self._ask(len(np.unique(rows)) == len(rows), now, "a row is granted twice", rows)
+        self._ask(bool((tokens >= 1).all()), now, "a grant of no token", rows[tokens < 1])
+        state = requests.state[rows]
+        self._ask(
+            bool((state == State.RUNNING).all()),
+            now,
+            "a grant to a row without KV",
+            rows[state != State.RUNNING],
+        )
+        lacks = requests.known_tokens(rows) - requests.computed_tokens[rows]
+        self._ask(
+            bool((tokens <= lacks).all()),
+            now,
+            "more tokens than the row lacks",
+            rows[tokens > lacks],
+        )
+        room = core.ledger.slack_tokens(rows)
+        self._ask(bool((room >= tokens).all()), now, "a grant without memory", rows[room < tokens])
+        absent = np.asarray(core.ledger.missing_tokens(rows)) > 0
+        self._ask(not absent.any(), now, "a grant on KV that is on the host", rows[absent])
+        early = [row for row in rows.tolist() if row in away]
+        self._ask(not early, now, "a grant before the row's transfer has landed", early)
+        self._transitions(plan, before, now)
+        if self.longest is not None:
+            most = core.policy.step_tokens(self.longest)
+            said = (
+                f"{int(tokens.sum())} tokens in a step, and step_tokens({self.longest}) "
+                f"promises at most {most}"
+            )
+            self._ask(int(tokens.sum()) <= most, now, said)
+        self.counts_hold(now)
+        return plan
+
+    def _transitions(self, plan: StepPlan, before: np.ndarray, now: float) -> None:
+        """Rows that the plan admits, brings back and takes from were in the state for it."""
+        lost = {row for row, _ in plan.preempted}
+        for what, rows, state in (
+            ("preempted without KV", list(lost), State.RUNNING),
+            (
+                "admitted a row that did not wait",
+                [row for row, _ in plan.admitted if row not in lost],
+                State.WAITING,
+            ),
+            (
+                "swapped in a row that was not swapped out",
+                [r for r in plan.swapped_in if r not in lost],
+                State.SWAPPED,
+            ),
+        ):
+            self._ask(
+                all(before[row] == state for row in rows),
+                now,
+                what,
+                [r for r in rows if before[r] != state],
+            )
+
+    def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
+        gaps = self._complete(plan, outcome)
+        end = float(outcome.ends_s[-1])
+        kept = [row for row in outcome.finished if self.core.ledger.held_blocks(row)]
+        self._ask(not kept, end, "memory of a row that has ended", kept)
+        self.counts_hold(end)
+        return gaps
+
+    def counts_hold(self, now: float) -> None:
+        """The ledger adds up, and the engine's counts are the table's."""
+        if self.recount:
+            self.core.ledger.check()
+        state = self.core.requests.state
+        self._ask(
+            self.core.active == int((state != State.FINISHED).sum()), now, "requests are lost"
+        )
+        holding = int((state == State.RUNNING).sum())
+        self._ask(
+            self.core.holding == holding,
+            now,
+            "admissions, preemptions and swap-ins of the plans do not add up",
+        )
+
+    def _ask(self, holds: bool, now: float, rule: str, rows: Iterable[int] = ()) -> None:
+        if holds:
+            return
+        ids = self.core.requests.ids
+        names = ", ".join(ids[int(row)] for row in rows)
+        raise AuditError(
+            f"plan {self.plans}, at {now:.6f} s: {rule}{f' ({names})' if names else ''}"
+        )
+
+
+def check_policy(
+    policy: str | type[Policy] | PolicySpec,
+    kv: Sequence[str] | None = None,
+    seeds: Iterable[int] = range(5),
+    config: SimulationConfig = CROWDED,
+) -> int:
+    """Run `policy` over small random workloads with too little memory, on each ledger of `kv`
+    (default: all there are).
+
+    policy  as on the command line, or a class, or a spec
+    config  sizes of the engine, profile, estimator
+
+    Asked: every plan keeps the rules of `Auditor`; every request ends with all its tokens, and
+    gives its memory back; the same run again, with every step planned by itself and with
+    `valid_for` made use of gives the same rows to the last bit; if the policy can forget requests
+    (`on_withdraw`), all of it where clients give up after `PATIENCE_S`, too; and if it takes part
+    in asynchronous scheduling, all of it there.
+
+    Returns how many plans were checked. Raises AuditError with policy, ledger and seed.
+    """
+    spec = _spec(policy)
+    plans = 0
+    for name in kv or ledger_names():
+        for seed in seeds:
+            for asynchronous in (False, True) if spec.policy.asynchronous else (False,):
+                settings = config.model_copy(update={"async_scheduling": asynchronous})
+                where = (
+                    f"policy {spec.label} on ledger {name}, seed "
+                    f"{seed}{', asynchronous' if asynchronous else ''}"
+                )
+                try:
+                    plans += _check_run(_inputs(settings, replace(spec, kv=name), seed))
+                except AssertionError as error:
+                    raise AuditError(f"{where}: {error}") from error
+    return plans
+
+
+def _spec(policy: str | type[Policy] | PolicySpec) -> PolicySpec:
+    if isinstance(policy, PolicySpec):
+        return policy
+    return parse_policy(policy) if isinstance(policy, str) else PolicySpec(policy.name, own=policy)
+
+
+def _inputs(config: SimulationConfig, spec: PolicySpec, seed: int) -> Inputs:
+    return Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ())
+
+
+def _check_run(inputs: Inputs) -> int:
+    plans = _check_served(inputs)
+    if inputs.policies[0].policy.withdraws():
+        impatient = inputs.config.model_copy(update={"client_timeout": PATIENCE_S})
+        plans += _check_served(replace(inputs, config=impatient))
+    return plans
+
+
+def _check_served(inputs: Inputs) -> int:
+    (spec,) = inputs.policies
+    single = replace(inputs, config=inputs.config.model_copy(update={"exact": True}))
+    audited = Simulation(single, spec)
+    auditor = Auditor(audited.engines[0].core, inputs.workload.longest)
+    audited.run()
+    rows = audited.rows()
+    requests = rows.requests
+    ended = requests["outcome"].notna() if inputs.config.client_timeout else requests["finished"]
+    unfinished = requests.loc[~ended, "request_id"].tolist()
+    if unfinished:
+        raise AuditError(f"{', '.join(unfinished)} did not end")
+    served = requests[requests["finished"]]
+    emitted = dict(zip(served["request_id"], served["output_tokens"], strict=True))
+    wanted = zip(inputs.workload.ids, inputs.workload.output_tokens.tolist(), strict=True)
+    short = [name for name, n in wanted if emitted.get(name, n) != n]
+    if short:
+        raise AuditError(f"{', '.join(short)} ended with another number of tokens")
+    ledger = audited.engines[0].core.ledger
+    if ledger.usage().free != ledger.num_blocks:
+        raise AuditError(
+            f"{ledger.num_blocks - ledger.usage().free} blocks are in use when all requests have "
+            "ended"
+        )
+    again = "a second run gave other rows: something in it is not determined by its input"
+    _same(rows, _run(single, spec), again)
+    at_once = "steps taken at once gave other rows than single ones: valid_for promised too much"
+    _same(rows, _run(inputs, spec), at_once)
+    return auditor.plans
+
+
+def _run(inputs: Inputs, spec: PolicySpec) -> RunRows:
+    simulation = Simulation(inputs, spec)
+    simulation.run()
+    return simulation.rows()
+
+
+def _same(ours: RunRows, theirs: RunRows, said: str) -> None:
+    for table in ("requests", "steps", "gaps"):
+        try:
+            pd.testing.assert_frame_equal(
+                getattr(ours, table), getattr(theirs, table), check_exact=True, obj=table
+            )
+        except AssertionError as error:
+            raise AuditError(f"{said} ({' '.join(str(error).split())})") from None
+
+
+def crowd(seed: int, requests: int = 24) -> Workload:
+    """Requests of both classes, some with objectives, some whose prompts begin alike, sessions, and
+    a closed loop; most of them within a fifth of a second."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(1, 200, requests)
+    output = rng.integers(1, 100, requests)
+    real_time = rng.random(requests) < 0.6
+    counts = -(-prompt // 8)
+    texts = [100 * rng.integers(4) + np.arange(n) for n in counts.tolist()]
+    ids = np.unique(np.concatenate(texts), return_inverse=True)[1].astype(np.int64)
+    group, stage = np.full(requests, -1), np.zeros(requests, np.int64)
+    group[-6:], stage[-3:] = np.tile([0, 1, 2], 2), 1
+    arrival = np.sort(rng.choice([0.0, 0.01, 0.05, 0.2], requests) * rng.random(requests))
+    return Workload.build(
+        np.where(stage > 0, np.nan, arrival),
+        prompt,
+        output,
+        service_class=np.where(real_time, 0, 1).astype(np.int8),
+        priority=rng.integers(0, 3, requests),
+        slo_ttft_s=np.where(real_time, rng.choice([0.01, 0.1, 1.0], requests), np.nan),
+        slo_tpot_s=np.where(real_time, rng.choice([0.005, 0.02, 0.2], requests), np.nan),
+        group=group,
+        stage=stage,
+        delay_s=np.where(stage > 0, 0.01, 0.0),
+        group_names=["session-0", "session-1", "session-2"],
+        prefix=PrefixBlocks(ids, np.concatenate([[0], np.cumsum(counts)]), 8),
+        pool=BestEffortPool(2, (8, 120), (4, 60), seed, until_s=0.3),
+    )

@@ -1,0 +1,167 @@
+"""The settings of a run: one model, from which the command line's flags are made and which run.json
+keeps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
+DEFAULT_LOAD = 0.7
+
+
+class SettingsError(ValueError):
+    """Settings that contradict each other or make no sense; one line."""
+
+
+@Parameter(name="*")
+class SimulationConfig(BaseModel):
+    """What is simulated. Everything that changes a result is here, and nothing else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    policy: Annotated[tuple[str, ...], Parameter(name=["--policy", "-p"], negative="")] = ("vllm",)
+    """Policy, with options after a colon: bros:chunk=2048,kv=paged; one of your own as
+    FILE.py:Class. Several give one table over the same requests."""
+    trace: Annotated[str, Parameter(name=["--trace", "-t"])] = "mooncake"
+    "Trace name or file (see: twinserve trace list)."
+    format: str | None = None
+    "Format of the trace file, where its content does not tell."
+    seed: int = Field(0, ge=0)
+    """Seed of everything random: generated arrivals and lengths, the best-effort pool, spreading of
+    ticks."""
+    raw_arrivals: Annotated[bool, Parameter(negative="")] = False
+    "Keep arrivals on the coarse ticks of the recording."
+    offline: Annotated[bool, Parameter(negative="")] = False
+    "Never download: use a local copy of the trace or its embedded replica."
+
+    rate: float | None = Field(None, gt=0)
+    "Requests a second of a generated trace (sharegpt, lmsys, poisson)."
+    duration: float | None = Field(None, gt=0)
+    "Seconds of a generated trace. [default: 600]"
+    requests: int | None = Field(None, ge=1)
+    "Only the first N requests."
+    rate_scale: float | None = Field(None, gt=0)
+    "Speed up the arrivals of a recorded trace by this factor; 1 replays it as recorded."
+    load: float | None = Field(None, gt=0)
+    """Set the arrival rate to this share of the hardware's estimated capacity, best-effort pool not
+    counted. [default: 0.7]"""
+    window: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
+    "Only arrivals from START to END, in seconds of the recording."
+    cap_length: int | None = Field(None, ge=2)
+    "Cut prompt plus output of longer requests to this many tokens."
+    pool: int = Field(0, ge=0, le=1_000_000)
+    """Best-effort closed loop: requests in each batch; the next batch comes when the last one has
+    ended. 0: none."""
+    client_timeout: float | None = Field(None, gt=0)
+    """Seconds after which clients wait no longer: a request without its last token is withdrawn."""
+    slo: str | None = None
+    """Objectives in seconds: ttft=0.4,tpot=0.2, or ttft=0.4,tpot=0.2,k=5 for max(ttft, k x isolated
+    prefill), or none."""
+
+    profile: str = DEFAULT_PROFILE
+    "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."
+    replicas: int = Field(1, ge=1, le=4096)
+    "Engines that share the load."
+    block_tokens: int = Field(16, ge=1)
+    "Tokens in a KV block."
+    num_blocks: int | None = Field(None, ge=1, le=10**15)
+    "KV blocks of one replica, instead of the profile's."
+    host_blocks: int | None = Field(None, ge=0, le=10**15)
+    "Blocks of host memory for swapped KV, instead of the profile's."
+    max_num_seqs: int | None = Field(None, ge=1)
+    "Most requests in a batch, instead of the profile's."
+    max_num_batched_tokens: int | None = Field(None, ge=1)
+    "Most new tokens in a step, instead of the profile's."
+    kv: str | None = None
+    """KV ledger for every policy that names none (kv=) itself: paged, bidirectional, ...
+    (docs/policies.md)."""
+    prefix_caching: bool | None = None
+    "Prefix caching for every policy, instead of what each one's system does."
+    estimator: Literal["paper", "perfect", "bros", "echo", "layerkv", "roofline"] = "paper"
+    """What policies believe a step takes: their paper's form, the simulator's own model (perfect),
+    or one form for all."""
+    pcie_contention: bool = True
+    "Without NVLink, KV transfers share the PCIe link with a step's all-reduces (docs/layerkv.md)."
+    decision_time: Literal["none", "measured"] = "none"
+    """Whether a simulated step is lengthened by the time our own planning took (measured: not
+    reproducible)."""
+    async_scheduling: bool = False
+    """Plan each step while the one before it runs, before its tokens are known, as vLLM does by
+    default."""
+    exact: Annotated[bool, Parameter(negative="")] = False
+    """Plan every step by itself, without the fast path over runs of identical decode steps. Same
+    results, slower."""
+
+    @field_validator("policy")
+    @classmethod
+    def _some_policy(cls, policy: tuple[str, ...]) -> tuple[str, ...]:
+        if not policy:
+            raise ValueError("at least one is needed")
+        return policy
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> SimulationConfig:
+        if self.load is not None and (self.rate is not None or self.rate_scale is not None):
+            other = "--rate" if self.rate is not None else "--rate-scale"
+            raise ValueError(f"--load and {other} both set the arrival rate; give one of them")
+        if self.window is not None and not 0 <= self.window[0] < self.window[1]:
+            raise ValueError(
+                f"--window {self.window[0]} {self.window[1]} is empty; START must be before END"
+            )
+        if self.kv == "bidirectional" and self.prefix_caching:
+            raise ValueError(
+                "--kv bidirectional has no prefix caching; drop --prefix-caching or choose --kv "
+                "paged"
+            )
+        return self
+
+
+PRESETS: dict[str, dict] = {
+    # BROS, Sec. VII-A: hybrid workload on Qwen2.5-14B, two A100-40G. The pool's size is not in the
+    # paper.
+    "bros-hybrid": {
+        "trace": "sharegpt",
+        "rate": 10.0,
+        "duration": 600.0,
+        "pool": 128,
+        "profile": "qwen2.5-14b@a100-40g:tp2",
+        "slo": "ttft=0.4,tpot=0.2",
+    }
+}
+
+
+def parse_slo(text: str | None) -> tuple[float, float, float] | None:
+    """(ttft seconds, tpot seconds, k); None for no objectives; the default scales TTFT with
+    prompts. Raises SettingsError."""
+    if text is None:
+        return 0.4, 0.2, 5.0
+    if text == "none":
+        return None
+    found = {"k": 0.0}
+    seen: set[str] = set()
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        # an objective of 0 s could never be met
+        in_range = number >= 0 if name == "k" else number > 0
+        if name not in ("ttft", "tpot", "k") or not in_range or not number < 1e6:
+            raise SettingsError(
+                f"--slo {text!r}: {part!r} is not understood; write ttft=0.4,tpot=0.2 (seconds), "
+                "or none"
+            )
+        if name in seen:
+            raise SettingsError(f"--slo {text!r}: {name} is given twice; keep one of them")
+        seen.add(name)
+        found[name] = number
+    if "ttft" not in found or "tpot" not in found:
+        raise SettingsError(
+            f"--slo {text!r} lacks {'ttft' if 'ttft' not in found else 'tpot'}; write "
+            "ttft=0.4,tpot=0.2"
+        )
+    return found["ttft"], found["tpot"], found["k"]

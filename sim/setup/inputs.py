@@ -1,0 +1,360 @@
+"""From settings to what a run needs: the request list with its rate and objectives, the hardware,
+the policies."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.parts.estimators import BatchEstimator, LinearEstimator, ModelEstimator
+from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
+from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
+from twinserve.profiles.forms.bros import BrosLinearModel
+from twinserve.profiles.forms.estimates import step_estimate
+from twinserve.profiles.profile import Profile, load_profile
+from twinserve.sim.results.files import POOL_GROUP
+from twinserve.sim.setup.config import DEFAULT_LOAD, SettingsError, SimulationConfig, parse_slo
+from twinserve.traces.catalog import resolve as resolve_name
+from twinserve.traces.generators.synth import is_synthetic
+from twinserve.traces.load import load_trace
+from twinserve.traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
+from twinserve.traces.workload import BestEffortPool, Workload, WorkloadError
+
+GENERATED_SECONDS = 600.0
+_GRID_TOKENS = 256  # isolated prefill times are computed on this grid and interpolated
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
+    force."""
+
+    profile: Profile
+    model: StepTimeModel
+    limits: EngineLimits
+    num_blocks: int
+    host_blocks: int
+    block_tokens: int
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that the runs of a comparison share."""
+
+    config: SimulationConfig
+    workload: Workload
+    hardware: Hardware
+    policies: tuple[PolicySpec, ...]
+    notices: tuple[str, ...]
+
+    @cached_property
+    def estimator(self) -> BatchEstimator:
+        """What the policies of these runs believe about step times; one for all of them, as it has
+        no state."""
+        return make_estimator(self.config, self.hardware)
+
+    def estimator_for(self, policy: type[Policy]) -> BatchEstimator:
+        """What `policy` believes about step times."""
+        return (
+            self.estimator
+            if own_form(policy, self.config) is None
+            else make_estimator(self.config, self.hardware, policy)
+        )
+
+
+def own_form(
+    policy: type[Policy], config: SimulationConfig
+) -> Callable[[Profile, StepTimeModel], BatchEstimator] | None:
+    """How the form of the policy's own paper is fitted to a profile, where it has one and
+    `--estimator paper` holds."""
+    return policy.fit_estimator if config.estimator == "paper" else None
+
+
+@functools.lru_cache(maxsize=8)
+def _fitted(fit, hardware: Hardware) -> BatchEstimator:
+    """Fitting takes a while, and the policies of one comparison share the profile."""
+    return fit(hardware.profile, hardware.model)
+
+
+def resolve(config: SimulationConfig, progress=None) -> Inputs:
+    """Read and check everything. Raises WorkloadError, ProfileError or SettingsError with one
+    line."""
+    policies = tuple(parse_policy(text) for text in config.policy)
+    labels = [spec.label for spec in policies]
+    policies = tuple(  # two files may call their policies the same
+        spec if labels.count(spec.label) == 1 else replace(spec, label=spec.text)
+        for spec in policies
+    )
+    labels = [spec.label for spec in policies]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise SettingsError(
+                f"--policy {label} is given twice; each column of the table needs its own settings"
+            )
+    for spec in policies:
+        kv = spec.kv or config.kv
+        if kv is not None:
+            ledger_class(kv)
+    _check_used(config, policies)
+    _check_withdrawals(config, policies)
+    hardware = resolve_hardware(config)
+    workload, notices = resolve_workload(config, hardware, progress)
+    return Inputs(config, workload, hardware, policies, (*workload.provenance.notices, *notices))
+
+
+def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
+    """Raises SettingsError for a setting that none of the policies makes use of."""
+    names = ", ".join(spec.label for spec in policies)
+    if config.estimator != "paper" and not any(spec.uses_estimator for spec in policies):
+        chosen = f"--estimator {config.estimator}"
+        raise SettingsError(
+            f"{chosen}: no step times are estimated by {names}; drop it, or add a policy that does"
+        )
+    if config.prefix_caching and not any(spec.policy.uses_prefix_cache for spec in policies):
+        raise SettingsError(
+            f"--prefix-caching: no prefix is looked up by {names}; drop it, or add a policy that "
+            "does"
+        )
+
+
+def _check_withdrawals(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
+    """Raises SettingsError where clients may leave a policy that cannot forget them."""
+    lacking = [spec.label for spec in policies if not spec.policy.withdraws()]
+    if config.client_timeout is not None and lacking:
+        raise SettingsError(
+            f"--client-timeout: policy {lacking[0]} has no on_withdraw, so that it would plan "
+            "requests that are no more; add that method to it, or drop --client-timeout"
+        )
+
+
+def make_estimator(
+    config: SimulationConfig, hardware: Hardware, policy: type[Policy] | None = None
+) -> BatchEstimator:
+    """What policies believe about step times; `policy`, if given, by the form of its own paper
+    where it has one."""
+    if policy is not None and (fit := own_form(policy, config)) is not None:
+        return _fitted(fit, hardware)
+    swap = hardware.profile.swap_model()
+    if config.estimator == "perfect":
+        return ModelEstimator(hardware.model, swap)
+    if config.estimator not in ("paper", "bros"):
+        return ModelEstimator(
+            step_estimate(config.estimator, hardware.profile, hardware.model), swap
+        )
+    return LinearEstimator(BrosLinearModel.fit(hardware.model), swap)
+
+
+def resolve_hardware(config: SimulationConfig) -> Hardware:
+    profile = load_profile(config.profile)
+    per_block = profile.kv_bytes_per_token * config.block_tokens
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        num_blocks = profile.kv_capacity_tokens // config.block_tokens
+        if not num_blocks:
+            capacity = f"the KV memory of {profile.name} holds {profile.kv_capacity_tokens} tokens"
+            raise SettingsError(
+                f"--block-tokens {config.block_tokens}: {capacity}, less than one block; choose "
+                "smaller ones"
+            )
+    host_blocks = config.host_blocks
+    if host_blocks is None:
+        host_blocks = int(profile.host_swap_bytes // per_block)
+    limits = EngineLimits(
+        max_num_seqs=config.max_num_seqs or profile.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or profile.max_num_batched_tokens,
+        max_model_len=min(profile.max_model_len, num_blocks * config.block_tokens),
+        kv_bytes_per_token=int(profile.kv_bytes_per_token),
+    )
+    return Hardware(
+        profile,
+        profile.model(limits.max_num_seqs),
+        limits,
+        num_blocks,
+        host_blocks,
+        config.block_tokens,
+    )
+
+
+def resolve_workload(
+    config: SimulationConfig, hardware: Hardware, progress=None
+) -> tuple[Workload, list[str]]:
+    """The request list that every policy gets, and what the user should know about it."""
+    workload, notices = _with_rate(config, hardware, progress)
+    check_fits(workload, hardware.limits.max_model_len)
+    objectives = parse_slo(config.slo)
+    if objectives is not None:
+        workload = _with_objectives(workload, hardware, *objectives)
+    if config.pool:
+        if POOL_GROUP in workload.group_names:
+            raise SettingsError(
+                f"--pool: {config.trace} holds the pool of the run that it was exported from; "
+                "drop --pool"
+            )
+        pool = BestEffortPool(config.pool, seed=config.seed)
+        if pool.longest > hardware.limits.max_model_len:
+            raise SettingsError(
+                f"--pool: its requests have up to {pool.longest} tokens, the KV memory holds "
+                f"{hardware.limits.max_model_len}"
+            )
+        workload = with_pool(workload, pool)
+    if not len(workload) and not config.pool:
+        raise WorkloadError(
+            f"{config.trace}: no requests are left to simulate; widen --window or --requests"
+        )
+    return workload, notices
+
+
+def _with_rate(
+    config: SimulationConfig, hardware: Hardware, progress
+) -> tuple[Workload, list[str]]:
+    if is_synthetic(config.trace):
+        return _generated(config, hardware)
+    if config.rate is not None or config.duration is not None:
+        flag = "--rate" if config.rate is not None else "--duration"
+        if not _needs_arrivals(config):
+            raise SettingsError(
+                f"{flag} is for generated traces; {config.trace!r} has its own arrivals: use "
+                "--rate-scale"
+            )
+    workload = load_trace(
+        config.trace,
+        seed=config.seed,
+        offline=config.offline,
+        format=config.format,
+        raw_arrivals=config.raw_arrivals,
+        rate=config.rate,
+        progress=progress,
+    )
+    if config.window is not None:
+        workload = window(workload, *config.window)
+    if config.requests is not None:
+        workload = head(workload, config.requests)
+    if config.cap_length is not None:
+        workload = cap_length(workload, config.cap_length)
+    factor, notices = config.rate_scale, []
+    if factor is None and config.rate is None and (config.load or resolve_name(config.trace)):
+        factor, said = _scale_for_load(config, workload, hardware)
+        notices.append(said)
+    if factor is not None and factor != 1:
+        workload = scale_rate(workload, factor)
+    return workload, notices
+
+
+def _needs_arrivals(config: SimulationConfig) -> bool:
+    """ShareGPT and `custom` files have lengths only: --rate gives them arrivals."""
+    return config.rate is not None and config.duration is None and Path(config.trace).exists()
+
+
+def _generated(config: SimulationConfig, hardware: Hardware) -> tuple[Workload, list[str]]:
+    if config.rate_scale is not None:
+        raise SettingsError(
+            f"--rate-scale is for recorded traces; {config.trace!r} is generated: use --rate"
+        )
+    if config.window is not None or config.format is not None or config.raw_arrivals:
+        flag = (
+            "--window"
+            if config.window is not None
+            else "--format"
+            if config.format
+            else "--raw-arrivals"
+        )
+        raise SettingsError(f"{flag} is for recorded traces; {config.trace!r} is generated")
+    rate, notices = config.rate, []
+    duration = config.duration
+    if duration is None and config.requests is None:
+        duration = GENERATED_SECONDS
+    if rate is None:
+        sample = load_trace(config.trace, seed=config.seed, rate=1.0, count=2000)
+        seconds = service_seconds(sample, hardware) / len(sample)
+        rate = (config.load or DEFAULT_LOAD) * config.replicas / seconds
+        rate = float(f"{rate:.3g}")
+        notices.append(
+            f"rate {rate:g} requests/s: about {config.load or DEFAULT_LOAD:.0%} of estimated "
+            "capacity (--rate sets it)"
+        )
+    workload = load_trace(
+        config.trace, seed=config.seed, rate=rate, count=config.requests, duration_s=duration
+    )
+    if config.cap_length is not None:
+        workload = cap_length(workload, config.cap_length)
+    return workload, notices
+
+
+def _scale_for_load(
+    config: SimulationConfig, workload: Workload, hardware: Hardware
+) -> tuple[float, str]:
+    """The factor on the arrival rate that brings the online load to the wanted share of
+    capacity."""
+    span = workload.span_s
+    load = config.load or DEFAULT_LOAD
+    if len(workload) < 2 or span <= 0:
+        return 1.0, "too few arrivals to set a load: replayed as recorded"
+    factor = load * config.replicas * span / service_seconds(workload, hardware)
+    factor = float(f"{factor:.3g}")
+    return (
+        factor,
+        f"rate scale {factor:g}: about {load:.0%} of estimated capacity (--rate-scale 1 replays "
+        "as recorded)",
+    )
+
+
+def service_seconds(workload: Workload, hardware: Hardware) -> float:
+    """Seconds that one saturated replica needs for the workload, estimated from the step-time
+    model.
+
+    Every prompt is computed in chunks of the token budget, nothing cached; every output token costs
+    its share of a decode step with as many requests as memory and seats allow at the mean context.
+    """
+    if not len(workload):
+        return 0.0
+    prefill = _isolated_prefill(workload.prompt_tokens, hardware)
+    context = workload.prompt_tokens + workload.output_tokens / 2
+    mean_context = float(np.average(context, weights=workload.output_tokens))
+    batch = max(1, min(hardware.limits.max_num_seqs, int(hardware.kv_tokens / mean_context)))
+    step = hardware.model.step_seconds(
+        StepComposition(batch, int(batch * mean_context), int(mean_context))
+    )
+    return float(prefill.sum() + workload.output_tokens.sum() * step / batch)
+
+
+def _isolated_prefill(prompts: np.ndarray, hardware: Hardware) -> np.ndarray:
+    """float64[n]: seconds to prefill each prompt alone, interpolated between multiples of 256
+    tokens."""
+    longest = int(prompts.max())
+    grid = np.arange(0, _GRID_TOKENS * (math.ceil(longest / _GRID_TOKENS) + 1), _GRID_TOKENS)
+    grid[0] = 1
+    used = np.unique(np.concatenate([prompts // _GRID_TOKENS, prompts // _GRID_TOKENS + 1]))
+    grid = grid[used[used < len(grid)]]
+    budget = hardware.limits.max_num_batched_tokens
+    seconds = [isolated_prefill_seconds(hardware.model, int(tokens), budget) for tokens in grid]
+    return np.interp(prompts, grid, seconds)
+
+
+def _with_objectives(
+    workload: Workload, hardware: Hardware, ttft: float, tpot: float, k: float
+) -> Workload:
+    """Objectives for every real-time row that brings none of its own."""
+    floor = np.full(len(workload), ttft)
+    if k and len(workload):
+        floor = np.maximum(floor, k * _isolated_prefill(workload.prompt_tokens, hardware))
+    online = workload.service_class == 0
+    slo_ttft = np.where(np.isnan(workload.slo_ttft_s) & online, floor, workload.slo_ttft_s)
+    slo_tpot = np.where(np.isnan(workload.slo_tpot_s) & online, tpot, workload.slo_tpot_s)
+    rule = (
+        f"slo ttft={ttft:g}s tpot={tpot:g}s"
+        if not k
+        else f"slo ttft=max({ttft:g}s, {k:g} x prefill) tpot={tpot:g}s"
+    )
+    provenance = workload.provenance.then(rule)
+    return replace(workload, slo_ttft_s=slo_ttft, slo_tpot_s=slo_tpot, provenance=provenance)

@@ -1,0 +1,89 @@
+"""Where settings come from: flags, over those of a former run, over those of a preset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from twinserve.policies.registry import file_sha256, parse_policy
+from twinserve.profiles.catalog import nearest
+from twinserve.sim.setup.config import PRESETS, SettingsError, SimulationConfig
+from twinserve.traces.generators.synth import is_synthetic
+
+# What belongs to a trace of one kind and is refused for the other.
+_OF_GENERATED = ("rate", "duration")
+_OF_RECORDED = ("rate_scale", "window", "raw_arrivals")
+
+
+def with_defaults(
+    config: SimulationConfig, preset: str | None = None, file: Path | None = None
+) -> SimulationConfig:
+    """The settings that `config` names, over those of the run.json `file`, over those of `preset`.
+
+    A preset's or a file's settings for generated arrivals go where a recorded trace is named
+    instead of theirs, and the other way round. Raises SettingsError for an unknown preset, or a
+    file that is no run.json.
+    """
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    base: dict = {}
+    if preset is not None:
+        if preset not in PRESETS:
+            raise SettingsError(
+                f"--preset {preset!r} is unknown{nearest(preset, PRESETS)}; there is: "
+                f"{', '.join(PRESETS)}"
+            )
+        base.update(PRESETS[preset])
+    if file is not None:
+        base.update(from_file(file, policy_too="policy" not in given))
+    unwanted: tuple[str, ...] = ()
+    if "trace" in given:
+        unwanted = ("format", *(_OF_RECORDED if is_synthetic(config.trace) else _OF_GENERATED))
+    if "load" in given:
+        unwanted += ("rate", "rate_scale")
+    elif given.get("rate") or given.get("rate_scale"):
+        unwanted += ("load",)
+    for name in unwanted:
+        base.pop(name, None)
+    return SimulationConfig(**{**base, **given})
+
+
+def from_file(file: Path, policy_too: bool = True) -> dict:
+    """The settings in a run.json. policy_too: its policy shall be what it was. Raises
+    SettingsError."""
+    try:
+        stored = json.loads(file.read_text())
+        settings = stored["config"]
+        if not isinstance(settings, dict):
+            raise KeyError("config")
+    except FileNotFoundError:
+        raise SettingsError(f"--config {file}: there is no such file; name a run.json") from None
+    except OSError as error:
+        raise SettingsError(
+            f"--config {file}: cannot be read ({error.strerror}); name a run.json"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise SettingsError(
+            f"--config {file}: this is not a run.json (no settings under 'config')"
+        ) from None
+    unknown = set(settings) - set(SimulationConfig.model_fields)
+    if unknown:
+        raise SettingsError(
+            f"--config {file}: unknown setting {min(unknown)!r}; was it written by another version?"
+        )
+    if policy_too:
+        check_policy_file(stored)
+    return settings
+
+
+def check_policy_file(run: dict) -> None:
+    """Raises SettingsError where the run described by run.json had its policy from a file that has
+    changed since; RegistryError where it is gone."""
+    then = run.get("policy", {}).get("file_sha256")
+    if then is None:
+        return
+    text = run["config"]["policy"][0]
+    if file_sha256(parse_policy(text).policy) != then:
+        raise SettingsError(
+            f"policy {text}: its file is not what it was in that run (sha256 {then[:12]}...); put "
+            f"it back, or simulate it as it is now with --policy {text}"
+        )

@@ -1,0 +1,96 @@
+"""Steps of real traffic, for a calibration: requests that arrive, wait and end, in the loop of a
+live run.
+
+A step that is repeated on a test bench is the fastest of its kind: the engine's data are in the
+caches, its kernels are chosen, its batch is the one before. A live run never has all of that. So a
+calibration ends with some traffic of its own, of other requests than any run will have, and
+measures what it adds to the tables (`profiles.measured.model.TrafficTimes`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from twinserve.backends.live.engine.engine import VllmEngine
+from twinserve.profiles.measured.fit import TRAFFIC
+from twinserve.profiles.measured.samples import StepSample
+from twinserve.profiles.profile import Profile, save_profile
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.twin.live import LiveRun
+
+# Of estimated capacity, which is more than an engine reaches: small batches, middle ones, full
+# ones. The first round is not measured: a server that has run for a while has done everything once.
+LOADS = (6.0, 0.3, 1.5, 6.0)
+_SEED = 104_729  # apart from the seeds that runs are given
+_TOKENS = 400  # prompt and output of the longest request, where the engine has room
+_POINT = 1_000_000  # apart from the points of the test bench
+
+
+def traffic_steps(
+    engine: VllmEngine,
+    profile: Profile,
+    seed: int,
+    quick: bool,
+    progress: Callable[[float, str], None],
+) -> list[StepSample]:
+    """Run traffic on `engine`, which must be idle. profile: what is known of it so far. One round a
+    load; then, where the engine has host memory, one in which requests lose their places to others
+    and are swapped."""
+    found: list[StepSample] = []
+    with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
+        path = Path(scratch) / "profile.json"
+        save_profile(profile, path)
+        runs = list(_runs(engine, path, seed, quick))
+        for number, (what, config) in enumerate(runs):
+            progress(number / len(runs), f"{what}, {len(found):,} steps measured")
+            engine.forget_prefixes()
+            inputs = resolve(config)
+            run = LiveRun(inputs, inputs.policies[0], engine, wall=False)
+            run.run()
+            for step in run.backend.steps if number else ():
+                times = {
+                    "seconds": step.measured_s,
+                    "off_core_s": step.off_core_s if engine.settings.threads == 1 else 0.0,
+                }
+                found.append(StepSample(TRAFFIC, _POINT + number, number, step.work, **times))
+    engine.forget_prefixes()
+    return found
+
+
+def _runs(
+    engine: VllmEngine, path: Path, seed: int, quick: bool
+) -> Iterator[tuple[str, SimulationConfig]]:
+    settings = engine.settings
+    longest = min(_TOKENS, settings.max_model_len - 1, settings.max_step_tokens)
+    common = {
+        "trace": "poisson",
+        "requests": max(16, settings.max_num_seqs // 2)
+        if quick
+        else max(48, settings.max_num_seqs),
+        "cap_length": longest,
+        "slo": "none",
+        "profile": str(path),
+        "block_tokens": settings.block_tokens,
+    }
+    for number, load in enumerate(LOADS):
+        own = {"seed": _SEED + 100 * seed + number, "load": load, "num_blocks": engine.num_blocks}
+        own["prefix_caching"] = settings.prefix_caching  # policy vllm, on vLLM's own pool
+        yield f"traffic at load {load:g}", SimulationConfig(policy=("vllm",), **common, **own)
+    if settings.swap_blocks:
+        # memory for a quarter of the batch; the engine's own pool must not bind
+        batch = max(settings.max_num_seqs // 4, 2)
+        blocks = max(
+            batch * longest // settings.block_tokens // 2, -(-longest // settings.block_tokens) + 1
+        )
+        own = {"seed": _SEED + 100 * seed + len(LOADS), "load": 3.0, "max_num_seqs": batch}
+        room = {
+            "num_blocks": min(blocks, engine.num_blocks // 2),
+            "host_blocks": settings.swap_blocks // 2,
+        }
+        yield (
+            "traffic that swaps",
+            SimulationConfig(policy=("vllm-v0:preemption_mode=swap",), **common, **own, **room),
+        )

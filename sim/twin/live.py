@@ -1,0 +1,236 @@
+"""A run whose steps a live vLLM engine executes: same source, same policy, same ledger, same
+records as a simulation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from twinserve.backends.counts import LAYERS_STAY_TOGETHER, not_made
+from twinserve.backends.live.engine.backend import LiveBackend
+from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
+from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.policies.base import Policy
+from twinserve.policies.plan import Direction
+from twinserve.policies.registry import PolicySpec, ledger_class
+from twinserve.policies.requests import RequestTable
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.run import Report, Simulation, describe
+
+_WIDE_TABLE = 2048  # blocks
+
+
+class WallClock(Clock):
+    """A clock that does not run ahead of the wall's: what is due later is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = time.monotonic()
+
+    def wall_s(self) -> float:
+        """Seconds since the run began, as the wall clock has it."""
+        return time.monotonic() - self._started
+
+    def restart(self) -> None:
+        """Time begins now: what took long before the first event does not count."""
+        self._started = time.monotonic()
+
+    def step(self) -> None:
+        ahead = self.peek() - self.wall_s()
+        if 0 < ahead < float("inf"):
+            time.sleep(ahead)
+        super().step()
+
+
+class LiveRun(Simulation):
+    """One policy on one live engine.
+
+    wall  True: requests arrive in wall time, and everything that takes time counts. False: the
+          clock advances by the measured time of each step and jumps over idle time.
+    predicted  the clock advances by the time that the profile predicts for each step, as in a
+               simulation: the same
+          decisions, made again and carried out (not with `wall`)
+    texts     token ids of the prompts; by default drawn from the run's seed
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        spec: PolicySpec,
+        engine: VllmEngine,
+        report: Report | None = None,
+        wall: bool = True,
+        texts: PromptTexts | None = None,
+        predicted: bool = False,
+    ) -> None:
+        if inputs.config.replicas != 1:
+            raise SettingsError("--replicas: one live engine is one replica; drop it")
+        if inputs.config.async_scheduling:
+            raise SettingsError(
+                "--async-scheduling: the engine in this process steps synchronously; drop it "
+                "(vllm serve can)"
+            )
+        self.live = engine
+        self.wall, self.predicted = wall, predicted
+        self.answers = []
+        self._texts = texts or PromptTexts(
+            engine.vocab, inputs.hardware.block_tokens, inputs.config.seed
+        )
+        super().__init__(inputs, spec, report)
+
+    @property
+    def backend(self) -> LiveBackend:
+        return self.engines[0].backend
+
+    def _clock(self) -> Clock:
+        return WallClock() if self.wall else Clock()
+
+    def _backend(self, requests: RequestTable, policy: Policy) -> LiveBackend:
+        twin = super()._backend(requests, policy)
+        twin.fast = False
+        backend = LiveBackend(
+            requests, self.live, twin, self._texts, self.clock.wall_s if self.wall else None
+        )
+        backend.on_answer = self.answers.append
+        backend.predicted = self.predicted
+        return backend
+
+    def _engine(self, replica: int) -> Engine:
+        engine = super()._engine(replica)
+        if self.live.settings.physical:
+            engine.backend.lay_out(engine.core.ledger)
+        return engine
+
+    def described(self) -> dict:
+        """For run.json: the engine, and how faithfully it did what it was told."""
+        engine = self.live
+        scheduler = engine.scheduler
+        described = describe(self.inputs, self.spec, self.engines[0])
+        copied = {
+            direction.value: {
+                "bytes": sum(size for way, size, _ in self.backend.transfers if way is direction),
+                "seconds": sum(
+                    seconds for way, _, seconds in self.backend.transfers if way is direction
+                ),
+            }
+            for direction in Direction
+        }
+        return {
+            "vllm": engine.version,
+            "model": str(engine.settings.model),
+            "num_blocks": engine.num_blocks,
+            "memory": "physical"
+            if engine.settings.physical or owns_pool(described)
+            else "accounted",
+            "pace": "predicted" if self.predicted else "wall" if self.wall else "measured",
+            "steps": scheduler.steps,
+            "drift": scheduler.drift,
+            "first_drift": scheduler.first_drift,
+            "copied": copied,  # really, by the engine; the rows have what the ledger accounts for
+            "not_made": not_made(self.backend.twin.moved, engine.settings.physical),
+        }
+
+    def _advance(self) -> None:
+        if self.wall:
+            self.clock.restart()
+        super()._advance()
+
+
+def owns_pool(run: dict) -> bool:
+    """Whether vLLM's own block pool is the ledger's, to the block, in the run described by
+    run.json; otherwise memory is accounted beside a larger pool."""
+    return run["policy"]["name"] == "vllm" and run["kv"]["ledger"] == "paged"
+
+
+def blank_settings(**options) -> LiveSettings:
+    """Settings of which only `options` are known; the sizes come from the run."""
+    return LiveSettings(Path(), None, 0, 0, 0, 0, **options)
+
+
+def live_settings(inputs: Inputs, spec: PolicySpec, settings: LiveSettings) -> LiveSettings:
+    """`settings` with the sizes that a run of `spec` needs."""
+    workload = inputs.workload
+    longest = workload.longest
+    engine = Simulation(inputs, spec).engines[0]
+    step_tokens = engine.core.policy.step_tokens(longest)
+    size = inputs.hardware.block_tokens
+    text = workload.prompt_tokens + workload.output_tokens
+    blocks = int((-(-text // size)).sum()) + (
+        0 if workload.pool is None else workload.pool.batch * -(-longest // size)
+    )
+    return settings_for(describe(inputs, spec, engine), longest, step_tokens, settings, blocks)
+
+
+def settings_for(
+    run: dict,
+    longest: int,
+    step_tokens: int,
+    settings: LiveSettings,
+    most_blocks: int | None = None,
+) -> LiveSettings:
+    """`settings` with the sizes that the run described by run.json needs: the ledger's pool or
+    more, host memory. longest: prompt and output tokens of the longest request; step_tokens: new
+    tokens of the longest step; most_blocks: KV blocks of all requests together, which bounds what
+    the host need hold."""
+    kv, limits = run["kv"], run["limits"]
+    if settings.physical:
+        return physical_settings(run, longest, step_tokens, settings)
+    # Policy vllm is vLLM's own, so its pool is the ledger's to the block. Others allocate in
+    # another order, or lay KV out as vLLM does not: their pool must never bind, and the ledger's
+    # account is the one that counts.
+    exact = owns_pool(run)
+    # On a GPU vLLM's runner keeps a seat for every request that holds memory, paused ones too.
+    seats = limits["max_num_seqs"] if exact else 4 * limits["max_num_seqs"]
+    host = kv["host_blocks"]
+    return replace(
+        settings,
+        num_blocks=kv["num_blocks"] if exact else 2 * kv["num_blocks"] + limits["max_num_seqs"],
+        block_tokens=kv["block_tokens"],
+        max_num_seqs=seats,
+        max_step_tokens=max(step_tokens, seats),  # vLLM wants a token for each seat
+        max_model_len=longest + 1,  # vLLM keeps one token's room for what it samples
+        prefix_caching=kv["prefix_caching"],
+        # Room that a step gives up is free in the next one only, so a full host needs some more
+        # than the ledger counts.
+        swap_blocks=0
+        if exact
+        else min(host, most_blocks or host) + min(host, kv["num_blocks"]) // 2,
+    )
+
+
+def physical_settings(
+    run: dict, longest: int, step_tokens: int, settings: LiveSettings
+) -> LiveSettings:
+    """As `settings_for`, for an engine on which the ledger's layout is made real: device and host
+    have what the ledger has, to the block. Raises SettingsError for a ledger that has no layout of
+    its own."""
+    kv, limits = run["kv"], run["limits"]
+    if kv["ledger"] != "bidirectional":
+        why = (
+            f", which moves single layers; {LAYERS_STAY_TOGETHER}"
+            if ledger_class(kv["ledger"]).knows_layers
+            else ""
+        )
+        raise SettingsError(
+            f"--physical lays KV out as ledger bidirectional does, and policy {run['label']} "
+            f"runs on {kv['ledger']}{why}: "
+            "drop it, or add kv=bidirectional to the policy"
+        )
+    size, blocks = kv["block_tokens"], -(-longest // kv["block_tokens"])
+    # A best-effort request may lie in many blocks of few tokens each. Its table has room for the
+    # worst case in a small pool, and in a large one for as much as costs the worker little.
+    widest = min(kv["num_blocks"], longest, max(_WIDE_TABLE, 4 * blocks))
+    return replace(
+        settings,
+        num_blocks=kv["num_blocks"],
+        block_tokens=size,
+        max_num_seqs=limits["max_num_seqs"],
+        max_step_tokens=max(step_tokens, limits["max_num_seqs"]),
+        max_model_len=max(longest + 1, widest * size),
+        prefix_caching=False,
+        swap_blocks=kv["host_blocks"],
+    )

@@ -1,0 +1,175 @@
+"""Locked replay: a live engine executes the decisions of a simulated run, step by step, and is
+watched while it does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from twinserve.backends.live.engine.engine import StepAnswer, VllmEngine
+from twinserve.backends.live.engine.planned import PlannedStep
+from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.policies.plan import Preemption
+from twinserve.sim.engine.garbage import collected_seldom
+from twinserve.sim.results.decisions import DecisionLog, LoggedStep
+
+
+@dataclass(frozen=True)
+class LockedReplay:
+    """What came of it.
+
+    steps    one row a step: start_s (simulated), predicted_s, measured_s, prefill_tokens,
+             decode_requests, planned_free_blocks, live_free_blocks, moved (KV went over the link),
+             drift (bool: vLLM did not schedule the plan); of a replay that was repeated
+             (`together`) measured_s is the median and spread_s the mean distance of a repeat from
+             it
+    tokens   request id -> token ids emitted
+    first_drift   how the first such step differed; empty if there was none
+    evictions     cached blocks that vLLM gave up on the way
+    """
+
+    steps: pd.DataFrame
+    tokens: dict[str, list[int]]
+    first_drift: str
+    evictions: int
+    answers: list[StepAnswer]
+
+    @property
+    def drift(self) -> int:
+        """Steps in which vLLM did not schedule exactly the plan, hits included."""
+        return int(self.steps["drift"].sum())
+
+    @property
+    def free_blocks_differ(self) -> int:
+        """Steps after which vLLM's pool had another number of free blocks than the ledger."""
+        return int((self.steps["planned_free_blocks"] != self.steps["live_free_blocks"]).sum())
+
+    def error(self) -> dict[str, float]:
+        """Measured against predicted step times, steps that moved KV left out (their transfers are
+        accounted, not always physical): bias and mean absolute error of a step, and the error of
+        the sum, in % of the measured. Beside them by how much one repeat of a step differs from the
+        median of its repeats, if it was repeated."""
+        steps = self.steps[~self.steps["moved"]]
+        measured, predicted = steps["measured_s"], steps["predicted_s"]
+        relative = predicted / measured - 1
+        repeated = (
+            {"repeat_error_pct": float(100 * (steps["spread_s"] / measured).mean())}
+            if "spread_s" in steps
+            else {}
+        )
+        return {
+            "steps": len(steps),
+            **repeated,
+            "mean_error_pct": float(100 * relative.mean()),
+            "mean_absolute_error_pct": float(100 * relative.abs().mean()),
+            "total_error_pct": float(100 * (predicted.sum() / measured.sum() - 1)),
+        }
+
+
+def replay_locked(
+    log: DecisionLog, engine: VllmEngine, texts: PromptTexts | None = None, report=None
+) -> LockedReplay:
+    """Execute `log` on `engine`. texts: token ids of the prompts; report(done, total) is called now
+    and then."""
+    with collected_seldom():
+        return _replayed(
+            log, engine, texts or PromptTexts(engine.vocab, engine.settings.block_tokens), report
+        )
+
+
+def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) -> LockedReplay:
+    order = sorted(range(len(log.requests)), key=lambda row: (log.requests[row].arrival_s, row))
+    names = [request.id for request in log.requests]
+    due = 0
+    rows, answers = [], []
+    scheduler = engine.scheduler
+    pool = scheduler.kv_cache_manager.block_pool
+    evictions = _count_evictions(pool)
+    for number, step in enumerate(log.steps):
+        while due < len(order) and log.requests[order[due]].arrival_s <= step.start_s:
+            request = log.requests[order[due]]
+            prompt = texts.tokens(request.id, request.prompt_tokens, request.prefix)
+            engine.submit(request.id, prompt, request.most_output_tokens, request.arrival_s)
+            due += 1
+        for row in step.withdrawn:
+            engine.abort(names[row])
+        planned = planned_step(step, names)
+        drifted = scheduler.drift
+        started = time.perf_counter()
+        answer = engine.step(planned)
+        measured = time.perf_counter() - started
+        answers.append(answer)
+        tokens = np.array(list(step.grants.values()))
+        rows.append(
+            {
+                "start_s": step.start_s,
+                "predicted_s": step.seconds,
+                "measured_s": measured,
+                "prefill_tokens": int(tokens[tokens > 1].sum()),
+                "decode_requests": int((tokens == 1).sum()),
+                "planned_free_blocks": step.free_blocks,
+                "live_free_blocks": answer.scheduled.free_blocks,
+                "moved": bool(step.swapped_in)
+                or any(kind is Preemption.SWAP for _, kind in step.preempted),
+                "drift": scheduler.drift > drifted,
+            }
+        )
+        if report is not None and number % 32 == 0:
+            report(number + 1, len(log.steps))
+    for row in log.withdrawn:
+        engine.abort(names[row])
+    return LockedReplay(
+        pd.DataFrame(rows), tokens_of(answers), scheduler.first_drift, evictions(), answers
+    )
+
+
+def together(repeats: list[LockedReplay]) -> LockedReplay:
+    """Replays of one log as one: what holds in all of them, and the median of each step's times."""
+    first = repeats[0]
+    measured = np.array([r.steps["measured_s"] for r in repeats])
+    median = np.median(measured, axis=0)
+    drift = np.any([r.steps["drift"] for r in repeats], axis=0)
+    steps = first.steps.assign(
+        measured_s=median, spread_s=np.abs(measured - median).mean(axis=0), drift=drift
+    )
+    differed = next((r.first_drift for r in repeats if r.first_drift), "")
+    return LockedReplay(steps, first.tokens, differed, first.evictions, first.answers)
+
+
+def planned_step(step: LoggedStep, ids: list[str]) -> PlannedStep:
+    """A logged decision under its requests' ids."""
+    return PlannedStep.of(
+        ids, step.grants.items(), step.admitted.items(), step.preempted, step.swapped_in
+    )
+
+
+def tokens_of(answers: list[StepAnswer]) -> dict[str, list[int]]:
+    """Request id -> all token ids emitted, over the steps of a run."""
+    texts: dict[str, list[int]] = {}
+    for answer in answers:
+        for name, tokens in answer.tokens.items():
+            texts.setdefault(name, []).extend(tokens)
+    return texts
+
+
+def _count_evictions(pool):
+    """Watch `pool` from now on; the result tells how many cached blocks it has given up since."""
+    count = 0
+    evict = pool._maybe_evict_cached_block
+
+    def counted(block):
+        nonlocal count
+        evicted = evict(block)
+        count += bool(evicted)
+        return evicted
+
+    pool._maybe_evict_cached_block = counted
+
+    def total() -> int:
+        pool._maybe_evict_cached_block = evict
+        return count
+
+    return total

@@ -1,0 +1,137 @@
+"""Simulation beside reality: one workload, run by the simulator and by a live engine, and what
+differs.
+
+For each policy: a simulated run; a locked replay of its decisions on the engine (step times, free
+of scheduling differences); free runs, repeated, whose own spread says how much of a difference
+means anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from twinserve.backends.counts import Counts, not_made
+from twinserve.backends.live.engine.engine import VllmEngine
+from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.policies.registry import PolicySpec
+from twinserve.sim.results.decisions import parse_log
+from twinserve.sim.results.files import RunResult
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.run import run_policy, run_simulation
+from twinserve.sim.twin.live import LiveRun
+from twinserve.sim.twin.replay import LockedReplay, replay_locked, together
+
+# (metric of summary.json, unit, aim in percent); the aim counts where the live runs repeat each
+# other more closely
+LATENCIES = {"ttft": 10.0, "tpot": 5.0, "itl": 5.0, "e2el": 5.0}
+STATISTICS = ("mean", "p50", "p90", "p99")
+THROUGHPUTS = {"request_throughput": 5.0, "output_throughput": 5.0}
+STEP_TIME_AIM_PCT = 5.0
+
+
+@dataclass(frozen=True)
+class Validation:
+    """One policy: simulated, locked, and live as often as it was repeated. not_made: of the moves
+    in the decision log, those that the engine has no mechanism for, by kind."""
+
+    spec: PolicySpec
+    simulated: RunResult
+    locked: LockedReplay
+    live: list[RunResult]
+    drift: int
+    not_made: Counts
+
+    def table(self) -> pd.DataFrame:
+        """One row a metric and statistic: metric, statistic, simulated, live (mean of the repeats),
+        error_pct, spread_pct (largest distance of a repeat from their mean), aim_pct (NaN: none is
+        set), within (error inside the larger of aim and spread)."""
+        rows = []
+        for metric, aim in LATENCIES.items():
+            for statistic in STATISTICS:
+                name = f"{statistic}_{metric}_ms"
+                rows.append(
+                    self._row(metric, statistic, name, aim if statistic == "mean" else np.nan)
+                )
+        for metric, aim in THROUGHPUTS.items():
+            rows.append(self._row(metric, "", metric, aim))
+        return pd.DataFrame([row for row in rows if row is not None])
+
+    def _row(self, metric: str, statistic: str, name: str, aim: float) -> dict | None:
+        ours = self.simulated.summary.get(name)
+        theirs = [result.summary.get(name) for result in self.live]
+        if ours is None or None in theirs:
+            return None
+        mean = float(np.mean(theirs))
+        error = 100 * (ours / mean - 1)
+        spread = 100 * float(np.max(np.abs(np.array(theirs) / mean - 1)))
+        return {
+            "metric": metric,
+            "statistic": statistic,
+            "simulated": ours,
+            "live": mean,
+            "error_pct": error,
+            "spread_pct": spread,
+            "aim_pct": aim,
+            "within": bool(abs(error) <= np.nanmax([aim, spread])),
+        }
+
+    def summary(self) -> dict:
+        """As plain values, for validation.json."""
+        return {
+            "policy": self.spec.label,
+            "locked": {
+                "steps": len(self.locked.steps),
+                "drift": self.locked.drift,
+                "not_made": self.not_made,
+                **self.locked.error(),
+            },
+            "free": {
+                "repeats": len(self.live),
+                "drift": self.drift,
+                "not_made": [result.config["live"]["not_made"] for result in self.live],
+            },
+            "metrics": self.table().to_dict("records"),
+        }
+
+
+def validate_policy(
+    inputs: Inputs,
+    spec: PolicySpec,
+    engine: VllmEngine,
+    repeats: int,
+    wall: bool,
+    say: Callable[[str], None] = lambda text: None,
+) -> Validation:
+    """Simulate, lock, repeat. The engine must have the sizes of `live_settings` for this policy,
+    and no requests."""
+    texts = PromptTexts(engine.vocab, engine.settings.block_tokens, inputs.config.seed)
+    simulated = run_policy(inputs, spec, decisions=True)
+    log = parse_log(simulated.decisions)
+    replays = []
+    for number in range(repeats):
+        say(f"{spec.label}: locked replay of {len(log.steps):,} steps, {number + 1} of {repeats}")
+        _forget(engine)
+        replays.append(replay_locked(log, engine, texts))
+    locked = together(replays) if repeats > 1 else replays[0]
+    live, drift = [], 0
+    for number in range(repeats):
+        say(f"{spec.label}: live run {number + 1} of {repeats}")
+        _forget(engine)
+        run = LiveRun(inputs, spec, engine, wall=wall, texts=texts)
+        result = run_simulation(run)
+        result.config["live"] = run.described()
+        drift += engine.scheduler.drift
+        live.append(result)
+    return Validation(
+        spec, simulated, locked, live, drift, not_made(log.moved, engine.settings.physical)
+    )
+
+
+def _forget(engine: VllmEngine) -> None:
+    """Every run begins with an empty prefix cache and counts from zero."""
+    engine.forget_prefixes()
+    engine.scheduler.forget_counts()

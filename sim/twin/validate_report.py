@@ -1,0 +1,191 @@
+"""What a validation leaves behind: one folder with numbers, plots, a page, and the rows of every
+run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from twinserve.backends.counts import not_made_lines
+from twinserve.sim.report.axes import GREY, RUN_COLOURS
+from twinserve.sim.report.figures import STYLE, draw_all, new_figure, png
+from twinserve.sim.results.files import ResultsError, dump_json, folder, swap_in, write_run
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.twin.replay import LockedReplay
+from twinserve.sim.twin.validate import STEP_TIME_AIM_PCT, Validation
+
+MARKER = "validation.json"
+_DRAWN = 20_000  # steps of a scatter; more cannot be told apart
+
+
+def check_folder(out: Path, overwrite: bool) -> None:
+    """Raises ResultsError where `write_validation` could not write."""
+    if not out.exists():
+        return
+    if not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).exists()):
+        raise ResultsError(f"{out}: holds something else than a comparison; name a new folder")
+    if any(out.iterdir()) and not overwrite:
+        raise ResultsError(
+            f"{out}: already holds a comparison; name another folder, or add --overwrite"
+        )
+
+
+def write_validation(
+    out: Path, found: list[Validation], inputs: Inputs, version: str, overwrite: bool = False
+) -> Path:
+    """Write everything, or nothing."""
+    out = out.resolve()
+    check_folder(out, overwrite)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    try:
+        document = {
+            "vllm": version,
+            "config": inputs.config.model_dump(mode="json"),
+            "profile": inputs.hardware.profile.model_dump(mode="json"),
+            "policies": [validation.summary() for validation in found],
+        }
+        (partial / MARKER).write_text(dump_json(document, MARKER), encoding="utf-8")
+        (partial / "validation.md").write_text(page(found, version), encoding="utf-8")
+        for validation in found:
+            name = folder(validation.spec.label)
+            validation.locked.steps.to_parquet(partial / f"{name}-steps.parquet", index=False)
+            for kind, image in figures(validation).items():
+                (partial / f"{name}-{kind}.png").write_bytes(image)
+            write_run(partial / name / "simulated", validation.simulated)
+            for number, result in enumerate(validation.live, 1):
+                write_run(partial / name / f"live-{number}", result)
+        swap_in(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def metric_lines(validation: Validation) -> list[tuple[str, str]]:
+    """The comparison as names and values, for the terminal."""
+    error = validation.locked.error()
+    lines = [
+        (
+            "drift",
+            f"{validation.locked.drift} of {len(validation.locked.steps):,} steps locked, "
+            f"{validation.drift} live",
+        ),
+        (
+            "step time, locked",
+            f"{error['mean_absolute_error_pct']:.1f} % mean absolute error (aim "
+            f"{STEP_TIME_AIM_PCT:g} %{_repeats(error)}), "
+            f"{error['total_error_pct']:+.1f} % in sum",
+        ),
+        *not_made_lines(validation.not_made),
+    ]
+    for row in validation.table().to_dict("records"):
+        name = f"{row['statistic']} {row['metric']}".strip()
+        lines.append(
+            (
+                name,
+                f"{row['simulated']:.4g} / {row['live']:.4g}   {row['error_pct']:+.1f} %  "
+                f"(repeats within {row['spread_pct']:.1f} "
+                f"%){'' if row['within'] or np.isnan(row['aim_pct']) else '  outside'}",
+            )
+        )
+    return lines
+
+
+def _repeats(error: dict) -> str:
+    repeats = error.get("repeat_error_pct")
+    return "" if repeats is None else f"; a step's repeats are {repeats:.1f} % from their median"
+
+
+def page(found: list[Validation], version: str) -> str:
+    """validation.md."""
+    parts = [f"# Simulated against vLLM {version}\n"]
+    for validation in found:
+        error = validation.locked.error()
+        name = folder(validation.spec.label)
+        parts.append(
+            f"## {validation.spec.label}\n\n"
+            f"Locked replay: {len(validation.locked.steps):,} steps, {validation.locked.drift} "
+            "drifted; step times "
+            f"{error['mean_absolute_error_pct']:.1f} % mean absolute error{_repeats(error)}, "
+            f"{error['total_error_pct']:+.1f} % "
+            "in sum. "
+            f"Free: {len(validation.live)} runs, {validation.drift} steps drifted.\n\n"
+            + "".join(
+                f"{name.capitalize()}: {text}.\n\n"
+                for name, text in not_made_lines(validation.not_made)
+            )
+            + (
+                "| metric | | simulated | live | error | repeats within "
+                "|\n|---|---|---:|---:|---:|---:|"
+            )
+        )
+        for row in validation.table().to_dict("records"):
+            parts.append(
+                f"| {row['metric']} | {row['statistic']} | {row['simulated']:.4g} | "
+                f"{row['live']:.4g} | "
+                f"{row['error_pct']:+.1f} % | {row['spread_pct']:.1f} % |"
+            )
+        parts.append(
+            f"\n![latency]({name}-latency.png)\n![load]({name}-load.png)\n![steps]({name}-steps.png)\n"
+        )
+    return "\n".join(parts)
+
+
+def figures(validation: Validation) -> dict[str, bytes]:
+    """PNG bytes: latency distributions and load over time, simulated beside live, and the step
+    times."""
+    runs = {"simulated": validation.simulated, "live": validation.live[0]}
+    images = {name: image for name, image in draw_all(runs).items() if name in ("latency", "load")}
+    with matplotlib.rc_context(STYLE):
+        images["steps"] = png(step_figure(validation.locked))
+    return images
+
+
+def step_figure(locked: LockedReplay) -> Figure:
+    """Measured over predicted time of each step of a locked replay, and how the error runs through
+    the replay."""
+    steps = locked.steps[~locked.steps["moved"]]
+    if len(steps) > _DRAWN:
+        steps = steps.iloc[np.linspace(0, len(steps) - 1, _DRAWN).astype(int)]
+    figure = new_figure(11.5, 4.2)
+    left, right = figure.subplots(1, 2)
+    prefill = steps["prefill_tokens"] > 0
+    for label, chosen, colour in (
+        ("decode only", ~prefill, RUN_COLOURS[0]),
+        ("with prompt tokens", prefill, RUN_COLOURS[1]),
+    ):
+        part = steps[chosen]
+        left.plot(
+            1000 * part["predicted_s"],
+            1000 * part["measured_s"],
+            ".",
+            markersize=3,
+            alpha=0.5,
+            color=colour,
+            label=label,
+        )
+    low = 1000 * float(min(steps["predicted_s"].min(), steps["measured_s"].min()))
+    high = 1000 * float(max(steps["predicted_s"].max(), steps["measured_s"].max()))
+    left.plot([low, high], [low, high], color=GREY, linewidth=1)
+    left.set_xscale("log")
+    left.set_yscale("log")
+    left.set_xlabel("predicted (ms)")
+    left.set_ylabel("measured (ms)")
+    left.legend(markerscale=3)
+    error = locked.error()
+    left.set_title(f"Steps: {error['mean_absolute_error_pct']:.1f} % mean absolute error")
+    window = max(1, len(steps) // 200)
+    smooth = (
+        steps["predicted_s"].rolling(window).sum() / steps["measured_s"].rolling(window).sum() - 1
+    ) * 100
+    right.plot(steps["start_s"], smooth, color=RUN_COLOURS[0], linewidth=1)
+    right.axhline(0, color=GREY, linewidth=1)
+    right.set_xlabel("simulated time (s)")
+    right.set_ylabel("error of predicted time (%)")
+    right.set_title(f"Over {window} steps each; {error['total_error_pct']:+.1f} % in sum")
+    return figure

@@ -1,0 +1,10 @@
+"""Work for test_grid.py. Its worker processes import this module, which needs nothing else."""
+
+from __future__ import annotations
+
+CALLS = []
+
+
+def square(x: int, seed: int) -> dict:
+    CALLS.append((x, seed))
+    return {"y": x * x + seed}

@@ -1,0 +1,35 @@
+"""Every value of every policy's runs is what it was when golden.json was written (golden_runs.py
+says how to write it).
+
+A golden file alone would keep a wrong value for ever: the rules that the same runs must keep are
+asked for in tests/policies/test_policies_on_ledgers.py and tests/sim/test_invariants.py.
+"""
+
+import json
+
+import pytest
+
+from tests.golden.golden_runs import GOLDEN, POLICIES, crowded, differing, digests
+
+KEPT = json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def test_the_file_has_each_policy():
+    assert sorted(KEPT["runs"]) == sorted(POLICIES)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_crowd_is_served_as_ever(policy):
+    assert digests(crowded(policy), KEPT["columns"]) == KEPT["runs"][policy]["crowd-0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_run_of_the_file_is_as_ever(policy):
+    assert differing(policy, KEPT) == []
+
+
+def test_a_changed_bit_is_found():
+    digest = digests(crowded("vllm"), KEPT["columns"])
+    other = digests(crowded("vllm", max_num_batched_tokens=100), KEPT["columns"])
+    assert digest["steps"] != other["steps"]

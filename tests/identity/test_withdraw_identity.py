@@ -1,0 +1,107 @@
+"""Clients that leave: policy `vllm` forgets a request where vLLM's scheduler does
+(`finish_requests`), and all decisions after it are the same: waiting, running, in the middle of a
+prompt, preempted, and, with asynchronous scheduling, with a token on its way."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.identity import scenarios
+from tests.identity.compare import Report, run_identity
+from tests.identity.mutations import Mutation
+from tests.identity.ours import OurScheduler
+
+pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
+
+LEAVING = 0.05  # of the steps
+# regime -> (generator of scenarios, asynchronous scheduling, seeds)
+REGIMES = {
+    "preemption": ("preemption", False, (0, 1, 3)),
+    "partial chunks": ("partial_chunks", False, (1, 2, 5)),
+    "priority": ("priority", False, (2, 3)),
+    "mixed": ("mixed", False, (0, 3, 6)),
+    "preemption, asynchronous": ("preemption", True, (1, 3)),
+    "partial chunks, asynchronous": ("partial_chunks", True, (5,)),
+    "priority, asynchronous": ("priority", True, (3,)),
+    "mixed, asynchronous": ("mixed", True, (3, 4)),
+}
+
+
+def compare(generate: str, seed: int, asynchronous: bool, make=OurScheduler) -> Report:
+    scenario = getattr(scenarios, generate)(seed)
+    settings = dataclasses.replace(scenario.settings, async_scheduling=asynchronous)
+    return run_identity(settings, scenario.requests, make, leaving=LEAVING)
+
+
+def checked(regime: str) -> Report:
+    generate, asynchronous, seeds = REGIMES[regime]
+    total = Report()
+    for seed in seeds:
+        report = compare(generate, seed, asynchronous)
+        assert report.mismatches == 0, f"{regime} {seed}: {report.first_mismatch}"
+        total += report
+    return total
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, Report]:
+    return {regime: checked(regime) for regime in REGIMES}
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_decisions_are_the_same_when_clients_leave(reports, regime):
+    total = reports[regime]
+    assert total.withdrawn_running > 20 and total.withdrawn_new > 5
+    assert (total.withdrawn_in_flight > 5) == ("asynchronous" in regime)
+
+
+def test_clients_left_wherever_a_request_can_be(reports):
+    total = sum(reports.values(), Report())
+    assert total.steps > 40_000
+    for name in (
+        "withdrawn_new", "withdrawn_returning", "withdrawn_running", "withdrawn_in_chunk",
+        "withdrawn_in_flight", "withdrawn_at_end",
+    ):  # fmt: skip
+        assert getattr(total, name) > 0, name
+
+
+@pytest.mark.usefixtures("mooncake")
+@pytest.mark.traces
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_prefixes_of_those_who_left_are_found(asynchronous):
+    report = compare("prefix_eviction", 1, asynchronous)
+    assert report.mismatches == 0, report.first_mismatch
+    assert report.withdrawn_running > 20 and report.evictions > 10_000 and report.hit_tokens > 0
+
+
+BROKEN = (
+    Mutation(
+        "keeps those who left in the queue",
+        "waiting order",
+        ("preemption", 3),
+        (("policy.waiting", "remove", "self._rows.remove(row)", "pass"),),
+    ),
+    Mutation(
+        "keeps the memory of those who left",
+        "memory accounting",
+        ("preemption", 3),
+        (("stepper.core", "settle", "self.ledger.free(row)", "pass"),),
+    ),
+    Mutation(
+        "lets those who left wait for the step after the next",
+        "memory accounting",
+        ("mixed", 3),
+        (("stepper.core", "plan", "self.settle(now)", "plan_after = self.settle"),),
+    ),
+)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("mutation", BROKEN, ids=lambda m: m.name)
+def test_a_broken_withdrawal_is_caught(mutation, asynchronous):
+    report = compare(
+        *mutation.witness, asynchronous, lambda settings: OurScheduler(settings, mutation)
+    )
+    assert report.mismatches == 1

@@ -1,0 +1,97 @@
+"""Puts together what .ci/nightly has run:
+
+    python -m tests.nightly FOLDER docs/results/nightly.json
+
+FOLDER has identity.json (tests.identity.long_run) and, of each set of property tests, what pytest
+printed (NAME.txt, with --hypothesis-show-statistics) and its exit code (NAME.code). Exit code 1
+where anything failed or is missing.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from twinserve.traces.write import write_atomically
+
+SETS = ("properties", "bad_input")
+EXAMPLES = re.compile(r"(\d+) passing examples, (\d+) failing examples")
+OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+
+
+def summary(printed: str, code: int) -> dict[str, int]:
+    """Tests and examples of one run of pytest, from what it printed."""
+    lines = printed.strip().splitlines() or [""]
+    tests = {name.rstrip("s"): int(n) for n, name in OUTCOMES.findall(lines[-1])}
+    examples = [(int(passed), int(failed)) for passed, failed in EXAMPLES.findall(printed)]
+    return {
+        "tests_passed": tests.get("passed", 0),
+        "tests_failed": tests.get("failed", 0) + tests.get("error", 0),
+        "examples_passed": sum(passed for passed, _ in examples),
+        "examples_failed": sum(failed for _, failed in examples),
+        "exit_code": code,
+    }
+
+
+def report(folder: Path) -> dict:
+    """The content of nightly.json. Raises OSError where a file is not there."""
+    found: dict = {
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "seed": int(os.environ["NIGHTLY_SEED"]),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("twinserve", "numpy", "hypothesis")},
+        },
+        "identity": json.loads((folder / "identity.json").read_text()),
+    }
+    for name in SETS:
+        printed, code = ((folder / f"{name}.{end}").read_text() for end in ("txt", "code"))
+        found[name] = summary(printed, int(code))
+    return found
+
+
+def commit() -> str:
+    """With "-changed" where the working tree is not that commit's."""
+    said = [
+        subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+        for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+    ]
+    return said[0] + ("-changed" if said[1] else "")
+
+
+def failures(found: dict) -> list[str]:
+    """One line for each thing that is wrong."""
+    wrong = []
+    identity = found["identity"]
+    if identity["mismatches"] or not identity["steps"]:
+        wrong.append(f"identity: {identity['mismatches']} of {identity['steps']} steps differ")
+    for name in SETS:
+        part = found[name]
+        if part["exit_code"] or part["tests_failed"] or not part["examples_passed"]:
+            failed, passed = part["tests_failed"], part["tests_passed"]
+            wrong.append(f"{name}: {failed} tests failed, {passed} passed")
+    return wrong
+
+
+def main() -> None:
+    folder, out = map(Path, sys.argv[1:])
+    try:
+        found = report(folder)
+    except OSError as error:
+        raise SystemExit(f"error: {error}") from None
+    write_atomically(out, (json.dumps(found, indent=2) + "\n").encode())
+    wrong = failures(found)
+    print("\n".join(wrong) or f"all of it held: {out}")
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What the nightly runs are said to have shown is what they showed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.nightly import SETS, failures, report, summary
+
+PRINTED = """
+tests/a.py::test_one:
+  - during generate phase (0.15 seconds):
+    - 90 passing examples, 0 failing examples, 2 invalid examples
+  - during shrink phase (0.15 seconds):
+    - 3 passing examples, 7 failing examples, 2 invalid examples
+1 failed, 41 passed, 2 skipped, 9 deselected, 1 error in 3.21s
+"""
+GOOD = {
+    "identity": {"steps": 1000, "mismatches": 0},
+    **{
+        name: summary("- 5 passing examples, 0 failing examples\n4 passed in 1s", 0)
+        for name in SETS
+    },
+}
+
+
+def test_what_pytest_prints_is_counted():
+    found = summary(PRINTED, 1)
+    assert found.pop("exit_code") == 1
+    assert found == {
+        "tests_passed": 41,
+        "tests_failed": 2,
+        "examples_passed": 93,
+        "examples_failed": 7,
+    }
+
+
+def test_nothing_is_wrong_with_runs_that_held():
+    assert failures(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"identity": {"steps": 1000, "mismatches": 1}},
+        {"identity": {"steps": 0, "mismatches": 0}},
+        {"properties": summary(PRINTED, 1)},
+        {"properties": summary("", 2)},  # pytest did not even start
+        {"bad_input": summary("4 passed in 1s", 0)},  # and drew no example
+    ],
+)
+def test_what_failed_or_did_not_run_is_told(change):
+    assert len(failures(GOOD | change)) == 1
+
+
+def test_a_part_that_is_missing_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("NIGHTLY_SEED", "1")
+    with pytest.raises(OSError, match=r"identity\.json"):
+        report(tmp_path)

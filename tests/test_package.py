@@ -1,0 +1,67 @@
+"""One package for every tool: what is installed is what lies in the folders, and a copy without its
+links says what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "twinserve"
+FOLDERS = ("backends", "experiments", "policies", "profiles", "sim", "traces")
+
+
+def test_the_package_is_made_of_links_to_the_folders():
+    links = {path.name: path for path in PACKAGE.iterdir() if path.is_symlink()}
+    assert sorted(links) == sorted(FOLDERS)
+    assert all(path.resolve() == ROOT / name for name, path in links.items())
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_every_folder_with_code_is_a_package():
+    """Packages are found, not listed: one without an __init__.py would be left out silently."""
+    folders = {path.parent for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_a_copy_without_its_links_says_so(tmp_path):
+    """As git makes it where links are switched off: small files that hold the link's target."""
+    copy = tmp_path / "twinserve"
+    copy.mkdir()
+    shutil.copy(PACKAGE / "__init__.py", copy)
+    for name in FOLDERS:
+        (copy / name).write_text(f"../../{name}")
+    command = [sys.executable, "-c", "import twinserve"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    (said,) = [line for line in run.stderr.splitlines() if line.startswith("ImportError")]
+    assert run.returncode == 1
+    assert "sim" in said and "links" in said and "core.symlinks" in said
+
+
+@pytest.mark.slow
+def test_a_wheel_made_from_the_sources_holds_every_module_and_file(tmp_path):
+    """By way of a source archive, as installers do."""
+    source = tmp_path / "source"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, tracked.stdout.split("\0")):
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target, follow_symlinks=False)
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), "."]
+    subprocess.run(build, cwd=source, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {
+        f"twinserve/{path.relative_to(source)}"
+        for folder in FOLDERS
+        for path in (source / folder).rglob("*")
+        if path.is_file()
+    }
+    assert wanted <= packed and "twinserve/py.typed" in packed

@@ -1,0 +1,191 @@
+"""The nine classes of LLM applications of Justitia's evaluation (Yang et al., Sec. V-A) as task
+graphs.
+
+The paper names the classes and their sources and gives no lengths beyond Fig. 4. The graphs are
+ours, in the shape of the methods that it cites: map and reduce, claims that are checked one by one,
+a plan and its steps, an agent whose prompt grows turn by turn, samples of which the majority
+counts, merges that are scored and merged again. Lengths are chosen such that the classes are small,
+medium or large on average as the paper says: below 1 minute, 1 to 10, above 10, alone on an
+A100-PCIe-40G with 50 ms an iteration. No request exceeds 2,000 tokens, as LLaMA-7B's context is
+2,048.
+
+The mix of the paper also names a tenth class, "CG", among the medium ones; its list of classes does
+not. It is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinserve.traces.apps.text import TopicEffects, breadth, difficulty, draw_text
+
+LONGEST = 2000  # tokens of a request, prompt and output
+TOKENS_A_WORD = 4 / 3
+_TRAINING = 0x7121  # keeps samples for training apart from those of workloads with the same seed
+
+Stage = list[tuple[int, int]]  # (prompt tokens, output tokens) of each request
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One application: its class, its input text, and the requests that it turned out to need,
+    stage by stage."""
+
+    kind: str
+    text: str
+    stages: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def requests(self) -> list[tuple[int, int]]:
+        """(prompt tokens, output tokens), in order of stages."""
+        return [request for stage in self.stages for request in stage]
+
+
+class _Draw:
+    """Lengths and counts given a text: what the text says, times noise."""
+
+    def __init__(self, text: str, effects: TopicEffects, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.words = round(len(text.split()) * TOKENS_A_WORD)  # tokens of the text
+        self._longer = np.exp(0.35 * difficulty(text, effects) + 0.12 * rng.standard_normal())
+        self._wider = np.exp(0.45 * breadth(text, effects) + 0.08 * rng.standard_normal())
+
+    def count(self, typical: float) -> int:
+        return max(1, round(typical * self._wider))
+
+    def one(self, prompt: float, output: float) -> tuple[int, int]:
+        """A request: its output depends on the text, its prompt is given."""
+        return self._requests(np.array([prompt]), output)[0]
+
+    def several(self, n: int, prompt: float, output: float) -> Stage:
+        """n requests with prompts of about the same length."""
+        return self._requests(prompt * self.rng.uniform(0.9, 1.1, n), output)
+
+    def _requests(self, prompts: np.ndarray, output: float) -> Stage:
+        drawn = output * self._longer * np.exp(0.25 * self.rng.standard_normal(len(prompts)))
+        outputs = np.clip(np.rint(drawn), 4, LONGEST // 2).astype(np.int64)
+        prompts = np.clip(np.rint(prompts), 16, LONGEST - outputs).astype(np.int64)
+        return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+
+
+def _equations(d: _Draw) -> list[Stage]:
+    """EV (FacTool): find the equations of a solution, check each."""
+    return [[d.one(320 + d.words, 70)], d.several(d.count(4), 380, 60)]
+
+
+def _facts(d: _Draw) -> list[Stage]:
+    """FV (ReAct): queries (prompts of 360-380 tokens: Fig. 4b), then thoughts, each seeing all
+    before it."""
+    stages, seen = [[(int(d.rng.integers(360, 381)), d.one(0, 45)[1])]], 380 + d.words
+    for _ in range(d.count(3)):
+        prompt, output = d.one(seen, 65)
+        stages.append([(prompt, output)])
+        seen = prompt + output + 120
+    return stages
+
+
+def _code(d: _Draw) -> list[Stage]:
+    """CC (FacTool): claims about a program, a test for each, a judgement of each."""
+    n = d.count(3)
+    return [[d.one(300 + d.words, 80)], d.several(n, 420, 130), d.several(n, 560, 40)]
+
+
+def _household(d: _Draw) -> list[Stage]:
+    """ALFWI (ReAct): act, observe, act: the prompt keeps all of it."""
+    stages, seen = [], 420 + d.words
+    for _ in range(d.count(8)):
+        prompt, output = d.one(seen, 28)
+        stages.append([(prompt, output)])
+        seen = prompt + output + 45
+    return stages
+
+
+def _knowledge(d: _Draw) -> list[Stage]:
+    """KBQAV (FacTool): claims of an answer, queries for each, a verdict on each from what was
+    found."""
+    n = d.count(4)
+    return [[d.one(340 + d.words, 90)], d.several(n, 280, 35), d.several(n, 760, 70)]
+
+
+def _plan(d: _Draw) -> list[Stage]:
+    """PE (HuggingGPT): a plan, its steps one after another, the answer."""
+    stages = [[d.one(450 + d.words, 240)]]
+    stages += [[d.one(650 * d.rng.uniform(0.8, 1.2), 300)] for _ in range(d.count(8))]
+    return [*stages, [d.one(900, 220)]]
+
+
+def _samples(d: _Draw) -> list[Stage]:
+    """SC (self-consistency): reasoning paths side by side; the vote needs no inference."""
+    return [d.several(d.count(18), 220 + d.words, 800)]
+
+
+def _summary(d: _Draw) -> list[Stage]:
+    """MRS (LangChain): a summary of every part of a text, then summaries of four summaries, until
+    one is left."""
+    stages = [d.several(d.count(140), 1250, 380)]
+    while (left := len(stages[-1])) > 1:
+        below = stages[-1]
+        groups = [below[i : i + 4] for i in range(0, left, 4)]
+        stages.append([d.one(120 + sum(output for _, output in group), 330) for group in groups])
+    return stages
+
+
+def _merge(d: _Draw) -> list[Stage]:
+    """DM (Graph of Thoughts): merges, a score for each; the best are merged again, and scored; then
+    the last merge."""
+    n = d.count(110)
+    again = max(1, n // 4)
+    first, second = d.several(n, 1150, 520), d.several(again, 1250, 520)
+    return [
+        first,
+        [d.one(250 + output, 30) for _, output in first],
+        second,
+        [d.one(250 + output, 30) for _, output in second],
+        [d.one(1300, 480)],
+    ]
+
+
+@dataclass(frozen=True)
+class AppClass:
+    """size: small, medium or large; words: of a typical input text; graph: stages, given a text's
+    draw."""
+
+    kind: str
+    size: str
+    words: int
+    graph: Callable[[_Draw], list[Stage]]
+
+
+CLASSES = (
+    AppClass("EV", "small", 70, _equations),
+    AppClass("FV", "small", 50, _facts),
+    AppClass("CC", "small", 110, _code),
+    AppClass("ALFWI", "small", 60, _household),
+    AppClass("KBQAV", "small", 80, _knowledge),
+    AppClass("PE", "medium", 90, _plan),
+    AppClass("SC", "medium", 80, _samples),
+    AppClass("DM", "large", 150, _merge),
+    AppClass("MRS", "large", 150, _summary),
+)
+KINDS = tuple(c.kind for c in CLASSES)
+_EFFECTS_OF = tuple(TopicEffects.of(number) for number in range(len(CLASSES)))
+
+
+def draw(kind: str, rng: np.random.Generator) -> Sample:
+    """An application of a class: first its text, then, given the text, its requests."""
+    number = KINDS.index(kind)
+    app = CLASSES[number]
+    text = draw_text(rng, app.words)
+    stages = app.graph(_Draw(text, _EFFECTS_OF[number], rng))
+    return Sample(kind, text, tuple(tuple(stage) for stage in stages))
+
+
+def training_samples(kind: str, count: int = 100, seed: int = 0) -> list[Sample]:
+    """Earlier runs of a class, for a demand predictor (Sec. IV-B trains on 100); none of them is in
+    any workload."""
+    key = (_TRAINING, KINDS.index(kind))
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    return [draw(kind, rng) for _ in range(count)]

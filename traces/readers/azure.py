@@ -1,0 +1,43 @@
+"""Azure LLM inference traces of 2023 and 2024: arrivals and lengths of production requests.
+
+    TIMESTAMP,ContextTokens,GeneratedTokens
+    2023-11-16 18:15:46.6805900,374,44
+
+Timestamps are calendar times, with up to nine decimals or none; 2024's end in +00:00. Arrivals are
+seconds from the first row.
+Patel et al., Splitwise, ISCA 2024; Stojkovic et al., DynamoLLM, HPCA 2025.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinserve.traces.readers.columns import assemble
+from twinserve.traces.readers.csvfile import Table
+from twinserve.traces.readers.options import ReadOptions
+from twinserve.traces.workload import Workload
+
+NAME = "azure"
+
+
+def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Workload:
+    """The workload of an Azure CSV file. Raises WorkloadError."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = Table(data, path)
+    table.require("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    stamps = pc.replace_substring_regex(table.text("TIMESTAMP"), r"(Z|[+-]00:?00)$", "")
+    when = table.cast(
+        "TIMESTAMP", pa.timestamp("ns"), "a time in UTC (2023-11-16 18:15:46.68)", stamps
+    )
+    ticks = when.astype(np.int64)
+    arrival = (ticks - ticks.min()) / 1e9
+    table.rows.number("TIMESTAMP", arrival)
+    return assemble(
+        table.rows,
+        name=NAME,
+        arrival_s=arrival,
+        prompt_tokens=table.rows.whole("ContextTokens", table.numbers("ContextTokens")),
+        output_tokens=table.rows.whole("GeneratedTokens", table.numbers("GeneratedTokens")),
+    )

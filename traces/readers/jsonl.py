@@ -1,0 +1,85 @@
+"""JSON lines: one object a line, with the line numbers kept for error messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from twinserve.traces.readers.columns import Rows, shown
+from twinserve.traces.workload import WorkloadError
+
+
+def decode_text(data: bytes, path: str) -> str:
+    """The text of a UTF-8 file, without byte-order mark. Raises WorkloadError for anything else."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise WorkloadError(
+            f"{path}: line {line}: byte {e.start} is not UTF-8 text: "
+            "is this a trace file? decompress or re-encode it"
+        ) from None
+
+
+def no_constant(name: str):
+    raise ValueError(f"{name} is no JSON number")
+
+
+def parse(
+    data: bytes, path: str, parse_float: Callable[[str], object] | None = None
+) -> tuple[list[dict], Rows]:
+    """The objects of a JSONL file and where they stand. Blank lines are skipped.
+
+    Raises WorkloadError at the first line that is no JSON object; a last line without its end of
+    line is then reported as torn (a copy or download that stopped half-way).
+    """
+    decode = json.JSONDecoder(parse_float=parse_float, parse_constant=no_constant).decode
+    rows: list[dict] = []
+    lines: list[int] = []
+    text = decode_text(data, path).split("\n")
+    for number, line in enumerate(text, 1):
+        line = line.strip()
+        if not line:
+            continue
+        try:
+            row = decode(line)
+        except (ValueError, RecursionError) as e:
+            if number == len(text) and number > 1:
+                problem, remedy = "the last line is torn", "copy or download the file again"
+            else:
+                problem, remedy = f"not JSON ({shown(_reason(e))})", "fix or remove the line"
+            raise WorkloadError(f"{path}: line {number}: {problem}: {remedy}") from None
+        if type(row) is not dict:
+            raise WorkloadError(
+                f"{path}: line {number}: not a JSON object but {shown(row)}: fix or remove the line"
+            )
+        rows.append(row)
+        lines.append(number)
+    if not rows:
+        raise WorkloadError(f"{path}: the file has no rows: check the path, or fetch it again")
+    return rows, Rows(path, lines)
+
+
+def _reason(error: Exception) -> str:
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+def column(rows: list[dict], *names: str) -> list | None:
+    """A field's values under any of its names: None where a row, or as a whole if all lack it."""
+    values: list | None = None
+    for name in names:
+        found = [row.get(name) for row in rows]
+        if any(v is not None for v in found):
+            if values is None:
+                values = found
+            else:
+                values = [b if a is None else a for a, b in zip(values, found, strict=True)]
+    return values
+
+
+def required(rows: list[dict], where: Rows, *names: str) -> list:
+    """As `column`, for a field that every row must have."""
+    values = column(rows, *names)
+    if values is None:
+        where.fail(0, names[0], "is missing")
+    return values
