@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.metrics_stats import sum_of_products
 
 
 def describe_kv(rows: RunRows) -> dict:
@@ -71,4 +72,4 @@ def describe_scheduler(steps: pd.DataFrame, duration_s: float) -> dict:
 
 def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float | None:
     total = weights.sum()
-    return float(np.dot(values, weights) / total) if total > 0 else None
+    return sum_of_products(values, weights) / total if total > 0 else None

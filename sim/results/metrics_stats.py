@@ -31,13 +31,19 @@ def describe_counted_ms(
     total = counts.sum()
     if total == 0:
         return describe_ms(name, seconds[:0])
-    mean = np.dot(seconds, counts) / total
-    std = np.sqrt(np.dot(np.square(seconds - mean), counts) / total)
+    mean = sum_of_products(seconds, counts) / total
+    std = np.sqrt(sum_of_products(np.square(seconds - mean), counts) / total)
     cumulated = np.cumsum(counts)
     middle = _order_statistic(seconds, cumulated, np.array([(total - 1) // 2, total // 2]))
     return _named(
         name, mean * MS, np.mean(middle) * MS, std * MS, _percentiles(seconds, cumulated) * MS
     )
+
+
+def sum_of_products(values: np.ndarray, weights: np.ndarray) -> float:
+    """Sum of values[i] * weights[i]; not np.dot, whose last bits depend on the processor and on the
+    number of threads that its BLAS finds."""
+    return float(np.sum(values * weights))
 
 
 def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -1,12 +1,12 @@
 """Runs whose every value is kept: requests, steps, gaps and summary of each policy, as digests in
 golden.json.
 
-    python -m tests.golden.golden_runs          # says which runs differ from the file
-    python -m tests.golden.golden_runs --write  # a new file; say in the commit why values changed
+    python -m tests.golden.golden_runs [POLICY ...]  # says which runs differ from the file
+    python -m tests.golden.golden_runs --write       # a new file; say in the commit why
 
 A digest covers the columns that the file lists, under the names they had when it was written
 (RENAMED); a column that is added later is no difference. Bits of floats count, so the file holds
-for one numpy on one kind of machine.
+for one numpy; the processor makes no difference.
 """
 
 from __future__ import annotations
@@ -210,5 +210,5 @@ if __name__ == "__main__":
         write()
     else:
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-        for policy in POLICIES:
+        for policy in sys.argv[1:] or POLICIES:
             print(policy, differing(policy, golden) or "same", flush=True)

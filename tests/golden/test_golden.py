@@ -6,6 +6,10 @@ asked for in tests/policies/test_policies_on_ledgers.py and tests/sim/test_invar
 """
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +31,20 @@ def test_a_crowd_is_served_as_ever(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_run_of_the_file_is_as_ever(policy):
     assert differing(policy, KEPT) == []
+
+
+@pytest.mark.slow
+def test_another_processor_counts_the_same():
+    # The oldest kernels of numpy's BLAS, and two threads: what np.dot sums up in another order.
+    oldest = os.environ | {"OPENBLAS_CORETYPE": "Prescott", "OPENBLAS_NUM_THREADS": "2"}
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.golden.golden_runs", "vllm", "bros", "echo"],
+        cwd=Path(__file__).parents[2],
+        env=oldest,
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.splitlines() == ["vllm same", "bros same", "echo same"], said.stderr
 
 
 def test_a_changed_bit_is_found():
