@@ -140,6 +140,11 @@ class Policy(ABC, Generic[PolicyOptions]):
         self.limits = limits
         self.options: PolicyOptions = options or self.Options()
         self.estimator = estimator
+        self.setup()
+
+    def setup(self) -> None:
+        """The state of a new policy; its limits, options and estimator are set. Raises PolicyError
+        where it cannot serve them."""
 
     @classmethod
     def estimates(cls, options: PolicyOptions) -> bool:

@@ -117,10 +117,10 @@ def iterations_of_a_run(
 
         name = "bros-watched"
 
-        def __init__(self, limits, options=None, estimator=None):
-            super().__init__(limits, options, estimator)
+        def setup(self):
+            super().setup()
             self.exact = {
-                name: BrosExactPolicy(limits, options, estimator)
+                name: BrosExactPolicy(self.limits, options, self.estimator)
                 for name, options in OPTIONS.items()
             }
 

@@ -27,11 +27,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.paged.checkpointed import CheckpointedLedger
 from twinserve.policies.parts.deadlines import RowSet
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.fill import fill
 from twinserve.policies.parts.runs import LONGEST_RUN, further_decodes
 from twinserve.policies.plan import Direction, Hold, KvMove, Preemption, StepPlan
@@ -62,13 +61,7 @@ class ConservePolicy(Policy[ConserveOptions]):
     default_kv = "checkpointed"
     uses_estimator = False
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: ConserveOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         self.online, self.offline = RowSet(), RowSet()  # unfinished rows in order of arrival
         self._swap = self.options.preemption_mode == "swap"
 

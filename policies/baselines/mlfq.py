@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.baselines.mlfq_queues import FeedbackQueues
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
@@ -77,18 +77,12 @@ class MlfqPolicy(Policy[MlfqOptions]):
     def estimates(cls, options: MlfqOptions) -> bool:
         return options.skip_join or options.queues is None
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: MlfqOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         given = self.options
         count = given.queues
         if count is None:
             steps = math.log(
-                max(1.0, self._first_iteration(limits.max_model_len) / given.quantum),
+                max(1.0, self._first_iteration(self.limits.max_model_len) / given.quantum),
                 given.quantum_ratio,
             )
             count = 1 + min(63, math.ceil(steps))
@@ -98,7 +92,7 @@ class MlfqPolicy(Policy[MlfqOptions]):
         )
         self.active = RowSet()
         self.reserve = (
-            limits.max_num_seqs if given.min_free_blocks is None else given.min_free_blocks
+            self.limits.max_num_seqs if given.min_free_blocks is None else given.min_free_blocks
         )
         self._proactive = given.proactive and given.preemption_mode == "swap"
 

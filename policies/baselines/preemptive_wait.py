@@ -21,10 +21,9 @@ from typing import Literal
 
 import numpy as np
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.fill import blocking, fill
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import StepOutcome, StepPlan
@@ -46,13 +45,7 @@ class PreemptiveWaitPolicy(Policy[PreemptiveWaitOptions]):
     Options = PreemptiveWaitOptions
     uses_estimator = False
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: PreemptiveWaitOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         self.active = RowSet()
         self._waits_since = np.zeros(1024)  # row -> seconds on the engine's clock
         self._batch = np.zeros(0, np.int64)

@@ -19,10 +19,9 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.fill import fill
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import StepPlan
@@ -45,16 +44,10 @@ class RoundRobinPolicy(Policy[RoundRobinOptions]):
     Options = RoundRobinOptions
     uses_estimator = False
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: RoundRobinOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         self.queues = (RowSet(), RowSet())  # by class; unfinished rows in order of arrival
         self.turn = int(RequestClass.REAL_TIME)
-        self.batch_size = min(self.options.batch_size, limits.max_num_seqs)
+        self.batch_size = min(self.options.batch_size, self.limits.max_num_seqs)
 
     def step_tokens(self, longest: int) -> int:
         return self.batch_size * min(longest, self.options.chunk or longest)

@@ -21,9 +21,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, SystemView
+from twinserve.policies.base import SystemView
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy, _Batch
 from twinserve.policies.parts.queues import FcfsQueue
 from twinserve.policies.plan import StepPlan
@@ -46,17 +45,11 @@ class SarathiPolicy(QueuePolicy[SarathiOptions]):
     Options = SarathiOptions
     waiting: FcfsQueue
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: SarathiOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        tokens = min((options or SarathiOptions()).chunk_size, limits.max_num_batched_tokens)
-        seats = min(limits.max_num_seqs, tokens)
-        super().__init__(
-            replace(limits, max_num_batched_tokens=tokens, max_num_seqs=seats), options, estimator
-        )
+    def setup(self) -> None:
+        tokens = min(self.options.chunk_size, self.limits.max_num_batched_tokens)
+        seats = min(self.limits.max_num_seqs, tokens)
+        self.limits = replace(self.limits, max_num_batched_tokens=tokens, max_num_seqs=seats)
+        super().setup()
         self.waiting = FcfsQueue()
         self._partial: list[int] = []  # rows in the batch whose prompts are not computed yet
 

@@ -27,10 +27,9 @@ from bisect import insort
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.columns import room_for
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable
@@ -62,16 +61,12 @@ class TgiPolicy(Policy[TgiOptions]):
     Options = TgiOptions
     uses_estimator = False
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: TgiOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         given, total = self.options.max_batch_prefill_tokens, self.options.max_batch_total_tokens
-        self.prefill_budget = limits.max_model_len + 50 if given is None else given
-        self.seats = min(limits.max_num_seqs, self.options.max_batch_size or limits.max_num_seqs)
+        self.prefill_budget = self.limits.max_model_len + 50 if given is None else given
+        self.seats = min(
+            self.limits.max_num_seqs, self.options.max_batch_size or self.limits.max_num_seqs
+        )
         if total is not None and total < self.prefill_budget:
             self.prompt_budget, self.prompt_budget_setting = (
                 total,

@@ -12,9 +12,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.queues import make_queue
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import Preemption, StepPlan
@@ -38,15 +37,9 @@ class VllmPolicy(Policy[VllmOptions]):
     uses_estimator = False
     keeps_ending = True
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: VllmOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         if not self.options.enable_chunked_prefill:
-            self.prompt_budget = limits.max_num_batched_tokens
+            self.prompt_budget = self.limits.max_num_batched_tokens
         self.waiting = make_queue(self.options.scheduling)
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes

@@ -29,11 +29,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.fill import blocking
 from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only
 from twinserve.policies.plan import Preemption, StepPlan
@@ -117,22 +116,14 @@ class VllmV0Policy(Policy[VllmV0Options]):
     Options: type[VllmV0Options] = VllmV0Options
     uses_estimator = False
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: VllmV0Options | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         tokens = self.options.max_num_batched_tokens
-        self.token_budget = max(limits.max_model_len, 2048) if tokens is None else tokens
-        if self.token_budget < limits.max_num_seqs:
+        self.token_budget = max(self.limits.max_model_len, 2048) if tokens is None else tokens
+        if self.token_budget < self.limits.max_num_seqs:
             raise PolicyError(
                 f"policy 'vllm-v0': max_num_batched_tokens ({self.token_budget}) is below "
-                "max_num_seqs "
-                f"({limits.max_num_seqs}): a decode step of all of them is impossible; raise it "
-                "or lower "
-                "--max-num-seqs"
+                f"max_num_seqs ({self.limits.max_num_seqs}): a decode step of all of them is "
+                "impossible; raise it or lower --max-num-seqs"
             )
         # vLLM wants max_model_len within it; what a run needs is its longest request.
         self.prompt_budget, self.prompt_budget_setting = (

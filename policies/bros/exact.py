@@ -17,13 +17,13 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, SystemView
+from twinserve.policies.base import SystemView
 from twinserve.policies.bros.parts import Choice, PlanInProgress, Urgent, among
 from twinserve.policies.bros.policy import BrosOptions, BrosPolicy, least
 from twinserve.policies.bros.problem import Instance, Solution, enumerate_batches, stays_best
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import Batch, BatchEstimator, LinearEstimator
+from twinserve.policies.parts.estimators import Batch, LinearEstimator
 from twinserve.policies.parts.runs import LONGEST_RUN
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import RequestTable
@@ -58,18 +58,12 @@ class BrosExactPolicy(BrosPolicy):
     options: BrosExactOptions
     counters: dict[str, int]
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: BrosExactOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ):
-        super().__init__(limits, options, estimator)
-        if self.options.solver == "milp" and not isinstance(estimator, LinearEstimator | None):
+    def setup(self) -> None:
+        super().setup()
+        if self.options.solver == "milp" and not isinstance(self.estimator, LinearEstimator | None):
             raise PolicyError(
                 "policy 'bros-exact': solver=milp needs step times of the paper's form; drop "
-                "--estimator perfect, or choose "
-                "solver=enumerate"
+                "--estimator perfect, or choose solver=enumerate"
             )
         # Steps: solved and placed as solved; too many requests; memory did not allow the solution.
         self.counters = {"solved_steps": 0, "fallback_steps": 0, "memory_steps": 0}

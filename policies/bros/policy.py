@@ -15,7 +15,7 @@ from collections import deque
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.bros.memory import Hopeless, acquire, grow_first, place_plain, take_from
 from twinserve.policies.bros.parts import (
     EMPTY,
@@ -76,18 +76,12 @@ class BrosPolicy(Policy[BrosOptions]):
     default_kv = "bidirectional"
     uses_prefix_cache = False
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: BrosOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ):
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         self.rt_waiting = DeadlineQueue()
         self.be_waiting = RowSet()
         self.rt_pending = RowSet()
         self.be_pending = RowSet()
-        self.batch_size = min(self.options.base_batch, limits.max_num_seqs)
+        self.batch_size = min(self.options.base_batch, self.limits.max_num_seqs)
         self._iterations: deque[float] = deque(maxlen=self.options.avg_window)
 
     @classmethod

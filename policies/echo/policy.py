@@ -18,7 +18,7 @@ from collections import deque
 
 import numpy as np
 
-from twinserve.policies.base import EngineLimits, Policy, SystemView
+from twinserve.policies.base import Policy, SystemView
 from twinserve.policies.echo.cost import StepCost, Unasked, echo_estimator, step_cost
 from twinserve.policies.echo.offline import OfflineRequests
 from twinserve.policies.echo.online import OnlineRequests
@@ -30,7 +30,6 @@ from twinserve.policies.echo.options import (
 )
 from twinserve.policies.echo.parts import StepInProgress
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import RequestClass, RequestTable
@@ -50,16 +49,10 @@ class EchoPolicy(Policy[EchoOptions]):
     def estimates(cls, options: EchoOptions) -> bool:
         return options.slo_aware or options.kv_aware
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: EchoOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         options = self.options
         self.cost: StepCost = (
-            step_cost(estimator, self.name) if self.estimates(options) else Unasked()
+            step_cost(self.estimator, self.name) if self.estimates(options) else Unasked()
         )
         self.offline = OfflineRequests(options)
         self.online = OnlineRequests(options, self.offline)

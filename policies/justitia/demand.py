@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from twinserve.policies.base import EngineLimits
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.predictors import (
     COSTS,
     Cost,
@@ -33,13 +31,8 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
     need as a whole.
     """
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: OptionsOfDemand | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
+        super().setup()
         self.predictor: Predictor = make_predictor(self.options)
         self._kinds: dict[int, str] = {}  # groups that are served as one application
         self._requests: RequestTable  # from the first arrival on

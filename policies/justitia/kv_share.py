@@ -18,9 +18,7 @@ import math
 
 import numpy as np
 
-from twinserve.policies.base import EngineLimits
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
 from twinserve.policies.parts.runs import LONGEST_RUN
 from twinserve.policies.plan import StepPlan
@@ -62,13 +60,8 @@ class KvSharePolicy(QueuePolicy[QueueOptions]):
     Options = QueueOptions
     waiting: _InTurn
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: QueueOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
+        super().setup()
         self.waiting = _InTurn(self._allowed)
         self._owner: dict[int, int] = {}  # rows that are here -> application
         self._present: dict[int, int] = {}  # application -> how many of its rows are here

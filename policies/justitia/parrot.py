@@ -8,9 +8,7 @@ a pool), is an application by itself.
 
 from __future__ import annotations
 
-from twinserve.policies.base import EngineLimits
 from twinserve.policies.justitia.queues import RankedQueue
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
 from twinserve.policies.requests import Application, RequestTable
 
@@ -20,13 +18,8 @@ class ParrotPolicy(QueuePolicy[QueueOptions]):
     Options = QueueOptions
     waiting: RankedQueue
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: QueueOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
+        super().setup()
         self.waiting = RankedQueue()
         self._applications: dict[int, int] = {}  # group -> number in order of arrival
         self._numbers: dict[int, int] = {}  # row -> number of its application

@@ -26,12 +26,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, SystemView
+from twinserve.policies.base import SystemView
 from twinserve.policies.justitia.clock import VirtualClock
 from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
 from twinserve.policies.justitia.queues import RankedQueue
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.predictors import COSTS, Cost
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import RequestTable
@@ -52,13 +51,8 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
     Options = JustitiaOptions
     waiting: RankedQueue
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: JustitiaOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
+        super().setup()
         self.waiting = RankedQueue()
         self.clock = VirtualClock()
         # of applications by number; those of single requests while they are here

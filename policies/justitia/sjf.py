@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from twinserve.policies.base import EngineLimits
 from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
 from twinserve.policies.justitia.queues import OwnersQueue, RankedQueue
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.predictors import OracleByShortName
 from twinserve.policies.requests import Application
 
@@ -34,13 +32,8 @@ class VllmSjfPolicy(DemandPolicy[SjfOptions]):
     Options = SjfOptions
     waiting: RankedQueue
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: SjfOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
+        super().setup()
         self.waiting = RankedQueue()
         self._duration: dict[int, int] = {}  # predicted decodes of a row
 
@@ -66,13 +59,8 @@ class SrjfPolicy(DemandPolicy[DemandQueueOptions]):
     Options = DemandQueueOptions
     waiting: OwnersQueue[int]
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: DemandQueueOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
+        super().setup()
         self.remaining: dict[int, int] = {}  # of applications by number, token-iterations
         self.waiting = OwnersQueue(self.remaining.__getitem__)
 

@@ -20,10 +20,8 @@ import math
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits
 from twinserve.policies.justitia.queues import OwnersQueue
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import RequestTable
@@ -44,13 +42,8 @@ class VtcPolicy(QueuePolicy[VtcOptions]):
     Options = VtcOptions
     waiting: OwnersQueue[int]
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: VtcOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
+        super().setup()
         self.paid: dict[int, int] = {}  # client -> paid
         self.waiting = OwnersQueue(self.paid.__getitem__)
         self._client_of = np.zeros(1024, np.int64)  # row -> client

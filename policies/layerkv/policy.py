@@ -24,7 +24,7 @@ from functools import partial
 
 import numpy as np
 
-from twinserve.policies.base import EngineLimits, SystemView
+from twinserve.policies.base import SystemView
 from twinserve.policies.baselines.vllm_v0 import VllmV0Policy
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
@@ -41,7 +41,6 @@ from twinserve.policies.layerkv.lengths import (
 )
 from twinserve.policies.layerkv.link import beside_allreduce
 from twinserve.policies.layerkv.options import LayerKvOptions
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.predictors import ORACLE
 from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only
 from twinserve.policies.plan import Hold, KvMove, StepOutcome, StepPlan
@@ -63,13 +62,8 @@ class LayerKvPolicy(VllmV0Policy):
     def estimates(cls, options: LayerKvOptions) -> bool:  # type: ignore[override]
         return options.slo_aware or options.layer_wise
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: LayerKvOptions | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
+        super().setup()
         given = self.options
         self._link_share = 1.0 / (1.0 + given.allreduce_share)
         if given.allreduce_check:

@@ -19,7 +19,6 @@ from pydantic import Field
 
 from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.fill import blocking
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import Preemption, StepPlan
@@ -59,16 +58,10 @@ class QueuePolicy(Policy[OptionsOfQueue]):
     uses_estimator = False
     waiting: Waiting
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        options: OptionsOfQueue | None = None,
-        estimator: BatchEstimator | None = None,
-    ) -> None:
-        super().__init__(limits, options, estimator)
+    def setup(self) -> None:
         if not self.options.enable_chunked_prefill:
             self.prompt_budget, self.prompt_budget_setting = (
-                limits.max_num_batched_tokens,
+                self.limits.max_num_batched_tokens,
                 "--max-num-batched-tokens",
             )
         self.running: list[int] = []

@@ -25,11 +25,9 @@ HOPPER = Efficiency(
     gemm_mbu=0.894,
     kv_mbu=0.874,
     attention_mfu=0.554,
-    elementwise_mbu=0.8,
     layer_s=45.9e-6,
     allreduce_s=3.0e-6,
     link_share=0.712,
-    host_s=0.5e-3,
     host_request_s=12.1e-6,
 )
 
@@ -39,11 +37,9 @@ AMPERE = Efficiency(
     gemm_mbu=0.676,
     kv_mbu=0.753,
     attention_mfu=0.476,
-    elementwise_mbu=0.8,
     layer_s=21.6e-6,
     allreduce_s=12.0e-6,
     link_share=0.453,
-    host_s=0.5e-3,
     host_request_s=48.9e-6,
 )
 
@@ -54,11 +50,9 @@ ADA = Efficiency(
     gemm_mbu=0.795,
     kv_mbu=0.764,
     attention_mfu=0.449,
-    elementwise_mbu=0.8,
     layer_s=20.0e-6,
     allreduce_s=5.71e-6,
     link_share=0.526,
-    host_s=0.5e-3,
     host_request_s=34.3e-6,
 )
 
@@ -68,11 +62,9 @@ ADA_GEFORCE = Efficiency(
     gemm_mbu=0.877,
     kv_mbu=0.95,
     attention_mfu=0.745,
-    elementwise_mbu=0.8,
     layer_s=39.5e-6,
     allreduce_s=5.71e-6,
     link_share=0.3,
-    host_s=0.5e-3,
     host_request_s=10.0e-6,
 )
 
@@ -84,11 +76,9 @@ BLACKWELL = Efficiency(
     gemm_mbu=0.846,
     kv_mbu=0.947,
     attention_mfu=0.467,
-    elementwise_mbu=0.8,
     layer_s=34.7e-6,
     allreduce_s=7.64e-6,
     link_share=0.397,
-    host_s=0.5e-3,
     host_request_s=10.0e-6,
 )
 
@@ -98,11 +88,9 @@ BLACKWELL_WORKSTATION = Efficiency(
     gemm_mbu=0.892,
     kv_mbu=0.928,
     attention_mfu=0.5,
-    elementwise_mbu=0.8,
     layer_s=20.0e-6,
     allreduce_s=7.75e-6,
     link_share=0.29,  # 18.5 of 64 GB/s, two ranks: the measured all-reduce of large messages
-    host_s=0.5e-3,
     host_request_s=10.0e-6,
 )
 

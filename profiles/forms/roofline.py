@@ -29,21 +29,21 @@ from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Efficiency:
     """Achieved shares of peak rates (`*_mfu`, `*_mbu`, `link_share`: 0..1 or a little above) and
-    times in seconds."""
+    times in seconds. Defaults are assumed where no measurement tells."""
 
     gemm_mfu: float = Field(gt=0, le=1.2)
     gemm_half_tokens: float = Field(ge=0)
     gemm_mbu: float = Field(gt=0, le=1.2)
     kv_mbu: float = Field(gt=0, le=1.2)
     attention_mfu: float = Field(gt=0, le=1.2)
-    elementwise_mbu: float = Field(gt=0, le=2.0)
+    elementwise_mbu: float = Field(default=0.8, gt=0, le=2.0)
     layer_s: float = Field(ge=0)
     allreduce_s: float = Field(ge=0)
     link_share: float = Field(gt=0, le=1.2)
-    host_s: float = Field(ge=0)
+    host_s: float = Field(default=0.5e-3, ge=0)
     host_request_s: float = Field(ge=0)
 
 

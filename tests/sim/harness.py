@@ -87,8 +87,7 @@ class Toy(Policy):
     name = "toy"
     script: Mapping[int, list[KvMove]] = MappingProxyType({})
 
-    def __init__(self, limits, options=None, estimator=None):
-        super().__init__(limits, options, estimator)
+    def setup(self):
         self.new, self.rows, self.plans = [], [], 0
 
     def on_arrival(self, row, requests):

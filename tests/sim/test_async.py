@@ -106,8 +106,8 @@ def test_who_keeps_an_ending_request_gives_its_seat_away_a_step_later():
 class Looks(VllmPolicy):
     """Notes the first request's columns at each plan, and what it is told."""
 
-    def __init__(self, limits, options=None, estimator=None):
-        super().__init__(limits, options, estimator)
+    def setup(self):
+        super().setup()
         self.seen = []
 
     def plan(self, view, ledger):

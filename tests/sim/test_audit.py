@@ -25,8 +25,7 @@ class Orderly(Policy):
     name = "orderly"
     uses_estimator = False
 
-    def __init__(self, limits, options=None, estimator=None):
-        super().__init__(limits, options, estimator)
+    def setup(self):
         self.rows = []
 
     def on_arrival(self, row, requests):

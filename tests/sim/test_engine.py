@@ -90,8 +90,8 @@ def test_an_arrival_with_the_end_of_a_request_sees_its_seat_free():
 class Calls(VllmPolicy):
     """Notes what it is told, and how much its first request had emitted then."""
 
-    def __init__(self, limits, options=None, estimator=None):
-        super().__init__(limits, options, estimator)
+    def setup(self):
+        super().setup()
         self.calls = []
 
     def _note(self, what):

@@ -9,12 +9,13 @@ place.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.plan import Direction, KvMove
-from twinserve.policies.requests import RequestTable
 
 
 class CheckpointedLedger(PagedLedger):
@@ -27,18 +28,7 @@ class CheckpointedLedger(PagedLedger):
 
     name = "checkpointed"
 
-    def __init__(
-        self,
-        table: RequestTable,
-        num_blocks: int,
-        block_tokens: int,
-        host_blocks: int = 0,
-        prefix_caching: bool = True,
-        shared_contents: int = 0,
-    ) -> None:
-        super().__init__(
-            table, num_blocks, block_tokens, host_blocks, prefix_caching, shared_contents
-        )
+    def setup(self) -> None:
         # row on the device -> its first blocks that have a copy
         self._copied = np.zeros(1024, np.int64)
         self._copies = 0  # of all rows, blocks
@@ -55,14 +45,8 @@ class CheckpointedLedger(PagedLedger):
 
     def usage(self) -> KvUsage:
         usage = super().usage()
-        return KvUsage(
-            usage.total,
-            usage.free,
-            usage.real_time,
-            usage.best_effort,
-            usage.cached,
-            usage.host_tokens + self._copies * self.block_tokens,
-        )
+        copied = self._copies * self.block_tokens
+        return replace(usage, host_tokens=usage.host_tokens + copied)
 
     # -- changes -----------------------------------------------------------------------------------
     def checkpoint(self, row: int, blocks: int) -> int:

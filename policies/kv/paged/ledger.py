@@ -61,7 +61,8 @@ class PagedLedger(UndoLedger):
     ) -> None:
         super().__init__(table, num_blocks, block_tokens, host_blocks)
         self.prefix_caching = prefix_caching
-        self.pool = BlockPool(num_blocks, shared_contents if prefix_caching else 0)
+        self.shared_contents = shared_contents if prefix_caching else 0
+        self.pool = BlockPool(num_blocks, self.shared_contents)
         self._tables: dict[int, _BlockTable] = {}
         # of rows that were dropped: they may find their own blocks again
         self._contents: dict[int, np.ndarray] = {}
@@ -74,6 +75,10 @@ class PagedLedger(UndoLedger):
         # real-time rows that use a block, kept once mixed
         self._rt_refs = np.zeros(num_blocks, np.int64)
         self._rt_blocks = 0
+        self.setup()
+
+    def setup(self) -> None:
+        """What a subclass keeps besides; the parameters are set."""
 
     # -- questions ---------------------------------------------------------------------------------
     @property

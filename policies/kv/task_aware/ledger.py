@@ -17,7 +17,7 @@ import numpy as np
 from twinserve.policies.kv.base import LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.kv.task_aware.eviction import CountedPool
-from twinserve.policies.requests import RequestClass, RequestTable
+from twinserve.policies.requests import RequestClass
 
 _NOTHING = np.zeros(0, np.int64)
 _OFFLINE = int(RequestClass.BEST_EFFORT)
@@ -30,21 +30,8 @@ class CountedLedger(PagedLedger):
     by_priority = False
     pool: CountedPool
 
-    def __init__(
-        self,
-        table: RequestTable,
-        num_blocks: int,
-        block_tokens: int,
-        host_blocks: int = 0,
-        prefix_caching: bool = True,
-        shared_contents: int = 0,
-    ) -> None:
-        super().__init__(
-            table, num_blocks, block_tokens, host_blocks, prefix_caching, shared_contents
-        )
-        self.pool = CountedPool(
-            num_blocks, shared_contents if prefix_caching else 0, self.by_priority
-        )
+    def setup(self) -> None:
+        self.pool = CountedPool(self.num_blocks, self.shared_contents, self.by_priority)
         self._counted: dict[int, np.ndarray] = {}  # offline row -> contents that it counts on
         self._seen = 0  # rows of the table that have been looked at
 
