@@ -37,6 +37,8 @@ from twinserve.sim.cli.main import run_app
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.recorder import StepRecorder
 from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
@@ -175,9 +177,8 @@ def _drive(core: EngineCore, limits: EngineLimits) -> None:
     model = resolve_hardware(CROWDED).model
     backend = SimulatedBackend(core.requests, model, PcieLink(25e9), limits, fast=False)
     Auditor(core, workload.longest)
-    source = RequestSource(
-        clock, workload, [Engine(clock, core, backend, StepRecorder(0))], core.ledger.block_tokens
-    )
+    engine = Engine(clock, core, backend, StepRecorder(0))
+    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
     assert source.submitted >= len(workload)
     _all_ended(core)

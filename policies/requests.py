@@ -28,8 +28,10 @@ class End(IntEnum):
     COMPLETED = 1  # it got all its tokens
     TIMED_OUT = 2  # its client waited no longer
     DISCONNECTED = 3  # its client left
-    FAILED = 4  # it was withdrawn because another request of its application was
+    FAILED = 4  # its replica failed, or another request of its application ended early
     MOVED = 5  # it goes on as another row
+    REJECTED = 6  # no replica was to take it
+    NEVER_SENT = 7  # what it waits for did not complete
 
 
 class State(IntEnum):
@@ -74,7 +76,8 @@ class RequestTable:
     is known.
     """
 
-    arrival_s: Annotated[NDArray[np.float64], 0.0]
+    arrival_s: Annotated[NDArray[np.float64], 0.0]  # objectives and gaps count from here
+    placed_s: Annotated[NDArray[np.float64], 0.0]  # came to this engine; by default at arrival
     prompt_tokens: Annotated[NDArray[np.int64], 0]
     output_tokens: Annotated[NDArray[np.int64], 0]  # emitted so far
     computed_tokens: Annotated[NDArray[np.int64], 0]  # whose KV exists (on device or host)
@@ -132,6 +135,7 @@ class RequestTable:
                 column: np.ndarray = np.full(2 * row, fill, dtype)
                 column[:row] = self._data[name]
                 self._data[name] = column
+        values.setdefault("placed_s", values.get("arrival_s", 0.0))
         for name, value in values.items():
             self._data[name][row] = value
         self._size = row + 1

@@ -88,7 +88,7 @@ class SteadyQueue:
 
     def __init__(self, inputs: Inputs, queued: int, seed: int = 0) -> None:
         self.engine = Simulation(inputs, inputs.policies[0]).engines[0]
-        self.engine.on_finish = lambda row: self.arrive()
+        self.engine.on_ended = self._replace
         self.decisions = self.engine.core.plan = CpuTimed(self.engine.core.plan)
         self.batches: list[int] = []
         self.waiting: list[int] = []
@@ -103,6 +103,10 @@ class SteadyQueue:
 
         self.engine.core.complete = watched
         for _ in range(BATCH + queued):
+            self.arrive()
+
+    def _replace(self, rows: list[int]) -> None:
+        for _ in rows:
             self.arrive()
 
     def arrive(self) -> None:

@@ -11,7 +11,8 @@ from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.operators.model import OperatorModel
-from twinserve.sim.setup.run import Simulation
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.replicas import BackendOf
 
 
 class SharedExperts(StepTimeModel):
@@ -59,13 +60,13 @@ class LockstepBackend(SimulatedBackend):
         return executed
 
 
-class LockstepSimulation(Simulation):
-    """A simulation whose replicas are expert-parallel ranks."""
+def lockstep() -> BackendOf:
+    """Makes the backends of one simulation whose replicas are expert-parallel ranks."""
+    steps: dict[int, tuple[float, float, int, int]] = {}
 
-    def _backend(self, requests: RequestTable, policy) -> SimulatedBackend:
-        hardware = self.inputs.hardware
-        steps = self.__dict__.setdefault("_steps", {})
-        backend = LockstepBackend(
+    def backend(inputs: Inputs, spec, policy, requests: RequestTable) -> SimulatedBackend:
+        hardware = inputs.hardware
+        rank = LockstepBackend(
             requests,
             SharedExperts(hardware.model),
             PcieLink(hardware.profile.pcie_bytes_per_s),
@@ -73,6 +74,8 @@ class LockstepSimulation(Simulation):
             layers=hardware.profile.llm.layers,
             fast=False,  # a run of steps would not wait for the others
         )
-        backend.rank, backend.steps = len(steps), steps
-        steps[backend.rank] = (0.0, 0.0, 0, 0)
-        return backend
+        rank.rank, rank.steps = len(steps), steps
+        steps[rank.rank] = (0.0, 0.0, 0, 0)
+        return rank
+
+    return backend

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.validation.lockstep import LockstepSimulation
+from twinserve.experiments.validation.lockstep import lockstep
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.composition import StepTimeModel
@@ -24,6 +24,7 @@ from twinserve.profiles.profile import Profile, derive_profile, load_profile
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Hardware, Inputs
+from twinserve.sim.setup.replicas import simulated_backend
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload, WorkloadError
 
@@ -196,12 +197,12 @@ def simulate(run: MeasuredRun, profile: Profile) -> RunRows:
     )
     hardware = Hardware(profile, model_of(run, profile), limits, blocks, 0, BLOCK_TOKENS)
     spec = parse_policy("vllm")
-    kind = (
-        LockstepSimulation
-        if given["enable_expert_parallel"] and config.replicas > 1
-        else Simulation
+    ranks = given["enable_expert_parallel"] and config.replicas > 1
+    simulation = Simulation(
+        Inputs(config, workload(run), hardware, (spec,), ()),
+        spec,
+        backend=lockstep() if ranks else simulated_backend,
     )
-    simulation = kind(Inputs(config, workload(run), hardware, (spec,), ()), spec)
     simulation.run()
     return simulation.rows()
 

@@ -79,7 +79,7 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
             demand = self.cost(
                 int(requests.prompt_tokens[row]), self.predictor.output_tokens(row, requests)
             )
-            self.begins(number, demand, float(requests.arrival_s[row]))
+            self.begins(number, demand, float(requests.placed_s[row]))
         self.enqueue(row, number)
 
     def on_withdraw(self, row: int) -> None:

@@ -43,7 +43,7 @@ class PriorityQueue:
         self._heap: list[tuple[int, float, str, int]] = []
 
     def add(self, row: int, requests: RequestTable) -> None:
-        key = (int(requests.priority[row]), float(requests.arrival_s[row]), requests.ids[row], row)
+        key = (int(requests.priority[row]), float(requests.placed_s[row]), requests.ids[row], row)
         heapq.heappush(self._heap, key)
 
     put_back = add

@@ -16,7 +16,7 @@ WAITING, RUNNING, SWAPPED, FINISHED = (
 )
 
 
-_NOT_ENDED, _COMPLETED = int(End.NONE), int(End.COMPLETED)
+_NOT_ENDED, _COMPLETED, _MOVED = int(End.NONE), int(End.COMPLETED), int(End.MOVED)
 
 
 class EngineCore:
@@ -88,12 +88,15 @@ class EngineCore:
         """The request is no more, though it has not got all tokens that it may: its client left or
         gave up at `now`, or it goes on elsewhere. Takes effect at the next step boundary
         (`settle`): what a step under way gives it until then is booked, and its last token still
-        ends it. False where it had ended before."""
+        ends it: then it has not moved, and was completed. False where it had ended before; who is
+        about to move can still leave."""
         requests = self.requests
-        if requests.end[row] != _NOT_ENDED:
+        before = requests.end[row]
+        if before == _NOT_ENDED:
+            self._leaving.append(row)
+        elif before != _MOVED or requests.state[row] == FINISHED:
             return False
         requests.end[row], requests.ended_s[row] = end, now
-        self._leaving.append(row)
         return True
 
     def settle(self, now: float) -> list[tuple[int, float]]:
@@ -130,6 +133,21 @@ class EngineCore:
     def landed(self, row: int) -> None:
         """The last transfer that touched a withdrawn row's memory has landed."""
         self.ledger.free(row)
+
+    def fail(self, end: End, now: float, outcome: StepOutcome | None) -> np.ndarray:
+        """The engine is no more, and its policy and ledger with it: neither is asked. Its requests
+        end as `end` where they had not been withdrawn. outcome: of the step under way, which is
+        void. Returns int64[n]: the rows that ended."""
+        requests = self.requests
+        if self.under_way and outcome is not None:
+            self._unshow(outcome.emitted)
+        rows = np.flatnonzero(requests.state != FINISHED)
+        open_rows = rows[requests.end[rows] == _NOT_ENDED]
+        requests.end[open_rows], requests.ended_s[open_rows] = end, now
+        requests.state[rows] = FINISHED
+        self.active = self.holding = 0
+        self._leaving = []
+        return rows
 
     def _end(self, row: int) -> None:
         self.active -= 1
@@ -229,6 +247,29 @@ class EngineCore:
             if granted > 1:
                 self.ledger.extend(plan.rows, granted)
             requests.computed_tokens[plan.rows] += steps if steps > 1 else plan.tokens
+        gaps = self._book(outcome)
+        if self._publishes:
+            holders = rows[requests.state[rows] == RUNNING]
+            # no more memory: only their text is known now
+            self.ledger.grow_all(holders, requests.computed_tokens[holders])
+        for row in outcome.finished:
+            self.ledger.free(row)
+            if not self._ends_early:
+                self.policy.on_finish(row)
+            if requests.end[row] in (_NOT_ENDED, _MOVED):
+                requests.end[row], requests.ended_s[row] = _COMPLETED, outcome.ends_s[-1]
+            self._end(row)
+        self.policy.on_outcome(outcome)
+        return gaps
+
+    def book_before_failure(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
+        """Steps of a run that ended before the engine failed, in the table alone: policy and ledger
+        are not asked any more. Returns as `complete`."""
+        self.requests.computed_tokens[plan.rows] += len(outcome.ends_s)
+        return self._book(outcome)
+
+    def _book(self, outcome: StepOutcome) -> np.ndarray:
+        requests, rows, steps = self.requests, outcome.emitted, len(outcome.ends_s)
         gaps = outcome.ends_s[0] - requests.last_token_s[rows]
         slo = requests.slo_tpot_s[rows]
         late = gaps > slo
@@ -244,16 +285,4 @@ class EngineCore:
             requests.first_token_s[rows[emitted == 0]] = outcome.ends_s[0]
         requests.output_tokens[rows] = emitted + steps
         requests.last_token_s[rows] = outcome.ends_s[-1]
-        if self._publishes:
-            holders = rows[requests.state[rows] == RUNNING]
-            # no more memory: only their text is known now
-            self.ledger.grow_all(holders, requests.computed_tokens[holders])
-        for row in outcome.finished:
-            self.ledger.free(row)
-            if not self._ends_early:
-                self.policy.on_finish(row)
-            if requests.end[row] == _NOT_ENDED:
-                requests.end[row], requests.ended_s[row] = _COMPLETED, outcome.ends_s[-1]
-            self._end(row)
-        self.policy.on_outcome(outcome)
         return gaps

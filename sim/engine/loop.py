@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 import numpy as np
 import simpy
 
 from twinserve.backends.base import Backend, Executed
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.plan import StepPlan
+from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, STEPS, Clock
 from twinserve.sim.engine.core import EngineCore
-from twinserve.sim.results.recorder import StepRecorder
+from twinserve.sim.results.recorder import Load, StepRecorder
 
 
 class NoProgressError(RuntimeError):
     """The policy plans nothing although work waits and nothing that could change its mind is under
     way."""
+
+
+class Wake(Enum):
+    """Why an engine's process is interrupted, or its idle wait ends."""
+
+    NEWS = auto()  # something arrived, left, or landed
+    FAILURE = auto()  # the engine is no more
 
 
 @dataclass(slots=True)
@@ -35,8 +44,8 @@ class _Step:
 class Engine:
     """The engine process of one replica. Several can share a clock.
 
-    on_finish(row)     called when a request ends, however it does (column `end` says it), before
-                       the next plan: closed loops submit from there
+    on_ended(rows)     called with all requests that end at one boundary, however they do (column
+                       `end` says it), before the next plan: closed loops submit from there
     decision_overhead  seconds a step that planning costs in simulated time; None for the time
                        measured
 
@@ -52,19 +61,22 @@ class Engine:
         core: EngineCore,
         backend: Backend,
         recorder: StepRecorder,
-        on_finish=lambda row: None,
+        on_ended: Callable[[list[int]], None] = lambda rows: None,
         decision_overhead: float | None = 0.0,
     ) -> None:
         self.clock = clock
         self.core = core
         self.backend = backend
         self.recorder = recorder
-        self.on_finish = on_finish
+        self.on_ended = on_ended
+        self.on_first_token: Callable[[list[int]], None] | None = None  # rows that got it
         self.decision_overhead = decision_overhead
         self.decision_seconds: list[float] = []  # wall time of each plan
         self._wake = clock.event()
         self._idle = False
         self._in_run = False
+        self._step: _Step | None = None  # under way
+        self.down = False
         self._news = False  # something arrived, landed or ended since the last plan was made
         self._since_s: float | None = None  # when planning began, if it was ahead; None: now
         if core.asynchronous and not core.policy.asynchronous:
@@ -78,7 +90,7 @@ class Engine:
                 "simulated engines; drop it to have a live one execute the plans"
             )
         self._steps = STEPS + recorder.replica
-        self.process = clock.process(self._loop())
+        self.process = clock.process(self._life())
         clock.at_end.append(self._nothing_left)
 
     def submit(self, request_id: str, output_tokens: int, **values) -> int:
@@ -99,29 +111,62 @@ class Engine:
     def _settle(self) -> None:
         """What was withdrawn since the last boundary is no more."""
         now = self.clock.now
-        for row, free_s in self.core.settle(now):
+        left = self.core.settle(now)
+        for row, free_s in left:
             self.backend.withdraw(row)
             self.recorder.withdrawn(row)
-            self._news = True
             if free_s > now:
                 self.clock.process(self._free(row, free_s))
-            self.on_finish(row)
+        if left:
+            self._news = True
+            self.on_ended([row for row, _ in left])
+
+    def fail(self, end: End = End.FAILED) -> list[int]:
+        """The engine dies now. Whole steps that ended before are booked, the rest of a run or a
+        step is void, and policy and ledger are not asked. Every request that it has ends as `end`,
+        unless it was withdrawn before. Returns these rows; `on_ended` is not called.
+
+        What the void step preempted and moved is in the columns of its requests, and in no step.
+        """
+        now, step, self.down = self.clock.now, self._step, True
+        if step is not None:
+            steps = int(np.searchsorted(step.executed.outcome.ends_s, now))
+            if self.core.under_way:
+                self.recorder.void()
+            elif steps:
+                self.backend.cut(step.executed, steps)
+                self._record_plan(step)
+                gaps = self.core.book_before_failure(step.plan, step.executed.outcome)
+                self.recorder.completed(step.executed, gaps, self.core.requests)
+        rows = self.core.fail(end, now, step.executed.outcome if step else None).tolist()
+        for row in rows:
+            self.recorder.withdrawn(row)
+        self.process.interrupt(Wake.FAILURE)
+        return rows
 
     def _free(self, row: int, landing: float):
         """Memory that a transfer touches is free when that has landed."""
         yield self.clock.at(landing, BEFORE_STEPS)
-        self.core.landed(row)
-        self._notify()
+        if not self.down:
+            self.core.landed(row)
+            self._notify()
 
     def _notify(self) -> None:
         """Something changed: end the idle wait, or the run of steps that rests on nothing
         changing."""
         self._news = True
         if self._idle and not self._wake.triggered:
-            self._wake.succeed()
+            self._wake.succeed(Wake.NEWS)
         elif self._in_run:
             self._in_run = False
-            self.process.interrupt()
+            self.process.interrupt(Wake.NEWS)
+
+    def _life(self):
+        try:
+            yield from self._loop()
+        except simpy.Interrupt as interrupt:
+            if interrupt.cause is not Wake.FAILURE:
+                raise
 
     def _loop(self):
         plan = None
@@ -135,7 +180,7 @@ class Engine:
                 yield from self._without_step(plan)
                 plan = None
                 continue
-            step = self._execute(plan)
+            step = self._step = self._execute(plan)
             plan = self._plan_ahead(step) if self.core.asynchronous else None
             yield from self._run(step.executed)
             self._record(step)
@@ -175,6 +220,10 @@ class Engine:
         ):
             raise NoProgressError(self._diagnosis())
         self._idle = True
+        usage = core.ledger.usage()
+        self.recorder.idle(
+            self.clock.now, core.holding, core.waiting, usage.real_time + usage.best_effort
+        )
         yield self._wake
         self._idle = False
         self._wake = self.clock.event()
@@ -240,7 +289,7 @@ class Engine:
 
     def _land(self, row: int, landing: float):
         yield self.clock.at(landing, BEFORE_STEPS)
-        if self.core.ready_s.get(row) == landing:
+        if self.core.ready_s.get(row) == landing and not self.down:
             del self.core.ready_s[row]
             self._notify()
 
@@ -255,10 +304,25 @@ class Engine:
         try:
             yield self.clock.at(ends[-1], self._steps)
             self._in_run = False
-        except simpy.Interrupt:
+        except simpy.Interrupt as interrupt:
+            if interrupt.cause is not Wake.NEWS:
+                raise
             steps = int(np.searchsorted(ends, self.clock.now)) + 1
             self.backend.cut(executed, steps)
             yield self.clock.at(ends[steps - 1], self._steps)
+
+    def load(self, at_s: float) -> Load:
+        """Who ran and waited, and what memory was held, at `at_s` (seconds, not after now): as of
+        the last step that had begun. Inside a run of steps it is what single steps would show."""
+        core, step = self.core, self._step
+        if step is None or core.under_way or step.executed.outcome.start_s > at_s:
+            return self.recorder.load(at_s, core.ledger.num_blocks)
+        usage, outcome = core.ledger.usage(), step.executed.outcome
+        used = usage.real_time + usage.best_effort
+        begun = 1 + int(outcome.ends_s[:-1].searchsorted(at_s, side="right"))
+        if len(outcome.ends_s) > 1:
+            used += int(core.ledger.block_growth(step.plan.rows, begun).sum())
+        return Load(at_s, step.running, step.waiting, used, core.ledger.num_blocks)
 
     # -- record ------------------------------------------------------------------------------------
     def _record_plan(self, step: _Step) -> None:
@@ -274,6 +338,14 @@ class Engine:
             self._record_plan(step)
         gaps = core.complete(step.plan, executed.outcome)
         self.recorder.completed(executed, gaps, core.requests)
-        for row in executed.outcome.finished:
+        self._step = None
+        if self.on_first_token is not None and len(fresh := _without_gap(executed.outcome, gaps)):
+            self.on_first_token(fresh)
+        if executed.outcome.finished:
             self._news = True
-            self.on_finish(row)
+            self.on_ended(executed.outcome.finished)
+
+
+def _without_gap(outcome: StepOutcome, gaps: np.ndarray) -> list[int]:
+    """Rows whose first token this outcome has."""
+    return outcome.emitted[np.isnan(gaps)].tolist()

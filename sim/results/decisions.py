@@ -104,6 +104,10 @@ class DecisionRecorder(StepRecorder):
         self._withdrawn: list[int] = []  # since the last step
         self.left: set[int] = set()  # rows withdrawn so far; only asked
 
+    def void(self) -> None:
+        super().void()
+        self.lines.pop()
+
     def withdrawn(self, row: int) -> None:
         self._withdrawn.append(row)
         self.left.add(row)

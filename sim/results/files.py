@@ -3,6 +3,8 @@
     run.json            resolved configuration
     summary.json        metrics (docs/metrics.md)
     requests.parquet    one row a request
+    placements.parquet  one row a stay of a request on a replica
+    replicas.parquet    one row a replica: what it was made of, and its life
     steps.parquet       one row an engine step
     gaps.parquet        inter-token gaps, pooled
     trace.json.gz       optional timeline for Perfetto
@@ -39,8 +41,8 @@ REQUESTS = {
     "group": pa.string(),  # session or application; null where there is none
     "stage": pa.int64(),
     "priority": pa.int64(),
-    "replica": pa.int64(),
-    "arrival_s": pa.float64(),
+    "replica": pa.int64(),  # that had it last; -1: none did
+    "arrival_s": pa.float64(),  # NaN: never sent
     "first_scheduled_s": pa.float64(),  # NaN: never scheduled
     "first_token_s": pa.float64(),  # NaN: none yet
     "last_token_s": pa.float64(),  # the end of a finished request
@@ -64,6 +66,8 @@ OUTCOMES = (
     "disconnected",
     "failed",
     "moved",
+    "rejected",
+    "never_sent",
 )  # by requests.End, without NONE
 STEPS = {
     "replica": pa.int64(),
@@ -84,6 +88,37 @@ STEPS = {
     "to_device_bytes": pa.int64(),
     "hit_tokens": pa.int64(),
 }
+PLACEMENTS = {
+    "request_id": pa.string(),
+    "request": pa.int64(),  # its number, in the order in which the fleet got requests
+    "placement": pa.int64(),  # 0: its first
+    "replica": pa.int64(),
+    "role": pa.string(),
+    "placed_s": pa.float64(),
+    "first_scheduled_s": pa.float64(),
+    "ended_s": pa.float64(),
+    "outcome": pa.string(),  # OUTCOMES; null: has not ended
+    "output_tokens": pa.int64(),  # emitted there
+    "hit_tokens": pa.int64(),
+    "computed_tokens": pa.int64(),
+    "recomputes": pa.int64(),
+    "swaps": pa.int64(),
+    "swapped_tokens": pa.int64(),
+}
+REPLICAS = {
+    "replica": pa.int64(),
+    "role": pa.string(),
+    "policy": pa.string(),
+    "ledger": pa.string(),
+    "profile": pa.string(),
+    "num_blocks": pa.int64(),
+    "block_tokens": pa.int64(),
+    "warming_s": pa.float64(),  # when it began to be so; NaN: it never was
+    "up_s": pa.float64(),
+    "draining_s": pa.float64(),
+    "down_s": pa.float64(),
+    "failed": pa.bool_(),
+}
 GAPS = {"service_class": pa.string(), "gap_s": pa.float64(), "count": pa.int64()}
 
 # Columns that results written before do not have (`with_ends`).
@@ -94,7 +129,14 @@ RENAMED = {"klass": "service_class"}
 
 POOL_GROUP = "best-effort pool"  # group of the closed loop's requests; their stage is the batch
 
-_TABLES = {"requests": REQUESTS, "steps": STEPS, "gaps": GAPS}
+_TABLES = {
+    "requests": REQUESTS,
+    "placements": PLACEMENTS,
+    "replicas": REPLICAS,
+    "steps": STEPS,
+    "gaps": GAPS,
+}
+_FLEET = ("placements", "replicas")  # tables that results written before do not have
 _FILES = (
     "run.json",
     "summary.json",
@@ -103,7 +145,8 @@ _FILES = (
     "trace.json.gz",
     "decisions.jsonl.gz",
 )
-_KV_TOTAL, _NEVER_SENT = b"kv_total_blocks", b"never_sent"
+_KV_TOTAL = b"kv_total_blocks"
+NEVER_SENT = "never_sent"
 
 
 def pool_request_id(batch: int, i: int) -> str:
@@ -124,22 +167,30 @@ class ResultsError(ValueError):
 class RunRows:
     """The rows of one run; every metric is a function of them. Columns: REQUESTS, STEPS, GAPS.
 
-    requests  a row for each request that was submitted
+    requests  a row for each request that was submitted (the file has `unsent` too)
     steps     a row for each engine step, of all replicas
     gaps      inter-token gaps pooled over requests; `count` equal gaps may share a row
-    kv_total_blocks  KV blocks of one replica; 0 where unbounded
-    never_sent       requests of the workload that were not submitted, since what they wait for
-                     failed
+    kv_total_blocks  KV blocks of the first replica; 0 where unbounded
+    placements  a row for each stay of a request on a replica; None: not known
+    replicas    a row for each replica; None: not known
+    unsent      requests of the workload that were not submitted, since what they wait for did not
+                complete; columns as `requests`
     """
 
     requests: pd.DataFrame
     steps: pd.DataFrame
     gaps: pd.DataFrame
     kv_total_blocks: int
-    never_sent: int = 0
+    placements: pd.DataFrame | None = None
+    replicas: pd.DataFrame | None = None
+    unsent: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         self.requests = with_ends(self.requests)
+
+    @property
+    def never_sent(self) -> int:
+        return 0 if self.unsent is None else len(self.unsent)
 
 
 def with_ends(requests: pd.DataFrame) -> pd.DataFrame:
@@ -179,14 +230,15 @@ def write_run(
     _may_replace(out, overwrite)
     # Everything that can be wrong with the content is found before the disk is touched.
     tables = {
-        name: _table(getattr(result.rows, name), schema, f"{name}.parquet")
+        name: _table(frame, schema, f"{name}.parquet")
         for name, schema in _TABLES.items()
+        if (frame := getattr(result.rows, name)) is not None
     }
+    if result.rows.never_sent:
+        unsent = _table(result.rows.unsent, REQUESTS, "requests.parquet")
+        tables["requests"] = pa.concat_tables([tables["requests"], unsent])
     tables["steps"] = tables["steps"].replace_schema_metadata(
-        {
-            _KV_TOTAL: str(int(result.rows.kv_total_blocks)).encode(),
-            _NEVER_SENT: str(int(result.rows.never_sent)).encode(),
-        }
+        {_KV_TOTAL: str(int(result.rows.kv_total_blocks)).encode()}
     )
     texts = {
         "run.json": dump_json(result.config, "run.json"),
@@ -229,7 +281,9 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
             f"{folder}: holds no run (run.json is missing); give the --out folder of a run"
         )
     tables = {
-        name: _read_table(folder / f"{name}.parquet", schema) for name, schema in _TABLES.items()
+        name: _read_table(folder / f"{name}.parquet", schema)
+        for name, schema in _TABLES.items()
+        if name not in _FLEET or (folder / f"{name}.parquet").exists()
     }
     metadata = tables["steps"].schema.metadata or {}
     total = metadata.get(_KV_TOTAL)
@@ -237,9 +291,13 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
         path = folder / "steps.parquet"
         raise ResultsError(f"{path}: has no kv_total_blocks; run again to rewrite it")
     frames = {name: table.to_pandas() for name, table in tables.items()}
+    requests = with_ends(frames["requests"])
+    sent = requests["outcome"] != NEVER_SENT
+    frames["requests"] = requests[sent].reset_index(drop=True)
+    frames["unsent"] = requests[~sent].reset_index(drop=True)
     documents = {name: _read_json(folder / f"{name}.json") for name in ("run", "timing", "summary")}
     return RunResult(
-        RunRows(**frames, kv_total_blocks=int(total), never_sent=int(metadata.get(_NEVER_SENT, 0))),
+        RunRows(**frames, kv_total_blocks=int(total)),
         config=documents["run"],
         timing=documents["timing"],
         summary=documents["summary"],

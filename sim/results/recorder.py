@@ -3,6 +3,9 @@ a run of identical decode steps stays one entry until the end, and is spread int
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
@@ -14,6 +17,18 @@ from twinserve.sim.results.files import OUTCOMES
 
 _CLASSES = np.array(["rt", "be"])
 _OUTCOMES = np.array([None, *OUTCOMES], dtype=object)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine had at `at_s` (seconds): requests with and without KV on the device, and KV
+    blocks that requests held, of how many."""
+
+    at_s: float
+    running: int
+    waiting: int
+    used: int
+    total: int
 
 
 class StepRecorder:
@@ -31,6 +46,7 @@ class StepRecorder:
         # of plans without a step: preempted (recompute, swap), bytes (to host, to device)
         self._pending = [0, 0, 0, 0]
         self.steps = 0
+        self._idle: list[tuple[float, int, int, int]] = []  # since, running, waiting, used blocks
 
     _STEP_COLUMNS = (
         "prefill_requests",
@@ -105,6 +121,33 @@ class StepRecorder:
         self._starts.append(executed.outcome.start_s)
         self._ends.append(executed.outcome.ends_s)
         self.steps += steps
+
+    def void(self) -> None:
+        """The step planned last, a single one, never ended."""
+        for column in (self._scalars, self._starts, self._ends):
+            column.pop()
+        self.steps -= 1
+
+    def idle(self, now: float, running: int, waiting: int, used: int) -> None:
+        """Nothing is computed from `now` on; what is held stays."""
+        self._idle.append((now, running, waiting, used))
+
+    def load(self, at_s: float, total: int) -> Load:
+        """What the recorded steps say of an instant: as of the last that had begun."""
+        idle = bisect_right(self._idle, at_s, key=lambda entry: entry[0]) - 1
+        step = bisect_right(self._starts, at_s) - 1
+        if step < 0 or (idle >= 0 and self._idle[idle][0] > self._starts[step]):
+            since = self._idle[idle] if idle >= 0 else (0.0, 0, 0, 0)
+            return Load(at_s, *since[1:], total)
+        _, _, _, running, waiting, real_time, best_effort, *_ = self._scalars[step]
+        begun = 1 + int(self._ends[step][:-1].searchsorted(at_s, side="right"))
+        first = bisect_left(self._growth, step, key=lambda entry: entry[0])
+        grown = sum(
+            int(growth[:begun].sum())
+            for of, _, growth in self._growth[first : first + 2]
+            if of == step
+        )
+        return Load(at_s, running, waiting, real_time + best_effort + grown, total)
 
     def withdrawn(self, row: int) -> None:
         """A request left before its end; its row says so (`request_frame`)."""

@@ -5,31 +5,34 @@ from __future__ import annotations
 import gc
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 
 import numpy as np
-import pandas as pd
 
-from twinserve.backends.links import PcieLink, allreduces_of, evenly
-from twinserve.backends.simulated import SimulatedBackend
-from twinserve.policies.base import Policy
-from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.registry import PolicySpec, file_sha256, ledger_class
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.registry import PolicySpec, file_sha256
 from twinserve.sim.engine.clock import Clock
-from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.source import RequestSource, shared_contents
-from twinserve.sim.results.decisions import DecisionRecorder, log_bytes
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.replica import Replica
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Router
+from twinserve.sim.fleet.rows import fleet_rows
+from twinserve.sim.fleet.source import RequestSource
+from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.results.recorder import StepRecorder, request_frame
-from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.traces.apps.truth import TrueDemand
+from twinserve.sim.setup.replicas import (
+    BackendOf,
+    Description,
+    compose,
+    make_policy,
+    simulated_backend,
+)
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,14 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
 
 
 class Simulation:
-    """The assembled objects of one run: clock, engines, source. decisions: keep every plan, for a
-    decision log."""
+    """The assembled objects of one run: clock, fleet, source. decisions: keep every plan, for a
+    decision log.
+
+    made_of   a description of each replica; by default `--replicas` times that of `inputs`, `spec`
+    router    of requests; by default least-requests
+    migrates  requests of a replica that fails go on elsewhere (`Fleet`)
+    backend   makes a replica's backend; by default a simulated one
+    """
 
     def __init__(
         self,
@@ -134,27 +143,47 @@ class Simulation:
         spec: PolicySpec,
         report: Report | None = None,
         decisions: bool = False,
+        *,
+        made_of: Sequence[Description] | None = None,
+        router: Router | None = None,
+        migrates: bool = False,
+        clock: Clock | None = None,
+        backend: BackendOf = simulated_backend,
     ) -> None:
         self.inputs = inputs
         self.spec = replace(spec, kv=spec.kv or inputs.config.kv)
         self.decisions = decisions
-        self.clock = self._clock()
-        self.engines = [self._engine(i) for i in range(inputs.config.replicas)]
+        self.clock = clock or Clock()
+        self._backend = backend
+        self.fleet = Fleet(self.clock, router=router, migrates=migrates)
+        own = [Description(inputs.hardware, spec)] * inputs.config.replicas
+        for description in own if made_of is None else made_of:
+            self.add(description)
         self.source = RequestSource(
-            self.clock,
-            inputs.workload,
-            self.engines,
-            inputs.hardware.block_tokens,
-            client_timeout_s=inputs.config.client_timeout,
+            self.clock, inputs.workload, self.fleet, client_timeout_s=inputs.config.client_timeout
         )
         self._report = report
-        self._finished = 0
+        self._ended = 0
         if report is not None:
-            for engine in self.engines:
-                engine.on_finish = self._counting(engine.on_finish)
+            self.fleet.on_ended = self._counting(self.fleet.on_ended)
 
-    def _clock(self) -> Clock:
-        return Clock()
+    @property
+    def engines(self) -> list[Engine]:
+        """Of all replicas, by index."""
+        return [replica.engine for replica in self.fleet.replicas]
+
+    def add(self, description: Description, warm_up_s: float = 0.0) -> Replica:
+        """A further replica of the fleet, now."""
+        replica = compose(
+            self.inputs,
+            description,
+            len(self.fleet.replicas),
+            self.clock,
+            backend=self._backend,
+            decisions=self.decisions,
+        )
+        self.fleet.add(replica, warm_up_s)
+        return replica
 
     def run(self) -> None:
         """To the end of the last request, or where a subclass has it (`_advance`)."""
@@ -164,11 +193,11 @@ class Simulation:
     def _advance(self) -> None:
         self.clock.run()
 
-    def _counting(self, after: Callable[[int], None]) -> Callable[[int], None]:
-        def count(row: int) -> None:
-            after(row)
-            self._finished += 1
-            if self._finished % 32 == 0:
+    def _counting(self, after: Callable[[list[Request]], None]) -> Callable[[list[Request]], None]:
+        def count(requests: list[Request]) -> None:
+            after(requests)
+            before, self._ended = self._ended, self._ended + len(requests)
+            if before // 32 < self._ended // 32:
                 self._report(self.progress())
 
         return count
@@ -178,104 +207,14 @@ class Simulation:
         return Progress(
             self.spec.label,
             self.clock.now,
-            self._finished,
+            self._ended,
             self.source.submitted,
             len(workload),
             sum(engine.recorder.steps for engine in self.engines),
         )
 
-    def _engine(self, replica: int) -> Engine:
-        config = self.inputs.config
-        requests = RequestTable()
-        policy = make_policy(self.inputs, self.spec)
-        ledger = self._ledger(requests, policy)
-        backend = self._backend(requests, policy)
-        overhead = 0.0 if config.decision_time == "none" else None
-        core = EngineCore(requests, policy, ledger, config.async_scheduling)
-        return Engine(
-            self.clock, core, backend, self._recorder(replica), decision_overhead=overhead
-        )
-
-    def _recorder(self, replica: int) -> StepRecorder:
-        return DecisionRecorder(replica) if self.decisions else StepRecorder(replica)
-
-    def _backend(self, requests: RequestTable, policy: Policy) -> SimulatedBackend:
-        hardware, config = self.inputs.hardware, self.inputs.config
-        return SimulatedBackend(
-            requests,
-            hardware.model,
-            PcieLink(hardware.profile.pcie_bytes_per_s, sharing=policy.link_sharing or evenly),
-            hardware.limits,
-            layers=hardware.profile.llm.layers,
-            fast=not config.exact,
-            allreduces=allreduces_of(hardware.profile.gpu, hardware.model)
-            if config.pcie_contention
-            else None,
-            layered=ledger_class(self.spec.kv_name).knows_layers,
-        )
-
-    def _ledger(self, requests: RequestTable, policy: Policy) -> KvLedger:
-        config, hardware = self.inputs.config, self.inputs.hardware
-        kv = self.spec.kv_name
-        kind = ledger_class(kv)
-        wanted = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
-        caching = wanted and policy.uses_prefix_cache
-        options = {"layers": hardware.profile.llm.layers} if kind.knows_layers else {}
-        if kind.caches_prefixes:
-            options |= {
-                "prefix_caching": caching,
-                "shared_contents": shared_contents(self.inputs.workload, hardware.block_tokens)
-                if caching
-                else 0,
-            }
-        elif config.prefix_caching and caching:
-            raise SettingsError(
-                f"--prefix-caching: the {kv} ledger of policy {self.spec.label} has none; add "
-                "kv=paged to it"
-            )
-        return kind(
-            requests, hardware.num_blocks, hardware.block_tokens, hardware.host_blocks, **options
-        )
-
     def rows(self) -> RunRows:
-        names = self.source.group_names
-        requests = [request_frame(e.core.requests, i, names) for i, e in enumerate(self.engines)]
-        steps = [engine.recorder.step_frame() for engine in self.engines]
-        gaps = [engine.recorder.gap_frame() for engine in self.engines]
-        return RunRows(
-            _joined(requests),
-            _joined(steps),
-            _joined(gaps),
-            self.inputs.hardware.num_blocks,
-            self.source.never_sent,
-        )
-
-
-def _joined(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """The replicas' rows, one after another."""
-    return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
-
-
-def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
-    """A new policy that can serve the requests of `inputs`. Raises PolicyError or SettingsError
-    where it cannot."""
-    hardware, longest = inputs.hardware, inputs.workload.longest
-    policy = spec.build(
-        hardware.limits, inputs.estimator_for(spec.policy) if spec.uses_estimator else None
-    )
-    budget = policy.prompt_budget
-    if budget is not None and budget < longest:
-        raise SettingsError(
-            f"policy {spec.label} computes prompts whole, in steps of {budget} tokens at most, "
-            "and the longest request has "
-            f"{longest} (prompt and output: after a preemption both are computed again); set "
-            f"{policy.prompt_budget_setting} "
-            f"to {longest} or more, or cut requests with --cap-length {budget}"
-        )
-    if policy.predictor is not None and policy.predictor.needs_truth:
-        policy.predictor.truth = TrueDemand(inputs.workload)
-    policy.prepare({info.kind for info in inputs.workload.applications.values()})
-    return policy
+        return fleet_rows(self.fleet, self.source.group_names)
 
 
 def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:

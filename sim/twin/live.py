@@ -16,9 +16,9 @@ from twinserve.policies.plan import Direction
 from twinserve.policies.registry import PolicySpec, ledger_class
 from twinserve.policies.requests import RequestTable
 from twinserve.sim.engine.clock import Clock
-from twinserve.sim.engine.loop import Engine
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.replicas import simulated_backend
 from twinserve.sim.setup.run import Report, Simulation, describe
 
 _WIDE_TABLE = 2048  # blocks
@@ -80,30 +80,25 @@ class LiveRun(Simulation):
         self._texts = texts or PromptTexts(
             engine.vocab, inputs.hardware.block_tokens, inputs.config.seed
         )
-        super().__init__(inputs, spec, report)
+        clock = WallClock() if wall else Clock()
+        self._wall_s = clock.wall_s if wall else None
+        super().__init__(inputs, spec, report, clock=clock, backend=self._live_backend)
+        if engine.settings.physical:
+            self.backend.lay_out(self.engines[0].core.ledger)
 
     @property
     def backend(self) -> LiveBackend:
         return self.engines[0].backend
 
-    def _clock(self) -> Clock:
-        return WallClock() if self.wall else Clock()
-
-    def _backend(self, requests: RequestTable, policy: Policy) -> LiveBackend:
-        twin = super()._backend(requests, policy)
+    def _live_backend(
+        self, inputs: Inputs, spec: PolicySpec, policy: Policy, requests: RequestTable
+    ) -> LiveBackend:
+        twin = simulated_backend(inputs, spec, policy, requests)
         twin.fast = False
-        backend = LiveBackend(
-            requests, self.live, twin, self._texts, self.clock.wall_s if self.wall else None
-        )
+        backend = LiveBackend(requests, self.live, twin, self._texts, self._wall_s)
         backend.on_answer = self.answers.append
         backend.predicted = self.predicted
         return backend
-
-    def _engine(self, replica: int) -> Engine:
-        engine = super()._engine(replica)
-        if self.live.settings.physical:
-            engine.backend.lay_out(engine.core.ledger)
-        return engine
 
     def described(self) -> dict:
         """For run.json: the engine, and how faithfully it did what it was told."""

@@ -27,7 +27,7 @@ from twinserve.experiments.sensitivity.runs import (
 from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy, policy_class
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import make_policy
+from twinserve.sim.setup.replicas import make_policy
 
 BROS = policy_class("bros")
 

@@ -18,6 +18,8 @@ from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.recorder import StepRecorder, request_frame
 from twinserve.traces.apps.classes import Sample
@@ -111,7 +113,7 @@ def run(
         SimulatedBackend(table, OneSecond(), PcieLink(1e15), limits, fast=fast),
         recorder,
     )
-    source = RequestSource(clock, workload, [engine], size)
+    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
     requests = request_frame(table, 0, source.group_names)
     ends = requests.groupby("group").last_token_s.max()

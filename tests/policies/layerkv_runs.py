@@ -17,6 +17,8 @@ from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeMo
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.recorder import StepRecorder, request_frame
 
@@ -125,7 +127,7 @@ def simulate(
     engine = Engine(clock, core, backend, recorder)
     if check or watch:
         _watched(core, check, watch)
-    source = RequestSource(clock, workload, [engine], size)
+    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
     requests = request_frame(table, 0, source.group_names)
     return recorder.step_frame(), recorder.gap_frame(), requests, engine

@@ -21,7 +21,10 @@ from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeMo
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.source import RequestSource, shared_contents
+from twinserve.sim.fleet.contents import shared_contents
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.replica import Replica
+from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.recorder import StepRecorder, request_frame
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 
@@ -179,7 +182,7 @@ def simulate(
     backend = SimulatedBackend(table, MODEL, PcieLink(5e9), limits, fast=fast)
     recorder = StepRecorder()
     engine = Engine(clock, core, backend, recorder)
-    source = RequestSource(clock, workload, [engine], size)
+    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
     requests = request_frame(table, 0, source.group_names)
     return recorder.step_frame(), recorder.gap_frame(), requests, engine

@@ -20,6 +20,8 @@ from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.recorder import StepRecorder, request_frame
 from twinserve.traces.workload import Workload
@@ -218,7 +220,7 @@ def run(
     engine = Engine(
         clock, core, SimulatedBackend(table, TIMES, PcieLink(1e9), limits, fast=fast), recorder
     )
-    source = RequestSource(clock, workload, [engine], 4)
+    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
     frames = (
         recorder.step_frame(),

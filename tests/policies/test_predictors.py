@@ -242,7 +242,7 @@ def test_a_training_file_that_is_not_there():
 def test_a_run_hands_an_oracle_the_truth_and_lets_the_others_learn_before_it():
     from twinserve.sim.setup.config import SimulationConfig
     from twinserve.sim.setup.inputs import resolve
-    from twinserve.sim.setup.run import make_policy
+    from twinserve.sim.setup.replicas import make_policy
 
     settings = {
         "trace": "apps:3x",

@@ -23,9 +23,13 @@ from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.source import RequestSource, shared_contents
+from twinserve.sim.fleet.contents import shared_contents
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.replica import Replica
+from twinserve.sim.fleet.rows import fleet_rows
+from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.sim.results.recorder import StepRecorder
 from twinserve.sim.setup.audit import Auditor
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 
@@ -183,7 +187,6 @@ class Small:
     clock: Clock
     engines: list[Engine]
     source: RequestSource
-    blocks: int
     audits: list[Audit] = field(default_factory=list)
 
     def run(self, until: float | None = None) -> Small:
@@ -192,14 +195,7 @@ class Small:
 
     @property
     def rows(self) -> RunRows:
-        names = self.source.group_names
-        requests = [request_frame(e.core.requests, i, names) for i, e in enumerate(self.engines)]
-        steps = [e.recorder.step_frame() for e in self.engines]
-        gaps = [e.recorder.gap_frame() for e in self.engines]
-        return RunRows(
-            *(pd.concat(frames, ignore_index=True) for frames in (requests, steps, gaps)),
-            self.blocks,
-        )
+        return fleet_rows(self.source.fleet, self.source.group_names)
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -262,9 +258,8 @@ def build(
         )
         if audit:
             audits.append(Audit(engines[-1], limits, recount))
-    return Small(
-        clock, engines, RequestSource(clock, workload, engines, block_tokens), blocks, audits
-    )
+    fleet = Fleet(clock, [Replica(engine) for engine in engines])
+    return Small(clock, engines, RequestSource(clock, workload, fleet), audits)
 
 
 def simulate(workload: Workload, policy="vllm", **settings) -> Small:

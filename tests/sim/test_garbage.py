@@ -13,7 +13,7 @@ from twinserve.sim.plan.capacity import WhileOnline
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve_hardware
 from twinserve.sim.setup.run import Simulation
-from twinserve.sim.twin.live import LiveRun
+from twinserve.sim.twin.live import LiveRun, WallClock
 from twinserve.traces.workload import Workload
 
 
@@ -60,10 +60,10 @@ def test_the_garbage_of_many_short_runs_does_not_stay():
 class WithoutVllm(LiveRun):
     """A live run in wall time whose steps are simulated."""
 
-    wall, _engine, _backend = True, Simulation._engine, Simulation._backend
+    wall = True
 
     def __init__(self, *given):
-        Simulation.__init__(self, *given)
+        Simulation.__init__(self, *given, clock=WallClock())
 
 
 @pytest.mark.parametrize("kind", [Simulation, WhileOnline, WithoutVllm])

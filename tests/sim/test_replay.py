@@ -188,7 +188,7 @@ def test_the_same_bytes_in_another_process_with_another_hash_seed(policies, tmp_
     outputs = [run.communicate(timeout=120)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert outputs[0] == outputs[1]
-    assert outputs[0].count("parquet") == 3 * len(policies)
+    assert outputs[0].count("parquet") == 5 * len(policies)
 
 
 FOLDERS = ("sim", "policies", "backends", "traces", "profiles", "experiments")

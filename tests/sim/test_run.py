@@ -15,7 +15,8 @@ from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.sim.cli.simulate import headline
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import Simulation, make_policy, run_each, run_policy, simulate
+from twinserve.sim.setup.replicas import make_policy
+from twinserve.sim.setup.run import Simulation, run_each, run_policy, simulate
 from twinserve.traces.transform import with_pool
 from twinserve.traces.workload import BestEffortPool, Workload
 from twinserve.traces.write import write_trace
@@ -130,13 +131,13 @@ def test_a_policy_that_looks_up_no_prefix_gets_no_prefix_cache():
 
 def test_a_ledger_says_itself_whether_it_caches_prefixes(inputs, monkeypatch):
     """Not its name: a paged ledger under another name gets the same options."""
-    import twinserve.sim.setup.run as run
+    import twinserve.sim.setup.replicas as replicas
 
     class Other(PagedLedger):
         name = "other"
 
     monkeypatch.setattr(
-        run, "ledger_class", lambda name: Other if name == "other" else ledger_class(name)
+        replicas, "ledger_class", lambda name: Other if name == "other" else ledger_class(name)
     )
     ledger = Simulation(inputs, PolicySpec("vllm", kv="other")).engines[0].core.ledger
     assert isinstance(ledger, Other) and ledger.prefix_caching

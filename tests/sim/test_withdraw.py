@@ -37,12 +37,12 @@ class Leaving(Simulation):
         rng = np.random.default_rng([seed, 7])
         self.clock.process(self._leave(np.sort(rng.exponential(0.25, count)), rng))
         for replica, engine in enumerate(self.engines):
-            engine.on_finish = self._noting(replica, engine.on_finish)
+            engine.on_ended = self._noting(replica, engine.on_ended)
 
     def _noting(self, replica, after):
-        def note(row):
-            self.ended.append((replica, row))
-            after(row)
+        def note(rows):
+            self.ended += [(replica, row) for row in rows]
+            after(rows)
 
         return note
 

@@ -1,0 +1,253 @@
+"""Replicas and the requests on them: placing, withdrawing, moving, ending; replicas that come,
+drain and fail while the clock runs (docs/fleet.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twinserve.policies.base import Policy
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.requests import Application, End
+from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
+from twinserve.sim.engine.loop import NoProgressError
+from twinserve.sim.fleet.replica import Life, Replica, Role
+from twinserve.sim.fleet.request import Placement, Request
+from twinserve.sim.fleet.routers.base import Router, Verdict
+from twinserve.sim.fleet.routers.least_requests import LeastRequests
+from twinserve.sim.fleet.view import FleetView
+
+
+class Fleet:
+    """replicas  that are up when the clock starts
+    router    by default `least-requests`
+    migrates  whether requests of a replica that fails, or that has drained long enough, go on
+              elsewhere with the tokens that their clients have; otherwise they fail
+    on_ended  called with the requests that ended at one instant, after all of them have
+    application  group -> what policies are told of it (`Policy.on_application`); None: nothing
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        replicas: Sequence[Replica] = (),
+        router: Router | None = None,
+        migrates: bool = False,
+    ) -> None:
+        self.clock = clock
+        self.router = router or LeastRequests()
+        self.migrates = migrates
+        self.on_ended: Callable[[list[Request]], None] = lambda requests: None
+        self.application: Callable[[int], Application | None] = lambda group: None
+        self.replicas: list[Replica] = []
+        self.requests: list[Request] = []
+        self._announced: set[tuple[int, int]] = set()  # replica, group; only asked
+        self._held: dict[int, Request] = {}  # by number, in order of coming
+        self._asking = False
+        self._view = FleetView(
+            clock.now, [], [], [], lambda i, at_s: self.replicas[i].engine.load(at_s)
+        )
+        clock.at_end.append(self._nothing_left)
+        for replica in replicas:
+            self.add(replica)
+
+    # -- replicas ----------------------------------------------------------------------------------
+    def add(self, replica: Replica, warm_up_s: float = 0.0) -> None:
+        """A new replica, whose engine counts from the fleet's number of replicas; it takes requests
+        when it has warmed up."""
+        if replica.index != len(self.replicas):
+            raise ValueError(f"{replica.label} would be number {len(self.replicas)}")
+        if self.migrates:
+            self._needs_withdrawal(replica)
+        self.replicas.append(replica)
+        self._view.takes.append(False)
+        self._view.in_flight.append(0)
+        replica.engine.on_ended = lambda rows: self._rows_ended(replica, rows)
+        if type(self.router).on_first_token is not Router.on_first_token:
+            replica.engine.on_first_token = lambda rows: self._first_tokens(replica, rows)
+        replica.becomes(Life.WARMING, self.clock.now)
+        if warm_up_s > 0:
+            self.clock.process(self._warm_up(replica, self.clock.now + warm_up_s))
+        else:
+            self._up(replica)
+
+    def _warm_up(self, replica: Replica, due: float):
+        yield self.clock.at(due, BEFORE_STEPS)
+        if replica.life is Life.WARMING:
+            self._up(replica)
+
+    def _up(self, replica: Replica) -> None:
+        self._becomes(replica, Life.UP)
+        self.router.on_came(replica.index)
+        self._ask_again()
+
+    def drain(self, index: int, grace_s: float | None = None) -> None:
+        """The replica takes no more requests. It is down when it has none; after `grace_s` seconds
+        those that it still has move, or fail where the fleet does not migrate."""
+        replica = self.replicas[index]
+        if replica.life in (Life.DRAINING, Life.DOWN):
+            return
+        if grace_s is not None:
+            self._needs_withdrawal(replica)
+        self._becomes(replica, Life.DRAINING)
+        self.router.on_draining(index)
+        if self._down_if_empty(replica):
+            return
+        if grace_s is not None:
+            self.clock.process(self._end_of_grace(replica, self.clock.now + grace_s))
+
+    def _end_of_grace(self, replica: Replica, due: float):
+        yield self.clock.at(due, BEFORE_STEPS)
+        if replica.life is Life.DRAINING:
+            end = End.MOVED if self.migrates else End.FAILED
+            for row in range(len(replica.requests)):
+                replica.engine.withdraw(row, end)
+
+    def fail(self, index: int) -> None:
+        """The replica dies now (`Engine.fail`). Not to be called out of its own engine's events."""
+        replica = self.replicas[index]
+        if replica.life is Life.DOWN:
+            return
+        replica.failed = True
+        self._becomes(replica, Life.DOWN)
+        self.router.on_failed(index)
+        self._rows_ended(replica, replica.engine.fail(End.MOVED if self.migrates else End.FAILED))
+
+    def _becomes(self, replica: Replica, life: Life) -> None:
+        replica.becomes(life, self.clock.now)
+        self._view.takes[replica.index] = life is Life.UP
+        self._view.up = [r.index for r in self.replicas if r.life is Life.UP]
+
+    def _down_if_empty(self, replica: Replica) -> bool:
+        if replica.life is not Life.DRAINING or self._view.in_flight[replica.index]:
+            return False
+        self._becomes(replica, Life.DOWN)
+        return True
+
+    def _needs_withdrawal(self, replica: Replica) -> None:
+        policy: Policy = replica.engine.core.policy
+        if not policy.withdraws():
+            raise PolicyError(
+                f"policy {policy.name!r} has no on_withdraw: its requests cannot leave a replica "
+                "that drains or fails; add the method, or let requests fail with their replica"
+            )
+
+    # -- requests ----------------------------------------------------------------------------------
+    @property
+    def active(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._held) or any(self._view.in_flight)
+
+    def submit(self, request: Request) -> None:
+        """A request arrives now."""
+        request.number = len(self.requests)
+        self.requests.append(request)
+        self._place(request)
+
+    def never_sent(self, request: Request) -> None:
+        """It is not to come: what it waits for did not complete."""
+        request.number = len(self.requests)
+        self.requests.append(request)
+        request.end = End.NEVER_SENT
+
+    def withdraw(self, request: Request, end: End) -> bool:
+        """Its client left or gave up, now. It is gone from its replica at the next step boundary.
+        False where it had ended."""
+        if request.end is not End.NONE:
+            return False
+        if self._held.pop(request.number, None) is not None:
+            self._ended([(request, end, self.clock.now)])
+            return True
+        replica, row, _ = request.placements[-1]
+        return replica.engine.withdraw(row, end)
+
+    def _place(self, request: Request) -> bool:
+        """False where it is to wait."""
+        view = self._view
+        view.now = self.clock.now
+        choice = self.router.place(request, Role.SERVE, view) if view.up else Verdict.HOLD
+        if choice is Verdict.HOLD:
+            self._held[request.number] = request
+            return False
+        if choice is Verdict.REJECT:
+            self._ended([(request, End.REJECTED, self.clock.now)])
+        else:
+            self._dispatch(request, self.replicas[choice])
+        return True
+
+    def _dispatch(self, request: Request, replica: Replica) -> None:
+        if replica.life is not Life.UP:
+            raise ValueError(
+                f"router {self.router.name!r} sent a request to {replica.label}, which is "
+                f"{replica.life}"
+            )
+        engine, key = replica.engine, (replica.index, request.group)
+        if request.group >= 0 and key not in self._announced:
+            self._announced.add(key)
+            application = self.application(request.group)
+            if application is not None:
+                engine.core.announce(application)
+        before = request.emitted_tokens
+        row = engine.submit(
+            request.id,
+            request.output_tokens,
+            prefix=request.contents(engine.core.ledger.block_tokens),
+            **request.columns(self.clock.now),
+        )
+        request.placements.append(Placement(replica, row, before))
+        replica.requests.append(request)
+        self._view.in_flight[replica.index] += 1
+        self.router.on_dispatched(request, replica.index)
+
+    def _first_tokens(self, replica: Replica, rows: list[int]) -> None:
+        for row in rows:
+            self.router.on_first_token(replica.requests[row], replica.index)
+
+    def _rows_ended(self, replica: Replica, rows: list[int]) -> None:
+        """All that ended on one replica at one boundary: first they are gone, then what follows."""
+        index, table = replica.index, replica.engine.core.requests
+        self._view.in_flight[index] -= len(rows)
+        moving: list[Request] = []
+        ended: list[tuple[Request, End, float]] = []
+        for row in rows:
+            request, end = replica.requests[row], End(table.end[row])
+            self.router.on_ended(request, index)
+            if end is End.MOVED:
+                moving.append(request)
+            else:
+                ended.append((request, end, float(table.ended_s[row])))
+        self._down_if_empty(replica)
+        for request in sorted(moving, key=lambda request: request.number):
+            self._place(request)
+        self._ended(ended)
+
+    def _ended(self, ends: Sequence[tuple[Request, End, float]]) -> None:
+        for request, end, ended_s in ends:
+            if request.end is not End.NONE:
+                raise AssertionError(f"request {request.id!r} ended twice")
+            request.end, request.ended_s = end, ended_s
+        if ends:
+            self.on_ended([request for request, _, _ in ends])
+            self._ask_again()
+
+    # -- requests that wait in the fleet -----------------------------------------------------------
+    def _ask_again(self) -> None:
+        """In order of coming, up to the first that is to wait on."""
+        if self._asking:  # a held request was rejected, and others ended with it
+            return
+        self._asking, waits = True, False
+        while self._held and self._view.up and not waits:
+            number = next(iter(self._held))
+            waits = not self._place(self._held.pop(number))
+            if waits:
+                self._held = {number: self._held.pop(number), **self._held}
+        self._asking = False
+
+    def _nothing_left(self) -> None:
+        """No event is left. Without a replica that is up or will be, what is held fails."""
+        if self._held and self._view.up:
+            raise NoProgressError(
+                f"router {self.router.name!r} holds {len(self._held)} requests and nothing more "
+                f"happens; the first is {next(iter(self._held.values())).id!r}"
+            )
+        held, self._held = list(self._held.values()), {}
+        self._ended([(request, End.FAILED, self.clock.now) for request in held])

@@ -1,0 +1,89 @@
+"""A request of the fleet, and its stays on replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from twinserve.policies.requests import End
+
+if TYPE_CHECKING:
+    from twinserve.sim.fleet.replica import Replica
+
+
+class Placement(NamedTuple):
+    """A request's stay on a replica: the row of the engine's table that it is there. The row says
+    when it began (`placed_s`), when it ended, and why.
+
+    before_tokens  output tokens that the request had when it came
+    """
+
+    replica: Replica
+    row: int
+    before_tokens: int
+
+
+def _none(block_tokens: int) -> np.ndarray | None:
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """number: in the order in which the fleet got them. output_tokens: how many it will have.
+
+    values    further columns of its rows (prompt_tokens, service_class, ...)
+    contents  block tokens -> int64 content ids of its prompt's full KV blocks, or None
+    group     session or application; -1: none
+    affinity  requests with the same number share a prefix, and are better served on one replica;
+              -1: none
+    end, ended_s  how and when (seconds) it ended
+    """
+
+    id: str
+    output_tokens: int
+    arrival_s: float
+    values: Mapping[str, Any] = field(default_factory=dict)
+    contents: Callable[[int], np.ndarray | None] = _none
+    group: int = -1
+    affinity: int = -1
+    number: int = -1
+    placements: list[Placement] = field(default_factory=list)
+    end: End = End.NONE
+    ended_s: float = math.nan
+
+    @property
+    def prompt_tokens(self) -> int:
+        return int(self.values["prompt_tokens"])
+
+    @property
+    def leaving(self) -> bool:
+        """It has ended, or does so at the next boundary of its replica."""
+        if self.end is not End.NONE or not self.placements:
+            return self.end is not End.NONE
+        replica, row, _ = self.placements[-1]
+        return int(replica.engine.core.requests.end[row]) not in (End.NONE, End.MOVED)
+
+    @property
+    def emitted_tokens(self) -> int:
+        """That its client has."""
+        if not self.placements:
+            return 0
+        replica, row, _ = self.placements[-1]
+        return int(replica.engine.core.requests.output_tokens[row])
+
+    def columns(self, now: float) -> dict[str, Any]:
+        """Of a row for it on another replica, from `now` on: what its client has goes with it, its
+        KV does not."""
+        columns = {**self.values, "group": self.group, "arrival_s": self.arrival_s, "placed_s": now}
+        if self.placements:
+            replica, row, _ = self.placements[-1]
+            table = replica.engine.core.requests
+            columns |= {name: getattr(table, name)[row] for name in _CARRIED}
+        return columns
+
+
+_CARRIED = ("output_tokens", "first_token_s", "last_token_s", "late_tokens")

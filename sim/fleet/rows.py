@@ -1,0 +1,112 @@
+"""What a fleet leaves behind: a row for each request, for each placement of one, and for each
+replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from twinserve.policies.requests import End, RequestTable
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.results.files import OUTCOMES, RunRows
+from twinserve.sim.results.recorder import request_frame
+
+# Of a request's placements: work done for it anywhere.
+_SUMMED = ("recomputes", "swaps", "swapped_tokens")
+
+
+def fleet_rows(fleet: Fleet, group_names: list[str]) -> RunRows:
+    """All rows of a run. Requests come replica by replica, in the order in which each got them
+    first; then those that were never placed."""
+    tables = [replica.engine.core.requests for replica in fleet.replicas]
+    stays = joined([request_frame(table, i, group_names) for i, table in enumerate(tables)])
+    starts = np.cumsum([0, *map(len, tables)]).tolist()
+    where = {
+        request.number: [starts[p.replica.index] + p.row for p in request.placements]
+        for request in fleet.requests
+    }
+    unplaced = [r for r in fleet.requests if not r.placements and r.end is not End.NEVER_SENT]
+    if any(len(places) != 1 for places in where.values()):
+        placed = [request for request in fleet.requests if request.placements]
+        placed.sort(key=lambda request: where[request.number][0])
+        parts = [_merged(stays, placed, [where[r.number] for r in placed])]
+        requests = joined([*parts, *([_bare(unplaced, group_names)] if unplaced else [])])
+    else:
+        requests = stays
+    recorders = [replica.engine.recorder for replica in fleet.replicas]
+    return RunRows(
+        requests,
+        joined([recorder.step_frame() for recorder in recorders]),
+        joined([recorder.gap_frame() for recorder in recorders]),
+        fleet.replicas[0].engine.core.ledger.num_blocks,
+        placements=_placements(fleet, stays, where),
+        replicas=pd.DataFrame([replica.row_of_life() for replica in fleet.replicas]),
+        unsent=_bare([r for r in fleet.requests if r.end is End.NEVER_SENT], group_names),
+    )
+
+
+def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """One frame after another."""
+    return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+
+
+def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]) -> pd.DataFrame:
+    """One row a request: as its last placement has it, with what all of them did."""
+    frame = stays.iloc[[places[-1] for places in where]].reset_index(drop=True)
+    scheduled = stays["first_scheduled_s"].to_numpy()
+    began = [next((i for i in places if not np.isnan(scheduled[i])), places[0]) for places in where]
+    for name in ("first_scheduled_s", "hit_tokens"):
+        frame[name] = stays[name].to_numpy()[began]
+    lengths = np.array([len(places) for places in where])
+    flat = np.concatenate(where)
+    for name in _SUMMED:
+        frame[name] = np.add.reduceat(stays[name].to_numpy()[flat], lengths.cumsum() - lengths)
+    return frame.assign(**_ends(requests))
+
+
+def _ends(requests: list[Request]) -> dict[str, object]:
+    return {
+        "finished": np.array([r.end is End.COMPLETED for r in requests], bool),
+        "outcome": np.array([_OUTCOMES[r.end] for r in requests], object),
+        "ended_s": np.array([r.ended_s for r in requests], np.float64),
+    }
+
+
+_OUTCOMES = (None, *OUTCOMES)
+
+
+def _bare(requests: list[Request], group_names: list[str]) -> pd.DataFrame:
+    """Requests that no replica got; replica -1."""
+    table = RequestTable(max(len(requests), 1))
+    for request in requests:
+        table.submit(request.id, **request.columns(request.arrival_s))
+    return request_frame(table, -1, group_names).assign(**_ends(requests))
+
+
+def _placements(fleet: Fleet, stays: pd.DataFrame, where: dict[int, list[int]]) -> pd.DataFrame:
+    number, ordinal, before = (np.zeros(len(stays), np.int64) for _ in range(3))
+    for request in fleet.requests:
+        for n, (i, placement) in enumerate(
+            zip(where[request.number], request.placements, strict=True)
+        ):
+            number[i], ordinal[i], before[i] = request.number, n, placement.before_tokens
+    replicas = stays["replica"].to_numpy()
+    roles = np.array([replica.role.value for replica in fleet.replicas], object)
+    return pd.DataFrame(
+        {
+            "request_id": stays["request_id"],
+            "request": number,
+            "placement": ordinal,
+            "replica": replicas,
+            "role": roles[replicas],
+            "placed_s": np.concatenate([r.engine.core.requests.placed_s for r in fleet.replicas]),
+            "first_scheduled_s": stays["first_scheduled_s"],
+            "ended_s": stays["ended_s"],
+            "outcome": stays["outcome"],
+            "output_tokens": stays["output_tokens"] - before,
+            **{name: stays[name] for name in ("hit_tokens", "computed_tokens", *_SUMMED)},
+        }
+    )

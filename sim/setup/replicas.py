@@ -1,0 +1,137 @@
+"""Composes a replica from one description: policy, ledger, backend, engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from twinserve.backends.base import Backend
+from twinserve.backends.links import PcieLink, allreduces_of, evenly
+from twinserve.backends.simulated import SimulatedBackend
+from twinserve.policies.base import Policy
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.registry import PolicySpec, ledger_class
+from twinserve.policies.requests import RequestTable
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.contents import shared_contents
+from twinserve.sim.fleet.replica import Replica, Role
+from twinserve.sim.results.decisions import DecisionRecorder
+from twinserve.sim.results.recorder import StepRecorder
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.setup.inputs import Hardware, Inputs
+from twinserve.traces.apps.truth import TrueDemand
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a replica is made of. spec: policy, its options and its ledger."""
+
+    hardware: Hardware
+    spec: PolicySpec
+    role: Role = Role.SERVE
+
+
+# Of a replica that is being composed: the run's inputs with its hardware, its policy's
+# specification, the policy, and the table of its requests.
+BackendOf = Callable[[Inputs, PolicySpec, Policy, RequestTable], Backend]
+
+
+def compose(
+    inputs: Inputs,
+    description: Description,
+    index: int,
+    clock: Clock,
+    *,
+    backend: BackendOf,
+    decisions: bool = False,
+) -> Replica:
+    """Replica number `index` of a fleet that serves `inputs`. decisions: it keeps its plans.
+
+    Raises PolicyError or SettingsError where the parts do not fit together.
+    """
+    if description.hardware is not inputs.hardware:
+        inputs = replace(inputs, hardware=description.hardware)
+    config, spec = inputs.config, description.spec
+    spec = replace(spec, kv=spec.kv or config.kv)
+    requests = RequestTable()
+    policy = make_policy(inputs, spec)
+    ledger = make_ledger(inputs, spec, policy, requests)
+    engine = Engine(
+        clock,
+        EngineCore(requests, policy, ledger, config.async_scheduling),
+        backend(inputs, spec, policy, requests),
+        DecisionRecorder(index) if decisions else StepRecorder(index),
+        decision_overhead=0.0 if config.decision_time == "none" else None,
+    )
+    profile = description.hardware.profile
+    return Replica(engine, description.role, {"policy": spec.label, "profile": profile.name})
+
+
+def simulated_backend(
+    inputs: Inputs, spec: PolicySpec, policy: Policy, requests: RequestTable
+) -> SimulatedBackend:
+    """The hardware of `inputs`, simulated."""
+    hardware, config = inputs.hardware, inputs.config
+    return SimulatedBackend(
+        requests,
+        hardware.model,
+        PcieLink(hardware.profile.pcie_bytes_per_s, sharing=policy.link_sharing or evenly),
+        hardware.limits,
+        layers=hardware.profile.llm.layers,
+        fast=not config.exact,
+        allreduces=allreduces_of(hardware.profile.gpu, hardware.model)
+        if config.pcie_contention
+        else None,
+        layered=ledger_class(spec.kv_name).knows_layers,
+    )
+
+
+def make_ledger(
+    inputs: Inputs, spec: PolicySpec, policy: Policy, requests: RequestTable
+) -> KvLedger:
+    """The ledger of `spec` with the memory of the hardware. Raises SettingsError where the settings
+    ask for what it has not."""
+    config, hardware = inputs.config, inputs.hardware
+    kv = spec.kv_name
+    kind = ledger_class(kv)
+    wanted = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
+    caching = wanted and policy.uses_prefix_cache
+    options = {"layers": hardware.profile.llm.layers} if kind.knows_layers else {}
+    if kind.caches_prefixes:
+        options |= {
+            "prefix_caching": caching,
+            "shared_contents": shared_contents(inputs.workload, hardware.block_tokens)
+            if caching
+            else 0,
+        }
+    elif config.prefix_caching and caching:
+        raise SettingsError(
+            f"--prefix-caching: the {kv} ledger of policy {spec.label} has none; add kv=paged to it"
+        )
+    return kind(
+        requests, hardware.num_blocks, hardware.block_tokens, hardware.host_blocks, **options
+    )
+
+
+def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
+    """A new policy that can serve the requests of `inputs`. Raises PolicyError or SettingsError
+    where it cannot."""
+    hardware, longest = inputs.hardware, inputs.workload.longest
+    policy = spec.build(
+        hardware.limits, inputs.estimator_for(spec.policy) if spec.uses_estimator else None
+    )
+    budget = policy.prompt_budget
+    if budget is not None and budget < longest:
+        raise SettingsError(
+            f"policy {spec.label} computes prompts whole, in steps of {budget} tokens at most, "
+            "and the longest request has "
+            f"{longest} (prompt and output: after a preemption both are computed again); set "
+            f"{policy.prompt_budget_setting} "
+            f"to {longest} or more, or cut requests with --cap-length {budget}"
+        )
+    if policy.predictor is not None and policy.predictor.needs_truth:
+        policy.predictor.truth = TrueDemand(inputs.workload)
+    policy.prepare({info.kind for info in inputs.workload.applications.values()})
+    return policy
