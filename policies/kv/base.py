@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twinserve.policies.kv.events import KvListener
 from twinserve.policies.plan import KvMove
 from twinserve.policies.requests import RequestTable
 
@@ -44,6 +45,7 @@ class KvLedger(ABC):
     name: str
     caches_prefixes = False  # True: built with prefix_caching and shared_contents (see PagedLedger)
     prefix_caching = False  # of a ledger: full blocks stay findable
+    publishes_events = False  # True: has `subscribe`; False: nothing in it is found by others
     knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
     layers = 1  # of a ledger: those whose KV it moves one by one
     # Of an asynchronous engine, which sets it: a plan may take memory for a token after one that is
@@ -218,6 +220,18 @@ class KvLedger(ABC):
         """The transfers implied by all changes since `begin_step`."""
         moves, self._moves = self._moves, []
         return moves
+
+    # -- events ------------------------------------------------------------------------------------
+    def subscribe(self, listener: KvListener) -> None:
+        """From now on `listener` hears which of the workload's contents can be found here: at once
+        what can be now, then every change, when it is made or, of a try, when that is committed.
+
+        Not while a change is tried. Raises ValueError where there are no events
+        (`publishes_events`).
+        """
+        raise ValueError(
+            f"the {self.name} ledger publishes no KV events; use one that does, as kv=paged"
+        )
 
     # -- trying ------------------------------------------------------------------------------------
     @abstractmethod

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinserve.policies.kv.base import KvUsage, LedgerError
+from twinserve.policies.kv.events import KvEvents, KvListener
 from twinserve.policies.kv.paged.pool import BlockPool
 from twinserve.policies.kv.undo import UndoLedger
 from twinserve.policies.plan import Direction, KvMove
@@ -48,6 +49,7 @@ class PagedLedger(UndoLedger):
 
     name = "paged"
     caches_prefixes = True
+    publishes_events = True
     pool: BlockPool
 
     def __init__(
@@ -224,6 +226,28 @@ class PagedLedger(UndoLedger):
             KvMove(row, Direction.TO_DEVICE, tokens, blocks=self.blocks_of(row).copy())
         )
         return True
+
+    # -- events and tries --------------------------------------------------------------------------
+    def subscribe(self, listener: KvListener) -> None:
+        """As the base says. Names that the pool gives to text of one row (`new_contents`) are no
+        events: another engine gives the same numbers to other texts."""
+        if self.pool.undo is not None:
+            raise LedgerError("a listener comes while a change is tried; let it come between steps")
+        if self.pool.events is None:
+            self.pool.events = KvEvents(self.pool, self.shared_contents)
+        self.pool.events.subscribe(listener)
+
+    def rollback(self, mark: int) -> None:
+        super().rollback(mark)
+        self._publish_events()
+
+    def commit(self, mark: int) -> None:
+        super().commit(mark)
+        self._publish_events()
+
+    def _publish_events(self) -> None:
+        if self.pool.events is not None and self.pool.undo is None:
+            self.pool.events.publish()
 
     # -- bookkeeping -------------------------------------------------------------------------------
     def _make_room_for_row(self, row: int) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from twinserve.policies.kv.events import KvEvents
+
 # blocks of a cached chunk that are looked at beyond those wanted: some may be in use again
 _LOOK_AHEAD = 64
 
@@ -47,6 +49,7 @@ class BlockPool:
         self.evicted = 0  # cached contents lost so far, blocks
         # how to take back what was done, newest last
         self.undo: list[Callable[[], object]] | None = None
+        self.events: KvEvents | None = None  # None: nobody listens
 
     @property
     def free(self) -> int:
@@ -71,6 +74,10 @@ class BlockPool:
         if np.count_nonzero(missing):
             blocks = blocks[: int(missing.argmax())]
         return blocks
+
+    def holds(self, contents: np.ndarray) -> np.ndarray:
+        """bool[n]: which of `contents` (int64[n]) can be found, each for itself."""
+        return self._block_of[contents] >= 0
 
     # -- taking ------------------------------------------------------------------------------------
     def take(self, n: int) -> np.ndarray:
@@ -146,6 +153,8 @@ class BlockPool:
         else:
             self._block_of[contents] = -1
         self.content[blocks] = -1
+        if self.events is not None:
+            self.events.touch(contents)
 
     def _forget_one(self, block: int, content: int) -> None:
         holders = self._copies.get(content)
@@ -209,6 +218,8 @@ class BlockPool:
                         del self._copies[content]
 
             self.undo.append(undo)
+        if self.events is not None:
+            self.events.touch(contents)
 
     def release(self, blocks: np.ndarray) -> None:
         """A row stops using `blocks` (in the order in which they should be evicted)."""

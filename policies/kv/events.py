@@ -1,0 +1,81 @@
+"""KV events: which texts a ledger's prefix cache holds, told as that changes.
+
+vLLM publishes BlockStored and BlockRemoved (`vllm/distributed/kv_events.py`), and routers that know
+of caches (Dynamo, llm-d) keep an index of what each engine has told. docs/architecture.md says
+where the events here differ from vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+
+class KvListener(Protocol):
+    """Hears how the prefix cache of one engine changes.
+
+    `contents` are int64[n], n > 0, ascending, each once: ids of the workload's full KV blocks
+    (RequestTable.prefix), for that engine's block size. The arrays may be kept, not changed.
+    """
+
+    def stored(self, contents: np.ndarray) -> None:
+        """These can be found from now on; they could not before."""
+
+    def removed(self, contents: np.ndarray) -> None:
+        """These can be found no more: their last copy is gone."""
+
+
+class FindablePool(Protocol):
+    """undo: None while nothing is tried (see UndoPool)."""
+
+    undo: list[Callable[[], object]] | None
+
+    def holds(self, contents: np.ndarray) -> np.ndarray:
+        """bool[n]: which of these contents (int64[n]) some block holds."""
+
+
+class KvEvents:
+    """Tells listeners what can be found in `pool`, of the contents below `shared`.
+
+    The pool says which contents it has touched. What is told is the difference between what can be
+    found now and what was told before, so a second copy, and whatever a rollback takes back, is no
+    event. Nothing is told while a change is tried.
+    """
+
+    def __init__(self, pool: FindablePool, shared: int) -> None:
+        self._pool = pool
+        self._told = pool.holds(np.arange(shared))
+        self._touched: list[np.ndarray] = []  # since events were told
+        self._listeners: list[KvListener] = []
+
+    def subscribe(self, listener: KvListener) -> None:
+        """`listener` hears at once what can be found now, and all that changes later."""
+        self._listeners.append(listener)
+        if self._told.any():
+            listener.stored(np.flatnonzero(self._told))
+
+    def touch(self, contents: np.ndarray) -> None:
+        """Blocks have come to hold `contents`, or hold them no more."""
+        shared = contents[contents < len(self._told)]
+        if not len(shared):
+            return
+        self._touched.append(shared)
+        if self._pool.undo is None:
+            self.publish()
+
+    def publish(self) -> None:
+        """Nothing is tried any more: tell what has changed."""
+        if not self._touched:
+            return
+        contents = np.unique(np.concatenate(self._touched))
+        self._touched.clear()
+        held, told = self._pool.holds(contents), self._told[contents]
+        self._told[contents] = held
+        stored, removed = contents[held & ~told], contents[told & ~held]
+        for listener in self._listeners:
+            if len(removed):
+                listener.removed(removed)
+            if len(stored):
+                listener.stored(stored)
