@@ -9,6 +9,9 @@
     decisions.jsonl.gz  optional log of every plan, to be replayed (sim/results/decisions.py)
     timing.json         wall-clock timings of our own code
 
+run.json has the version of the folder (RESULTS, docs/formats.md). Folders of earlier versions are
+read, later ones are refused.
+
 All but timing.json are the same bytes for the same configuration and seed, under the same versions
 of pyarrow and zlib. A folder is written beside its final place and renamed, so an interrupted run
 leaves whole results or none.
@@ -32,6 +35,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from twinserve.formats import Format
 
 REQUESTS = {
     "request_id": pa.string(),
@@ -86,10 +91,9 @@ STEPS = {
 }
 GAPS = {"service_class": pa.string(), "gap_s": pa.float64(), "count": pa.int64()}
 
-# Columns that results written before do not have (`with_ends`).
+# Columns that some results of version 0 do not have (`with_ends`).
 _ADDED = {"outcome", "ended_s", "computed_tokens"}
-# Columns that had another name in results written before: name then -> name now. Readers take both
-# (docs/metrics.md).
+# Columns that have another name in some results of version 0: name then -> name now.
 RENAMED = {"klass": "service_class"}
 
 POOL_GROUP = "best-effort pool"  # group of the closed loop's requests; their stage is the batch
@@ -154,6 +158,28 @@ def with_ends(requests: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A result folder, or a part of it, as it was read: tables by the names of _TABLES, and
+    run.json without its number. Upgrades work on this, and pass over tables that are not there."""
+
+    tables: dict[str, pd.DataFrame]
+    run: dict
+
+
+def _from_0(stored: Stored) -> Stored:
+    """Version 1 names a request's class `service_class`, and says how requests ended."""
+    tables = {name: frame.rename(columns=RENAMED) for name, frame in stored.tables.items()}
+    if "requests" in tables:
+        tables["requests"] = with_ends(tables["requests"])
+    return dataclasses.replace(stored, tables=tables)
+
+
+RESULTS: Format[Stored] = Format(
+    "result folders", version=1, by="simulate --out DIR", upgrades=(_from_0,)
+)
+
+
 @dataclass
 class RunResult:
     """A run: its rows, what was run (run.json), how long our own code took (timing.json), the
@@ -189,7 +215,7 @@ def write_run(
         }
     )
     texts = {
-        "run.json": dump_json(result.config, "run.json"),
+        "run.json": dump_json(RESULTS.numbered(result.config), "run.json"),
         "summary.json": dump_json(result.summary, "summary.json"),
         "timing.json": dump_json(result.timing, "timing.json"),
     }
@@ -219,31 +245,46 @@ def write_run(
 
 
 def read_run(run_dir: str | os.PathLike) -> RunResult:
-    """The run in folder `run_dir`. ResultsError: no such folder, or a missing or torn file."""
+    """The run in folder `run_dir`. ResultsError: no such folder, a missing or torn file, or of a
+    later version."""
     folder = Path(run_dir)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise ResultsError(f"{folder}: {what}; give the --out folder of a finished run")
-    if not (folder / "run.json").exists():
+    file = folder / "run.json"
+    if not file.exists():
         raise ResultsError(
             f"{folder}: holds no run (run.json is missing); give the --out folder of a run"
         )
-    tables = {
-        name: _read_table(folder / f"{name}.parquet", schema) for name, schema in _TABLES.items()
-    }
+    run, version = RESULTS.opened(_read_json(file), file, ResultsError)
+    there = {name: path for name in _TABLES if (path := folder / f"{name}.parquet").exists()}
+    tables = {name: _read_table(path) for name, path in there.items()}
+    frames = {name: table.to_pandas() for name, table in tables.items()}
+    stored = RESULTS.upgraded(Stored(frames, run), version)
+    _check_whole(stored.tables, folder)
     metadata = tables["steps"].schema.metadata or {}
     total = metadata.get(_KV_TOTAL)
     if total is None:
         path = folder / "steps.parquet"
         raise ResultsError(f"{path}: has no kv_total_blocks; run again to rewrite it")
-    frames = {name: table.to_pandas() for name, table in tables.items()}
-    documents = {name: _read_json(folder / f"{name}.json") for name in ("run", "timing", "summary")}
     return RunResult(
-        RunRows(**frames, kv_total_blocks=int(total), never_sent=int(metadata.get(_NEVER_SENT, 0))),
-        config=documents["run"],
-        timing=documents["timing"],
-        summary=documents["summary"],
+        RunRows(
+            **stored.tables,
+            kv_total_blocks=int(total),
+            never_sent=int(metadata.get(_NEVER_SENT, 0)),
+        ),
+        config=stored.run,
+        timing=_read_json(folder / "timing.json"),
+        summary=_read_json(folder / "summary.json"),
     )
+
+
+def present_run(
+    document: Mapping[str, Any], where: str | os.PathLike, error: type[Exception]
+) -> dict:
+    """What a run.json holds, as this version has it. Raises `error` for a later version."""
+    run, version = RESULTS.opened(document, where, error)
+    return RESULTS.upgraded(Stored({}, run), version).run
 
 
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
@@ -311,23 +352,26 @@ def _table(frame: pd.DataFrame, schema: Mapping[str, pa.DataType], where: str) -
     return pa.table(columns)
 
 
-def _read_table(path: Path, schema: Mapping[str, pa.DataType]) -> pa.Table:
+def _read_table(path: Path) -> pa.Table:
     try:
-        table = pq.read_table(path)
-    except FileNotFoundError as error:
-        raise ResultsError(f"{path}: missing; the results are incomplete, run again") from error
+        return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise ResultsError(
             f"{path}: torn or not a parquet file; run again to rewrite it"
         ) from error
-    renamed = table.rename_columns([RENAMED.get(name, name) for name in table.column_names])
-    table = renamed.replace_schema_metadata(table.schema.metadata)
-    missing = [name for name in schema if name not in {*table.column_names, *_ADDED}]
-    if missing:
-        raise ResultsError(
-            f"{path}: no column {', '.join(missing)}; written by another version? Run again"
-        )
-    return table
+
+
+def _check_whole(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Raises ResultsError where a table is not there, or a column of one."""
+    for name, schema in _TABLES.items():
+        path = folder / f"{name}.parquet"
+        if name not in tables:
+            raise ResultsError(f"{path}: missing; the results are incomplete, run again")
+        missing = [column for column in schema if column not in tables[name]]
+        if missing:
+            raise ResultsError(
+                f"{path}: no column {', '.join(missing)}; written by another version? Run again"
+            )
 
 
 def _read_json(path: Path) -> dict:
