@@ -1,10 +1,10 @@
 """Decision logs: every plan of a run as data, to be executed again step by step by another engine.
 
-decisions.jsonl.gz holds one JSON object a line: first the run (as run.json describes it), then the
-requests, a line each, then the steps. Steps name requests by their row; a run of identical decode
-steps is one line. A step names the requests that were withdrawn before it. Where KV moved, the last
-line says how often and how much, by kind (`backends/counts.py`): a log does not say which layers or
-slots.
+decisions.jsonl.gz holds one JSON object a line: first the log's version and the run (as run.json
+describes it), then the requests, a line each, then the steps. Steps name requests by their row; a
+run of identical decode steps is one line. A step names the requests that were withdrawn before it.
+Where KV moved, the last line says how often and how much, by kind (`backends/counts.py`): a log
+does not say which layers or slots.
 """
 
 from __future__ import annotations
