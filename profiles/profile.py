@@ -31,6 +31,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from twinserve.formats import Format
 from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
 from twinserve.profiles.catalog import ALIASES, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
@@ -44,6 +45,9 @@ from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
 
+PROFILE: Format[dict] = Format(
+    "profiles", version=1, by="twinserve calibrate, or twinserve profiles", oldest=1
+)
 Source = Literal["measured", "derived", "published"]
 # A pinned-memory copy reaches about this share of the lane rate of PCIe (25 of 32 GB/s on gen 4).
 PCIE_SHARE = 0.8
@@ -78,7 +82,8 @@ class Profile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    version: Literal[1] = 1
+    # of PROFILE: what is read from a file is of the present version by then
+    version: int = Field(default=PROFILE.version, ge=PROFILE.version, le=PROFILE.version)
     name: str = Field(min_length=1)
     llm: ModelSpec
     gpu: GpuSpec
@@ -295,11 +300,11 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     text = os.fspath(name_or_path)
     if isinstance(name_or_path, Path) or text.lower().endswith(".json"):
-        return _validated(read_json(Path(text)), text)
+        return _read(read_json(Path(text)), text)
     name = ProfileName.parse(text)
     shipped = _shipped_folder() / name.file_name
     if shipped.is_file():
-        return _validated(json.loads(shipped.read_text(encoding="utf-8")), name.file_name)
+        return _read(json.loads(shipped.read_text(encoding="utf-8")), name.file_name)
     if name.form:
         known = [str(n) for n in map(ProfileName.parse, list_profiles()) if n.form == name.form]
         raise ProfileError(f"no shipped profile {str(name)!r}{nearest(str(name), known)}")
@@ -388,6 +393,11 @@ def derive_profile(
         "engine_version": engine_version,
     }
     return _validated(fields, f"{llm.name}@{device.name}")
+
+
+def _read(data: dict, where: str) -> Profile:
+    """A profile as a file has it."""
+    return _validated(PROFILE.read(data, where, ProfileError), where)
 
 
 def _validated(data: dict, where: str) -> Profile:

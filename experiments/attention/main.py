@@ -24,6 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
+from twinserve.formats import Format, same
+
+KERNELS: Format[dict] = Format(
+    "kernel timings",
+    version=1,
+    by="python -m twinserve.experiments.attention --out DIR",
+    upgrades=(same,),
+)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -75,7 +84,8 @@ class Report:
     def __init__(self, folder: Path, limit_s: float, **about) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "attention_kernel.json"
-        self.results: dict = {**about, "complete": False, "checks": [], "times": [], "tuning": []}
+        parts: dict = {"complete": False, "checks": [], "times": [], "tuning": []}
+        self.results: dict = KERNELS.numbered({**about, **parts})
         self._end = time.monotonic() + limit_s
         self.write()
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from twinserve.experiments.attention.main import KERNELS
 from twinserve.experiments.campaign.setup import Deadline, Engines, StageError, Store
 
 KERNEL = "kernel"
@@ -34,7 +35,7 @@ def measure_kernels(
     wrong: list[str] = []
     tried = 0
     for part in parts:
-        known = store.read(KERNEL, part, "attention_kernel.json")
+        known = store.read(KERNEL, part, "attention_kernel.json", form=KERNELS)
         if known and known.get("complete"):
             continue
         if key != "tiny" and deadline.left < LEAST_S:
@@ -79,7 +80,7 @@ def _one(store: Store, key: str, part: str, folder: Path, deadline: Deadline) ->
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-    found = store.read(KERNEL, part, "attention_kernel.json") or {}
+    found = store.read(KERNEL, part, "attention_kernel.json", form=KERNELS) or {}
     wrong = sum(not check["fine"] for check in found.get("checks", []))
     store.saved(KERNEL)
     store.say(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twinserve.experiments.attention.main import KERNELS
 from twinserve.experiments.campaign import plots
 from twinserve.experiments.campaign.host import host_path
 from twinserve.experiments.campaign.kernel import KERNEL
@@ -341,7 +342,7 @@ def _with_others(key: str, one: Finished, traces: Path, measured: Path) -> list[
 def _kernel(store: Store) -> list[str]:
     lines = []
     for folder in sorted((store.folder / KERNEL).glob("*")):
-        found = store.read(KERNEL, folder.name, "attention_kernel.json")
+        found = store.read(KERNEL, folder.name, "attention_kernel.json", form=KERNELS)
         if not found:
             continue
         wrong = sum(not check["fine"] for check in found["checks"])

@@ -9,12 +9,17 @@ import os
 import tarfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from twinserve.formats import Format, same
 from twinserve.sim.results.files import dump_json
 
+# Of each JSON file of a campaign's own; locked.json has the number of locked.parquet, too.
+CAMPAIGN: Format[dict] = Format(
+    "files of campaigns", version=1, by="name another --out", upgrades=(same,)
+)
 STEPS = "steps"
 MODELS = "models"  # the one folder that is not mirrored: it can be written anew
 LOG = "log.txt"
@@ -244,20 +249,23 @@ class Store:
         found.parent.mkdir(parents=True, exist_ok=True)
         return found
 
-    def write(self, value: object, *names: str) -> None:
+    def write(self, value: Mapping[str, object], *names: str) -> None:
         """`value` as JSON."""
         target = self.path(*names)
         partial = target.with_name(f".{target.name}.partial")
-        partial.write_text(dump_json(value, target.name), encoding="utf-8")
+        partial.write_text(dump_json(CAMPAIGN.numbered(value), target.name), encoding="utf-8")
         os.replace(partial, target)
         self.saved(names[0])
 
-    def read(self, *names: str) -> dict | None:
-        """JSON from before; None where there is none."""
+    def read(self, *names: str, form: Format[dict] = CAMPAIGN) -> dict | None:
+        """JSON from before; None where there is none. Raises StageError for a later version of
+        `form`."""
+        file = self.folder.joinpath(*names)
         try:
-            return json.loads(self.folder.joinpath(*names).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            document = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None
+        return form.read(document, file, StageError)
 
     def say(self, text: str) -> None:
         """A line for the terminal and the log."""

@@ -4,7 +4,8 @@ An experiment is a list of points, each the keyword arguments of one function. W
 kept in a file of its own, so an interrupted experiment goes on where it was, and a figure added
 later costs only its own points. A file says of which sources of the package it is, and with which
 recorded traces at hand: results of other code are not taken for results of this one, unless that is
-asked for, and those with other traces never.
+asked for, and those with other traces never. A file of a later version of the format ends the
+experiment: it is neither taken nor replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from twinserve.formats import Format, same
 from twinserve.sim.results.files import dump_json
+from twinserve.sim.setup.config import SettingsError
 from twinserve.traces.download import sha256_of
 from twinserve.traces.verbs import list_traces
 from twinserve.traces.workload import WorkloadError
@@ -42,6 +45,9 @@ EXPERIMENTS = "twinserve.experiments."
 # Of the package, whether it is installed or reached through the links in src/twinserve.
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ".points"  # folder of the points' files, in the experiment's own
+POINTS: Format[dict] = Format(
+    "kept points of studies", version=1, by="name another --out", upgrades=(same,)
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ def run_grid(
     The traces are all that have a name (`trace list`), whether a point reads them or not; a trace
     given by its path is known by that only.
 
-    Whatever `work` raises ends the grid; points that have ended are kept.
+    Whatever `work` raises ends the grid; points that have ended are kept. Raises SettingsError
+    where one was kept by a later version of twinserve.
     """
     sources, traces = sources_digest(work), traces_digest()
     # defaults are part of a point too: they may change
@@ -90,9 +97,8 @@ def run_grid(
     with _bar() as bar:
         task = bar.add_task(label, total=len(set(files)), completed=len(kept))
         for file, rows in _results(work, todo, workers or os.cpu_count() or 1):
-            write_atomically(
-                file, dump_json({"sources": sources, "traces": traces, "rows": rows}).encode()
-            )
+            said = POINTS.numbered({"sources": sources, "traces": traces, "rows": rows})
+            write_atomically(file, dump_json(said).encode())
             kept[file] = _kept(file, traces)
             bar.advance(task)
     return pd.DataFrame(
@@ -118,12 +124,16 @@ def _check_writable(folder: Path) -> None:
 
 def _kept(file: Path, traces: str, sources: str | None = None) -> list | None:
     """Rows of a point; None where it has to be run: not there, damaged, with other traces, or not
-    of `sources`."""
+    of `sources`. Raises SettingsError for one of a later version."""
     try:
-        found = json.loads(file.read_text())
-        same = sources in (None, found["sources"]) and traces == found["traces"]
-        return list(found["rows"]) if same else None
-    except (OSError, ValueError, KeyError, TypeError):
+        document = dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    found = POINTS.read(document, file, SettingsError)
+    try:
+        fits = sources in (None, found["sources"]) and traces == found["traces"]
+        return list(found["rows"]) if fits else None
+    except (KeyError, TypeError):
         return None
 
 

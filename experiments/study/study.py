@@ -22,11 +22,17 @@ from rich.console import Console
 from twinserve.experiments.study.command import RESUMABLE, GridOptions, experiment_app
 from twinserve.experiments.study.grid import Point, Rows, run_grid, shown
 from twinserve.experiments.study.output import table_lines, write_plot, write_tables
+from twinserve.formats import Format, same
 from twinserve.sim.cli.main import run_app
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
 from twinserve.traces.write import write_atomically
 
+CLAIMS_FILE = "claims.json"
+# Of the folder of a figure: claims.json has the number, and stands for table.csv beside it.
+FIGURES: Format[dict] = Format(
+    "figures of studies", version=1, by="name the figure again", upgrades=(same,)
+)
 SEEDS = 3
 # best first
 Verdict = Literal["agrees", "direction agrees", "within the spread", "differs", "not reproduced"]
@@ -213,6 +219,7 @@ class Study:
         ]
         for figure in self.figures:
             file = out / figure.name / "table.csv"
+            _said(out / figure.name)
             if not file.is_file():
                 parts += [f"`{figure.name}` ({figure.title}): not run.", ""]
                 continue
@@ -229,7 +236,7 @@ class Study:
             write_plot(folder / "plot.png", canvas)
         claims = [asdict(claim) for claim in figure.claims(table)]
         said = {"title": figure.title, "scale": asdict(scale), "claims": claims}
-        write_atomically(folder / "claims.json", dump_json(said).encode())
+        write_atomically(folder / CLAIMS_FILE, dump_json(FIGURES.numbered(said)).encode())
 
     def markdown(self, out: Path) -> str:
         """All claims as one table, figure by figure; figures that were not run are named."""
@@ -241,11 +248,10 @@ class Study:
         ]
         claims, below = [], []
         for figure in self.figures:
-            file = out / figure.name / "claims.json"
-            if not file.is_file():
+            said = _said(out / figure.name)
+            if said is None:
                 below += [f"- `{figure.name}` ({figure.title}): not run."]
                 continue
-            said = json.loads(file.read_text())
             claims += [Claim(**one) for one in said["claims"]]
             seeds = ", ".join(map(str, said["scale"]["seeds"]))
             size = "quick, " if said["scale"]["quick"] else ""
@@ -285,6 +291,15 @@ class Study:
             arguments,
             RESUMABLE,
         )
+
+
+def _said(folder: Path) -> dict | None:
+    """What claims.json of a figure says; None where it was not run. Raises SettingsError where a
+    later version of twinserve ran it."""
+    file = folder / CLAIMS_FILE
+    if not file.is_file():
+        return None
+    return FIGURES.read(json.loads(file.read_text()), file, SettingsError)
 
 
 def _table(frame: pd.DataFrame) -> list[str]:

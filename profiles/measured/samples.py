@@ -2,7 +2,8 @@
 where they came from.
 
 The file has one row a step (or a swap), and under the key `twinserve` of its schema's metadata the
-provenance as JSON: versions, engine arguments, device, date, how the points were chosen.
+provenance as JSON: versions, engine arguments, device, date, how the points were chosen; beside
+them the file's own version (SAMPLES).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from twinserve.formats import Format
 from twinserve.profiles.composition import Churn, StepComposition
 from twinserve.profiles.specs import ProfileError
 
@@ -119,7 +121,8 @@ def write_samples(measurement: Measurement, path: str | Path) -> None:
     rows = [_row(step) for step in measurement.steps] + [
         _swap_row(swap) for swap in measurement.swaps
     ]
-    metadata = {_KEY: json.dumps(measurement.provenance, sort_keys=True, default=str).encode()}
+    document = SAMPLES.numbered(measurement.provenance)
+    metadata = {_KEY: json.dumps(document, sort_keys=True, default=str).encode()}
     table = pa.Table.from_pylist(rows, schema=_schema().with_metadata(metadata))
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,21 +138,21 @@ def write_samples(measurement: Measurement, path: str | Path) -> None:
 
 
 def read_samples(path: str | Path) -> Measurement:
-    """What `write_samples` wrote. ProfileError (one line) for anything else."""
+    """What `write_samples` wrote. ProfileError (one line) for anything else, and for a file of a
+    later version."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path)
-        provenance = json.loads((table.schema.metadata or {})[_KEY])
-        rows = _with_churn(table).select(_schema().names).to_pylist()
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        why = (
-            "`twinserve calibrate --raw` did not write it"
-            if isinstance(error, KeyError)
-            else _first_line(error)
-        )
-        raise ProfileError(f"{path}: not a file of calibration samples ({why})") from None
+        document = dict(json.loads((table.schema.metadata or {})[_KEY]))
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise _foreign(path, error) from None
+    provenance, version = SAMPLES.opened(document, path, ProfileError)
+    try:
+        rows = SAMPLES.upgraded(table, version).select(_schema().names).to_pylist()
+    except (KeyError, pa.ArrowException) as error:
+        raise _foreign(path, error) from None
     swaps = [r for r in rows if r["kind"] in (SWAP_OUT, SWAP_IN)]
     steps = [r for r in rows if r["kind"] not in (SWAP_OUT, SWAP_IN)]
     return Measurement(
@@ -157,6 +160,15 @@ def read_samples(path: str | Path) -> Measurement:
         [SwapSample(r["kind"], r["decode_context"], r["bytes"], r["seconds"]) for r in swaps],
         provenance,
     )
+
+
+def _foreign(path: str | Path, error: Exception) -> ProfileError:
+    why = (
+        "`twinserve calibrate --raw` did not write it"
+        if isinstance(error, KeyError | TypeError)
+        else _first_line(error)
+    )
+    return ProfileError(f"{path}: not a file of calibration samples ({why})")
 
 
 def _schema():
@@ -197,6 +209,11 @@ def _with_churn(table):
             nothing = pa.array(np.zeros(len(table), field_.type.to_pandas_dtype()), field_.type)
             table = table.append_column(field_, nothing)
     return table
+
+
+SAMPLES: Format = Format(  # content: the table
+    "calibration samples", version=1, by="twinserve calibrate --raw", upgrades=(_with_churn,)
+)
 
 
 def _row(sample: StepSample) -> dict:

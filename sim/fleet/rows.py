@@ -11,8 +11,9 @@ import pandas as pd
 from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.results.files import OUTCOMES, RunRows
+from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.recorder import request_frame
+from twinserve.sim.results.schemas import OUTCOMES
 
 # Of a request's placements: work done for it anywhere.
 _SUMMED = ("recomputes", "swaps", "swapped_tokens")

@@ -1,10 +1,10 @@
 """Decision logs: every plan of a run as data, to be executed again step by step by another engine.
 
-decisions.jsonl.gz holds one JSON object a line: first the run (as run.json describes it), then the
-requests, a line each, then the steps. Steps name requests by their row; a run of identical decode
-steps is one line. A step names the requests that were withdrawn before it. Where KV moved, the last
-line says how often and how much, by kind (`backends/counts.py`): a log does not say which layers or
-slots.
+decisions.jsonl.gz holds one JSON object a line: first the log's version and the run (as run.json
+describes it), then the requests, a line each, then the steps. Steps name requests by their row; a
+run of identical decode steps is one line. A step names the requests that were withdrawn before it.
+Where KV moved, the last line says how often and how much, by kind (`backends/counts.py`): a log
+does not say which layers or slots.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from twinserve.backends.base import Executed
 from twinserve.backends.counts import Counts
+from twinserve.formats import Format
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable
@@ -28,7 +29,12 @@ from twinserve.sim.results.files import ResultsError
 from twinserve.sim.results.recorder import StepRecorder
 
 FILE = "decisions.jsonl.gz"
-_VERSION = 1
+_NUMBER = "decisions"  # under which the first line has the log's version
+# Content: the lines. The run in the first one has no number of its own: where what a reader of logs
+# takes from run.json changes, the version changes here too.
+LOG: Format[list[dict]] = Format(
+    "decision logs", version=1, by="simulate --decisions --out DIR", oldest=1
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +167,7 @@ def log_bytes(
     counted."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as file:
-        file.write(_line({"decisions": _VERSION, "run": run}))
+        file.write(_line({_NUMBER: LOG.version, "run": run}))
         for request in requests:
             entry = {
                 "id": request.id,
@@ -189,7 +195,8 @@ def _line(entry: dict) -> bytes:
 
 
 def read_log(path: Path) -> DecisionLog:
-    """A log from disk. Raises ResultsError: no such file, torn, or not a decision log."""
+    """A log from disk. Raises ResultsError: no such file, torn, not a decision log, or of a later
+    version."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -201,14 +208,11 @@ def read_log(path: Path) -> DecisionLog:
 
 def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
     """A log from the content of its file; `name` stands in errors. Raises ResultsError where it is
-    torn."""
+    torn, or of a later version."""
     try:
-        entries = [json.loads(line) for line in gzip.decompress(content).splitlines()]
-        head, rest = entries[0], entries[1:]
-        if head["decisions"] != _VERSION:
-            raise ResultsError(
-                f"{name}: of version {head['decisions']}, and this is version {_VERSION}; log again"
-            )
+        lines = gzip.decompress(content).splitlines()
+        version = LOG.check(json.loads(lines[0])[_NUMBER], name, ResultsError)
+        head, *rest = LOG.upgraded([json.loads(line) for line in lines], version)
         requests = [_request(entry) for entry in rest if "id" in entry]
         steps = [step for entry in rest if "grants" in entry for step in _steps(entry)]
         moved = {

@@ -11,6 +11,9 @@
     decisions.jsonl.gz  optional log of every plan, to be replayed (sim/results/decisions.py)
     timing.json         wall-clock timings of our own code
 
+run.json has the version of the folder (RESULTS, docs/formats.md). Folders of earlier versions are
+read, later ones are refused.
+
 All but timing.json are the same bytes for the same configuration and seed, under the same versions
 of pyarrow and zlib. A folder is written beside its final place and renamed, so an interrupted run
 leaves whole results or none.
@@ -35,118 +38,27 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-REQUESTS = {
-    "request_id": pa.string(),
-    "service_class": pa.string(),  # "rt" or "be"
-    "group": pa.string(),  # session or application; null where there is none
-    "stage": pa.int64(),
-    "priority": pa.int64(),
-    "replica": pa.int64(),  # that had it last; -1: none did
-    "arrival_s": pa.float64(),  # NaN: never sent
-    "first_scheduled_s": pa.float64(),  # NaN: never scheduled
-    "first_token_s": pa.float64(),  # NaN: none yet
-    "last_token_s": pa.float64(),  # the end of a finished request
-    "prompt_tokens": pa.int64(),
-    "output_tokens": pa.int64(),  # emitted
-    "hit_tokens": pa.int64(),
-    "recomputes": pa.int64(),
-    "swaps": pa.int64(),
-    "swapped_tokens": pa.int64(),
-    "late_tokens": pa.int64(),  # after the first, with a gap over slo_tpot_s
-    "slo_ttft_s": pa.float64(),  # NaN: no objective
-    "slo_tpot_s": pa.float64(),
-    "finished": pa.bool_(),  # it got all its tokens, and its client was still there
-    "outcome": pa.string(),  # OUTCOMES; null: has not ended
-    "ended_s": pa.float64(),  # NaN: has not ended
-    "computed_tokens": pa.int64(),  # with KV when it ended, prefix hits counted
-}
-OUTCOMES = (
-    "completed",
-    "timed_out",
-    "disconnected",
-    "failed",
-    "moved",
-    "rejected",
-    "never_sent",
-)  # by requests.End, without NONE
-STEPS = {
-    "replica": pa.int64(),
-    "start_s": pa.float64(),
-    "end_s": pa.float64(),
-    "prefill_requests": pa.int64(),
-    "prefill_tokens": pa.int64(),
-    "decode_requests": pa.int64(),
-    "running": pa.int64(),
-    "waiting": pa.int64(),
-    "kv_used_blocks": pa.int64(),  # held by requests
-    "kv_rt_blocks": pa.int64(),
-    "kv_be_blocks": pa.int64(),
-    "kv_cached_blocks": pa.int64(),  # held by no request, but a prefix is kept in them
-    "preempted_recompute": pa.int64(),
-    "preempted_swap": pa.int64(),
-    "to_host_bytes": pa.int64(),
-    "to_device_bytes": pa.int64(),
-    "hit_tokens": pa.int64(),
-}
-PLACEMENTS = {
-    "request_id": pa.string(),
-    "request": pa.int64(),  # its number, in the order in which the fleet got requests
-    "placement": pa.int64(),  # 0: its first
-    "replica": pa.int64(),
-    "role": pa.string(),
-    "placed_s": pa.float64(),
-    "first_scheduled_s": pa.float64(),
-    "ended_s": pa.float64(),
-    "outcome": pa.string(),  # OUTCOMES; null: has not ended
-    "output_tokens": pa.int64(),  # emitted there
-    "hit_tokens": pa.int64(),
-    "computed_tokens": pa.int64(),
-    "recomputes": pa.int64(),
-    "swaps": pa.int64(),
-    "swapped_tokens": pa.int64(),
-}
-REPLICAS = {
-    "replica": pa.int64(),
-    "role": pa.string(),
-    "policy": pa.string(),
-    "ledger": pa.string(),
-    "profile": pa.string(),
-    "num_blocks": pa.int64(),
-    "block_tokens": pa.int64(),
-    "warming_s": pa.float64(),  # when it began to be so; NaN: it never was
-    "up_s": pa.float64(),
-    "draining_s": pa.float64(),
-    "down_s": pa.float64(),
-    "failed": pa.bool_(),
-}
-GAPS = {"service_class": pa.string(), "gap_s": pa.float64(), "count": pa.int64()}
-
-# Columns that results written before do not have (`with_ends`).
-_ADDED = {"outcome", "ended_s", "computed_tokens"}
-# Columns that had another name in results written before: name then -> name now. Readers take both
-# (docs/metrics.md).
-RENAMED = {"klass": "service_class"}
+from twinserve.sim.results.schemas import REQUESTS, TABLES
+from twinserve.sim.results.versions import (
+    RESULTS,
+    Stored,
+    made_of,
+    one_stay_each,
+    up_all_the_time,
+    with_ends,
+)
 
 POOL_GROUP = "best-effort pool"  # group of the closed loop's requests; their stage is the batch
 
-_TABLES = {
-    "requests": REQUESTS,
-    "placements": PLACEMENTS,
-    "replicas": REPLICAS,
-    "steps": STEPS,
-    "gaps": GAPS,
-}
-_FLEET = ("placements", "replicas")  # tables that results written before do not have
 _FILES = (
     "run.json",
     "summary.json",
     "timing.json",
-    *(f"{name}.parquet" for name in _TABLES),
+    *(f"{name}.parquet" for name in TABLES),
     "trace.json.gz",
     "decisions.jsonl.gz",
 )
 _KV_TOTAL = b"kv_total_blocks"
-NEVER_SENT = "never_sent"
 
 
 def pool_request_id(batch: int, i: int) -> str:
@@ -193,18 +105,6 @@ class RunRows:
         return 0 if self.unsent is None else len(self.unsent)
 
 
-def with_ends(requests: pd.DataFrame) -> pd.DataFrame:
-    """`requests` with the columns that say how they ended, as they are where nobody left early."""
-    if _ADDED <= set(requests) or "finished" not in requests:
-        return requests
-    finished = requests["finished"].to_numpy(bool)
-    return requests.assign(
-        outcome=np.where(finished, OUTCOMES[0], None),
-        ended_s=requests["last_token_s"].where(finished),
-        computed_tokens=requests["prompt_tokens"] + (requests["output_tokens"] - 1).clip(lower=0),
-    )
-
-
 @dataclass
 class RunResult:
     """A run: its rows, what was run (run.json), how long our own code took (timing.json), the
@@ -229,10 +129,13 @@ def write_run(
     out = Path(out_dir).resolve()  # a link stays, and what it points to is replaced
     _may_replace(out, overwrite)
     # Everything that can be wrong with the content is found before the disk is touched.
+    frames = {name: getattr(result.rows, name) for name in TABLES}
+    if frames["placements"] is None:
+        frames["placements"] = one_stay_each(frames["requests"])
+    if frames["replicas"] is None:
+        frames["replicas"] = up_all_the_time(frames["requests"], made_of(result.config))
     tables = {
-        name: _table(frame, schema, f"{name}.parquet")
-        for name, schema in _TABLES.items()
-        if (frame := getattr(result.rows, name)) is not None
+        name: _table(frames[name], schema, f"{name}.parquet") for name, schema in TABLES.items()
     }
     if result.rows.never_sent:
         unsent = _table(result.rows.unsent, REQUESTS, "requests.parquet")
@@ -241,7 +144,7 @@ def write_run(
         {_KV_TOTAL: str(int(result.rows.kv_total_blocks)).encode()}
     )
     texts = {
-        "run.json": dump_json(result.config, "run.json"),
+        "run.json": dump_json(RESULTS.numbered(result.config), "run.json"),
         "summary.json": dump_json(result.summary, "summary.json"),
         "timing.json": dump_json(result.timing, "timing.json"),
     }
@@ -271,37 +174,46 @@ def write_run(
 
 
 def read_run(run_dir: str | os.PathLike) -> RunResult:
-    """The run in folder `run_dir`. ResultsError: no such folder, or a missing or torn file."""
+    """The run in folder `run_dir`. ResultsError: no such folder, a missing or torn file, or of a
+    later version."""
     folder = Path(run_dir)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
         raise ResultsError(f"{folder}: {what}; give the --out folder of a finished run")
-    if not (folder / "run.json").exists():
+    file = folder / "run.json"
+    if not file.exists():
         raise ResultsError(
             f"{folder}: holds no run (run.json is missing); give the --out folder of a run"
         )
-    tables = {
-        name: _read_table(folder / f"{name}.parquet", schema)
-        for name, schema in _TABLES.items()
-        if name not in _FLEET or (folder / f"{name}.parquet").exists()
-    }
+    run, version = RESULTS.opened(_read_json(file), file, ResultsError)
+    there = {name: path for name in TABLES if (path := folder / f"{name}.parquet").exists()}
+    tables = {name: _read_table(path) for name, path in there.items()}
+    frames = {name: table.to_pandas() for name, table in tables.items()}
+    stored = RESULTS.upgraded(Stored(frames, run), version)
+    _check_whole(stored.tables, folder)
     metadata = tables["steps"].schema.metadata or {}
     total = metadata.get(_KV_TOTAL)
     if total is None:
         path = folder / "steps.parquet"
         raise ResultsError(f"{path}: has no kv_total_blocks; run again to rewrite it")
-    frames = {name: table.to_pandas() for name, table in tables.items()}
-    requests = with_ends(frames["requests"])
-    sent = requests["outcome"] != NEVER_SENT
-    frames["requests"] = requests[sent].reset_index(drop=True)
-    frames["unsent"] = requests[~sent].reset_index(drop=True)
-    documents = {name: _read_json(folder / f"{name}.json") for name in ("run", "timing", "summary")}
+    requests = stored.tables["requests"]
+    sent = requests["outcome"] != "never_sent"
+    kept = {"requests": requests[sent], "unsent": requests[~sent]}
+    frames = stored.tables | {n: part.reset_index(drop=True) for n, part in kept.items()}
     return RunResult(
         RunRows(**frames, kv_total_blocks=int(total)),
-        config=documents["run"],
-        timing=documents["timing"],
-        summary=documents["summary"],
+        config=stored.run,
+        timing=_read_json(folder / "timing.json"),
+        summary=_read_json(folder / "summary.json"),
     )
+
+
+def present_run(
+    document: Mapping[str, Any], where: str | os.PathLike, error: type[Exception]
+) -> dict:
+    """What a run.json holds, as this version has it. Raises `error` for a later version."""
+    run, version = RESULTS.opened(document, where, error)
+    return RESULTS.upgraded(Stored({}, run), version).run
 
 
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
@@ -369,23 +281,26 @@ def _table(frame: pd.DataFrame, schema: Mapping[str, pa.DataType], where: str) -
     return pa.table(columns)
 
 
-def _read_table(path: Path, schema: Mapping[str, pa.DataType]) -> pa.Table:
+def _read_table(path: Path) -> pa.Table:
     try:
-        table = pq.read_table(path)
-    except FileNotFoundError as error:
-        raise ResultsError(f"{path}: missing; the results are incomplete, run again") from error
+        return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise ResultsError(
             f"{path}: torn or not a parquet file; run again to rewrite it"
         ) from error
-    renamed = table.rename_columns([RENAMED.get(name, name) for name in table.column_names])
-    table = renamed.replace_schema_metadata(table.schema.metadata)
-    missing = [name for name in schema if name not in {*table.column_names, *_ADDED}]
-    if missing:
-        raise ResultsError(
-            f"{path}: no column {', '.join(missing)}; written by another version? Run again"
-        )
-    return table
+
+
+def _check_whole(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Raises ResultsError where a table is not there, or a column of one."""
+    for name, schema in TABLES.items():
+        path = folder / f"{name}.parquet"
+        if name not in tables:
+            raise ResultsError(f"{path}: missing; the results are incomplete, run again")
+        missing = [column for column in schema if column not in tables[name]]
+        if missing:
+            raise ResultsError(
+                f"{path}: no column {', '.join(missing)}; written by another version? Run again"
+            )
 
 
 def _read_json(path: Path) -> dict:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.results.files import OUTCOMES, RunRows, plain, with_ends
+from twinserve.sim.results.files import RunRows, plain
 from twinserve.sim.results.metrics_engine import describe_kv, describe_scheduler
 from twinserve.sim.results.metrics_goodput import GoodputError, is_good, parse_goodput
 from twinserve.sim.results.metrics_jobs import (
@@ -24,6 +24,8 @@ from twinserve.sim.results.metrics_jobs import (
     summarise_fair_ratio,
 )
 from twinserve.sim.results.metrics_stats import MS, counted_order, describe_counted_ms, describe_ms
+from twinserve.sim.results.schemas import OUTCOMES
+from twinserve.sim.results.versions import with_ends
 
 __all__ = [
     "GoodputError",

@@ -13,7 +13,7 @@ from twinserve.backends.base import Executed
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import End, RequestTable
-from twinserve.sim.results.files import OUTCOMES
+from twinserve.sim.results.schemas import OUTCOMES
 
 _CLASSES = np.array(["rt", "be"])
 _OUTCOMES = np.array([None, *OUTCOMES], dtype=object)

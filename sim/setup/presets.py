@@ -7,6 +7,7 @@ from pathlib import Path
 
 from twinserve.policies.registry import file_sha256, parse_policy
 from twinserve.profiles.catalog import nearest
+from twinserve.sim.results.files import present_run
 from twinserve.sim.setup.config import PRESETS, SettingsError, SimulationConfig
 from twinserve.traces.generators.synth import is_synthetic
 
@@ -51,20 +52,21 @@ def from_file(file: Path, policy_too: bool = True) -> dict:
     """The settings in a run.json. policy_too: its policy shall be what it was. Raises
     SettingsError."""
     try:
-        stored = json.loads(file.read_text())
-        settings = stored["config"]
-        if not isinstance(settings, dict):
-            raise KeyError("config")
+        document = json.loads(file.read_text())
     except FileNotFoundError:
         raise SettingsError(f"--config {file}: there is no such file; name a run.json") from None
     except OSError as error:
         raise SettingsError(
             f"--config {file}: cannot be read ({error.strerror}); name a run.json"
         ) from None
-    except (ValueError, KeyError, TypeError):
-        raise SettingsError(
-            f"--config {file}: this is not a run.json (no settings under 'config')"
-        ) from None
+    except ValueError:
+        document = None
+    stored, settings = {}, None
+    if isinstance(document, dict):
+        stored = present_run(document, f"--config {file}", SettingsError)
+        settings = stored.get("config")
+    if not isinstance(settings, dict):
+        raise SettingsError(f"--config {file}: this is not a run.json (no settings under 'config')")
     unknown = set(settings) - set(SimulationConfig.model_fields)
     if unknown:
         raise SettingsError(

@@ -25,8 +25,9 @@ import numpy as np
 import pandas as pd
 
 from twinserve.policies.registry import ledger_names, parse_policy, policy_names
-from twinserve.sim.results.files import RENAMED, RunRows
+from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.versions import RENAMED
 from twinserve.sim.setup.audit import CROWDED, crowd
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve, resolve_hardware

@@ -11,7 +11,7 @@ import pytest
 
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.fleet import source
-from twinserve.sim.results.files import GAPS, POOL_GROUP, REQUESTS, STEPS, RunRows, dump_json
+from twinserve.sim.results.files import POOL_GROUP, RunRows, dump_json
 from twinserve.sim.results.metrics import (
     fair_ratio,
     job_completion,
@@ -19,6 +19,7 @@ from twinserve.sim.results.metrics import (
     summarise,
     summarise_fair_ratio,
 )
+from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 
 NAN = float("nan")
 DEFAULTS = {

@@ -15,10 +15,6 @@ import pytest
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.results import files as results
 from twinserve.sim.results.files import (
-    GAPS,
-    RENAMED,
-    REQUESTS,
-    STEPS,
     ResultsError,
     RunResult,
     dump_json,
@@ -28,8 +24,12 @@ from twinserve.sim.results.files import (
     write_run,
 )
 from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
+from twinserve.sim.results.versions import RENAMED
 
 FILES = {
+    "placements.parquet",
+    "replicas.parquet",
     "run.json",
     "summary.json",
     "timing.json",
@@ -47,6 +47,13 @@ def a_run(wall_s: float = 1.5, **options) -> RunResult:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def without_number(folder: Path) -> None:
+    """As folders were written before they had versions."""
+    document = json.loads((folder / "run.json").read_text())
+    del document["version"]
+    (folder / "run.json").write_text(json.dumps(document))
 
 
 def one_line(raised) -> str:
@@ -90,9 +97,24 @@ def test_columns_under_a_former_name_are_read(tmp_path):
         kept = pq.read_table(path)
         pq.write_table(kept.rename_columns([before.get(n, n) for n in kept.column_names]), path)
         assert "klass" in pq.read_schema(path).names
+    without_number(tmp_path / "run")
     found = read_run(tmp_path / "run").rows
     pd.testing.assert_frame_equal(found.requests, expected.requests)
     pd.testing.assert_frame_equal(found.gaps, expected.gaps)
+
+
+def test_requests_that_do_not_say_how_they_ended_are_read(tmp_path):
+    """As those of version 0: nobody could leave, so whoever finished was served to the end."""
+    write_run(tmp_path / "run", a_run())
+    expected = read_run(tmp_path / "run").rows.requests
+    path, added = tmp_path / "run" / "requests.parquet", ["outcome", "ended_s", "computed_tokens"]
+    pq.write_table(pq.read_table(path).drop_columns(added), path)
+    with pytest.raises(ResultsError, match="no column outcome, ended_s, computed_tokens"):
+        read_run(tmp_path / "run")  # of a version that has them: somebody took them away
+    without_number(tmp_path / "run")
+    found = read_run(tmp_path / "run").rows.requests
+    assert set(found["outcome"][found["finished"]]) == {"completed"}
+    pd.testing.assert_frame_equal(found.drop(columns=added), expected.drop(columns=added))
 
 
 def test_further_columns_are_kept(tmp_path):

@@ -7,7 +7,8 @@ from collections import deque
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.results.files import GAPS, REQUESTS, STEPS, RunRows
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 
 BLOCK = 16
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from twinserve.formats import Format
 from twinserve.traces.readers.columns import shown
 from twinserve.traces.workload import (
     ApplicationInfo,
@@ -18,7 +19,13 @@ from twinserve.traces.workload import (
     WorkloadError,
 )
 
-FORMAT, VERSION = "mooncake+", 1
+FORMAT = "mooncake+"
+SIDECAR: Format[dict] = Format(
+    "traces' sidecars",
+    version=1,
+    by="twinserve trace convert, trace synth, or simulate --export",
+    oldest=1,
+)
 SUFFIX = ".meta.json"
 
 
@@ -57,7 +64,7 @@ class Meta(BaseModel):
     """
 
     format: str = FORMAT
-    version: int = Field(default=VERSION, ge=1, le=VERSION)
+    version: int = SIDECAR.version
     time_unit: str = Field(default="ms", pattern="^(ms|s)$")
     block_size: int = Field(ge=1, le=2**31)
     rows: int = Field(ge=1)
@@ -76,7 +83,8 @@ def path_of(path: str | Path) -> Path:
 
 
 def load(path: str | Path) -> Meta | None:
-    """The sidecar of a trace file, None if it has none of ours; WorkloadError if it is broken."""
+    """The sidecar of a trace file, None if it has none of ours; WorkloadError if it is broken, or
+    of a later version."""
     beside = path_of(path)
     try:
         text = beside.read_text(encoding="utf-8")
@@ -90,6 +98,7 @@ def load(path: str | Path) -> Meta | None:
         raise WorkloadError(f"{beside}: not JSON: remove it or write the trace again") from None
     if type(content) is not dict or content.get("format") != FORMAT:
         return None
+    content = SIDECAR.read(content, beside, WorkloadError)
     try:
         return Meta.model_validate(content)
     except ValidationError as e:

@@ -1,0 +1,93 @@
+"""Versions of result folders, and what makes an earlier one into a present one
+(docs/formats.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twinserve.formats import Format
+from twinserve.sim.results.schemas import OUTCOMES, PLACEMENTS, REQUESTS
+
+# Columns that some results of version 0 do not have (`with_ends`).
+_ADDED = {"outcome", "ended_s", "computed_tokens"}
+# Columns that have another name in some results of version 0: name then -> name now.
+RENAMED = {"klass": "service_class"}
+
+
+def with_ends(requests: pd.DataFrame) -> pd.DataFrame:
+    """`requests` with the columns that say how they ended, as they are where nobody left early."""
+    if _ADDED <= set(requests) or "finished" not in requests:
+        return requests
+    finished = requests["finished"].to_numpy(bool)
+    return requests.assign(
+        outcome=np.where(finished, OUTCOMES[0], None),
+        ended_s=requests["last_token_s"].where(finished),
+        computed_tokens=requests["prompt_tokens"] + (requests["output_tokens"] - 1).clip(lower=0),
+    )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A result folder, or a part of it, as it was read: tables by the names of TABLES, and
+    run.json without its number. Upgrades work on this, and pass over tables that are not there."""
+
+    tables: dict[str, pd.DataFrame]
+    run: dict
+
+
+def _from_0(stored: Stored) -> Stored:
+    """Version 1 names a request's class `service_class`, and says how requests ended."""
+    tables = {name: frame.rename(columns=RENAMED) for name, frame in stored.tables.items()}
+    if "requests" in tables:
+        tables["requests"] = with_ends(tables["requests"])
+    return dataclasses.replace(stored, tables=tables)
+
+
+def _from_1(stored: Stored) -> Stored:
+    """Version 2 says where each request was, and what each replica was: one stay, and up all the
+    time."""
+    tables = dict(stored.tables)
+    if "requests" in tables:
+        tables["placements"] = one_stay_each(tables["requests"])
+        tables["replicas"] = up_all_the_time(tables["requests"], made_of(stored.run))
+    return dataclasses.replace(stored, tables=tables)
+
+
+def one_stay_each(requests: pd.DataFrame) -> pd.DataFrame:
+    """PLACEMENTS of requests that were on one replica each."""
+    same = [name for name in PLACEMENTS if name in REQUESTS]
+    return requests[same].assign(
+        request=np.arange(len(requests)), placement=0, role="serve", placed_s=requests["arrival_s"]
+    )
+
+
+def made_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of REPLICAS, from a run.json."""
+    kv = run.get("kv", {})
+    return {
+        "policy": run.get("label"),
+        "ledger": kv.get("ledger"),
+        "profile": run.get("profile", {}).get("name"),
+        "num_blocks": kv.get("num_blocks", 0),
+        "block_tokens": kv.get("block_tokens", 0),
+    }
+
+
+def up_all_the_time(requests: pd.DataFrame, made: Mapping[str, Any]) -> pd.DataFrame:
+    """REPLICAS of a run whose replicas were alike, and up from its start to its end."""
+    never = {f"{life}_s": np.nan for life in ("draining", "down")}
+    indices = np.arange(int(requests["replica"].max()) + 1 if len(requests) else 1)
+    return pd.DataFrame({"replica": indices}).assign(
+        role="serve", **made, warming_s=0.0, up_s=0.0, **never, failed=False
+    )
+
+
+RESULTS: Format[Stored] = Format(
+    "result folders", version=2, by="simulate --out DIR", upgrades=(_from_0, _from_1)
+)
