@@ -41,7 +41,8 @@ class EngineCore:
         self.holding = 0
         # what the policy has not been told of yet, in order
         self._arrived: list[int | Application] = []
-        # of the rows of the step under way, before it began
+        # rows that emit in the step under way, and their last token times before it began
+        self._shown = np.zeros(0, np.int64)
         self._last_token_s: np.ndarray | None = None
         # of those that end with the step under way: which the policy has been told of
         self._told: list[int] = []
@@ -121,7 +122,9 @@ class EngineCore:
             if free_s == now:
                 self.ledger.free(row)
             self._end(row)
-            self._dropped |= self.under_way
+            if self.under_way:
+                self._dropped = True
+                self._unshow_one(row)
             left.append((row, free_s))
         return left
 
@@ -210,7 +213,7 @@ class EngineCore:
         `outcome` is to come."""
         requests, rows = self.requests, outcome.emitted
         requests.computed_tokens[plan.rows] += plan.tokens
-        self._last_token_s = requests.last_token_s[rows]
+        self._shown, self._last_token_s = rows, requests.last_token_s[rows]
         going_on = rows[~np.isin(rows, outcome.finished)] if outcome.finished else rows
         requests.output_tokens[going_on] += 1
         requests.in_flight[going_on] = 1
@@ -219,6 +222,14 @@ class EngineCore:
             self._told = list(outcome.finished)
             for row in outcome.finished:
                 self.policy.on_finish(row)
+
+    def _unshow_one(self, row: int) -> None:
+        """The same for a row that leaves meanwhile: that token is nobody's."""
+        requests = self.requests
+        requests.output_tokens[row] -= requests.in_flight[row]
+        requests.in_flight[row] = 0
+        if self._last_token_s is not None and (shown := self._shown == row).any():
+            requests.last_token_s[row] = self._last_token_s[shown][0]
 
     def _unshow(self, rows: np.ndarray) -> None:
         """Take back from the emitted `rows` what `begin` showed ahead of time."""

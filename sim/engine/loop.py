@@ -93,8 +93,9 @@ class Engine:
         self.process = clock.process(self._life())
         clock.at_end.append(self._nothing_left)
 
-    def submit(self, request_id: str, output_tokens: int, **values) -> int:
-        """A request arrives now. `output_tokens` goes to the backend alone."""
+    def submit(self, request_id: str, output_tokens: int, /, **values) -> int:
+        """A request arrives now. `output_tokens`, how many it will have, goes to the backend alone.
+        A column of that name: how many it has, where it comes from another engine."""
         row = self.core.submit(request_id, **values)
         self.backend.expect(row, output_tokens)
         self._notify()

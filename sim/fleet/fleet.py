@@ -249,5 +249,6 @@ class Fleet:
                 f"router {self.router.name!r} holds {len(self._held)} requests and nothing more "
                 f"happens; the first is {next(iter(self._held.values())).id!r}"
             )
-        held, self._held = list(self._held.values()), {}
-        self._ended([(request, End.FAILED, self.clock.now) for request in held])
+        while self._held:  # what ends may send something that is held again
+            held, self._held = list(self._held.values()), {}
+            self._ended([(request, End.FAILED, self.clock.now) for request in held])

@@ -139,7 +139,7 @@ class RequestSource:
                 continue
             self._members.get(group, {}).pop(request.number, None)
             if self._pool is not None and group == self._pool.group:
-                self._pool.ended()
+                self._pool.ended(request)
                 continue
             if request.end is not End.COMPLETED:
                 self._fail(group)
@@ -199,7 +199,7 @@ class _PoolFeed:
         self.pool = pool
         self.group = group
         self.batch = 0
-        self.open = 0
+        self.open, self.taken = 0, False
         until = pool.until_s
         self.until_s = source.workload.last_arrival_s if until is None else until
         source.clock.process(self._begin())
@@ -208,15 +208,17 @@ class _PoolFeed:
         yield self.source.clock.at(0.0, BEFORE_STEPS)
         self._submit()
 
-    def ended(self) -> None:
-        """One of the batch's requests, however it did."""
+    def ended(self, request: Request) -> None:
+        """One of the batch, however it did. Where no replica got any of a batch the loop ends: the
+        next batch would fare no better, at the same instant."""
         self.open -= 1
-        if self.open == 0 and self.source.clock.now < self.until_s:
+        self.taken |= bool(request.placements)
+        if self.open == 0 and self.taken and self.source.clock.now < self.until_s:
             self._submit()
 
     def _submit(self) -> None:
         prompts, outputs = self.pool.draw(self.batch)
-        self.open = self.pool.batch
+        self.open, self.taken = self.pool.batch, False
         for i, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True)):
             self.source.submit(
                 Request(

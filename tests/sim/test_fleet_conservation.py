@@ -1,0 +1,50 @@
+"""Clients leave, replicas come, drain and fail, at random: every request ends exactly once, and
+nothing is lost or kept, under every policy and ledger (docs/fleet.md)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.sim.troubled import troubled
+from twinserve.policies.registry import ledger_names, parse_policy, policy_names
+
+SPECS = [*policy_names(), "vllm:scheduling=priority", "bros:chunk=64", "echo:benefit=offline"]
+
+
+@pytest.mark.parametrize("migrates", [False, True])
+@pytest.mark.parametrize("policy", mostly_slow(SPECS, "bros", *SOME_POLICIES))
+def test_a_troubled_fleet_of_any_policy(policy, migrates):
+    troubled(parse_policy(policy), 3, migrates=migrates)
+
+
+@pytest.mark.parametrize("migrates", [False, True])
+@pytest.mark.parametrize(
+    "policy", mostly_slow([p for p in SPECS if parse_policy(p).policy.asynchronous], *SOME_POLICIES)
+)
+def test_a_troubled_fleet_that_plans_ahead(policy, migrates):
+    troubled(parse_policy(policy), 6, migrates=migrates, async_scheduling=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ledger", ledger_names())
+@pytest.mark.parametrize("policy", SPECS)
+def test_a_troubled_fleet_on_any_ledger(policy, ledger):
+    spec, happened = replace(parse_policy(policy), kv=ledger), Counter()
+    for seed in range(10, 14):
+        run, _ = troubled(spec, seed, migrates=seed % 2 == 0)
+        happened.update(run.happened)
+        if spec.policy.asynchronous:
+            troubled(spec, seed, migrates=seed % 2 == 1, async_scheduling=True)
+    assert happened.keys() == {"leave", "add", "drain", "grace", "fail"}
+
+
+@given(seed=st.integers(0, 10**6), troubles=st.integers(0, 40), migrates=st.booleans())
+def test_random_troubles_of_a_fleet(seed, troubles, migrates):
+    names = [*policy_names()]
+    troubled(parse_policy(names[seed % len(names)]), seed, troubles, migrates)

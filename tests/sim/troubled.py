@@ -1,0 +1,131 @@
+"""Runs of a fleet in which clients leave, and replicas come, drain and fail at random; and what
+must hold afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tests.sim.harness import ROW_TABLES
+from twinserve.policies.registry import PolicySpec
+from twinserve.policies.requests import End, State
+from twinserve.sim.engine.clock import BEFORE_STEPS
+from twinserve.sim.fleet.replica import Life
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
+from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.replicas import Description
+from twinserve.sim.setup.run import Simulation
+
+TABLES = (*ROW_TABLES, "placements", "replicas")
+OTHER = CROWDED.model_copy(update={"profile": "qwen2.5-14b@a100-40g:tp2", "num_blocks": 61})
+
+
+class Troubled(Simulation):
+    """troubles: how many things happen. One replica in two has other hardware."""
+
+    def __init__(
+        self, inputs: Inputs, spec: PolicySpec, seed: int, troubles: int, migrates: bool
+    ) -> None:
+        mine, other = Description(inputs.hardware, spec), Description(_OTHER, spec)
+        self.kinds = (mine, other)
+        count = 1 + seed % 4
+        super().__init__(
+            inputs, spec, made_of=[self.kinds[i % 2] for i in range(count)], migrates=migrates
+        )
+        self.ended: list[Request] = []
+        self.happened: list[str] = []
+        after = self.fleet.on_ended
+        self.fleet.on_ended = lambda requests: (self.ended.extend(requests), after(requests))
+        if inputs.config.exact:
+            for engine in self.engines:
+                Auditor(engine.core)
+        rng = np.random.default_rng([seed, 11])
+        self.clock.process(self._trouble(np.sort(rng.exponential(0.25, troubles)), rng))
+
+    def _trouble(self, times, rng):
+        for time in times.tolist():
+            yield self.clock.at(time, BEFORE_STEPS)
+            what = rng.choice(["leave", "leave", "leave", "add", "drain", "grace", "fail"])
+            which, delay = rng.random(), rng.exponential(0.1)
+            fleet = self.fleet
+            if what == "add":
+                replica = self.add(self.kinds[len(fleet.replicas) % 2], delay * (which < 0.5))
+                if self.inputs.config.exact:
+                    Auditor(replica.engine.core)
+            elif what == "leave":
+                here = [r for r in fleet.requests if not r.leaving]
+                if not here:
+                    continue
+                assert fleet.withdraw(here[int(which * len(here))], End.DISCONNECTED)
+            else:
+                index = int(which * len(fleet.replicas))
+                if fleet.replicas[index].life is Life.DOWN:
+                    continue
+                if what == "fail":
+                    fleet.fail(index)
+                else:
+                    fleet.drain(index, delay if what == "grace" else None)
+            self.happened.append(str(what))
+
+
+_OTHER = resolve_hardware(OTHER)
+
+
+def troubled(
+    spec: PolicySpec, seed: int, troubles: int = 12, migrates: bool = False, **settings
+) -> tuple[Troubled, RunRows]:
+    """A run, audited step by step, that kept everything that a fleet promises; taken several steps
+    at once it gave the same rows."""
+    config = CROWDED.model_copy(update={"exact": True, **settings})
+    inputs = Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ())
+    run = Troubled(inputs, spec, seed, troubles, migrates)
+    run.run()
+    rows = run.rows()
+    conserved(run, rows)
+    fast = Troubled(
+        replace(inputs, config=config.model_copy(update={"exact": False})), spec, seed, troubles,
+        migrates,
+    )  # fmt: skip
+    fast.run()
+    for table in TABLES:
+        ours, theirs = getattr(rows, table), getattr(fast.rows(), table)
+        assert ours.equals(theirs), f"{table}: steps taken at once gave other rows"
+    return run, rows
+
+
+def conserved(run: Troubled, rows: RunRows) -> None:
+    fleet, requests, stays = run.fleet, rows.requests, rows.placements
+    # every request ends exactly once
+    sent = [request for request in fleet.requests if request.end is not End.NEVER_SENT]
+    assert len(run.ended) == len({request.number for request in run.ended}) == len(sent)
+    assert all(request.end not in (End.NONE, End.MOVED) for request in fleet.requests)
+    assert len(requests) == len(sent) and not fleet.active
+    assert requests["outcome"].notna().all() and requests["ended_s"].notna().all()
+    # with all its tokens if it completed
+    for request in sent:
+        assert 0 <= request.emitted_tokens <= request.output_tokens
+        if request.end is End.COMPLETED:
+            assert request.emitted_tokens == request.output_tokens
+        ends = [End(p.replica.engine.core.requests.end[p.row]) for p in request.placements]
+        assert all(end is End.MOVED for end in ends[:-1])
+        if ends:  # moved: it ended while the fleet held it
+            assert ends[-1] in (request.end, End.MOVED)
+    # what its placements emitted is what it has, each token after the first with one gap
+    emitted = stays.groupby("request_id")["output_tokens"].sum()
+    assert emitted.to_dict() == {r.id: r.emitted_tokens for r in sent if r.placements}
+    assert rows.gaps["count"].sum() == np.maximum(requests["output_tokens"] - 1, 0).sum()
+    for replica in fleet.replicas:
+        core, down = replica.engine.core, replica.since_s.get(Life.DOWN, np.inf)
+        table = core.requests
+        # nobody waits for a replica that is down, and nobody was sent to one
+        assert (table.state == State.FINISHED).all() and not core.active and not core.holding
+        assert (table.placed_s >= replica.since_s.get(Life.UP, np.inf)).all()
+        assert (table.placed_s < down).all() or not len(table)
+        assert (table.ended_s <= down).all()
+        if not replica.failed:
+            core.ledger.check()
+            usage = core.ledger.usage()
+            assert usage.free == core.ledger.num_blocks and usage.host_tokens == 0
