@@ -137,13 +137,17 @@ class EngineCore:
         """The last transfer that touched a withdrawn row's memory has landed."""
         self.ledger.free(row)
 
-    def fail(self, end: End, now: float, outcome: StepOutcome | None) -> np.ndarray:
+    def fail(
+        self, end: End, now: float, plan: StepPlan | None, outcome: StepOutcome | None
+    ) -> np.ndarray:
         """The engine is no more, and its policy and ledger with it: neither is asked. Its requests
-        end as `end` where they had not been withdrawn. outcome: of the step under way, which is
-        void. Returns int64[n]: the rows that ended."""
+        end as `end` where they had not been withdrawn. plan, outcome: of the step under way, which
+        is void. Returns int64[n]: the rows that ended."""
         requests = self.requests
-        if self.under_way and outcome is not None:
+        if self.under_way and plan is not None and outcome is not None:
             self._unshow(outcome.emitted)
+            kept = requests.computed_tokens[plan.rows] > 0  # not dropped since by the next plan
+            requests.computed_tokens[plan.rows[kept]] -= plan.tokens[kept]
         rows = np.flatnonzero(requests.state != FINISHED)
         open_rows = rows[requests.end[rows] == _NOT_ENDED]
         requests.end[open_rows], requests.ended_s[open_rows] = end, now

@@ -139,7 +139,8 @@ class Engine:
                 self._record_plan(step)
                 gaps = self.core.book_before_failure(step.plan, step.executed.outcome)
                 self.recorder.completed(step.executed, gaps, self.core.requests)
-        rows = self.core.fail(end, now, step.executed.outcome if step else None).tolist()
+        under_way = (step.plan, step.executed.outcome) if step else (None, None)
+        rows = self.core.fail(end, now, *under_way).tolist()
         for row in rows:
             self.recorder.withdrawn(row)
         self.process.interrupt(Wake.FAILURE)

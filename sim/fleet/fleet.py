@@ -42,6 +42,8 @@ class Fleet:
         self.requests: list[Request] = []
         self._announced: set[tuple[int, int]] = set()  # replica, group; only asked
         self._held: dict[int, Request] = {}  # by number, in order of coming
+        self._held_s: dict[int, float] = {}  # since when
+        self._alone_s = 0.0  # since when no replica is up
         self._asking = False
         self._view = FleetView(
             clock.now, [], [], [], lambda i, at_s: self.replicas[i].engine.load(at_s)
@@ -116,6 +118,8 @@ class Fleet:
         replica.becomes(life, self.clock.now)
         self._view.takes[replica.index] = life is Life.UP
         self._view.up = [r.index for r in self.replicas if r.life is Life.UP]
+        if not self._view.up:
+            self._alone_s = self.clock.now
 
     def _down_if_empty(self, replica: Replica) -> bool:
         if replica.life is not Life.DRAINING or self._view.in_flight[replica.index]:
@@ -155,6 +159,7 @@ class Fleet:
         if request.end is not End.NONE:
             return False
         if self._held.pop(request.number, None) is not None:
+            del self._held_s[request.number]
             self._ended([(request, end, self.clock.now)])
             return True
         replica, row, _ = request.placements[-1]
@@ -167,7 +172,9 @@ class Fleet:
         choice = self.router.place(request, Role.SERVE, view) if view.up else Verdict.HOLD
         if choice is Verdict.HOLD:
             self._held[request.number] = request
+            self._held_s.setdefault(request.number, self.clock.now)
             return False
+        self._held_s.pop(request.number, None)
         if choice is Verdict.REJECT:
             self._ended([(request, End.REJECTED, self.clock.now)])
         else:
@@ -243,7 +250,8 @@ class Fleet:
         self._asking = False
 
     def _nothing_left(self) -> None:
-        """No event is left. Without a replica that is up or will be, what is held fails."""
+        """No event is left. Without a replica that is up or will be, what is held has failed since
+        the last was."""
         if self._held and self._view.up:
             raise NoProgressError(
                 f"router {self.router.name!r} holds {len(self._held)} requests and nothing more "
@@ -251,4 +259,5 @@ class Fleet:
             )
         while self._held:  # what ends may send something that is held again
             held, self._held = list(self._held.values()), {}
-            self._ended([(request, End.FAILED, self.clock.now) for request in held])
+            since, self._held_s = self._held_s, {}
+            self._ended([(r, End.FAILED, max(since[r.number], self._alone_s)) for r in held])
