@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinserve.policies.base import Sharing
-from twinserve.policies.plan import Direction
+from twinserve.policies.plan import DEVICE, HOST, Place
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.specs import GpuSpec
 
@@ -78,25 +78,27 @@ class PcieLink:
         self.bytes_per_s = bytes_per_s
         self.latency_s = latency_s
         self.sharing = sharing
-        self.free_at = {Direction.TO_HOST: 0.0, Direction.TO_DEVICE: 0.0}
-        self.moved = {Direction.TO_HOST: 0, Direction.TO_DEVICE: 0}
+        self.free_at = {(DEVICE, HOST): 0.0, (HOST, DEVICE): 0.0}
+        self.moved = {(DEVICE, HOST): 0, (HOST, DEVICE): 0}
 
     def transfer(
         self,
         now: float,
         size: int,
-        direction: Direction,
+        source: Place,
+        target: Place,
         beside: Computing | None = None,
         step_waits: bool = False,
     ) -> float:
         """Queue `size` bytes at `now`; returns when they have arrived. step_waits: the step
         `beside` ends no earlier."""
-        begin = max(now, self.free_at[direction])
+        way = source, target
+        begin = max(now, self.free_at[way])
         end = begin + self.latency_s + size / self.bytes_per_s
         if beside is not None and end > beside.start:
             end = beside.landing(begin, end, step_waits)
-        self.free_at[direction] = end
-        self.moved[direction] += size
+        self.free_at[way] = end
+        self.moved[way] += size
         return end
 
     def computing(self, start: float, seconds: float, allreduce: float) -> Computing:

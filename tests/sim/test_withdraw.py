@@ -11,7 +11,7 @@ import pytest
 from tests.parameters import SOME_POLICIES, mostly_slow
 from twinserve.policies.base import Policy
 from twinserve.policies.justitia.clock import VirtualClock
-from twinserve.policies.plan import Direction, Hold, KvMove, StepPlan
+from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, StepPlan
 from twinserve.policies.registry import ledger_names, parse_policy, policy_names
 from twinserve.policies.requests import End, State
 from twinserve.sim.engine.clock import BEFORE_STEPS
@@ -210,7 +210,7 @@ class Fetching(Policy):
             row = self.waiting.pop(0)
             self.here.append(row)
             plan.admitted.append((row, 0))
-            plan.moves.append(KvMove(row, Direction.TO_DEVICE, TOKENS, Hold.REQUEST))
+            plan.moves.append(KvMove(row, HOST, DEVICE, TOKENS, Hold.REQUEST))
         ready = [row for row in self.here if row not in view.ready_s]
         requests = view.requests
         plan.rows = np.array(ready, np.int64)

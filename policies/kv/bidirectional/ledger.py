@@ -292,9 +292,7 @@ class BidirectionalLedger(KvLedger):
         return self._try(row, lambda: self._bring_back(row, keep_free))
 
     def take_moves(self) -> list[KvMove]:
-        """One KvMove per row and direction, those to the host first; Hold.STEP, with blocks and
-        slots.
-        """
+        """One KvMove per row and target, the host first; Hold.STEP, with blocks and slots."""
         return self._moves_of_step.take()
 
     # -- parts of changes ------------------------------------------------------------------------

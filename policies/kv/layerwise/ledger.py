@@ -17,7 +17,7 @@ import numpy as np
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.layerwise.cells import CellPool, offload_order
 from twinserve.policies.kv.undo import UndoLedger
-from twinserve.policies.plan import Direction, Hold, KvMove
+from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Place
 from twinserve.policies.requests import RequestClass, RequestTable
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
@@ -232,7 +232,7 @@ class LayerwiseLedger(UndoLedger):
         if not self._enter(row, tokens, host, keep_free, 0):
             return False
         if host:
-            self._move(row, Direction.TO_HOST, tokens, 0, host, Hold.STEP)
+            self._move(row, HOST, tokens, 0, host, Hold.STEP)
         return True
 
     def offload(self, row: int, layers: int, at_once: bool = False) -> bool:
@@ -261,9 +261,7 @@ class LayerwiseLedger(UndoLedger):
         self._undo(lambda: self._tables[row].__setitem__((slice(first, host), slice(held)), before))
         self._set(row, held, first)
         self._use_host(-held * layers)
-        self._move(
-            row, Direction.TO_DEVICE, int(self.table.computed_tokens[row]), first, host, Hold.STEP
-        )
+        self._move(row, DEVICE, int(self.table.computed_tokens[row]), first, host, Hold.STEP)
         return True
 
     def stream(self, row: int) -> None:
@@ -274,10 +272,8 @@ class LayerwiseLedger(UndoLedger):
         if host and row not in self._streamed:
             self._streamed.add(row)
             self._undo(lambda: self._streamed.discard(row))
-            self._move(
-                row, Direction.TO_DEVICE, int(self.table.computed_tokens[row]), 0, host, Hold.STEP
-            )
-            self._move(row, Direction.TO_HOST, 1, 0, host, Hold.STEP)
+            self._move(row, DEVICE, int(self.table.computed_tokens[row]), 0, host, Hold.STEP)
+            self._move(row, HOST, 1, 0, host, Hold.STEP)
 
     # -- bookkeeping -------------------------------------------------------------------------------
     def _make_room_for(self, rows: int) -> None:
@@ -337,14 +333,8 @@ class LayerwiseLedger(UndoLedger):
             self._leaving.append((bool(self.table.service_class[row] == _REAL_TIME), cells.copy()))
             self._undo(lambda: self._leaving.pop())
         if layers:
-            self._move(
-                row,
-                Direction.TO_HOST,
-                int(self.table.computed_tokens[row]),
-                host,
-                host + layers,
-                hold,
-            )
+            tokens = int(self.table.computed_tokens[row])
+            self._move(row, HOST, tokens, host, host + layers, hold)
         return True
 
     def _set(self, row: int, held: int, host: int) -> None:
@@ -381,13 +371,12 @@ class LayerwiseLedger(UndoLedger):
 
             self._undo(undo)
 
-    def _move(
-        self, row: int, direction: Direction, tokens: int, first: int, end: int, hold: Hold
-    ) -> None:
+    def _move(self, row: int, to: Place, tokens: int, first: int, end: int, hold: Hold) -> None:
         """A transfer of the layers from the `first` to before the `end`-th of `order`."""
         if tokens:
             layers = None if end - first == self.layers else tuple(sorted(self.order[first:end]))
-            self._moves.append(KvMove(row, direction, tokens, hold, layers=layers))
+            source = HOST if to == DEVICE else DEVICE
+            self._moves.append(KvMove(row, source, to, tokens, hold, layers=layers))
 
     # -- auditor -----------------------------------------------------------------------------------
     def check(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
-from twinserve.policies.plan import Direction, KvMove
+from twinserve.policies.plan import DEVICE, HOST, KvMove
 
 
 class CheckpointedLedger(PagedLedger):
@@ -61,9 +61,7 @@ class CheckpointedLedger(PagedLedger):
         if blocks <= 0:
             return 0
         copied = self.blocks_of(row)[first : first + blocks].copy()
-        self._moves.append(
-            KvMove(row, Direction.TO_HOST, blocks * self.block_tokens, blocks=copied)
-        )
+        self._moves.append(KvMove(row, DEVICE, HOST, blocks * self.block_tokens, blocks=copied))
         self._keep_copies(row, first + blocks)
         return blocks
 
@@ -77,7 +75,7 @@ class CheckpointedLedger(PagedLedger):
         left = tokens - copied * self.block_tokens
         if left > 0:
             rest = self.blocks_of(row)[copied:blocks].copy()
-            self._moves.append(KvMove(row, Direction.TO_HOST, left, blocks=rest))
+            self._moves.append(KvMove(row, DEVICE, HOST, left, blocks=rest))
         self._remember_text(row)
         self._give_back(row)
         self._keep_copies(row, 0)  # from now on they count as the swapped row's

@@ -13,7 +13,7 @@ import numpy as np
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.paged.pool import BlockPool
 from twinserve.policies.kv.undo import UndoLedger
-from twinserve.policies.plan import Direction, KvMove
+from twinserve.policies.plan import DEVICE, HOST, KvMove
 from twinserve.policies.requests import RequestClass, RequestTable
 
 _OWN_CONTENTS = 32  # content ids reserved at a time for text that no other request shares, blocks
@@ -206,7 +206,7 @@ class PagedLedger(UndoLedger):
         if self._host_used + blocks > self.host_blocks:
             return False
         self._moves.append(
-            KvMove(row, Direction.TO_HOST, tokens, blocks=self.blocks_of(row)[:blocks].copy())
+            KvMove(row, DEVICE, HOST, tokens, blocks=self.blocks_of(row)[:blocks].copy())
         )
         self._remember_text(row)
         self._give_back(row)
@@ -220,9 +220,7 @@ class PagedLedger(UndoLedger):
             return False
         self._take_from_host(row, tokens, blocks)
         self.admit(row, tokens)
-        self._moves.append(
-            KvMove(row, Direction.TO_DEVICE, tokens, blocks=self.blocks_of(row).copy())
-        )
+        self._moves.append(KvMove(row, HOST, DEVICE, tokens, blocks=self.blocks_of(row).copy()))
         return True
 
     # -- bookkeeping -------------------------------------------------------------------------------
