@@ -70,7 +70,8 @@ def snapshot(ledger: BidirectionalLedger) -> dict:
         "empty": state._empty[: state.num_empty].tobytes(),
         "tables": {row: state.cells_of(row).tobytes() for row in state.tables},
         "host": {row: mask.tobytes() for row, mask in state.host.items()},
-        "numbers": (state.num_empty, state.rt_blocks, state.step, state.host_used),
+        "on_host": (state.on_host.by_row(), state.on_host.free),
+        "numbers": (state.num_empty, state.rt_blocks, state.step),
         "pieces": [
             {row: [tuple(a.tobytes() for a in piece) for piece in pieces] for row, pieces in moving}
             for moving in (step.leaving.items(), step.arriving.items())

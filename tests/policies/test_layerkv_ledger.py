@@ -192,8 +192,8 @@ def test_the_auditor_sees_a_lost_cell():
         ledger.check()
     ledger = ledger_of()
     assert ledger.admit_layers(0, 9, 2)
-    ledger._host_used += 1
-    with pytest.raises(LedgerError, match="7 host cells counted, the tables say 6 of 40"):
+    ledger.host.reserve(0, 1)
+    with pytest.raises(LedgerError, match="row 0 holds 7 cells of 4 tokens in one layer, not 6"):
         ledger.check()
 
 

@@ -38,7 +38,7 @@ def snapshot(ledger: PagedLedger) -> dict:
         "found": [(int(c), int(pool._block_of[c])) for c in np.flatnonzero(pool._block_of >= 0)],
         "copies": {content: list(blocks) for content, blocks in sorted(pool._copies.items())},
         "swapped": dict(sorted(ledger._swapped.items())),
-        "host_used": ledger._host_used,
+        "host": (ledger.host.by_row(), ledger.host.free),
         "usage": ledger.usage(),
         "moves": [(m.row, way(m), m.tokens, m.blocks.tolist()) for m in ledger._moves],
     }
