@@ -101,7 +101,7 @@ class SimulatedBackend(Backend):
         begins with `work`."""
         if self.allreduces is None:
             return
-        busy, n = max(self.link.free_at.values()), work.decode_requests
+        busy, n = self.link.free_at, work.decode_requests
         for i, alone in enumerate(seconds):
             if start >= busy:
                 return
@@ -184,15 +184,15 @@ class SimulatedBackend(Backend):
         )
         for move in moves:
             size = self._bytes(move)
+            end = self.link.transfer(
+                now, size, move.source, move.target, step, move.hold is Hold.STEP
+            )
             sizes[move.target] += size
             count(
                 self.moved,
                 kind_of(move, self.requests.state[move.row], swapped_in, self.layered),
                 move.target,
                 size,
-            )
-            end = self.link.transfer(
-                now, size, move.source, move.target, step, move.hold is Hold.STEP
             )
             if move.hold is Hold.BEFORE_STEP:
                 before = max(before, end)
@@ -216,16 +216,12 @@ class SimulatedBackend(Backend):
         allreduce = self.allreduces(work)
         if not allreduce:
             return None
-        start, free_at = now + overhead_s, dict(self.link.free_at)
+        start = now + overhead_s
         waited_for = [i for i, move in enumerate(moves) if move.hold is Hold.BEFORE_STEP]
-        for i in range(waited_for[-1] + 1 if waited_for else 0):
-            way = moves[i].source, moves[i].target
-            began = max(now, free_at[way])
-            free_at[way] = (
-                began + self.link.latency_s + self._bytes(moves[i]) / self.link.bytes_per_s
-            )
-            if moves[i].hold is Hold.BEFORE_STEP:
-                start = max(start, free_at[way])
+        if waited_for:
+            first = [(self._bytes(m), m.source, m.target) for m in moves[: waited_for[-1] + 1]]
+            landings = self.link.landings(now, first)
+            start = max(start, *[landings[i] for i in waited_for])
         return self.link.computing(start, self.model.step_seconds(work), allreduce)
 
 

@@ -54,12 +54,12 @@ def test_order_bandwidth_and_bytes_are_kept(requests, bandwidth):
         assert end - begin == pytest.approx(1e-5 + size / bandwidth, rel=1e-6, abs=1e-9)
         ends[way].append(end)
         sizes[way] += size
-    assert link.moved == sizes
+    assert {OUT: link.to_host.queued_bytes, IN: link.to_device.queued_bytes} == sizes
 
 
 @pytest.mark.parametrize("settings", [(0.0,), (-1.0,), (float("nan"),), (1e9, -1e-6)])
 def test_a_link_without_bandwidth_is_refused(settings):
-    with pytest.raises(ValueError, match="a link of"):
+    with pytest.raises(ValueError, match="bytes/s with"):
         PcieLink(*settings)
 
 

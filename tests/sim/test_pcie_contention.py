@@ -152,7 +152,8 @@ def test_nothing_ends_earlier_and_the_order_is_kept(sharing, share, start, trans
         assert end >= alone.transfer(0.0, work, *way) * (1 - 1e-12)
         assert end >= last[way]
         last[way] = end
-    assert shared.moved == alone.moved
+    for port, other in ((shared.to_host, alone.to_host), (shared.to_device, alone.to_device)):
+        assert port.queued_bytes == other.queued_bytes
     assert 1.0 <= shared.computing_seconds(start, 1.0, share) <= (step.until - start) * (1 + 1e-12)
 
 
