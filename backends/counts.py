@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from twinserve.policies.plan import Direction, KvMove
+from twinserve.policies.plan import DEVICE, HOST, KvMove, Place
 from twinserve.policies.requests import State
 
 REQUESTS, LAYERS, PARTS = "requests", "layers", "parts"
@@ -27,23 +27,21 @@ MISSING = {
 }
 
 Counts = dict[str, dict[str, int]]  # kind -> moves, to_host_bytes, to_device_bytes
-_BYTES = {Direction.TO_HOST: "to_host_bytes", Direction.TO_DEVICE: "to_device_bytes"}
+_BYTES = {HOST: "to_host_bytes", DEVICE: "to_device_bytes"}
 
 
 def kind_of(move: KvMove, state: int, swapped_in: Collection[int], layered: bool) -> str:
     """state: of the move's request, after the plan; swapped_in: rows whose KV all comes back with
     it; layered: the ledger moves layers, all of a request's at times."""
-    whole = (
-        state == State.SWAPPED if move.direction is Direction.TO_HOST else move.row in swapped_in
-    )
+    whole = move.row in swapped_in if move.target == DEVICE else state == State.SWAPPED
     return REQUESTS if whole else LAYERS if layered else PARTS
 
 
-def count(counts: Counts, kind: str, direction: Direction, size: float) -> None:
-    """Add a move of `size` bytes."""
+def count(counts: Counts, kind: str, target: Place, size: float) -> None:
+    """Add a move of `size` bytes to `target`."""
     found = counts.setdefault(kind, {"moves": 0, "to_host_bytes": 0, "to_device_bytes": 0})
     found["moves"] += 1
-    found[_BYTES[direction]] += int(size)
+    found[_BYTES[target]] += int(size)
 
 
 def not_made(counts: Mapping, physical: bool) -> Counts:

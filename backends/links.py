@@ -1,7 +1,6 @@
-"""The link between device and host memory: a resource of its own, with a queue in each direction.
-
-Transfers are served one after another (a copy engine a direction, full duplex), outlive the step
-that started them, and are known by when they end. Bytes, seconds.
+"""The link between device and host memory: two ports, one a direction (a copy engine each, full
+duplex). Transfers outlive the step that started them, and are known by when they end. Bytes,
+seconds.
 
 GPUs without NVLink send their all-reduces over it too. These are evenly spread over a step's
 computing, take both directions, and count from when they begin to when they end. How they and the
@@ -18,11 +17,12 @@ is queued, and taken to be like this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from twinserve.backends.ports import Port, send
 from twinserve.policies.base import Sharing
-from twinserve.policies.plan import Direction
+from twinserve.policies.plan import DEVICE, HOST, Place
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.specs import GpuSpec
 
@@ -73,31 +73,55 @@ class PcieLink:
     def __init__(
         self, bytes_per_s: float, latency_s: float = 10e-6, sharing: Sharing = evenly
     ) -> None:
-        if not bytes_per_s > 0 or latency_s < 0:
-            raise ValueError(f"a link of {bytes_per_s} bytes/s with {latency_s} s latency")
-        self.bytes_per_s = bytes_per_s
-        self.latency_s = latency_s
+        self.to_host = Port("PCIe to the host", bytes_per_s, latency_s)
+        self.to_device = Port("PCIe to the device", bytes_per_s, latency_s)
         self.sharing = sharing
-        self.free_at = {Direction.TO_HOST: 0.0, Direction.TO_DEVICE: 0.0}
-        self.moved = {Direction.TO_HOST: 0, Direction.TO_DEVICE: 0}
+        self._paths = {(DEVICE, HOST): (self.to_host,), (HOST, DEVICE): (self.to_device,)}
+
+    @property
+    def free_at(self) -> float:
+        """When all that is queued has passed, both ways."""
+        return max(self.to_host.free_at, self.to_device.free_at)
+
+    def path(self, source: Place, target: Place) -> tuple[Port, ...]:
+        """The ports between two places. Raises ValueError where this link does not join them."""
+        path = self._paths.get((source, target))
+        if path is None:
+            raise ValueError(f"no way from {source} to {target}: PCIe joins device and host")
+        return path
 
     def transfer(
         self,
         now: float,
         size: int,
-        direction: Direction,
+        source: Place,
+        target: Place,
         beside: Computing | None = None,
         step_waits: bool = False,
     ) -> float:
         """Queue `size` bytes at `now`; returns when they have arrived. step_waits: the step
         `beside` ends no earlier."""
-        begin = max(now, self.free_at[direction])
-        end = begin + self.latency_s + size / self.bytes_per_s
-        if beside is not None and end > beside.start:
-            end = beside.landing(begin, end, step_waits)
-        self.free_at[direction] = end
-        self.moved[direction] += size
-        return end
+        path = self.path(source, target)
+        if beside is None:
+            return send(path, now, size).lands_s
+
+        def passed(port: Port, begin: float, size: int) -> float:
+            end = port.passed(begin, size)
+            return beside.landing(begin, end, step_waits) if end > beside.start else end
+
+        return send(path, now, size, passed).lands_s
+
+    def landings(self, now: float, moves: Iterable[tuple[int, Place, Place]]) -> list[float]:
+        """When `moves` (bytes, source, target), queued at `now` one after another, would arrive
+        with the link to themselves. Nothing is queued."""
+        free_at: dict[Port, float] = {}
+        ends = []
+        for size, source, target in moves:
+            (port,) = self.path(source, target)
+            end = port.passed(max(now, free_at.get(port, port.free_at)), size)
+            free_at[port] = end
+            ends.append(end)
+        return ends
 
     def computing(self, start: float, seconds: float, allreduce: float) -> Computing:
         """A step that computes from `start`, for `seconds` of which `allreduce` are all-reduces."""
@@ -106,7 +130,7 @@ class PcieLink:
 
     def computing_seconds(self, start: float, seconds: float, allreduce: float) -> float:
         """How long that takes beside what is queued."""
-        busy = max(self.free_at.values()) - start
+        busy = self.free_at - start
         if busy <= 0 or not allreduce:
             return seconds
         _, delay = self.sharing(allreduce / seconds)

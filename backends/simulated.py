@@ -11,7 +11,7 @@ from twinserve.backends.base import Backend, Executed, Transfers
 from twinserve.backends.counts import Counts, count, kind_of
 from twinserve.backends.links import Computing, PcieLink
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.plan import Direction, Hold, KvMove, Preemption, StepOutcome, StepPlan
+from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
 
@@ -101,7 +101,7 @@ class SimulatedBackend(Backend):
         begins with `work`."""
         if self.allreduces is None:
             return
-        busy, n = max(self.link.free_at.values()), work.decode_requests
+        busy, n = self.link.free_at, work.decode_requests
         for i, alone in enumerate(seconds):
             if start >= busy:
                 return
@@ -173,7 +173,7 @@ class SimulatedBackend(Backend):
         that they are queued with, `overhead_s` after them; None: no step."""
         if not moves:
             return Transfers(0, 0, {}, {}, now, now)
-        sizes = {Direction.TO_HOST: 0, Direction.TO_DEVICE: 0}
+        sizes = {HOST: 0, DEVICE: 0}
         ready: dict[int, float] = {}
         lands: dict[int, float] = {}
         before = beside = now
@@ -184,14 +184,16 @@ class SimulatedBackend(Backend):
         )
         for move in moves:
             size = self._bytes(move)
-            sizes[move.direction] += size
+            end = self.link.transfer(
+                now, size, move.source, move.target, step, move.hold is Hold.STEP
+            )
+            sizes[move.target] += size
             count(
                 self.moved,
                 kind_of(move, self.requests.state[move.row], swapped_in, self.layered),
-                move.direction,
+                move.target,
                 size,
             )
-            end = self.link.transfer(now, size, move.direction, step, move.hold is Hold.STEP)
             if move.hold is Hold.BEFORE_STEP:
                 before = max(before, end)
             elif move.hold is Hold.STEP:
@@ -200,9 +202,7 @@ class SimulatedBackend(Backend):
                 lands[move.row] = max(lands.get(move.row, 0.0), end)
                 if move.hold is Hold.REQUEST:
                     ready[move.row] = max(ready.get(move.row, 0.0), end)
-        return Transfers(
-            sizes[Direction.TO_HOST], sizes[Direction.TO_DEVICE], ready, lands, before, beside
-        )
+        return Transfers(sizes[HOST], sizes[DEVICE], ready, lands, before, beside)
 
     def _bytes(self, move: KvMove) -> int:
         size = move.tokens * self.limits.kv_bytes_per_token
@@ -216,16 +216,12 @@ class SimulatedBackend(Backend):
         allreduce = self.allreduces(work)
         if not allreduce:
             return None
-        start, free_at = now + overhead_s, dict(self.link.free_at)
+        start = now + overhead_s
         waited_for = [i for i, move in enumerate(moves) if move.hold is Hold.BEFORE_STEP]
-        for i in range(waited_for[-1] + 1 if waited_for else 0):
-            direction = moves[i].direction
-            began = max(now, free_at[direction])
-            free_at[direction] = (
-                began + self.link.latency_s + self._bytes(moves[i]) / self.link.bytes_per_s
-            )
-            if moves[i].hold is Hold.BEFORE_STEP:
-                start = max(start, free_at[direction])
+        if waited_for:
+            first = [(self._bytes(m), m.source, m.target) for m in moves[: waited_for[-1] + 1]]
+            landings = self.link.landings(now, first)
+            start = max(start, *[landings[i] for i in waited_for])
         return self.link.computing(start, self.model.step_seconds(work), allreduce)
 
 

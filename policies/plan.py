@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -18,9 +19,20 @@ class Preemption(Enum):
     SWAP = "swap"  # copied to the host, back when resumed
 
 
-class Direction(Enum):
-    TO_HOST = "d2h"
-    TO_DEVICE = "h2d"
+class Place(NamedTuple):
+    """Where KV can lie, as seen from the engine whose plan it is.
+
+    number  which one of its kind; 0 is the engine's own
+    """
+
+    kind: Literal["device", "host"]
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}" if self.number else self.kind
+
+
+DEVICE, HOST = Place("device"), Place("host")
 
 
 class Hold(Enum):
@@ -34,7 +46,7 @@ class Hold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KvMove:
-    """One transfer of KV between device and host.
+    """One transfer of KV from one place to another.
 
     tokens  slots moved; bytes are tokens * the engine's KV bytes a token (* len(layers) / all
             layers)
@@ -44,7 +56,8 @@ class KvMove:
     """
 
     row: int
-    direction: Direction
+    source: Place
+    target: Place
     tokens: int
     hold: Hold = Hold.STEP
     blocks: np.ndarray | None = None

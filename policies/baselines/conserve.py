@@ -33,7 +33,7 @@ from twinserve.policies.kv.paged.checkpointed import CheckpointedLedger
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.parts.fill import fill
 from twinserve.policies.parts.runs import LONGEST_RUN, further_decodes
-from twinserve.policies.plan import Direction, Hold, KvMove, Preemption, StepPlan
+from twinserve.policies.plan import DEVICE, Hold, KvMove, Preemption, StepPlan
 from twinserve.policies.requests import RequestClass, RequestTable, State
 
 _WAITING, _RUNNING, _SWAPPED = int(State.WAITING), int(State.RUNNING), int(State.SWAPPED)
@@ -168,9 +168,9 @@ class ConservePolicy(Policy[ConserveOptions]):
         own KV."""
         victims, back = {row for row, _ in plan.preempted}, set(plan.swapped_in)
         for index, move in enumerate(moves):
-            if move.direction is Direction.TO_HOST and move.row in victims:
+            if move.source == DEVICE and move.row in victims:
                 moves[index] = replace(move, hold=Hold.BEFORE_STEP)
-            elif move.direction is Direction.TO_DEVICE and move.row in back:
+            elif move.target == DEVICE and move.row in back:
                 moves[index] = replace(move, hold=Hold.REQUEST)
         return moves
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinserve.policies.kv.events import KvListener
 from twinserve.policies.plan import KvMove
 from twinserve.policies.requests import RequestTable
+
+if TYPE_CHECKING:
+    from twinserve.policies.kv.tiers import Holdings, Tier
 
 
 class LedgerError(AssertionError):
@@ -39,6 +43,7 @@ class KvLedger(ABC):
 
     block_tokens  tokens a block holds
     num_blocks    blocks of the device pool
+    host_blocks   blocks that the tier behind it has room for, those of others on it included
     Rows index the RequestTable given at construction. All sizes are tokens or blocks as named.
     """
 
@@ -48,6 +53,8 @@ class KvLedger(ABC):
     publishes_events = False  # True: has `subscribe`; False: nothing in it is found by others
     knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
     layers = 1  # of a ledger: those whose KV it moves one by one
+    host: Holdings  # what rows hold of the tier behind the device, at first one of its own
+    host_units = 1  # of that tier, for a block
     # Of an asynchronous engine, which sets it: a plan may take memory for a token after one that is
     # still being computed. A block that such a token would fill has no name yet, so only known text
     # can be found; when an outcome is booked `grow_all` comes once more, with what rows have
@@ -232,6 +239,13 @@ class KvLedger(ABC):
         raise ValueError(
             f"the {self.name} ledger publishes no KV events; use one that does, as kv=paged"
         )
+
+    def borrow(self, tier: Tier) -> None:
+        """From now on KV that leaves the device is held in `tier`, which other ledgers may borrow
+        from, too. Raises LedgerError where rows hold something, or the tier's units are not this
+        ledger's (see tiers.py)."""
+        self.host.move_to(tier)
+        self.host_blocks = tier.capacity // self.host_units
 
     # -- trying ------------------------------------------------------------------------------------
     @abstractmethod

@@ -12,7 +12,7 @@ from twinserve.backends.live.engine.backend import LiveBackend
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.policies.base import Policy
-from twinserve.policies.plan import Direction
+from twinserve.policies.plan import DEVICE, HOST
 from twinserve.policies.registry import PolicySpec, ledger_class
 from twinserve.policies.requests import RequestTable
 from twinserve.sim.engine.clock import Clock
@@ -106,13 +106,11 @@ class LiveRun(Simulation):
         scheduler = engine.scheduler
         described = describe(self.inputs, self.spec, self.engines[0])
         copied = {
-            direction.value: {
-                "bytes": sum(size for way, size, _ in self.backend.transfers if way is direction),
-                "seconds": sum(
-                    seconds for way, _, seconds in self.backend.transfers if way is direction
-                ),
+            way: {
+                "bytes": sum(size for to, size, _ in self.backend.transfers if to == target),
+                "seconds": sum(took for to, _, took in self.backend.transfers if to == target),
             }
-            for direction in Direction
+            for way, target in (("d2h", HOST), ("h2d", DEVICE))
         }
         return {
             "vllm": engine.version,

@@ -27,6 +27,7 @@ from twinserve.backends.live.transfer.layout import (
     slot_axes,
     table_of,
 )
+from twinserve.policies.plan import DEVICE, HOST
 
 BLOCKS, SLOTS = 12, 16
 
@@ -312,8 +313,8 @@ def test_reports():
     host.resumed("a", [3, 4], host.missing("a", SLOTS, 30))
     copier.carry_out(host.take_orders())
     out, back = copier.reports()
-    assert (out.order, out.direction.value, out.tokens) == (1, "d2h", 20)
-    assert (back.order, back.direction.value, back.tokens) == (2, "h2d", 4)
+    assert (out.order, out.target, out.tokens) == (1, HOST, 20)
+    assert (back.order, back.target, back.tokens) == (2, DEVICE, 4)
     assert (out.nbytes, back.nbytes) == (20 * 2 * 3 * 8 * 4, 4 * 2 * 3 * 8 * 4)
     assert min(out.seconds, out.held_s, back.seconds, back.held_s) > 0
     assert copier.reports() == []

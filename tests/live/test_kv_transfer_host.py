@@ -8,9 +8,6 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from twinserve.backends.live.transfer.host import HostFull, HostKv, HostRows, part, slots_of
-from twinserve.policies.plan import Direction
-
-OUT, BACK = Direction.TO_HOST, Direction.TO_DEVICE
 
 
 def indices(runs) -> list[int]:

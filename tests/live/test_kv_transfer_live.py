@@ -13,6 +13,7 @@ from tests.identity.protocol import EngineSettings
 from tests.live.engine import LiveEngine, Output
 from tests.live.test_live_identity import LOGPROB_TOLERANCE, same_answer
 from twinserve.backends.live.engine import tiny_model
+from twinserve.policies.plan import DEVICE, HOST
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -220,12 +221,11 @@ def test_transfers_are_reported(engine):
     engine.serve(make_requests())
     transfers, tokens = engine.scheduler.transfers, engine.scheduler.tokens
     moved = {
-        direction: sum(t.tokens for t in transfers if t.direction.value == direction)
-        for direction in ("d2h", "h2d")
+        target: sum(t.tokens for t in transfers if t.target == target) for target in (HOST, DEVICE)
     }
-    assert moved["d2h"] == tokens["out"]
+    assert moved[HOST] == tokens["out"]
     cached = engine.settings.enable_prefix_caching
-    assert moved["h2d"] < tokens["back"] if cached else moved["h2d"] == tokens["back"]
+    assert moved[DEVICE] < tokens["back"] if cached else moved[DEVICE] == tokens["back"]
     for transfer in transfers:
         assert transfer.nbytes == transfer.tokens * SLOT_BYTES
         assert 0 < transfer.held_s <= transfer.seconds < 5

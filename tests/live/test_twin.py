@@ -17,7 +17,7 @@ from twinserve.backends.live.engine.planned import PlannedStep
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.policies.plan import Direction
+from twinserve.policies.plan import HOST
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.setup.config import SimulationConfig
@@ -158,7 +158,7 @@ def test_layers_that_the_engine_cannot_move_are_counted(bench):
         assert sum(counts[way] for counts in asked.values()) == steps[way].sum()
     # The engine copies whole requests, as often as they leave, and nothing else.
     swapped = int(run.rows().requests["swaps"].sum())
-    assert sum(way is Direction.TO_HOST for way, *_ in run.backend.transfers) == swapped
+    assert sum(target == HOST for target, *_ in run.backend.transfers) == swapped
     assert set(found["not_made"]) == {"layers"}
 
 

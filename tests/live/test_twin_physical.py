@@ -17,7 +17,7 @@ from tests.policies.bidi_views import preemption_table
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import MODELS, VOCAB, write_model
-from twinserve.policies.plan import Direction, StepPlan
+from twinserve.policies.plan import DEVICE, HOST, StepPlan
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.setup.run import run_policy
@@ -138,10 +138,8 @@ class Watch:
         n, owner = ledger.num_blocks, ledger._state.owner
         victims = {row for row, _ in plan.preempted}
         for move in plan.moves:
-            whole = victims if move.direction is Direction.TO_HOST else plan.swapped_in
-            self.counts[move.direction.value, "whole" if move.row in whole else "slots"] += (
-                move.tokens
-            )
+            whole = victims if move.target == HOST else plan.swapped_in
+            self.counts[move.target, "whole" if move.row in whole else "slots"] += move.tokens
         self.counts["steps"] += 1
         self.counts["shared"] += bool(((owner[:n] >= 0) & (owner[n:] >= 0)).any())
         self.counts["conflicts"] += bool(preemption_table(ledger))
@@ -175,8 +173,8 @@ def test_the_layout_is_physical(bench):
     counts = watch.counts
     happened = {name: counts[name] for name in ("shared", "conflicts", "left early", "relocated")}
     happened |= {
-        (way.value, what): counts[way.value, what]
-        for way in Direction
+        (target, what): counts[target, what]
+        for target in (HOST, DEVICE)
         for what in ("whole", "slots")
     }
     assert min(happened.values()) > 0, happened
@@ -186,12 +184,10 @@ def test_the_layout_is_physical(bench):
     # vLLM's manager was never asked
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS
     assert scheduler.connector.free_tokens == SETTINGS["host_blocks"] * SIZE
-    copied = {
-        way: sum(size for d, size, _ in run.backend.transfers if d is way) for way in Direction
-    }
     slot_bytes = TINY.layers * 2 * TINY.kv_heads * TINY.head_dim * 4
-    for way in Direction:
-        assert copied[way] == slot_bytes * (counts[way.value, "whole"] + counts[way.value, "slots"])
+    for target in (HOST, DEVICE):
+        copied = sum(size for to, size, _ in run.backend.transfers if to == target)
+        assert copied == slot_bytes * (counts[target, "whole"] + counts[target, "slots"])
 
 
 @pytest.mark.parametrize("policy", ["bros", "bros:chunk=48", "vllm:kv=bidirectional"])

@@ -3,6 +3,7 @@ each step."""
 
 from __future__ import annotations
 
+from tests.moves import way
 from tests.policies.policy_runs import Desk
 from twinserve.backends.links import PcieLink, evenly
 from twinserve.backends.simulated import SimulatedBackend
@@ -73,10 +74,7 @@ class LayerDesk(Desk):
     def moves(self) -> list[tuple]:
         """(name, direction, tokens, layers, who waits) of the last plan."""
         names = self.table.ids
-        return [
-            (names[m.row], m.direction.value, m.tokens, m.layers, m.hold.value)
-            for m in self.plan.moves
-        ]
+        return [(names[m.row], way(m), m.tokens, m.layers, m.hold.value) for m in self.plan.moves]
 
     def resident(self, *names: str) -> list[int]:
         return [self.ledger.resident_layers(self.table.ids.index(name)) for name in names]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
+from tests.moves import way
 from tests.sim.stepper import SteppedPlan, Stepper, granted
 from twinserve.backends.links import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
@@ -113,7 +114,7 @@ class Desk:
     def moves(self) -> list[tuple[str, str, int, str]]:
         """(name, direction, tokens, who waits) of the last plan."""
         names = self.table.ids
-        return [(names[m.row], m.direction.value, m.tokens, m.hold.value) for m in self.plan.moves]
+        return [(names[m.row], way(m), m.tokens, m.hold.value) for m in self.plan.moves]
 
     def held(self, name: str) -> int:
         return self.ledger.held_blocks(self.table.ids.index(name))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.policies.bidi_views import held_tokens, preemption_table
 from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
-from twinserve.policies.plan import Direction, Hold
+from twinserve.policies.plan import HOST, Hold
 from twinserve.policies.requests import RequestTable
 
 
@@ -49,7 +49,7 @@ class Board:
         for m in self.ledger.take_moves():
             assert m.hold is Hold.STEP
             places = [f"{b}[{lo}:{hi}]" for b, (lo, hi) in zip(m.blocks, m.slots, strict=True)]
-            arrow = "to host" if m.direction is Direction.TO_HOST else "to device"
+            arrow = "to host" if m.target == HOST else "to device"
             found.append(f"{self.table.ids[m.row]} {arrow} {m.tokens}: {' '.join(places)}")
         return found
 

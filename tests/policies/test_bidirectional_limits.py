@@ -152,7 +152,7 @@ def test_a_step_cannot_begin_inside_a_try():
         lambda s: s.lack.__setitem__(2 + 3, 0),  # a3 and B8 in one slot
         lambda s: s.lack.__setitem__(0, 1),  # A2 nowhere
         lambda s: s.host.clear(),
-        lambda s: setattr(s, "host_used", 7),
+        lambda s: s.on_host.reserve(1, 1),
         lambda s: s.owner.__setitem__(1, 0),
         lambda s: s.count.__setitem__(1, 3),
         lambda s: s.start.__setitem__(2, 3),

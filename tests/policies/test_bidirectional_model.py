@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.examples import examples
+from tests.moves import way
 from tests.parameters import mostly_slow
 from tests.policies.bidi_reference import Reference
 from tests.policies.bidi_views import held_tokens, preemption_table
 from twinserve.policies.kv.base import LedgerError
 from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
-from twinserve.policies.plan import Direction
+from twinserve.policies.plan import DEVICE, HOST
 from twinserve.policies.requests import RequestTable
 
 
@@ -36,7 +37,7 @@ def summary(ledger: BidirectionalLedger) -> dict:
             for c, p in zip(cells, peers, strict=True)
         ]
     held = np.flatnonzero(state.held).tolist()
-    pieces = ledger._moves_of_step.pieces
+    step = ledger._moves_of_step
     return {
         "rows": rows,
         "swapped": {
@@ -46,7 +47,11 @@ def summary(ledger: BidirectionalLedger) -> dict:
         "pinned": np.flatnonzero(state.pinned == state.step).tolist(),
         "empty": ledger.free_blocks,
         "moves": sorted(
-            (r, d.value, int(t)) for (r, d), ps in pieces.items() for p in ps for t in p[0]
+            (r, way, int(t))
+            for way, moving in (("d2h", step.leaving), ("h2d", step.arriving))
+            for r, pieces in moving.items()
+            for piece in pieces
+            for t in piece[0]
         ),
         "relocated": sorted(r.row for r in ledger.relocations()),
     }
@@ -54,7 +59,7 @@ def summary(ledger: BidirectionalLedger) -> dict:
 
 def snapshot(ledger: BidirectionalLedger) -> dict:
     """Every bit of the state that is valid, block numbers included."""
-    state = ledger._state
+    state, step = ledger._state, ledger._moves_of_step
     arrays = {
         k: v.tobytes()
         for k, v in vars(state).items()
@@ -65,11 +70,12 @@ def snapshot(ledger: BidirectionalLedger) -> dict:
         "empty": state._empty[: state.num_empty].tobytes(),
         "tables": {row: state.cells_of(row).tobytes() for row in state.tables},
         "host": {row: mask.tobytes() for row, mask in state.host.items()},
-        "numbers": (state.num_empty, state.rt_blocks, state.step, state.host_used),
-        "pieces": {
-            key: [tuple(a.tobytes() for a in piece) for piece in pieces]
-            for key, pieces in ledger._moves_of_step.pieces.items()
-        },
+        "on_host": (state.on_host.by_row(), state.on_host.free),
+        "numbers": (state.num_empty, state.rt_blocks, state.step),
+        "pieces": [
+            {row: [tuple(a.tobytes() for a in piece) for piece in pieces] for row, pieces in moving}
+            for moving in (step.leaving.items(), step.arriving.items())
+        ],
         "relocations": ledger.relocations(),
     }
 
@@ -93,8 +99,8 @@ class Memory:
 
     def execute(self, ledger) -> None:
         moves = ledger.take_moves()
-        assert [m.direction.value for m in moves] == sorted(m.direction.value for m in moves)
-        assert len({(m.row, m.direction) for m in moves}) == len(moves)
+        assert [way(m) for m in moves] == sorted(way(m) for m in moves)
+        assert len({(m.row, m.target) for m in moves}) == len(moves)
         for move in moves:
             slots = [
                 (b, s)
@@ -102,7 +108,7 @@ class Memory:
                 for s in range(lo, hi)
             ]
             assert len(slots) == move.tokens == len(set(slots))
-            if move.direction is Direction.TO_HOST:
+            if move.target == HOST:
                 for place in slots:
                     label = self.device[place]
                     assert label is not None and label[0] == move.row
@@ -113,7 +119,7 @@ class Memory:
             for place, label in zip(new, [self.device[p] for p in old], strict=True):
                 self.device[place] = label
         for move in moves:
-            if move.direction is Direction.TO_DEVICE:
+            if move.target == DEVICE:
                 token_at = {place: t for t, place in enumerate(self.places(ledger, move.row))}
                 for b, (lo, hi) in zip(move.blocks, move.slots, strict=True):
                     for s in range(lo, hi):

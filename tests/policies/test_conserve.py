@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.moves import way
 from tests.policies.policy_runs import BE, RT, Desk
 from tests.sim.stepper import Stepper
 from twinserve.backends.links import PcieLink
@@ -67,7 +68,7 @@ def copied_blocks(ledger, rows):
 
 
 def moved(ledger) -> list[tuple[int, str, int]]:
-    return [(m.row, m.direction.value, m.tokens) for m in ledger.take_moves()]
+    return [(m.row, way(m), m.tokens) for m in ledger.take_moves()]
 
 
 def test_full_blocks_are_copied_once_and_not_moved_again():
@@ -244,9 +245,7 @@ def audit(core: EngineCore) -> None:
         computed = requests.computed_tokens.copy()
         decided = plan(now)
         ledger.check()
-        out = {
-            m.row: m for m in decided.moves if m.direction.value == D2H and m.hold.value == "before"
-        }
+        out = {m.row: m for m in decided.moves if way(m) == D2H and m.hold.value == "before"}
         victims = [row for row, _ in decided.preempted]
         for row, kind in decided.preempted:
             rest = int(computed[row]) - copies[row] * ledger.block_tokens

@@ -7,7 +7,7 @@ from tests.policies.policy_runs import ledger_of
 from twinserve.policies.base import SystemView
 from twinserve.policies.parts.fill import blocking, fill
 from twinserve.policies.parts.runs import decodes_only, further_decodes
-from twinserve.policies.plan import Direction, Hold, KvMove, StepPlan
+from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, StepPlan
 from twinserve.policies.requests import RequestTable, State
 
 
@@ -151,5 +151,5 @@ def test_what_stands():
 
 
 def test_blocking_moves_keep_all_else():
-    move = KvMove(3, Direction.TO_HOST, 7, Hold.STEP)
-    assert blocking([move]) == [KvMove(3, Direction.TO_HOST, 7, Hold.BEFORE_STEP)]
+    move = KvMove(3, DEVICE, HOST, 7, Hold.STEP)
+    assert blocking([move]) == [KvMove(3, DEVICE, HOST, 7, Hold.BEFORE_STEP)]

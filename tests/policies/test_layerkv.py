@@ -13,7 +13,7 @@ from tests.policies.test_fast_path import workloads
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.layerkv.cost import layerkv_estimator
-from twinserve.policies.plan import Direction, Hold
+from twinserve.policies.plan import DEVICE, HOST, Hold
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.results.recorder import request_frame
 from twinserve.traces.workload import Workload
@@ -268,7 +268,7 @@ def test_proactive_offload_can_be_off():
         ahead = [
             m
             for m, new, runs in moves
-            if m.direction is Direction.TO_HOST and m.hold is Hold.STEP and not new and m.tokens > 1
+            if m.target == HOST and m.hold is Hold.STEP and not new and m.tokens > 1
         ]
         assert bool(ahead) == proactive
 
@@ -278,7 +278,7 @@ def test_promotion_can_be_off():
     for option in ("true", "false"):
         requests, moves = seen(f"layerkv:x=0,promote={option}")
         moved[option] = requests.last_token_s.max()
-        waiting = [m for m, _, runs in moves if m.direction is Direction.TO_DEVICE and not runs]
+        waiting = [m for m, _, runs in moves if m.target == DEVICE and not runs]
         assert bool(waiting) == (option == "true")
     assert moved["false"] > 1.1 * moved["true"]
 

@@ -13,14 +13,14 @@ from tests.policies.test_fast_path import workloads
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.kv.base import LedgerError
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
-from twinserve.policies.plan import Direction, Hold
+from twinserve.policies.plan import DEVICE, HOST, Hold
 from twinserve.policies.registry import policy_names
 from twinserve.policies.requests import RequestTable
 
-ROWS, LAYERS, BLOCKS, HOST = 6, 4, 12, 10
+ROWS, LAYERS, BLOCKS, ROOM = 6, 4, 12, 10
 
 
-def ledger_of(layers=LAYERS, blocks=BLOCKS, host=HOST) -> LayerwiseLedger:
+def ledger_of(layers=LAYERS, blocks=BLOCKS, host=ROOM) -> LayerwiseLedger:
     table = RequestTable()
     for i in range(ROWS):
         table.submit(f"r{i}", prompt_tokens=9, service_class=i % 2)
@@ -53,7 +53,7 @@ def state(ledger: LayerwiseLedger):
             for r in rows
         ],
         ledger.missing_tokens(np.array(rows, np.int64)).tolist(),
-        [(m.row, m.direction, m.tokens, m.layers, m.hold) for m in ledger._moves],
+        [(m.row, m.source, m.target, m.tokens, m.layers, m.hold) for m in ledger._moves],
     )
 
 
@@ -133,12 +133,12 @@ def test_cells_are_conserved(ops):
             if r in ledger._tables
         )
         assert device + ledger.free_cells + ledger.leaving_cells == BLOCKS * LAYERS
-        assert host + ledger.free_host_cells == HOST * LAYERS
+        assert host + ledger.free_host_cells == ROOM * LAYERS
     for row in range(ROWS):
         ledger.free(row)
     ledger.begin_step()
     ledger.check()
-    assert ledger.free_blocks == BLOCKS and ledger.free_host_cells == HOST * LAYERS
+    assert ledger.free_blocks == BLOCKS and ledger.free_host_cells == ROOM * LAYERS
     assert ledger.usage().host_tokens == 0 and ledger.usage().real_time == 0
 
 
@@ -192,8 +192,8 @@ def test_the_auditor_sees_a_lost_cell():
         ledger.check()
     ledger = ledger_of()
     assert ledger.admit_layers(0, 9, 2)
-    ledger._host_used += 1
-    with pytest.raises(LedgerError, match="7 host cells counted, the tables say 6 of 40"):
+    ledger.host.reserve(0, 1)
+    with pytest.raises(LedgerError, match="row 0 holds 7 cells of 4 tokens in one layer, not 6"):
         ledger.check()
 
 
@@ -204,8 +204,9 @@ def test_a_prompt_with_two_of_four_layers_on_the_device():
     ledger.begin_step()
     assert ledger.admit_layers(0, 9, resident=2)
     (move,) = ledger.take_moves()
-    assert (move.direction, move.tokens, move.layers, move.hold) == (
-        Direction.TO_HOST,
+    assert (move.source, move.target, move.tokens, move.layers, move.hold) == (
+        DEVICE,
+        HOST,
         9,
         (0, 2),
         Hold.STEP,
@@ -246,8 +247,8 @@ def test_a_row_runs_only_when_its_layers_are_brought():
     ledger.stream(0)
     assert ledger.missing_tokens(0) == 0
     there, back = ledger.take_moves()
-    assert (there.direction, there.tokens, there.layers) == (Direction.TO_DEVICE, 8, (0, 2))
-    assert (back.direction, back.tokens, back.layers) == (Direction.TO_HOST, 1, (0, 2))
+    assert (there.target, there.tokens, there.layers) == (DEVICE, 8, (0, 2))
+    assert (back.target, back.tokens, back.layers) == (HOST, 1, (0, 2))
     ledger.begin_step()
     assert ledger.missing_tokens(0) == 8
     assert ledger.onload(0, 2) and ledger.missing_tokens(0) == 0

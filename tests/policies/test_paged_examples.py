@@ -5,7 +5,7 @@ import pytest
 
 from twinserve.policies.kv.base import LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
-from twinserve.policies.plan import Direction
+from twinserve.policies.plan import DEVICE, HOST
 from twinserve.policies.requests import RequestTable
 
 SIZE = 4
@@ -138,8 +138,8 @@ def test_swapping_needs_room_on_both_sides():
     assert not shelf.ledger.swap_in(other) and shelf.ledger.missing_tokens(other) == 4
     shelf.free("three")
     assert not shelf.ledger.swap_in(other, keep_free=1) and shelf.ledger.swap_in(other)
-    kinds = [(m.row, m.direction, m.tokens) for m in shelf.ledger.take_moves()]
-    assert kinds == [(other, Direction.TO_HOST, 4), (other, Direction.TO_DEVICE, 4)]
+    kinds = [(m.row, m.target, m.tokens) for m in shelf.ledger.take_moves()]
+    assert kinds == [(other, HOST, 4), (other, DEVICE, 4)]
 
 
 def test_misuse_is_told():

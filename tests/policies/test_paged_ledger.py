@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.examples import examples
+from tests.moves import way
 from tests.policies.paged_reference import PagedReference
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.requests import RequestTable
@@ -37,9 +38,9 @@ def snapshot(ledger: PagedLedger) -> dict:
         "found": [(int(c), int(pool._block_of[c])) for c in np.flatnonzero(pool._block_of >= 0)],
         "copies": {content: list(blocks) for content, blocks in sorted(pool._copies.items())},
         "swapped": dict(sorted(ledger._swapped.items())),
-        "host_used": ledger._host_used,
+        "host": (ledger.host.by_row(), ledger.host.free),
         "usage": ledger.usage(),
-        "moves": [(m.row, m.direction, m.tokens, m.blocks.tolist()) for m in ledger._moves],
+        "moves": [(m.row, way(m), m.tokens, m.blocks.tolist()) for m in ledger._moves],
     }
 
 
@@ -230,7 +231,7 @@ class World:
             assert ledger.held_blocks(row) == ledger.missing_tokens(row) == 0
         for row, tokens in reference.swapped.items():
             assert ledger.missing_tokens(row) == tokens and not ledger.held_blocks(row)
-        moves = [(m.row, m.direction.value, m.tokens) for m in ledger._moves]
+        moves = [(m.row, way(m), m.tokens) for m in ledger._moves]
         assert moves == self.moved
 
     def distinct(self):

@@ -6,6 +6,7 @@ Much of it is in `harness.Audit`, which looks at every plan and every outcome of
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections import deque
 from dataclasses import fields, replace
@@ -197,7 +198,12 @@ def test_moved_bytes_add_up(policy):
     sim = audited(policy)
     moved = int((sim.steps.to_host_bytes + sim.steps.to_device_bytes).sum())
     assert moved == int(sim.requests.swapped_tokens.sum()) * sim.audits[0].limits.kv_bytes_per_token
-    assert moved == sum(sim.engines[0].backend.link.moved.values())
+    link = sim.engines[0].backend.link
+    ports = (link.to_host, link.to_device)
+    assert moved == sum(port.queued_bytes for port in ports)
+    for port in ports:
+        port.settle(math.inf)
+        assert (port.landed_bytes, port.lost_bytes) == (port.queued_bytes, 0)
 
 
 # -- time ------------------------------------------------------------------------------------------

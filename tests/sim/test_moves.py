@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.moves import IN, OUT
 from twinserve.backends.counts import kind_of, not_made, not_made_lines
-from twinserve.policies.plan import Direction, KvMove
+from twinserve.policies.plan import KvMove
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import State
 from twinserve.sim.cli.live import locked_lines, locked_summary
@@ -32,7 +33,6 @@ CROWDED = {
     "host_blocks": 400,
     "slo": "none",
 }
-OUT, IN = Direction.TO_HOST, Direction.TO_DEVICE
 
 
 def inputs_for(policy: str, **changes):
@@ -50,7 +50,7 @@ def logged(policy: str, **changes):
 
 
 @pytest.mark.parametrize(
-    "direction, state, swapped_in, layered, kind",
+    "places, state, swapped_in, layered, kind",
     [
         (OUT, State.SWAPPED, (), False, "requests"),
         (OUT, State.SWAPPED, (), True, "requests"),  # what layers it still had
@@ -62,8 +62,8 @@ def logged(policy: str, **changes):
         (IN, State.RUNNING, (), True, "layers"),
     ],
 )
-def test_kinds(direction, state, swapped_in, layered, kind):
-    assert kind_of(KvMove(3, direction, 8), state, swapped_in, layered) == kind
+def test_kinds(places, state, swapped_in, layered, kind):
+    assert kind_of(KvMove(3, *places, 8), state, swapped_in, layered) == kind
 
 
 def test_a_log_keeps_what_layerkv_moved():

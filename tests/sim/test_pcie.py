@@ -7,33 +7,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.moves import IN, OUT
 from tests.parameters import mostly_slow
 from tests.sim.harness import Affine, Toy, build, hybrid, simulate
 from twinserve.backends.links import PcieLink
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.plan import Direction, Hold, KvMove, StepPlan
+from twinserve.policies.plan import Hold, KvMove, StepPlan
 from twinserve.traces.workload import Workload
 
 STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)  # every step takes a second
 BYTES = 1_000_000  # bytes a second of the link in tests of transfers; a token is 1,000 bytes
 LIMITS = EngineLimits(max_num_seqs=8, max_num_batched_tokens=10_000, kv_bytes_per_token=1000)
-OUT, IN = Direction.TO_HOST, Direction.TO_DEVICE
 
 
 def test_a_transfer_takes_latency_plus_size_over_bandwidth():
-    assert PcieLink(1000, latency_s=0.5).transfer(2.0, 3000, OUT) == 5.5
+    assert PcieLink(1000, latency_s=0.5).transfer(2.0, 3000, *OUT) == 5.5
 
 
 def test_transfers_of_one_direction_are_served_one_after_another():
     link = PcieLink(1000, latency_s=0.5)
-    assert [link.transfer(0.0, 1000, OUT), link.transfer(0.25, 2000, OUT)] == [1.5, 4.0]
-    assert link.transfer(10.0, 1000, OUT) == 11.5  # it was idle by then
+    assert [link.transfer(0.0, 1000, *OUT), link.transfer(0.25, 2000, *OUT)] == [1.5, 4.0]
+    assert link.transfer(10.0, 1000, *OUT) == 11.5  # it was idle by then
 
 
 def test_directions_do_not_delay_each_other():
     link = PcieLink(1000, latency_s=0.0)
-    assert link.transfer(0.0, 5000, OUT) == 5.0
-    assert link.transfer(1.0, 1000, IN) == 2.0
+    assert link.transfer(0.0, 5000, *OUT) == 5.0
+    assert link.transfer(1.0, 1000, *IN) == 2.0
 
 
 @given(
@@ -46,20 +46,20 @@ def test_order_bandwidth_and_bytes_are_kept(requests, bandwidth):
     link, now = PcieLink(bandwidth), 0.0
     ends = {OUT: [0.0], IN: [0.0]}
     sizes = {OUT: 0, IN: 0}
-    for pause, size, direction in requests:
+    for pause, size, way in requests:
         now += pause
-        end = link.transfer(now, size, direction)
-        begin = max(now, ends[direction][-1])
+        end = link.transfer(now, size, *way)
+        begin = max(now, ends[way][-1])
         assert end >= begin
         assert end - begin == pytest.approx(1e-5 + size / bandwidth, rel=1e-6, abs=1e-9)
-        ends[direction].append(end)
-        sizes[direction] += size
-    assert link.moved == sizes
+        ends[way].append(end)
+        sizes[way] += size
+    assert {OUT: link.to_host.queued_bytes, IN: link.to_device.queued_bytes} == sizes
 
 
 @pytest.mark.parametrize("settings", [(0.0,), (-1.0,), (float("nan"),), (1e9, -1e-6)])
 def test_a_link_without_bandwidth_is_refused(settings):
-    with pytest.raises(ValueError, match="a link of"):
+    with pytest.raises(ValueError, match="bytes/s with"):
         PcieLink(*settings)
 
 
@@ -69,8 +69,8 @@ def toy(**script):
     return type("Scripted", (Toy,), {"script": moves})
 
 
-def move(tokens, hold, direction=Direction.TO_HOST, row=0, layers=None):
-    return KvMove(row, direction, tokens, hold, layers=layers)
+def move(tokens, hold, way=OUT, row=0, layers=None):
+    return KvMove(row, *way, tokens, hold, layers=layers)
 
 
 def starts(sim) -> list[float]:
@@ -120,7 +120,7 @@ def test_an_engine_without_other_work_wakes_when_the_transfer_lands():
 
 def test_a_row_with_two_transfers_waits_for_the_later_one():
     """The second one is on the other direction and lands first; it must not release the row."""
-    script = toy(p2=[move(4500, Hold.REQUEST)], p3=[move(500, Hold.REQUEST, Direction.TO_DEVICE)])
+    script = toy(p2=[move(4500, Hold.REQUEST)], p3=[move(500, Hold.REQUEST, IN)])
     sim = simulate(
         Workload.build([0.0, 0.0], [8, 8], [5, 12]),
         script,
@@ -139,7 +139,7 @@ def test_a_transfer_of_some_layers_moves_their_share():
 
 
 def test_transfers_queue_in_their_direction_only():
-    both = transfer_run([move(1500, Hold.STEP), move(1500, Hold.STEP, Direction.TO_DEVICE)])
+    both = transfer_run([move(1500, Hold.STEP), move(1500, Hold.STEP, IN)])
     same = transfer_run([move(1500, Hold.STEP), move(1500, Hold.STEP)])
     assert both.steps.end_s[2] == pytest.approx(3.5, abs=1e-4)
     assert same.steps.end_s[2] == pytest.approx(5.0, abs=1e-4)

@@ -11,19 +11,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.moves import IN, OUT
 from tests.parameters import mostly_slow
 from tests.sim.harness import Affine, Toy, hybrid, same_rows, simulate
 from twinserve.backends.links import PcieLink, allreduces_of, evenly
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.layerkv.link import beside_allreduce
-from twinserve.policies.plan import Direction, Hold, KvMove
+from twinserve.policies.plan import Hold, KvMove
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.run import simulate as run
 from twinserve.traces.workload import Workload
 
-OUT, IN = Direction.TO_HOST, Direction.TO_DEVICE
 LOOKING = partial(beside_allreduce, wait=0.5, unit=0.25)
 HASTY = partial(beside_allreduce, wait=0.5, unit=2.0)
 
@@ -33,7 +33,7 @@ def four_second_step(sharing, *works, step_waits=True):
     the step has computed."""
     link = PcieLink(1.0, latency_s=0.0, sharing=sharing)
     step = link.computing(10.0, 4.0, 1.0)
-    landings = [link.transfer(10.0, work, OUT, step, step_waits) for work in works]
+    landings = [link.transfer(10.0, work, *OUT, step, step_waits) for work in works]
     return landings, 10.0 + link.computing_seconds(10.0, 4.0, 1.0)
 
 
@@ -69,7 +69,7 @@ def test_what_outlives_a_step_goes_on_at_its_rate():
         pytest.approx(15.0),
     )
     link = PcieLink(1.0, latency_s=0.0)
-    link.transfer(10.0, 8, OUT, link.computing(10.0, 4.0, 1.0))
+    link.transfer(10.0, 8, *OUT, link.computing(10.0, 4.0, 1.0))
     assert link.computing_seconds(15.0, 4.0, 1.0) == 5.0
     assert link.computing_seconds(20.0, 4.0, 1.0) == 4.0
     assert link.computing_seconds(18.0, 4.0, 0.0) == 4.0
@@ -78,15 +78,15 @@ def test_what_outlives_a_step_goes_on_at_its_rate():
 def test_before_a_step_computes_the_link_is_free():
     link = PcieLink(1.0, latency_s=0.0)
     step = link.computing(13.0, 4.0, 1.0)
-    assert link.transfer(10.0, 3, OUT, step) == 13.0
-    assert link.transfer(10.0, 2, IN, step) == 12.0
-    assert link.transfer(10.0, 2, IN, step) == pytest.approx(13.0 + 1 / 0.8)
+    assert link.transfer(10.0, 3, *OUT, step) == 13.0
+    assert link.transfer(10.0, 2, *IN, step) == 12.0
+    assert link.transfer(10.0, 2, *IN, step) == pytest.approx(13.0 + 1 / 0.8)
 
 
 def test_without_a_free_moment_transfers_go_after_the_step():
     link = PcieLink(1.0, latency_s=0.0, sharing=partial(beside_allreduce, wait=2.0, unit=0.25))
     step = link.computing(0.0, 4.0, 2.0)
-    assert [link.transfer(0.0, 1, way, step, way is OUT) for way in (OUT, IN)] == [5.0, 5.0]
+    assert [link.transfer(0.0, 1, *way, step, way is OUT) for way in (OUT, IN)] == [5.0, 5.0]
 
 
 # -- against the mechanism, one sub-unit after another ---------------------------------------------
@@ -119,7 +119,7 @@ def test_rates_are_those_of_the_mechanism_played_out(share, wait, unit, work):
     operations, seconds = 200, 1.0
     one = share * seconds / operations
     link = PcieLink(1.0, latency_s=0.0, sharing=partial(beside_allreduce, wait=wait, unit=unit))
-    landing = link.transfer(0.0, work, OUT, link.computing(0.0, seconds, share * seconds), True)
+    landing = link.transfer(0.0, work, *OUT, link.computing(0.0, seconds, share * seconds), True)
     computed = link.computing_seconds(0.0, seconds, share * seconds)
     sent, done = played(seconds, share * seconds, operations, work, wait * one, unit * one)
     period = one * (1 / share + wait + unit)
@@ -148,11 +148,12 @@ def test_nothing_ends_earlier_and_the_order_is_kept(sharing, share, start, trans
     step = shared.computing(start, 1.0, share)
     last = {OUT: 0.0, IN: 0.0}
     for work, way, waits in transfers:
-        end = shared.transfer(0.0, work, way, step, waits)
-        assert end >= alone.transfer(0.0, work, way) * (1 - 1e-12)
+        end = shared.transfer(0.0, work, *way, step, waits)
+        assert end >= alone.transfer(0.0, work, *way) * (1 - 1e-12)
         assert end >= last[way]
         last[way] = end
-    assert shared.moved == alone.moved
+    for port, other in ((shared.to_host, alone.to_host), (shared.to_device, alone.to_device)):
+        assert port.queued_bytes == other.queued_bytes
     assert 1.0 <= shared.computing_seconds(start, 1.0, share) <= (step.until - start) * (1 + 1e-12)
 
 
@@ -162,7 +163,7 @@ def test_the_link_is_busy_for_as_long_as_without_each_other(sharing, share, work
     with half of the rate each, the time that both are there is the sum of both; who looks and waits
     leaves the link idle besides."""
     link = PcieLink(1.0, latency_s=0.0, sharing=sharing)
-    landing = link.transfer(0.0, work, OUT, link.computing(0.0, 1.0, share), True)
+    landing = link.transfer(0.0, work, *OUT, link.computing(0.0, 1.0, share), True)
     computed = link.computing_seconds(0.0, 1.0, share)
     both = min(landing, computed)
     rate, delay = sharing(share)
@@ -204,12 +205,12 @@ def ends_with(move, **more):
     ],
 )
 def test_steps_with_a_quarter_of_all_reduce(hold, ends):
-    move = KvMove(0, OUT, 1500, hold)
+    move = KvMove(0, *OUT, 1500, hold)
     assert ends_with(move, allreduces=quarter) == pytest.approx(ends, abs=1e-4)
 
 
 def test_a_transfer_without_a_step_has_the_link_to_itself():
-    move = KvMove(0, OUT, 1500, Hold.REQUEST)
+    move = KvMove(0, *OUT, 1500, Hold.REQUEST)
     # with the third step; the row is back after 1.5 / 0.8 s, when the engine had nothing else to do
     assert ends_with(move, allreduces=quarter)[:4] == pytest.approx(
         [1, 2, 3.25, 2 + 1.5 / 0.8 + 1], abs=1e-4

@@ -11,7 +11,7 @@ import pytest
 from tests.parameters import SOME_POLICIES, mostly_slow
 from twinserve.policies.base import Policy
 from twinserve.policies.justitia.clock import VirtualClock
-from twinserve.policies.plan import Direction, Hold, KvMove, StepPlan
+from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, StepPlan
 from twinserve.policies.registry import ledger_names, parse_policy, policy_names
 from twinserve.policies.requests import End, State
 from twinserve.sim.engine.clock import BEFORE_STEPS
@@ -210,7 +210,7 @@ class Fetching(Policy):
             row = self.waiting.pop(0)
             self.here.append(row)
             plan.admitted.append((row, 0))
-            plan.moves.append(KvMove(row, Direction.TO_DEVICE, TOKENS, Hold.REQUEST))
+            plan.moves.append(KvMove(row, HOST, DEVICE, TOKENS, Hold.REQUEST))
         ready = [row for row in self.here if row not in view.ready_s]
         requests = view.requests
         plan.rows = np.array(ready, np.int64)
@@ -220,21 +220,38 @@ class Fetching(Policy):
         return plan
 
 
-def test_memory_that_a_transfer_touches_is_free_when_it_has_landed(monkeypatch):
-    """Two requests fill the memory, and the clients of both leave while data comes in. The third
-    one is admitted when the first transfer has landed, and no earlier: the link writes until
-    then."""
+@pytest.fixture
+def fetching(monkeypatch):
+    """Two requests fill the memory, and the clients of both leave while data comes in; a third one
+    waits. The run, and the seconds that a fetch takes."""
     from twinserve.policies import registry
 
     monkeypatch.setattr(registry, "policy_class", lambda name: Fetching)
     w = Workload.build([0.0, 0.0, 0.0], [150, 150, 150], [5, 5, 5], ids=["a", "b", "c"])
     run = run_of(w, "fetching", at=[(0.001, "a"), (0.001, "b")])
-    found = requests_of(run)
     profile = run.inputs.hardware.profile
-    landing = TOKENS * profile.kv_bytes_per_token / profile.pcie_bytes_per_s
+    return run, TOKENS * profile.kv_bytes_per_token / profile.pcie_bytes_per_s
+
+
+def test_memory_that_a_transfer_touches_is_free_when_it_has_landed(fetching):
+    """The third one is admitted when the first transfer has landed, and no earlier: the link writes
+    until then."""
+    run, landing = fetching
+    found = requests_of(run)
     admitted = found.loc["c", "first_scheduled_s"]
     assert landing > 0.1 and landing <= admitted < 1.1 * landing
     assert found["outcome"].tolist() == ["disconnected", "disconnected", "completed"]
+
+
+def test_what_was_queued_for_those_who_left_stays_charged(fetching):
+    """The third one's fetch waits for both of theirs, and every byte of theirs has landed."""
+    run, landing = fetching
+    first_token = requests_of(run).loc["c", "first_token_s"]
+    assert 3 * landing <= first_token < 3.3 * landing
+    port = run.engines[0].backend.link.to_device
+    port.settle(run.clock.now)
+    size = TOKENS * run.inputs.hardware.profile.kv_bytes_per_token
+    assert port.queued_bytes == port.landed_bytes == 3 * size
 
 
 # -- --client-timeout ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.physical.layout import PhysicalMemory
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.backends.simulated import SimulatedBackend
-from twinserve.policies.plan import Direction, Preemption, StepOutcome, StepPlan
+from twinserve.policies.plan import Place, Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import StepComposition
 
@@ -66,8 +66,8 @@ class LiveBackend(Backend):
         self.texts = texts
         self.pace = pace
         self.steps: list[TimedStep] = []
-        # bytes and seconds of each copy that was made
-        self.transfers: list[tuple[Direction, int, float]] = []
+        # of each copy that was made: where to, bytes, seconds
+        self.transfers: list[tuple[Place, int, float]] = []
         self.on_answer = lambda answer: None
         self._on_engine = EngineRequests(requests)
         self._rows: dict[str, int] = {}
@@ -145,7 +145,7 @@ class LiveBackend(Backend):
         physical = self._moves(planned)
         self.steps.append(TimedStep(now, work, seconds, off_core, predicted, physical))
         for report in answer.transfers:
-            self.transfers.append((report.direction, report.nbytes, report.seconds))
+            self.transfers.append((report.target, report.nbytes, report.seconds))
         self.on_answer(answer)
         end = (
             now + overhead_s + seconds

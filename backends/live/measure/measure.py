@@ -28,6 +28,7 @@ from twinserve.backends.live.measure.points import (
     choose_points,
 )
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.policies.plan import DEVICE
 from twinserve.profiles.measured.samples import (
     SWAP_IN,
     SWAP_OUT,
@@ -277,7 +278,7 @@ class _Run:
         bench.step(beside)
         for report in bench.transfers:
             if keep:
-                direction = SWAP_OUT if report.direction.name == "TO_HOST" else SWAP_IN
+                direction = SWAP_IN if report.target == DEVICE else SWAP_OUT
                 self.swaps.append(
                     SwapSample(direction, report.tokens, report.nbytes, report.seconds)
                 )

@@ -18,7 +18,7 @@ from twinserve.backends.counts import LAYERS_STAY_TOGETHER
 from twinserve.backends.live.attention.slots import entries_of
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
-from twinserve.policies.plan import Direction, KvMove, StepPlan
+from twinserve.policies.plan import DEVICE, KvMove, StepPlan
 from twinserve.policies.requests import RequestClass
 
 NULL_BLOCKS = 1  # vLLM keeps block 0 for itself: block b of the ledger is b + 1 there
@@ -101,14 +101,14 @@ class PhysicalMemory:
         """A plan was made; its moves come with the next step."""
         stage = SlotStage()
         given = list(moves)
-        leaving = [(m.row, *self._leaving(m)) for m in given if m.direction is Direction.TO_HOST]
+        leaving = [(m.row, *self._leaving(m)) for m in given if m.source == DEVICE]
         self._sync_host(stage, leaving)
         for row, tokens, slots in leaving:
             stage.out.append((self._name(row), tokens, self._on_engine(slots)))
         for record in self.ledger.relocations():
             self._relocate(stage, record)
         for move in given:
-            if move.direction is Direction.TO_DEVICE:
+            if move.target == DEVICE:
                 self._bring_back(stage, move)
         if stage.moves or stage.forgotten:
             self._stages.append(stage)

@@ -34,7 +34,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from twinserve.backends.live.transfer.copy import STAGING_BYTES, SlotCopier, TransferReport
 from twinserve.backends.live.transfer.host import HostKv, Orders
 from twinserve.backends.live.transfer.layout import table_of
-from twinserve.policies.plan import Direction
+from twinserve.policies.plan import Place
 
 _SETTINGS = {"host_blocks", "host_tokens", "staging_bytes"}
 
@@ -84,7 +84,7 @@ class TwinserveConnector(KVConnectorBase_V1):
         if role is KVConnectorRole.SCHEDULER:
             self.host = HostKv(self._host_tokens, self._block_tokens)
             self._workers = vllm_config.parallel_config.world_size
-            self._reports: dict[tuple[int, Direction], list[TransferReport]] = {}
+            self._reports: dict[tuple[int, Place], list[TransferReport]] = {}
             self._transfers: list[TransferReport] = []
 
     @property
@@ -133,7 +133,7 @@ class TwinserveConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         for report in meta.reports if isinstance(meta, SwapReports) else ():
-            key = report.order, report.direction
+            key = report.order, report.target
             of_all = self._reports.setdefault(key, [])
             of_all.append(report)
             if len(of_all) == self._workers:
@@ -209,7 +209,7 @@ def _slowest(reports: list[TransferReport]) -> TransferReport:
     first = reports[0]
     return TransferReport(
         first.order,
-        first.direction,
+        first.target,
         first.tokens,
         sum(report.nbytes for report in reports),
         max(report.seconds for report in reports),

@@ -22,22 +22,23 @@ import torch
 from twinserve.backends.live.transfer.host import Copies, Orders
 from twinserve.backends.live.transfer.lanes import Lane, Mark, lanes_for
 from twinserve.backends.live.transfer.layout import SlotTable, expand
-from twinserve.policies.plan import Direction
+from twinserve.policies.plan import DEVICE, HOST, Place
 
 STAGING_BYTES = 256 << 20  # in all four buffers
 
 
 @dataclass
 class TransferReport:
-    """What the copies of one direction in one step took on one worker.
+    """What the copies to one place in one step took on one worker.
 
     order    number of the orders (host.Orders)
+    target   HOST or DEVICE, from the other one
     seconds  from the start of the first copy to the end of the last one
     held_s   of these, how long the model's lane was kept from computing
     """
 
     order: int
-    direction: Direction
+    target: Place
     tokens: int
     nbytes: int
     seconds: float
@@ -55,7 +56,7 @@ class _Transfer:
     """Begin and end of a transfer (first two), and of its work in the model's lane."""
 
     order: int
-    direction: Direction
+    target: Place
     tokens: int
     begin: Mark
     end: Mark
@@ -83,7 +84,7 @@ class SlotCopier:
         self.table = table
         self.compute, self.out, self.back = lanes or lanes_for(table.device)
         self.rows = max(1, min(host_tokens, staging_bytes // (4 * table.slot_bytes)))
-        self._rings = {direction: self._ring() for direction in Direction}
+        self._rings = {target: self._ring() for target in (HOST, DEVICE)}
         self.host = torch.zeros((host_tokens, table.width), dtype=table.word)
         if table.device.type == "cuda":
             _lock_pages(self.host)
@@ -110,7 +111,7 @@ class SlotCopier:
             self.out.wait(self._read)  # rows given up since may still be being read
         begin = self.compute.mark()
         for slots, rows in self._pieces(copies):
-            buffer = self._next(Direction.TO_HOST)
+            buffer = self._next(HOST)
             staged = buffer.memory[: len(slots)]
             if buffer.used is not None:
                 self.compute.wait(buffer.used)
@@ -123,14 +124,14 @@ class SlotCopier:
             buffer.used = self.out.mark()
         end = self._written[order] = buffer.used
         held = begin, gathered
-        self._running.append(_Transfer(order, Direction.TO_HOST, copies.tokens, begin, end, held))
+        self._running.append(_Transfer(order, HOST, copies.tokens, begin, end, held))
 
     def _copy_back(self, order: int, copies: Copies) -> None:
         if copies.after in self._written:
             self.back.wait(self._written[copies.after])
         begin, asked = self.back.mark(), self.compute.mark()
         for slots, rows in self._pieces(copies):
-            buffer = self._next(Direction.TO_DEVICE)
+            buffer = self._next(DEVICE)
             staged = buffer.memory[: len(slots)]
             if buffer.used is not None:
                 self.back.wait(buffer.used)
@@ -142,19 +143,19 @@ class SlotCopier:
             )
             buffer.used = self.compute.mark()
         end, held = buffer.used, (asked, buffer.used)
-        self._running.append(_Transfer(order, Direction.TO_DEVICE, copies.tokens, begin, end, held))
+        self._running.append(_Transfer(order, DEVICE, copies.tokens, begin, end, held))
 
     def reports(self) -> list[TransferReport]:
         """Transfers that ended since the last call, oldest first. Does not wait."""
         ended = [transfer for transfer in self._running if transfer.end.done()]
         self._running = [transfer for transfer in self._running if transfer not in ended]
         for transfer in ended:
-            if transfer.direction is Direction.TO_HOST:
+            if transfer.target == HOST:
                 del self._written[transfer.order]
         return [
             TransferReport(
                 t.order,
-                t.direction,
+                t.target,
                 t.tokens,
                 t.tokens * self.table.slot_bytes,
                 t.end.seconds_since(t.begin),
@@ -178,8 +179,8 @@ class SlotCopier:
         for start in range(0, len(slots), self.rows):
             yield slots[start : start + self.rows], rows[start : start + self.rows]
 
-    def _next(self, direction: Direction) -> _Buffer:
-        ring = self._rings[direction]
+    def _next(self, target: Place) -> _Buffer:
+        ring = self._rings[target]
         ring.rotate(-1)
         return ring[0]
 

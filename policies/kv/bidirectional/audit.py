@@ -52,6 +52,7 @@ def audit(ledger: BidirectionalLedger) -> None:
     wrong = _Audit(ledger).problems()
     if wrong:
         raise LedgerError("; ".join(wrong))
+    ledger.host.tier.check()
 
 
 class _Audit:
@@ -60,7 +61,6 @@ class _Audit:
     def __init__(self, ledger: BidirectionalLedger) -> None:
         self.state: SlotState = ledger._state
         self.table = ledger.table
-        self.host_room = ledger.host_blocks * ledger.block_tokens
         self.wrong: list[str] = []
 
     def need(self, holds: bool, message: str) -> None:
@@ -155,10 +155,7 @@ class _Audit:
     def _host(self) -> None:
         state = self.state
         copies = {row: int(np.count_nonzero(mask)) for row, mask in state.host.items()}
-        self.need(sum(copies.values()) == state.host_used, "host copies are miscounted")
-        self.need(
-            state.host_used <= self.host_room, f"{state.host_used} copies in {self.host_room}"
-        )
+        self.wrong += state.on_host.differing(copies)
         self.need(all(copies.values()), "a row keeps an empty list of host copies")
         for row in np.flatnonzero(state.tokens).tolist():
             if state.held[row] == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.open = False
-        self._log: list[tuple[Any, str, Any, Any]] = []
+        self._log: list[tuple[Any, str, Any, Any] | Callable[[], object]] = []
         self._marks: list[int] = []
 
     def put(self, obj: Any, name: str, key: Any, value: Any) -> None:
@@ -35,6 +36,11 @@ class Journal:
         if key in getattr(obj, name):
             self.put(obj, name, key, _ABSENT)
 
+    def note(self, undo: Callable[[], object]) -> None:
+        """`undo` takes back a change that was just made elsewhere."""
+        if self.open:
+            self._log.append(undo)
+
     def mark(self) -> int:
         self.open = True
         self._marks.append(len(self._log))
@@ -43,7 +49,11 @@ class Journal:
     def rollback(self, mark: int) -> None:
         self._need(mark)
         while len(self._log) > self._marks[mark]:
-            _assign(*self._log.pop())
+            last = self._log.pop()
+            if callable(last):
+                last()
+            else:
+                _assign(*last)
         self._end(mark)
 
     def commit(self, mark: int) -> None:

@@ -44,10 +44,10 @@ class BidirectionalLedger(KvLedger):
         self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0
     ) -> None:
         super().__init__(table, num_blocks, block_tokens, host_blocks)
-        self._state = SlotState(num_blocks, block_tokens)
+        self._state = SlotState(num_blocks, block_tokens, host_blocks)
+        self.host, self.host_units = self._state.on_host, block_tokens
         self._moves_of_step = StepMoves(self._state)
-        room = host_blocks * block_tokens
-        self._place = Placement(self._state, self._moves_of_step, table, room)
+        self._place = Placement(self._state, self._moves_of_step, table)
 
     # -- questions -------------------------------------------------------------------------------
     @property
@@ -151,7 +151,7 @@ class BidirectionalLedger(KvLedger):
             real_time=state.rt_blocks,
             best_effort=self.num_blocks - state.num_empty - state.rt_blocks,
             cached=0,
-            host_tokens=state.host_used,
+            host_tokens=self.host.used,
         )
 
     # -- changes ---------------------------------------------------------------------------------
@@ -292,9 +292,7 @@ class BidirectionalLedger(KvLedger):
         return self._try(row, lambda: self._bring_back(row, keep_free))
 
     def take_moves(self) -> list[KvMove]:
-        """One KvMove per row and direction, those to the host first; Hold.STEP, with blocks and
-        slots.
-        """
+        """One KvMove per row and target, the host first; Hold.STEP, with blocks and slots."""
         return self._moves_of_step.take()
 
     # -- parts of changes ------------------------------------------------------------------------

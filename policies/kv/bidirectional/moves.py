@@ -1,4 +1,4 @@
-"""What the changes of one step mean for data: host transfers, gathered per row and direction, and
+"""What the changes of one step mean for data: transfers to and from the host, one a row each, and
 moves on the device.
 
 An executor applies, in this order: all transfers to the host, the relocations one after another,
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinserve.policies.kv.bidirectional.state import SlotState
-from twinserve.policies.plan import Direction, Hold, KvMove
+from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,18 @@ class StepMoves:
 
     def __init__(self, state: SlotState) -> None:
         self._state = state
-        # (row, direction) -> pieces (tokens, blocks, slots); the place of arriving tokens is looked
-        # up last
-        self.pieces: dict[tuple[int, Direction], tuple] = {}
+        # row -> pieces (tokens, blocks, slots) that leave for the host
+        self.leaving: dict[int, tuple] = {}
+        # row -> pieces (tokens,) that come back; where to is looked up last
+        self.arriving: dict[int, tuple] = {}
         self.relocations: tuple[Relocation, ...] = ()
 
     def clear(self) -> None:
         journal = self._state.journal
-        if self.pieces:
-            journal.put(self, "pieces", None, {})
+        if self.leaving:
+            journal.put(self, "leaving", None, {})
+        if self.arriving:
+            journal.put(self, "arriving", None, {})
         if self.relocations:
             journal.put(self, "relocations", None, ())
 
@@ -56,16 +59,16 @@ class StepMoves:
         self, row: int, tokens: np.ndarray, blocks: np.ndarray, slots: np.ndarray
     ) -> None:
         """Copied from these places."""
-        self._add(row, Direction.TO_HOST, (tokens, blocks, slots))
+        self._add("leaving", row, (tokens, blocks, slots))
 
     def to_device(self, row: int, tokens: np.ndarray) -> None:
         """Written to where they are when the step starts."""
-        self._add(row, Direction.TO_DEVICE, (tokens,))
+        self._add("arriving", row, (tokens,))
 
-    def _add(self, row: int, direction: Direction, piece: tuple[np.ndarray, ...]) -> None:
+    def _add(self, name: str, row: int, piece: tuple[np.ndarray, ...]) -> None:
         if len(piece[0]):
-            pieces = self.pieces.get((row, direction), ())
-            self._state.journal.put(self, "pieces", (row, direction), (*pieces, piece))
+            pieces = getattr(self, name).get(row, ())
+            self._state.journal.put(self, name, row, (*pieces, piece))
 
     def relocate(self, row: int, source: int, target: int, resident: int) -> None:
         """The first `resident` slots of cell `source`, counted from its end of the block, go to
@@ -79,40 +82,37 @@ class StepMoves:
 
     def forget(self, row: int) -> None:
         """The row is gone: its data need not go anywhere."""
-        if self.pieces:
-            for direction in Direction:
-                self._state.journal.remove(self, "pieces", (row, direction))
+        for name in ("leaving", "arriving"):
+            self._state.journal.remove(self, name, row)
         if any(record.row == row for record in self.relocations):
             kept = tuple(record for record in self.relocations if record.row != row)
             self._state.journal.put(self, "relocations", None, kept)
 
     def landing(self, row: int) -> bool:
         """Data of the row reaches a new place in this step."""
-        arrives = (row, Direction.TO_DEVICE) in self.pieces
-        return arrives or any(record.row == row for record in self.relocations)
+        return row in self.arriving or any(record.row == row for record in self.relocations)
 
     def take(self) -> list[KvMove]:
-        """One KvMove per row and direction: first those to the host, then those to the device, by
-        row.
+        """One KvMove per row and target: first those to the host, then those to the device, by row.
 
         The relocations stay readable until the next step.
         """
-        if not self.pieces:
+        if not self.leaving and not self.arriving:
             return []
-        order = sorted(self.pieces, key=lambda key: (key[1] is Direction.TO_DEVICE, key[0]))
-        moves = [self._move(row, direction) for row, direction in order]
-        self._state.journal.put(self, "pieces", None, {})
+        moves = [self._leaves(row) for row in sorted(self.leaving)]
+        moves += [self._arrives(row) for row in sorted(self.arriving)]
+        for name in ("leaving", "arriving"):
+            self._state.journal.put(self, name, None, {})
         return moves
 
-    def _move(self, row: int, direction: Direction) -> KvMove:
-        pieces = self.pieces[row, direction]
-        tokens = np.concatenate([piece[0] for piece in pieces])
-        if direction is Direction.TO_DEVICE:
-            blocks, slots = self._places(row, tokens)
-        else:
-            blocks = np.concatenate([piece[1] for piece in pieces])
-            slots = np.concatenate([piece[2] for piece in pieces])
-        return KvMove(row, direction, len(tokens), Hold.STEP, *_ranges(blocks, slots))
+    def _leaves(self, row: int) -> KvMove:
+        tokens, blocks, slots = map(np.concatenate, zip(*self.leaving[row], strict=True))
+        return KvMove(row, DEVICE, HOST, len(tokens), Hold.STEP, *_ranges(blocks, slots))
+
+    def _arrives(self, row: int) -> KvMove:
+        tokens = np.concatenate([piece[0] for piece in self.arriving[row]])
+        ranges = _ranges(*self._places(row, tokens))
+        return KvMove(row, HOST, DEVICE, len(tokens), Hold.STEP, *ranges)
 
     def _places(self, row: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Block and slot of each token: real-time tokens lie from the left, best-effort ones from

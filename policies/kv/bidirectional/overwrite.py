@@ -12,12 +12,9 @@ from twinserve.policies.kv.bidirectional.state import SlotState, spans
 
 
 class Overwriting:
-    """`host_room`: tokens."""
-
-    def __init__(self, state: SlotState, moves: StepMoves, host_room: int) -> None:
+    def __init__(self, state: SlotState, moves: StepMoves) -> None:
         self.state = state
         self.moves = moves
-        self.host_room = host_room
 
     def overwrite(self, cells: np.ndarray) -> bool:
         """The owners of these cells write all their slots: what peers had there survives on the
@@ -96,13 +93,13 @@ class Overwriting:
         Rows of this step keep theirs: a copy may just be on its way to the device.
         """
         state = self.state
-        if state.host_used + tokens > self.host_room and tokens:
+        if tokens > state.on_host.free:
             for row in sorted(state.host):
                 if not state.is_pinned(row):
                     state.drop_copies(row, keep_missing=True)
-                    if state.host_used + tokens <= self.host_room:
+                    if tokens <= state.on_host.free:
                         break
-        return tokens == 0 or state.host_used + tokens <= self.host_room
+        return tokens <= state.on_host.free
 
     def grow_in_place(self, rows: np.ndarray, tokens: np.ndarray) -> int:
         """Growth of real-time rows within their last blocks, over slots of best-effort rows that do
@@ -127,7 +124,7 @@ class Overwriting:
         )
         plain &= (over <= 0) | ~state.is_pinned(state.owner[peers])
         lost = np.maximum(over - state.lack[peers], 0)
-        plain &= lost.cumsum() <= self.host_room - state.host_used
+        plain &= lost.cumsum() <= state.on_host.free
         n = len(rows) if plain.all() else int(plain.argmin())
         if n:
             rows, cells = rows[:n], cells[:n]

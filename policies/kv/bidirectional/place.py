@@ -18,12 +18,10 @@ _RT_ONLY, _BE_ONLY = 1, 2  # SlotState.kind
 
 
 class Placement(Overwriting):
-    """The rules, over a SlotState. `host_room` is in tokens."""
+    """The rules, over a SlotState."""
 
-    def __init__(
-        self, state: SlotState, moves: StepMoves, table: RequestTable, host_room: int
-    ) -> None:
-        super().__init__(state, moves, host_room)
+    def __init__(self, state: SlotState, moves: StepMoves, table: RequestTable) -> None:
+        super().__init__(state, moves)
         self.table = table
 
     # -- FindBlock and FindPreemptBlock ----------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from twinserve.policies.kv.bidirectional.journal import Journal
+from twinserve.policies.kv.tiers import Holdings, Tier
 
 NOBODY = -1  # owner of a cell that holds nothing
 _ROW_COLUMNS = {
@@ -48,10 +49,10 @@ class SlotState:
     owner  row, or NOBODY       count  its slots in this block, filled from its end of the block
     lack   the newest `lack` of them are on the host only
     index  place of the block in the owner's block table       start  first token held here
-    Tokens of a row are numbered 0, 1, ... as in its text.
+    Tokens of a row are numbered 0, 1, ... as in its text. `on_host` counts those with copies.
     """
 
-    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+    def __init__(self, num_blocks: int, block_tokens: int, host_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.size = block_tokens
         self.journal = Journal()
@@ -76,7 +77,7 @@ class SlotState:
         self.host: dict[
             int, np.ndarray
         ] = {}  # row -> bool[tokens or fewer]: has a copy on the host
-        self.host_used = 0  # tokens
+        self.on_host = Holdings(Tier(host_blocks * block_tokens, "tokens"), self.journal.note)
         self.tokens = self.held = self.last = np.zeros(0, np.int64)
         self.missing_tokens = self.missing_blocks = self.pinned = np.zeros(0, np.int64)
         self.fit_rows(1024)
@@ -284,7 +285,7 @@ class SlotState:
             mask[: len(old)] = old
         mask[tokens] = True
         self.put("host", row, mask)
-        self.put("host_used", None, self.host_used + len(tokens))
+        self.on_host.reserve(row, len(tokens))
 
     def drop_copies(self, row: int, keep_missing: bool) -> int:
         """Forget host copies of the row, those it cannot do without excepted if asked to; tokens
@@ -305,5 +306,5 @@ class SlotState:
             self.put("host", row, kept)
         else:
             self.journal.remove(self, "host", row)
-        self.put("host_used", None, self.host_used - freed)
+        self.on_host.release(row, freed)
         return freed

@@ -16,8 +16,9 @@ import numpy as np
 
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.layerwise.cells import CellPool, offload_order
+from twinserve.policies.kv.tiers import Holdings, Tier
 from twinserve.policies.kv.undo import UndoLedger
-from twinserve.policies.plan import Direction, Hold, KvMove
+from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Place
 from twinserve.policies.requests import RequestClass, RequestTable
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
@@ -50,8 +51,9 @@ class LayerwiseLedger(UndoLedger):
         self.layers = layers
         self.order = offload_order(layers)
         self.pool = CellPool(num_blocks * layers)
-        self.host_cells = host_blocks * layers
-        self._host_used = 0  # cells
+        self.host_units = layers
+        unit = f"cells of {block_tokens} tokens in one layer"
+        self.host = Holdings(Tier(host_blocks * layers, unit), self._undo)
         # row -> int64[layers, capacity]: cell of each block, layers in `order`
         self._tables: dict[int, np.ndarray] = {}
         self._held = np.zeros(1024, np.int64)  # row -> blocks in its table
@@ -66,7 +68,7 @@ class LayerwiseLedger(UndoLedger):
 
     def interleave(self, interleaved: bool) -> None:
         """Which layers leave first. Before the first one has left."""
-        if self._host_used:
+        if self.host.used:
             raise LedgerError("the order of layers changes while some are on the host")
         self.order = offload_order(self.layers, interleaved)
 
@@ -85,7 +87,7 @@ class LayerwiseLedger(UndoLedger):
 
     @property
     def free_host_cells(self) -> int:
-        return self.host_cells - self._host_used
+        return self.host.free
 
     def held_blocks(self, row: int) -> int:
         """Device memory of the row, in blocks of all layers, rounded up."""
@@ -138,7 +140,7 @@ class LayerwiseLedger(UndoLedger):
             real_time=real_time,
             best_effort=used - real_time,
             cached=0,
-            host_tokens=self._host_used * self.block_tokens // self.layers,
+            host_tokens=self.host.used * self.block_tokens // self.layers,
         )
 
     # -- changes of whole requests -----------------------------------------------------------------
@@ -197,7 +199,7 @@ class LayerwiseLedger(UndoLedger):
         table, swapped = self._tables.pop(row), self._swapped & {row}
         self._swapped -= swapped
         self._set(row, 0, 0)
-        self._use_host(-host * held)
+        self.host.release(row, host * held)
 
         def undo() -> None:
             self._tables[row] = table
@@ -232,7 +234,7 @@ class LayerwiseLedger(UndoLedger):
         if not self._enter(row, tokens, host, keep_free, 0):
             return False
         if host:
-            self._move(row, Direction.TO_HOST, tokens, 0, host, Hold.STEP)
+            self._move(row, HOST, tokens, 0, host, Hold.STEP)
         return True
 
     def offload(self, row: int, layers: int, at_once: bool = False) -> bool:
@@ -260,10 +262,8 @@ class LayerwiseLedger(UndoLedger):
         table[first:host, :held] = self._take(row, held * layers).reshape(layers, held)
         self._undo(lambda: self._tables[row].__setitem__((slice(first, host), slice(held)), before))
         self._set(row, held, first)
-        self._use_host(-held * layers)
-        self._move(
-            row, Direction.TO_DEVICE, int(self.table.computed_tokens[row]), first, host, Hold.STEP
-        )
+        self.host.release(row, held * layers)
+        self._move(row, DEVICE, int(self.table.computed_tokens[row]), first, host, Hold.STEP)
         return True
 
     def stream(self, row: int) -> None:
@@ -274,10 +274,8 @@ class LayerwiseLedger(UndoLedger):
         if host and row not in self._streamed:
             self._streamed.add(row)
             self._undo(lambda: self._streamed.discard(row))
-            self._move(
-                row, Direction.TO_DEVICE, int(self.table.computed_tokens[row]), 0, host, Hold.STEP
-            )
-            self._move(row, Direction.TO_HOST, 1, 0, host, Hold.STEP)
+            self._move(row, DEVICE, int(self.table.computed_tokens[row]), 0, host, Hold.STEP)
+            self._move(row, HOST, 1, 0, host, Hold.STEP)
 
     # -- bookkeeping -------------------------------------------------------------------------------
     def _make_room_for(self, rows: int) -> None:
@@ -317,7 +315,7 @@ class LayerwiseLedger(UndoLedger):
             self._tables[row] = table = wider
         device = self.layers - host
         table[host:, held : held + fresh] = self._take(row, fresh * device).reshape(device, fresh)
-        self._use_host(fresh * host)
+        self.host.reserve(row, fresh * host)
         self._set(row, held + fresh, host)
 
     def _leave(self, row: int, layers: int, hold: Hold, at_once: bool) -> bool:
@@ -330,21 +328,15 @@ class LayerwiseLedger(UndoLedger):
             return False
         cells = self._tables[row][host : host + layers, :held].ravel()
         self._set(row, held, host + layers)
-        self._use_host(held * layers)
+        self.host.reserve(row, held * layers)
         if at_once:
             self._release(row, cells)
         else:
             self._leaving.append((bool(self.table.service_class[row] == _REAL_TIME), cells.copy()))
             self._undo(lambda: self._leaving.pop())
         if layers:
-            self._move(
-                row,
-                Direction.TO_HOST,
-                int(self.table.computed_tokens[row]),
-                host,
-                host + layers,
-                hold,
-            )
+            tokens = int(self.table.computed_tokens[row])
+            self._move(row, HOST, tokens, host, host + layers, hold)
         return True
 
     def _set(self, row: int, held: int, host: int) -> None:
@@ -353,14 +345,6 @@ class LayerwiseLedger(UndoLedger):
 
         def undo() -> None:
             self._held[row], self._host[row] = before
-
-        self._undo(undo)
-
-    def _use_host(self, cells: int) -> None:
-        self._host_used += cells
-
-        def undo() -> None:
-            self._host_used -= cells
 
         self._undo(undo)
 
@@ -381,22 +365,22 @@ class LayerwiseLedger(UndoLedger):
 
             self._undo(undo)
 
-    def _move(
-        self, row: int, direction: Direction, tokens: int, first: int, end: int, hold: Hold
-    ) -> None:
+    def _move(self, row: int, to: Place, tokens: int, first: int, end: int, hold: Hold) -> None:
         """A transfer of the layers from the `first` to before the `end`-th of `order`."""
         if tokens:
             layers = None if end - first == self.layers else tuple(sorted(self.order[first:end]))
-            self._moves.append(KvMove(row, direction, tokens, hold, layers=layers))
+            source = HOST if to == DEVICE else DEVICE
+            self._moves.append(KvMove(row, source, to, tokens, hold, layers=layers))
 
     # -- auditor -----------------------------------------------------------------------------------
     def check(self) -> None:
         wrong, device = [], [cells for _, cells in self._leaving]
-        host_used, rt_cells = 0, sum(len(cells) for real_time, cells in self._leaving if real_time)
+        rt_cells = sum(len(cells) for real_time, cells in self._leaving if real_time)
+        on_host: dict[int, int] = {}
         for row, table in self._tables.items():
             host, held = int(self._host[row]), int(self._held[row])
             device.append(table[host:, :held].ravel())
-            host_used += host * held
+            on_host[row] = host * held
             if self.table.service_class[row] == _REAL_TIME:
                 rt_cells += (self.layers - host) * held
             if held * self.block_tokens < self.table.computed_tokens[row]:
@@ -411,14 +395,11 @@ class LayerwiseLedger(UndoLedger):
                 "free cells, leaving cells and those of the rows' tables are not a partition of "
                 "the pool"
             )
-        if host_used != self._host_used or not 0 <= host_used <= self.host_cells:
-            wrong.append(
-                f"{self._host_used} host cells counted, the tables say {host_used} of "
-                f"{self.host_cells}"
-            )
+        wrong += self.host.differing(on_host)
         if rt_cells != self._rt_cells:
             wrong.append("the count of real-time cells is off")
         if set(np.flatnonzero(self._held).tolist()) | self._swapped != set(self._tables):
             wrong.append("a row without a table holds memory")
         if wrong:
             raise LedgerError("; ".join(wrong))
+        self.host.tier.check()

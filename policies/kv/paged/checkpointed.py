@@ -15,15 +15,15 @@ import numpy as np
 
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
-from twinserve.policies.plan import Direction, KvMove
+from twinserve.policies.plan import DEVICE, HOST, KvMove
 
 
 class CheckpointedLedger(PagedLedger):
     """A paged ledger with copies of resident blocks on the host; parameters as for PagedLedger.
 
-    The copies of a row are of its first blocks. They count against `host_blocks`; where a row that
-    is swapped out needs their room, those of other rows go, the first to arrive first (it is the
-    last to be preempted).
+    The copies of a row are of its first blocks. They take room on the host; where a row that is
+    swapped out needs it, those of other rows go, the first to arrive first (it is the last to be
+    preempted).
     """
 
     name = "checkpointed"
@@ -37,7 +37,7 @@ class CheckpointedLedger(PagedLedger):
     @property
     def free_host_blocks(self) -> int:
         """Room for further copies."""
-        return self.host_blocks - self._host_used - self._copies
+        return self.host.free
 
     def pending_blocks(self, rows: np.ndarray) -> np.ndarray:
         """int64[n]: full blocks of `rows`, on the device, that have no copy on the host."""
@@ -61,9 +61,7 @@ class CheckpointedLedger(PagedLedger):
         if blocks <= 0:
             return 0
         copied = self.blocks_of(row)[first : first + blocks].copy()
-        self._moves.append(
-            KvMove(row, Direction.TO_HOST, blocks * self.block_tokens, blocks=copied)
-        )
+        self._moves.append(KvMove(row, DEVICE, HOST, blocks * self.block_tokens, blocks=copied))
         self._keep_copies(row, first + blocks)
         return blocks
 
@@ -71,13 +69,13 @@ class CheckpointedLedger(PagedLedger):
         """As the base says; only what has no copy is moved."""
         tokens, copied = int(self.table.computed_tokens[row]), int(self._copied[row])
         blocks = -(-tokens // self.block_tokens)
-        if self._host_used + blocks > self.host_blocks:
+        if blocks > self.host.free + self._copies:
             return False
         self._make_host_room(row, blocks - copied)
         left = tokens - copied * self.block_tokens
         if left > 0:
             rest = self.blocks_of(row)[copied:blocks].copy()
-            self._moves.append(KvMove(row, Direction.TO_HOST, left, blocks=rest))
+            self._moves.append(KvMove(row, DEVICE, HOST, left, blocks=rest))
         self._remember_text(row)
         self._give_back(row)
         self._keep_copies(row, 0)  # from now on they count as the swapped row's
@@ -107,9 +105,16 @@ class CheckpointedLedger(PagedLedger):
         before = int(self._copied[row])
         if blocks == before:
             return
+        if blocks > before:
+            self.host.reserve(row, blocks - before)
+        else:
+            self.host.release(row, before - blocks)
+        self._count_copies(row, blocks)
+        self._undo(lambda: self._count_copies(row, before))
+
+    def _count_copies(self, row: int, blocks: int) -> None:
+        self._copies += blocks - int(self._copied[row])
         self._copied[row] = blocks
-        self._copies += blocks - before
-        self._undo(lambda: self._keep_copies(row, before))
 
     def _leave(self, row: int) -> None:
         self._keep_copies(row, 0)
@@ -127,10 +132,6 @@ class CheckpointedLedger(PagedLedger):
         wrong = []
         if int(self._copied.sum()) != self._copies:
             wrong.append("the count of copies is off")
-        if self._host_used + self._copies > max(self.host_blocks, 0):
-            wrong.append(
-                f"{self._host_used} and {self._copies} host blocks used of {self.host_blocks}"
-            )
         for row in np.flatnonzero(self._copied).tolist():
             if row not in self._tables:
                 wrong.append(f"row {row} has copies and no blocks")
@@ -138,3 +139,7 @@ class CheckpointedLedger(PagedLedger):
                 wrong.append(f"row {row} has copies of blocks that are not computed")
         if wrong:
             raise LedgerError("; ".join(wrong))
+
+    def _on_host(self) -> dict[int, int]:
+        copied = {row: int(self._copied[row]) for row in np.flatnonzero(self._copied).tolist()}
+        return super()._on_host() | copied

@@ -13,8 +13,9 @@ import numpy as np
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.events import KvEvents, KvListener
 from twinserve.policies.kv.paged.pool import BlockPool
+from twinserve.policies.kv.tiers import Holdings, Tier
 from twinserve.policies.kv.undo import UndoLedger
-from twinserve.policies.plan import Direction, KvMove
+from twinserve.policies.plan import DEVICE, HOST, KvMove
 from twinserve.policies.requests import RequestClass, RequestTable
 
 _OWN_CONTENTS = 32  # content ids reserved at a time for text that no other request shares, blocks
@@ -71,7 +72,7 @@ class PagedLedger(UndoLedger):
         self._held = np.zeros(1024, np.int64)  # row -> blocks
         self._published = np.zeros(1024, np.int64)  # row -> leading blocks that others can find
         self._swapped: dict[int, int] = {}  # row -> tokens on the host
-        self._host_used = 0  # blocks
+        self.host = Holdings(Tier(host_blocks, f"blocks of {block_tokens} tokens"), self._undo)
         # rows of both classes have been seen; until then all used blocks are real-time
         self._mixed = False
         # real-time rows that use a block, kept once mixed
@@ -205,10 +206,10 @@ class PagedLedger(UndoLedger):
     def swap_out(self, row: int) -> bool:
         tokens = int(self.table.computed_tokens[row])
         blocks = -(-tokens // self.block_tokens)
-        if self._host_used + blocks > self.host_blocks:
+        if blocks > self.host.free:
             return False
         self._moves.append(
-            KvMove(row, Direction.TO_HOST, tokens, blocks=self.blocks_of(row)[:blocks].copy())
+            KvMove(row, DEVICE, HOST, tokens, blocks=self.blocks_of(row)[:blocks].copy())
         )
         self._remember_text(row)
         self._give_back(row)
@@ -220,11 +221,9 @@ class PagedLedger(UndoLedger):
         blocks = -(-tokens // self.block_tokens)
         if blocks + keep_free > self.pool.free:
             return False
-        self._take_from_host(row, tokens, blocks)
+        self._take_from_host(row)
         self.admit(row, tokens)
-        self._moves.append(
-            KvMove(row, Direction.TO_DEVICE, tokens, blocks=self.blocks_of(row).copy())
-        )
+        self._moves.append(KvMove(row, HOST, DEVICE, tokens, blocks=self.blocks_of(row).copy()))
         return True
 
     # -- events and tries --------------------------------------------------------------------------
@@ -393,20 +392,19 @@ class PagedLedger(UndoLedger):
     def _leave(self, row: int) -> None:
         """Give back whatever the row holds, on the device and on the host."""
         if row in self._swapped:
-            tokens = self._swapped[row]
-            self._take_from_host(row, tokens, -(-tokens // self.block_tokens))
+            self._take_from_host(row)
         if row in self._tables:
             self._give_back(row)
 
     def _put_on_host(self, row: int, tokens: int, blocks: int) -> None:
+        self.host.reserve(row, blocks)
         self._swapped[row] = tokens
-        self._host_used += blocks
-        self._undo(lambda: self._take_from_host(row, tokens, blocks))
+        self._undo(lambda: self._swapped.pop(row))
 
-    def _take_from_host(self, row: int, tokens: int, blocks: int) -> None:
-        del self._swapped[row]
-        self._host_used -= blocks
-        self._undo(lambda: self._put_on_host(row, tokens, blocks))
+    def _take_from_host(self, row: int) -> None:
+        self.host.release(row, self.host.held_by(row))
+        tokens = self._swapped.pop(row)
+        self._undo(lambda: self._swapped.__setitem__(row, tokens))
 
     def _remember_text(self, row: int) -> None:
         """The row gives up its blocks and will come again: it may find them by their contents."""
@@ -446,14 +444,16 @@ class PagedLedger(UndoLedger):
             or int((real_time > 0).sum()) != self._rt_blocks
         ):
             wrong.append("the count of real-time blocks is off")
-        if self._host_used != sum(-(-t // self.block_tokens) for t in self._swapped.values()):
-            wrong.append("host blocks do not match the swapped rows")
-        if not 0 <= self._host_used <= max(self.host_blocks, 0):
-            wrong.append(f"{self._host_used} host blocks used of {self.host_blocks}")
+        wrong += self.host.differing(self._on_host())
         if set(self._tables) & set(self._swapped):
             wrong.append("a row is on the device and on the host")
         if wrong:
             raise LedgerError("; ".join(wrong))
+        self.host.tier.check()
+
+    def _on_host(self) -> dict[int, int]:
+        """Row -> blocks that it should hold on the host."""
+        return {row: -(-tokens // self.block_tokens) for row, tokens in self._swapped.items()}
 
 
 _NOTHING = np.zeros(0, np.int64)
