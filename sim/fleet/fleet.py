@@ -43,6 +43,7 @@ class Fleet:
         self._announced: set[tuple[int, int]] = set()  # replica, group; only asked
         self._held: dict[int, Request] = {}  # by number, in order of coming
         self._held_s: dict[int, float] = {}  # since when
+        self.over = False  # no event is left: closed loops end
         self._alone_s = 0.0  # since when no replica is up
         self._asking = False
         self._view = FleetView(
@@ -257,6 +258,7 @@ class Fleet:
                 f"router {self.router.name!r} holds {len(self._held)} requests and nothing more "
                 f"happens; the first is {next(iter(self._held.values())).id!r}"
             )
+        self.over = True
         while self._held:  # what ends may send something that is held again
             held, self._held = list(self._held.values()), {}
             since, self._held_s = self._held_s, {}

@@ -209,11 +209,12 @@ class _PoolFeed:
         self._submit()
 
     def ended(self, request: Request) -> None:
-        """One of the batch, however it did. Where no replica got any of a batch the loop ends: the
-        next batch would fare no better, at the same instant."""
+        """One of the batch, however it did. Where no replica got any of a batch, or none is left,
+        the loop ends: the next batch would fare no better, at the same instant."""
         self.open -= 1
         self.taken |= bool(request.placements)
-        if self.open == 0 and self.taken and self.source.clock.now < self.until_s:
+        on = self.taken and not self.source.fleet.over and self.source.clock.now < self.until_s
+        if self.open == 0 and on:
             self._submit()
 
     def _submit(self) -> None:

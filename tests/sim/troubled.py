@@ -126,6 +126,7 @@ def conserved(run: Troubled, rows: RunRows) -> None:
         assert (table.placed_s < down).all() or not len(table)
         assert (table.ended_s <= down).all()
         if not replica.failed:
+            core.ledger.begin_step()  # a layer that moved out gives its room to the next plan
             core.ledger.check()
             usage = core.ledger.usage()
             assert usage.free == core.ledger.num_blocks and usage.host_tokens == 0
