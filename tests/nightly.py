@@ -22,7 +22,8 @@ from pathlib import Path
 from twinserve.traces.write import write_atomically
 
 SETS = ("properties", "bad_input")
-EXAMPLES = re.compile(r"(\d+) passing examples, (\d+) failing examples")
+# "3 passing examples, 0 failing examples", or "3 passing, 0 failing, and ... test cases"
+EXAMPLES = re.compile(r"(\d+) passing(?: examples)?, (\d+) failing")
 OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 

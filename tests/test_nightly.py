@@ -11,7 +11,7 @@ tests/a.py::test_one:
   - during generate phase (0.15 seconds):
     - 90 passing examples, 0 failing examples, 2 invalid examples
   - during shrink phase (0.15 seconds):
-    - 3 passing examples, 7 failing examples, 2 invalid examples
+    - 3 passing, 7 failing, and 2 invalid test cases
 1 failed, 41 passed, 2 skipped, 9 deselected, 1 error in 3.21s
 """
 GOOD = {

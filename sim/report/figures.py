@@ -29,6 +29,7 @@ from twinserve.sim.report.axes import (
 )
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import job_completion, latencies
+from twinserve.sim.results.metrics_engine import describe_kv
 
 KV_COLOURS = {"real-time": "#2f5d8a", "best-effort": "#e0a458", "cached prefixes": "#d8dde3"}
 CLASS_NAMES = {"rt": "real-time", "be": "best-effort"}
@@ -193,7 +194,12 @@ def _kv_over_time(
     ax: Axes, label: str, rows: RunRows, edges: np.ndarray, middle: np.ndarray, cached: bool
 ) -> None:
     steps = rows.steps
-    capacity = rows.kv_total_blocks * max(steps["replica"].nunique(), 1)
+    several = rows.replicas is not None and rows.replicas["num_blocks"].nunique() > 1
+    capacity = (
+        int(rows.replicas["num_blocks"].sum())
+        if several
+        else rows.kv_total_blocks * max(steps["replica"].nunique(), 1)
+    )
     scale = 1 / capacity if capacity else 1.0
     columns = ["kv_rt_blocks", "kv_be_blocks"] + ["kv_cached_blocks"] * cached
     names = list(KV_COLOURS)[: len(columns)]
@@ -201,7 +207,7 @@ def _kv_over_time(
     ax.stackplot(middle, layers, labels=names, colors=[KV_COLOURS[n] for n in names], linewidth=0)
     peak = steps["kv_used_blocks"].max() if len(steps) else 0
     if capacity:
-        ax.set_title(f"{label}: KV cache in use, peak {peak / rows.kv_total_blocks:.0%}")
+        ax.set_title(f"{label}: KV cache in use, peak {describe_kv(rows)['peak_use'] or 0:.0%}")
         ax.set_ylim(0, 1)
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
         ax.set_ylabel("of KV blocks")

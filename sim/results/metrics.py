@@ -74,7 +74,7 @@ def summarise(rows: RunRows, goodput: Mapping[str, float] | None = None) -> dict
     if jobs:
         summary["applications"] = jobs
     summary["kv"] = describe_kv(rows)
-    summary["scheduler"] = describe_scheduler(rows.steps, window.duration_s)
+    summary["scheduler"] = describe_scheduler(rows, window.first_s, window.duration_s)
     return plain(summary)
 
 

@@ -12,7 +12,8 @@ from twinserve.sim.results.metrics_stats import sum_of_products
 def describe_kv(rows: RunRows) -> dict:
     """`kv` of summary.json: blocks of one replica, preemptions and bytes of all replicas.
 
-    Mean use is weighted by step time, over the time in which a step ran.
+    Mean use is weighted by step time, over the time in which a step ran. Where replicas have
+    different memory there is no one total, and use is that of each step's own replica.
     """
     steps, requests = rows.steps, rows.requests
     total = rows.kv_total_blocks or None
@@ -20,15 +21,22 @@ def describe_kv(rows: RunRows) -> dict:
     seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
     peak = int(used.max()) if len(used) else None
     mean = _weighted_mean(used, seconds)
+    peak_use = None if peak is None or total is None else peak / total
+    mean_use = None if mean is None or total is None else mean / total
+    if rows.replicas is not None and rows.replicas["num_blocks"].nunique() > 1:
+        blocks = rows.replicas.set_index("replica")["num_blocks"]
+        share = used / blocks.reindex(steps["replica"]).to_numpy()
+        total, peak_use = None, float(share.max()) if len(share) else None
+        mean_use = _weighted_mean(share, seconds)
     admitted = requests["first_scheduled_s"].notna().to_numpy()
     prompt = int(requests["prompt_tokens"].to_numpy()[admitted].sum())
     hits = int(requests["hit_tokens"].to_numpy()[admitted].sum())
     return {
         "total_blocks": total,
         "peak_used_blocks": peak,
-        "peak_use": None if peak is None or total is None else peak / total,
+        "peak_use": peak_use,
         "mean_used_blocks": mean,
-        "mean_use": None if mean is None or total is None else mean / total,
+        "mean_use": mean_use,
         "peak_rt_blocks": int(steps["kv_rt_blocks"].max()) if len(used) else None,
         "peak_be_blocks": int(steps["kv_be_blocks"].max()) if len(used) else None,
         "preemptions": {
@@ -43,8 +51,10 @@ def describe_kv(rows: RunRows) -> dict:
     }
 
 
-def describe_scheduler(steps: pd.DataFrame, duration_s: float) -> dict:
-    """`scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by time."""
+def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict:
+    """`scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by time. The
+    run is measured from `first_s`, for `duration_s` seconds."""
+    steps = rows.steps
     prefill, decode = (steps[f"{kind}_requests"].to_numpy() for kind in ("prefill", "decode"))
     tokens = steps["prefill_tokens"].to_numpy() + decode
     waiting = steps["waiting"].to_numpy(np.float64)
@@ -52,6 +62,9 @@ def describe_scheduler(steps: pd.DataFrame, duration_s: float) -> dict:
     batch = prefill + decode
     replicas = steps["replica"].nunique()
     some = len(steps) > 0
+    up_s = _up_seconds(rows.replicas, first_s, duration_s)
+    if up_s is None:
+        up_s = replicas * duration_s
     return {
         "replicas": int(replicas),
         "steps": len(steps),
@@ -66,8 +79,17 @@ def describe_scheduler(steps: pd.DataFrame, duration_s: float) -> dict:
         "mean_step_tokens": float(tokens.mean()) if some else None,
         "mean_waiting": _weighted_mean(waiting, seconds),
         "max_waiting": int(waiting.max()) if some else None,
-        "busy": float(seconds.sum() / (replicas * duration_s)) if some and duration_s > 0 else None,
+        "busy": float(seconds.sum() / up_s) if some and up_s > 0 else None,
     }
+
+
+def _up_seconds(replicas: pd.DataFrame | None, first_s: float, duration_s: float) -> float | None:
+    """Of all replicas together, those that drain included; None: all were up all the time."""
+    if replicas is None or not ((replicas["up_s"] > first_s) | replicas["down_s"].notna()).any():
+        return None
+    end_s = first_s + duration_s
+    down = replicas["down_s"].fillna(end_s).clip(upper=end_s)
+    return float((down - replicas["up_s"].clip(lower=first_s)).clip(lower=0.0).sum())
 
 
 def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float | None:

@@ -26,6 +26,7 @@ from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.contents import shared_contents
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
+from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.rows import fleet_rows
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.files import RunRows
@@ -188,6 +189,7 @@ class Small:
     engines: list[Engine]
     source: RequestSource
     audits: list[Audit] = field(default_factory=list)
+    spares: list[Replica] = field(default_factory=list)
 
     def run(self, until: float | None = None) -> Small:
         self.clock.run(until)
@@ -225,10 +227,14 @@ def build(
     recount: bool = True,
     estimator: bool = True,
     allreduces=None,
+    router: Router | None = None,
+    migrates: bool = False,
+    spares: int = 0,
+    client_timeout: float | None = None,
 ) -> Small:
     """policy: as on the command line ("bros:kv=paged"), or a Policy class for a toy. estimator: fit
     one to the model. allreduces: seconds of a step's all-reduces on the link, by its
-    composition."""
+    composition. spares: of the replicas, that are not in the fleet yet."""
     model = model or Affine()
     limits = limits or EngineLimits(max_num_seqs=16, max_num_batched_tokens=2048)
     clock, engines, audits = Clock(), [], []
@@ -258,8 +264,10 @@ def build(
         )
         if audit:
             audits.append(Audit(engines[-1], limits, recount))
-    fleet = Fleet(clock, [Replica(engine) for engine in engines])
-    return Small(clock, engines, RequestSource(clock, workload, fleet), audits)
+    made = [Replica(engine) for engine in engines]
+    fleet = Fleet(clock, made[: replicas - spares], router, migrates)
+    source = RequestSource(clock, workload, fleet, client_timeout_s=client_timeout)
+    return Small(clock, engines, source, audits, made[replicas - spares :])
 
 
 def simulate(workload: Workload, policy="vllm", **settings) -> Small:

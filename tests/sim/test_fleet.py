@@ -1,0 +1,388 @@
+"""Replicas that come, drain and fail while the clock runs; requests that are held, moved and
+rejected (docs/fleet.md). A step takes a second here, whatever is in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from tests.sim.harness import Affine, build
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import RequestClass
+from twinserve.sim.engine.clock import BEFORE_STEPS
+from twinserve.sim.engine.loop import NoProgressError
+from twinserve.sim.fleet.replica import Life
+from twinserve.sim.fleet.routers.base import Router, Verdict
+from twinserve.sim.fleet.routers.least_requests import LeastRequests
+from twinserve.sim.results.files import RunResult, read_run, write_run
+from twinserve.sim.results.metrics import latencies, summarise
+from twinserve.sim.setup.audit import CROWDED, crowd
+from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.replicas import Description
+from twinserve.sim.setup.run import Simulation, run_simulation
+from twinserve.traces.workload import BestEffortPool, Workload
+
+STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)
+NAN = float("nan")
+
+
+def small(workload, events=(), replicas=2, **settings):
+    """events: (seconds, what to do with the fleet)."""
+    sim = build(workload, model=STEP, replicas=replicas, audit=False, **settings)
+    if events:
+        sim.clock.process(_happen(sim.clock, sim.source.fleet, events))
+    return sim
+
+
+def _happen(clock, fleet, events):
+    for time, what in events:
+        yield clock.at(time, BEFORE_STEPS)
+        what(fleet)
+
+
+def one(output=10, **more):
+    return Workload.build([0.0], [8], [output], **more)
+
+
+def stays(sim):
+    rows = sim.rows.placements
+    return list(zip(rows.replica, rows.output_tokens, rows.outcome, strict=True))
+
+
+# -- failures --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("at_s, tokens", [(0.5, 0), (2.5, 2), (2.0, 1), (9.999, 9)])
+def test_a_failure_voids_the_step_under_way(at_s, tokens, fast):
+    """A step that would end at that very instant is void, too."""
+    sim = small(one(), [(at_s, lambda fleet: fleet.fail(0))], fast=fast).run()
+    (request,) = sim.requests.itertuples()
+    assert (request.outcome, request.ended_s, request.output_tokens) == ("failed", at_s, tokens)
+    assert sim.steps.end_s.tolist() == [*range(1, tokens + 1)]
+    assert summarise(sim.rows)["wasted_output_tokens"] == tokens
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_moved_request_goes_on_with_what_its_client_has(fast):
+    """Its prompt and two tokens are computed again in one step; nothing is emitted twice."""
+    sim = small(one(), [(2.5, lambda fleet: fleet.fail(0))], migrates=True, fast=fast).run()
+    (request,) = sim.requests.itertuples()
+    assert (request.outcome, request.output_tokens, request.replica) == ("completed", 10, 1)
+    assert (request.first_token_s, request.last_token_s) == (1.0, 10.5)
+    assert stays(sim) == [(0, 2, "moved"), (1, 8, "completed")]
+    gaps = sim.rows.gaps.groupby("gap_s")["count"].sum().to_dict()
+    assert gaps == {1.0: 8, 1.5: 1}
+    ours = latencies(sim.requests).iloc[0]
+    assert (ours.ttft_s, ours.e2el_s) == (1.0, 10.5)
+
+
+def test_a_session_ends_with_the_replica_of_its_turn():
+    load = Workload.build(
+        [0.0, NAN, NAN], [8] * 3, [5, 5, 5], group=np.zeros(3, int), stage=np.arange(3),
+        delay_s=np.zeros(3), group_names=["talk"],
+    )  # fmt: skip
+    sim = small(load, [(2.5, lambda fleet: fleet.fail(0))]).run()
+    assert sim.requests.outcome.tolist() == ["failed"]
+    assert sim.rows.unsent.request_id.tolist() == ["r1", "r2"]
+    assert summarise(sim.rows)["never_sent"] == 2
+
+
+class Turns(Router):
+    """Each request to the next replica, those of one application too."""
+
+    name = "turns"
+
+    def setup(self):
+        self.next = -1
+
+    def place(self, request, stage, view):
+        self.next += 1
+        return view.up[self.next % len(view.up)]
+
+
+def test_an_application_fails_wherever_its_requests_are():
+    """Three requests of a stage on three replicas; one of these fails. The others are withdrawn at
+    their next boundary, the next stage is never sent, and a stranger is not touched."""
+    load = Workload.build(
+        [0.0] * 4 + [NAN], [8] * 5, [9] * 5, group=np.array([0, 0, 0, -1, 0]),
+        stage=np.array([0, 0, 0, 0, 1]), delay_s=np.zeros(5), group_names=["graph"],
+    )  # fmt: skip
+    sim = small(load, [(2.5, lambda fleet: fleet.fail(1))], router=Turns(), replicas=3).run()
+    ends = sim.requests.set_index("request_id")[["outcome", "ended_s"]].T.to_dict("list")
+    gone = ["failed", 2.5]
+    assert ends == {"r0": gone, "r1": gone, "r2": gone, "r3": ["completed", 9.0]}
+    assert sim.rows.never_sent == 1
+    # they ran on to the boundary
+    assert sim.requests.set_index("request_id").output_tokens.tolist() == [3, 9, 2, 3]
+
+
+# -- drains ----------------------------------------------------------------------------------------
+def test_a_draining_replica_finishes_what_it_has():
+    load = Workload.build([0.0, 0.0, 1.5], [8] * 3, [6] * 3)
+    sim = small(load, [(1.2, lambda fleet: fleet.drain(0))]).run()
+    assert sim.requests.outcome.tolist() == ["completed"] * 3
+    assert stays(sim) == [(0, 6, "completed"), (1, 6, "completed"), (1, 6, "completed")]
+    lives = sim.rows.replicas.set_index("replica")
+    assert lives.loc[0, ["draining_s", "down_s"]].tolist() == [1.2, 6.0]
+    assert lives.loc[1, ["draining_s", "down_s"]].isna().all() and not lives.failed.any()
+
+
+@pytest.mark.parametrize("migrates, outcome", [(False, "failed"), (True, "completed")])
+def test_after_its_grace_a_request_leaves_a_draining_replica(migrates, outcome):
+    sim = small(one(), [(1.2, lambda fleet: fleet.drain(0, grace_s=2.0))], migrates=migrates).run()
+    (request,) = sim.requests.itertuples()
+    assert request.outcome == outcome
+    # it ran to the boundary after 3.2 s, and was moved there
+    expected = [(0, 4, "moved"), (1, 6, "completed")] if migrates else [(0, 4, "failed")]
+    assert stays(sim) == expected
+    assert sim.rows.replicas.down_s[0] == 4.0
+
+
+def test_a_last_token_comes_before_the_move():
+    sim = small(one(4), [(1.2, lambda f: f.drain(0, grace_s=2.0))], migrates=True).run()
+    (request,) = sim.requests.itertuples()
+    assert (request.outcome, request.ended_s) == ("completed", 4.0)
+    assert stays(sim) == [(0, 4, "completed")]
+
+
+# -- requests that wait in the fleet ---------------------------------------------------------------
+def test_requests_wait_in_the_fleet_for_a_replica_that_warms_up():
+    """Not on the dead one; their time to first token counts from when they came."""
+
+    load = Workload.build([0.0, 1.5, 2.0], [8] * 3, [4] * 3)
+    spare = []
+    events = [(1.2, lambda f: f.fail(0)), (2.5, lambda f: f.add(spare[0], 3.0))]
+    sim = small(load, events, spares=1)
+    spare += sim.spares
+    sim.run()
+    rows = sim.requests.set_index("request_id")
+    assert rows.outcome.tolist() == ["failed", "completed", "completed"]
+    assert sim.rows.placements.placed_s.tolist() == [0.0, 5.5, 5.5]
+    assert rows.loc[["r1", "r2"], "first_token_s"].tolist() == [6.5, 6.5]
+    assert latencies(sim.requests).ttft_s.tolist()[1:] == [5.0, 4.5]
+    assert sim.rows.replicas.up_s.tolist() == [0.0, 5.5]
+
+
+def test_where_no_replica_is_left_requests_fail():
+    load = Workload.build([0.0, 1.5], [8] * 2, [4] * 2)
+    sim = small(load, [(1.2, lambda f: f.fail(0))], replicas=1, migrates=True).run()
+    assert sim.requests.outcome.tolist() == ["failed", "failed"]
+    assert sim.requests.ended_s.tolist() == [1.2, 1.5]
+    assert sim.requests.replica.tolist() == [0, -1]
+
+
+def test_a_client_leaves_a_request_that_the_fleet_holds():
+    load = Workload.build([0.0, 1.5], [8] * 2, [4] * 2)
+    sim = small(load, [(1.2, lambda f: f.fail(0))], replicas=1, client_timeout=3.0).run()
+    assert sim.requests.outcome.tolist() == ["failed", "timed_out"]
+    assert sim.requests.ended_s.tolist() == [1.2, 4.5]
+
+
+class OneAtATime(LeastRequests):
+    """Holds what would be a second request in flight; rejects best-effort ones."""
+
+    name = "one-at-a-time"
+
+    def place(self, request, stage, view):
+        if request.values["service_class"] == RequestClass.BEST_EFFORT:
+            return Verdict.REJECT
+        return super().place(request, stage, view) if not sum(view.in_flight) else Verdict.HOLD
+
+
+def test_a_router_holds_and_rejects():
+    load = Workload.build(
+        [0.0, 0.1, 0.2, 0.3], [8] * 4, [2] * 4, service_class=np.array([0, 0, 1, 0], np.int8)
+    )
+    sim = small(load, router=OneAtATime()).run()
+    rows = sim.requests.set_index("request_id")
+    assert rows.outcome.to_dict() == {
+        "r0": "completed", "r1": "completed", "r2": "rejected", "r3": "completed",
+    }  # fmt: skip
+    assert rows.last_token_s.loc[["r0", "r1", "r3"]].tolist() == [2.0, 4.0, 6.0]
+    assert rows.ended_s["r2"] == 0.2 and summarise(sim.rows)["rejected"] == 1
+
+
+def test_a_rejected_closed_loop_ends():
+    load = replace(one(), pool=BestEffortPool(2, (8, 8), (4, 4), 0, until_s=5.0))
+    sim = small(load, router=OneAtATime()).run()
+    assert sorted(sim.requests.outcome) == ["completed", "rejected", "rejected"]
+
+
+class Holds(LeastRequests):
+    name = "holds"
+
+    def place(self, request, stage, view):
+        return Verdict.HOLD
+
+
+def test_a_router_that_holds_for_ever_is_named():
+    with pytest.raises(NoProgressError, match="router 'holds' holds 1 requests .* 'r0'"):
+        small(one(), router=Holds()).run()
+
+
+# -- routers ---------------------------------------------------------------------------------------
+class Listens(LeastRequests):
+    name = "listens"
+
+    def setup(self):
+        super().setup()
+        self.heard = []
+
+    def place(self, request, stage, view):
+        self.heard.append(("place", request.id, tuple(view.up), tuple(view.in_flight)))
+        return super().place(request, stage, view)
+
+    def on_dispatched(self, request, replica):
+        self.heard.append(("dispatched", request.id, replica))
+
+    def on_first_token(self, request, replica):
+        self.heard.append(("first token", request.id, replica))
+
+    def on_ended(self, request, replica):
+        self.heard.append(("ended", request.id, replica))
+
+    def on_draining(self, replica):
+        self.heard.append(("draining", replica))
+
+    def on_failed(self, replica):
+        self.heard.append(("failed", replica))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_a_router_hears(fast):
+    router = Listens()
+    load = Workload.build([0.0, 0.0, 2.2], [8] * 3, [5, 3, 2])
+    events = [(1.5, lambda f: f.drain(0)), (2.5, lambda f: f.fail(1))]
+    small(load, events, router=router, migrates=True, replicas=3, fast=fast).run()
+    assert router.heard == [
+        ("place", "r0", (0, 1, 2), (0, 0, 0)),
+        ("dispatched", "r0", 0),
+        ("place", "r1", (0, 1, 2), (1, 0, 0)),
+        ("dispatched", "r1", 1),
+        ("first token", "r0", 0),
+        ("first token", "r1", 1),
+        ("draining", 0),
+        ("place", "r2", (1, 2), (1, 1, 0)),
+        ("dispatched", "r2", 2),
+        ("failed", 1),
+        ("ended", "r1", 1),
+        ("place", "r1", (2,), (1, 0, 1)),
+        ("dispatched", "r1", 2),
+        ("first token", "r2", 2),
+        ("ended", "r2", 2),
+        ("ended", "r1", 2),
+        ("ended", "r0", 0),
+    ]
+
+
+class Stubborn(LeastRequests):
+    name = "stubborn"
+
+    def place(self, request, stage, view):
+        return 0
+
+
+def test_a_router_cannot_send_to_a_dead_replica():
+    load = Workload.build([0.0, 2.0], [8] * 2, [5] * 2)
+    with pytest.raises(ValueError, match="router 'stubborn' sent .* replica 0, which is down"):
+        small(load, [(1.5, lambda f: f.fail(0))], router=Stubborn()).run()
+
+
+def test_a_replica_ends_once():
+    sim = small(one(), [(1.5, lambda f: (f.fail(0), f.fail(0), f.drain(0)))]).run()
+    assert sim.source.fleet.replicas[0].life is Life.DOWN
+    assert sim.rows.replicas.draining_s.isna().all()
+
+
+# -- views -----------------------------------------------------------------------------------------
+def test_views_are_of_any_age_and_cut_no_run():
+    """Asked at any time for any time before, a run of steps shows what single steps would: the row
+    of the step that had begun."""
+    rng = np.random.default_rng(4)
+    load = Workload.build(
+        np.sort(rng.random(30) * 20), rng.integers(4, 90, 30), rng.integers(2, 40, 30)
+    )
+    times = np.sort(rng.random(400) * 60)
+    ages = rng.exponential(3.0, 400)
+    seen, plans = {}, {}
+    for fast in (True, False):
+        limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64)
+        sim = build(load, model=STEP, limits=limits, blocks=40, fast=fast, audit=False)
+        loads = seen[fast] = []
+
+        def look(sim=sim, loads=loads):
+            for time, age in zip(times.tolist(), ages.tolist(), strict=True):
+                yield sim.clock.at(time, BEFORE_STEPS)
+                loads.append(sim.engines[0].load(max(time - age, 0.0)))
+
+        sim.clock.process(look())
+        sim.run()
+        plans[fast] = len(sim.engines[0].decision_seconds)
+    assert seen[True] == seen[False]
+    assert plans[True] < 0.6 * plans[False]
+    steps = sim.steps
+    for found in seen[True]:
+        under_way = steps[(steps.start_s <= found.at_s) & (found.at_s < steps.end_s)]
+        if len(under_way):
+            step = under_way.iloc[0]
+            assert (found.used, found.running, found.waiting) == (
+                step.kv_used_blocks, step.running, step.waiting,
+            )  # fmt: skip
+    assert max(found.used for found in seen[True]) > 30
+
+
+# -- different replicas, and what is written -------------------------------------------------------
+def test_replicas_may_differ_in_all_and_results_say_so(tmp_path):
+    config = CROWDED.model_copy(update={"replicas": 2})
+    other = resolve_hardware(config.model_copy(update={"num_blocks": 61, "block_tokens": 16}))
+    spec = parse_policy("vllm")
+    inputs = Inputs(config, crowd(2), resolve_hardware(config), (spec,), ())
+    made_of = [
+        Description(inputs.hardware, spec),
+        Description(other, parse_policy("bros:kv=paged")),
+    ]
+    run = Simulation(inputs, spec, made_of=made_of, migrates=True)
+    run.clock.process(_happen(run.clock, run.fleet, [(0.05, lambda fleet: fleet.fail(1))]))
+    result = run_simulation(run)
+    lives = result.rows.replicas
+    assert lives[["policy", "ledger", "num_blocks", "block_tokens", "failed"]].values.tolist() == [
+        ["vllm", "paged", 40, 8, False],
+        ["bros:kv=paged", "paged", 61, 16, True],
+    ]
+    stays = result.rows.placements
+    assert set(stays.replica) == {0, 1} and (stays.outcome == "moved").any()
+    assert result.rows.requests.finished.all() and result.summary["kv"]["total_blocks"] is None
+    used = result.rows.steps.groupby("replica")["kv_used_blocks"].max() / lives["num_blocks"]
+    assert result.summary["kv"]["peak_use"] == used.max()
+    again = read_run(write_run(tmp_path / "run", result))
+    for table in ("requests", "placements", "replicas", "steps", "gaps"):
+        ours, theirs = getattr(result.rows, table), getattr(again.rows, table)
+        pd.testing.assert_frame_equal(
+            ours[list(theirs)], theirs, check_dtype=False, check_exact=True
+        )
+    assert summarise(again.rows) == result.summary
+
+
+def test_a_request_that_was_never_sent_has_a_row_in_the_file(tmp_path):
+    load = Workload.build(
+        [0.0, NAN], [8] * 2, [50, 5], group=np.zeros(2, int), stage=np.arange(2),
+        delay_s=np.zeros(2), group_names=["talk"],
+    )  # fmt: skip
+    rows = small(load, client_timeout=3.0).run().rows
+    file = pq.read_table(write_run(tmp_path / "run", RunResult(rows)) / "requests.parquet")
+    ends = dict(zip(*(file[name].to_pylist() for name in ("request_id", "outcome")), strict=True))
+    assert ends == {"r0": "timed_out", "r1": "never_sent"}
+    again = read_run(tmp_path / "run").rows
+    assert again.requests.request_id.tolist() == ["r0"] and again.never_sent == 1
+
+
+def test_a_replica_that_is_not_up_all_the_time_is_busy_while_it_is():
+    """Two replicas, a request of ten seconds each; one of them fails after half of that."""
+    load = Workload.build([0.0, 0.0], [8] * 2, [10, 10])
+    sim = small(load, [(5.0, lambda fleet: fleet.fail(0))]).run()
+    # four whole steps of the five seconds before it failed, ten of ten
+    assert summarise(sim.rows)["scheduler"]["busy"] == pytest.approx(14 / 15)
