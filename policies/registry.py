@@ -12,28 +12,25 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from hashlib import sha256
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-
-from twinserve.policies.base import EngineLimits, Options, Policy
+from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.names import (
+    Names,
+    RegistryError,
+    check_class,
+    hint,
+    parse_options,
+    validated,
+)
 from twinserve.policies.parts.estimators import BatchEstimator
 
-POLICY_GROUP = "twinserve.policies"
-LEDGER_GROUP = "twinserve.kv"
-
-_LARGEST = 10**18  # of whole numbers: what is counted with them still fits into 64 bits
-
 _HERE = __name__.rpartition(".")[0]
-_POLICIES = {
+_OWN = {
     "bros": "bros.policy:BrosPolicy",
     "bros-exact": "bros.exact:BrosExactPolicy",
     "conserve": "baselines.conserve:ConservePolicy",
@@ -56,7 +53,7 @@ _POLICIES = {
     "vllm-v0": "baselines.vllm_v0:VllmV0Policy",
     "vtc": "justitia.vtc:VtcPolicy",
 }
-_LEDGERS = {
+_OWN_LEDGERS = {
     "bidirectional": "kv.bidirectional.ledger:BidirectionalLedger",
     "checkpointed": "kv.paged.checkpointed:CheckpointedLedger",
     "layerwise": "kv.layerwise.ledger:LayerwiseLedger",
@@ -64,6 +61,8 @@ _LEDGERS = {
     "paged-rc": "kv.task_aware.ledger:CountedLedger",
     "task-aware": "kv.task_aware.ledger:TaskAwareLedger",
 }
+POLICIES = Names("policy", _HERE, _OWN, "twinserve.policies", Policy)
+LEDGERS = Names("KV ledger", _HERE, _OWN_LEDGERS, "twinserve.kv", KvLedger)
 
 
 # a file's name may have colons: it ends where `.py` does
@@ -71,30 +70,26 @@ _IN_FILE = re.compile(r"(?P<file>.+?\.py)(?::(?P<cls>[^:]*))?")
 _WITH_OPTIONS = re.compile(rf"(?P<name>{_IN_FILE.pattern})(?P<colon>:(?P<rest>.*))?", re.DOTALL)
 
 
-class RegistryError(ValueError):
-    """A name or an option that does not exist, or a value that does not fit: one line."""
-
-
 def policy_names() -> list[str]:
     """Every policy there is, sorted; nothing is imported."""
-    return _names(_POLICIES, POLICY_GROUP)
+    return POLICIES.all()
 
 
 def ledger_names() -> list[str]:
     """Every KV ledger there is, sorted; nothing is imported."""
-    return _names(_LEDGERS, LEDGER_GROUP)
+    return LEDGERS.all()
 
 
 def policy_class(name: str) -> type[Policy]:
     """The class behind a policy's name, or `FILE.py:Class`. Raises RegistryError."""
     if (given := _IN_FILE.fullmatch(name)) and name not in policy_names():
         return _in_file(given["file"], given["cls"] or "")
-    return _find("policy", name, _POLICIES, POLICY_GROUP, Policy)
+    return POLICIES.find(name)
 
 
 def ledger_class(name: str) -> type[KvLedger]:
     """The class behind a KV ledger's name. Raises RegistryError."""
-    return _find("KV ledger", name, _LEDGERS, LEDGER_GROUP, KvLedger)
+    return LEDGERS.find(name)
 
 
 @dataclass(frozen=True)
@@ -147,121 +142,19 @@ def parse_policy(text: str) -> PolicySpec:
     relative to the working directory; the value `none` is None. Raises RegistryError."""
     text = text.strip()
     name, colon, rest = (part.strip() for part in text.partition(":"))
-    in_file = None if name in _POLICIES or name in policy_names() else _WITH_OPTIONS.fullmatch(text)
+    in_file = None if name in policy_names() else _WITH_OPTIONS.fullmatch(text)
     if in_file:
         name, colon, rest = in_file["name"], in_file["colon"], in_file["rest"]
     policy = policy_class(name)
-    given: dict[str, str | None] = {}
-    for part in rest.split(",") if colon else ():
-        option, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not option or not value:
-            raise RegistryError(
-                f"policy {name!r}: expected option=value, not {part.strip()!r} (in {text!r})"
-            )
-        if option in given:
-            raise RegistryError(f"policy {name!r}: option {option!r} is given twice")
-        given[option] = None if value.lower() == "none" else value
+    what = f"policy {name!r}"
+    given = parse_options(what, rest, text) if colon else {}
     kv = given.pop("kv", None)
     if kv is not None:
         ledger_class(kv)
-    options = _validated(name, policy.Options, given)
+    options = validated(what, policy.Options, given, ("kv",))
     if not in_file:
         return PolicySpec(name, options, kv, text)
     return PolicySpec(name, options, kv, policy.name + text[len(name) :], policy, text)
-
-
-def _validated(name: str, model: type[Options], given: dict[str, str | None]) -> dict[str, Any]:
-    for option in given:
-        if option not in model.model_fields:
-            known = [*model.model_fields, "kv"]
-            hint = _hint(option, known)
-            raise RegistryError(
-                f"policy {name!r} has no option {option!r}{hint}; it has {', '.join(known)}"
-            )
-    try:
-        options = model(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = str(first["loc"][0]) if first["loc"] else "options"
-        raise RegistryError(
-            f"policy {name!r}, option {where}={first['input']}: {_wrong(model, where, first)}"
-        ) from None
-    found = options.model_dump(exclude_unset=True)
-    for option, value in found.items():
-        if isinstance(value, int) and value > _LARGEST:
-            raise RegistryError(
-                f"policy {name!r}, option {option}={value}: should be less than or equal to "
-                f"{_LARGEST:.0e}"
-            )
-    return found
-
-
-def _wrong(model: type[Options], option: str, error: ErrorDetails) -> str:
-    """What is wrong with an option's value; of a number out of range, the whole range."""
-    said, kind = _plain(error["msg"]), error["type"]
-    if kind != "finite_number" and not kind.startswith(("greater_than", "less_than")):
-        return said
-    bounds = [
-        f"{words} {getattr(bound, name):.15g}"
-        for name, words in (
-            ("ge", "at least"),
-            ("gt", "more than"),
-            ("le", "at most"),
-            ("lt", "less than"),
-        )
-        for bound in model.model_fields[option].metadata
-        if hasattr(bound, name)
-    ]
-    if len(bounds) < (1 if kind == "finite_number" else 2):
-        return said
-    return f"should be {'a finite number, ' * (kind == 'finite_number')}{' and '.join(bounds)}"
-
-
-def _plain(message: str) -> str:
-    """Pydantic's sentence as a part of ours."""
-    return message.removeprefix("Input ").removeprefix("Value error, ").replace("\n", " ")
-
-
-def _hint(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _names(own: dict[str, str], group: str) -> list[str]:
-    return sorted({*own, *(point.name for point in entry_points(group=group))})
-
-
-def _find(kind: str, name: str, own: dict[str, str], group: str, base: type) -> type:
-    if name in own:
-        module, _, attribute = own[name].partition(":")
-        return getattr(import_module(f"{_HERE}.{module}"), attribute)
-    for point in entry_points(group=group):
-        if point.name == name:
-            return _loaded(kind, point, base)
-    known = _names(own, group)
-    raise RegistryError(f"no {kind} {name!r}{_hint(name, known)}; there are {', '.join(known)}")
-
-
-def _loaded(kind: str, point: EntryPoint, base: type) -> type:
-    where = f"{kind} {point.name!r} of another package"
-    try:
-        found = point.load()
-    except Exception as error:  # whatever that package's own code does when it is imported
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise RegistryError(f"{where} cannot be loaded from {point.value}: {said}") from error
-    _check_class(f"{where}: {point.value}", found, base)
-    if getattr(found, "name", None) != point.name:
-        given = getattr(found, "name", None)
-        raise RegistryError(f"{where}: {point.value} says name = {given!r}; call both the same")
-    return found
-
-
-def _check_class(where: str, found: Any, base: type) -> None:
-    fits = isinstance(found, type) and issubclass(found, base)
-    if not fits:
-        raise RegistryError(f"{where} is not a {base.__name__}")
-    if lacks := sorted(found.__abstractmethods__):
-        raise RegistryError(f"{where} lacks {', '.join(lacks)}")
 
 
 # -- policies from files ---------------------------------------------------------------------------
@@ -275,11 +168,11 @@ def _in_file(file: str, wanted: str) -> type[Policy]:
             and issubclass(value, Policy)
             and value.__module__ == module.__name__
         ]
-        lacks = f"has no {wanted!r}{_hint(wanted, known)}" if wanted else "needs a class"
+        lacks = f"has no {wanted!r}{hint(wanted, known)}" if wanted else "needs a class"
         there = f"write {file}:{' or '.join(known)}" if known else "it has no subclass of Policy"
         raise RegistryError(f"policy file {file} {lacks}; {there}")
     found, where = getattr(module, wanted), f"policy file {file}: {wanted}"
-    _check_class(where, found, Policy)
+    check_class(where, found, Policy)
     name = getattr(found, "name", None)
     if not (isinstance(name, str) and name):
         raise RegistryError(f"{where} lacks a name; give it one, as name = {wanted.lower()!r}")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from twinserve.policies.registry import LEDGER_GROUP
+from twinserve.policies.registry import LEDGERS
+from twinserve.sim.fleet.routers.registry import ROUTERS
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("policies", "sim", "backends", "profiles", "traces", "experiments", "tests")
@@ -20,7 +21,7 @@ NAMES = re.compile(r"twinserve((?:\.\w+)+)")
 IMPORTS = re.compile(r"^from (twinserve[\w.]*) import (.+)$", re.M)
 # Not of this repository: files of other people's, and of the package that a page makes.
 FOREIGN = ("backends/v3/src/", "v1/core/", "vllm/", "sarathi/", "fastserve/")
-INVENTED = {"mine.py", LEDGER_GROUP}
+INVENTED = {"mine.py", LEDGERS.group, ROUTERS.group}
 
 
 def paths(text: str) -> list[str]:

@@ -308,7 +308,7 @@ def broken(tmp_path, monkeypatch):
     info = tmp_path / "broken-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(entry_points_text({registry.POLICY_GROUP: points}))
+    (info / "entry_points.txt").write_text(entry_points_text({registry.POLICIES.group: points}))
     monkeypatch.syspath_prepend(tmp_path)
 
 

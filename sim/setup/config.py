@@ -65,6 +65,8 @@ class SimulationConfig(BaseModel):
     "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."
     replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
+    router: str = "least-requests"
+    "Router of requests to replicas, with options after a colon (docs/fleet.md)."
     block_tokens: int = Field(16, ge=1)
     "Tokens in a KV block."
     num_blocks: int | None = Field(None, ge=1, le=10**15)

@@ -19,6 +19,7 @@ from twinserve.profiles.composition import StepComposition, StepTimeModel, isola
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.profile import Profile, load_profile
+from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
 from twinserve.sim.setup.config import DEFAULT_LOAD, SettingsError, SimulationConfig, parse_slo
 from twinserve.traces.catalog import resolve as resolve_name
@@ -106,6 +107,7 @@ def resolve(config: SimulationConfig, progress=None) -> Inputs:
         kv = spec.kv or config.kv
         if kv is not None:
             ledger_class(kv)
+    parse_router(config.router)
     _check_used(config, policies)
     _check_withdrawals(config, policies)
     hardware = resolve_hardware(config)

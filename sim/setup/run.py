@@ -19,6 +19,7 @@ from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
+from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.fleet.rows import fleet_rows
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.decisions import log_bytes
@@ -132,7 +133,7 @@ class Simulation:
     decision log.
 
     made_of   a description of each replica; by default `--replicas` times that of `inputs`, `spec`
-    router    of requests; by default least-requests
+    router    of requests; by default the one of the settings
     migrates  requests of a replica that fails go on elsewhere (`Fleet`)
     backend   makes a replica's backend; by default a simulated one
     """
@@ -155,6 +156,7 @@ class Simulation:
         self.decisions = decisions
         self.clock = clock or Clock()
         self._backend = backend
+        router = router or parse_router(inputs.config.router).build()
         self.fleet = Fleet(self.clock, router=router, migrates=migrates)
         own = [Description(inputs.hardware, spec)] * inputs.config.replicas
         for description in own if made_of is None else made_of:

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from tests.parameters import mostly_slow
-from twinserve.policies import registry
+from twinserve.policies import names, registry
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.registry import (
@@ -188,15 +188,15 @@ class Theirs(Policy):
 def other_packages(monkeypatch):
     """Entry points as if another package had been installed."""
     points = [
-        EntryPoint("theirs", f"{__name__}:Theirs", registry.POLICY_GROUP),
-        EntryPoint("bros", f"{__name__}:Theirs", registry.POLICY_GROUP),
-        EntryPoint("gone", "no_such_module:Policy", registry.POLICY_GROUP),
-        EntryPoint("number", "math:pi", registry.POLICY_GROUP),
+        EntryPoint("theirs", f"{__name__}:Theirs", registry.POLICIES.group),
+        EntryPoint("bros", f"{__name__}:Theirs", registry.POLICIES.group),
+        EntryPoint("gone", "no_such_module:Policy", registry.POLICIES.group),
+        EntryPoint("number", "math:pi", registry.POLICIES.group),
     ]
     module = sys.modules[__name__]
     monkeypatch.setitem(sys.modules, __name__, module)
     monkeypatch.setattr(
-        registry, "entry_points", lambda group: [p for p in points if p.group == group]
+        names, "entry_points", lambda group: [p for p in points if p.group == group]
     )
 
 
