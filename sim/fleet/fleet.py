@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from twinserve.policies.base import Policy
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import Application, End
@@ -81,6 +83,9 @@ class Fleet:
     def _up(self, replica: Replica) -> None:
         self._becomes(replica, Life.UP)
         self.router.on_came(replica.index)
+        ledger = replica.engine.core.ledger
+        if ledger.publishes_events and self.router.hears_kv_events():
+            ledger.subscribe(_KvNews(replica, self.router))
         self._ask_again()
 
     def drain(self, index: int, grace_s: float | None = None) -> None:
@@ -263,3 +268,19 @@ class Fleet:
             held, self._held = list(self._held.values()), {}
             since, self._held_s = self._held_s, {}
             self._ended([(r, End.FAILED, max(since[r.number], self._alone_s)) for r in held])
+
+
+class _KvNews:
+    """A KvListener: what a replica's prefix cache tells its router, until the replica is down."""
+
+    def __init__(self, replica: Replica, router: Router) -> None:
+        self._replica = replica
+        self._router = router
+
+    def stored(self, contents: np.ndarray) -> None:
+        if self._replica.life is not Life.DOWN:
+            self._router.on_stored(self._replica.index, contents)
+
+    def removed(self, contents: np.ndarray) -> None:
+        if self._replica.life is not Life.DOWN:
+            self._router.on_removed(self._replica.index, contents)
