@@ -1,4 +1,5 @@
-"""What a fleet adds to policies that are one per replica: what replicas tell the router of their caches (docs/fleet.md)."""
+"""What is one per fleet although policies are one per replica: the order of applications, the
+closed loop; and what replicas tell the router of their caches (docs/fleet.md)."""
 
 from __future__ import annotations
 
@@ -8,15 +9,17 @@ import numpy as np
 import pytest
 
 from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.prefix_index import PrefixIndex
+from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.setup.audit import CROWDED, crowd
 from twinserve.sim.setup.inputs import Inputs, resolve_hardware
 from twinserve.sim.setup.replicas import Description
 from twinserve.sim.setup.run import Simulation
-from twinserve.traces.workload import Workload
+from twinserve.traces.workload import BestEffortPool, Workload
 
 
 def made(policy: str, workload: Workload, replicas: int = 2, **more) -> Simulation:
@@ -142,3 +145,96 @@ def test_nobody_makes_events_for_a_router_that_does_not_listen():
     run.run()
     assert not Router.hears_kv_events() and not LeastRequests.hears_kv_events()
     assert all(engine.core.ledger.pool.events is None for engine in run.engines)
+
+
+# -- the closed loop -------------------------------------------------------------------------------
+BATCH = 6
+
+
+def loop(until_s: float = 2.0) -> Workload:
+    """BROS's closed loop of best-effort batches beside a few real-time requests."""
+    workload = crowd(2, 12)
+    pool = BestEffortPool(BATCH, (8, 120), (4, 60), seed=3, until_s=until_s)
+    return replace(workload, pool=pool)
+
+
+def one_loop(run: Simulation) -> list[list[Request]]:
+    """Runs it. The requests of the loop, batch by batch: each batch whole, and each after the first
+    begun when the fleet was rid of the last request of the one before, wherever that was."""
+    gone_s: dict[int, float] = {}  # what is withdrawn is gone at the end of the step
+    after = run.fleet.on_ended
+
+    def ended(requests):
+        gone_s.update({request.number: run.clock.now for request in requests})
+        after(requests)
+
+    run.fleet.on_ended = ended
+    run.run()
+    batches: dict[int, list[Request]] = {}
+    for request in run.fleet.requests:
+        if request.id.startswith("be-"):
+            batches.setdefault(request.values["stage"], []).append(request)
+    assert list(batches) == list(range(len(batches))) and len(batches) > 2
+    came = {number: {r.arrival_s for r in batch} for number, batch in batches.items()}
+    assert all(len(batch) == BATCH for batch in batches.values())
+    assert came[0] == {0.0}
+    for number in range(1, len(batches)):
+        assert came[number] == {max(gone_s[r.number] for r in batches[number - 1])}
+    return list(batches.values())
+
+
+def replicas_of(batch: list[Request]) -> set[int]:
+    return {placement.replica.index for request in batch for placement in request.placements}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("policy", ["bros", "vllm"])
+def test_the_closed_loop_is_one_for_the_whole_fleet(policy, replicas):
+    run = made(policy, loop(), replicas)
+    most = 0
+
+    def unfinished():
+        here = [r for r in run.fleet.requests if r.id.startswith("be-") and r.end is End.NONE]
+        return len(here)
+
+    submit = run.fleet.submit
+
+    def watched(request):
+        nonlocal most
+        submit(request)
+        most = max(most, unfinished())
+
+    run.fleet.submit = watched
+    batches = one_loop(run)
+    assert most == BATCH
+    assert all(len(replicas_of(batch)) == replicas for batch in batches)
+    assert all(request.end is End.COMPLETED for batch in batches for request in batch)
+
+
+@pytest.mark.parametrize("migrates", [False, True])
+@pytest.mark.parametrize("trouble", ["drain", "grace", "fail"])
+def test_the_loop_goes_on_when_a_replica_leaves(trouble, migrates):
+    """The next batch comes when all of the last one have ended: failed where the fleet does not
+    migrate, completed elsewhere where it does."""
+    run = made("bros", loop(), migrates=migrates)
+    fleet = run.fleet
+    does = {
+        "drain": lambda: fleet.drain(0),
+        "grace": lambda: fleet.drain(0, 0.01),
+        "fail": lambda: fleet.fail(0),
+    }
+    at(run, 0.2, does[trouble])
+    batches = one_loop(run)
+    hit = next(batch for batch in batches if batch[0].arrival_s <= 0.2 <= max_end(batch))
+    assert replicas_of(hit) == {0, 1}
+    ends = {request.end for request in hit}
+    loses = trouble != "drain" and not migrates
+    assert ends == ({End.COMPLETED, End.FAILED} if loses else {End.COMPLETED})
+    moved = [request for request in hit if len(request.placements) > 1]
+    assert bool(moved) == (trouble != "drain" and migrates)
+    after = batches[batches.index(hit) + 1 :]
+    assert after and all(replicas_of(batch) == {1} for batch in after)
+
+
+def max_end(batch: list[Request]) -> float:
+    return max(request.ended_s for request in batch)
