@@ -1,5 +1,5 @@
-"""What is one per fleet although policies are one per replica: the order of applications, the
-closed loop; and what replicas tell the router of their caches (docs/fleet.md)."""
+"""What is one per fleet although policies are one per replica: the closed
+loop; and what replicas tell the router of their caches (docs/fleet.md)."""
 
 from __future__ import annotations
 

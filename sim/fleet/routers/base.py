@@ -37,6 +37,12 @@ class Router(ABC, Generic[RouterOptions]):
     name: ClassVar[str]
     Options: type[RouterOptions] = NoOptions  # type: ignore[assignment]  # as of a Policy
     snapshot_age_s: float = 0.0
+    # True: requests of one application may go to several replicas, even while the first of these
+    # is up. Refused with a policy that accounts for applications as a whole
+    # (`Policy.orders_applications`), unless the fleet stamps an order of all replicas on requests:
+    spreads_applications: ClassVar[bool] = False
+    # True: it does, where the policy has such an order (`Policy.fleet_order`)
+    stamps_order: ClassVar[bool] = False
 
     def __init__(self, options: RouterOptions | None = None) -> None:
         self.options: RouterOptions = options or self.Options()
