@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.order import ApplicationOrder
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import Application, RequestTable
 
@@ -130,6 +131,9 @@ class Policy(ABC, Generic[PolicyOptions]):
     predictor: RequestPredictor | None = None  # of what requests will need; None: not asked
     # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
     keeps_ending = False
+    # True: it accounts for each application as a whole, with what this engine sees of it. Such
+    # requests must stay together, or be stamped with an order of the whole fleet (`fleet_order`)
+    orders_applications = False
 
     def __init__(
         self,
@@ -156,6 +160,12 @@ class Policy(ABC, Generic[PolicyOptions]):
     def serves_best_effort(cls, options: PolicyOptions) -> bool:
         """Whether it takes requests of that class if it has these options."""
         return True
+
+    def fleet_order(self) -> ApplicationOrder | None:
+        """A new order of applications over all replicas of a fleet, of which this policy, prepared,
+        is one. It then goes by the stamps that it finds (`RequestTable.order`). None: it has no
+        such order. Raises PolicyError where it has none with these options."""
+        return None
 
     def prepare(self, kinds: Iterable[str]) -> None:
         """The run is about to begin, and has applications of these classes: learn what there is to

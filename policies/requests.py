@@ -7,6 +7,7 @@ table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -49,6 +50,7 @@ class Application:
 
     kind  the class of application, where the workload tells one; text: its input text, where there
           is one
+    order the stamp of its requests (`RequestTable.order`)
     """
 
     group: int
@@ -56,6 +58,7 @@ class Application:
     arrival_s: float
     kind: str | None = None
     text: str | None = None
+    order: float = math.nan
 
 
 class RequestTable:
@@ -89,6 +92,9 @@ class RequestTable:
     slo_tpot_s: Annotated[NDArray[np.float64], np.nan]
     group: Annotated[NDArray[np.int64], -1]  # session or application; -1 where there is none
     stage: Annotated[NDArray[np.int64], 0]
+    # place of its application in an order of the whole fleet (policies/order.py), the smallest
+    # first; NaN: it has none
+    order: Annotated[NDArray[np.float64], np.nan]
     state: Annotated[NDArray[np.int8], State.WAITING]
     end: Annotated[NDArray[np.int8], End.NONE]
     ended_s: Annotated[NDArray[np.float64], np.nan]

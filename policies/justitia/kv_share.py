@@ -58,6 +58,7 @@ class _InTurn:
 class KvSharePolicy(QueuePolicy[QueueOptions]):
     name = "kv-share"
     Options = QueueOptions
+    orders_applications = True
     waiting: _InTurn
 
     def setup(self) -> None:

@@ -16,6 +16,7 @@ from twinserve.policies.requests import Application, RequestTable
 class ParrotPolicy(QueuePolicy[QueueOptions]):
     name = "parrot"
     Options = QueueOptions
+    orders_applications = True
     waiting: RankedQueue
 
     def setup(self) -> None:

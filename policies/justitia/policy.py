@@ -27,13 +27,15 @@ from typing import Literal
 from pydantic import Field
 
 from twinserve.policies.base import SystemView
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.justitia.clock import VirtualClock
 from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
+from twinserve.policies.justitia.order import JustitiaOrder
 from twinserve.policies.justitia.queues import RankedQueue
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.predictors import COSTS, Cost
+from twinserve.policies.parts.predictors import COSTS, Cost, make_predictor
 from twinserve.policies.plan import StepOutcome, StepPlan
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import Application, RequestTable
 
 
 class JustitiaOptions(DemandQueueOptions):
@@ -49,6 +51,7 @@ class JustitiaOptions(DemandQueueOptions):
 class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
     name = "justitia"
     Options = JustitiaOptions
+    orders_applications = True
     waiting: RankedQueue
 
     def setup(self) -> None:
@@ -68,12 +71,43 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
     def cost(self) -> Cost:
         return COSTS[self.options.cost]
 
+    # -- an order of the whole fleet ---------------------------------------------------------------
+    def fleet_order(self) -> JustitiaOrder:
+        options = self.options
+        if not self._by_iteration:
+            raise PolicyError(
+                "justitia with cost=compute has no order for a whole fleet, since nobody knows "
+                "beforehand what an iteration is worth; set M, or use cost=memory"
+            )
+        predictor = make_predictor(options)
+        predictor.truth = self.predictor.truth
+        return JustitiaOrder(predictor, options.cost, options.M)
+
+    def on_application(self, application: Application) -> None:
+        if math.isnan(application.order):
+            super().on_application(application)
+
+    def on_arrival(self, row: int, requests: RequestTable) -> None:
+        """A request with a stamp is, here, an application by itself with that F: all requests of
+        its application have the same, and no other does."""
+        stamp = float(requests.order[row])
+        if math.isnan(stamp):
+            super().on_arrival(row, requests)
+            return
+        self._requests = requests
+        number = self.application_of(row)
+        self._enters(number, stamp)
+        self.enqueue(row, number)
+
     # -- applications ------------------------------------------------------------------------------
     def begins(self, number: int, demand: int, arrival_s: float) -> None:
         self._serve()
         if not self._present and arrival_s > self._last_end_s:
             self.clock.drain()
-        self.F[number] = self.clock.arrive(demand)
+        self._enters(number, self.clock.arrive(demand))
+
+    def _enters(self, number: int, F: float) -> None:
+        self.F[number] = F
         self._arrived[number] = self._arrivals
         self._arrivals += 1
 

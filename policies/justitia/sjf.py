@@ -57,6 +57,7 @@ class VllmSjfPolicy(DemandPolicy[SjfOptions]):
 class SrjfPolicy(DemandPolicy[DemandQueueOptions]):
     name = "srjf"
     Options = DemandQueueOptions
+    orders_applications = True
     waiting: OwnersQueue[int]
 
     def setup(self) -> None:

@@ -40,6 +40,7 @@ class VtcOptions(QueueOptions):
 class VtcPolicy(QueuePolicy[VtcOptions]):
     name = "vtc"
     Options = VtcOptions
+    orders_applications = True
     waiting: OwnersQueue[int]
 
     def setup(self) -> None:

@@ -313,6 +313,17 @@ class Engine:
             self.backend.cut(executed, steps)
             yield self.clock.at(ends[steps - 1], self._steps)
 
+    def steps_begun(self, before_s: float) -> int:
+        """How many steps have begun before `before_s` (seconds, not after now), those inside a run
+        of steps too."""
+        step, steps = self._step, self.recorder.steps
+        if step is None:
+            return steps
+        outcome = step.executed.outcome
+        later = int(outcome.ends_s[:-1].searchsorted(before_s))
+        recorded = int(self.core.under_way)
+        return steps - recorded + int(outcome.start_s < before_s) + later
+
     def load(self, at_s: float) -> Load:
         """Who ran and waited, and what memory was held, at `at_s` (seconds, not after now): as of
         the last step that had begun. Inside a run of steps it is what single steps would show."""

@@ -4,12 +4,16 @@ drain and fail while the clock runs (docs/fleet.md)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from twinserve.policies.base import Policy
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import Application, End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
 from twinserve.sim.engine.loop import NoProgressError
+from twinserve.sim.fleet.order import FleetOrder
 from twinserve.sim.fleet.replica import Life, Replica, Role
 from twinserve.sim.fleet.request import Placement, Request
 from twinserve.sim.fleet.routers.base import Router, Verdict
@@ -43,6 +47,8 @@ class Fleet:
         self._announced: set[tuple[int, int]] = set()  # replica, group; only asked
         self._held: dict[int, Request] = {}  # by number, in order of coming
         self._held_s: dict[int, float] = {}  # since when
+        self._order: FleetOrder | None = None  # of applications, where the router stamps one
+        self._ordered_by: Policy | None = None  # whose it is
         self.over = False  # no event is left: closed loops end
         self._alone_s = 0.0  # since when no replica is up
         self._asking = False
@@ -61,6 +67,7 @@ class Fleet:
             raise ValueError(f"{replica.label} would be number {len(self.replicas)}")
         if self.migrates:
             self._needs_withdrawal(replica)
+        self._needs_order(replica.engine.core.policy)
         self.replicas.append(replica)
         self._view.takes.append(False)
         self._view.in_flight.append(0)
@@ -81,6 +88,9 @@ class Fleet:
     def _up(self, replica: Replica) -> None:
         self._becomes(replica, Life.UP)
         self.router.on_came(replica.index)
+        ledger = replica.engine.core.ledger
+        if ledger.publishes_events and self.router.hears_kv_events():
+            ledger.subscribe(_KvNews(replica, self.router))
         self._ask_again()
 
     def drain(self, index: int, grace_s: float | None = None) -> None:
@@ -116,6 +126,7 @@ class Fleet:
         self._rows_ended(replica, replica.engine.fail(End.MOVED if self.migrates else End.FAILED))
 
     def _becomes(self, replica: Replica, life: Life) -> None:
+        self._count_service()
         replica.becomes(life, self.clock.now)
         self._view.takes[replica.index] = life is Life.UP
         self._view.up = [r.index for r in self.replicas if r.life is Life.UP]
@@ -136,6 +147,41 @@ class Fleet:
                 "that drains or fails; add the method, or let requests fail with their replica"
             )
 
+    # -- one order of applications -----------------------------------------------------------------
+    def _needs_order(self, policy: Policy) -> None:
+        """Raises PolicyError where the router would spread what the policy accounts for as a
+        whole."""
+        router = self.router
+        if not policy.orders_applications:
+            return
+        order = policy.fleet_order() if router.stamps_order else None
+        if order is None and router.spreads_applications:
+            has_one = type(policy).fleet_order is not Policy.fleet_order
+            raise PolicyError(
+                f"router {router.name!r} spreads applications over replicas, and policy "
+                f"{policy.name!r} accounts for each as a whole; use a router that keeps them on "
+                f"one replica (least-requests){' or stamps a fleet-wide order (spread)' * has_one}"
+            )
+        if order is None:
+            return
+        first = self._ordered_by
+        if first is None:
+            self._ordered_by = policy
+            self._order = FleetOrder(
+                order, self.replicas, self._view, lambda group: self.application(group)
+            )
+        elif (type(first), first.options) != (type(policy), policy.options):
+            raise PolicyError(
+                f"replica {len(self.replicas)} orders applications by {policy.name!r} with other "
+                f"options than the fleet, or by another policy ({first.name!r}); give all replicas "
+                "that order applications one policy with the same options"
+            )
+
+    def _count_service(self) -> None:
+        """Before replicas, or who has requests, change."""
+        if self._order is not None:
+            self._order.count(self.clock.now)
+
     # -- requests ----------------------------------------------------------------------------------
     @property
     def active(self) -> bool:
@@ -144,6 +190,8 @@ class Fleet:
 
     def submit(self, request: Request) -> None:
         """A request arrives now."""
+        if self._order is not None:
+            self._order.arrives(request, self.clock.now, self.active)
         request.number = len(self.requests)
         self.requests.append(request)
         self._place(request)
@@ -164,7 +212,11 @@ class Fleet:
             self._ended([(request, end, self.clock.now)])
             return True
         replica, row, _ = request.placements[-1]
-        return replica.engine.withdraw(row, end)
+        if not replica.engine.withdraw(row, end):
+            return False
+        if self._order is not None:
+            self._order.leaves(request, self.clock.now)
+        return True
 
     def _place(self, request: Request) -> bool:
         """False where it is to wait."""
@@ -192,8 +244,11 @@ class Fleet:
         if request.group >= 0 and key not in self._announced:
             self._announced.add(key)
             application = self.application(request.group)
+            if application is not None and self._order is not None:
+                application = replace(application, order=self._order.of(request.group))
             if application is not None:
                 engine.core.announce(application)
+        self._count_service()
         before = request.emitted_tokens
         row = engine.submit(
             request.id,
@@ -212,6 +267,7 @@ class Fleet:
 
     def _rows_ended(self, replica: Replica, rows: list[int]) -> None:
         """All that ended on one replica at one boundary: first they are gone, then what follows."""
+        self._count_service()
         index, table = replica.index, replica.engine.core.requests
         self._view.in_flight[index] -= len(rows)
         moving: list[Request] = []
@@ -233,6 +289,8 @@ class Fleet:
             if request.end is not End.NONE:
                 raise AssertionError(f"request {request.id!r} ended twice")
             request.end, request.ended_s = end, ended_s
+            if self._order is not None:
+                self._order.ended(request, self.clock.now)
         if ends:
             self.on_ended([request for request, _, _ in ends])
             self._ask_again()
@@ -263,3 +321,19 @@ class Fleet:
             held, self._held = list(self._held.values()), {}
             since, self._held_s = self._held_s, {}
             self._ended([(r, End.FAILED, max(since[r.number], self._alone_s)) for r in held])
+
+
+class _KvNews:
+    """A KvListener: what a replica's prefix cache tells its router, until the replica is down."""
+
+    def __init__(self, replica: Replica, router: Router) -> None:
+        self._replica = replica
+        self._router = router
+
+    def stored(self, contents: np.ndarray) -> None:
+        if self._replica.life is not Life.DOWN:
+            self._router.on_stored(self._replica.index, contents)
+
+    def removed(self, contents: np.ndarray) -> None:
+        if self._replica.life is not Life.DOWN:
+            self._router.on_removed(self._replica.index, contents)

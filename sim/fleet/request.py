@@ -40,6 +40,7 @@ class Request:
     group     session or application; -1: none
     affinity  requests with the same number share a prefix, and are better served on one replica;
               -1: none
+    order     the stamp of its application (`RequestTable.order`); NaN: none
     end, ended_s  how and when (seconds) it ended
     """
 
@@ -50,6 +51,7 @@ class Request:
     contents: Callable[[int], np.ndarray | None] = _none
     group: int = -1
     affinity: int = -1
+    order: float = math.nan
     number: int = -1
     placements: list[Placement] = field(default_factory=list)
     end: End = End.NONE
@@ -79,6 +81,8 @@ class Request:
         """Of a row for it on another replica, from `now` on: what its client has goes with it, its
         KV does not."""
         columns = {**self.values, "group": self.group, "arrival_s": self.arrival_s, "placed_s": now}
+        if not math.isnan(self.order):
+            columns["order"] = self.order
         if self.placements:
             replica, row, _ = self.placements[-1]
             table = replica.engine.core.requests

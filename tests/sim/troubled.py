@@ -13,6 +13,8 @@ from twinserve.policies.requests import End, State
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Router
+from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
 from twinserve.sim.setup.inputs import Inputs, resolve_hardware
@@ -24,16 +26,21 @@ OTHER = CROWDED.model_copy(update={"profile": "qwen2.5-14b@a100-40g:tp2", "num_b
 
 
 class Troubled(Simulation):
-    """troubles: how many things happen. One replica in two has other hardware."""
+    """troubles: how many things happen. One replica in two has other hardware. more: of the
+    Simulation."""
 
     def __init__(
-        self, inputs: Inputs, spec: PolicySpec, seed: int, troubles: int, migrates: bool
+        self, inputs: Inputs, spec: PolicySpec, seed: int, troubles: int, migrates: bool, **more
     ) -> None:
         mine, other = Description(inputs.hardware, spec), Description(_OTHER, spec)
         self.kinds = (mine, other)
         count = 1 + seed % 4
         super().__init__(
-            inputs, spec, made_of=[self.kinds[i % 2] for i in range(count)], migrates=migrates
+            inputs,
+            spec,
+            made_of=[self.kinds[i % 2] for i in range(count)],
+            migrates=migrates,
+            **more,
         )
         self.ended: list[Request] = []
         self.happened: list[str] = []
@@ -75,19 +82,25 @@ _OTHER = resolve_hardware(OTHER)
 
 
 def troubled(
-    spec: PolicySpec, seed: int, troubles: int = 12, migrates: bool = False, **settings
+    spec: PolicySpec,
+    seed: int,
+    troubles: int = 12,
+    migrates: bool = False,
+    *,
+    router: type[Router] = LeastRequests,
+    **settings,
 ) -> tuple[Troubled, RunRows]:
     """A run, audited step by step, that kept everything that a fleet promises; taken several steps
     at once it gave the same rows."""
     config = CROWDED.model_copy(update={"exact": True, **settings})
     inputs = Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ())
-    run = Troubled(inputs, spec, seed, troubles, migrates)
+    run = Troubled(inputs, spec, seed, troubles, migrates, router=router())
     run.run()
     rows = run.rows()
     conserved(run, rows)
     fast = Troubled(
         replace(inputs, config=config.model_copy(update={"exact": False})), spec, seed, troubles,
-        migrates,
+        migrates, router=router(),
     )  # fmt: skip
     fast.run()
     for table in TABLES:

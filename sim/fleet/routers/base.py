@@ -30,13 +30,19 @@ class Router(ABC, Generic[RouterOptions]):
     replicas that come, drain and fail. It never sees a replica's inside: `view` has its own exact
     counts of requests in flight, and snapshots of replicas that are `snapshot_age_s` old.
 
-    A router that overrides `on_first_token`, or `on_stored` and `on_removed`, gets these events;
-    otherwise nobody makes them.
+    A router that overrides `on_first_token`, or `on_stored` or `on_removed`, gets these events;
+    otherwise nobody makes them. KV events of a replica come from `on_came` until it is down.
     """
 
     name: ClassVar[str]
     Options: type[RouterOptions] = NoOptions  # type: ignore[assignment]  # as of a Policy
     snapshot_age_s: float = 0.0
+    # True: requests of one application may go to several replicas, even while the first of these
+    # is up. Refused with a policy that accounts for applications as a whole
+    # (`Policy.orders_applications`), unless the fleet stamps an order of all replicas on requests:
+    spreads_applications: ClassVar[bool] = False
+    # True: it does, where the policy has such an order (`Policy.fleet_order`)
+    stamps_order: ClassVar[bool] = False
 
     def __init__(self, options: RouterOptions | None = None) -> None:
         self.options: RouterOptions = options or self.Options()
@@ -51,6 +57,11 @@ class Router(ABC, Generic[RouterOptions]):
         use what a client sends (`values`, `contents`, `group`, `affinity`) and how often it was
         placed, not `output_tokens`."""
 
+    @classmethod
+    def hears_kv_events(cls) -> bool:
+        """Whether it wants them: it overrides `on_stored` or `on_removed`."""
+        return cls.on_stored is not Router.on_stored or cls.on_removed is not Router.on_removed
+
     # -- what it hears -----------------------------------------------------------------------------
     def on_dispatched(self, request: Request, replica: int) -> None: ...
 
@@ -60,7 +71,8 @@ class Router(ABC, Generic[RouterOptions]):
         """It is not there any more, however that came."""
 
     def on_stored(self, replica: int, contents: np.ndarray) -> None:
-        """int64[n]: content ids of KV blocks that requests there can now find."""
+        """int64[n]: content ids of KV blocks that requests there can now find. A replica whose
+        ledger publishes no events (`KvLedger.publishes_events`) tells nothing."""
 
     def on_removed(self, replica: int, contents: np.ndarray) -> None: ...
 

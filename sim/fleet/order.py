@@ -1,0 +1,107 @@
+"""One order of applications for a whole fleet: the steps of all replicas drive it, and requests are
+stamped with it when they arrive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from twinserve.policies.order import ApplicationOrder
+from twinserve.policies.requests import Application, End, RequestTable
+from twinserve.sim.fleet.replica import Life, Replica
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.view import FleetView
+
+
+class FleetOrder:
+    """Drives a policy's `ApplicationOrder` by what a fleet does.
+
+    Service: an iteration of the fleet is worth what an iteration of all replicas that are up is
+    worth together. How many there were is the mean over the replicas that had requests, weighted
+    by that worth. Steps count from when they begin, so what a run of steps hides counts too, and
+    service is the same however many steps an engine takes at once.
+
+    application  group -> what policies are told of it; None: nothing
+    """
+
+    def __init__(
+        self,
+        order: ApplicationOrder,
+        replicas: Sequence[Replica],
+        view: FleetView,
+        application: Callable[[int], Application | None],
+    ) -> None:
+        self.order = order
+        self._replicas = replicas
+        self._view = view
+        self._application = application
+        self._counted: dict[int, int] = {}  # replica -> its steps that are in `_service`
+        self._service = 0.0  # not told yet
+        self._stamps: dict[int, float] = {}  # group -> stamp; NaN: request by request
+        self._kinds: dict[int, str | None] = {}  # of groups with a stamp
+        self._busy_s = -math.inf  # until when the fleet had something to do
+
+    # -- service -----------------------------------------------------------------------------------
+    def count(self, now: float) -> None:
+        """Up to `now` who is up and who has requests was as it is: to be called before either
+        changes."""
+        served = busy = together = 0
+        for replica in self._replicas:
+            if replica.life is not Life.UP:
+                continue
+            ledger, index = replica.engine.core.ledger, replica.index
+            worth = self.order.capacity(ledger.num_blocks * ledger.block_tokens)
+            together += worth
+            if not self._view.in_flight[index]:
+                continue
+            steps = replica.engine.steps_begun(now)
+            served += (steps - self._counted.get(index, 0)) * worth
+            busy += worth
+            self._counted[index] = steps
+        if served:
+            self._service += served * together / busy
+
+    def _tell(self, now: float) -> None:
+        self.count(now)
+        self.order.serve(self._service)
+        self._service = 0.0
+
+    # -- requests ----------------------------------------------------------------------------------
+    def arrives(self, request: Request, now: float, active: bool) -> None:
+        """Stamps it. active: whether the fleet had any request before it."""
+        stamp = self._stamps.get(request.group, math.nan)
+        if math.isnan(stamp):
+            self._tell(now)
+            if not active and now > self._busy_s:
+                self.order.idles()
+            stamp = self._stamp(request)
+        request.order = stamp
+
+    def _stamp(self, request: Request) -> float:
+        group = request.group
+        if group >= 0 and group not in self._stamps:
+            application = self._application(group)
+            stamp = None if application is None else self.order.application(application)
+            self._stamps[group] = math.nan if stamp is None else stamp
+            if application is not None and stamp is not None:
+                self._kinds[group] = application.kind
+                return stamp
+        table = RequestTable(1)
+        row = table.submit(request.id, **request.columns(request.arrival_s))
+        return self.order.request(row, table)
+
+    def of(self, group: int) -> float:
+        """The stamp of an application; NaN: it has none."""
+        return self._stamps.get(group, math.nan)
+
+    def leaves(self, request: Request, now: float) -> None:
+        """It will not complete, and so its application will not."""
+        self._tell(now)
+        self.order.leaves(request.order)
+
+    def ended(self, request: Request, now: float) -> None:
+        self._busy_s = now
+        if request.end is End.COMPLETED:
+            self.order.ended(request.output_tokens, self._kinds.get(request.group))
+        else:
+            self.leaves(request, now)
