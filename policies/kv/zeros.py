@@ -7,6 +7,7 @@ heap. So large arrays are mapped here.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -28,8 +29,10 @@ def zeros_by_page(*columns: tuple[int, type]) -> list[np.ndarray]:
         return [np.zeros(length, kind) for length, kind in columns]
     ends = np.cumsum([-(-size // page) * page for size in sizes])  # each on pages of its own
     memory = mmap.mmap(-1, int(ends[-1]), **_PRIVATE)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one zero written would take two million bytes
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # where one written zero would take two million bytes; a system without such pages refuses
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
     starts = [0, *ends[:-1].tolist()]
     return [
         np.frombuffer(memory, kind, length, start)
