@@ -12,7 +12,7 @@ from twinserve.backends.counts import Counts, count, kind_of
 from twinserve.backends.links import Computing, PcieLink
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Preemption, StepOutcome, StepPlan
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import FIRST_ROWS, RequestTable
 from twinserve.profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
 
 
@@ -49,7 +49,7 @@ class SimulatedBackend(Backend):
         self.allreduces = allreduces
         self.layered = layered
         self.moved: Counts = {}  # all moves so far
-        self._outputs = np.zeros(1024, np.int64)
+        self._outputs = np.zeros(FIRST_ROWS, np.int64)
         self.watches_churn = model.watches_churn
         # of the step before: rows, and whether they all decoded
         self._batch: tuple[list[int], bool] = ([], False)

@@ -16,6 +16,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+# Rows that a column by row has room for at first, here and wherever one is kept beside the table.
+# It doubles when they are more: a fleet has a table a replica, and many of them serve few requests.
+FIRST_ROWS = 16
+
 
 class RequestClass(IntEnum):
     REAL_TIME = 0
@@ -110,7 +114,7 @@ class RequestTable:
 
     __slots__ = (*__annotations__, "_data", "_size", "ids", "prefix", "text")
 
-    def __init__(self, capacity: int = 1024) -> None:
+    def __init__(self, capacity: int = FIRST_ROWS) -> None:
         self._data: dict[str, np.ndarray] = {
             name: np.full(capacity, fill, dtype) for name, (dtype, fill) in _COLUMNS.items()
         }

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from twinserve.policies.parts.columns import room_for
+from twinserve.policies.requests import FIRST_ROWS
 
 
 class FeedbackQueues:
@@ -26,12 +27,12 @@ class FeedbackQueues:
     def __init__(self, quanta: np.ndarray, starve_limit: float) -> None:
         self.quanta = quanta
         self.starve_limit = starve_limit
-        self.level = np.zeros(1024, np.int64)
-        self.entered = np.zeros(1024)  # when the row entered its queue
-        self.running = np.zeros(1024, bool)  # in the batch
+        self.level = np.zeros(FIRST_ROWS, np.int64)
+        self.entered = np.zeros(FIRST_ROWS)  # when the row entered its queue
+        self.running = np.zeros(FIRST_ROWS, bool)  # in the batch
         # in the batch: when its quantum ends; else: seconds left of it
-        self._until = np.zeros(1024)
-        self.left_out = np.zeros(1024)  # since when it has been out of the batch
+        self._until = np.zeros(FIRST_ROWS)
+        self.left_out = np.zeros(FIRST_ROWS)  # since when it has been out of the batch
         self._batch = np.zeros(0, np.int64)
 
     def joined(self, seconds: float) -> int:

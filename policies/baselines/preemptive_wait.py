@@ -27,7 +27,7 @@ from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.parts.fill import blocking, fill
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import StepOutcome, StepPlan
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import FIRST_ROWS, RequestTable
 
 
 class PreemptiveWaitOptions(Options):
@@ -47,7 +47,7 @@ class PreemptiveWaitPolicy(Policy[PreemptiveWaitOptions]):
 
     def setup(self) -> None:
         self.active = RowSet()
-        self._waits_since = np.zeros(1024)  # row -> seconds on the engine's clock
+        self._waits_since = np.zeros(FIRST_ROWS)  # row -> seconds on the engine's clock
         self._batch = np.zeros(0, np.int64)
 
     def on_arrival(self, row: int, requests: RequestTable) -> None:

@@ -32,7 +32,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.columns import room_for
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import Preemption, StepPlan
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import FIRST_ROWS, RequestTable
 
 
 class TgiOptions(Options):
@@ -82,9 +82,9 @@ class TgiPolicy(Policy[TgiOptions]):
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes
         # row -> tokens of text it is charged with; of rows in the batch
-        self._charge = np.zeros(1024, np.int64)
+        self._charge = np.zeros(FIRST_ROWS, np.int64)
         # row -> its output tokens when prompts were last computed
-        self._emitted = np.zeros(1024, np.int64)
+        self._emitted = np.zeros(FIRST_ROWS, np.int64)
         self._decode_next = False  # prompts have just interrupted the batch
 
     def step_tokens(self, longest: int) -> int:

@@ -24,7 +24,7 @@ from twinserve.policies.justitia.queues import OwnersQueue
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
 from twinserve.policies.plan import StepOutcome, StepPlan
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import FIRST_ROWS, RequestTable
 
 
 class VtcOptions(QueueOptions):
@@ -47,7 +47,7 @@ class VtcPolicy(QueuePolicy[VtcOptions]):
         super().setup()
         self.paid: dict[int, int] = {}  # client -> paid
         self.waiting = OwnersQueue(self.paid.__getitem__)
-        self._client_of = np.zeros(1024, np.int64)  # row -> client
+        self._client_of = np.zeros(FIRST_ROWS, np.int64)  # row -> client
         self._admissions: dict[int, int] = {}  # row -> number, in order of admission
         self._admitted = 0
         self._last_to_leave: int | None = None  # client that left the queue last

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
+from twinserve.policies.kv.zeros import zeros_by_page
+
 
 class KvListener(Protocol):
     """Hears how the prefix cache of one engine changes.
@@ -35,6 +37,9 @@ class FindablePool(Protocol):
     def holds(self, contents: np.ndarray) -> np.ndarray:
         """bool[n]: which of these contents (int64[n]) some block holds."""
 
+    def findable(self) -> np.ndarray:
+        """int64[n]: contents that some block holds."""
+
 
 class KvEvents:
     """Tells listeners what can be found in `pool`, of the contents below `shared`.
@@ -46,7 +51,9 @@ class KvEvents:
 
     def __init__(self, pool: FindablePool, shared: int) -> None:
         self._pool = pool
-        self._told = pool.holds(np.arange(shared))
+        (self._told,) = zeros_by_page((shared, np.bool_))
+        found = pool.findable()
+        self._told[found[found < shared]] = True
         self._touched: list[np.ndarray] = []  # since events were told
         self._listeners: list[KvListener] = []
 

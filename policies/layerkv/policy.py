@@ -44,7 +44,7 @@ from twinserve.policies.layerkv.options import LayerKvOptions
 from twinserve.policies.parts.predictors import ORACLE
 from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only
 from twinserve.policies.plan import Hold, KvMove, StepOutcome, StepPlan
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import FIRST_ROWS, RequestTable
 
 
 class LayerKvPolicy(VllmV0Policy):
@@ -82,7 +82,7 @@ class LayerKvPolicy(VllmV0Policy):
         self.cost: LayerCost  # from the first plan on, where options ask for one
         self._ledger: KvLedger | None = None
         self._ranges: dict[int, LengthRange] = {}  # of running requests
-        self._lower = np.zeros(1024)  # row -> lower bound of its range
+        self._lower = np.zeros(FIRST_ROWS)  # row -> lower bound of its range
         # rows whose prompt is in a step that has not been reported; only asked
         self._computing: set[int] = set()
         # why the head of the queue was not admitted: slo, memory, or nothing of both

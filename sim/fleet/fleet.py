@@ -129,7 +129,7 @@ class Fleet:
         self._count_service()
         replica.becomes(life, self.clock.now)
         self._view.takes[replica.index] = life is Life.UP
-        self._view.up = [r.index for r in self.replicas if r.life is Life.UP]
+        self._view.up = [i for i, takes in enumerate(self._view.takes) if takes]
         if not self._view.up:
             self._alone_s = self.clock.now
 

@@ -167,8 +167,8 @@ OUR_MUTATIONS = (
             (
                 _POOL,
                 "publish",
-                "self._block_of[contents[fresh]] = blocks[fresh]",
-                "self._block_of[contents] = blocks",
+                "self._found_at[contents[fresh]] = blocks[fresh] + 1",
+                "self._found_at[contents] = blocks + 1",
             ),
         ),
     ),

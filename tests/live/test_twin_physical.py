@@ -135,13 +135,13 @@ class Watch:
 
     def note(self, plan: StepPlan) -> None:
         ledger = self.ledger
-        n, owner = ledger.num_blocks, ledger._state.owner
+        n, count = ledger.num_blocks, ledger._state.count
         victims = {row for row, _ in plan.preempted}
         for move in plan.moves:
             whole = victims if move.target == HOST else plan.swapped_in
             self.counts[move.target, "whole" if move.row in whole else "slots"] += move.tokens
         self.counts["steps"] += 1
-        self.counts["shared"] += bool(((owner[:n] >= 0) & (owner[n:] >= 0)).any())
+        self.counts["shared"] += bool(((count[:n] > 0) & (count[n:] > 0)).any())
         self.counts["conflicts"] += bool(preemption_table(ledger))
         self.counts["relocated"] += sum(
             r.source_slots[1] - r.source_slots[0] for r in ledger.relocations()

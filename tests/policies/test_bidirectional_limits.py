@@ -162,7 +162,7 @@ def test_a_step_cannot_begin_inside_a_try():
         lambda s: s.missing_blocks.__setitem__(2, 2),
         lambda s: s.pinned.__setitem__(2, s.step),
         lambda s: s.tables[1].__setitem__(1, 0),
-        lambda s: setattr(s, "num_empty", 1),
+        lambda s: setattr(s.empty, "free", 1),
         lambda s: setattr(s, "rt_blocks", 2),
         lambda s: s.last.__setitem__(1, 1),
         lambda s: s.tokens.__setitem__(0, 3),

@@ -32,7 +32,7 @@ def summary(ledger: BidirectionalLedger) -> dict:
             (
                 int(state.count[c]),
                 int(state.lack[c]),
-                (int(state.owner[p]), int(state.index[p])) if state.owner[p] >= 0 else None,
+                (int(state.owner[p]), int(state.index[p])) if state.count[p] else None,
             )
             for c, p in zip(cells, peers, strict=True)
         ]
@@ -60,14 +60,10 @@ def summary(ledger: BidirectionalLedger) -> dict:
 def snapshot(ledger: BidirectionalLedger) -> dict:
     """Every bit of the state that is valid, block numbers included."""
     state, step = ledger._state, ledger._moves_of_step
-    arrays = {
-        k: v.tobytes()
-        for k, v in vars(state).items()
-        if isinstance(v, np.ndarray) and k != "_empty"
-    }
+    arrays = {k: v.tobytes() for k, v in vars(state).items() if isinstance(v, np.ndarray)}
     return {
         **arrays,
-        "empty": state._empty[: state.num_empty].tobytes(),
+        "empty": state.empty.units().tobytes(),
         "tables": {row: state.cells_of(row).tobytes() for row in state.tables},
         "host": {row: mask.tobytes() for row, mask in state.host.items()},
         "on_host": (state.on_host.by_row(), state.on_host.free),

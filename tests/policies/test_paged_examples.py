@@ -162,9 +162,9 @@ def test_misuse_is_told():
     "spoil, message",
     [
         (lambda pool: pool.refs.__setitem__(0, 2), "users do not match"),
-        (lambda pool: setattr(pool, "blank", pool.blank - 1), "not a partition"),
+        (lambda pool: pool._blank.take(1), "not a partition"),
         (lambda pool: setattr(pool, "cached", 1), "in eviction order, 1 counted"),
-        (lambda pool: pool.content.__setitem__(pool._blank[0], 3), "a blank block is findable"),
+        (lambda pool: pool.content.__setitem__(5, 3), "a blank block is findable"),
     ],
 )
 def test_the_auditor_sees_what_is_wrong(spoil, message):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twinserve.policies.kv.base import LedgerError
-from twinserve.policies.kv.bidirectional.state import NOBODY, SlotState
+from twinserve.policies.kv.bidirectional.state import SlotState
 from twinserve.policies.requests import RequestClass, RequestTable
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def render(
     for b in range(state.num_blocks) if blocks is None else blocks:
         slots, lost = ["."] * state.size, []
         for cell in (b, b + state.num_blocks):
-            row = int(state.owner[cell])
-            if row == NOBODY:
+            if not state.count[cell]:
                 continue
+            row = int(state.owner[cell])
             name = (names or {}).get(row, table.ids[row])
             name = name.upper() if cell == b else name.lower()
             here = int(state.count[cell] - state.lack[cell])
@@ -70,8 +70,8 @@ class _Audit:
     def problems(self) -> list[str]:
         state = self.state
         cells = 2 * state.num_blocks
-        self.owner = np.full(cells, NOBODY)
-        self.index, self.start = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+        self.held = np.zeros(cells, bool)
+        self.owner, self.index, self.start = np.zeros((3, cells), np.int64)
         self.data = np.zeros((state.num_blocks, state.size), np.int64)  # resident tokens per slot
         for row in sorted(state.tables):
             self._row(row)
@@ -90,11 +90,9 @@ class _Audit:
         self.need(
             bool((cells // state.num_blocks == side).all()), f"row {row} is on the wrong side"
         )
-        self.need(
-            bool((self.owner[cells] == NOBODY).all()), f"row {row} holds cells of another row"
-        )
+        self.need(not self.held[cells].any(), f"row {row} holds cells of another row")
         counts, lack = state.count[cells], state.lack[cells]
-        self.owner[cells] = row
+        self.owner[cells], self.held[cells] = row, True
         self.index[cells] = np.arange(len(cells))
         self.start[cells] = np.cumsum(counts) - counts
         self.need(
@@ -132,7 +130,7 @@ class _Audit:
         for name in ("owner", "index", "start"):
             same = np.array_equal(getattr(self, name), getattr(state, name))
             self.need(same, f"the {name} of a cell does not match the block tables")
-        idle = state.owner == NOBODY
+        idle = ~self.held
         self.need(
             not state.count[idle].any() and not state.lack[idle].any(), "an idle cell holds slots"
         )
@@ -140,10 +138,11 @@ class _Audit:
 
     def _blocks(self) -> None:
         state, n = self.state, self.state.num_blocks
-        kind = (self.owner[:n] != NOBODY) + 2 * (self.owner[n:] != NOBODY)
+        kind = self.held[:n] + 2 * self.held[n:]
         self.need(np.array_equal(kind, state.kind), "the kind of a block is off")
-        empty = np.sort(state._empty[: state.num_empty])
-        self.need(np.array_equal(empty, np.flatnonzero(kind == 0)), "the empty blocks are off")
+        empty = np.sort(state.empty.units())
+        same = len(empty) == state.num_empty and np.array_equal(empty, np.flatnonzero(kind == 0))
+        self.need(same, "the empty blocks are off")
         self.need(state.rt_blocks == np.count_nonzero(kind & 1), "real-time blocks are miscounted")
         lack, overlap = state.lack, state.count[:n] + state.count[n:] - state.size
         self.need(not ((lack[:n] > 0) & (lack[n:] > 0)).any(), "both owners of a block miss slots")

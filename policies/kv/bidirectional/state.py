@@ -9,14 +9,18 @@ reads it from the array's end.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from twinserve.policies.kv.bidirectional.journal import Journal
+from twinserve.policies.kv.free import FreeStack
 from twinserve.policies.kv.tiers import Holdings, Tier
+from twinserve.policies.kv.zeros import zeros_by_page
+from twinserve.policies.requests import FIRST_ROWS
 
-NOBODY = -1  # owner of a cell that holds nothing
 _ROW_COLUMNS = {
     "tokens": 0,  # tokens with a place on the device, or all on the host where held is 0
     "held": 0,  # blocks
@@ -42,13 +46,49 @@ def filled(tokens: int, blocks: int, size: int) -> np.ndarray:
     return counts
 
 
+@dataclass(frozen=True, slots=True)
+class CellNumbers:
+    """What a cell's number says, looked up: for a few cells, numpy's arithmetic with a plain number
+    takes eight times as long. Each is an array by cell that cannot be written to.
+
+    peer       the opposite cell        side  first cell of its side
+    real_time  whether it is of that side
+    block      that it is a side of     bit   of its side, in `SlotState.kind`
+    """
+
+    peer: np.ndarray
+    side: np.ndarray
+    real_time: np.ndarray
+    block: np.ndarray
+    bit: np.ndarray
+
+
+@lru_cache(maxsize=8)
+def numbers_of_cells(num_blocks: int) -> CellNumbers:
+    """One for all ledgers of so many blocks."""
+    cells = np.arange(2 * num_blocks)
+    real_time = cells < num_blocks
+    numbers = CellNumbers(
+        np.roll(cells, num_blocks),
+        np.where(real_time, 0, num_blocks),
+        real_time,
+        cells % num_blocks,
+        np.where(real_time, 1, 2).astype(np.int8),
+    )
+    for name in CellNumbers.__slots__:
+        getattr(numbers, name).setflags(write=False)
+    return numbers
+
+
 class SlotState:
     """Who holds what; no decisions.
 
     Per cell, int64[2 * num_blocks]:
-    owner  row, or NOBODY       count  its slots in this block, filled from its end of the block
+    owner  row                  count  its slots in this block, filled from its end of the block
     lack   the newest `lack` of them are on the host only
     index  place of the block in the owner's block table       start  first token held here
+    Where count is 0 nobody holds anything, and the others are 0 too.
+    kind, int8[num_blocks]: bit 0: a real-time owner, bit 1: a best-effort one
     Tokens of a row are numbered 0, 1, ... as in its text. `on_host` counts those with copies.
     """
 
@@ -57,20 +97,13 @@ class SlotState:
         self.size = block_tokens
         self.journal = Journal()
         cells = 2 * num_blocks
-        self.owner = np.full(cells, NOBODY)
-        self.count, self.lack, self.index, self.start = np.zeros((4, cells), np.int64)
-        self.kind = np.zeros(
-            num_blocks, np.int8
-        )  # bit 0: a real-time owner, bit 1: a best-effort one
-        # What a cell's number says, looked up: for a few cells, numpy's arithmetic with a plain
-        # number takes eight times as long.
-        self.peer = np.roll(np.arange(cells), num_blocks)  # the opposite cell
-        self.side = np.where(np.arange(cells) < num_blocks, 0, num_blocks)  # its first cell
-        self.real_time = self.side == 0
-        self.block = np.arange(cells) % num_blocks
-        self._bit = np.where(self.real_time, 1, 2).astype(np.int8)  # of its side, in `kind`
-        self._empty = np.arange(num_blocks)[::-1].copy()  # a stack; the first num_empty are valid
-        self.num_empty = num_blocks
+        # A ledger that holds little is small, however many blocks there are.
+        columns = zeros_by_page(*[(cells, np.int64)] * 5, (num_blocks, np.int8))
+        self.owner, self.count, self.lack, self.index, self.start, self.kind = columns
+        numbers = numbers_of_cells(num_blocks)
+        self.peer, self.side, self.real_time = numbers.peer, numbers.side, numbers.real_time
+        self.block, self._bit = numbers.block, numbers.bit
+        self.empty = FreeStack(num_blocks)
         self.rt_blocks = 0
         self.step = 0
         self.tables: dict[int, np.ndarray] = {}  # row -> cells, the first held[row] valid
@@ -80,7 +113,7 @@ class SlotState:
         self.on_host = Holdings(Tier(host_blocks * block_tokens, "tokens"), self.journal.note)
         self.tokens = self.held = self.last = np.zeros(0, np.int64)
         self.missing_tokens = self.missing_blocks = self.pinned = np.zeros(0, np.int64)
-        self.fit_rows(1024)
+        self.fit_rows(FIRST_ROWS)
 
     def fit_rows(self, rows: int) -> None:
         """Row columns reach at least `rows`."""
@@ -102,6 +135,10 @@ class SlotState:
             getattr(self, name)[key] = value
 
     # -- questions -------------------------------------------------------------------------------
+    @property
+    def num_empty(self) -> int:
+        return self.empty.free
+
     def cells_of(self, row: int) -> np.ndarray:
         """int64[held]: cells of the row, in order of its text."""
         held = int(self.held[row])
@@ -150,10 +187,10 @@ class SlotState:
 
     # -- changes ---------------------------------------------------------------------------------
     def take_empty(self, n: int) -> np.ndarray:
-        left = self.num_empty - n
-        blocks = self._empty[left : self.num_empty][::-1].copy()
-        self.put("num_empty", None, left)
-        return blocks
+        blocks = self.empty.take(n)
+        if self.journal.open:
+            self.journal.note(lambda: self.empty.put(blocks))
+        return blocks[::-1]
 
     def claim(self, row: int, cells: np.ndarray, counts: np.ndarray) -> None:
         """Append cells to the row's table, holding its next sum(counts) tokens."""
@@ -234,8 +271,7 @@ class SlotState:
 
     def vacate(self, cells: np.ndarray) -> None:
         """Nobody holds these cells any more; blocks without any owner are empty again."""
-        self.put("owner", cells, NOBODY)
-        for name in ("count", "lack", "index", "start"):
+        for name in ("owner", "count", "lack", "index", "start"):
             self.put(name, cells, 0)
         blocks = self.block[cells]
         kind = self.kind[blocks] & ~self._bit[cells]
@@ -244,9 +280,9 @@ class SlotState:
         if mine:
             self.put("rt_blocks", None, self.rt_blocks - mine)
         empty = blocks[kind == 0]
-        end = self.num_empty + len(empty)
-        self.put("_empty", slice(self.num_empty, end), empty[::-1])
-        self.put("num_empty", None, end)
+        self.empty.put(empty[::-1])
+        if self.journal.open:
+            self.journal.note(lambda: self.empty.lift(len(empty)))
 
     def replace(self, cell: int, new: int) -> None:
         """The part that `cell` holds, all of it resident, moves to the free cell `new`."""

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from twinserve.policies.kv.free import FreeStack
+
 
 class CellPool:
     """`num_cells` cells of the device; any of them is as good as any other. `free`: how many nobody
@@ -17,35 +19,30 @@ class CellPool:
 
     def __init__(self, num_cells: int) -> None:
         self.num_cells = num_cells
-        self.free = num_cells
-        self._stack = np.arange(num_cells - 1, -1, -1, dtype=np.int64)
+        self._free = FreeStack(num_cells)
         # how to take back what was done, newest last
         self.undo: list[Callable[[], object]] | None = None
+
+    @property
+    def free(self) -> int:
+        return self._free.free
 
     def take(self, n: int) -> np.ndarray:
         """int64[n]: cells, of those that are free; the caller has asked whether there are so
         many."""
-        cells = self._stack[self.free - n : self.free].copy()
-        self.free -= n
+        cells = self._free.take(n)
         if self.undo is not None:
-            self.undo.append(lambda: self._put(cells))
+            self.undo.append(lambda: self._free.put(cells))
         return cells
 
     def give(self, cells: np.ndarray) -> None:
-        self._put(cells)
+        self._free.put(cells)
         if self.undo is not None:
-            self.undo.append(lambda: self._lift(len(cells)))
-
-    def _put(self, cells: np.ndarray) -> None:
-        self._stack[self.free : self.free + len(cells)] = cells
-        self.free += len(cells)
-
-    def _lift(self, n: int) -> None:
-        self.free -= n
+            self.undo.append(lambda: self._free.lift(len(cells)))
 
     def is_partition(self, taken: list[np.ndarray]) -> bool:
         """Whether the free cells and the `taken` ones are all cells there are, each once."""
-        everything = np.sort(np.concatenate([self._stack[: self.free], *taken]))
+        everything = np.sort(np.concatenate([self._free.units(), *taken]))
         return np.array_equal(everything, np.arange(self.num_cells))
 
 

@@ -19,7 +19,7 @@ from twinserve.policies.kv.layerwise.cells import CellPool, offload_order
 from twinserve.policies.kv.tiers import Holdings, Tier
 from twinserve.policies.kv.undo import UndoLedger
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Place
-from twinserve.policies.requests import RequestClass, RequestTable
+from twinserve.policies.requests import FIRST_ROWS, RequestClass, RequestTable
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
 
@@ -56,9 +56,9 @@ class LayerwiseLedger(UndoLedger):
         self.host = Holdings(Tier(host_blocks * layers, unit), self._undo)
         # row -> int64[layers, capacity]: cell of each block, layers in `order`
         self._tables: dict[int, np.ndarray] = {}
-        self._held = np.zeros(1024, np.int64)  # row -> blocks in its table
+        self._held = np.zeros(FIRST_ROWS, np.int64)  # row -> blocks in its table
         # row -> layers on the host: the first so many of `order`
-        self._host = np.zeros(1024, np.int64)
+        self._host = np.zeros(FIRST_ROWS, np.int64)
         # only asked: rows without a layer here that must come back as a whole
         self._swapped: set[int] = set()
         self._streamed: set[int] = set()  # only asked: rows whose layers this step brings or makes

@@ -16,6 +16,7 @@ import numpy as np
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.plan import DEVICE, HOST, KvMove
+from twinserve.policies.requests import FIRST_ROWS
 
 
 class CheckpointedLedger(PagedLedger):
@@ -30,7 +31,7 @@ class CheckpointedLedger(PagedLedger):
 
     def setup(self) -> None:
         # row on the device -> its first blocks that have a copy
-        self._copied = np.zeros(1024, np.int64)
+        self._copied = np.zeros(FIRST_ROWS, np.int64)
         self._copies = 0  # of all rows, blocks
 
     # -- questions ---------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from twinserve.policies.kv.events import KvEvents, KvListener
 from twinserve.policies.kv.paged.pool import BlockPool
 from twinserve.policies.kv.tiers import Holdings, Tier
 from twinserve.policies.kv.undo import UndoLedger
+from twinserve.policies.kv.zeros import zeros_by_page
 from twinserve.policies.plan import DEVICE, HOST, KvMove
-from twinserve.policies.requests import RequestClass, RequestTable
+from twinserve.policies.requests import FIRST_ROWS, RequestClass, RequestTable
 
 _OWN_CONTENTS = 32  # content ids reserved at a time for text that no other request shares, blocks
 
@@ -69,14 +70,16 @@ class PagedLedger(UndoLedger):
         self._tables: dict[int, _BlockTable] = {}
         # of rows that were dropped: they may find their own blocks again
         self._contents: dict[int, np.ndarray] = {}
-        self._held = np.zeros(1024, np.int64)  # row -> blocks
-        self._published = np.zeros(1024, np.int64)  # row -> leading blocks that others can find
+        self._held = np.zeros(FIRST_ROWS, np.int64)  # row -> blocks
+        self._published = np.zeros(
+            FIRST_ROWS, np.int64
+        )  # row -> leading blocks that others can find
         self._swapped: dict[int, int] = {}  # row -> tokens on the host
         self.host = Holdings(Tier(host_blocks, f"blocks of {block_tokens} tokens"), self._undo)
         # rows of both classes have been seen; until then all used blocks are real-time
         self._mixed = False
         # real-time rows that use a block, kept once mixed
-        self._rt_refs = np.zeros(num_blocks, np.int64)
+        self._rt_refs = np.zeros(0, np.int64)
         self._rt_blocks = 0
         self.setup()
 
@@ -355,6 +358,7 @@ class PagedLedger(UndoLedger):
             if self.table.service_class[row] == _REAL_TIME:
                 return
             self._mixed = True
+            (self._rt_refs,) = zeros_by_page((self.num_blocks, np.int64))
             for other in self._tables:
                 if other != row and self.table.service_class[other] == _REAL_TIME:
                     self._count_users(self.blocks_of(other), +1)
@@ -437,12 +441,12 @@ class PagedLedger(UndoLedger):
             full = blocks[: self._published[row]]
             if not np.array_equal(self.pool.content[full], entry.contents[: len(full)]):
                 wrong.append(f"row {row}: its blocks do not hold its text")
-        if not np.array_equal(users, self.pool.refs):
+        reached = len(self.pool.refs)
+        if users[reached:].any() or not np.array_equal(users[:reached], self.pool.refs):
             wrong.append("block users do not match the rows' block tables")
-        if (
-            not np.array_equal(real_time, self._rt_refs)
-            or int((real_time > 0).sum()) != self._rt_blocks
-        ):
+        if (self._mixed and not np.array_equal(real_time, self._rt_refs)) or int(
+            (real_time > 0).sum()
+        ) != self._rt_blocks:
             wrong.append("the count of real-time blocks is off")
         wrong += self.host.differing(self._on_host())
         if set(self._tables) & set(self._swapped):

@@ -16,9 +16,20 @@ from collections.abc import Callable
 import numpy as np
 
 from twinserve.policies.kv.events import KvEvents
+from twinserve.policies.kv.free import FreeStack
+from twinserve.policies.kv.zeros import zeros_by_page
 
 # blocks of a cached chunk that are looked at beyond those wanted: some may be in use again
 _LOOK_AHEAD = 64
+_FIRST = 64  # blocks that the columns reach when the first one is taken
+
+
+def longer(column: np.ndarray, size: int) -> np.ndarray:
+    """`column`, by content, with zeros behind it."""
+    (grown,) = zeros_by_page((size, column.dtype.type))
+    held = column.nonzero()[0]  # to copy zeros would take memory for them
+    grown[held] = column[held]
+    return grown
 
 
 class BlockPool:
@@ -29,20 +40,23 @@ class BlockPool:
     cached  blocks nobody uses whose content can still be found; evicted in order of release
     """
 
+    # columns by block -> what they say of one that was never taken
+    _columns = {"refs": 0, "content": -1, "_stamp": 0}
+
     def __init__(self, num_blocks: int, contents: int = 0) -> None:
         self.num_blocks = num_blocks
-        self.refs = np.zeros(num_blocks, np.int64)  # rows that use the block
-        self.content = np.full(num_blocks, -1, np.int64)  # -1: not findable
+        self._blank = FreeStack(num_blocks)
+        # By block, of those that were ever taken and some more (`_reach`).
+        self.refs = np.zeros(0, np.int64)  # rows that use the block
+        self.content = np.zeros(0, np.int64)  # -1: not findable
         # number of its chunk in the eviction order; 0: not in it
-        self._stamp = np.zeros(num_blocks, np.int64)
-        self._blank = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)  # a stack
-        self.blank = num_blocks
+        self._stamp = np.zeros(0, np.int64)
         # chunks (number, blocks), first to be evicted first
         self._order: deque[tuple[int, np.ndarray]] = deque()
         self._chunks = 0
         self.cached = 0
-        # content -> first block that holds it
-        self._block_of = np.full(max(contents, 1024), -1, np.int64)
+        # content -> 1 + first block that holds it; 0: none does
+        (self._found_at,) = zeros_by_page((max(contents, 16), np.int32))
         # content held by several blocks -> all of them, oldest first
         self._copies: dict[int, list[int]] = {}
         self.contents = contents
@@ -52,24 +66,42 @@ class BlockPool:
         self.events: KvEvents | None = None  # None: nobody listens
 
     @property
+    def blank(self) -> int:
+        return self._blank.free
+
+    @property
     def free(self) -> int:
-        return self.blank + self.cached
+        return self._blank.free + self.cached
 
     def new_contents(self, n: int) -> int:
         """Reserve `n` content ids that nothing else will ever equal; returns the first."""
         first = self.contents
         self.contents += n
-        if self.contents > len(self._block_of):
-            size = len(self._block_of)
-            grown = np.full(max(self.contents, size + size // 4), -1, np.int64)
-            grown[: len(self._block_of)] = self._block_of
-            self._block_of = grown
+        size = len(self._found_at)
+        if self.contents > size:
+            self._found_at = longer(self._found_at, max(self.contents, size + size // 4))
         return first
+
+    def _first_blocks(self, contents: np.ndarray) -> np.ndarray:
+        """int64[n]: of each of `contents` the first block that holds it, -1 where none does."""
+        return np.subtract(self._found_at[contents], 1, dtype=np.int64)
+
+    def _reach(self, blocks: int) -> None:
+        """Columns by block reach at least that many blocks."""
+        old = len(self.refs)
+        if blocks <= old:
+            return
+        size = min(self.num_blocks, max(blocks, 2 * old, _FIRST))
+        for name, fill in self._columns.items():
+            column = getattr(self, name)
+            grown = np.full(size, fill, column.dtype)
+            grown[:old] = column
+            setattr(self, name, grown)
 
     def find(self, contents: np.ndarray) -> np.ndarray:
         """Blocks holding the longest findable prefix of the chain `contents` (int64[n], from the
         first block on)."""
-        blocks = self._block_of[contents]
+        blocks = self._first_blocks(contents)
         missing = blocks < 0
         if np.count_nonzero(missing):
             blocks = blocks[: int(missing.argmax())]
@@ -77,27 +109,28 @@ class BlockPool:
 
     def holds(self, contents: np.ndarray) -> np.ndarray:
         """bool[n]: which of `contents` (int64[n]) can be found, each for itself."""
-        return self._block_of[contents] >= 0
+        return self._found_at[contents] > 0
+
+    def findable(self) -> np.ndarray:
+        """int64[n]: all contents that can be found, ascending."""
+        return self._found_at.nonzero()[0]
 
     # -- taking ------------------------------------------------------------------------------------
     def take(self, n: int) -> np.ndarray:
         """`n` free blocks, referenced once each: blank ones first, then cached ones, which are
         evicted."""
         from_blank = min(n, self.blank)
-        blocks = self._blank[self.blank - from_blank : self.blank].copy()
-        self.blank -= from_blank
+        blocks = self._blank.take(from_blank)
+        if self._blank.used > len(self.refs):
+            self._reach(self._blank.used)
         if self.undo is not None:
-            self.undo.append(lambda: self._put_blank(blocks[:from_blank]))
+            self.undo.append(lambda: self._blank.put(blocks[:from_blank]))
         if from_blank < n:
             blocks = np.concatenate([blocks, self._evict(n - from_blank)])
         self.refs[blocks] = 1
         if self.undo is not None:
             self.undo.append(lambda: self.refs.__setitem__(blocks, 0))
         return blocks
-
-    def _put_blank(self, blocks: np.ndarray) -> None:
-        self._blank[self.blank : self.blank + len(blocks)] = blocks
-        self.blank += len(blocks)
 
     def _evict(self, n: int) -> np.ndarray:
         """The `n` cached blocks that were released first, no longer findable."""
@@ -140,18 +173,18 @@ class BlockPool:
     def _forget(self, blocks: np.ndarray) -> None:
         contents = self.content[blocks]
         if self.undo is not None:
-            first = self._block_of[contents]
+            first = self._found_at[contents]
 
             def undo() -> None:
                 self.content[blocks] = contents
-                self._block_of[contents] = first
+                self._found_at[contents] = first
 
             self.undo.append(undo)
         if self._copies:
             for block, content in zip(blocks.tolist(), contents.tolist(), strict=True):
                 self._forget_one(block, content)
         else:
-            self._block_of[contents] = -1
+            self._found_at[contents] = 0
         self.content[blocks] = -1
         if self.events is not None:
             self.events.touch(contents)
@@ -159,13 +192,13 @@ class BlockPool:
     def _forget_one(self, block: int, content: int) -> None:
         holders = self._copies.get(content)
         if holders is None:
-            self._block_of[content] = -1
+            self._found_at[content] = 0
             return
         if self.undo is not None:
             before = list(holders)
             self.undo.append(lambda: self._copies.__setitem__(content, before))
         holders.remove(block)
-        self._block_of[content] = holders[0]
+        self._found_at[content] = holders[0] + 1
         if len(holders) == 1:
             del self._copies[content]
 
@@ -189,16 +222,16 @@ class BlockPool:
     def publish(self, blocks: np.ndarray, contents: np.ndarray) -> None:
         """These blocks are full now and hold `contents` (distinct): later requests can find
         them."""
-        before = self._block_of[contents]
-        fresh = before < 0
+        before = self._found_at[contents]
+        fresh = before == 0
         if np.count_nonzero(fresh) == len(fresh):
-            self._block_of[contents] = blocks
+            self._found_at[contents] = blocks + 1
         else:
-            self._block_of[contents[fresh]] = blocks[fresh]
+            self._found_at[contents[fresh]] = blocks[fresh] + 1
             held = zip(
                 blocks[~fresh].tolist(),
                 contents[~fresh].tolist(),
-                before[~fresh].tolist(),
+                (before[~fresh] - 1).tolist(),
                 strict=True,
             )
             for block, content, first in held:
@@ -208,7 +241,7 @@ class BlockPool:
 
             def undo() -> None:
                 self.content[blocks] = -1
-                self._block_of[contents] = before
+                self._found_at[contents] = before
                 for block, content in zip(
                     blocks[~fresh].tolist(), contents[~fresh].tolist(), strict=True
                 ):
@@ -233,11 +266,11 @@ class BlockPool:
             self._order.append((self._chunks, kept))
             self.cached += len(kept)
         if len(blank):
-            self._put_blank(blank)
+            self._blank.put(blank)
         if self.undo is not None:
 
             def undo() -> None:
-                self.blank -= len(blank)
+                self._blank.lift(len(blank))
                 if len(kept):
                     self._order.pop()
                     self._stamp[kept] = 0
@@ -250,7 +283,7 @@ class BlockPool:
     def problems(self) -> list[str]:
         """What does not add up, recounted from scratch."""
         wrong = []
-        blank = self._blank[: self.blank]
+        blank = self._blank.units()
         queued = [chunk[self._stamp[chunk] == number] for number, chunk in self._order]
         order = np.concatenate(queued) if queued else np.zeros(0, np.int64)
         used = np.flatnonzero(self.refs)
@@ -261,17 +294,19 @@ class BlockPool:
             wrong.append("a block has fewer than no users")
         if len(order) != self.cached:
             wrong.append(f"{len(order)} blocks in eviction order, {self.cached} counted")
-        if (self.content[blank] >= 0).any() or (self.content[order] < 0).any():
+        known = blank[blank < len(self.content)]
+        if (self.content[known] >= 0).any() or (self.content[order] < 0).any():
             wrong.append("a blank block is findable, or a cached one is not")
         holders = np.flatnonzero(self.content >= 0)
         held = self.content[holders]
         names, first, counts = np.unique(held, return_index=True, return_counts=True)
-        if not np.array_equal(names, np.flatnonzero(self._block_of >= 0)):
+        if not np.array_equal(names, self.findable()):
             wrong.append("the content map and the blocks' contents name different contents")
-        alone = (counts == 1) & (self._block_of[names] == holders[first])
+        alone = (counts == 1) & (self._found_at[names] == holders[first] + 1)
         for content in sorted({*names[~alone].tolist(), *self._copies}):
             blocks = set(holders[held == content].tolist())
-            listed = self._copies.get(content, [int(self._block_of[content])])
-            if set(listed) != blocks or listed[0] != self._block_of[content]:
+            found = int(self._found_at[content]) - 1
+            listed = self._copies.get(content, [found])
+            if set(listed) != blocks or listed[0] != found:
                 wrong.append(f"content {content}: map says {listed}, blocks say {sorted(blocks)}")
         return wrong

@@ -20,7 +20,8 @@ from collections import deque
 
 import numpy as np
 
-from twinserve.policies.kv.paged.pool import BlockPool
+from twinserve.policies.kv.paged.pool import BlockPool, longer
+from twinserve.policies.kv.zeros import zeros_by_page
 
 # Priorities are kept doubled, as whole numbers.
 _OFFLINE, _ONLINE = 0, 1
@@ -34,16 +35,18 @@ class CountedPool(BlockPool):
     needed       cached blocks with rc > 0
     """
 
+    _columns = {**BlockPool._columns, "online": False, "_rank": 0, "_used_at": 0}
+
     def __init__(self, num_blocks: int, contents: int = 0, by_priority: bool = True) -> None:
         super().__init__(num_blocks, contents)
         self.by_priority = by_priority
-        self.rc = np.zeros(len(self._block_of), np.int64)
+        (self.rc,) = zeros_by_page((len(self._found_at), np.int64))
         # an online request has used the block since it was filled
-        self.online = np.zeros(num_blocks, bool)
+        self.online = np.zeros(0, bool)
         self.needed = 0
-        self._rank = np.zeros(num_blocks, np.int64)  # doubled priority of a cached block
+        self._rank = np.zeros(0, np.int64)  # doubled priority of a cached block
         # when it was last used, as a serial number; 0: not cached
-        self._used_at = np.zeros(num_blocks, np.int64)
+        self._used_at = np.zeros(0, np.int64)
         # (rank, first serial number, tie break, blocks, their serial numbers, ascending). A block
         # leaves by changing its rank or number, and what is left of it here is skipped.
         self._heap: list[tuple[int, int, int, np.ndarray, np.ndarray]] = []
@@ -53,10 +56,8 @@ class CountedPool(BlockPool):
 
     def new_contents(self, n: int) -> int:
         first = super().new_contents(n)
-        if len(self.rc) < len(self._block_of):
-            grown = np.zeros(len(self._block_of), np.int64)
-            grown[: len(self.rc)] = self.rc
-            self.rc = grown
+        if len(self.rc) < len(self._found_at):
+            self.rc = longer(self.rc, len(self._found_at))
         return first
 
     # -- what is needed ----------------------------------------------------------------------------
@@ -70,7 +71,7 @@ class CountedPool(BlockPool):
 
     def _count(self, contents: np.ndarray, change: int) -> None:
         self.rc[contents] += change
-        blocks = self._block_of[contents]
+        blocks = self._first_blocks(contents)
         blocks = blocks[blocks >= 0]
         if self._copies:
             held_twice = sorted(self._copies.keys() & set(contents.tolist()))
@@ -231,11 +232,11 @@ class CountedPool(BlockPool):
             self.needed += needed
             self._enter(kept)
         if len(blank):
-            self._put_blank(blank)
+            self._blank.put(blank)
         if self.undo is not None:
 
             def undo() -> None:
-                self.blank -= len(blank)
+                self._blank.lift(len(blank))
                 self._used_at[kept] = 0
                 self.cached -= len(kept)
                 self.needed -= needed

@@ -1,0 +1,78 @@
+"""Replicas of a fleet share what cannot change, and nothing else."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+
+import numpy as np
+import pytest
+
+from tests.golden.golden_runs import crowded
+from twinserve.policies.base import Options
+from twinserve.policies.registry import policy_names
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.profile import Profile
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.setup.run import Simulation
+from twinserve.traces.workload import Workload
+
+# What all replicas of a fleet have in common: the clock, and what a run only reads.
+COMMON = (Clock, Workload, Profile, StepTimeModel, Options)
+OPAQUE = (type, ModuleType, FunctionType, str, bytes, int, float, Enum, type(None), np.generic)
+
+
+def parts_of(thing: object) -> Iterator[tuple[str, object]]:
+    """What an object refers to, each with its name in it."""
+    if isinstance(thing, dict):
+        yield from ((f"[{key!r}]", value) for key, value in thing.items())
+    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+        yield from ((f"[{i}]", part) for i, part in enumerate(thing))
+    elif isinstance(thing, MethodType):
+        yield ".__self__", thing.__self__
+    elif isinstance(thing, partial):
+        yield from (("()", part) for part in (thing.func, *thing.args))
+    elif not isinstance(thing, np.ndarray):
+        names = [n for c in type(thing).__mro__ for n in getattr(c, "__slots__", ())]
+        for name in (*vars(thing), *names) if hasattr(thing, "__dict__") else names:
+            if hasattr(thing, name):
+                yield f".{name}", getattr(thing, name)
+
+
+def changeable(thing: object) -> bool:
+    if isinstance(thing, np.ndarray):
+        return thing.flags.writeable and thing.size > 0
+    return isinstance(thing, (dict, list, set, deque))
+
+
+def reachable(engine: Engine) -> dict[int, tuple[str, object]]:
+    """Every array and collection that can change: id -> where it is, and itself."""
+    found: dict[int, tuple[str, object]] = {}
+    seen: set[int] = set()
+    todo: list[tuple[str, object]] = [
+        (name, getattr(engine, name)) for name in ("core", "backend", "recorder")
+    ]
+    while todo:
+        where, thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, (*COMMON, *OPAQUE)):
+            continue
+        seen.add(id(thing))
+        if changeable(thing):
+            found[id(thing)] = where, thing
+        todo += [(where + name, part) for name, part in parts_of(thing)]
+    return found
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_two_engines_share_nothing_that_can_change(policy):
+    inputs = crowded(policy, 5, replicas=2)
+    simulation = Simulation(inputs, inputs.policies[0])
+    for _ in range(2):  # as composed, and when they have served requests
+        one, other = (reachable(engine) for engine in simulation.engines)
+        assert len(one) > 20
+        assert [one[key][0] for key in one.keys() & other.keys()] == []
+        simulation.clock.run(until=simulation.clock.now + 0.5)
