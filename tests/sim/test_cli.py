@@ -44,7 +44,7 @@ WRONG = [
     ("--policy bros:chunk=0", "chunk=0"),
     ("-p bros -p bros", "given twice"),
     ("--kv foo", "no KV ledger 'foo'"),
-    ("--router random", "no router 'random'; there are least-requests"),
+    ("--router random", "no router 'random'; there are least-requests, spread"),
     ("--prefix-caching --kv bidirectional", "no prefix caching"),
     ("--seed -1", "--seed"),
     ("--seed 1 --seed 2", "multiple times"),

@@ -11,7 +11,7 @@ from twinserve.sim.fleet.routers.base import Router
 ROUTERS = Names(
     "router",
     __name__.rpartition(".")[0],
-    {"least-requests": "least_requests:LeastRequests"},
+    {"least-requests": "least_requests:LeastRequests", "spread": "spread:Spread"},
     "twinserve.routers",
     Router,
 )
