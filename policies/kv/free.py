@@ -32,10 +32,8 @@ class FreeStack:
         if n <= back:
             return self._entries[back - n : back].copy()
         used, self.used = self.used, self.used + n - back
-        units = np.empty(n, np.int64)
-        units[: n - back] = np.arange(self.used - 1, used - 1, -1)
-        units[n - back :] = self._entries[:back]
-        return units
+        fresh = np.arange(self.used - 1, used - 1, -1)
+        return np.concatenate([fresh, self._entries[:back]]) if back else fresh
 
     def put(self, units: np.ndarray) -> None:
         """`units` come back, the last one on top."""

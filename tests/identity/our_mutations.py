@@ -154,7 +154,7 @@ OUR_MUTATIONS = (
             (
                 _POOL,
                 "take",
-                "from_blank = min(n, self.blank)",
+                "from_blank = min(n, self._blank.free)",
                 "from_blank = max(0, min(n, self.blank) - 1, n - self.cached)",
             ),
         ),
@@ -167,8 +167,8 @@ OUR_MUTATIONS = (
             (
                 _POOL,
                 "publish",
-                "self._found_at[contents[fresh]] = blocks[fresh] + 1",
-                "self._found_at[contents] = blocks + 1",
+                "self._found_at[contents[fresh]] = places[fresh]",
+                "self._found_at[contents] = places",
             ),
         ),
     ),

@@ -84,7 +84,9 @@ class BlockPool:
 
     def _first_blocks(self, contents: np.ndarray) -> np.ndarray:
         """int64[n]: of each of `contents` the first block that holds it, -1 where none does."""
-        return np.subtract(self._found_at[contents], 1, dtype=np.int64)
+        blocks = self._found_at[contents].astype(np.int64)
+        blocks -= 1
+        return blocks
 
     def _reach(self, blocks: int) -> None:
         """Columns by block reach at least that many blocks."""
@@ -119,7 +121,7 @@ class BlockPool:
     def take(self, n: int) -> np.ndarray:
         """`n` free blocks, referenced once each: blank ones first, then cached ones, which are
         evicted."""
-        from_blank = min(n, self.blank)
+        from_blank = min(n, self._blank.free)
         blocks = self._blank.take(from_blank)
         if self._blank.used > len(self.refs):
             self._reach(self._blank.used)
@@ -224,10 +226,11 @@ class BlockPool:
         them."""
         before = self._found_at[contents]
         fresh = before == 0
+        places = (blocks + 1).astype(np.int32)  # an index takes other types one by one
         if np.count_nonzero(fresh) == len(fresh):
-            self._found_at[contents] = blocks + 1
+            self._found_at[contents] = places
         else:
-            self._found_at[contents[fresh]] = blocks[fresh] + 1
+            self._found_at[contents[fresh]] = places[fresh]
             held = zip(
                 blocks[~fresh].tolist(),
                 contents[~fresh].tolist(),
