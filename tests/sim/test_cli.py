@@ -63,7 +63,6 @@ WRONG = [
     ("--cap-length 1", "--cap-length"),
     ("--pool 99999999999", "--pool"),
     ("--replicas 1000000000", "--replicas"),
-    ("--num-blocks 99999999999999", "too large for this machine"),
     ("--num-blocks 3", "--cap-length 48"),
     ("--block-tokens 7", "do not nest"),
     ("--block-tokens 9999999", "tokens, less than one block"),
@@ -121,6 +120,24 @@ def test_wrong_flag_is_one_line_and_exit_2(capsys, trace, flags, said):
     code, out, err = run(capsys, simulate_main, "--trace", trace, "-q", *flags.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ") and said in err
+
+
+def test_running_out_of_memory_is_one_line(capsys, trace, monkeypatch):
+    """No setting does so by itself: blocks that are never used take no memory."""
+
+    def full(*_, **__):
+        raise MemoryError("Unable to allocate 7.28 PiB")
+
+    monkeypatch.setattr("twinserve.sim.cli.simulate.run_each", full)
+    code, out, err = run(capsys, simulate_main, "--trace", trace, "-q")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "too large for this machine: Unable to allocate 7.28 PiB; choose a smaller" in err
+
+
+def test_the_largest_number_of_blocks_is_simulated(capsys, trace):
+    flags = ("--trace", trace, "-q", "--num-blocks", 10**15)
+    code, out, err = run(capsys, simulate_main, *flags)
+    assert (code, err) == (0, "") and "completed" in out
 
 
 def test_help_lists_no_setting_as_a_positional(capsys):

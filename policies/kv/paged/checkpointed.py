@@ -118,7 +118,8 @@ class CheckpointedLedger(PagedLedger):
         self._copied[row] = blocks
 
     def _leave(self, row: int) -> None:
-        self._keep_copies(row, 0)
+        if row < len(self._copied):  # else it was never admitted
+            self._keep_copies(row, 0)
         super()._leave(row)
 
     def _make_room_for_row(self, row: int) -> None:
