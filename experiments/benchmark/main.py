@@ -1,7 +1,8 @@
 """The speed of the simulator: `python -m twinserve.experiments.benchmark`.
 
-Whole commands as a user starts them, speed inside a run, how it grows with the number of requests
-and with the length of the queue, and what the fast path over runs of decode steps gains.
+Whole commands as a user starts them, large fleets among them, speed inside a run, how it grows with
+the number of requests and with the length of the queue, and what the fast path over runs of decode
+steps gains.
 docs/benchmark.md says how to read it.
 """
 
@@ -33,6 +34,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.traces.write import write_atomically
 
 POLICIES = ("vllm", "bros")
+FLEET_PROFILE = "llama-3.1-8b@h100"  # 27,570 KV blocks a replica
 LOAD = 0.65  # share of the estimated capacity, where a load is set
 Say = Callable[[str], None]
 
@@ -47,6 +49,7 @@ class Sizes:
     growth       lengths of the generated request lists
     queues       requests submitted at once
     paths        of the trace, for the fast path against the exact one
+    fleet        replicas of the large fleet, which serves 40 requests of the trace
     """
 
     whole: int | None = None
@@ -55,9 +58,10 @@ class Sizes:
     growth: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000)
     queues: tuple[int, ...] = (10, 100, 1_000, 10_000)
     paths: int = 1_000
+    fleet: int = 4_000
 
 
-QUICK = Sizes(whole=40, repeats=1, growth=(20, 60), queues=(5, 20), paths=30)
+QUICK = Sizes(whole=40, repeats=1, growth=(20, 60), queues=(5, 20), paths=30, fleet=20)
 
 
 def measure(sizes: Sizes, offline: bool = False, say: Say = lambda text: None) -> dict:
@@ -78,6 +82,11 @@ def measure(sizes: Sizes, offline: bool = False, say: Say = lambda text: None) -
             },
             "sizes": asdict(sizes),
             "process": [_process(run, sizes.repeats, say) for run in runs],
+            "fleets": [
+                _fleet(policy, replicas, requests, offline, say)
+                for policy in POLICIES
+                for replicas, requests in ((sizes.fleet, 40), (8, sizes.whole))
+            ],
             "speed": [_speed(run, say) for run in runs],
             "growth": [_growth(policy, n, say) for policy in POLICIES for n in sizes.growth],
             "queue": [_queue(policy, n, say) for policy in POLICIES for n in sizes.queues],
@@ -98,6 +107,8 @@ def _flags(config: SimulationConfig) -> list[str]:
         flags += ["--requests", str(config.requests)]
     if config.pool:
         flags += ["--pool", str(config.pool)]
+    if config.replicas > 1:
+        flags += ["--profile", config.profile, "--replicas", str(config.replicas)]
     return flags + (["--offline"] if config.offline else [])
 
 
@@ -115,6 +126,16 @@ def _process(config: SimulationConfig, repeats: int, say: Say) -> dict:
         }
         for name in runs[0]
     }
+
+
+def _fleet(policy: str, replicas: int, requests: int | None, offline: bool, say: Say) -> dict:
+    """(6) The whole command with many replicas: what they keep should be what they hold."""
+    config = _on_trace(policy, requests, offline).model_copy(
+        update={"profile": FLEET_PROFILE, "replicas": replicas}
+    )
+    say(f"simulate {' '.join(_flags(config))}")
+    figures = run_command([*_flags(config), "--quiet"])
+    return {"policy": policy, "replicas": replicas, "requests": requests, **asdict(figures)}
 
 
 def _timed(config: SimulationConfig, at_once: bool = False) -> dict:

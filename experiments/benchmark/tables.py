@@ -55,6 +55,20 @@ def tables(report: dict) -> list[Table]:
             for run in report["process"]
         ),
         Table(
+            "Fleets, whole process",
+            ("policy", "replicas", "requests", "CPU time, s", "peak memory, MB"),
+            [
+                (
+                    run["policy"],
+                    f"{run['replicas']:,}",
+                    "all" if run["requests"] is None else f"{run['requests']:,}",
+                    f"{run['cpu_s']:.2f}",
+                    f"{run['peak_rss_bytes'] * 1e-6:,.0f}",
+                )
+                for run in report["fleets"]
+            ],
+        ),
+        Table(
             "Inside these runs",
             (
                 "policy",

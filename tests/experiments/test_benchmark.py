@@ -46,6 +46,14 @@ def test_whole_processes_are_measured_from_outside(report):
 
 
 @pytest.mark.slow
+def test_large_fleets_are_measured_from_outside(report):
+    found = [(run["policy"], run["replicas"]) for run in report["fleets"]]
+    assert found == [(p, n) for p in benchmark.POLICIES for n in (benchmark.QUICK.fleet, 8)]
+    for run in report["fleets"]:
+        assert 30e6 < run["peak_rss_bytes"] < 3e9 and run["cpu_s"] > 0
+
+
+@pytest.mark.slow
 def test_every_size_and_policy_is_there(report):
     def sizes(section):
         return [(run["policy"], run["requests"]) for run in report[section]]
