@@ -10,10 +10,11 @@ import numpy as np
 
 from twinserve.policies.base import Policy
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.requests import Application, End
-from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
+from twinserve.policies.requests import Application, End, State
+from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, Clock
 from twinserve.sim.engine.loop import NoProgressError
 from twinserve.sim.fleet.order import FleetOrder
+from twinserve.sim.fleet.pool import FamilyPool, offline
 from twinserve.sim.fleet.replica import Life, Replica, Role
 from twinserve.sim.fleet.request import Placement, Request
 from twinserve.sim.fleet.routers.base import Router, Verdict
@@ -26,6 +27,8 @@ class Fleet:
     router    by default `least-requests`
     migrates  whether requests of a replica that fails, or that has drained long enough, go on
               elsewhere with the tokens that their clients have; otherwise they fail
+    offline_window  best-effort requests wait in the fleet, and a replica that has fewer of them
+              than this pulls whole families (`FamilyPool`); None: the router places them as others
     on_ended  called with the requests that ended at one instant, after all of them have
     application  group -> what policies are told of it (`Policy.on_application`); None: nothing
     """
@@ -36,6 +39,7 @@ class Fleet:
         replicas: Sequence[Replica] = (),
         router: Router | None = None,
         migrates: bool = False,
+        offline_window: int | None = None,
     ) -> None:
         self.clock = clock
         self.router = router or LeastRequests()
@@ -49,6 +53,8 @@ class Fleet:
         self._held_s: dict[int, float] = {}  # since when
         self._order: FleetOrder | None = None  # of applications, where the router stamps one
         self._ordered_by: Policy | None = None  # whose it is
+        self._pool = None if offline_window is None else FamilyPool(offline_window)
+        self._pulls = False  # at the end of this instant
         self.over = False  # no event is left: closed loops end
         self._alone_s = 0.0  # since when no replica is up
         self._asking = False
@@ -65,9 +71,11 @@ class Fleet:
         when it has warmed up."""
         if replica.index != len(self.replicas):
             raise ValueError(f"{replica.label} would be number {len(self.replicas)}")
-        if self.migrates:
+        if self.migrates or self._pool is not None:
             self._needs_withdrawal(replica)
         self._needs_order(replica.engine.core.policy)
+        if self._pool is not None:
+            self._pool.read_texts(replica.engine.core.ledger.block_tokens)
         self.replicas.append(replica)
         self._view.takes.append(False)
         self._view.in_flight.append(0)
@@ -92,6 +100,7 @@ class Fleet:
         if ledger.publishes_events and self.router.hears_kv_events():
             ledger.subscribe(_KvNews(replica, self.router))
         self._ask_again()
+        self._pull_soon()
 
     def drain(self, index: int, grace_s: float | None = None) -> None:
         """The replica takes no more requests. It is down when it has none; after `grace_s` seconds
@@ -105,6 +114,8 @@ class Fleet:
         self.router.on_draining(index)
         if self._down_if_empty(replica):
             return
+        if self._pool is not None:
+            self._return_offline(replica)
         if grace_s is not None:
             self.clock.process(self._end_of_grace(replica, self.clock.now + grace_s))
 
@@ -112,7 +123,8 @@ class Fleet:
         yield self.clock.at(due, BEFORE_STEPS)
         if replica.life is Life.DRAINING:
             end = End.MOVED if self.migrates else End.FAILED
-            for row in range(len(replica.requests)):
+            table = replica.engine.core.requests
+            for row in np.flatnonzero(table.end == End.NONE).tolist():  # what returns may do so
                 replica.engine.withdraw(row, end)
 
     def fail(self, index: int) -> None:
@@ -186,7 +198,7 @@ class Fleet:
     @property
     def active(self) -> bool:
         """Whether any request has not ended."""
-        return bool(self._held) or any(self._view.in_flight)
+        return bool(self._held) or bool(self._pool) or any(self._view.in_flight)
 
     def submit(self, request: Request) -> None:
         """A request arrives now."""
@@ -211,6 +223,9 @@ class Fleet:
             del self._held_s[request.number]
             self._ended([(request, end, self.clock.now)])
             return True
+        if self._pool is not None and self._pool.remove(request):
+            self._ended([(request, end, self.clock.now)])
+            return True
         replica, row, _ = request.placements[-1]
         if not replica.engine.withdraw(row, end):
             return False
@@ -222,6 +237,8 @@ class Fleet:
         """False where it is to wait."""
         view = self._view
         view.now = self.clock.now
+        if self._pool is not None and offline(request):
+            return self._place_offline(request, self._pool)
         choice = self.router.place(request, Role.SERVE, view) if view.up else Verdict.HOLD
         if choice is Verdict.HOLD:
             self._held[request.number] = request
@@ -259,6 +276,8 @@ class Fleet:
         request.placements.append(Placement(replica, row, before))
         replica.requests.append(request)
         self._view.in_flight[replica.index] += 1
+        if self._pool is not None and offline(request):
+            self._pool.came(replica.index)
         self.router.on_dispatched(request, replica.index)
 
     def _first_tokens(self, replica: Replica, rows: list[int]) -> None:
@@ -275,6 +294,8 @@ class Fleet:
         for row in rows:
             request, end = replica.requests[row], End(table.end[row])
             self.router.on_ended(request, index)
+            if self._pool is not None and offline(request):
+                self._pool.left(index)
             if end is End.MOVED:
                 moving.append(request)
             else:
@@ -283,6 +304,7 @@ class Fleet:
         for request in sorted(moving, key=lambda request: request.number):
             self._place(request)
         self._ended(ended)
+        self._pull_soon()
 
     def _ended(self, ends: Sequence[tuple[Request, End, float]]) -> None:
         for request, end, ended_s in ends:
@@ -308,6 +330,47 @@ class Fleet:
                 self._held = {number: self._held.pop(number), **self._held}
         self._asking = False
 
+    def _place_offline(self, request: Request, pool: FamilyPool) -> bool:
+        """To its family, or into the pool."""
+        home = pool.home(request, self._view)
+        if home is not None:
+            self._dispatch(request, self.replicas[home])
+            return True
+        pool.add(request, self.clock.now)
+        self._pull_soon()
+        return request.number not in pool
+
+    def _pull_soon(self) -> None:
+        """Replicas with fewer offline requests than their window get some: when all that arrives at
+        this instant has, so that families are whole, and before anybody plans. One replica that is
+        up alone gets them at once, since there is nothing to choose."""
+        if self._pool is None or self._pulls or self._pool.puller(self._view) is None:
+            return
+        if len(self._view.up) == 1:
+            self._pull(self._pool)
+        else:
+            self._pulls = True
+            self.clock.process(self._pull_at_the_end_of_the_instant(self._pool))
+
+    def _pull_at_the_end_of_the_instant(self, pool: FamilyPool):
+        yield self.clock.at(self.clock.now, PLANS - 1)
+        self._pulls = False
+        self._pull(pool)
+
+    def _pull(self, pool: FamilyPool) -> None:
+        while (pulled := pool.pull(self._view)) is not None:
+            for request in pulled[1]:
+                self._dispatch(request, self.replicas[pulled[0]])
+
+    def _return_offline(self, replica: Replica) -> None:
+        """Of a replica that drains: offline requests that it has not begun go back to the pool, at
+        the next step boundary."""
+        table = replica.engine.core.requests
+        idle = (table.state == State.WAITING) & (table.end == End.NONE) & (table.output_tokens == 0)
+        for row in np.flatnonzero(idle).tolist():
+            if offline(replica.requests[row]):
+                replica.engine.withdraw(row, End.MOVED)
+
     def _nothing_left(self) -> None:
         """No event is left. Without a replica that is up or will be, what is held has failed since
         the last was."""
@@ -317,10 +380,12 @@ class Fleet:
                 f"happens; the first is {next(iter(self._held.values())).id!r}"
             )
         self.over = True
-        while self._held:  # what ends may send something that is held again
-            held, self._held = list(self._held.values()), {}
-            since, self._held_s = self._held_s, {}
-            self._ended([(r, End.FAILED, max(since[r.number], self._alone_s)) for r in held])
+        while self._held or self._pool:  # what ends may send something that is held again
+            held = [(r, self._held_s[r.number]) for r in self._held.values()]
+            self._held, self._held_s = {}, {}
+            if self._pool is not None:
+                held += self._pool.clear()
+            self._ended([(r, End.FAILED, max(since_s, self._alone_s)) for r, since_s in held])
 
 
 class _KvNews:

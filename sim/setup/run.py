@@ -135,6 +135,8 @@ class Simulation:
     made_of   a description of each replica; by default `--replicas` times that of `inputs`, `spec`
     router    of requests; by default the one of the settings
     migrates  requests of a replica that fails go on elsewhere (`Fleet`)
+    offline_window  best-effort requests wait in the fleet, and replicas that have fewer pull
+              families of them (`Fleet`)
     backend   makes a replica's backend; by default a simulated one
     """
 
@@ -148,6 +150,7 @@ class Simulation:
         made_of: Sequence[Description] | None = None,
         router: Router | None = None,
         migrates: bool = False,
+        offline_window: int | None = None,
         clock: Clock | None = None,
         backend: BackendOf = simulated_backend,
     ) -> None:
@@ -157,7 +160,7 @@ class Simulation:
         self.clock = clock or Clock()
         self._backend = backend
         router = router or parse_router(inputs.config.router).build()
-        self.fleet = Fleet(self.clock, router=router, migrates=migrates)
+        self.fleet = Fleet(self.clock, (), router, migrates, offline_window)
         own = [Description(inputs.hardware, spec)] * inputs.config.replicas
         for description in own if made_of is None else made_of:
             self.add(description)

@@ -88,20 +88,20 @@ def troubled(
     migrates: bool = False,
     *,
     router: type[Router] = LeastRequests,
+    offline_window: int | None = None,
     **settings,
 ) -> tuple[Troubled, RunRows]:
     """A run, audited step by step, that kept everything that a fleet promises; taken several steps
     at once it gave the same rows."""
     config = CROWDED.model_copy(update={"exact": True, **settings})
     inputs = Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ())
-    run = Troubled(inputs, spec, seed, troubles, migrates, router=router())
+    more = {"offline_window": offline_window}
+    run = Troubled(inputs, spec, seed, troubles, migrates, router=router(), **more)
     run.run()
     rows = run.rows()
     conserved(run, rows)
-    fast = Troubled(
-        replace(inputs, config=config.model_copy(update={"exact": False})), spec, seed, troubles,
-        migrates, router=router(),
-    )  # fmt: skip
+    at_once = replace(inputs, config=config.model_copy(update={"exact": False}))
+    fast = Troubled(at_once, spec, seed, troubles, migrates, router=router(), **more)
     fast.run()
     for table in TABLES:
         ours, theirs = getattr(rows, table), getattr(fast.rows(), table)

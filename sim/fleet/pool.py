@@ -1,0 +1,133 @@
+"""Offline (best-effort) requests that wait in the fleet, and which replica pulls them.
+
+They wait as families: requests whose prompts begin with the same block of text (that is how Echo's
+own pool tells documents apart, policies/echo/pool.py), or that share an `affinity` where there is
+no text. A replica that has fewer offline requests than its window pulls whole families until it has
+as many. From then on it is the home of the family: who comes later goes there at once, while it is
+up. So a text is computed on one replica, and the pool has only families that any replica may take.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush
+
+from twinserve.policies.requests import RequestClass
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.view import FleetView
+
+Family = tuple[str, int]  # what its requests share, and which
+
+_OFFLINE = int(RequestClass.BEST_EFFORT)
+
+
+def offline(request: Request) -> bool:
+    """Whether it waits here, where a fleet has such a pool."""
+    return request.values.get("service_class") == _OFFLINE
+
+
+class FamilyPool:
+    """window  offline requests; a replica that has fewer pulls"""
+
+    def __init__(self, window: int) -> None:
+        if window < 1:
+            raise ValueError(f"an offline window of {window} requests; give one at least")
+        self.window = window
+        self._block_tokens = 0  # whose contents tell texts apart; 0: not known yet
+        self._families: dict[Family, dict[int, Request]] = {}  # that wait, members by number
+        self._waits: dict[int, tuple[Family, float]] = {}  # number -> family, since when
+        self._first: dict[Family, int] = {}  # family that waits -> its first number
+        self._order: list[tuple[int, int, Family]] = []  # heap of first number, entry, family
+        self._entries = 0
+        self._homes: dict[Family, int] = {}  # family -> replica that pulled it last
+        self._here: dict[int, int] = {}  # replica -> its offline requests
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._waits)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._waits
+
+    def read_texts(self, block_tokens: int) -> None:
+        """The fleet has its first replica, whose KV blocks are of that size."""
+        if not self._block_tokens:
+            self._block_tokens = block_tokens
+            for request, since_s in self.clear():
+                self.add(request, since_s)
+
+    def family(self, request: Request) -> Family:
+        """The same for requests that share a text."""
+        contents = request.contents(self._block_tokens) if self._block_tokens else None
+        if contents is not None and len(contents):
+            return "text", int(contents[0])
+        if request.affinity >= 0:
+            return "affinity", request.affinity
+        return "alone", request.number
+
+    # -- waiting -----------------------------------------------------------------------------------
+    def add(self, request: Request, now: float) -> None:
+        number, family = request.number, self.family(request)
+        self._families.setdefault(family, {})[number] = request
+        self._waits[number] = family, now
+        if number < self._first.get(family, math.inf):
+            self._first[family] = number
+            self._entries += 1
+            heappush(self._order, (number, self._entries, family))
+
+    def remove(self, request: Request) -> bool:
+        """Its client left. False where it does not wait here."""
+        if request.number not in self._waits:
+            return False
+        family, _ = self._waits.pop(request.number)
+        members = self._families[family]
+        del members[request.number]
+        if not members:
+            del self._families[family], self._first[family]
+        return True
+
+    def clear(self) -> list[tuple[Request, float]]:
+        """Nobody waits any more. Who did, in order of coming, each with since when (seconds)."""
+        members = {n: r for family in self._families.values() for n, r in family.items()}
+        waited = [(members[number], self._waits[number][1]) for number in sorted(members)]
+        self._families, self._waits, self._first, self._order = {}, {}, {}, []
+        return waited
+
+    # -- replicas ----------------------------------------------------------------------------------
+    def came(self, replica: int) -> None:
+        """An offline request was sent there."""
+        self._here[replica] = self._here.get(replica, 0) + 1
+
+    def left(self, replica: int) -> None:
+        """One is not there any more."""
+        self._here[replica] -= 1
+
+    def home(self, request: Request, view: FleetView) -> int | None:
+        """Where the rest of its family is or was, if that replica still takes requests."""
+        home = self._homes.get(self.family(request))
+        return home if home is not None and view.takes[home] else None
+
+    def puller(self, view: FleetView) -> int | None:
+        """The replica that is to pull first: that with the fewest offline requests, if these are
+        fewer than its window. None where nobody waits, or all replicas have enough."""
+        if not self._waits or not view.up:
+            return None
+        replica = min(view.up, key=lambda index: self._here.get(index, 0))
+        return replica if self._here.get(replica, 0) < self.window else None
+
+    def pull(self, view: FleetView) -> tuple[int, list[Request]] | None:
+        """The puller, and the family that goes there now: the one that came first, its requests in
+        order of coming. None where nothing goes anywhere."""
+        replica = self.puller(view)
+        if replica is None:
+            return None
+        number, _, family = heappop(self._order)
+        while self._first.get(family) != number:  # it has gone, or has an earlier request now
+            number, _, family = heappop(self._order)
+        del self._first[family]
+        members = self._families.pop(family)
+        for number in members:
+            del self._waits[number]
+        if family[0] != "alone":
+            self._homes[family] = replica
+        return replica, [members[number] for number in sorted(members)]
