@@ -16,6 +16,8 @@ from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.fleet.view import FleetView
 
+_SERVES_NOW_OR_LATER = (Life.WARMING, Life.UP)
+
 
 class Fleet:
     """replicas  that are up when the clock starts
@@ -44,7 +46,7 @@ class Fleet:
         self._held: dict[int, Request] = {}  # by number, in order of coming
         self._held_s: dict[int, float] = {}  # since when
         self.over = False  # no event is left: closed loops end
-        self._alone_s = 0.0  # since when no replica is up
+        self._alone_s = 0.0  # since when no replica is up or will be
         self._asking = False
         self._view = FleetView(
             clock.now, [], [], [], lambda i, at_s: self.replicas[i].engine.load(at_s)
@@ -116,10 +118,11 @@ class Fleet:
         self._rows_ended(replica, replica.engine.fail(End.MOVED if self.migrates else End.FAILED))
 
     def _becomes(self, replica: Replica, life: Life) -> None:
+        came = replica.life in _SERVES_NOW_OR_LATER
         replica.becomes(life, self.clock.now)
         self._view.takes[replica.index] = life is Life.UP
         self._view.up = [r.index for r in self.replicas if r.life is Life.UP]
-        if not self._view.up:
+        if came and not any(r.life in _SERVES_NOW_OR_LATER for r in self.replicas):
             self._alone_s = self.clock.now
 
     def _down_if_empty(self, replica: Replica) -> bool:
@@ -224,9 +227,17 @@ class Fleet:
             else:
                 ended.append((request, end, float(table.ended_s[row])))
         self._down_if_empty(replica)
-        for request in sorted(moving, key=lambda request: request.number):
-            self._place(request)
+        self._again(sorted(moving, key=lambda request: request.number))
         self._ended(ended)
+
+    def _again(self, moving: list[Request]) -> None:
+        """Requests that no replica has any more. Each is the fleet's until its turn: where an
+        earlier one is rejected, its application fails, and the rest of that does not go on."""
+        self._held |= {request.number: request for request in moving}
+        self._held_s |= {request.number: self.clock.now for request in moving}
+        for request in moving:
+            if self._held.pop(request.number, None):
+                self._place(request)
 
     def _ended(self, ends: Sequence[tuple[Request, End, float]]) -> None:
         for request, end, ended_s in ends:
