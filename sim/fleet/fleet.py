@@ -16,8 +16,6 @@ from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.fleet.view import FleetView
 
-_SERVES_NOW_OR_LATER = (Life.WARMING, Life.UP)
-
 
 class Fleet:
     """replicas  that are up when the clock starts
@@ -46,7 +44,7 @@ class Fleet:
         self._held: dict[int, Request] = {}  # by number, in order of coming
         self._held_s: dict[int, float] = {}  # since when
         self.over = False  # no event is left: closed loops end
-        self._alone_s = 0.0  # since when no replica is up or will be
+        self._alone_s = 0.0  # when the life of a replica changed last, and none was up
         self._asking = False
         self._view = FleetView(
             clock.now, [], [], [], lambda i, at_s: self.replicas[i].engine.load(at_s)
@@ -118,11 +116,10 @@ class Fleet:
         self._rows_ended(replica, replica.engine.fail(End.MOVED if self.migrates else End.FAILED))
 
     def _becomes(self, replica: Replica, life: Life) -> None:
-        came = replica.life in _SERVES_NOW_OR_LATER
         replica.becomes(life, self.clock.now)
         self._view.takes[replica.index] = life is Life.UP
         self._view.up = [r.index for r in self.replicas if r.life is Life.UP]
-        if came and not any(r.life in _SERVES_NOW_OR_LATER for r in self.replicas):
+        if not self._view.up:
             self._alone_s = self.clock.now
 
     def _down_if_empty(self, replica: Replica) -> bool:
@@ -262,8 +259,8 @@ class Fleet:
         self._asking = False
 
     def _nothing_left(self) -> None:
-        """No event is left. Without a replica that is up or will be, what is held has failed since
-        the last was."""
+        """No event is left. Without a replica that is up or will be, what is held has failed when
+        the last was down: until then others of its application were served."""
         if self._held and self._view.up:
             raise NoProgressError(
                 f"router {self.router.name!r} holds {len(self._held)} requests and nothing more "
