@@ -15,8 +15,10 @@ from simpy.core import NORMAL, URGENT, EventPriority
 from simpy.events import Event
 
 # At equal times arrivals and landed transfers come first, then the ends of steps, replica by
-# replica (STEPS + its index), then decisions: a decision at time t sees all that happened up to and
-# including t, whichever event was scheduled first.
+# replica (STEPS + its index), then decisions, replica by replica (PLANS + its index): a decision at
+# time t sees all that happened up to and including t, whichever event was scheduled first. Only the
+# news that a request has left a replica, told right before its decision, come after those of
+# replicas before it.
 BEFORE_STEPS, STEPS, PLANS = URGENT, NORMAL, 1 << 20
 
 
@@ -24,6 +26,7 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__()
         self.at_end: list[Callable[[], None]] = []  # called when nothing is left to happen
+        self.planning = -1  # replica whose news, from before its decision, are being told
 
     def run(self, until=None):
         """As simpy.Environment.run. Without `until` it ends when nothing is left to happen."""

@@ -75,6 +75,7 @@ class Engine:
         self._wake = clock.event()
         self._idle = False
         self._in_run = False
+        self._last = 0  # step of a run that is cut
         self._step: _Step | None = None  # under way
         self.down = False
         self._news = False  # something arrived, landed or ended since the last plan was made
@@ -89,7 +90,7 @@ class Engine:
                 f"policy {core.policy.name!r} cannot plan ahead here: --async-scheduling is for "
                 "simulated engines; drop it to have a live one execute the plans"
             )
-        self._steps = STEPS + recorder.replica
+        self._steps, self._plans = STEPS + recorder.replica, PLANS + recorder.replica
         self.process = clock.process(self._life())
         clock.at_end.append(self._nothing_left)
 
@@ -110,17 +111,19 @@ class Engine:
         return True
 
     def _settle(self) -> None:
-        """What was withdrawn since the last boundary is no more."""
+        """What was withdrawn since the last boundary is no more; nor is what left because of that,
+        as the rest of an application does."""
         now = self.clock.now
-        left = self.core.settle(now)
-        for row, free_s in left:
-            self.backend.withdraw(row)
-            self.recorder.withdrawn(row)
-            if free_s > now:
-                self.clock.process(self._free(row, free_s))
-        if left:
+        while left := self.core.settle(now):
+            for row, free_s in left:
+                self.backend.withdraw(row)
+                self.recorder.withdrawn(row)
+                if free_s > now:
+                    self.clock.process(self._free(row, free_s))
             self._news = True
+            self.clock.planning = self.recorder.replica
             self.on_ended([row for row, _ in left])
+            self.clock.planning = -1
 
     def fail(self, end: End = End.FAILED) -> list[int]:
         """The engine dies now. Whole steps that ended before are booked, the rest of a run or a
@@ -159,9 +162,16 @@ class Engine:
         self._news = True
         if self._idle and not self._wake.triggered:
             self._wake.succeed(Wake.NEWS)
-        elif self._in_run:
+        elif self._in_run and (step := self._step):
             self._in_run = False
+            self._last = self._boundaries(step.executed.outcome.ends_s, self.clock.now)
             self.process.interrupt(Wake.NEWS)
+
+    def _boundaries(self, ends_s: np.ndarray, at_s: float) -> int:
+        """How many of a run's steps had ended, and been followed by the next, at `at_s`. Now that
+        is true of one that ends now only if single steps would have been planned before."""
+        planned = at_s < self.clock.now or self.clock.planning > self.recorder.replica
+        return int(ends_s.searchsorted(at_s, side="right" if planned else "left"))
 
     def _life(self):
         try:
@@ -173,7 +183,7 @@ class Engine:
     def _loop(self):
         plan = None
         while True:
-            yield self.clock.at(self.clock.now, PLANS)
+            yield self.clock.at(self.clock.now, self._plans)
             if plan is None:
                 self._settle()
             if plan is None and self.core.active:
@@ -309,9 +319,8 @@ class Engine:
         except simpy.Interrupt as interrupt:
             if interrupt.cause is not Wake.NEWS:
                 raise
-            steps = int(np.searchsorted(ends, self.clock.now)) + 1
-            self.backend.cut(executed, steps)
-            yield self.clock.at(ends[steps - 1], self._steps)
+            self.backend.cut(executed, self._last + 1)
+            yield self.clock.at(ends[self._last], self._steps)
 
     def steps_begun(self, before_s: float) -> int:
         """How many steps have begun before `before_s` (seconds, not after now), those inside a run
@@ -332,7 +341,7 @@ class Engine:
             return self.recorder.load(at_s, core.ledger.num_blocks)
         usage, outcome = core.ledger.usage(), step.executed.outcome
         used = usage.real_time + usage.best_effort
-        begun = 1 + int(outcome.ends_s[:-1].searchsorted(at_s, side="right"))
+        begun = 1 + self._boundaries(outcome.ends_s[:-1], at_s)
         if len(outcome.ends_s) > 1:
             used += int(core.ledger.block_growth(step.plan.rows, begun).sum())
         return Load(at_s, step.running, step.waiting, used, core.ledger.num_blocks)

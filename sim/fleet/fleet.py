@@ -56,7 +56,7 @@ class Fleet:
         self._pool = None if offline_window is None else FamilyPool(offline_window)
         self._pulls = False  # at the end of this instant
         self.over = False  # no event is left: closed loops end
-        self._alone_s = 0.0  # since when no replica is up
+        self._alone_s = 0.0  # when the life of a replica changed last, and none was up
         self._asking = False
         self._view = FleetView(
             clock.now, [], [], [], lambda i, at_s: self.replicas[i].engine.load(at_s)
@@ -301,10 +301,18 @@ class Fleet:
             else:
                 ended.append((request, end, float(table.ended_s[row])))
         self._down_if_empty(replica)
-        for request in sorted(moving, key=lambda request: request.number):
-            self._place(request)
+        self._again(sorted(moving, key=lambda request: request.number))
         self._ended(ended)
         self._pull_soon()
+
+    def _again(self, moving: list[Request]) -> None:
+        """Requests that no replica has any more. Each is the fleet's until its turn: where an
+        earlier one is rejected, its application fails, and the rest of that does not go on."""
+        self._held |= {request.number: request for request in moving}
+        self._held_s |= {request.number: self.clock.now for request in moving}
+        for request in moving:
+            if self._held.pop(request.number, None):
+                self._place(request)
 
     def _ended(self, ends: Sequence[tuple[Request, End, float]]) -> None:
         for request, end, ended_s in ends:
@@ -372,8 +380,8 @@ class Fleet:
                 replica.engine.withdraw(row, End.MOVED)
 
     def _nothing_left(self) -> None:
-        """No event is left. Without a replica that is up or will be, what is held has failed since
-        the last was."""
+        """No event is left. Without a replica that is up or will be, what is held has failed when
+        the last was down: until then others of its application were served."""
         if self._held and self._view.up:
             raise NoProgressError(
                 f"router {self.router.name!r} holds {len(self._held)} requests and nothing more "

@@ -30,10 +30,11 @@ def fleet_rows(fleet: Fleet, group_names: list[str]) -> RunRows:
         for request in fleet.requests
     }
     unplaced = [r for r in fleet.requests if not r.placements and r.end is not End.NEVER_SENT]
-    if any(len(places) != 1 for places in where.values()):
+    # what moved may have ended while the fleet held it
+    if any(len(p) != 1 for p in where.values()) or (stays["outcome"] == "moved").any():
         placed = [request for request in fleet.requests if request.placements]
         placed.sort(key=lambda request: where[request.number][0])
-        parts = [_merged(stays, placed, [where[r.number] for r in placed])]
+        parts = [_merged(stays, placed, [where[r.number] for r in placed])] if placed else []
         requests = joined([*parts, *([_bare(unplaced, group_names)] if unplaced else [])])
     else:
         requests = stays

@@ -224,6 +224,66 @@ def test_a_router_that_holds_for_ever_is_named():
         small(one(), router=Holds()).run()
 
 
+class Refuses(LeastRequests):
+    """What has moved: rejects r0; or everything."""
+
+    name = "refuses"
+    everything = False
+
+    def place(self, request, stage, view):
+        if self.everything or (request.placements and request.id == "r0"):
+            return Verdict.REJECT
+        return super().place(request, stage, view)
+
+
+def moved_with_a_rejected_one(**columns):
+    """Two requests, one of them rejected when their replica fails at 2.5 s; clients wait 10 s."""
+    load = Workload.build([0.0, 0.0], [8] * 2, [50] * 2, **columns)
+    spare = []
+    events = [(2.4, lambda fleet: fleet.add(spare[0])), (2.5, lambda fleet: fleet.fail(0))]
+    more = {"replicas": 2, "spares": 1, "migrates": True, "client_timeout": 10.0}
+    sim = small(load, events, router=Refuses(), **more)
+    spare += sim.spares
+    rows = sim.run().requests.set_index("request_id")
+    return rows[["outcome", "ended_s"]].T.to_dict("list")
+
+
+def test_clients_of_moved_requests_still_give_up():
+    ends = moved_with_a_rejected_one()
+    assert ends == {"r0": ["rejected", 2.5], "r1": ["timed_out", 10.0]}
+
+
+def test_an_application_does_not_go_on_without_its_rejected_request():
+    ends = moved_with_a_rejected_one(
+        group=np.zeros(2, int), stage=np.zeros(2, int), delay_s=np.zeros(2), group_names=["graph"]
+    )
+    assert ends == {"r0": ["rejected", 2.5], "r1": ["failed", 2.5]}
+
+
+def test_what_moved_from_the_last_replica_has_failed():
+    sim = small(one(), [(2.5, lambda fleet: fleet.fail(0))], replicas=1, migrates=True).run()
+    (request,) = sim.requests.itertuples()
+    assert (request.outcome, request.ended_s, request.output_tokens) == ("failed", 2.5, 2)
+    assert stays(sim) == [(0, 2, "moved")]
+
+
+def test_what_comes_while_the_last_replica_drains_fails_with_that():
+    load = Workload.build([0.0, 1.5], [8] * 2, [10] * 2)
+    rows = small(load, [(1.0, lambda fleet: fleet.drain(0))], replicas=1).run().requests
+    assert rows.outcome.tolist() == ["completed", "failed"]
+    assert rows.ended_s.tolist() == [10.0, 10.0]
+
+
+def test_a_run_in_which_every_request_was_rejected_has_rows(tmp_path):
+    router = Refuses()
+    router.everything = True
+    rows = small(one(), router=router).run().rows
+    assert rows.requests.outcome.tolist() == ["rejected"] and rows.requests.replica[0] == -1
+    assert not len(rows.placements) and summarise(rows)["rejected"] == 1
+    again = read_run(write_run(tmp_path / "run", RunResult(rows))).rows
+    assert again.requests.outcome.tolist() == ["rejected"]
+
+
 # -- routers ---------------------------------------------------------------------------------------
 class Listens(LeastRequests):
     name = "listens"
