@@ -132,6 +132,11 @@ class Fleet:
         replica = self.replicas[index]
         if replica.life is Life.DOWN:
             return
+        if self.clock.active_process is replica.engine.process:
+            raise ValueError(
+                f"{replica.label} cannot fail inside an event of its own engine; fail it from a "
+                "process of the clock"
+            )
         replica.failed = True
         self._becomes(replica, Life.DOWN)
         self.router.on_failed(index)
@@ -247,8 +252,13 @@ class Fleet:
         self._held_s.pop(request.number, None)
         if choice is Verdict.REJECT:
             self._ended([(request, End.REJECTED, self.clock.now)])
-        else:
+        elif choice in range(len(self.replicas)):
             self._dispatch(request, self.replicas[choice])
+        else:
+            raise ValueError(
+                f"router {self.router.name!r} sent a request to {choice!r}, which is no replica "
+                "and no Verdict; give one of view.up"
+            )
         return True
 
     def _dispatch(self, request: Request, replica: Replica) -> None:

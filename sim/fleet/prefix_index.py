@@ -10,7 +10,7 @@ from twinserve.policies.kv.events import KvListener
 class PrefixIndex:
     """The contents of each replica's prefix cache, as its KV events tell them.
 
-    Contents are dense ids (`twinserve.sim.fleet.source.content_ids`) for one block size; replicas
+    Contents are dense ids (`twinserve.sim.fleet.contents.content_ids`) for one block size; replicas
     with another one need an index of their own.
     """
 

@@ -115,7 +115,7 @@ class RequestSource:
             self._members.setdefault(request.group, {})[request.number] = request
         if self.client_timeout_s is not None:
             self._patience.append((self.clock.now + self.client_timeout_s, request))
-            if self._deadline is None:
+            if self._deadline is None and len(self._patience) == 1:  # one watch, of all of them
                 self.clock.process(self._give_up())
         self.submitted += 1
         self.on_submit(self.submitted)
@@ -130,10 +130,7 @@ class RequestSource:
 
     def _ended(self, requests: list[Request]) -> None:
         for request in requests:
-            if self._deadline is not None and not self.fleet.active:
-                self.clock.cancel(self._deadline)  # nobody waits: the run need not last until then
-                self._deadline = None
-                self._patience.clear()
+            self._stop_watch()
             group = request.group
             if group < 0:
                 continue
@@ -161,6 +158,14 @@ class RequestSource:
             if self.fleet.withdraw(request, End.TIMED_OUT):
                 self._fail(request.group)
         self._deadline = None
+
+    def _stop_watch(self) -> None:
+        """Where nobody waits: the run need not last until the next deadline."""
+        watch = self._deadline
+        if watch is not None and not watch.processed and not self.fleet.active:
+            self.clock.cancel(watch)
+            self._deadline = None
+            self._patience.clear()
 
     def _fail(self, group: int) -> None:
         """A request of the group does not complete: a session ends with it, an application fails,

@@ -352,6 +352,32 @@ def test_a_router_cannot_send_to_a_dead_replica():
         small(load, [(1.5, lambda f: f.fail(0))], router=Stubborn()).run()
 
 
+@pytest.mark.parametrize("answer", [None, 7, -1])
+def test_a_router_that_names_no_replica_is_told_so(answer):
+    class Lost(LeastRequests):
+        name = "lost"
+
+        def place(self, request, stage, view):
+            return answer
+
+    with pytest.raises(ValueError, match=f"router 'lost' sent a request to {answer}, which is no"):
+        small(one(), router=Lost()).run()
+
+
+def test_a_replica_does_not_fail_inside_its_own_events():
+    class Fails(LeastRequests):
+        name = "fails"
+
+        def on_first_token(self, request, replica):
+            fleet.fail(replica)
+
+    sim = small(one(), router=Fails())
+    fleet = sim.source.fleet
+    with pytest.raises(ValueError, match="replica 0 cannot fail inside an event of its own"):
+        sim.run()
+    assert fleet.replicas[0].life is Life.UP
+
+
 def test_a_replica_ends_once():
     sim = small(one(), [(1.5, lambda f: (f.fail(0), f.fail(0), f.drain(0)))]).run()
     assert sim.source.fleet.replicas[0].life is Life.DOWN

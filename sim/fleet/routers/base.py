@@ -19,7 +19,9 @@ RouterOptions = TypeVar("RouterOptions", bound=Options)
 class Verdict(Enum):
     """Instead of a replica."""
 
-    HOLD = auto()  # it waits in the fleet; asked again when a request ends or a replica comes
+    # It waits in the fleet. When a request ends or a replica comes, the router is asked again, in
+    # order of coming up to the first that it holds again.
+    HOLD = auto()
     REJECT = auto()  # it ends
 
 
