@@ -73,6 +73,10 @@ class Backend(Protocol):
         """Queue the transfers of a plan without a step at `now`."""
         ...
 
+    def fail(self, now: float) -> None:
+        """The engine dies at `now`: what is under way to or from it is lost. By default nothing is
+        known of that."""
+
     def cut(self, executed: Executed, steps: int) -> None:
         """Only the first `steps` steps of a run happened: something arrived."""
         ...

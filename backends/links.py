@@ -83,6 +83,11 @@ class PcieLink:
         """When all that is queued has passed, both ways."""
         return max(self.to_host.free_at, self.to_device.free_at)
 
+    def lose(self, now: float) -> None:
+        """The device is no more."""
+        self.to_host.lose(now)
+        self.to_device.lose(now)
+
     def path(self, source: Place, target: Place) -> tuple[Port, ...]:
         """The ports between two places. Raises ValueError where this link does not join them."""
         path = self._paths.get((source, target))

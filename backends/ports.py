@@ -66,6 +66,13 @@ class Port:
         self._queued += 1
         heappush(self._under_way, (transfer.lands_s, self._queued, transfer))
 
+    def lose(self, now: float) -> None:
+        """Whoever is at its end is no more: what has not landed by `now` is lost. The port carries
+        it all the same."""
+        self.settle(now)
+        for _, _, transfer in self._under_way:
+            transfer.lost = True
+
     def settle(self, now: float) -> None:
         """Count what has landed by `now`, and what would have and was lost. Time does not go
         back."""

@@ -62,6 +62,9 @@ class SimulatedBackend(Backend):
     def withdraw(self, row: int) -> None:
         """Nothing of it is here but its length."""
 
+    def fail(self, now: float) -> None:
+        self.link.lose(now)
+
     def execute(
         self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0
     ) -> Executed:

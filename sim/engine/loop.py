@@ -146,6 +146,7 @@ class Engine:
         rows = self.core.fail(end, now, *under_way).tolist()
         for row in rows:
             self.recorder.withdrawn(row)
+        self.backend.fail(now)
         self.process.interrupt(Wake.FAILURE)
         return rows
 

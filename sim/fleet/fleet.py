@@ -3,6 +3,7 @@ drain and fail while the clock runs (docs/fleet.md)."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,8 @@ from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.fleet.view import FleetView
 
+_Queue = OrderedDict[int, Request]
+
 
 class Fleet:
     """replicas  that are up when the clock starts
@@ -30,6 +33,7 @@ class Fleet:
     offline_window  best-effort requests wait in the fleet, and a replica that has fewer of them
               than this pulls whole families (`FamilyPool`); None: the router places them as others
     on_ended  called with the requests that ended at one instant, after all of them have
+    on_leaving  called with a request that was withdrawn from a replica, before it has ended there
     application  group -> what policies are told of it (`Policy.on_application`); None: nothing
     """
 
@@ -45,11 +49,13 @@ class Fleet:
         self.router = router or LeastRequests()
         self.migrates = migrates
         self.on_ended: Callable[[list[Request]], None] = lambda requests: None
+        self.on_leaving: Callable[[Request], None] = lambda request: None
         self.application: Callable[[int], Application | None] = lambda group: None
         self.replicas: list[Replica] = []
         self.requests: list[Request] = []
         self._announced: set[tuple[int, int]] = set()  # replica, group; only asked
-        self._held: dict[int, Request] = {}  # by number, in order of coming
+        # that wait here, by number in order of coming: real-time ones, best-effort ones
+        self._held: tuple[_Queue, _Queue] = (OrderedDict(), OrderedDict())
         self._held_s: dict[int, float] = {}  # since when
         self._order: FleetOrder | None = None  # of applications, where the router stamps one
         self._ordered_by: Policy | None = None  # whose it is
@@ -105,7 +111,7 @@ class Fleet:
     def drain(self, index: int, grace_s: float | None = None) -> None:
         """The replica takes no more requests. It is down when it has none; after `grace_s` seconds
         those that it still has move, or fail where the fleet does not migrate."""
-        replica = self.replicas[index]
+        replica = self._replica(index)
         if replica.life in (Life.DRAINING, Life.DOWN):
             return
         if grace_s is not None:
@@ -122,14 +128,16 @@ class Fleet:
     def _end_of_grace(self, replica: Replica, due: float):
         yield self.clock.at(due, BEFORE_STEPS)
         if replica.life is Life.DRAINING:
-            end = End.MOVED if self.migrates else End.FAILED
             table = replica.engine.core.requests
             for row in np.flatnonzero(table.end == End.NONE).tolist():  # what returns may do so
-                replica.engine.withdraw(row, end)
+                if self.migrates:
+                    replica.engine.withdraw(row, End.MOVED)
+                else:
+                    self.withdraw(replica.requests[row], End.FAILED)
 
     def fail(self, index: int) -> None:
         """The replica dies now (`Engine.fail`). Not to be called out of its own engine's events."""
-        replica = self.replicas[index]
+        replica = self._replica(index)
         if replica.life is Life.DOWN:
             return
         if self.clock.active_process is replica.engine.process:
@@ -141,6 +149,11 @@ class Fleet:
         self._becomes(replica, Life.DOWN)
         self.router.on_failed(index)
         self._rows_ended(replica, replica.engine.fail(End.MOVED if self.migrates else End.FAILED))
+
+    def _replica(self, index: int) -> Replica:
+        if not 0 <= index < len(self.replicas):
+            raise ValueError(f"no replica {index}: the fleet has had {len(self.replicas)}, from 0")
+        return self.replicas[index]
 
     def _becomes(self, replica: Replica, life: Life) -> None:
         self._count_service()
@@ -199,11 +212,20 @@ class Fleet:
         if self._order is not None:
             self._order.count(self.clock.now)
 
+    def described(self) -> dict[str, object]:
+        """For run.json; what each replica is made of is in replicas.parquet."""
+        return {
+            "router": self.router.name,
+            "router_options": self.router.options.model_dump(mode="json"),
+            "migrates": self.migrates,
+            "offline_window": None if self._pool is None else self._pool.window,
+        }
+
     # -- requests ----------------------------------------------------------------------------------
     @property
     def active(self) -> bool:
         """Whether any request has not ended."""
-        return bool(self._held) or bool(self._pool) or any(self._view.in_flight)
+        return any(self._held) or bool(self._pool) or any(self._view.in_flight)
 
     def submit(self, request: Request) -> None:
         """A request arrives now."""
@@ -224,7 +246,7 @@ class Fleet:
         False where it had ended."""
         if request.end is not End.NONE:
             return False
-        if self._held.pop(request.number, None) is not None:
+        if self._queue(request).pop(request.number, None) is not None:
             del self._held_s[request.number]
             self._ended([(request, end, self.clock.now)])
             return True
@@ -236,6 +258,7 @@ class Fleet:
             return False
         if self._order is not None:
             self._order.leaves(request, self.clock.now)
+        self.on_leaving(request)
         return True
 
     def _place(self, request: Request) -> bool:
@@ -246,7 +269,7 @@ class Fleet:
             return self._place_offline(request, self._pool)
         choice = self.router.place(request, Role.SERVE, view) if view.up else Verdict.HOLD
         if choice is Verdict.HOLD:
-            self._held[request.number] = request
+            self._queue(request)[request.number] = request
             self._held_s.setdefault(request.number, self.clock.now)
             return False
         self._held_s.pop(request.number, None)
@@ -318,10 +341,11 @@ class Fleet:
     def _again(self, moving: list[Request]) -> None:
         """Requests that no replica has any more. Each is the fleet's until its turn: where an
         earlier one is rejected, its application fails, and the rest of that does not go on."""
-        self._held |= {request.number: request for request in moving}
+        for request in moving:
+            self._queue(request)[request.number] = request
         self._held_s |= {request.number: self.clock.now for request in moving}
         for request in moving:
-            if self._held.pop(request.number, None):
+            if self._queue(request).pop(request.number, None):
                 self._place(request)
 
     def _ended(self, ends: Sequence[tuple[Request, End, float]]) -> None:
@@ -337,16 +361,22 @@ class Fleet:
 
     # -- requests that wait in the fleet -----------------------------------------------------------
     def _ask_again(self) -> None:
-        """In order of coming, up to the first that is to wait on."""
+        """Real-time requests, then best-effort ones: each in order of coming, up to the first that
+        is to wait on."""
         if self._asking:  # a held request was rejected, and others ended with it
             return
-        self._asking, waits = True, False
-        while self._held and self._view.up and not waits:
-            number = next(iter(self._held))
-            waits = not self._place(self._held.pop(number))
-            if waits:
-                self._held = {number: self._held.pop(number), **self._held}
+        self._asking = True
+        for queue in self._held:
+            waits = False
+            while queue and self._view.up and not waits:
+                number, request = queue.popitem(last=False)
+                waits = not self._place(request)
+                if waits:
+                    queue.move_to_end(number, last=False)
         self._asking = False
+
+    def _queue(self, request: Request) -> _Queue:
+        return self._held[offline(request)]
 
     def _place_offline(self, request: Request, pool: FamilyPool) -> bool:
         """To its family, or into the pool."""
@@ -392,18 +422,20 @@ class Fleet:
     def _nothing_left(self) -> None:
         """No event is left. Without a replica that is up or will be, what is held has failed when
         the last was down: until then others of its application were served."""
-        if self._held and self._view.up:
+        held = [request for queue in self._held for request in queue.values()]
+        if held and self._view.up:
             raise NoProgressError(
-                f"router {self.router.name!r} holds {len(self._held)} requests and nothing more "
-                f"happens; the first is {next(iter(self._held.values())).id!r}"
+                f"router {self.router.name!r} holds {len(held)} requests and nothing more "
+                f"happens; the first is {held[0].id!r}"
             )
         self.over = True
-        while self._held or self._pool:  # what ends may send something that is held again
-            held = [(r, self._held_s[r.number]) for r in self._held.values()]
-            self._held, self._held_s = {}, {}
+        while any(self._held) or self._pool:  # what ends may send something that is held again
+            since = [(r, self._held_s[r.number]) for queue in self._held for r in queue.values()]
+            since.sort(key=lambda entry: entry[0].number)
+            self._held, self._held_s = (OrderedDict(), OrderedDict()), {}
             if self._pool is not None:
-                held += self._pool.clear()
-            self._ended([(r, End.FAILED, max(since_s, self._alone_s)) for r, since_s in held])
+                since += self._pool.clear()
+            self._ended([(r, End.FAILED, max(since_s, self._alone_s)) for r, since_s in since])
 
 
 class _KvNews:

@@ -55,6 +55,7 @@ class RequestSource:
         self._open: dict[int, int] = {}
         self._pool: _PoolFeed | None = None
         fleet.on_ended = self._ended
+        fleet.on_leaving = lambda request: self._fail(request.group)
         fleet.application = self._application
         self._start()
 
@@ -155,8 +156,7 @@ class RequestSource:
                 continue
             self._deadline = self.clock.at(due, BEFORE_STEPS)
             yield self._deadline
-            if self.fleet.withdraw(request, End.TIMED_OUT):
-                self._fail(request.group)
+            self.fleet.withdraw(request, End.TIMED_OUT)
         self._deadline = None
 
     def _stop_watch(self) -> None:

@@ -114,7 +114,7 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
         "requests_per_s": len(rows.requests) / wall,
     }
     engine = simulation.engines[0]
-    described = describe(inputs, spec, engine)
+    described = describe(inputs, spec, engine) | {"fleet": simulation.fleet.described()}
     counted = [e.core.policy.counters for e in simulation.engines]
     if counted[0]:
         described["policy"]["counters"] = {

@@ -6,14 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from tests.sim.harness import Affine, build
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.registry import parse_policy
-from twinserve.policies.requests import RequestClass
+from twinserve.policies.requests import End, RequestClass
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.engine.loop import NoProgressError
 from twinserve.sim.fleet.replica import Life
@@ -21,10 +18,6 @@ from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
-from twinserve.sim.setup.audit import CROWDED, crowd
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
-from twinserve.sim.setup.replicas import Description
-from twinserve.sim.setup.run import Simulation, run_simulation
 from twinserve.traces.workload import BestEffortPool, Workload
 
 STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)
@@ -35,11 +28,11 @@ def small(workload, events=(), replicas=2, **settings):
     """events: (seconds, what to do with the fleet)."""
     sim = build(workload, model=STEP, replicas=replicas, audit=False, **settings)
     if events:
-        sim.clock.process(_happen(sim.clock, sim.source.fleet, events))
+        sim.clock.process(happen(sim.clock, sim.source.fleet, events))
     return sim
 
 
-def _happen(clock, fleet, events):
+def happen(clock, fleet, events):
     for time, what in events:
         yield clock.at(time, BEFORE_STEPS)
         what(fleet)
@@ -118,6 +111,41 @@ def test_an_application_fails_wherever_its_requests_are():
     assert sim.rows.never_sent == 1
     # they ran on to the boundary
     assert sim.requests.set_index("request_id").output_tokens.tolist() == [3, 9, 2, 3]
+
+
+def test_an_application_fails_at_the_instant_at_which_a_client_leaves():
+    """Its sibling, on another replica with a step under way, leaves at that one's own boundary."""
+    load = Workload.build(
+        [0.0, 0.5], [8] * 2, [9] * 2, group=np.zeros(2, int), stage=np.zeros(2, int),
+        delay_s=np.zeros(2), group_names=["graph"],
+    )  # fmt: skip
+    events = [(2.2, lambda f: f.withdraw(f.requests[0], End.DISCONNECTED))]
+    sim = small(load, events, router=Turns()).run()
+    rows = sim.requests.set_index("request_id")
+    assert rows.outcome.to_dict() == {"r0": "disconnected", "r1": "failed"}
+    assert rows.ended_s.tolist() == [2.2, 2.2] and rows.output_tokens.tolist() == [3, 2]
+
+
+def test_transfers_of_a_failed_replica_are_lost():
+    """A request is swapped out over a slow link when its replica fails: its bytes were charged, and
+    have not landed."""
+    load = Workload.build([0.0, 0.0], [30, 30], [40, 40])
+    swaps = "vllm-v0:preemption_mode=swap"
+    sim = small(
+        load, [(8.5, lambda f: f.fail(0))], replicas=1, policy=swaps, blocks=5, host_blocks=8,
+        bytes_per_s=5e5,
+    ).run()  # fmt: skip
+    port = sim.engines[0].backend.link.to_host
+    port.settle(np.inf)
+    assert port.queued_bytes == port.landed_bytes + port.lost_bytes
+    assert port.lost_bytes > 0
+
+
+def test_there_is_no_replica_before_the_first():
+    sim = small(one())
+    for index in (-1, 2):
+        with pytest.raises(ValueError, match=f"no replica {index}: the fleet has had 2"):
+            sim.source.fleet.fail(index)
 
 
 # -- drains ----------------------------------------------------------------------------------------
@@ -210,6 +238,25 @@ def test_a_rejected_closed_loop_ends():
     load = replace(one(), pool=BestEffortPool(2, (8, 8), (4, 4), 0, until_s=5.0))
     sim = small(load, router=OneAtATime()).run()
     assert sorted(sim.requests.outcome) == ["completed", "rejected", "rejected"]
+
+
+class NoBestEffort(LeastRequests):
+    """Holds best-effort requests while anything is in flight, real-time ones while two are."""
+
+    name = "no-best-effort"
+
+    def place(self, request, stage, view):
+        most = 0 if request.values["service_class"] == RequestClass.BEST_EFFORT else 1
+        return super().place(request, stage, view) if sum(view.in_flight) <= most else Verdict.HOLD
+
+
+def test_a_held_best_effort_request_holds_up_no_real_time_one():
+    load = Workload.build(
+        [0.0, 0.1, 0.2, 0.3], [8] * 4, [2, 3, 2, 2], service_class=np.array([0, 0, 1, 0], np.int8)
+    )
+    rows = small(load, router=NoBestEffort()).run().requests.set_index("request_id")
+    assert rows.first_scheduled_s["r3"] == 2.0 and rows.finished.all()
+    assert rows.first_scheduled_s["r2"] == rows.last_token_s["r3"] == 4.0
 
 
 class Holds(LeastRequests):
@@ -419,56 +466,3 @@ def test_views_are_of_any_age_and_cut_no_run():
                 step.kv_used_blocks, step.running, step.waiting,
             )  # fmt: skip
     assert max(found.used for found in seen[True]) > 30
-
-
-# -- different replicas, and what is written -------------------------------------------------------
-def test_replicas_may_differ_in_all_and_results_say_so(tmp_path):
-    config = CROWDED.model_copy(update={"replicas": 2})
-    other = resolve_hardware(config.model_copy(update={"num_blocks": 61, "block_tokens": 16}))
-    spec = parse_policy("vllm")
-    inputs = Inputs(config, crowd(2), resolve_hardware(config), (spec,), ())
-    made_of = [
-        Description(inputs.hardware, spec),
-        Description(other, parse_policy("bros:kv=paged")),
-    ]
-    run = Simulation(inputs, spec, made_of=made_of, migrates=True)
-    run.clock.process(_happen(run.clock, run.fleet, [(0.05, lambda fleet: fleet.fail(1))]))
-    result = run_simulation(run)
-    lives = result.rows.replicas
-    assert lives[["policy", "ledger", "num_blocks", "block_tokens", "failed"]].values.tolist() == [
-        ["vllm", "paged", 40, 8, False],
-        ["bros:kv=paged", "paged", 61, 16, True],
-    ]
-    stays = result.rows.placements
-    assert set(stays.replica) == {0, 1} and (stays.outcome == "moved").any()
-    assert result.rows.requests.finished.all() and result.summary["kv"]["total_blocks"] is None
-    used = result.rows.steps.groupby("replica")["kv_used_blocks"].max() / lives["num_blocks"]
-    assert result.summary["kv"]["peak_use"] == used.max()
-    again = read_run(write_run(tmp_path / "run", result))
-    for table in ("requests", "placements", "replicas", "steps", "gaps"):
-        ours, theirs = getattr(result.rows, table), getattr(again.rows, table)
-        pd.testing.assert_frame_equal(
-            ours[list(theirs)], theirs, check_dtype=False, check_exact=True
-        )
-    assert summarise(again.rows) == result.summary
-
-
-def test_a_request_that_was_never_sent_has_a_row_in_the_file(tmp_path):
-    load = Workload.build(
-        [0.0, NAN], [8] * 2, [50, 5], group=np.zeros(2, int), stage=np.arange(2),
-        delay_s=np.zeros(2), group_names=["talk"],
-    )  # fmt: skip
-    rows = small(load, client_timeout=3.0).run().rows
-    file = pq.read_table(write_run(tmp_path / "run", RunResult(rows)) / "requests.parquet")
-    ends = dict(zip(*(file[name].to_pylist() for name in ("request_id", "outcome")), strict=True))
-    assert ends == {"r0": "timed_out", "r1": "never_sent"}
-    again = read_run(tmp_path / "run").rows
-    assert again.requests.request_id.tolist() == ["r0"] and again.never_sent == 1
-
-
-def test_a_replica_that_is_not_up_all_the_time_is_busy_while_it_is():
-    """Two replicas, a request of ten seconds each; one of them fails after half of that."""
-    load = Workload.build([0.0, 0.0], [8] * 2, [10, 10])
-    sim = small(load, [(5.0, lambda fleet: fleet.fail(0))]).run()
-    # four whole steps of the five seconds before it failed, ten of ten
-    assert summarise(sim.rows)["scheduler"]["busy"] == pytest.approx(14 / 15)

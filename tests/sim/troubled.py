@@ -138,6 +138,11 @@ def conserved(run: Troubled, rows: RunRows) -> None:
         assert (table.placed_s >= replica.since_s.get(Life.UP, np.inf)).all()
         assert (table.placed_s < down).all() or not len(table)
         assert (table.ended_s <= down).all()
+        # what each port was charged with has landed, or was lost with the replica
+        for port in (replica.engine.backend.link.to_host, replica.engine.backend.link.to_device):
+            port.settle(np.inf)
+            assert port.queued_bytes == port.landed_bytes + port.lost_bytes
+            assert replica.failed or not port.lost_bytes
         if not replica.failed:
             core.ledger.begin_step()  # a layer that moved out gives its room to the next plan
             core.ledger.check()
