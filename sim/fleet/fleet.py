@@ -65,7 +65,12 @@ class Fleet:
         self._alone_s = 0.0  # when the life of a replica changed last, and none was up
         self._asking = False
         self._view = FleetView(
-            clock.now, [], [], [], lambda i, at_s: self.replicas[i].engine.load(at_s)
+            clock.now,
+            [],
+            [],
+            [],
+            self.router.snapshot_age_s,
+            lambda i, at_s: self.replicas[i].engine.load(at_s),
         )
         clock.at_end.append(self._nothing_left)
         for replica in replicas:

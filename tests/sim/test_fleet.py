@@ -386,6 +386,29 @@ def test_what_a_router_hears(fast):
     ]
 
 
+class LooksBack(LeastRequests):
+    """Notes what it sees of the first replica, one and a half seconds late."""
+
+    name = "looks-back"
+    snapshot_age_s = 1.5
+
+    def setup(self):
+        super().setup()
+        self.seen = []
+
+    def place(self, request, stage, view):
+        self.seen.append((view.now, view.load(0).running, view.load(0).used))
+        return super().place(request, stage, view)
+
+
+def test_a_router_sees_snapshots_of_its_own_age():
+    """A request holds two blocks from 0 s on; that it ended, at 3 s, shows at 4.5 s."""
+    router = LooksBack()
+    load = Workload.build([0.0, 1.4, 1.6, 4.4, 4.6], [20, 4, 4, 4, 4], [3, 9, 1, 1, 1])
+    small(load, router=router, replicas=3).run()
+    assert router.seen == [(0.0, 0, 0), (1.4, 0, 0), (1.6, 1, 2), (4.4, 1, 2), (4.6, 0, 0)]
+
+
 class Stubborn(LeastRequests):
     name = "stubborn"
 

@@ -390,7 +390,7 @@ def test_random_troubles_of_a_fleet_with_a_pool(seed, window, ahead):
 )
 def test_the_pool_is_a_list_of_families(events, window):
     """Beside lists that are searched from the front."""
-    pool, view = FamilyPool(window), FleetView(0.0, [0, 1, 2], [True] * 3, [0] * 3, None)
+    pool, view = FamilyPool(window), FleetView(0.0, [0, 1, 2], [True] * 3, [0] * 3, 0.0, None)
     waiting, homes, here, number = [], {}, [0, 0, 0], 0
     for what, which in events:
         if what == "add":
