@@ -89,8 +89,10 @@ def test_simulated_and_live_are_laid_side_by_side(profile, tmp_path, rate, reque
             "request_throughput",
             "output_throughput",
         }
-        # a busy machine makes live steps longer, not of another order
-        assert -85 < policy["locked"]["total_error_pct"] < 60
+        # a busy machine makes live steps longer, or those that the profile was calibrated with:
+        # several times, not by an order
+        predicted = 1 + policy["locked"]["total_error_pct"] / 100
+        assert 0.15 < predicted < 1 / 0.15
         for key in (("tpot", "mean"), ("e2el", "mean"), ("output_throughput", "")):
             assert 0.1 < rows[key]["simulated"] / rows[key]["live"] < 10
         # past saturation most of a request's life is waiting; bros slows decodes down instead
