@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.nightly import SETS, failures, report, summary
@@ -56,3 +59,22 @@ def test_a_part_that_is_missing_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("NIGHTLY_SEED", "1")
     with pytest.raises(OSError, match=r"identity\.json"):
         report(tmp_path)
+
+
+# -- what is kept, and what the README says of it --------------------------------------------------
+ROOT = Path(__file__).resolve().parent.parent
+KEPT = json.loads((ROOT / "docs" / "results" / "nightly.json").read_text(encoding="utf-8"))
+
+
+def test_what_is_kept_held_at_full_size():
+    assert failures(KEPT) == [] and not KEPT["commit"].endswith("-changed")
+    assert KEPT["identity"]["steps"] >= 1_000_000
+    assert all(part["steps"] >= 100_000 for part in KEPT["identity"]["classes"])
+
+
+@pytest.mark.parametrize("scheduling", ["synchronous", "asynchronous"])
+def test_the_readme_says_how_many_steps_were_compared(scheduling):
+    steps = sum(
+        part["steps"] for part in KEPT["identity"]["classes"] if part["scheduling"] == scheduling
+    )
+    assert f"{steps:,} steps of" in (ROOT / "README.md").read_text(encoding="utf-8")
