@@ -142,7 +142,9 @@ def parse_policy(text: str) -> PolicySpec:
     relative to the working directory; the value `none` is None. Raises RegistryError."""
     text = text.strip()
     name, colon, rest = (part.strip() for part in text.partition(":"))
-    in_file = None if name in policy_names() else _WITH_OPTIONS.fullmatch(text)
+    in_file = (
+        None if name in POLICIES.own or name in policy_names() else _WITH_OPTIONS.fullmatch(text)
+    )
     if in_file:
         name, colon, rest = in_file["name"], in_file["colon"], in_file["rest"]
     policy = policy_class(name)
