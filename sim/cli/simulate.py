@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.report.table import print_table
+from twinserve.sim.report.table import overloaded, print_table
 from twinserve.sim.results.export import check_export, export_requests
 from twinserve.sim.results.files import (
     ResultsError,
@@ -112,7 +112,8 @@ def simulate(
             dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values())))
         )
     else:
-        print_table(results, [*inputs.notices, *_counted(results)])
+        loads = [said for label, r in results.items() for said in overloaded(r.summary, label)]
+        print_table(results, [*inputs.notices, *loads, *_counted(results)])
 
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:

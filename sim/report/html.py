@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 from twinserve.sim.report.figures import draw_all
-from twinserve.sim.report.table import table_rows
+from twinserve.sim.report.table import overloaded, table_rows
 from twinserve.sim.results.files import (
     ResultsError,
     RunResult,
@@ -155,6 +155,7 @@ def _notes(runs: Mapping[str, RunResult]) -> list[str]:
         if unfinished:
             count = f"{unfinished:,} of {run.summary['submitted']:,} requests"
             notes.append(f"{label}: {count} did not finish; latencies are of those that did.")
+        notes += overloaded(run.summary, label)
     return notes
 
 

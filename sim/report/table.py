@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -22,12 +23,13 @@ class Line:
     """A line of the table: where its number stands in summary.json, how it is shown, what is best.
 
     paths   dotted; several make "a / b", and the first one decides which run is best
+    show    the number as text; of a line without a best also a whole object of summary.json
     better  "low", "high", or None where neither is
     """
 
     title: str
     paths: tuple[str, ...]
-    show: Callable[[float], str]
+    show: Callable[[Any], str]
     better: str | None = None
 
 
@@ -57,8 +59,19 @@ def gibibytes(value: float) -> str:
     return f"{number(value / 2**30)} GiB"
 
 
+def queue(saturation: Mapping) -> str:
+    """A class's `saturation`, in a few words."""
+    verdict = saturation["verdict"]
+    if verdict == "saturated":
+        return f"grows {number(saturation['growth_per_s'])}/s"
+    if verdict == "sheds":
+        return f"sheds {percent(saturation['lost_share'])}"
+    return {"keeps up": "steady"}.get(verdict, verdict)
+
+
 def _latency(part: str) -> list[Line]:
     return [
+        Line("queue", (f"{part}.saturation",), queue),
         Line("TTFT mean / p99, ms", (f"{part}.mean_ttft_ms", f"{part}.p99_ttft_ms"), number, "low"),
         Line("TPOT mean / p99, ms", (f"{part}.mean_tpot_ms", f"{part}.p99_tpot_ms"), number, "low"),
         Line("normalized latency, ms", (f"{part}.normalized_latency_ms",), number, "low"),
@@ -76,6 +89,7 @@ SECTIONS: dict[str, list[Line]] = {
         Line("request throughput, /s", ("classes.rt.request_throughput",), number, "high"),
     ],
     "Best-effort": [
+        Line("queue", (f"{_BE}.saturation",), queue),
         Line("throughput, req/s", (f"{_BE}.window_request_throughput",), number, "high"),
         Line("throughput, tok/s", (f"{_BE}.window_total_token_throughput",), number, "high"),
         Line("latency mean, s", (f"{_BE}.mean_e2el_ms",), lambda ms: number(ms / 1000), "low"),
@@ -105,6 +119,24 @@ SECTIONS: dict[str, list[Line]] = {
         Line("simulated steps/s", ("timing.simulated_steps_per_s",), count),
     ],
 }
+
+
+def overloaded(summary: Mapping, label: str) -> list[str]:
+    """A line for each class of a run that does not keep up: what its means are worth."""
+    said = []
+    for service_class, name in (("rt", "real-time"), ("be", "best-effort")):
+        found = summary.get("classes", {}).get(service_class, {}).get("saturation") or {}
+        rates = f"{name} requests: {{arrived_per_s:.3g}} a second arrive, {{served_per_s:.3g}} are "
+        if found.get("verdict") == "saturated":
+            growth = "served, so the queue grows by {growth_per_s:.2g} ± {growth_range_per_s:.1g}"
+            means = "means depend on the length of the trace"
+            said.append(f"{label}: saturated; {(rates + growth).format(**found)} a second; {means}")
+        if found.get("verdict") == "sheds":
+            ends = "served, {lost_share:.1%} end early; latencies are of those that are served"
+            said.append(f"{label}: sheds; {(rates + ends).format(**found)}")
+    return said
+
+
 # Zero everywhere says that the thing was not in play: such a line is left out.
 _ONLY_IF_NONZERO = {
     "requests unfinished",
@@ -194,13 +226,13 @@ def _with_timing(result: Mapping | RunResult) -> Mapping:
     return result
 
 
-def _lookup(summary: Mapping, path: str) -> float | None:
+def _lookup(summary: Mapping, path: str) -> Any:
     value: object = summary
     for step in path.split("."):
         if not isinstance(value, Mapping) or step not in value:
             return None
         value = value[step]
-    return None if value is None else float(value)
+    return value if value is None or isinstance(value, Mapping) else float(value)
 
 
 def _row(line: Line, summaries: Sequence[Mapping]) -> Row | None:
@@ -214,7 +246,7 @@ def _row(line: Line, summaries: Sequence[Mapping]) -> Row | None:
     return Row(line.title, cells, best)
 
 
-def _best(line: Line, values: Sequence[float | None], shown: Sequence[str]) -> list[bool]:
+def _best(line: Line, values: Sequence[Any], shown: Sequence[str]) -> list[bool]:
     """Runs whose leading number is best as shown: a difference that is not seen is none."""
     known = [value for value in values if value is not None]
     if line.better is None or len(known) < 2:

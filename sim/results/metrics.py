@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.results.files import RunRows, plain
+from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
 from twinserve.sim.results.metrics_engine import describe_kv, describe_scheduler
 from twinserve.sim.results.metrics_goodput import GoodputError, is_good, parse_goodput
 from twinserve.sim.results.metrics_jobs import (
@@ -24,6 +24,7 @@ from twinserve.sim.results.metrics_jobs import (
     summarise_fair_ratio,
 )
 from twinserve.sim.results.metrics_stats import MS, counted_order, describe_counted_ms, describe_ms
+from twinserve.sim.results.saturation import judge
 from twinserve.sim.results.schemas import OUTCOMES
 from twinserve.sim.results.versions import with_ends
 
@@ -61,6 +62,7 @@ def summarise(rows: RunRows, goodput: Mapping[str, float] | None = None) -> dict
             continue
         part = _describe(requests, mine, gaps.pooled(service_class), window.duration_s, goodput)
         part |= _describe_class(requests, mine)
+        part["saturation"] = _saturation(rows.requests[mine])
         jobs = describe_jobs(rows.requests[mine])
         if jobs:
             part["applications"] = jobs
@@ -268,6 +270,14 @@ def _describe_class(r: _Requests, mine: np.ndarray) -> dict:
         ),
         "slo_attainment": _mean(met[due]),
     }
+
+
+def _saturation(requests: pd.DataFrame) -> dict | None:
+    """Of requests of one class; a closed loop sends no more than is served, so it is left out."""
+    listed = requests[requests["group"] != POOL_GROUP]
+    seconds = (listed[n].to_numpy(float) for n in ("arrival_s", "first_scheduled_s", "ended_s"))
+    early = listed["outcome"].isin(OUTCOMES[1:]).to_numpy()
+    return judge(*seconds, early)
 
 
 def _last(seconds: np.ndarray) -> float:
