@@ -87,6 +87,8 @@ class SimulationConfig(BaseModel):
     or one form for all."""
     pcie_contention: bool = True
     "Without NVLink, KV transfers share the PCIe link with a step's all-reduces (docs/layerkv.md)."
+    cold_start: float = Field(0.0, ge=0, le=3600)
+    "Seconds that the first step of each engine takes longer, as kernels are loaded then."
     decision_time: Literal["none", "measured"] = "none"
     """Whether a simulated step is lengthened by the time our own planning took (measured: not
     reproducible)."""

@@ -85,6 +85,7 @@ def simulated_backend(
         if config.pcie_contention
         else None,
         layered=ledger_class(spec.kv_name).knows_layers,
+        cold_start_s=config.cold_start,
     )
 
 
