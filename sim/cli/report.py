@@ -7,8 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twinserve.sim.results.files import ResultsError
-
 
 def report(
     runs: Annotated[list[Path], Parameter(negative="")],
@@ -28,7 +26,7 @@ def report(
         Replace a page that is there.
     """
     from twinserve.sim.report.html import write_report
-    from twinserve.sim.results.files import find_runs
+    from twinserve.sim.results.files import ResultsError, find_runs
 
     if not runs:
         raise ResultsError("name at least one folder that `simulate --out` wrote")
