@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from twinserve.sim.cli.progress import RunProgress
+
 
 def report(
     runs: Annotated[list[Path], Parameter(negative="")],
@@ -30,4 +32,13 @@ def report(
 
     if not runs:
         raise ResultsError("name at least one folder that `simulate --out` wrote")
-    print(write_report(find_runs(runs), out, overwrite))
+    with RunProgress(shown=True) as progress:
+
+        def piece(done: int, total: int, what: str) -> None:
+            if done == 1:  # of this kind
+                progress.end()
+                progress.begin("report", 1 / total)
+            progress.count(done, total, what)
+
+        page = write_report(find_runs(runs), out, overwrite, piece)
+    print(page)

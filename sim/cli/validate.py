@@ -90,7 +90,9 @@ def validate(
             with live_engine(settings, model) as engine:
                 engine.warm_up()
                 found.append(
-                    validate_policy(inputs, spec, engine, repeats, pace == "wall", progress.say)
+                    validate_policy(
+                        inputs, spec, engine, repeats, pace == "wall", progress.say, progress
+                    )
                 )
                 version = engine.version
     if out is not None:
