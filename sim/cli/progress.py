@@ -56,7 +56,7 @@ def run_parts(state: RunState, elapsed_s: float) -> list[str]:
     speed = state.now_s / elapsed_s if elapsed_s > 0 else 0.0
     return [
         simulated,
-        f"{state.finished:,} of {state.expected:,} requests",
+        f"{state.finished:,} of {state.total:,} requests",
         f"{speed:,.{0 if speed >= 10 else 1}f}x real time",
     ]
 
@@ -73,16 +73,17 @@ class RunProgress:
         self, shown: bool, file: TextIO | None = None, now: Callable[[], float] = time.perf_counter
     ) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
         self.console = Console(file=file or sys.stderr, quiet=not shown)
         self._bar = shown and self.console.is_terminal
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[state]}", table_column=Column()),  # wraps, if any has to
             console=self.console,
             transient=True,
             disable=not self._bar,
@@ -105,7 +106,7 @@ class RunProgress:
     def begin(self, label: str, share: float = 0.0) -> None:
         """The next part. share: how much of it was done before, and says nothing of its pace."""
         self._label, self._began, self._from = label, self._now(), share
-        self._task = self.bar.add_task(label, total=1.0, state="")
+        self._task = self.bar.add_task(label, total=1.0, left="", state="")
         self.bar.update(self._task, completed=share)
         if self._bar:
             self._next = self._began
@@ -155,8 +156,8 @@ class RunProgress:
     def _show(self, share: float, parts: list[str]) -> None:
         share = min(max(share, 0.0), 1.0)
         ours = (share - self._from) / (1 - self._from) if self._from < 1 else 1.0
-        parts = [*parts, left_text(ours, self._elapsed_s())]
+        left = left_text(ours, self._elapsed_s())
         if self._bar and self._task is not None:
-            self.bar.update(self._task, completed=share, state=", ".join(filter(None, parts)))
+            self.bar.update(self._task, completed=share, left=left, state=", ".join(parts))
         else:
-            self.say(plain_line(self._label, *parts))
+            self.say(plain_line(self._label, *parts, left))

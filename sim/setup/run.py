@@ -40,9 +40,9 @@ from twinserve.sim.setup.replicas import (
 class Progress:
     """How far a run is. Seconds are simulated ones.
 
-    finished   requests that have ended, the pool's too
-    submitted  of all kinds, so far
-    total      requests of the list, the pool's not counted
+    finished   requests of the list that have ended; the pool's are not counted
+    submitted  requests so far, the pool's too
+    total      requests of the list
     total_s    arrival of the last request whose arrival is known
     """
 
@@ -54,16 +54,11 @@ class Progress:
     total_s: float
 
     @property
-    def expected(self) -> int:
-        """Requests that are known of: those of the list, or more where a pool has come on top."""
-        return max(self.total, self.submitted)
-
-    @property
     def share(self) -> float:
         """Of the run, 0 to 1: of the time to the last arrival or of the requests, whichever is
-        further behind. A queue makes requests late, a closed loop has as many as its time lasts."""
+        further behind."""
         arrived = min(self.now_s / self.total_s, 1.0) if self.total_s > 0 else 1.0
-        return min(arrived, self.finished / self.expected if self.expected else 1.0)
+        return min(arrived, self.finished / self.total if self.total else 1.0)
 
 
 Report = Callable[[Progress], None]
@@ -223,7 +218,7 @@ class Simulation:
     def _counting(self, after: Callable[[list[Request]], None]) -> Callable[[list[Request]], None]:
         def count(requests: list[Request]) -> None:
             after(requests)
-            self._ended += len(requests)
+            self._ended += sum(request.group != self.source.pool_group for request in requests)
 
         return count
 
