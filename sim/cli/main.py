@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from twinserve.sim.cli.pages import Pages
+
 if TYPE_CHECKING:
     import cyclopts
     from pydantic import ValidationError
@@ -75,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name="twinserve",
         help="Scheduling and KV-cache policies for LLM serving, simulated.",
         version=_version,
+        help_format="plaintext",
+        help_formatter=Pages(),
     )
     for verb, (where, line) in VERBS.items():
         # a line of ours would replace the whole help of the verb that is called
@@ -91,7 +95,13 @@ def simulate_main(arguments: Sequence[str] | None = None) -> None:
 
     from twinserve.sim.cli.simulate import simulate
 
-    app = cyclopts.App(name="simulate", help=simulate.__doc__, version=_version)
+    app = cyclopts.App(
+        name="simulate",
+        help=simulate.__doc__,
+        version=_version,
+        help_format="plaintext",
+        help_formatter=Pages(),
+    )
     app.default(simulate)
     run_app(app, arguments)
 

@@ -97,3 +97,16 @@ def test_a_defect_is_no_bad_input(monkeypatch):
     monkeypatch.setattr("twinserve.traces.verbs.list_traces", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["trace", "list"])
+
+
+def test_help_breaks_lines_where_the_terminal_does(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    for words, sentence in (
+        ("simulate", "Several give one table over the same requests."),
+        ("simulate", "or ttft=0.4,tpot=0.2,k=5 for max(ttft, k x isolated prefill), or none."),
+        ("replay", "Free: its requests arrive again, the policy decides on the live state, and"),
+        ("replay", "in a pool of exactly its size; otherwise its memory is accounted beside"),
+    ):
+        with pytest.raises(SystemExit):
+            main([words, "--help"])
+        assert sentence in capsys.readouterr().out
