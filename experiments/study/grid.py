@@ -17,7 +17,6 @@ import inspect
 import json
 import multiprocessing
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,10 +28,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from twinserve.formats import Format, same
+from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
 from twinserve.traces.download import sha256_of
@@ -94,13 +92,14 @@ def run_grid(
     }
     if todo:
         _check_writable(out / KEPT)
-    with _bar() as bar:
-        task = bar.add_task(label, total=len(set(files)), completed=len(kept))
+    total = len(set(files))
+    with RunProgress(shown=True) as progress:
+        progress.begin(label, len(kept) / max(total, 1))
         for file, rows in _results(work, todo, workers or os.cpu_count() or 1):
             said = POINTS.numbered({"sources": sources, "traces": traces, "rows": rows})
             write_atomically(file, dump_json(said).encode())
             kept[file] = _kept(file, traces)
-            bar.advance(task)
+            progress.count(len(kept), total, "points")
     return pd.DataFrame(
         [
             {**point.axes, **row}
@@ -173,17 +172,6 @@ def _one(work: Callable[..., Rows], arguments: Mapping) -> list:
     # a simulation's objects refer to each other in circles; a worker would keep dozens of them
     gc.collect()
     return [found] if isinstance(found, Mapping) else list(found)
-
-
-def _bar() -> Progress:
-    console = Console(file=sys.stderr)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _digest(work: Callable, bound: inspect.BoundArguments) -> str:

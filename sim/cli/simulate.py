@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.report.table import overloaded, print_table
-from twinserve.sim.results.export import check_export, export_requests
-from twinserve.sim.results.files import (
-    ResultsError,
-    RunResult,
-    check_target,
-    dump_json,
-    folder,
-    write_run,
-)
-from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, offered_load, resolve
-from twinserve.sim.setup.presets import with_defaults
-from twinserve.sim.setup.run import run_each
+
+if TYPE_CHECKING:
+    from twinserve.sim.results.files import RunResult
+    from twinserve.sim.setup.inputs import Inputs
 
 _Flag = Annotated[bool, Parameter(negative="")]
-_DEFAULTS = SimulationConfig()
+_DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
 
 
 def simulate(
@@ -71,6 +61,14 @@ def simulate(
     quiet: bool
         No progress bar.
     """
+    from twinserve.sim.report.table import overloaded, print_table
+    from twinserve.sim.results.export import check_export, export_requests
+    from twinserve.sim.results.files import check_target, dump_json, write_run
+    from twinserve.sim.results.metrics_goodput import parse_goodput
+    from twinserve.sim.setup.inputs import resolve
+    from twinserve.sim.setup.presets import with_defaults
+    from twinserve.sim.setup.run import run_each
+
     config = with_defaults(config, preset, config_file)
     if goodput is not None and not goodput:
         raise SettingsError("--goodput: no objective; write NAME:MILLISECONDS, as ttft:500")
@@ -118,6 +116,8 @@ def simulate(
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
     """Where each policy's results go. Raises ResultsError where that would put runs into a run."""
+    from twinserve.sim.results.files import ResultsError, folder
+
     if out is None:
         return {}
     if len(inputs.policies) == 1:
@@ -146,6 +146,8 @@ def _counted(results: dict[str, RunResult]) -> list[str]:
 
 def headline(inputs: Inputs) -> str:
     """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
+    from twinserve.sim.setup.inputs import offered_load
+
     workload, config = inputs.workload, inputs.config
     span = workload.span_s
     when = f"over {span:,.0f} s, {len(workload) / span:.2f} requests/s" if span else "all at once"

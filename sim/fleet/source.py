@@ -54,6 +54,7 @@ class RequestSource:
         # group -> unfinished requests of the stages released so far
         self._open: dict[int, int] = {}
         self._pool: _PoolFeed | None = None
+        self.pool_group = -2  # group of the pool's requests; -2: no request has it
         fleet.on_ended = self._ended
         fleet.on_leaving = lambda request: self._fail(request.group)
         fleet.application = self._application
@@ -72,7 +73,8 @@ class RequestSource:
         self.clock.process(self._arrivals(order))
         if workload.pool is not None:
             self.group_names.append(POOL_GROUP)
-            self._pool = _PoolFeed(self, workload.pool, len(self.group_names) - 1)
+            self.pool_group = len(self.group_names) - 1
+            self._pool = _PoolFeed(self, workload.pool, self.pool_group)
 
     def _arrivals(self, order: np.ndarray):
         times = self.workload.arrival_s

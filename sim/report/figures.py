@@ -58,8 +58,11 @@ _BINS = 300  # of the time axis
 Runs = Mapping[str, RunResult]
 
 
-def draw_all(runs: Runs) -> dict[str, bytes]:
-    """PNG bytes by figure name, without those that apply to no run (no objective, no groups)."""
+def draw_all(
+    runs: Runs, progress: Callable[[int, int, str], None] = lambda done, total, what: None
+) -> dict[str, bytes]:
+    """PNG bytes by figure name, without those that apply to no run (no objective, no groups).
+    progress(done, total, of what) is called for each."""
     drawings: dict[str, Callable[[Runs], Figure | None]] = {
         "latency": latency_figure,
         "load": load_figure,
@@ -68,10 +71,11 @@ def draw_all(runs: Runs) -> dict[str, bytes]:
     }
     images = {}
     with matplotlib.rc_context(STYLE):
-        for name, draw in drawings.items():
+        for done, (name, draw) in enumerate(drawings.items(), 1):
             figure = draw(runs)
             if figure is not None:
                 images[name] = png(figure)
+            progress(done, len(drawings), "figures drawn")
     return images
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 
@@ -66,22 +66,29 @@ summary{cursor:pointer}
 
 
 def write_report(
-    dirs: Iterable[str | os.PathLike], out: str | os.PathLike, overwrite: bool = False
+    dirs: Iterable[str | os.PathLike],
+    out: str | os.PathLike,
+    overwrite: bool = False,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Path:
     """Compare the runs in `dirs` in `out`: an .html file, or a folder that gets report.html.
 
     A folder without a run of its own stands for the runs below it. Figures go beside the page as
     <page>-<figure>.png. Returns the page. Raises ResultsError for a run that cannot be read, a page
     that cannot be written, or one that is there already and nobody said `overwrite`.
+    progress(done, total, of what) is called for each run that is read and each figure drawn.
     """
     folders = find_runs(dirs)
     if not folders:
         raise ResultsError("report: no runs given; name the --out folders of one or more runs")
-    runs = dict(zip(_labels(folders), map(read_run, folders), strict=True))
+    runs = {}
+    for label, folder in zip(_labels(folders), folders, strict=True):
+        runs[label] = read_run(folder)
+        progress(len(runs), len(folders), "runs read")
     page = Path(out)
     if page.suffix.lower() not in (".html", ".htm"):
         page = page / "report.html"
-    images = draw_all(runs)
+    images = draw_all(runs, progress)
     files = {page.with_name(f"{page.stem}-{name}.png"): png for name, png in images.items()}
     for file in (page, *files):
         check_free(file, overwrite, ResultsError)

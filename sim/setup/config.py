@@ -20,7 +20,8 @@ class SettingsError(ValueError):
 class SimulationConfig(BaseModel):
     """What is simulated. Everything that changes a result is here, and nothing else."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Its validators are built when the first settings are checked: a page of help needs none.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     policy: Annotated[tuple[str, ...], Parameter(name=["--policy", "-p"], negative="")] = ("vllm",)
     """Policy, with options after a colon: bros:chunk=2048,kv=paged; one of your own as

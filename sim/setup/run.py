@@ -38,17 +38,31 @@ from twinserve.sim.setup.replicas import (
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. total: requests of the list, the pool's not counted."""
+    """How far a run is. Seconds are simulated ones.
+
+    finished   requests of the list that have ended; the pool's are not counted
+    submitted  requests so far, the pool's too
+    total      requests of the list
+    total_s    arrival of the last request whose arrival is known
+    """
 
     label: str
     now_s: float
     finished: int
     submitted: int
     total: int
-    steps: int
+    total_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the run, 0 to 1: of the time to the last arrival or of the requests, whichever is
+        further behind."""
+        arrived = min(self.now_s / self.total_s, 1.0) if self.total_s > 0 else 1.0
+        return min(arrived, self.finished / self.total if self.total else 1.0)
 
 
 Report = Callable[[Progress], None]
+_REPORT_STEPS = 16  # engine steps, or runs of identical ones, between two reports
 
 
 def simulate(
@@ -157,6 +171,9 @@ class Simulation:
         self.inputs = inputs
         self.spec = replace(spec, kv=spec.kv or inputs.config.kv)
         self.decisions = decisions
+        self._report = report
+        self._ended = self._stepped = 0
+        self._last_arrival_s = inputs.workload.last_arrival_s
         self.clock = clock or Clock()
         self._backend = backend
         router = router or parse_router(inputs.config.router).build()
@@ -167,8 +184,6 @@ class Simulation:
         self.source = RequestSource(
             self.clock, inputs.workload, self.fleet, client_timeout_s=inputs.config.client_timeout
         )
-        self._report = report
-        self._ended = 0
         if report is not None:
             self.fleet.on_ended = self._counting(self.fleet.on_ended)
 
@@ -187,6 +202,8 @@ class Simulation:
             backend=self._backend,
             decisions=self.decisions,
         )
+        if self._report is not None:
+            replica.engine.on_step = self._step
         self.fleet.add(replica, warm_up_s)
         return replica
 
@@ -201,11 +218,15 @@ class Simulation:
     def _counting(self, after: Callable[[list[Request]], None]) -> Callable[[list[Request]], None]:
         def count(requests: list[Request]) -> None:
             after(requests)
-            before, self._ended = self._ended, self._ended + len(requests)
-            if before // 32 < self._ended // 32:
-                self._report(self.progress())
+            self._ended += sum(request.group != self.source.pool_group for request in requests)
 
         return count
+
+    def _step(self) -> None:
+        """Progress goes by steps: for a long time no request may end."""
+        self._stepped += 1
+        if self._stepped % _REPORT_STEPS == 0 and self._report is not None:
+            self._report(self.progress())
 
     def progress(self) -> Progress:
         workload = self.inputs.workload
@@ -215,7 +236,7 @@ class Simulation:
             self._ended,
             self.source.submitted,
             len(workload),
-            sum(engine.recorder.steps for engine in self.engines),
+            self._last_arrival_s,
         )
 
     def rows(self) -> RunRows:

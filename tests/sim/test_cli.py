@@ -128,7 +128,7 @@ def test_running_out_of_memory_is_one_line(capsys, trace, monkeypatch):
     def full(*_, **__):
         raise MemoryError("Unable to allocate 7.28 PiB")
 
-    monkeypatch.setattr("twinserve.sim.cli.simulate.run_each", full)
+    monkeypatch.setattr("twinserve.sim.setup.run.run_each", full)
     code, out, err = run(capsys, simulate_main, "--trace", trace, "-q")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "too large for this machine: Unable to allocate 7.28 PiB; choose a smaller" in err
@@ -355,8 +355,8 @@ def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
 def test_a_killed_run_leaves_nothing(tmp_path, name):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += (
-        "from twinserve.sim.cli.main import simulate_main; print('ready', flush=True); "
-        "simulate_main()"
+        "from twinserve.sim.cli.main import simulate_main; from twinserve.sim.setup import run; "
+        "print('ready', flush=True); simulate_main()"
     )
     flags = "--trace fixed:2000,400 --duration 900 -p bros --pool 64 -q --out".split()
     started = subprocess.Popen(

@@ -42,7 +42,7 @@ def undrawn(monkeypatch) -> None:
     """One figure, a single point: drawing all of them is most of the time that a report takes."""
     png = io.BytesIO()
     Figure(figsize=(0.01, 0.01)).savefig(png)
-    monkeypatch.setattr(html, "draw_all", lambda runs: {"load": png.getvalue()})
+    monkeypatch.setattr(html, "draw_all", lambda runs, progress: {"load": png.getvalue()})
 
 
 class Page(HTMLParser):
