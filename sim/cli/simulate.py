@@ -22,6 +22,7 @@ from twinserve.sim.results.files import (
 from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.measured import metrics_options
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
 
@@ -35,6 +36,9 @@ def simulate(
     preset: str | None = None,
     config_file: Annotated[Path | None, Parameter(name="--config")] = None,
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    warmup: str | None = None,
+    metrics_every: float | None = None,
+    percentiles: str | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     overwrite: _Flag = False,
     timeline: _Flag = False,
@@ -56,6 +60,12 @@ def simulate(
         Settings from a former run's run.json; flags given here win.
     goodput: list[str]
         Objectives for goodput in milliseconds, as in vLLM: ttft:500 tpot:50.
+    warmup: str
+        Leave out of the metrics the first requests (500) or seconds (60s).
+    metrics_every: float
+        Also metrics of each window of so many seconds.
+    percentiles: str
+        Percentiles of the latencies in table and JSON: 50,90,99.9.
     out: Path
         Folder for the results; with several policies, one folder in it for each.
     overwrite: bool
@@ -75,6 +85,7 @@ def simulate(
     if goodput is not None and not goodput:
         raise SettingsError("--goodput: no objective; write NAME:MILLISECONDS, as ttft:500")
     objectives = parse_goodput(goodput) if goodput else None
+    options = metrics_options(objectives, warmup, metrics_every, percentiles)
     if timeline and out is None:
         raise SettingsError(
             "--timeline writes trace.json.gz into the results; say where with --out"
@@ -98,7 +109,7 @@ def simulate(
             progress.say(headline(inputs))
         results: dict[str, RunResult] = {}
         for spec, result in run_each(
-            inputs, progress.report, objectives, decisions, begin=progress.begin
+            inputs, progress.report, options, decisions, begin=progress.begin
         ):
             progress.end(result)
             if out is not None:

@@ -25,6 +25,10 @@ def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
     objectives: dict[str, float] = {}
     for pair in " ".join(pairs).replace(",", " ").split():
         name, colon, text = pair.partition(":")
+        if "=" in pair or "<" in pair:
+            raise GoodputError(
+                f"--goodput {pair}: = and < are for --slo; here write NAME:MILLISECONDS, as ttft:500"
+            )
         if not colon:
             raise GoodputError(f"--goodput {pair}: no value; write NAME:MILLISECONDS, as ttft:500")
         if name not in GOODPUT_METRICS:

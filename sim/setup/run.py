@@ -25,8 +25,11 @@ from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.options import MetricsOptions, Warmup
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.measured import check_options
+from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
 from twinserve.sim.setup.replicas import (
     BackendOf,
     Description,
@@ -34,6 +37,8 @@ from twinserve.sim.setup.replicas import (
     make_policy,
     simulated_backend,
 )
+
+PLAIN = MetricsOptions()
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,16 @@ Report = Callable[[Progress], None]
 
 
 def simulate(
-    config: SimulationConfig, report: Report | None = None, goodput: dict | None = None
+    config: SimulationConfig, report: Report | None = None, options: MetricsOptions = PLAIN
 ) -> dict[str, RunResult]:
     """Every policy of `config` over one request list; label -> result. Nothing is written."""
-    return {spec.label: result for spec, result in run_each(resolve(config), report, goodput)}
+    return {spec.label: result for spec, result in run_each(resolve(config), report, options)}
 
 
 def run_each(
     inputs: Inputs,
     report: Report | None = None,
-    goodput: dict | None = None,
+    options: MetricsOptions = PLAIN,
     decisions: bool = False,
     begin: Callable[[str], None] = lambda label: None,
 ) -> Iterator[tuple[PolicySpec, RunResult]]:
@@ -70,35 +75,42 @@ def run_each(
 
     begin(label) is called before each. Before the first one all policies are made once, so that
     what one of them refuses (PolicyError, SettingsError) does not come after minutes of another.
+    options: further metrics; those that the request list has no room for are refused, too.
     """
+    check_options(options, inputs.workload)
     for spec in inputs.policies:
         make_policy(inputs, spec)
     for number, spec in enumerate(inputs.policies):
         if number:
             gc.collect()  # the last run's objects refer to each other in circles
         begin(spec.label)
-        yield spec, run_policy(inputs, spec, report, goodput, decisions)
+        yield spec, run_policy(inputs, spec, report, options, decisions)
 
 
 def run_policy(
     inputs: Inputs,
     spec: PolicySpec,
     report: Report | None = None,
-    goodput: dict | None = None,
+    options: MetricsOptions = PLAIN,
     decisions: bool = False,
 ) -> RunResult:
     """One policy over the request list of `inputs`. decisions: the result holds a decision log."""
-    return run_simulation(Simulation(inputs, spec, report, decisions), goodput)
+    return run_simulation(
+        Simulation(inputs, spec, report, decisions, warmup=options.warmup), options
+    )
 
 
-def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunResult:
-    """Run it to the end, and sum it up."""
+def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> RunResult:
+    """Run it to the end, and sum it up: with its own warm-up, and the objectives of its
+    settings."""
     inputs, spec = simulation.inputs, simulation.spec
     started = time.perf_counter()
     simulation.run()
     simulated = time.perf_counter()
     rows = simulation.rows()
-    summary = summarise(rows, goodput)
+    objectives = parse_objectives(inputs.config.slo)
+    options = replace(options, warmup=simulation.warmup, objectives=objectives)
+    summary = summarise(rows, options)
     decisions = np.array(
         [s for engine in simulation.engines for s in engine.decision_seconds] or [0.0]
     )
@@ -114,7 +126,10 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
         "requests_per_s": len(rows.requests) / wall,
     }
     engine = simulation.engines[0]
-    described = describe(inputs, spec, engine) | {"fleet": simulation.fleet.described()}
+    described = describe(inputs, spec, engine) | {
+        "fleet": simulation.fleet.described(),
+        "metrics": options.described(),
+    }
     counted = [e.core.policy.counters for e in simulation.engines]
     if counted[0]:
         described["policy"]["counters"] = {
@@ -138,6 +153,7 @@ class Simulation:
     offline_window  best-effort requests wait in the fleet, and replicas that have fewer pull
               families of them (`Fleet`)
     backend   makes a replica's backend; by default a simulated one
+    warmup    of its metrics: gaps between tokens are then kept apart in its rows
     """
 
     def __init__(
@@ -153,8 +169,10 @@ class Simulation:
         offline_window: int | None = None,
         clock: Clock | None = None,
         backend: BackendOf = simulated_backend,
+        warmup: Warmup | None = None,
     ) -> None:
         self.inputs = inputs
+        self.warmup = warmup
         self.spec = replace(spec, kv=spec.kv or inputs.config.kv)
         self.decisions = decisions
         self.clock = clock or Clock()
@@ -165,7 +183,11 @@ class Simulation:
         for description in own if made_of is None else made_of:
             self.add(description)
         self.source = RequestSource(
-            self.clock, inputs.workload, self.fleet, client_timeout_s=inputs.config.client_timeout
+            self.clock,
+            inputs.workload,
+            self.fleet,
+            client_timeout_s=inputs.config.client_timeout,
+            pool_objectives=pool_objectives(parse_objectives(inputs.config.slo)),
         )
         self._report = report
         self._ended = 0
@@ -186,6 +208,7 @@ class Simulation:
             self.clock,
             backend=self._backend,
             decisions=self.decisions,
+            timed=self.warmup is not None,
         )
         self.fleet.add(replica, warm_up_s)
         return replica
@@ -219,7 +242,7 @@ class Simulation:
         )
 
     def rows(self) -> RunRows:
-        return fleet_rows(self.fleet, self.source.group_names)
+        return fleet_rows(self.fleet, self.source.group_names, self.warmup)
 
 
 def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:

@@ -11,6 +11,7 @@ from tests.sim.test_results_rows import toy_rows
 from twinserve.sim.report.table import number, percent, print_table, render_table, table_rows
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.options import MetricsOptions
 
 
 def summary(**classes) -> dict:
@@ -68,7 +69,7 @@ def test_lines_that_do_not_apply_are_left_out():
 @pytest.mark.parametrize("width", [80, 120])
 def test_it_fits_the_width_and_shows_every_run(runs, width):
     labels = [f"policy-number-{i}" for i in range(runs)]
-    same = summarise(toy_rows(), {"ttft": 100.0})
+    same = summarise(toy_rows(), MetricsOptions(goodput={"ttft": 100.0}))
     text = render_table(dict.fromkeys(labels, same), ["a short note"], width)
     assert max(map(len, text.splitlines())) <= width
     assert all(label in text for label in labels)
