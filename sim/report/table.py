@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twinserve.sim.results.files import RunResult
-from twinserve.sim.results.options import Objective, percentile_name, spoken
+from twinserve.sim.results.options import Objective, percentile_name
 
 SHOWN_PERCENTILES = (90, 99)
 BEST_MARK = "*"
@@ -72,12 +72,15 @@ def _distribution(part: str, metric: str, percentiles: Sequence[float], apart: b
     ]
 
 
+_BOTH, _E2E = "both attained", "e2el_attainment"
+
+
 def _attainment(part: str) -> list[Line]:
     return [
         Line("TTFT attainment", (f"{part}.ttft_attainment",), percent, "high"),
         Line("TPOT attainment", (f"{part}.tpot_attainment",), percent, "high"),
-        Line("E2E attainment", (f"{part}.e2el_attainment",), percent, "high"),
-        Line("both attained", (f"{part}.slo_attainment",), percent, "high"),
+        Line("E2E attainment", (f"{part}.{_E2E}",), percent, "high"),
+        Line(_BOTH, (f"{part}.slo_attainment",), percent, "high"),
     ]
 
 
@@ -160,6 +163,8 @@ def table_rows(
                 for metric in ("ttft", "tpot")
             ]
             lines = [*latencies[0], *latencies[1], *lines]
+        if any(_E2E in part for s in summaries for part in s.get("classes", {}).values()):
+            lines = [replace(x, title="all attained") if x.title == _BOTH else x for x in lines]
         rows = [row for line in lines if (row := _row(line, summaries)) is not None]
         if section == "All":
             verdicts = _verdicts(summaries)
@@ -204,9 +209,7 @@ def _kept(verdict: Mapping | None) -> str:
     if "share" in verdict:
         return f"missed ({percent(verdict['share'])})"
     value = verdict["value_s"]
-    return (
-        "missed (none completed)" if value is None else f"missed ({spoken(float(f'{value:.3g}'))})"
-    )
+    return "missed" if value is None else f"missed ({number(value * 1000)} ms)"
 
 
 def print_table(
@@ -271,10 +274,14 @@ def _with_timing(result: Mapping | RunResult) -> Mapping:
 
 def _lookup(summary: Mapping, path: str) -> float | None:
     value: object = summary
-    for step in path.split("."):
-        if not isinstance(value, Mapping) or step not in value:
+    while path:
+        if not isinstance(value, Mapping):
             return None
-        value = value[step]
+        # a name may have a dot of its own: p99.9_ttft_ms
+        head, _, rest = (path, "", "") if path in value else path.partition(".")
+        if head not in value:
+            return None
+        value, path = value[head], rest
     return None if value is None else float(value)
 
 
@@ -302,10 +309,9 @@ def _best(line: Line, values: Sequence[float | None], shown: Sequence[str]) -> l
 def _fit(sections: list[tuple[str, list[Row]]], parts: list[list[int]], width: int) -> bool:
     """Whether all runs are in one table, and that in `width` columns."""
     rows = [row for _, rows in sections for row in rows]
-    widest = [max(len(row.cells[i]) + 4 for row in rows) for i in parts[0]] if rows else []
-    return (
-        len(parts) == 1 and sum(widest, max((len(r.title) + 4 for r in rows), default=0)) <= width
-    )
+    first = max((len(row.title) + 4 for row in rows), default=0)
+    needs = [max(len(row.cells[i]) + 4 for row in rows) for i in parts[0]] if rows else []
+    return len(parts) == 1 and first + sum(needs) <= width
 
 
 def _parts(

@@ -27,7 +27,8 @@ def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
         name, colon, text = pair.partition(":")
         if "=" in pair or "<" in pair:
             raise GoodputError(
-                f"--goodput {pair}: = and < are for --slo; here write NAME:MILLISECONDS, as ttft:500"
+                f"--goodput {pair}: = and < are words of --slo; write NAME:MILLISECONDS, as "
+                "ttft:500"
             )
         if not colon:
             raise GoodputError(f"--goodput {pair}: no value; write NAME:MILLISECONDS, as ttft:500")
