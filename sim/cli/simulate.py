@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.report.table import print_table
+from twinserve.sim.report.windows import print_windows
 from twinserve.sim.results.export import check_export, export_requests
 from twinserve.sim.results.files import (
     ResultsError,
@@ -124,6 +125,7 @@ def simulate(
         )
     else:
         print_table(results, [*inputs.notices, *_counted(results)])
+        print_windows(results)
 
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:

@@ -36,6 +36,11 @@ _CAPTIONS = {
         "Time-weighted means, summed over replicas. Below the queue: the share of KV blocks held "
         "by each class.",
     ),
+    "windows": (
+        "Windows of arrivals",
+        "Latency and attainment are of the requests that arrived in a window, whenever they ended; "
+        "served and in the system of all requests.",
+    ),
     "attainment": (
         "Objectives and best-effort work",
         "Requests that never got a token, or never ended, count as missed. Best-effort tokens are "
