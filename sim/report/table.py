@@ -209,7 +209,7 @@ def _kept(verdict: Mapping | None) -> str:
     if "share" in verdict:
         share, needed = verdict["share"], float(verdict["statistic"][1:]) / 100
         if percent(share) == percent(needed):
-            share = needed - 1e-4  # what is missed does not read as kept
+            share = needed - (1e-4 if needed > 0.99 else 1e-3)  # as shown, it is missed
         return f"missed ({percent(share)})"
     value = verdict["value_s"]
     return "missed" if value is None else f"missed ({number(value * 1000)} ms)"

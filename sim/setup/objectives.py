@@ -85,6 +85,8 @@ class _Long:
         return tuple(objectives.values())
 
     def _class(self, name: str) -> str:
+        if "<" in name:
+            raise self._wrong(name, "write ; between the objectives of two classes")
         if name.lower() not in _CLASSES:
             raise self._wrong(name, f"no class of that name{_near(name, _CLASSES)}; write rt or be")
         return _CLASSES[name.lower()]
