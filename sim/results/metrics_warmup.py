@@ -23,17 +23,12 @@ def warmup_end_s(warmup: Warmup, requests: pd.DataFrame) -> float:
         end = np.min(arrival, initial=np.inf) + warmup.seconds
         if not (arrival >= end).any():
             span = np.max(arrival, initial=-np.inf) - np.min(arrival, initial=np.inf)
-            raise WorkloadError(too_long(warmup, f"requests arrive for {max(span, 0):,.4g} s"))
+            raise WorkloadError(warmup.too_long(f"requests arrive for {max(span, 0):,.4g} s"))
         return float(end)
     listed = np.sort(arrival[(requests["group"] != POOL_GROUP).to_numpy(bool)])
     if len(listed) <= warmup.requests:
-        raise WorkloadError(too_long(warmup, f"there are {len(listed):,} requests"))
+        raise WorkloadError(warmup.too_long(f"there are {len(listed):,} requests"))
     return float(listed[warmup.requests])
-
-
-def too_long(warmup: Warmup, there: str) -> str:
-    """What is said of a warm-up that leaves nothing; there: what the trace has."""
-    return f"--warmup {warmup}: {there}, so none is left to measure; choose a shorter warm-up"
 
 
 def after_warmup(rows: RunRows, end_s: float) -> RunRows:

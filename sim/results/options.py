@@ -18,6 +18,10 @@ class Warmup:
     def __str__(self) -> str:
         return f"{self.requests}" if self.seconds is None else f"{self.seconds:g}s"
 
+    def too_long(self, there: str) -> str:
+        """What is said where it leaves nothing; there: what the trace has."""
+        return f"--warmup {self}: {there}, so none is left to measure; choose a shorter warm-up"
+
 
 @dataclass(frozen=True)
 class Objective:

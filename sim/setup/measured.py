@@ -1,5 +1,4 @@
-"""What `--warmup`, `--metrics-every` and `--percentiles` say, and whether a request list has room
-for it."""
+"""What `--warmup`, `--metrics-every` and `--percentiles` say."""
 
 from __future__ import annotations
 
@@ -7,14 +6,8 @@ import math
 import re
 from collections.abc import Mapping
 
-import numpy as np
-
-from twinserve.sim.results.metrics_warmup import too_long
 from twinserve.sim.results.options import MetricsOptions, Warmup
 from twinserve.sim.setup.config import SettingsError
-from twinserve.traces.workload import Workload, WorkloadError
-
-MOST_WINDOWS = 2_000
 
 
 def metrics_options(
@@ -68,26 +61,3 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
             raise SettingsError(f"--percentiles {text}: {part.strip()} is given twice; keep one")
         found.append(value)
     return tuple(found)
-
-
-def check_options(options: MetricsOptions, workload: Workload) -> None:
-    """What can be known before a run. Raises WorkloadError for a warm-up that leaves no request,
-    SettingsError for more windows than anybody reads."""
-    arrival = workload.arrival_s
-    known = arrival[~np.isnan(arrival)]
-    first, last = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-    if workload.pool is not None:
-        first, last = 0.0, max(last, workload.pool.until_s or 0.0)
-    if options.every_s is not None and (last - first) / options.every_s > MOST_WINDOWS:
-        raise SettingsError(
-            f"--metrics-every {options.every_s:g}: cuts {last - first:,.0f} s of arrivals into "
-            f"more than {MOST_WINDOWS:,} windows; choose longer ones"
-        )
-    warmup = options.warmup
-    if warmup is None:
-        return
-    if warmup.requests is not None and warmup.requests >= len(workload):
-        raise WorkloadError(too_long(warmup, f"there are {len(workload):,} requests"))
-    # a later turn may come at any time
-    if warmup.seconds is not None and len(known) == len(arrival) and last - first < warmup.seconds:
-        raise WorkloadError(too_long(warmup, f"requests arrive for {last - first:,.4g} s"))

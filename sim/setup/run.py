@@ -26,9 +26,8 @@ from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.options import MetricsOptions, Warmup
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.sim.setup.measured import check_options
 from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
 from twinserve.sim.setup.replicas import (
     BackendOf,
@@ -37,8 +36,10 @@ from twinserve.sim.setup.replicas import (
     make_policy,
     simulated_backend,
 )
+from twinserve.traces.workload import Workload, WorkloadError
 
 PLAIN = MetricsOptions()
+_MOST_WINDOWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def run_each(
     what one of them refuses (PolicyError, SettingsError) does not come after minutes of another.
     options: further metrics; those that the request list has no room for are refused, too.
     """
-    check_options(options, inputs.workload)
+    _check_options(options, inputs.workload)
     for spec in inputs.policies:
         make_policy(inputs, spec)
     for number, spec in enumerate(inputs.policies):
@@ -141,6 +142,29 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
         else None
     )
     return RunResult(rows, described, timing, summary, log)
+
+
+def _check_options(options: MetricsOptions, workload: Workload) -> None:
+    """What can be known before a run. Raises WorkloadError for a warm-up that leaves no request,
+    SettingsError for more windows than anybody reads."""
+    arrival = workload.arrival_s
+    known = arrival[~np.isnan(arrival)]
+    first, last = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    if workload.pool is not None:
+        first, last = 0.0, max(last, workload.pool.until_s or 0.0)
+    if options.every_s is not None and (last - first) / options.every_s > _MOST_WINDOWS:
+        raise SettingsError(
+            f"--metrics-every {options.every_s:g}: cuts {last - first:,.0f} s of arrivals into "
+            f"more than {_MOST_WINDOWS:,} windows; choose longer ones"
+        )
+    warmup = options.warmup
+    if warmup is None:
+        return
+    if warmup.requests is not None and warmup.requests >= len(workload):
+        raise WorkloadError(warmup.too_long(f"there are {len(workload):,} requests"))
+    # a later turn may come at any time
+    if warmup.seconds is not None and len(known) == len(arrival) and last - first < warmup.seconds:
+        raise WorkloadError(warmup.too_long(f"requests arrive for {last - first:,.4g} s"))
 
 
 class Simulation:
