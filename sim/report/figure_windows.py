@@ -22,6 +22,8 @@ def draw_windows(figure: Figure, windows: Windows) -> None:
     flow, inside, latency, attained = axes = figure.subplots(4, 1, sharex=True)
     pairs = zip(run_colours(windows), windows.values(), strict=True)
     for i, (colour, of_run) in enumerate(pairs):
+        if not of_run:
+            continue  # it was not asked for windows, or had no requests
         width = nested_width(i, len(windows))
         edges = [w["start_s"] for w in of_run] + [w["end_s"] for w in of_run[-1:]]
         arrived = _heights(of_run, lambda w: w["arrivals_per_s"])

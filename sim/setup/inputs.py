@@ -110,6 +110,7 @@ def resolve(config: SimulationConfig, progress=None) -> Inputs:
         if kv is not None:
             ledger_class(kv)
     parse_router(config.router)
+    parse_objectives(config.slo)
     _check_used(config, policies)
     _check_withdrawals(config, policies)
     hardware = resolve_hardware(config)

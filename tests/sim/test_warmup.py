@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.parameters import mostly_slow
+from tests.sim.harness import POLICIES
 from tests.sim.test_metrics import request, rows_of, step
 from tests.sim.test_results_rows import toy_rows
 from tests.sim.troubled import troubled
@@ -23,6 +25,7 @@ from twinserve.sim.setup.run import run_policy, simulate
 from twinserve.traces.workload import WorkloadError
 
 TRAFFIC = {"trace": "poisson", "rate": 40.0, "requests": 60, "cap_length": 200, "num_blocks": 90}
+AT_ONCE = [p for p in POLICIES if not p.startswith("bros-exact")]  # it takes minutes
 HYBRID = TRAFFIC | {"max_num_seqs": 8, "pool": 2}
 
 
@@ -36,14 +39,21 @@ def pooled(gaps: pd.DataFrame) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("policy", "asynchronous"), [("vllm", False), ("vllm", True), ("bros", False), ("echo", False)]
+    ("policy", "asynchronous"),
+    [("vllm", True), *mostly_slow([(p, False) for p in AT_ONCE], ("vllm", False), ("echo", False))],
 )
 def test_runs_of_steps_are_split_where_single_steps_would_be(policy, asynchronous):
-    """At any instant, so also in the middle of a run that is executed at once."""
-    settings = {"async_scheduling": asynchronous, "rate": 8.0, "requests": 24}
+    """At any instant, so also in the middle of a run that is executed at once; both classes with
+    objectives."""
+    settings = {"rate": 8.0, "requests": 24, "slo": "ttft < 1 s; be: tpot < 50 ms"}
     for warmup in (Warmup(seconds=1.001), Warmup(requests=17)):
-        fast, exact = (run(policy, warmup, exact=exact, **settings) for exact in (False, True))
-        pd.testing.assert_frame_equal(fast.rows.gaps, exact.rows.gaps, check_exact=True)
+        fast, exact = (
+            run(policy, warmup, exact=exact, async_scheduling=asynchronous, **settings)
+            for exact in (False, True)
+        )
+        for name in ("requests", "steps", "gaps"):
+            ours, theirs = getattr(fast.rows, name), getattr(exact.rows, name)
+            pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
         assert fast.rows.gaps["warmup"].nunique() == 2
         assert fast.summary == exact.summary
 
