@@ -70,8 +70,9 @@ def test_vllms_own_calculation_gives_the_same_numbers():
     # vLLM pools the gaps of all requests: which request has them makes no difference.
     outputs[0].itl = np.repeat(rows.gaps["gap_s"], rows.gaps["count"]).tolist()
     duration = requests["last_token_s"].max() - requests["arrival_s"].min()
-    theirs, _ = calculate_metrics([], outputs, duration, None, list(PERCENTILES), GOODPUT)
-    ours = summarise(rows, MetricsOptions(goodput=GOODPUT))
+    percentiles = [*PERCENTILES, 99.9, 12.5]
+    theirs, _ = calculate_metrics([], outputs, duration, None, percentiles, GOODPUT)
+    ours = summarise(rows, MetricsOptions(goodput=GOODPUT, percentiles=(99.9, 12.5)))
     assert ours["completed"] == theirs.completed
     assert ours["total_input_tokens"] == theirs.total_input
     assert ours["total_output_tokens"] == theirs.total_output

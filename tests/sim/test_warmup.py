@@ -25,7 +25,6 @@ from twinserve.sim.setup.run import run_policy, simulate
 from twinserve.traces.workload import WorkloadError
 
 TRAFFIC = {"trace": "poisson", "rate": 40.0, "requests": 60, "cap_length": 200, "num_blocks": 90}
-AT_ONCE = [p for p in POLICIES if not p.startswith("bros-exact")]  # it takes minutes
 HYBRID = TRAFFIC | {"max_num_seqs": 8, "pool": 2}
 
 
@@ -40,7 +39,10 @@ def pooled(gaps: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.mark.parametrize(
     ("policy", "asynchronous"),
-    [("vllm", True), *mostly_slow([(p, False) for p in AT_ONCE], ("vllm", False), ("echo", False))],
+    [
+        ("vllm", True),
+        *mostly_slow([(p, False) for p in POLICIES], ("vllm", False), ("echo", False)),
+    ],
 )
 def test_runs_of_steps_are_split_where_single_steps_would_be(policy, asynchronous):
     """At any instant, so also in the middle of a run that is executed at once; both classes with
