@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pandas as pd
@@ -83,3 +83,9 @@ class RequestColumns:
             slo_ttft=number("slo_ttft_s"),
             slo_tpot=number("slo_tpot_s"),
         )
+
+    def take(self, rows: np.ndarray) -> RequestColumns:
+        """Of these rows: positions, or bool[n]."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        lost = {name: who[rows] for name, who in columns.pop("lost").items()}
+        return RequestColumns(lost=lost, **{name: c[rows] for name, c in columns.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,32 +35,42 @@ def describe_windows(
     edges = np.minimum(first_s + options.every_s * np.arange(n + 1), end_s)
     edges[-1] = end_s
     r = RequestColumns.of(requests)
-    ended = requests["ended_s"].to_numpy(np.float64)
-    when = _Events(_window_of(r.arrival, edges), _window_of(ended, edges), r.finished)
-    return [
-        {
-            "start_s": float(edges[i]),
-            "end_s": float(edges[i + 1]),
-            **_describe(r, when, np.ones(len(ended), bool), i, edges, options),
-            "classes": {
-                name: _describe(r, when, mine, i, edges, options)
-                | _attained(r, mine & (when.arrived == i), e2el_bound(options.objectives, name))
-                for name in ("rt", "be")
-                if (mine := r.service_class == name).any()
-            },
-        }
-        for i in range(n)
-    ]
+    arrived = _window_of(r.arrival, edges)
+    ended = _window_of(requests["ended_s"].to_numpy(np.float64), edges)
+    order = np.argsort(arrived, kind="stable")
+    cuts = np.searchsorted(arrived[order], np.arange(n + 1))
+    everyone = _Flow.of(arrived, ended, r.finished, n)
+    classes = {}
+    for name in ("rt", "be"):
+        if (mine := r.service_class == name).any():
+            classes[name] = _Flow.of(arrived[mine], ended[mine], r.finished[mine], n)
+    windows = []
+    for i in range(n):
+        here = r.take(order[cuts[i] : cuts[i + 1]])
+        span = float(edges[i]), float(edges[i + 1])
+        window = {"start_s": span[0], "end_s": span[1], "classes": {}}
+        window |= _describe(here, everyone, i, span, options)
+        for name, flow in classes.items():
+            part = here.take(here.service_class == name)
+            attained = _attained(part, e2el_bound(options.objectives, name))
+            window["classes"][name] = _describe(part, flow, i, span, options) | attained
+        windows.append(window)
+    return windows
 
 
 @dataclass(frozen=True)
-class _Events:
-    """Of each request: windows in which it arrived and ended (-1: before the first; n, where there
-    are n: not in the run), and whether it was completed."""
+class _Flow:
+    """int64[n] each, by window: requests completed in it, and there at its end."""
 
-    arrived: np.ndarray
-    ended: np.ndarray
-    finished: np.ndarray
+    served: np.ndarray
+    in_system: np.ndarray
+
+    @classmethod
+    def of(cls, arrived: np.ndarray, ended: np.ndarray, finished: np.ndarray, n: int) -> _Flow:
+        """By windows in which requests arrived and ended: -1 is before the first, n not at all."""
+        served = np.bincount(ended[finished] + 1, minlength=n + 2)[1 : n + 1]
+        came, went = (np.bincount(x + 1, minlength=n + 2).cumsum() for x in (arrived, ended))
+        return cls(served, (came - went)[1 : n + 1])
 
 
 def _window_of(times: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -72,39 +81,27 @@ def _window_of(times: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _describe(
-    r: RequestColumns,
-    when: _Events,
-    mine: np.ndarray,
-    i: int,
-    edges: np.ndarray,
-    options: MetricsOptions,
+    here: RequestColumns, flow: _Flow, i: int, span: tuple[float, float], options: MetricsOptions
 ) -> dict:
+    """Of the requests that arrived in window i."""
     percentiles = with_always(options.percentiles)
-    here = mine & (when.arrived == i)
-    done = here & r.finished
-    served = int((mine & when.finished & (when.ended == i)).sum())
-    seconds = float(edges[i + 1] - edges[i])
+    n, seconds, served = len(here.e2el), span[1] - span[0], int(flow.served[i])
+    done = here.finished
     return {
-        "requests": int(here.sum()),
+        "requests": n,
         "completed": int(done.sum()),
         "served": served,
-        "arrivals_per_s": _rate(int(here.sum()), seconds),
+        "arrivals_per_s": _rate(n, seconds),
         "served_per_s": _rate(served, seconds),
-        "in_system": int((mine & (when.arrived <= i) & (when.ended > i)).sum()),
-        **_latencies(r, done, percentiles),
+        "in_system": int(flow.in_system[i]),
+        **describe_ms("ttft", here.ttft[done], percentiles),
+        **describe_ms("tpot", here.tpot[done & (here.output > 1)], percentiles),
+        **describe_ms("e2el", here.e2el[done], percentiles),
     }
 
 
-def _latencies(r: RequestColumns, done: np.ndarray, percentiles: Sequence[float]) -> dict:
-    return {
-        **describe_ms("ttft", r.ttft[done], percentiles),
-        **describe_ms("tpot", r.tpot[done & (r.output > 1)], percentiles),
-        **describe_ms("e2el", r.e2el[done], percentiles),
-    }
-
-
-def _attained(r: RequestColumns, here: np.ndarray, e2el_s: float | None) -> dict:
-    found = describe_attainment(r, here, e2el_s)
+def _attained(here: RequestColumns, e2el_s: float | None) -> dict:
+    found = describe_attainment(here, np.ones(len(here.e2el), bool), e2el_s)
     return {name: found[name] for name in _ATTAINED if name in found}
 
 
