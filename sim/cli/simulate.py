@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.report.table import print_table
+from twinserve.sim.report.table import print_table, warmup_line
 from twinserve.sim.report.windows import print_windows
 from twinserve.sim.results.export import check_export, export_requests
 from twinserve.sim.results.files import (
@@ -124,7 +124,7 @@ def simulate(
             dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values())))
         )
     else:
-        print_table(results, [*inputs.notices, *_counted(results)])
+        print_table(results, [*inputs.notices, *_left_out(results), *_counted(results)])
         print_windows(results)
 
 
@@ -141,6 +141,12 @@ def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
             "name another"
         )
     return {spec.label: out / folder(spec.label) for spec in inputs.policies}
+
+
+def _left_out(results: dict[str, RunResult]) -> list[str]:
+    """What the warm-up took from the metrics; one line where that is the same in all runs."""
+    found = [r.summary["warmup"] for r in results.values() if "warmup" in r.summary]
+    return list(dict.fromkeys(map(warmup_line, found)))
 
 
 def _counted(results: dict[str, RunResult]) -> list[str]:

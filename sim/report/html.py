@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 from twinserve.sim.report.figures import draw_all
-from twinserve.sim.report.table import table_rows
+from twinserve.sim.report.table import table_rows, warmup_line
 from twinserve.sim.results.files import (
     ResultsError,
     RunResult,
@@ -160,6 +160,9 @@ def _notes(runs: Mapping[str, RunResult]) -> list[str]:
         if unfinished:
             count = f"{unfinished:,} of {run.summary['submitted']:,} requests"
             notes.append(f"{label}: {count} did not finish; latencies are of those that did.")
+        if "warmup" in run.summary:
+            line = warmup_line(run.summary["warmup"])
+            notes.append(f"{label}: {line} of the summary; the other figures show the whole run.")
     return notes
 
 

@@ -259,6 +259,14 @@ def render_table(
     return "\n".join(lines).strip("\n") + "\n"
 
 
+def warmup_line(warmup: Mapping) -> str:
+    """What `warmup` of a summary says."""
+    return (
+        f"warm-up until {number(warmup['end_s'])} s: {warmup['requests']:,} requests that arrived "
+        "before are left out"
+    )
+
+
 def print_lines(title: str, lines: Iterable[tuple[str, str]]) -> None:
     """A titled list of names and values."""
     table = Table(

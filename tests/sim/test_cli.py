@@ -131,6 +131,19 @@ def test_wrong_flag_is_one_line_and_exit_2(capsys, trace, flags, said):
     assert err.startswith("error: ") and said in err
 
 
+def test_a_warm_up_windows_and_verdicts_are_printed(capsys, trace):
+    asked = ("--warmup", 10, "--metrics-every", 0.5, "--percentiles", "50,99.9")
+    slo = ("--slo", "ttft p90 < 100 s, tpot mean < 1 us")
+    code, out, err = run(capsys, simulate_main, "-t", trace, "-q", *asked, *slo)
+    shown = {" ".join(line.split()) for line in out.splitlines()}
+    assert (code, err) == (0, "")
+    assert any(line.startswith("TTFT mean / p50 / p99.9, ms") for line in shown)
+    assert "rt: TTFT p90 < 100 s kept" in shown
+    assert any(line.startswith("rt: TPOT mean < 1 us missed (") for line in shown)
+    assert "10 requests that arrived before are left out" in " ".join(out.split())
+    assert any(line.startswith("from, s requests in/s out/s in system") for line in shown)
+
+
 def test_running_out_of_memory_is_one_line(capsys, trace, monkeypatch):
     """No setting does so by itself: blocks that are never used take no memory."""
 
