@@ -27,6 +27,7 @@ from twinserve.sim.report.axes import (
     run_colours,
     span,
 )
+from twinserve.sim.report.figure_windows import draw_windows
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import job_completion, latencies
 from twinserve.sim.results.metrics_engine import describe_kv
@@ -68,6 +69,7 @@ def draw_all(
         "load": load_figure,
         "attainment": attainment_figure,
         "completion": completion_figure,
+        "windows": windows_figure,
     }
     images = {}
     with matplotlib.rc_context(STYLE):
@@ -190,6 +192,17 @@ def completion_figure(runs: Runs) -> Figure | None:
     every = {label: values.get(label, np.zeros(0)) for label in runs}
     draw_cdf(ax, every, "Completion of applications", "first arrival to last token", "s")
     ax.set_ylabel("share of applications")
+    _legend(figure, runs)
+    return figure
+
+
+def windows_figure(runs: Runs) -> Figure | None:
+    """What came, went and waited in each window; None where no run has windows."""
+    windows = {label: run.summary.get("windows", []) for label, run in runs.items()}
+    if not any(windows.values()):
+        return None
+    figure = new_figure(11.5, 8.2)
+    draw_windows(figure, windows)
     _legend(figure, runs)
     return figure
 

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 
 from twinserve.sim.report.figures import draw_all
-from twinserve.sim.report.table import overloaded, table_rows
+from twinserve.sim.report.table import overloaded, table_rows, warmup_line
 from twinserve.sim.results.files import (
     ResultsError,
     RunResult,
@@ -35,6 +35,11 @@ _CAPTIONS = {
         "Queue and KV cache over time",
         "Time-weighted means, summed over replicas. Below the queue: the share of KV blocks held "
         "by each class.",
+    ),
+    "windows": (
+        "Windows of arrivals",
+        "Latency and attainment are of the requests that arrived in a window, whenever they ended; "
+        "served and in the system of all requests.",
     ),
     "attainment": (
         "Objectives and best-effort work",
@@ -162,6 +167,9 @@ def _notes(runs: Mapping[str, RunResult]) -> list[str]:
         if unfinished:
             count = f"{unfinished:,} of {run.summary['submitted']:,} requests"
             notes.append(f"{label}: {count} did not finish; latencies are of those that did.")
+        if "warmup" in run.summary:
+            line = warmup_line(run.summary["warmup"])
+            notes.append(f"{label}: {line} of the summary; the other figures show the whole run.")
         notes += overloaded(run.summary, label)
     return notes
 

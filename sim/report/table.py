@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
@@ -13,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from twinserve.sim.results.files import RunResult
+from twinserve.sim.results.options import Objective, percentile_name
 
+SHOWN_PERCENTILES = (90, 99)
 BEST_MARK = "*"
 NONE = "-"
 
@@ -69,23 +71,37 @@ def queue(saturation: Mapping) -> str:
     return {"keeps up": "steady"}.get(verdict, verdict)
 
 
-def _latency(part: str) -> list[Line]:
+def _distribution(part: str, metric: str, percentiles: Sequence[float], apart: bool) -> list[Line]:
+    """Mean and percentiles of a latency: one line, or `apart` one each."""
+    statistics = ["mean", *map(percentile_name, percentiles)]
+    paths = [f"{part}.{statistic}_{metric}_ms" for statistic in statistics]
+    name = metric.upper()
+    if not apart:
+        return [Line(f"{name} {' / '.join(statistics)}, ms", tuple(paths), number, "low")]
     return [
-        Line("queue", (f"{part}.saturation",), queue),
-        Line("TTFT mean / p99, ms", (f"{part}.mean_ttft_ms", f"{part}.p99_ttft_ms"), number, "low"),
-        Line("TPOT mean / p99, ms", (f"{part}.mean_tpot_ms", f"{part}.p99_tpot_ms"), number, "low"),
-        Line("normalized latency, ms", (f"{part}.normalized_latency_ms",), number, "low"),
-        Line("TTFT attainment", (f"{part}.ttft_attainment",), percent, "high"),
-        Line("TPOT attainment", (f"{part}.tpot_attainment",), percent, "high"),
-        Line("both attained", (f"{part}.slo_attainment",), percent, "high"),
-        Line("goodput, req/s", (f"{part}.request_goodput",), number, "high"),
+        Line(f"{name} {statistic}, ms", (path,), number, "low")
+        for statistic, path in zip(statistics, paths, strict=True)
     ]
 
 
-_BE = "classes.be"
+_BOTH, _E2E = "both attained", "e2el_attainment"
+
+
+def _attainment(part: str) -> list[Line]:
+    return [
+        Line("TTFT attainment", (f"{part}.ttft_attainment",), percent, "high"),
+        Line("TPOT attainment", (f"{part}.tpot_attainment",), percent, "high"),
+        Line("E2E attainment", (f"{part}.{_E2E}",), percent, "high"),
+        Line(_BOTH, (f"{part}.slo_attainment",), percent, "high"),
+    ]
+
+
+_RT, _BE = "classes.rt", "classes.be"
 SECTIONS: dict[str, list[Line]] = {
     "Real-time": [
-        *_latency("classes.rt"),
+        Line("normalized latency, ms", (f"{_RT}.normalized_latency_ms",), number, "low"),
+        *_attainment(_RT),
+        Line("goodput, req/s", (f"{_RT}.request_goodput",), number, "high"),
         Line("request throughput, /s", ("classes.rt.request_throughput",), number, "high"),
     ],
     "Best-effort": [
@@ -93,6 +109,7 @@ SECTIONS: dict[str, list[Line]] = {
         Line("throughput, req/s", (f"{_BE}.window_request_throughput",), number, "high"),
         Line("throughput, tok/s", (f"{_BE}.window_total_token_throughput",), number, "high"),
         Line("latency mean, s", (f"{_BE}.mean_e2el_ms",), lambda ms: number(ms / 1000), "low"),
+        *_attainment(_BE),
     ],
     "Applications": [
         Line("completion mean, s", ("applications.mean_jct_s",), number, "low"),
@@ -160,15 +177,74 @@ class Row:
     best: list[bool]
 
 
-def table_rows(results: Mapping[str, Mapping | RunResult]) -> list[tuple[str, list[Row]]]:
-    """(section, rows) of the lines that apply to at least one of the runs; summaries by label."""
+def table_rows(
+    results: Mapping[str, Mapping | RunResult], apart: bool = False
+) -> list[tuple[str, list[Row]]]:
+    """(section, rows) of the lines that apply to at least one of the runs; summaries by label.
+
+    apart  a line for each percentile of a latency, where one for all of them is too wide
+    """
     summaries = [_with_timing(result) for result in results.values()]
+    asked = dict.fromkeys(q for summary in summaries for q in summary.get("percentiles", ()))
     sections = []
     for section, lines in SECTIONS.items():
+        if section == "Real-time":
+            latencies = [
+                _distribution(_RT, metric, tuple(asked) or SHOWN_PERCENTILES, apart)
+                for metric in ("ttft", "tpot")
+            ]
+            queueing = Line("queue", (f"{_RT}.saturation",), queue)
+            lines = [queueing, *latencies[0], *latencies[1], *lines]
+        if any(_E2E in part for s in summaries for part in s.get("classes", {}).values()):
+            lines = [replace(x, title="all attained") if x.title == _BOTH else x for x in lines]
         rows = [row for line in lines if (row := _row(line, summaries)) is not None]
+        if section == "All":
+            verdicts = _verdicts(summaries)
+            sections += [("Objectives", verdicts)] if verdicts else []
         if rows:
             sections.append((section, rows))
     return sections
+
+
+def _verdicts(summaries: Sequence[Mapping]) -> list[Row]:
+    """A row for each objective that a run was given as a whole: whether it was kept."""
+    by_run = [
+        {_objective(verdict): verdict for verdict in summary.get("objectives", ())}
+        for summary in summaries
+    ]
+    rows = []
+    for title in dict.fromkeys(title for found in by_run for title in found):
+        verdicts = [found.get(title) for found in by_run]
+        met = [verdict is not None and verdict["met"] is True for verdict in verdicts]
+        best = met if any(met) and not all(met) else [False] * len(met)
+        rows.append(Row(title, [_kept(verdict) for verdict in verdicts], best))
+    return rows
+
+
+def _objective(verdict: Mapping) -> str:
+    return str(
+        Objective(
+            verdict["class"],
+            verdict["metric"],
+            verdict["bound_s"],
+            verdict.get("prefills", 0.0),
+            verdict["statistic"],
+        )
+    )
+
+
+def _kept(verdict: Mapping | None) -> str:
+    if verdict is None or verdict["met"] is None:
+        return NONE
+    if verdict["met"]:
+        return "kept"
+    if "share" in verdict:
+        share, needed = verdict["share"], float(verdict["statistic"][1:]) / 100
+        if percent(share) == percent(needed):
+            share = needed - (1e-4 if needed > 0.99 else 1e-3)  # as shown, it is missed
+        return f"missed ({percent(share)})"
+    value = verdict["value_s"]
+    return "missed" if value is None else f"missed ({number(value * 1000)} ms)"
 
 
 def print_table(
@@ -186,12 +262,17 @@ def print_table(
     """
     console = console or Console()
     coloured = console.color_system is not None and not console.no_color
+    labels = list(results)
     sections = table_rows(results)
+    parts = _parts(labels, sections, console.width)
+    if not _fit(sections, parts, console.width):
+        sections = table_rows(results, apart=True)
+        parts = _parts(labels, sections, console.width)
     starred = False
-    for n, part in enumerate(_parts(list(results), sections, console.width)):
+    for n, part in enumerate(parts):
         if n:
             console.print()
-        console.print(_table(list(results), part, sections, coloured))
+        console.print(_table(labels, part, sections, coloured))
         starred |= any(row.best[i] for _, rows in sections for row in rows for i in part)
     if starred and not coloured:
         console.print(f"{BEST_MARK} best of the line", highlight=False)
@@ -208,6 +289,14 @@ def render_table(
     print_table(results, notices, console)
     lines = (line.rstrip() for line in sink.getvalue().splitlines())
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def warmup_line(warmup: Mapping) -> str:
+    """What `warmup` of a summary says."""
+    return (
+        f"warm-up until {number(warmup['end_s'])} s: {warmup['requests']:,} requests that arrived "
+        "before are left out"
+    )
 
 
 def print_lines(title: str, lines: Iterable[tuple[str, str]]) -> None:
@@ -228,10 +317,14 @@ def _with_timing(result: Mapping | RunResult) -> Mapping:
 
 def _lookup(summary: Mapping, path: str) -> Any:
     value: object = summary
-    for step in path.split("."):
-        if not isinstance(value, Mapping) or step not in value:
+    while path:
+        if not isinstance(value, Mapping):
             return None
-        value = value[step]
+        # a name may have a dot of its own: p99.9_ttft_ms
+        head, _, rest = (path, "", "") if path in value else path.partition(".")
+        if head not in value:
+            return None
+        value, path = value[head], rest
     return value if value is None or isinstance(value, Mapping) else float(value)
 
 
@@ -254,6 +347,14 @@ def _best(line: Line, values: Sequence[Any], shown: Sequence[str]) -> list[bool]
     top = min(known) if line.better == "low" else max(known)
     best = [text == line.show(top) for text in shown]
     return [False] * len(best) if sum(best) == len(known) else best
+
+
+def _fit(sections: list[tuple[str, list[Row]]], parts: list[list[int]], width: int) -> bool:
+    """Whether all runs are in one table, and that in `width` columns."""
+    rows = [row for _, rows in sections for row in rows]
+    first = max((len(row.title) + 4 for row in rows), default=0)
+    needs = [max(len(row.cells[i]) + 4 for row in rows) for i in parts[0]] if rows else []
+    return len(parts) == 1 and first + sum(needs) <= width
 
 
 def _parts(
@@ -286,7 +387,10 @@ def _table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("", no_wrap=True)
     for i in part:
-        table.add_column(Text(labels[i]), justify="right", overflow="fold", max_width=24)
+        cells = max(len(row.cells[i]) + 2 for _, rows in sections for row in rows)
+        table.add_column(
+            Text(labels[i]), justify="right", overflow="fold", max_width=max(24, cells)
+        )
     for section, rows in sections:
         table.add_row(Text(section, style="bold"))
         for row in rows:

@@ -28,7 +28,7 @@ FEWEST = 50  # arrivals in the window
 
 @dataclass(frozen=True)
 class Saturation:
-    """What `judge` found; rates in requests/s, over the window.
+    """What `saturation` found; rates in requests/s, over the window.
 
     verdict     keeps up; saturated: the queue grows; sheds: requests end without being served;
                 unclear: `reason` says why
@@ -52,7 +52,7 @@ class Saturation:
     lost_share: float | None = None
 
 
-def judge(
+def saturation(
     arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray, lost: np.ndarray
 ) -> dict | None:
     """`saturation` of a class in summary.json, from its requests that come from outside (no closed
@@ -60,10 +60,10 @@ def judge(
     (bool[n]). None where there is no rate: no request, or all at once."""
     if not len(arrival) or not arrival.max() > arrival.min():
         return None
-    return asdict(_judge(arrival, scheduled, ended, lost))
+    return asdict(_judged(arrival, scheduled, ended, lost))
 
 
-def _judge(
+def _judged(
     arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray, lost: np.ndarray
 ) -> Saturation:
     first, last = float(arrival.min()), float(arrival.max())

@@ -59,8 +59,9 @@ class SimulationConfig(BaseModel):
     client_timeout: float | None = Field(None, gt=0)
     """Seconds after which clients wait no longer: a request without its last token is withdrawn."""
     slo: str | None = None
-    """Objectives in seconds: ttft=0.4,tpot=0.2, or ttft=0.4,tpot=0.2,k=5 for max(ttft, k x isolated
-    prefill), or none."""
+    """Objectives: in seconds, ttft=0.4,tpot=0.2, and k=5 for max(ttft, k x isolated prefill); or
+    with units, classes, percentiles, "rt: ttft p90 < 1 s, tpot < 50 ms; be: e2el < 60 s"; or
+    none."""
 
     profile: str = DEFAULT_PROFILE
     "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."

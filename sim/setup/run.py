@@ -25,8 +25,10 @@ from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.results.options import MetricsOptions, Warmup
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
 from twinserve.sim.setup.replicas import (
     BackendOf,
     Description,
@@ -34,6 +36,10 @@ from twinserve.sim.setup.replicas import (
     make_policy,
     simulated_backend,
 )
+from twinserve.traces.workload import Workload, WorkloadError
+
+PLAIN = MetricsOptions()
+_MOST_WINDOWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -66,16 +72,16 @@ _REPORT_STEPS = 16  # engine steps, or runs of identical ones, between two repor
 
 
 def simulate(
-    config: SimulationConfig, report: Report | None = None, goodput: dict | None = None
+    config: SimulationConfig, report: Report | None = None, options: MetricsOptions = PLAIN
 ) -> dict[str, RunResult]:
     """Every policy of `config` over one request list; label -> result. Nothing is written."""
-    return {spec.label: result for spec, result in run_each(resolve(config), report, goodput)}
+    return {spec.label: result for spec, result in run_each(resolve(config), report, options)}
 
 
 def run_each(
     inputs: Inputs,
     report: Report | None = None,
-    goodput: dict | None = None,
+    options: MetricsOptions = PLAIN,
     decisions: bool = False,
     begin: Callable[[str], None] = lambda label: None,
 ) -> Iterator[tuple[PolicySpec, RunResult]]:
@@ -84,35 +90,42 @@ def run_each(
 
     begin(label) is called before each. Before the first one all policies are made once, so that
     what one of them refuses (PolicyError, SettingsError) does not come after minutes of another.
+    options: further metrics; those that the request list has no room for are refused, too.
     """
+    _check_options(options, inputs.workload)
     for spec in inputs.policies:
         make_policy(inputs, spec)
     for number, spec in enumerate(inputs.policies):
         if number:
             gc.collect()  # the last run's objects refer to each other in circles
         begin(spec.label)
-        yield spec, run_policy(inputs, spec, report, goodput, decisions)
+        yield spec, run_policy(inputs, spec, report, options, decisions)
 
 
 def run_policy(
     inputs: Inputs,
     spec: PolicySpec,
     report: Report | None = None,
-    goodput: dict | None = None,
+    options: MetricsOptions = PLAIN,
     decisions: bool = False,
 ) -> RunResult:
     """One policy over the request list of `inputs`. decisions: the result holds a decision log."""
-    return run_simulation(Simulation(inputs, spec, report, decisions), goodput)
+    return run_simulation(
+        Simulation(inputs, spec, report, decisions, warmup=options.warmup), options
+    )
 
 
-def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunResult:
-    """Run it to the end, and sum it up."""
+def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> RunResult:
+    """Run it to the end, and sum it up: with its own warm-up, and the objectives of its
+    settings."""
     inputs, spec = simulation.inputs, simulation.spec
     started = time.perf_counter()
     simulation.run()
     simulated = time.perf_counter()
     rows = simulation.rows()
-    summary = summarise(rows, goodput)
+    objectives = parse_objectives(inputs.config.slo)
+    options = replace(options, warmup=simulation.warmup, objectives=objectives)
+    summary = summarise(rows, options)
     decisions = np.array(
         [s for engine in simulation.engines for s in engine.decision_seconds] or [0.0]
     )
@@ -128,7 +141,10 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
         "requests_per_s": len(rows.requests) / wall,
     }
     engine = simulation.engines[0]
-    described = describe(inputs, spec, engine) | {"fleet": simulation.fleet.described()}
+    described = describe(inputs, spec, engine) | {
+        "fleet": simulation.fleet.described(),
+        "metrics": options.described(),
+    }
     counted = [e.core.policy.counters for e in simulation.engines]
     if counted[0]:
         described["policy"]["counters"] = {
@@ -142,6 +158,29 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
     return RunResult(rows, described, timing, summary, log)
 
 
+def _check_options(options: MetricsOptions, workload: Workload) -> None:
+    """What can be known before a run. Raises WorkloadError for a warm-up that leaves no request,
+    SettingsError for more windows than anybody reads."""
+    arrival = workload.arrival_s
+    known = arrival[~np.isnan(arrival)]
+    first, last = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    if workload.pool is not None:
+        first, last = 0.0, max(last, workload.pool.until_s or 0.0)
+    if options.every_s is not None and (last - first) / options.every_s > _MOST_WINDOWS:
+        raise SettingsError(
+            f"--metrics-every {options.every_s:g}: cuts {last - first:,.0f} s of arrivals into "
+            f"more than {_MOST_WINDOWS:,} windows; choose longer ones"
+        )
+    warmup = options.warmup
+    if warmup is None:
+        return
+    if warmup.requests is not None and warmup.requests >= len(workload):
+        raise WorkloadError(warmup.too_long(f"there are {len(workload):,} requests"))
+    # a later turn may come at any time
+    if warmup.seconds is not None and len(known) == len(arrival) and last - first < warmup.seconds:
+        raise WorkloadError(warmup.too_long(f"requests arrive for {last - first:,.4g} s"))
+
+
 class Simulation:
     """The assembled objects of one run: clock, fleet, source. decisions: keep every plan, for a
     decision log.
@@ -152,6 +191,7 @@ class Simulation:
     offline_window  best-effort requests wait in the fleet, and replicas that have fewer pull
               families of them (`Fleet`)
     backend   makes a replica's backend; by default a simulated one
+    warmup    of its metrics: gaps between tokens are then kept apart in its rows
     """
 
     def __init__(
@@ -167,8 +207,10 @@ class Simulation:
         offline_window: int | None = None,
         clock: Clock | None = None,
         backend: BackendOf = simulated_backend,
+        warmup: Warmup | None = None,
     ) -> None:
         self.inputs = inputs
+        self.warmup = warmup
         self.spec = replace(spec, kv=spec.kv or inputs.config.kv)
         self.decisions = decisions
         self._report = report
@@ -182,7 +224,11 @@ class Simulation:
         for description in own if made_of is None else made_of:
             self.add(description)
         self.source = RequestSource(
-            self.clock, inputs.workload, self.fleet, client_timeout_s=inputs.config.client_timeout
+            self.clock,
+            inputs.workload,
+            self.fleet,
+            client_timeout_s=inputs.config.client_timeout,
+            pool_objectives=pool_objectives(parse_objectives(inputs.config.slo)),
         )
         if report is not None:
             self.fleet.on_ended = self._counting(self.fleet.on_ended)
@@ -201,6 +247,7 @@ class Simulation:
             self.clock,
             backend=self._backend,
             decisions=self.decisions,
+            timed=self.warmup is not None,
         )
         if self._report is not None:
             replica.engine.on_step = self._step
@@ -240,7 +287,7 @@ class Simulation:
         )
 
     def rows(self) -> RunRows:
-        return fleet_rows(self.fleet, self.source.group_names)
+        return fleet_rows(self.fleet, self.source.group_names, self.warmup)
 
 
 def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.sim.test_queueing import Constant, PerPromptToken, run
 from twinserve.sim.report.table import overloaded, render_table
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.results.saturation import FEWEST, judge
+from twinserve.sim.results.saturation import FEWEST, saturation
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.run import simulate
 
@@ -45,7 +45,7 @@ def queue(rng, load, n, servers=1, service="exponential"):
 @cache
 def verdicts(load, n, servers=1, service="exponential"):
     rng = np.random.default_rng([int(100 * load), n, servers])
-    return [judge(*queue(rng, load, n, servers, service)) for _ in range(RUNS)]
+    return [saturation(*queue(rng, load, n, servers, service)) for _ in range(RUNS)]
 
 
 def counted(*what):
@@ -140,30 +140,30 @@ def test_real_profiles_agree_with_their_long_runs(policy):
 # -- what is not a queue ---------------------------------------------------------------------------
 def test_requests_all_at_once_have_no_rate():
     at = np.zeros(80)
-    assert judge(at, at, np.arange(80.0), np.zeros(80, bool)) is None
-    assert judge(*[np.empty(0)] * 3, np.empty(0, bool)) is None
+    assert saturation(at, at, np.arange(80.0), np.zeros(80, bool)) is None
+    assert saturation(*[np.empty(0)] * 3, np.empty(0, bool)) is None
 
 
 def test_few_requests_and_short_traces_are_unclear():
     rng = np.random.default_rng(1)
-    found = judge(*queue(rng, 0.5, FEWEST))
+    found = saturation(*queue(rng, 0.5, FEWEST))
     assert (
         found["verdict"] == "unclear" and "requests after the system has filled" in found["reason"]
     )
     # 200 requests within 200 s which all take 1,000 s and do not wait: the system still fills
     arrival = rng.uniform(0, 200, 200)
-    found = judge(arrival, arrival, arrival + 1000, np.zeros(200, bool))
+    found = saturation(arrival, arrival, arrival + 1000, np.zeros(200, bool))
     assert found["verdict"] == "unclear" and "too short for a system" in found["reason"]
     # the same with seats for 20: those who wait are ever more
     scheduled, ended = served(np.sort(arrival), np.full(200, 1000.0), 20)
-    found = judge(np.sort(arrival), scheduled, ended, np.zeros(200, bool))
+    found = saturation(np.sort(arrival), scheduled, ended, np.zeros(200, bool))
     assert found["verdict"] == "saturated"
 
 
 def test_requests_that_never_end_are_in_the_queue():
     arrival = np.arange(200.0)
     nan = np.full(200, np.nan)
-    found = judge(arrival, nan, nan, np.zeros(200, bool))
+    found = saturation(arrival, nan, nan, np.zeros(200, bool))
     assert (found["verdict"], found["in_system"], found["served_per_s"]) == ("saturated", 200, 0)
 
 
@@ -198,9 +198,9 @@ def test_clients_that_give_up_are_no_growth_but_are_told():
 def test_neither_clock_nor_order_of_rows_matters(seed, load, scale, shift):
     rng = np.random.default_rng(seed)
     rows = queue(rng, load, 300)
-    found = judge(*rows)
+    found = saturation(*rows)
     order = rng.permutation(300)
-    again = judge(*[(column[order] + shift) * scale for column in rows[:3]], rows[3])
+    again = saturation(*[(column[order] + shift) * scale for column in rows[:3]], rows[3])
     assert again["verdict"] == found["verdict"] and again["in_system"] == found["in_system"]
     if found["growth_per_s"] is not None:
         assert again["growth_per_s"] * scale == pytest.approx(found["growth_per_s"], abs=1e-6)
