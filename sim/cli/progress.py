@@ -47,7 +47,8 @@ def left_text(share: float, elapsed_s: float) -> str:
 
 def run_parts(state: RunState, elapsed_s: float) -> list[str]:
     """A simulation that has run for `elapsed_s` wall seconds: simulated time, requests, speed."""
-    now, total = f"{state.now_s:,.0f}", f"{state.total_s:,.0f}"
+    digits = 0 if max(state.now_s, state.total_s) >= 100 else 1
+    now, total = f"{state.now_s:,.{digits}f}", f"{state.total_s:,.{digits}f}"
     if state.now_s <= state.total_s:
         simulated = f"{now} of {total} s simulated"
     else:

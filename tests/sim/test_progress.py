@@ -17,7 +17,7 @@ from twinserve.sim.setup.run import Progress, run_policy
 
 SECONDS = 3_790
 LINE = re.compile(
-    r"\w+: [\d,]+ of [\d,]+ s simulated, [\d,]+ of [\d,]+ requests, [\d,.]+x real time"
+    r"\w+: [\d,.]+ of [\d,.]+ s simulated, [\d,]+ of [\d,]+ requests, [\d,.]+x real time"
     r"(, \d+ (s|min) left)?"
 )
 
@@ -118,6 +118,7 @@ def test_a_terminal_shows_the_same_as_a_bar_and_leaves_nothing_behind(monkeypatc
         (lambda p: p.count(3, 4, "points"), "x: 3 of 4 points, 3 s left"),
         (lambda p: p.part(0.5, "prefill, 12 steps measured"), "x: prefill, 12 steps measured, "),
         (lambda p: p.report(state(9_000, 5, 6, total_s=0.0)), "x: 9,000 s simulated, 5 of 12,031"),
+        (lambda p: p.report(state(9.53, 5, 6, total_s=12.4)), "x: 9.5 of 12.4 s simulated, 5 of"),
         (lambda p: p.report(state(4_000, 5, 6)), "x: 4,000 s simulated (last arrival at 3,790 s)"),
         (
             lambda p: p.report(state(5, 5, 6)),
