@@ -59,7 +59,7 @@ def simulate(
     as_json: bool
         Print the summary as JSON and nothing else.
     quiet: bool
-        No progress bar.
+        No progress.
     """
     from twinserve.sim.report.table import print_table
     from twinserve.sim.results.export import check_export, export_requests
