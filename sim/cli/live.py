@@ -81,7 +81,7 @@ def replay(
     as_json: bool
         Print the result as JSON and nothing else.
     quiet: bool
-        No progress bar.
+        No progress.
     """
     from twinserve.sim.setup.config import SettingsError
 

@@ -68,7 +68,7 @@ def simulate(
     as_json: bool
         Print the summary as JSON and nothing else.
     quiet: bool
-        No progress bar.
+        No progress.
     """
     from twinserve.sim.report.table import overloaded, print_table
     from twinserve.sim.report.windows import print_windows
