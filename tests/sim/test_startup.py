@@ -103,7 +103,10 @@ def test_help_breaks_lines_where_the_terminal_does(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     for words, sentence in (
         ("simulate", "Several give one table over the same requests."),
-        ("simulate", "or ttft=0.4,tpot=0.2,k=5 for max(ttft, k x isolated prefill), or none."),
+        (
+            "simulate",
+            "and k=5 for max(ttft, k x isolated prefill); or with units, classes, percentiles,",
+        ),
         ("replay", "Free: its requests arrive again, the policy decides on the live state, and"),
         ("replay", "in a pool of exactly its size; otherwise its memory is accounted beside"),
     ):
