@@ -18,8 +18,9 @@ from twinserve.experiments.optimality.runs import (
     random_iterations,
 )
 from twinserve.experiments.study.command import GridOptions, command_line
-from twinserve.experiments.study.grid import Point, Rows, over_seeds, run_grid, shown
 from twinserve.experiments.study.output import table_lines, write_plot, write_tables
+from twinserve.sim.sweep.grid import Point, Rows, run_grid
+from twinserve.sim.sweep.statistics import over_seeds, shown
 from twinserve.traces.write import write_atomically
 
 # the paper's, a half, a quarter

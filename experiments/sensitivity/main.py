@@ -25,8 +25,9 @@ from twinserve.experiments.sensitivity.runs import (
 )
 from twinserve.experiments.study.command import GridOptions, command_line
 from twinserve.experiments.study.curves import panels
-from twinserve.experiments.study.grid import Point, interval, over_seeds, run_grid
 from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
+from twinserve.sim.sweep.grid import Point, run_grid
+from twinserve.sim.sweep.statistics import interval, over_seeds
 from twinserve.traces.write import write_atomically
 
 FACTORS = (0.9, 1.1)

@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 
 from tests.experiments.squares import CALLS, square
-from twinserve.experiments.study.grid import KEPT, Point, interval, over_seeds, run_grid, shown
 from twinserve.experiments.study.study import Claim, Figure, Scale, Study
 from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.sweep.grid import Point, run_grid
+from twinserve.sim.sweep.points import KEPT
+from twinserve.sim.sweep.statistics import interval, over_seeds, shown
 
 
 def points(scale: Scale) -> list[Point]:
