@@ -94,6 +94,11 @@ def load_trace(
     return load(name, seed, raw_arrivals, places, *(given[what] for what in takes))
 
 
+def has_name(name: str) -> bool:
+    """Whether `load_trace` takes it for a name of ours, and not for the path of a file."""
+    return any(is_one(name) for is_one, _, load in _KINDS if load is not _file)
+
+
 def _synthetic(name: str, seed: int, raw: bool, places: dict, rate, count, duration) -> Workload:
     rate = 1.0 if rate is None else rate
     return synth.synth(name, rate=rate, count=count, duration_s=duration, seed=seed)

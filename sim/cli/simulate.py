@@ -21,7 +21,7 @@ from twinserve.sim.results.files import (
 )
 from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.inputs import Inputs, offered_load, resolve
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
 
@@ -144,7 +144,7 @@ def _counted(results: dict[str, RunResult]) -> list[str]:
 
 
 def headline(inputs: Inputs) -> str:
-    """What is run, in two lines: requests and hardware."""
+    """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
     workload, config = inputs.workload, inputs.config
     span = workload.span_s
     when = f"over {span:,.0f} s, {len(workload) / span:.2f} requests/s" if span else "all at once"
@@ -155,5 +155,9 @@ def headline(inputs: Inputs) -> str:
     lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
     engines = f"{config.replicas} x " if config.replicas > 1 else ""
     lines.append(engines + inputs.hardware.profile.describe())
+    load = offered_load(workload, inputs.hardware, config.replicas)
+    if load is not None:
+        beside = ", the pool not counted" if config.pool else ""
+        lines.append(f"requests ask for about {load:.0%} of estimated capacity{beside}")
     rules = [t for t in workload.provenance.transforms if t.startswith("slo ")]
     return "\n".join(lines + rules)

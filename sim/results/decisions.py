@@ -27,13 +27,25 @@ from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.sim.results.files import ResultsError
 from twinserve.sim.results.recorder import StepRecorder
+from twinserve.sim.results.versions import with_load
 
 FILE = "decisions.jsonl.gz"
 _NUMBER = "decisions"  # under which the first line has the log's version
+
+
 # Content: the lines. The run in the first one has no number of its own: where what a reader of logs
 # takes from run.json changes, the version changes here too.
+def _from_1(lines: list[dict]) -> list[dict]:
+    """Version 2 replays arrivals as they are where no setting says otherwise."""
+    head, *rest = lines
+    settings = head["run"].get("config")
+    if settings is None:
+        return lines
+    return [head | {"run": head["run"] | {"config": with_load(settings)}}, *rest]
+
+
 LOG: Format[list[dict]] = Format(
-    "decision logs", version=1, by="simulate --decisions --out DIR", oldest=1
+    "decision logs", version=2, by="simulate --decisions --out DIR", oldest=1, upgrades=(_from_1,)
 )
 
 

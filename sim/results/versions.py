@@ -13,6 +13,8 @@ import pandas as pd
 
 from twinserve.formats import Format
 from twinserve.sim.results.schemas import OUTCOMES, PLACEMENTS, REQUESTS
+from twinserve.traces.catalog import resolve as resolve_name
+from twinserve.traces.generators.synth import is_synthetic
 
 # Columns that some results of version 0 do not have (`with_ends`).
 _ADDED = {"outcome", "ended_s", "computed_tokens"}
@@ -59,6 +61,24 @@ def _from_1(stored: Stored) -> Stored:
     return dataclasses.replace(stored, tables=tables)
 
 
+def _from_2(stored: Stored) -> Stored:
+    """Version 3 replays arrivals as they are where no setting says otherwise."""
+    settings = stored.run.get("config")
+    if not isinstance(settings, dict):
+        return stored
+    return dataclasses.replace(stored, run=stored.run | {"config": with_load(settings)})
+
+
+def with_load(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run before version 3 as they are written now: named traces were brought to 70 %
+    of the estimated capacity where no setting said otherwise."""
+    silent = all(settings.get(name) is None for name in ("load", "rate", "rate_scale"))
+    trace = str(settings.get("trace", "mooncake"))
+    if silent and (is_synthetic(trace) or resolve_name(trace)):
+        return {**settings, "load": 0.7}
+    return dict(settings)
+
+
 def one_stay_each(requests: pd.DataFrame) -> pd.DataFrame:
     """PLACEMENTS of requests that were on one replica each."""
     same = [name for name in PLACEMENTS if name in REQUESTS]
@@ -89,5 +109,5 @@ def up_all_the_time(requests: pd.DataFrame, made: Mapping[str, Any]) -> pd.DataF
 
 
 RESULTS: Format[Stored] = Format(
-    "result folders", version=2, by="simulate --out DIR", upgrades=(_from_0, _from_1)
+    "result folders", version=3, by="simulate --out DIR", upgrades=(_from_0, _from_1, _from_2)
 )

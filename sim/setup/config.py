@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
-DEFAULT_LOAD = 0.7
+GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
 
 
 class SettingsError(ValueError):
@@ -38,16 +38,16 @@ class SimulationConfig(BaseModel):
     "Never download: use a local copy of the trace or its embedded replica."
 
     rate: float | None = Field(None, gt=0)
-    "Requests a second of a generated trace (sharegpt, lmsys, poisson)."
+    "Requests a second of a generated trace (sharegpt, lmsys, poisson). [default: 10]"
     duration: float | None = Field(None, gt=0)
     "Seconds of a generated trace. [default: 600]"
     requests: int | None = Field(None, ge=1)
     "Only the first N requests."
     rate_scale: float | None = Field(None, gt=0)
-    "Speed up the arrivals of a recorded trace by this factor; 1 replays it as recorded."
+    "Speed up the arrivals of a recorded trace by this factor. [default: 1, as recorded]"
     load: float | None = Field(None, gt=0)
-    """Set the arrival rate to this share of the hardware's estimated capacity, best-effort pool not
-    counted. [default: 0.7]"""
+    """Set the arrival rate to this share of the estimated capacity of all replicas, best-effort
+    pool not counted. Arrivals stay as they are where it is not given."""
     window: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
     "Only arrivals from START to END, in seconds of the recording."
     cap_length: int | None = Field(None, ge=2)

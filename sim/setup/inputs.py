@@ -21,10 +21,9 @@ from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.profile import Profile, load_profile
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
-from twinserve.sim.setup.config import DEFAULT_LOAD, SettingsError, SimulationConfig, parse_slo
-from twinserve.traces.catalog import resolve as resolve_name
+from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig, parse_slo
 from twinserve.traces.generators.synth import is_synthetic
-from twinserve.traces.load import load_trace
+from twinserve.traces.load import has_name, load_trace
 from twinserve.traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
 from twinserve.traces.workload import BestEffortPool, Workload, WorkloadError
 
@@ -193,7 +192,7 @@ def resolve_workload(
 ) -> tuple[Workload, list[str]]:
     """The request list that every policy gets, and what the user should know about it."""
     workload, notices = _with_rate(config, hardware, progress)
-    check_fits(workload, hardware.limits.max_model_len)
+    workload = _of_fitting_length(workload, config, hardware.limits.max_model_len, notices)
     objectives = parse_slo(config.slo)
     if objectives is not None:
         workload = _with_objectives(workload, hardware, *objectives)
@@ -215,6 +214,22 @@ def resolve_workload(
             f"{config.trace}: no requests are left to simulate; widen --window or --requests"
         )
     return workload, notices
+
+
+def _of_fitting_length(
+    workload: Workload, config: SimulationConfig, longest: int, notices: list[str]
+) -> Workload:
+    """With no request longer than the model's context and the KV memory allow: a trace that goes by
+    a name is cut, which is said; a file of the user's own is refused (WorkloadError)."""
+    over = int((workload.prompt_tokens + workload.output_tokens > longest).sum())
+    if not over or not has_name(config.trace):
+        check_fits(workload, longest)
+        return workload
+    notices.append(
+        f"{over:,} of {len(workload):,} requests are longer than the {longest:,} tokens that one "
+        "may have on this hardware: cut to that length (--cap-length sets another)"
+    )
+    return cap_length(workload, longest)
 
 
 def _with_rate(
@@ -245,8 +260,8 @@ def _with_rate(
     if config.cap_length is not None:
         workload = cap_length(workload, config.cap_length)
     factor, notices = config.rate_scale, []
-    if factor is None and config.rate is None and (config.load or resolve_name(config.trace)):
-        factor, said = _scale_for_load(config, workload, hardware)
+    if config.load is not None:
+        factor, said = _scale_for_load(config, config.load, workload, hardware)
         notices.append(said)
     if factor is not None and factor != 1:
         workload = scale_rate(workload, factor)
@@ -276,15 +291,17 @@ def _generated(config: SimulationConfig, hardware: Hardware) -> tuple[Workload, 
     duration = config.duration
     if duration is None and config.requests is None:
         duration = GENERATED_SECONDS
-    if rate is None:
+    if config.load is not None:
         sample = load_trace(config.trace, seed=config.seed, rate=1.0, count=2000)
-        seconds = service_seconds(sample, hardware) / len(sample)
-        rate = (config.load or DEFAULT_LOAD) * config.replicas / seconds
-        rate = float(f"{rate:.3g}")
+        capacity = config.replicas * len(sample) / service_seconds(sample, hardware)
+        rate = float(f"{config.load * capacity:.3g}")
         notices.append(
-            f"rate {rate:g} requests/s: about {config.load or DEFAULT_LOAD:.0%} of estimated "
-            "capacity (--rate sets it)"
+            f"rate {rate:g} requests/s: --load {config.load:g} of estimated capacity "
+            f"({config.replicas} {_replicas(config)})"
         )
+    elif rate is None:
+        rate = GENERATED_RATE
+        notices.append(f"rate {rate:g} requests/s, as none was given (--rate or --load sets it)")
     workload = load_trace(
         config.trace, seed=config.seed, rate=rate, count=config.requests, duration_s=duration
     )
@@ -294,21 +311,32 @@ def _generated(config: SimulationConfig, hardware: Hardware) -> tuple[Workload, 
 
 
 def _scale_for_load(
-    config: SimulationConfig, workload: Workload, hardware: Hardware
+    config: SimulationConfig, load: float, workload: Workload, hardware: Hardware
 ) -> tuple[float, str]:
-    """The factor on the arrival rate that brings the online load to the wanted share of
-    capacity."""
-    span = workload.span_s
-    load = config.load or DEFAULT_LOAD
-    if len(workload) < 2 or span <= 0:
-        return 1.0, "too few arrivals to set a load: replayed as recorded"
-    factor = load * config.replicas * span / service_seconds(workload, hardware)
-    factor = float(f"{factor:.3g}")
+    """The factor on the arrival rate that brings the online load to the share `load` of capacity.
+    Raises SettingsError where there is no rate to scale."""
+    if workload.span_s <= 0:
+        raise SettingsError(
+            f"--load {load:g}: the requests of {config.trace} come all at once, so they have no "
+            "rate to set; drop it"
+        )
+    factor = float(f"{load / offered_load(workload, hardware, config.replicas):.3g}")
     return (
         factor,
-        f"rate scale {factor:g}: about {load:.0%} of estimated capacity (--rate-scale 1 replays "
-        "as recorded)",
+        f"rate scale {factor:g}: --load {load:g} of estimated capacity "
+        f"({config.replicas} {_replicas(config)})",
     )
+
+
+def _replicas(config: SimulationConfig) -> str:
+    return "replica" if config.replicas == 1 else "replicas"
+
+
+def offered_load(workload: Workload, hardware: Hardware, replicas: int) -> float | None:
+    """Share of the estimated capacity of so many replicas that the listed requests ask for while
+    they arrive (the pool is not listed); None where they come all at once."""
+    span = workload.span_s
+    return service_seconds(workload, hardware) / (replicas * span) if span > 0 else None
 
 
 def service_seconds(workload: Workload, hardware: Hardware) -> float:

@@ -52,10 +52,12 @@ def crowded(policy: str, seed: int = 0, **changes) -> Inputs:
 
 
 def traced(policy: str, **changes) -> Inputs:
-    """A generated trace, or the embedded replica of a recorded one, wherever originals may be."""
+    """A generated trace, or the embedded replica of a recorded one, wherever originals may be.
+    `mooncake` at the load that it was given when the file was written."""
     with TemporaryDirectory() as nowhere, patch.dict(os.environ, TWINSERVE_CACHE=nowhere):
         os.environ.pop("TWINSERVE_TRACES", None)
-        return resolve(SimulationConfig(policy=(policy,), offline=True, **changes))
+        load = {"load": 0.7} if changes["trace"] == "mooncake" else {}
+        return resolve(SimulationConfig(policy=(policy,), offline=True, **load, **changes))
 
 
 def cases(policy: str) -> Iterator[tuple[str, Inputs]]:
