@@ -36,6 +36,7 @@ VALUE, HTTP = "one value of a command line", "the body of a request"
 OTHERS = "files of other people and programs: what they are is told by their content"
 READERS = {
     "backends/live/serving/attributes.py": HTTP,
+    "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",
     "experiments/campaign/main.py": VALUE,
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/setup.py": "files of campaigns",
@@ -51,6 +52,7 @@ READERS = {
     "sim/results/decisions.py": "decision logs",
     "sim/results/files.py": "result folders",
     "sim/setup/presets.py": "result folders",
+    "sim/sweep/combinations.py": OTHERS,
     "sim/sweep/points.py": "kept points",
     "traces/generators/replica.py": "a part of the program: no other one reads it",
     "traces/readers/csvfile.py": OTHERS,

@@ -21,6 +21,7 @@ from twinserve.sim.cli.live import replay
 from twinserve.sim.cli.profiles import profiles_app
 from twinserve.sim.cli.report import report
 from twinserve.sim.cli.simulate import simulate
+from twinserve.sim.cli.sweep import sweep
 from twinserve.sim.cli.trace import trace_app
 from twinserve.sim.cli.validate import validate
 from twinserve.sim.engine.loop import NoProgressError
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name="twinserve", help="Scheduling and KV-cache policies for LLM serving, simulated."
     )
     app.command(simulate, name="simulate")
+    app.command(sweep, name="sweep")
     app.command(trace_app)
     app.command(profiles_app)
     app.command(report, name="report")
@@ -98,10 +100,10 @@ def run_app(
         _stop(settings_line(error), BAD_INPUT)
     except (*_EXPECTED, *expected) as error:
         _stop(str(error), BAD_INPUT)
-    except KeyboardInterrupt:
-        _stop(interrupted, INTERRUPTED)
-    except _Terminated:
-        _stop(interrupted, TERMINATED)
+    except KeyboardInterrupt as end:  # a command may say what is left of its work
+        _stop(str(end) or interrupted, INTERRUPTED)
+    except _Terminated as end:
+        _stop(str(end) or interrupted, TERMINATED)
     except (MemoryError, OverflowError) as error:
         _stop(
             f"a setting is too large for this machine: {error or 'out of memory'}; choose a "
