@@ -94,8 +94,6 @@ def sweep(
         return
     if out is None:
         raise SettingsError("--out DIR is needed: what has ended is kept there")
-    if executor == "ray":
-        _check_ray()
     from twinserve.sim.sweep.sweep import Sweep
 
     found = Sweep(runs, out, any_version, retry_failed)
@@ -112,15 +110,6 @@ def sweep(
 def _check_numbers(seeds: int, workers: int | None) -> None:
     if not 1 <= seeds <= _MOST or (workers is not None and not 1 <= workers <= _MOST):
         raise SettingsError(f"--seeds and --workers must be from 1 to {_MOST}")
-
-
-def _check_ray() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("ray") is None:
-        raise SettingsError(
-            "--executor ray needs Ray, which is not installed; pip install 'twinserve[ray]'"
-        )
 
 
 def _runs(
