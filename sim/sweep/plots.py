@@ -94,16 +94,15 @@ def _panel(
 def _legend(figure: Figure, labels: Sequence[str], ax: Axes) -> None:
     """Above the panels, in as many columns as fit; the figure grows where that is not enough."""
     handles, _ = ax.get_legend_handles_labels()
-    panels_height = figure.get_figheight()
+    panels_height, renderer = figure.get_figheight(), figure.canvas.get_renderer()
     for columns in range(min(len(labels), _MOST_COLUMNS), 0, -1):
         legend = figure.legend(handles, labels, loc="outside upper left", ncols=columns)
-        figure.canvas.draw()
-        width = legend.get_window_extent().width + 2 * _MARGIN_PX
+        width = legend.get_window_extent(renderer).width + 2 * _MARGIN_PX
         if width <= figure.bbox.width or columns == 1:
             break
         legend.remove()
     grown = max(figure.get_figwidth(), width / figure.dpi)
-    height = legend.get_window_extent().height + 2 * _MARGIN_PX
+    height = legend.get_window_extent(renderer).height + 2 * _MARGIN_PX
     figure.set_size_inches(grown, panels_height + height / figure.dpi)
 
 
