@@ -67,12 +67,12 @@ def failures_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> 
 
 
 def _axis_values(run: Run, axes: Sequence[str]) -> dict[str, Any]:
-    """Numbers as they are, the rest as flags have it."""
+    """What any combination names, of this run: numbers as they are, the rest as flags have it."""
 
     def plain(value: Any) -> Any:
         return value if value is None or type(value) in (bool, int, float) else text_of(value)
 
-    return {name: plain(run.axes.get(name)) for name in axes}
+    return {name: plain(getattr(run.config, name, run.axes.get(name))) for name in axes}
 
 
 def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
@@ -130,6 +130,7 @@ def print_seed_table(
         console.width = max(console.width, _WIDEST)
     known = {name: head for name, head in COLUMNS.items() if name in table}
     known |= {name: name for name in values if name in table and name not in known}
+    axes = [name for name in axes if table[name].nunique(dropna=False) > 1] or axes
     printed = Table(box=None, pad_edge=False)
     for name in axes:
         printed.add_column(name)

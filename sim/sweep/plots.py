@@ -27,7 +27,7 @@ _MOST_COLUMNS = 6
 
 def plot(table: pd.DataFrame, axes: Sequence[str], x: str, names: Sequence[str]) -> Figure:
     """A panel for each of `names`, over the axis `x`; the legend stands above, outside of them."""
-    others = [name for name in axes if name != x and table[name].nunique(dropna=False) > 1]
+    others = told_by(table, [name for name in axes if name != x])
     lines = list(_lines(table, others))
     columns = min(len(names), 2) if len(names) != 3 else 3
     rows = math.ceil(len(names) / columns)
@@ -41,6 +41,17 @@ def plot(table: pd.DataFrame, axes: Sequence[str], x: str, names: Sequence[str])
     if others:
         _legend(figure, [label for label, _ in lines], panels[0])
     return figure
+
+
+def told_by(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """Those that tell lines apart: not what is the same in all, nor what a combination's name says
+    already."""
+    named = table["name"] if "name" in axes else pd.Series("", table.index)
+
+    def said(name: str) -> bool:
+        return bool((table[name].groupby(named, dropna=False).nunique(dropna=False) == 1).all())
+
+    return [name for name in axes if name == "name" or not said(name)]
 
 
 def _lines(table: pd.DataFrame, others: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
