@@ -44,6 +44,7 @@ def shown(mean: float, half: float, digits: int = 3) -> str:
     """`12.3 ± 0.4` with as many significant digits of the mean as asked for."""
 
     def number(value: float, digits: int) -> str:
-        return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
+        short = f"{value:.{digits}g}"
+        return f"{value:,.0f}" if abs(value) >= 10**digits or "e+" in short else short
 
     return number(mean, digits) + (f" ± {number(half, 2)}" if np.isfinite(half) else "")

@@ -118,6 +118,7 @@ def test_over_seeds_keeps_the_order_of_appearance():
         and found.v_ci.tolist()[1] == 0.0
     )
     assert shown(found.v[0], found.v_ci[0]) == "2 ± 13" and shown(12345.6, math.nan) == "12,346"
+    assert shown(495.2, 99.7) == "495 ± 100" and shown(999.7, 0.001) == "1,000 ± 0.001"
 
 
 def study() -> Study:
