@@ -37,8 +37,8 @@ _LATE = 0.15  # of the kills, when all runs are kept and the tables are written
 @dataclass(frozen=True)
 class Busy:
     """wall_s, cpu_s (user and system, of all processes) of one sweep; busy: share of the cores;
-    others: share of the cores that was used by other programs meanwhile; None where that cannot be
-    told."""
+    others: share of the cores that other programs used meanwhile, None where that cannot be told.
+    Where that is not next to nothing, `busy` says little."""
 
     runs: int
     cores: int

@@ -68,8 +68,9 @@ def _own_modules(file: Path) -> list[Path]:
             continue
         found.add(path)
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
-                parts = node.module.split(".")[1:]
+            named = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if isinstance(node, ast.ImportFrom) and named.startswith(_PACKAGE):
+                parts = named.split(".")[1:]
                 if parts[0] in _SIMULATOR:
                     continue
                 module = ROOT.joinpath(*parts)

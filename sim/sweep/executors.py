@@ -94,9 +94,11 @@ def _begin() -> None:
     """In a worker: it waits for work for ever where its parent was killed, so it watches that.
     Ctrl-C is the parent's to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker"
 
     def watch() -> None:
-        multiprocessing.parent_process().join()
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

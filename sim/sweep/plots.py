@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from twinserve.sim.report.axes import nested_width, run_colours
@@ -105,7 +106,7 @@ def _panel(
 def _legend(figure: Figure, labels: Sequence[str], ax: Axes) -> None:
     """Above the panels, in as many columns as fit; the figure grows where that is not enough."""
     handles, _ = ax.get_legend_handles_labels()
-    panels_height, renderer = figure.get_figheight(), figure.canvas.get_renderer()
+    panels_height, renderer = figure.get_figheight(), FigureCanvasAgg(figure).get_renderer()
     for columns in range(min(len(labels), _MOST_COLUMNS), 0, -1):
         legend = figure.legend(handles, labels, loc="outside upper left", ncols=columns)
         width = legend.get_window_extent(renderer).width + 2 * _MARGIN_PX
