@@ -16,7 +16,6 @@ from tests.experiments.squares import CALLS, square
 from twinserve.experiments.attention.main import KERNELS, Report
 from twinserve.experiments.campaign.main import main as campaign
 from twinserve.experiments.campaign.setup import CAMPAIGN, Store
-from twinserve.experiments.study.grid import KEPT, POINTS, Point, run_grid
 from twinserve.experiments.study.study import FIGURES, Claim, Figure, Scale, Study
 from twinserve.formats import KEY, Format
 from twinserve.profiles.composition import StepComposition
@@ -32,6 +31,8 @@ from twinserve.sim.cli.main import main as twinserve
 from twinserve.sim.cli.main import simulate_main
 from twinserve.sim.results.decisions import LOG, read_log
 from twinserve.sim.results.files import RESULTS, read_run
+from twinserve.sim.sweep.grid import Point, run_grid
+from twinserve.sim.sweep.points import KEPT, POINTS
 from twinserve.traces.load import load_trace
 from twinserve.traces.readers.sidecar import SIDECAR, SUFFIX, path_of
 

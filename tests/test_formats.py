@@ -36,10 +36,10 @@ VALUE, HTTP = "one value of a command line", "the body of a request"
 OTHERS = "files of other people and programs: what they are is told by their content"
 READERS = {
     "backends/live/serving/attributes.py": HTTP,
+    "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",
     "experiments/campaign/main.py": VALUE,
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/setup.py": "files of campaigns",
-    "experiments/study/grid.py": "kept points of studies",
     "experiments/study/study.py": "figures of studies",
     "experiments/validation/overload.py": OTHERS,
     "experiments/validation/runs.py": OTHERS,
@@ -53,6 +53,8 @@ READERS = {
     "sim/results/decisions.py": "decision logs",
     "sim/results/files.py": "result folders",
     "sim/setup/presets.py": "result folders",
+    "sim/sweep/combinations.py": OTHERS,
+    "sim/sweep/points.py": "kept points",
     "traces/generators/replica.py": "a part of the program: no other one reads it",
     "traces/readers/csvfile.py": OTHERS,
     "traces/readers/formats.py": OTHERS,

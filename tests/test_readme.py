@@ -77,6 +77,18 @@ def words(lines: list[str]) -> list[str]:
     return [re.sub(r"[-+]?[\d][\d.,]*|outside", "#", line) for line in lines]
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Of a command that is run as a user would: scripts beside this interpreter, no colours."""
+    scripts = Path(sys.executable).parent
+    return {
+        **os.environ,
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "TWINSERVE_CACHE": str(folder / "cache"),
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "shown"), cases())
 def test_command(command: str, shown: str, folder: Path):
@@ -85,19 +97,11 @@ def test_command(command: str, shown: str, folder: Path):
     live = LIVE.search(command) is not None
     if live and not os.environ.get("TWINSERVE_REQUIRE_LIVE"):
         pytest.importorskip("vllm")
-    scripts = Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
-        "TWINSERVE_CACHE": str(folder / "cache"),
-    }
     done = subprocess.run(
         command,
         shell=True,
         cwd=folder,
-        env=environment,
+        env=environment(folder),
         capture_output=True,
         text=True,
         timeout=300,

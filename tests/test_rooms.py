@@ -21,7 +21,7 @@ FLEET = {*ENGINE, "sim.engine"}
 SETUP = {*FLEET, "sim.fleet"}
 LIVE = {*SETUP, "sim.setup", "policies.justitia"}  # applications: what their predictors ask of them
 TWIN = {*LIVE, "backends.live", "sim.report"}
-CLI = {*TWIN, "sim.twin", "sim.plan"}
+CLI = {*TWIN, "sim.twin", "sim.plan", "sim.sweep"}
 MAY_KNOW: dict[str, set[str]] = {
     GROUND: set(),
     "traces": set(),
@@ -45,6 +45,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "backends.live": LIVE,
     "sim.twin": TWIN,
     "sim.plan": {*SETUP, "sim.setup"},
+    "sim.sweep": {*SETUP, "sim.setup", "sim.report"},
     "sim.cli": CLI,
     "experiments": {*CLI, "sim.cli", "policies.bros", "policies.echo", "policies.justitia"},
 }

@@ -142,7 +142,7 @@ def _recorded(name: str, seed: int, raw: bool, places: dict) -> Workload:
 def _file(
     name: str, seed: int, raw: bool, places: dict, format, block_tokens, time_unit, rate
 ) -> Workload:
-    return _read(_existing(name), format, ReadOptions(block_tokens, time_unit, rate, seed), raw)
+    return _read(existing(name), format, ReadOptions(block_tokens, time_unit, rate, seed), raw)
 
 
 # Kinds of names: how one is told, which settings it takes, and its loader. The first that fits.
@@ -156,7 +156,8 @@ _KINDS: tuple[tuple[Callable[[str], object], tuple[str, ...], Callable[..., Work
 )
 
 
-def _existing(name: str) -> Path:
+def existing(name: str) -> Path:
+    """The trace file of this path. Raises WorkloadError where there is none."""
     path = Path(name).expanduser()
     try:
         is_file, is_folder = path.is_file(), path.is_dir()

@@ -13,8 +13,8 @@ from twinserve.experiments.bros.tables import (
     means,
     short,
 )
-from twinserve.experiments.study.grid import shown
 from twinserve.experiments.study.study import Claim, judge, judge_direction, worst
+from twinserve.sim.sweep.statistics import shown
 
 WHY_HYBRID = {
     "normalized_ms": (

@@ -22,8 +22,8 @@ from twinserve.experiments.bros.claims import (
 from twinserve.experiments.bros.runs import overhead, serve
 from twinserve.experiments.bros.tables import caches, headline, per_setting, preemption, short
 from twinserve.experiments.study.curves import grid, legend, panels, ylog
-from twinserve.experiments.study.grid import over_seeds
 from twinserve.experiments.study.study import Figure, Study
+from twinserve.sim.sweep.statistics import over_seeds
 
 LOOKS = {
     "vllm-v0": {"color": "tab:blue"},

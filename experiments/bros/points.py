@@ -22,8 +22,8 @@ from twinserve.experiments.bros.runs import (
     RATES,
     TGI,
 )
-from twinserve.experiments.study.grid import Point
 from twinserve.experiments.study.study import Scale, points_over
+from twinserve.sim.sweep.grid import Point
 
 LENGTHS = ("sharegpt", "lmsys")
 ABLATION_RATE = 10.0  # Sec. VII-D

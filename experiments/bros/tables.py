@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from twinserve.experiments.bros.runs import LLAMA, MODELS, OPT, QWEN
-from twinserve.experiments.study.grid import over_seeds, shown
 from twinserve.experiments.study.study import Claim, judge
+from twinserve.sim.sweep.statistics import over_seeds, shown
 
 # highest rate of the second average: at 15 requests/s some models are past their capacity
 LOW = 10.0

@@ -11,8 +11,8 @@ import pandas as pd
 from twinserve.experiments.echo import causes
 from twinserve.experiments.echo.points import ALONE, GAPS, PARTS, SHORT
 from twinserve.experiments.echo.runs import AIM, LADDER
-from twinserve.experiments.study.grid import shown
 from twinserve.experiments.study.study import Claim, Verdict, judge, judge_direction, worst
+from twinserve.sim.sweep.statistics import shown
 
 BS, BS_E, BS_E_S, ECHO = LADDER
 BELIEFS = {"paper": "fitted estimator", "perfect": "exact step times"}

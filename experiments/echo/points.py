@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from twinserve.experiments.echo.runs import LADDER, POOLS
-from twinserve.experiments.study.grid import Point
 from twinserve.experiments.study.study import Scale, points_over
+from twinserve.sim.sweep.grid import Point
 
 SHORT = "loogle-short"
 BASE = "as in Fig. 6"

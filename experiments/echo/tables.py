@@ -11,7 +11,7 @@ import pandas as pd
 
 from twinserve.experiments.echo.points import ALONE, GAPS, PARTS
 from twinserve.experiments.echo.runs import BIN_S, LADDER, PEAK, QUANTILES, TROUGH
-from twinserve.experiments.study.grid import over_seeds
+from twinserve.sim.sweep.statistics import over_seeds
 
 RATES = ("offline_tps", "offline_rps")
 ONLINE = ("attainment", "ttft_attainment", "tpot_attainment", "in_time")

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure as Canvas
 from twinserve.experiments.justitia.figures import UP_TO, small
 from twinserve.experiments.justitia.runs import LLAMA_13B, PAPER_BLOCKS, compare
 from twinserve.experiments.justitia.tables import jct_table, judge_up_to
-from twinserve.experiments.study.grid import Point, shown
 from twinserve.experiments.study.study import Claim, Figure, Scale, Verdict, judge, worst
+from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.statistics import shown
 
 # per cent; no density is said of the first two
 PAPER = {

@@ -11,12 +11,13 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.justitia.runs import LLAMA_7B, inputs_of, resized
 from twinserve.experiments.justitia.tables import chosen, plain
-from twinserve.experiments.study.grid import Point, over_seeds, shown
 from twinserve.experiments.study.study import Claim, Figure, Scale, judge_direction, worst
 from twinserve.policies.justitia.clock import fluid_finish_times
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.sim.results.metrics_jobs import job_completion
 from twinserve.sim.setup.run import run_policy
+from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.statistics import over_seeds, shown
 from twinserve.traces.apps.generate import applications
 from twinserve.traces.workload import Workload
 

@@ -26,8 +26,9 @@ from twinserve.experiments.justitia.tables import (
     judge_close,
     judge_up_to,
 )
-from twinserve.experiments.study.grid import Point, over_seeds, shown
 from twinserve.experiments.study.study import Claim, Figure, Scale, Verdict, judge_direction
+from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.statistics import over_seeds, shown
 
 DENSITIES = ("1x", "2x", "3x")
 # KV blocks: what the profile derives, and those of Fig. 3

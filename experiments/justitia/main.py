@@ -23,8 +23,9 @@ from twinserve.experiments.justitia.figures import (
 )
 from twinserve.experiments.justitia.overhead import decisions, prediction
 from twinserve.experiments.justitia.tables import chosen, claim
-from twinserve.experiments.study.grid import Point, over_seeds, shown
 from twinserve.experiments.study.study import Claim, Figure, Scale, Study, judge_direction, worst
+from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.statistics import over_seeds, shown
 
 NOISE = "justitia:predictor=perfect,error={error},seed={draw}"
 PREDICTORS = {

@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.justitia.runs import QUANTILES
-from twinserve.experiments.study.grid import over_seeds, shown
 from twinserve.experiments.study.study import Claim, Verdict, judge, judge_direction
+from twinserve.sim.sweep.statistics import over_seeds, shown
 
 RATIOS = [f"ratio_{q}" for q in QUANTILES]
 

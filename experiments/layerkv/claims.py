@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from twinserve.experiments.layerkv.runs import NO_SLO, SAVABLE, VLLM
-from twinserve.experiments.study.grid import over_seeds, shown
 from twinserve.experiments.study.study import Claim, Verdict, judge, judge_direction, worst
+from twinserve.sim.sweep.statistics import over_seeds, shown
 
 TIMES = ("ttft_s", "ttft_p99_s", "tpot_s", "queueing_s", "prefill_s", "tokens_per_s")
 VALUES = (*TIMES, "violations", "ttft_violations", "tpot_violations", "recomputes", "kv_blocks")

@@ -18,8 +18,8 @@ from twinserve.experiments.layerkv.runs import (
     TPOT_S,
     VLLM,
 )
-from twinserve.experiments.study.grid import Point
 from twinserve.experiments.study.study import Scale, points_over
+from twinserve.sim.sweep.grid import Point
 
 SWEEPS = {
     "llama-2-7b": (4.0, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinserve.experiments.justitia.runs import compare
-from twinserve.experiments.study.grid import Point
 from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.experiments.systems.runs import (
     APPLICATIONS_PROFILE,
@@ -33,6 +32,7 @@ from twinserve.experiments.systems.tables import (
     table_of,
 )
 from twinserve.policies.registry import policy_names
+from twinserve.sim.sweep.grid import Point
 
 POOL = 16
 CHUNK = "bros:chunk=2048"

@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.study.curves import grid, panels
-from twinserve.experiments.study.grid import over_seeds
 from twinserve.experiments.study.study import judge_direction
+from twinserve.sim.sweep.statistics import over_seeds
 
 REPEATS = ("seed", "window")  # what tells the repeats of a setting apart
 METRICS = {

@@ -30,6 +30,10 @@ VERBS = {
         "Simulate scheduling and KV-cache policies on a trace; several --policy give one "
         "side-by-side table.",
     ),
+    "sweep": (
+        f"{_CLI}.sweep:sweep",
+        "Run simulate over combinations of its settings: files and grids are crossed.",
+    ),
     "trace": (f"{_CLI}.trace:trace_app", "Request traces: list, fetch, inspect, convert, synth."),
     "profiles": (f"{_CLI}.profiles:profiles_app", "Hardware and model profiles."),
     "report": (
@@ -142,10 +146,10 @@ def run_app(
     try:
         app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        _stop(interrupted, INTERRUPTED)
-    except _Terminated:
-        _stop(interrupted, TERMINATED)
+    except KeyboardInterrupt as end:  # a command may say what is left of its work
+        _stop(str(end) or interrupted, INTERRUPTED)
+    except _Terminated as end:
+        _stop(str(end) or interrupted, TERMINATED)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

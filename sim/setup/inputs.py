@@ -34,6 +34,17 @@ _GRID_TOKENS = 256  # isolated prefill times are computed on this grid and inter
 
 
 @dataclass(frozen=True)
+class Sources:
+    """Who reads what the settings name. Many runs in one process may keep what was read."""
+
+    trace: Callable[..., Workload] = load_trace
+    profile: Callable[[str], Profile] = load_profile
+
+
+READ = Sources()
+
+
+@dataclass(frozen=True)
 class Hardware:
     """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
     force."""
@@ -89,7 +100,7 @@ def _fitted(fit, hardware: Hardware) -> BatchEstimator:
     return fit(hardware.profile, hardware.model)
 
 
-def resolve(config: SimulationConfig, progress=None) -> Inputs:
+def resolve(config: SimulationConfig, progress=None, sources: Sources = READ) -> Inputs:
     """Read and check everything. Raises WorkloadError, ProfileError or SettingsError with one
     line."""
     policies = tuple(parse_policy(text) for text in config.policy)
@@ -112,8 +123,8 @@ def resolve(config: SimulationConfig, progress=None) -> Inputs:
     parse_objectives(config.slo)
     _check_used(config, policies)
     _check_withdrawals(config, policies)
-    hardware = resolve_hardware(config)
-    workload, notices = resolve_workload(config, hardware, progress)
+    hardware = resolve_hardware(config, sources)
+    workload, notices = resolve_workload(config, hardware, progress, sources)
     return Inputs(config, workload, hardware, policies, (*workload.provenance.notices, *notices))
 
 
@@ -159,8 +170,8 @@ def make_estimator(
     return LinearEstimator(BrosLinearModel.fit(hardware.model), swap)
 
 
-def resolve_hardware(config: SimulationConfig) -> Hardware:
-    profile = load_profile(config.profile)
+def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
+    profile = sources.profile(config.profile)
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -191,10 +202,10 @@ def resolve_hardware(config: SimulationConfig) -> Hardware:
 
 
 def resolve_workload(
-    config: SimulationConfig, hardware: Hardware, progress=None
+    config: SimulationConfig, hardware: Hardware, progress=None, sources: Sources = READ
 ) -> tuple[Workload, list[str]]:
     """The request list that every policy gets, and what the user should know about it."""
-    workload, notices = _with_rate(config, hardware, progress)
+    workload, notices = _with_rate(config, hardware, progress, sources)
     workload = _of_fitting_length(workload, config, hardware.limits.max_model_len, notices)
     objectives = parse_objectives(config.slo)
     for service_class in ("rt", "be"):
@@ -238,7 +249,7 @@ def _of_fitting_length(
 
 
 def _with_rate(
-    config: SimulationConfig, hardware: Hardware, progress
+    config: SimulationConfig, hardware: Hardware, progress, sources: Sources
 ) -> tuple[Workload, list[str]]:
     if is_synthetic(config.trace):
         return _generated(config, hardware)
@@ -249,7 +260,7 @@ def _with_rate(
                 f"{flag} is for generated traces; {config.trace!r} has its own arrivals: use "
                 "--rate-scale"
             )
-    workload = load_trace(
+    workload = sources.trace(
         config.trace,
         seed=config.seed,
         offline=config.offline,

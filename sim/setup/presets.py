@@ -25,7 +25,12 @@ def with_defaults(
     instead of theirs, and the other way round. Raises SettingsError for an unknown preset, or a
     file that is no run.json.
     """
-    given = {name: getattr(config, name) for name in config.model_fields_set}
+    return over(defaults(preset, file, "policy" not in config.model_fields_set), config)
+
+
+def defaults(preset: str | None, file: Path | None, policy_too: bool = True) -> dict:
+    """The settings of the run.json `file` over those of `preset`. policy_too: the file's policy
+    shall be what it was. Raises SettingsError."""
     base: dict = {}
     if preset is not None:
         if preset not in PRESETS:
@@ -35,7 +40,14 @@ def with_defaults(
             )
         base.update(PRESETS[preset])
     if file is not None:
-        base.update(from_file(file, policy_too="policy" not in given))
+        base.update(from_file(file, policy_too))
+    return base
+
+
+def over(base: dict, config: SimulationConfig) -> SimulationConfig:
+    """The settings that `config` names, over those of `base` (see `defaults`)."""
+    base = dict(base)
+    given = {name: getattr(config, name) for name in config.model_fields_set}
     unwanted: tuple[str, ...] = ()
     if "trace" in given:
         unwanted = ("format", *(_OF_RECORDED if is_synthetic(config.trace) else _OF_GENERATED))

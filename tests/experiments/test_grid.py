@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 
 from tests.experiments.squares import CALLS, square
-from twinserve.experiments.study.grid import KEPT, Point, interval, over_seeds, run_grid, shown
 from twinserve.experiments.study.study import Claim, Figure, Scale, Study
 from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.sweep.grid import Point, run_grid
+from twinserve.sim.sweep.points import KEPT
+from twinserve.sim.sweep.statistics import interval, over_seeds, shown
 
 
 def points(scale: Scale) -> list[Point]:
@@ -116,6 +118,7 @@ def test_over_seeds_keeps_the_order_of_appearance():
         and found.v_ci.tolist()[1] == 0.0
     )
     assert shown(found.v[0], found.v_ci[0]) == "2 ± 13" and shown(12345.6, math.nan) == "12,346"
+    assert shown(495.2, 99.7) == "495 ± 100" and shown(999.7, 0.001) == "1,000 ± 0.001"
 
 
 def study() -> Study:

@@ -9,7 +9,6 @@ import pytest
 
 from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.experiments.study.grid import Point, run_grid
 from twinserve.policies.registry import RegistryError, parse_policy, policy_class
 from twinserve.sim.cli import main as cli
 from twinserve.sim.setup.audit import check_policy
@@ -17,6 +16,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.presets import check_policy_file
 from twinserve.sim.setup.run import simulate
+from twinserve.sim.sweep.grid import Point, run_grid
 
 MINE = """
 from __future__ import annotations

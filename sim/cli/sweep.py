@@ -1,0 +1,193 @@
+"""`twinserve sweep`: many runs, over combinations of settings, and what they have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+
+if TYPE_CHECKING:
+    from twinserve.sim.sweep.combinations import Run
+    from twinserve.sim.sweep.executors import Workers
+    from twinserve.sim.sweep.sweep import Sweep
+
+_Flag = Annotated[bool, Parameter(negative="")]
+_Several = Annotated[list[str] | None, Parameter(negative="")]
+_DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
+_MOST = 1000  # seeds, workers
+_RESUMABLE = "interrupted; what has ended is kept: the same command goes on from there"
+_SOME_FAILED = 1  # exit status
+
+
+def sweep(
+    *,
+    config: SimulationConfig = _DEFAULTS,
+    params: Annotated[list[Path] | None, Parameter(negative="")] = None,
+    grid: _Several = None,
+    link_vars: str = "",
+    seeds: int = 1,
+    preset: str | None = None,
+    config_file: Annotated[Path | None, Parameter(name="--config")] = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    workers: int | None = None,
+    executor: Literal["local", "ray"] = "local",
+    plot: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    retry_failed: _Flag = False,
+    any_version: _Flag = False,
+    dry_run: _Flag = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+) -> None:
+    """Run simulate over combinations of its settings: files and grids are crossed. What has ended
+    is kept, and the same command goes on.
+
+    Parameters
+    ----------
+    config: SimulationConfig
+        Settings of all runs; those of a combination win.
+    params: list[Path]
+        JSON file of combinations, as of vllm bench sweep: [{"policy": "bros", "load": 0.7}, ...] or
+        {"NAME": {...}, ...}.
+    grid: list[str]
+        NAME=VALUE,VALUE of one setting; policy=vllm,bros:chunk=2048,kv=paged has two values, as
+        option=value goes with what is before it; a JSON list, NAME=["...", "..."], where values
+        have other commas. Given again, a name gets further values.
+    link_vars: str
+        Only combinations in which these settings have equal values: SETTING=SETTING,...
+    seeds: int
+        Runs of each combination, with --seed, --seed + 1, ...
+    preset: str
+        A published setting, which other flags modify: bros-hybrid.
+    config_file: Path
+        Settings from a former run's run.json; flags given here win.
+    out: Path
+        Folder for tables and plots; runs that have ended are kept there.
+    workers: int
+        Processes. [default: one for each core]
+    executor: Literal["local", "ray"]
+        Processes of this machine, or a Ray cluster: that of RAY_ADDRESS, else one of this machine.
+    plot: list[str]
+        What to draw: x=load y=classes.rt.mean_ttft_ms,output_throughput; names as in table.csv.
+    retry_failed: bool
+        Run again what failed before.
+    any_version: bool
+        Also take runs that another version of the code has run.
+    dry_run: bool
+        List the runs, and run nothing.
+    quiet: bool
+        No progress.
+    """
+    from twinserve.sim.sweep.draw import check_x, parse_plot
+    from twinserve.sim.sweep.output import axes_of
+
+    _check_numbers(seeds, workers)
+    x, names = parse_plot(plot or [])
+    runs = _runs(config, params or [], grid or [], link_vars, seeds, preset, config_file)
+    check_x(axes_of(runs), x)
+    if dry_run:
+        _list(runs, out, any_version, retry_failed)
+        return
+    if out is None:
+        raise SettingsError("--out DIR is needed: what has ended is kept there")
+    from twinserve.sim.sweep.sweep import Sweep
+
+    found = Sweep(runs, out, any_version, retry_failed)
+    progress = RunProgress(shown=not quiet)
+    progress.begin("sweep", len(found.kept) / len(runs))
+
+    def report(done: int, failed: int) -> None:
+        lost = f", {failed:,} failed" if failed else ""
+        progress.part(done / len(runs), f"{done:,} of {len(runs):,} runs{lost}")
+
+    try:
+        with progress:
+            found.run(lambda count: _executor(executor, workers, count), report)
+    except Exception:
+        raise
+    except BaseException as ended:  # Ctrl-C or SIGTERM: what it says is what the user is told
+        ended.args = (_RESUMABLE,)
+        raise
+    _write(found, out, x, names)
+
+
+def _check_numbers(seeds: int, workers: int | None) -> None:
+    if not 1 <= seeds <= _MOST or (workers is not None and not 1 <= workers <= _MOST):
+        raise SettingsError(f"--seeds and --workers must be from 1 to {_MOST}")
+
+
+def _runs(
+    config: SimulationConfig,
+    params: list[Path],
+    grid: list[str],
+    link_vars: str,
+    seeds: int,
+    preset: str | None,
+    config_file: Path | None,
+) -> list[Run]:
+    """All runs, checked as far as that is possible without running them. Raises SettingsError."""
+    from twinserve.sim.setup.presets import defaults, over
+    from twinserve.sim.sweep import combinations as of
+    from twinserve.sim.sweep.check import check_names
+
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    sources = [of.read_params(file) for file in params]
+    grids = of.read_grid(grid)
+    if len(config.policy) > 1:
+        sources.append(of.of_policies(given.pop("policy")))
+    crossed = of.crossed([*sources, *grids], of.read_links(link_vars))
+    base = defaults(preset, config_file, "policy" not in given)
+
+    def build(settings: dict) -> SimulationConfig:
+        found = over(base, SimulationConfig(**{**given, **settings}))
+        check_names(found)
+        return found
+
+    return of.runs_of(crossed, seeds, build)
+
+
+def _list(runs: list[Run], out: Path | None, any_version: bool, retry_failed: bool) -> None:
+    todo = len(runs)
+    if out is not None:
+        from twinserve.sim.sweep.sweep import Sweep
+
+        todo = len(Sweep(runs, out, any_version, retry_failed).todo())
+    for number, run in enumerate(runs, 1):
+        print(f"{number}: {run}")
+    print(f"{len(runs)} runs" + (f", {todo} of them still to be run" if out is not None else ""))
+
+
+def _executor(kind: str, workers: int | None, count: int) -> Workers:
+    from twinserve.sim.sweep.executors import RayWorkers, local
+
+    if kind == "ray":
+        return RayWorkers(workers or os.cpu_count() or 1)
+    return local(workers, count)
+
+
+def _write(found: Sweep, out: Path, x: str | None, names: list[str]) -> None:
+    """Tables, plots, and the printed table; SystemExit where a run failed."""
+    from twinserve.sim.sweep import draw, output, plots
+
+    results, axes = found.results(), output.axes_of(found.runs)
+    frame = output.runs_frame(results, axes)
+    failures = output.failures_frame(results, axes)
+    table = output.seed_table(frame, axes) if len(frame) else frame
+    output.write_results(out, frame, table, failures, output.about(found.runs))
+    if len(frame):
+        chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)
+        output.print_seed_table(table, axes, names)
+        if chosen is not None and drawn:
+            plots.write_plots(out, plots.plot(table, axes, chosen, drawn))
+    if len(failures):
+        print(
+            f"{len(failures)} of {len(found.runs)} runs failed, the first with: "
+            f"{failures['error'].iloc[0]} (all: {out / 'failures.csv'}; --retry-failed runs them "
+            "again)",
+            file=sys.stderr,
+        )
+        sys.exit(_SOME_FAILED)

@@ -1,0 +1,34 @@
+"""What can be told of settings without running them: whether what they name exists."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from twinserve.policies.registry import ledger_class, parse_policy
+from twinserve.profiles.profile import load_profile
+from twinserve.sim.fleet.routers.registry import parse_router
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.traces.load import existing, has_name
+
+
+def _named(trace: str) -> None:
+    if not has_name(trace):
+        existing(trace)
+
+
+def check_names(config: SimulationConfig) -> None:
+    """Raises RegistryError, ProfileError, WorkloadError: a policy, ledger, router, profile or trace
+    that there is not, or options that it does not have."""
+    for text in config.policy:
+        _policy(text)
+    if config.kv is not None:
+        _ledger(config.kv)
+    _router(config.router)
+    _profile(config.profile)
+    _trace(config.trace)
+
+
+# A sweep asks the same names of hundreds of runs; errors are not kept.
+_policy, _ledger, _router, _profile, _trace = map(
+    cache, (parse_policy, ledger_class, parse_router, load_profile, _named)
+)

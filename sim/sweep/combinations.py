@@ -1,0 +1,333 @@
+"""Combinations of settings: from files and grids to the list of runs.
+
+Files are those of `vllm bench sweep` (`--serve-params`, `--bench-params`): JSON with a list of
+objects, or an object of named objects, each one combination; keys with `_` or `-`, values as the
+flags have them. Several sources are crossed, and `--link-vars` keeps those combinations in which
+two settings are the same. After vllm/benchmarks/sweep/param_sweep.py and serve.py (0.32).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from twinserve.policies.names import hint
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+
+NAME = "_benchmark_name"  # vLLM's key for the name of a combination
+FIELDS = SimulationConfig.model_fields
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One combination of one source. where: for errors; settings: by name, as they were given."""
+
+    where: str
+    settings: Mapping[str, Any]
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or one setting of the grid: combinations to choose from."""
+
+    where: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """Settings that any of them names."""
+        return {name for entry in self.entries for name in entry.settings}
+
+
+# -- reading ---------------------------------------------------------------------------------------
+def read_params(file: Path) -> Source:
+    """The combinations of a JSON file. Raises SettingsError, one line with file and entry."""
+    where = f"--params {file}"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_object)
+    except FileNotFoundError:
+        raise SettingsError(f"{where}: there is no such file; check the path") from None
+    except OSError as error:
+        raise SettingsError(f"{where}: cannot be read ({error.strerror})") from None
+    except _Twice as error:
+        raise SettingsError(f"{where}: {error} is given twice in one object; keep one") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{where}: this is not JSON ({error})") from None
+    if isinstance(content, dict):
+        found = [(f"entry {name!r}", name, value) for name, value in content.items()]
+    elif isinstance(content, list):
+        found = [(f"entry {number}", None, value) for number, value in enumerate(content, 1)]
+    else:
+        found = []
+    if not found:
+        raise SettingsError(
+            f"{where}: holds no combination; write a list of objects, or an object of named ones"
+        )
+    entries = tuple(_entry(f"{where}, {what}", name, value) for what, name, value in found)
+    _check_names(entries)
+    return Source(where, entries)
+
+
+class _Twice(Exception):
+    """A key that an object has twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Twice(repr(key))
+        found[key] = value
+    return found
+
+
+def _entry(where: str, name: str | None, value: Any) -> Entry:
+    if not isinstance(value, dict):
+        raise SettingsError(f"{where}: is no object; write settings and values: {{...}}")
+    settings: dict[str, Any] = {}
+    for key, given in value.items():
+        if key == NAME:
+            name = str(given)
+            continue
+        setting = _setting(where, key)
+        if setting in settings:
+            raise SettingsError(f"{where}: {setting} is given twice; keep one of them")
+        settings[setting] = _value(setting, given)
+    return Entry(where, settings, name)
+
+
+def _check_names(entries: Sequence[Entry]) -> None:
+    known: dict[str, str] = {}
+    for entry in entries:
+        if entry.name is None:
+            continue
+        if entry.name in known:
+            raise SettingsError(f"{entry.where}: the name {entry.name!r} is that of another entry")
+        known[entry.name] = entry.where
+
+
+def read_grid(texts: Iterable[str]) -> list[Source]:
+    """`--grid NAME=VALUE,VALUE,...`, each a source; one that is given again adds values.
+
+    VALUE,VALUE  is split at commas, but for what follows one as `option=value`: that goes on with
+                 the value before it, so that a policy keeps its options
+    [...]        a JSON list, where values have other commas
+
+    Raises SettingsError.
+    """
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, rest = text.partition("=")
+        where = f"--grid {text}"
+        if not equals or not rest.strip():
+            raise SettingsError(f"{where}: write NAME=VALUE,VALUE,... or NAME=[JSON list]")
+        found.setdefault(_setting(where, key.strip()), []).extend(_values(where, rest.strip()))
+    return [_axis("--grid", name, values) for name, values in found.items()]
+
+
+def _axis(flag: str, name: str, values: Sequence[Any]) -> Source:
+    """A source with one setting."""
+    entries = tuple(
+        Entry(f"{flag} {name}={text_of(value)}", {name: _value(name, value)}) for value in values
+    )
+    return Source(f"{flag} {name}", entries)
+
+
+def of_policies(texts: Sequence[str]) -> Source:
+    """The policies that flags name, one for each run."""
+    return Source(
+        "--policy", tuple(Entry(f"--policy {text}", {"policy": (text,)}) for text in texts)
+    )
+
+
+def _values(where: str, text: str) -> list[Any]:
+    if text.startswith("["):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SettingsError(f"{where}: this is no JSON list ({error})") from None
+        if not found:
+            raise SettingsError(f"{where}: the list is empty; write at least one value")
+        return found
+    values: list[str] = []
+    for part in map(str.strip, text.split(",")):
+        option, equals, _ = part.partition("=")
+        if values and equals and option.isidentifier():
+            values[-1] += f",{part}"
+        elif part:
+            values.append(part)
+        else:
+            raise SettingsError(f"{where}: a value is empty; write NAME=VALUE,VALUE,...")
+    return values
+
+
+def _setting(where: str, key: str) -> str:
+    name = key.removeprefix("--").replace("-", "_")
+    if name not in FIELDS:
+        raise SettingsError(
+            f"{where}: no setting {key!r}{hint(name, list(FIELDS))}; `simulate --help` lists them"
+        )
+    return name
+
+
+def _value(name: str, value: Any) -> Any:
+    """As the model of the settings takes it: texts of several values as the flag has them."""
+    if name == "policy":
+        return tuple(value) if isinstance(value, list) else (value,)
+    if isinstance(value, str):
+        kinds = get_args(FIELDS[name].annotation)
+        if value.lower() == "none" and type(None) in kinds and str not in kinds:
+            return None
+        if any(get_origin(kind) is tuple for kind in kinds):
+            return tuple(value.replace(",", " ").split())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def text_of(value: Any) -> str:
+    """A value as a flag has it."""
+    if isinstance(value, (tuple, list)):
+        return " ".join(map(text_of, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else str(value)
+
+
+# -- crossing --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Combination:
+    """One entry of each source."""
+
+    parts: tuple[Entry, ...]
+
+    @property
+    def where(self) -> str:
+        return " with ".join(part.where for part in self.parts)
+
+    @property
+    def name(self) -> str | None:
+        """Of the entries that have one."""
+        return ", ".join(part.name for part in self.parts if part.name is not None) or None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: value for part in self.parts for name, value in part.settings.items()}
+
+
+def read_links(text: str) -> list[tuple[str, str]]:
+    """`--link-vars left=right,...`. Raises SettingsError."""
+    links = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        left, equals, right = part.partition("=")
+        if not equals:
+            raise SettingsError(f"--link-vars {part}: write SETTING=SETTING,...")
+        where = f"--link-vars {part}"
+        links.append((_setting(where, left.strip()), _setting(where, right.strip())))
+    return links
+
+
+def crossed(
+    sources: Sequence[Source], links: Sequence[tuple[str, str]] = ()
+) -> Iterator[Combination]:
+    """Every choice of an entry from each source, the last one's changing fastest; with `links`,
+    those that name both settings of each link, with equal values.
+
+    Raises SettingsError where two sources name one setting that is not linked with itself.
+    """
+    joined = {left for left, right in links if left == right}
+    seen: dict[str, str] = {}
+    for source in sources:
+        for name in sorted(source.names - joined):
+            if name in seen:
+                raise SettingsError(
+                    f"{source.where}: {name} is set by {seen[name]} as well; keep one of them, or "
+                    f"keep their common values with --link-vars {name}={name}"
+                )
+            seen[name] = source.where
+    for parts in product(*(source.entries for source in sources)):
+        found = Combination(parts)
+        if all(_linked(found, left, right) for left, right in links):
+            yield found
+
+
+def _linked(combination: Combination, left: str, right: str) -> bool:
+    """Whether both are named, and all values that are given for them are one."""
+    given = [
+        (name, text_of(part.settings[name]))
+        for part in combination.parts
+        for name in {left, right}
+        if name in part.settings
+    ]
+    least = 2 if left == right else 1
+    enough = all(sum(name == wanted for name, _ in given) >= least for wanted in (left, right))
+    return enough and len({value for _, value in given}) == 1
+
+
+# -- runs ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep.
+
+    axes    what the combination names, as flags have it, and its name: tells its row apart
+    config  all settings; one policy
+    where   for errors
+    """
+
+    axes: Mapping[str, Any]
+    config: SimulationConfig
+    where: str
+
+    def __str__(self) -> str:
+        seed = {"seed": self.config.seed}
+        return " ".join(f"{name}={text_of(value)}" for name, value in {**self.axes, **seed}.items())
+
+
+def runs_of(
+    combinations: Iterable[Combination], seeds: int, build: Callable[[dict], SimulationConfig]
+) -> list[Run]:
+    """A run for each combination and each of so many seeds from its own on, the seed changing
+    fastest.
+
+    build  settings of a combination to all settings of a run; what it raises as ValueError is
+           said with the combination
+
+    Raises SettingsError: settings that are refused, several policies in one run, a combination that
+    is there twice, no combination at all.
+    """
+    runs: list[Run] = []
+    seen: dict[SimulationConfig, str] = {}
+    for combination in combinations:
+        where = combination.where or "the flags"
+        try:
+            config = build(combination.settings)
+        except ValueError as error:
+            raise SettingsError(f"{where}: {_said(error)}") from None
+        if len(config.policy) != 1:
+            raise SettingsError(f"{where}: a run has one policy; make an entry of each")
+        name = {} if combination.name is None else {"name": combination.name}
+        named = {key: getattr(config, key) for key in combination.settings if key != "seed"}
+        for seed in range(config.seed, config.seed + seeds):
+            run = Run({**name, **named}, config.model_copy(update={"seed": seed}), where)
+            if run.config in seen:
+                again = seen[run.config]
+                raise SettingsError(f"{where}: with seed {seed} is the same run as {again}")
+            seen[run.config] = where
+            runs.append(run)
+    if not runs:
+        raise SettingsError("--link-vars: no combination has equal values of all linked settings")
+    return runs
+
+
+def _said(error: ValueError) -> str:
+    """What a settings model, or the check of a name, found wrong first."""
+    if not hasattr(error, "errors"):
+        return str(error)
+    first = error.errors()[0]
+    setting = first["loc"][0] if first["loc"] else ""
+    given = f" (given: {text_of(first['input'])})" if setting else ""
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{setting}: {said}{given}" if setting else said

@@ -1,0 +1,70 @@
+"""What of a sweep is drawn, where the user says little: over which setting, and which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from twinserve.policies.names import hint
+from twinserve.sim.setup.config import SettingsError
+
+DEFAULT_Y = (
+    "classes.rt.mean_ttft_ms",
+    "classes.rt.mean_tpot_ms",
+    "classes.rt.slo_attainment",
+    "output_throughput",
+)
+
+
+def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str]]:
+    """`x=SETTING y=NAME[,NAME...]`: setting and names, None and none where not given. Raises
+    SettingsError."""
+    x, y = None, []
+    for text in texts:
+        key, _, value = text.partition("=")
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if key == "x" and x is None and len(names) == 1:
+            x = names[0].replace("-", "_")
+        elif key == "y" and names:
+            y += names
+        else:
+            raise SettingsError(f"--plot {text}: write x=SETTING and y=NAME,NAME,...")
+    return x, y
+
+
+def check_x(axes: Sequence[str], wanted: str | None) -> None:
+    """Raises SettingsError where no combination names the setting to draw over."""
+    if wanted is not None and wanted not in axes:
+        raise SettingsError(
+            f"--plot x={wanted}: no combination names it{hint(wanted, list(axes))}; they name "
+            f"{', '.join(axes) or 'nothing'}"
+        )
+
+
+def choose_x(table: pd.DataFrame, axes: Sequence[str]) -> str | None:
+    """The setting to draw over: the number with most values, else what has most values; None where
+    nothing varies."""
+    counts = {name: table[name].nunique() for name in axes}
+    numbers = {name: n for name, n in counts.items() if is_number(table[name]) and n > 1}
+    several = {name: n for name, n in counts.items() if n > 1}
+    for found in (numbers, several):
+        if found:
+            return max(found, key=found.__getitem__)
+    return None
+
+
+def choose_y(table: pd.DataFrame, wanted: Sequence[str]) -> list[str]:
+    """The numbers to draw. Raises SettingsError for one that no run has."""
+    known = [name.removesuffix("_ci") for name in table if name.endswith("_ci")]
+    for name in wanted:
+        if name not in known:
+            raise SettingsError(
+                f"--plot y={name}: no run has this number{hint(name, known)}; table.csv has all"
+            )
+    return list(wanted) or [name for name in DEFAULT_Y if name in known]
+
+
+def is_number(column: pd.Series) -> bool:
+    """Whether an axis has a scale."""
+    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)

@@ -1,0 +1,100 @@
+"""Many independent calls of one function, in parallel over the cores, resumable: points in, one
+table out.
+
+An experiment is a list of points, each the keyword arguments of one function. What a point gave is
+kept in a file of its own (`points.Store`): a figure added later costs only its own points.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from twinserve.sim.sweep.digests import sources_digest, traces_digest
+from twinserve.sim.sweep.executors import completed, local
+from twinserve.sim.sweep.points import Kept, Store
+
+Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run. axes: what tells its rows apart in the table (policy, rate, seed); arguments: of the
+    function, plain JSON."""
+
+    axes: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+
+
+def run_grid(
+    work: Callable[..., Rows],
+    points: Sequence[Point],
+    out: Path,
+    workers: int | None = None,
+    any_version: bool = False,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> pd.DataFrame:
+    """work(**arguments) of every point; the rows in the order of the points, axes first.
+
+    work         a function of a module (workers import it), which returns one row or several, as
+                 plain values
+    out          folder of the experiment; what is there from an earlier run of the same code is not
+                 run again
+    workers      processes; by default one for each core; 1: in this process
+    any_version  take points of other versions of the code too, as when a file was edited that
+                 cannot matter
+    report       called with points done and in all, at the start and after each
+
+    The traces are all that have a name (`trace list`), whether a point reads them or not; a trace
+    given by its path is known by that only.
+
+    Whatever `work` raises ends the grid; points that have ended are kept. Raises SettingsError
+    where one was kept by a later version of twinserve.
+    """
+    store = Store.of(out, sources_digest(work), traces_digest(), any_version)
+    # defaults are part of a point too: they may change
+    bound = inspect.signature(work).bind_partial
+    digests = [_digest(work, bound(**point.arguments)) for point in points]
+    kept = {digest: found for digest in digests if (found := store.read(digest)) is not None}
+    todo = {
+        digest: (work, point.arguments)
+        for digest, point in zip(digests, points, strict=True)
+        if digest not in kept
+    }
+    if todo:
+        store.check_writable()
+    total = len(set(digests))
+    report(len(kept), total)
+    for digest, future in completed(local(workers, len(todo)), _one, todo):
+        kept[digest] = store.write(digest, Kept(future.result()))
+        report(len(kept), total)
+    return pd.DataFrame(
+        [
+            {**point.axes, **row}
+            for digest, point in zip(digests, points, strict=True)
+            for row in kept[digest].rows
+        ]
+    )
+
+
+def _one(work: Callable[..., Rows], arguments: Mapping) -> list:
+    found = work(**arguments)
+    # a simulation's objects refer to each other in circles; a worker would keep dozens of them
+    gc.collect()
+    return [found] if isinstance(found, Mapping) else list(found)
+
+
+def _digest(work: Callable, bound: inspect.BoundArguments) -> str:
+    bound.apply_defaults()
+    text = json.dumps(
+        [work.__module__, work.__qualname__, bound.arguments], sort_keys=True, allow_nan=False
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

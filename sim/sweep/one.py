@@ -1,0 +1,64 @@
+"""One run of a sweep, in a worker: settings in, a flat row out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from typing import Any
+
+from twinserve.profiles.profile import load_profile
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import Sources, resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.sweep.digests import sources_digest
+from twinserve.sim.sweep.points import Kept
+from twinserve.traces.load import load_trace
+
+# Of a worker: runs that follow each other mostly have these in common.
+_SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(load_profile))
+
+
+def one_run(settings: Mapping[str, Any], sources: str) -> Kept:
+    """The main numbers of a run, or why it failed: nothing that a run raises is raised here.
+
+    settings  of a SimulationConfig with one policy, as JSON has them
+    sources   digest that the package must have: another machine may have another version
+    """
+    _settle()
+    try:
+        if sources_digest(one_run) != sources:
+            raise RuntimeError("this worker's twinserve is not the one that started the sweep")
+        inputs = resolve(SimulationConfig(**settings), sources=_SOURCES)
+        result = run_policy(inputs, inputs.policies[0])
+        return Kept([flat(result.summary)])
+    except Exception as error:
+        return Kept([], failure(error))
+    finally:
+        # a simulation's objects refer to each other in circles; a worker would keep dozens of them
+        gc.collect()
+
+
+def failure(error: BaseException) -> str:
+    """One line; the kind of an error that is not worded for users is said with it."""
+    said = " ".join(str(error).split())
+    worded = isinstance(error, ValueError) and type(error) is not ValueError
+    return said if worded and said else f"{type(error).__name__}: {said}".rstrip(": ")
+
+
+@cache
+def _settle() -> None:
+    """What has been imported stays: the collections after each run need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def flat(summary: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every single value of a summary by its dotted name: classes.rt.mean_ttft_ms."""
+    row: dict[str, Any] = {}
+    for name, value in summary.items():
+        if isinstance(value, Mapping):
+            row |= flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, (list, tuple)):
+            row[f"{prefix}{name}"] = value
+    return row

@@ -1,0 +1,145 @@
+"""What a sweep leaves in its folder.
+
+    runs.parquet   one row a run that completed: what its combination names, seed, every number of
+                   its summary (docs/metrics.md) by dotted name
+    table.csv      one row a combination: means over seeds, and half widths of their 95 % intervals
+    failures.csv   one row a run that failed: what its combination names, seed, the error
+    sweep.json     settings that all runs have in common, and versions
+    plot.png, plot.svg, plot.pdf
+
+The same bytes for the same results, under the same versions of pyarrow and matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from twinserve.sim.results.files import dump_json
+from twinserve.sim.sweep.combinations import Run, text_of
+from twinserve.sim.sweep.points import Kept
+from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.traces.write import write_atomically
+
+# Shown where there is one, in this order: name in the summary, and as a heading.
+COLUMNS = {
+    "classes.rt.mean_ttft_ms": "TTFT ms",
+    "classes.rt.mean_tpot_ms": "TPOT ms",
+    "classes.rt.slo_attainment": "attained",
+    "classes.be.output_throughput": "best-effort tok/s",
+    "output_throughput": "tok/s",
+}
+_WIDEST = 160  # of the printed table where it goes into a file
+
+
+def axes_of(runs: Sequence[Run]) -> list[str]:
+    """What combinations name, in order of appearance; the seed is none of them."""
+    return list(dict.fromkeys(name for run in runs for name in run.axes))
+
+
+def runs_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.DataFrame:
+    """runs.parquet: a row for each run that completed, in the order of the runs."""
+    rows = [
+        {**_axis_values(run, axes), "seed": run.config.seed, **row}
+        for run, kept in results
+        for row in kept.rows
+    ]
+    return pd.DataFrame(rows)
+
+
+def failures_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.DataFrame:
+    """failures.csv, in the order of the runs."""
+    rows = [
+        {**_axis_values(run, axes), "seed": run.config.seed, "error": kept.failed}
+        for run, kept in results
+        if kept.failed is not None
+    ]
+    return pd.DataFrame(rows, columns=[*axes, "seed", "error"])
+
+
+def _axis_values(run: Run, axes: Sequence[str]) -> dict[str, Any]:
+    """What any combination names, of this run: numbers as they are, the rest as flags have it."""
+
+    def plain(value: Any) -> Any:
+        return value if value is None or type(value) in (bool, int, float) else text_of(value)
+
+    return {name: plain(getattr(run.config, name, run.axes.get(name))) for name in axes}
+
+
+def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+    """table.csv: means over seeds of every number, and NAME_ci."""
+    values = [
+        name
+        for name in frame.columns
+        if name not in (*axes, "seed") and pd.api.types.is_numeric_dtype(frame[name])
+    ]
+    if axes:
+        return over_seeds(frame, axes, values)
+    return over_seeds(frame.assign(all="all"), ["all"], values).drop(columns="all")
+
+
+def write_results(
+    out: Path, frame: pd.DataFrame, table: pd.DataFrame, failures: pd.DataFrame, about: dict
+) -> None:
+    """All files but the plots. Raises WorkloadError."""
+    if len(frame):
+        sink = io.BytesIO()
+        columns = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+        pq.write_table(columns, sink)
+        write_atomically(out / "runs.parquet", sink.getvalue())
+        write_atomically(out / "table.csv", table.to_csv(index=False).encode())
+    if len(failures):
+        write_atomically(out / "failures.csv", failures.to_csv(index=False).encode())
+    else:
+        (out / "failures.csv").unlink(missing_ok=True)
+    write_atomically(out / "sweep.json", dump_json(about).encode())
+
+
+def about(runs: Sequence[Run]) -> dict:
+    """sweep.json: the settings that are the same in all runs."""
+    first = runs[0].config.model_dump(mode="json")
+    others = [run.config.model_dump(mode="json") for run in runs[1:]]
+    common = {
+        name: value
+        for name, value in first.items()
+        if name != "seed" and all(other[name] == value for other in others)
+    }
+    return {
+        "runs": len(runs),
+        "seeds": sorted({run.config.seed for run in runs}),
+        "common": common,
+        "versions": {name: version(name) for name in ("twinserve", "numpy", "pandas")},
+    }
+
+
+def print_seed_table(
+    table: pd.DataFrame, axes: Sequence[str], values: Sequence[str] = (), console=None
+) -> None:
+    """Mean ± half width of the main numbers and of `values`, a line for each combination."""
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDEST)
+    known = {name: head for name, head in COLUMNS.items() if name in table}
+    known |= {name: name for name in values if name in table and name not in known}
+    axes = [name for name in axes if table[name].nunique(dropna=False) > 1] or axes
+    printed = Table(box=None, pad_edge=False)
+    for name in axes:
+        printed.add_column(name)
+    for head in known.values():
+        printed.add_column(head, justify="right")
+    for row in table.to_dict("records"):
+        cells = [text_of(row[name]) if pd.notna(row[name]) else "" for name in axes]
+        for name in known:
+            there = pd.notna(row[name])
+            cells.append(shown(row[name], row[f"{name}_ci"]) if there else "-")
+        printed.add_row(*cells)
+    console.print(printed)

@@ -1,0 +1,99 @@
+"""What single runs gave, each in a file of its own: so an interrupted grid goes on where it was.
+
+A file says of which sources of the package it is, and with which recorded traces at hand: results
+of other code are not taken for results of this one, unless that is asked for, and those with other
+traces never. A file of a later version of the format is neither taken nor replaced.
+
+A file appears whole or not at all, whenever the process is killed. Nothing is forced to the disk:
+where the machine itself fails, a damaged file is found damaged, and its run is run again.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinserve.formats import Format, same
+from twinserve.sim.results.files import dump_json
+from twinserve.sim.setup.config import SettingsError
+from twinserve.traces.workload import WorkloadError
+from twinserve.traces.write import write_atomically
+
+KEPT = ".points"  # folder of the files, in that of the experiment or sweep
+POINTS: Format[dict] = Format("kept points", version=1, by="name another --out", upgrades=(same,))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """rows    of the run; none where it failed
+    failed  why, in one line; None where it did not
+    """
+
+    rows: list
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
+class Store:
+    """The files of one folder.
+
+    sources  digest that a file must have; None: of any version of the code
+    traces   digest that it must have
+    written  digest of the sources that new files get
+    """
+
+    folder: Path
+    sources: str | None
+    traces: str
+    written: str
+
+    @classmethod
+    def of(cls, out: Path, sources: str, traces: str, any_version: bool = False) -> Store:
+        """That of an experiment's or sweep's folder, for results of these sources and traces."""
+        return cls(out / KEPT, None if any_version else sources, traces, sources)
+
+    def file(self, digest: str) -> Path:
+        return self.folder / f"{digest}.json"
+
+    def check_writable(self) -> None:
+        """Raises WorkloadError; before the first run, not after it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise WorkloadError(
+                f"{self.folder}: cannot be written ({error.strerror}): check the folder and the "
+                "free space"
+            ) from None
+
+    def clear_torn(self) -> None:
+        """Remove what killed processes left half written. No other process may write here."""
+        for torn in self.folder.glob(".*.json.*"):
+            torn.unlink(missing_ok=True)
+
+    def read(self, digest: str) -> Kept | None:
+        """What a run gave; None where it has to be run: not there, damaged, with other traces, or
+        not of `sources`. Raises SettingsError for a file of a later version."""
+        file = self.file(digest)
+        try:
+            document = dict(json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        found = POINTS.read(document, file, SettingsError)
+        try:
+            fits = self.sources in (None, found["sources"]) and self.traces == found["traces"]
+            return Kept(list(found["rows"]), found.get("failed")) if fits else None
+        except (KeyError, TypeError):
+            return None
+
+    def write(self, digest: str, kept: Kept) -> Kept:
+        """Keep it; returns it as a reader will find it. Raises WorkloadError."""
+        said = {"sources": self.written, "traces": self.traces, "rows": kept.rows}
+        if kept.failed is not None:
+            said["failed"] = kept.failed
+        text = dump_json(POINTS.numbered(said))
+        write_atomically(self.file(digest), text.encode())
+        return Kept(json.loads(text)["rows"], kept.failed)

@@ -1,0 +1,143 @@
+"""A sweep: runs that are given to an executor, each kept when it ends, failures beside them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.sweep.combinations import Run
+from twinserve.sim.sweep.digests import content_digest, sources_digest, traces_digest
+from twinserve.sim.sweep.executors import Workers, completed
+from twinserve.sim.sweep.one import failure, one_run
+from twinserve.sim.sweep.points import KEPT, Kept, Store
+from twinserve.traces.readers.sidecar import path_of
+
+_WORK = "sweep"  # tells its files from those of a study in the same folder
+_LOCK = "lock"
+
+
+class Sweep:
+    """The runs of a sweep and what is kept of them in the folder `out`.
+
+    any_version   take results of other versions of the code too
+    retry_failed  runs that failed before are run again
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], out: Path, any_version: bool = False, retry_failed: bool = False
+    ) -> None:
+        self.runs = runs
+        self.out = out
+        self._sources = sources_digest(one_run)
+        self._store = Store.of(out, self._sources, traces_digest(), any_version)
+        self._digests = [digest_of(run.config) for run in runs]
+        self.kept: dict[str, Kept] = {}
+        for digest in self._digests:
+            found = self._store.read(digest)
+            if found is not None and not (retry_failed and found.failed is not None):
+                self.kept[digest] = found
+
+    def todo(self) -> list[Run]:
+        """Runs that are still to be run, in order."""
+        return [
+            run
+            for run, digest in zip(self.runs, self._digests, strict=True)
+            if digest not in self.kept
+        ]
+
+    def results(self) -> list[tuple[Run, Kept]]:
+        """What is kept, in the order of the runs."""
+        return [
+            (run, self.kept[digest])
+            for run, digest in zip(self.runs, self._digests, strict=True)
+            if digest in self.kept
+        ]
+
+    def run(self, make: Callable[[int], Workers], report: Callable[[int, int], None]) -> None:
+        """Run what is missing, and keep each result as it comes.
+
+        make    an executor for so many runs; asked only where there is something to run
+        report  called with runs done and failed of all, at the start and after each
+
+        Raises SettingsError, WorkloadError.
+        """
+        calls = {
+            digest: (run.config.model_dump(mode="json"), self._sources)
+            for run, digest in zip(self.runs, self._digests, strict=True)
+            if digest not in self.kept
+        }
+        failed = sum(kept.failed is not None for kept in self.kept.values())
+        report(len(self.kept), failed)
+        if not calls:
+            return
+        self._store.check_writable()
+        with _alone_in(self.out / KEPT):
+            self._store.clear_torn()
+            for digest, future in completed(make(len(calls)), one_run, calls):
+                error = future.exception()
+                result = future.result() if error is None else Kept([], _lost(error))
+                self.kept[digest] = self._store.write(digest, result)
+                failed += result.failed is not None
+                report(len(self.kept), failed)
+
+
+def _lost(error: BaseException) -> str:
+    return f"the worker ended in the middle of the run, out of memory perhaps ({failure(error)})"
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Raises SettingsError where another process runs a sweep in this folder. The lock ends with
+    the process, however that ends."""
+    with open(folder / _LOCK, "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SettingsError(
+                f"--out {folder.parent}: another sweep is running there; wait for it, or name "
+                "another folder"
+            ) from None
+        yield
+
+
+# -- digests ---------------------------------------------------------------------------------------
+def digest_of(config: SimulationConfig) -> str:
+    """Of all settings of a run, and of the content of every file that they name."""
+    settings = config.model_dump(mode="json")
+    text = json.dumps([_WORK, settings, contents_of(settings)], sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def contents_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """sha256 by path of the files that settings name: traces and what is said beside them,
+    profiles, policies, and files in options."""
+    texts = [
+        text
+        for value in settings.values()
+        for text in (value if isinstance(value, list) else [value])
+        if isinstance(text, str)
+    ]
+    paths = {word: Path(word).expanduser() for text in texts for word in _words(text)}
+    paths |= {f"{word} beside": Path(path_of(path)) for word, path in paths.items()}
+    return {word: content_digest(path) for word, path in sorted(paths.items()) if _is_file(path)}
+
+
+def _words(text: str) -> set[str]:
+    """What of a setting may be a path: all of it, what ends in `.py`, an option's value."""
+    in_file = re.match(r".+?\.py(?=:|$)", text)
+    values = (part.rpartition("=")[2] for part in text.split(","))
+    return {text, *values, *([in_file[0]] if in_file else [])} - {""}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long or with a null character
+        return False

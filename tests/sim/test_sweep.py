@@ -1,0 +1,332 @@
+"""Sweeps from the command line: what is written, kept, gone on with, and what fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import BrokenExecutor, Future
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from twinserve.sim.cli.main import main
+from twinserve.sim.report.figures import new_figure
+from twinserve.sim.results.files import dump_json
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.sweep import one, plots
+from twinserve.sim.sweep.executors import InThisProcess, completed
+from twinserve.sim.sweep.one import flat
+from twinserve.sim.sweep.points import KEPT
+from twinserve.sim.sweep.sweep import digest_of
+
+BASE = {"--trace": "fixed:40,4", "--requests": "6", "--workers": "1"}
+PROFILE = "llama-3.1-8b@h100"
+GRID = "--grid policy=vllm,bros --grid rate=10,20 --seeds 2".split()
+FILES = ("runs.parquet", "table.csv", "sweep.json", "plot.png", "plot.svg", "plot.pdf")
+
+
+def sweep(out: Path, *words: str) -> int:
+    """Its exit status; settings of BASE where `words` have none of their own."""
+    base = [part for flag, value in BASE.items() if flag not in words for part in (flag, value)]
+    with pytest.raises(SystemExit) as end:
+        main(["sweep", *base, "--profile", PROFILE, "--out", str(out), *words])
+    return end.value.code or 0
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(monkeypatch):
+    """What is drawn is the matter of test_sweep_plots.py."""
+    monkeypatch.setattr(plots, "plot", lambda *_: new_figure(1, 1))
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list:
+    """Settings of the runs that are run, not taken from what is kept."""
+    found: list[dict] = []
+
+    def counted(config, *args, **kwargs):
+        found.append(config.model_dump())
+        return resolve(config, *args, **kwargs)
+
+    monkeypatch.setattr(one, "resolve", counted)
+    return found
+
+
+def test_a_row_holds_every_number_of_the_runs_summary(tmp_path):
+    assert sweep(tmp_path, *GRID) == 0
+    frame = pd.read_parquet(tmp_path / "runs.parquet")
+    assert list(zip(frame.policy, frame.rate, frame.seed, strict=True)) == [
+        (p, r, s) for p in ("vllm", "bros") for r in (10, 20) for s in (0, 1)
+    ]
+    config = SimulationConfig(
+        policy=("bros",), trace="fixed:40,4", requests=6, profile=PROFILE, rate=20, seed=1
+    )
+    inputs = resolve(config)
+    summary = flat(json.loads(dump_json(run_policy(inputs, inputs.policies[0]).summary)))
+    last = frame.iloc[-1].to_dict()
+    for name, value in summary.items():
+        assert last[name] == value or (value is None and pd.isna(last[name])), name
+    assert {"classes.rt.p99_ttft_ms", "kv.preemptions.swap", "output_throughput"} <= set(summary)
+
+
+def test_the_table_has_means_and_intervals_over_seeds(tmp_path):
+    sweep(tmp_path, *GRID)
+    frame = pd.read_parquet(tmp_path / "runs.parquet")
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert len(table) == 4 and set(table.seeds) == {2}
+    first = frame.mean_ttft_ms[:2]
+    assert table.mean_ttft_ms[0] == pytest.approx(first.mean())
+    # of two values: t of one degree of freedom, 12.706, times half of their distance
+    assert table.mean_ttft_ms_ci[0] == pytest.approx(12.7062 * abs(first[0] - first[1]) / 2)
+
+
+def test_the_same_command_runs_nothing_and_writes_the_same_bytes(tmp_path, ran):
+    sweep(tmp_path, *GRID)
+    before = {name: (tmp_path / name).read_bytes() for name in FILES}
+    assert len(ran) == 8
+    sweep(tmp_path, *GRID)
+    assert len(ran) == 8
+    assert {name: (tmp_path / name).read_bytes() for name in FILES} == before
+
+
+def test_only_what_is_missing_or_damaged_is_run_again(tmp_path, ran):
+    sweep(tmp_path, *GRID)
+    gone, torn, _, other, *_ = sorted((tmp_path / KEPT).glob("*.json"))
+    gone.unlink()
+    torn.write_bytes(torn.read_bytes()[:-20])
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"sources": "other"}))
+    before = (tmp_path / "runs.parquet").read_bytes()
+    sweep(tmp_path, *GRID)
+    assert len(ran) == 11
+    assert (tmp_path / "runs.parquet").read_bytes() == before
+
+
+def test_a_larger_sweep_adds_its_own_runs_only(tmp_path, ran):
+    sweep(tmp_path, "--grid", "rate=10", "--seeds", "1")
+    sweep(tmp_path, "--grid", "rate=5,10", "--seeds", "2")
+    assert sorted((run["rate"], run["seed"]) for run in ran) == [(5, 0), (5, 1), (10, 0), (10, 1)]
+
+
+@pytest.fixture
+def long_request(tmp_path) -> Path:
+    """A trace whose request needs more than 3 blocks of memory."""
+    trace = tmp_path / "long.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 100, "output_length": 5}\n')
+    return trace
+
+
+def test_a_run_that_fails_is_told_apart_and_the_rest_is_complete(tmp_path, long_request, capsys):
+    words = ["--trace", str(long_request), "--grid", "num-blocks=3,4000", "--seeds", "2"]
+    out = tmp_path / "out"
+    assert sweep(out, *words) == 1
+    failures = pd.read_csv(out / "failures.csv")
+    assert failures.num_blocks.tolist() == [3, 3] and failures.seed.tolist() == [0, 1]
+    assert all("tokens" in line and "\n" not in line for line in failures.error)
+    assert "2 of 4 runs failed, the first with: " + failures.error[0] in capsys.readouterr().err
+    assert pd.read_parquet(out / "runs.parquet").num_blocks.tolist() == [4000, 4000]
+
+
+def test_what_failed_is_run_again_only_where_that_is_asked_for(tmp_path, monkeypatch):
+    fails, calls = {1}, []
+
+    def brittle(config, *args, **kwargs):
+        calls.append(config.seed)
+        if config.seed in fails:
+            raise MemoryError("no\nroom")
+        return resolve(config, *args, **kwargs)
+
+    monkeypatch.setattr(one, "resolve", brittle)
+    assert sweep(tmp_path, "--seeds", "3") == 1
+    assert pd.read_csv(tmp_path / "failures.csv").error.tolist() == ["MemoryError: no room"]
+    assert sweep(tmp_path, "--seeds", "3") == 1 and calls == [0, 1, 2]
+    fails.clear()
+    assert sweep(tmp_path, "--seeds", "3", "--retry-failed") == 0 and calls == [0, 1, 2, 1]
+    assert not (tmp_path / "failures.csv").exists()
+    assert pd.read_parquet(tmp_path / "runs.parquet").seed.tolist() == [0, 1, 2]
+
+
+def test_a_failure_of_other_code_is_run_again(tmp_path, monkeypatch, ran):
+    monkeypatch.setattr(one, "run_policy", lambda *_: 1 / 0)
+    assert sweep(tmp_path, "--seeds", "1") == 1
+    (file,) = (tmp_path / KEPT).glob("*.json")
+    assert json.loads(file.read_text())["failed"] == "ZeroDivisionError: division by zero"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sources": "other"}))
+    monkeypatch.setattr(one, "run_policy", run_policy)
+    assert sweep(tmp_path, "--seeds", "1") == 0 and len(ran) == 2
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(tmp_path, capsys):
+    assert sweep(tmp_path / "out", *GRID, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1: policy=vllm rate=10 seed=0" and len(lines) == 9
+    assert lines[-1] == "8 runs, 8 of them still to be run"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--grid lod=1", "--grid lod=1: no setting 'lod'"),
+        ("--grid rate=1 --grid load=1", "with --grid load=1: --load and --rate both"),
+        ("--grid policy=vllm,brso", "--grid policy=brso: no policy 'brso'"),
+        ("--grid router=nope", "--grid router=nope: no router"),
+        ("--grid trace=nope", "--grid trace=nope: unknown trace 'nope'"),
+        ("--grid load=1,1", "is the same run as"),
+        ("--params nowhere.json", "there is no such file"),
+        ("--seeds 0", "must be from 1"),
+        ("--grid load=1 --plot x=rate", "--plot x=rate: no combination names it"),
+        ("--grid load=1 --plot z=1", "--plot z=1: write x=SETTING"),
+        ("-p vllm -p bros --grid policy=vllm", "policy is set by --policy as well"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_run(tmp_path, words, said, capsys, ran):
+    assert sweep(tmp_path / "out", *words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and said in err and err.count("\n") == 1
+    assert not ran and not (tmp_path / "out").exists()
+
+
+def test_policies_given_as_flags_are_compared(tmp_path):
+    sweep(tmp_path, "-p", "vllm", "-p", "bros:chunk=64,kv=paged")
+    found = pd.read_parquet(tmp_path / "runs.parquet").policy.tolist()
+    assert found == ["vllm", "bros:chunk=64,kv=paged"]
+
+
+def test_two_sweeps_at_once_in_one_folder_are_refused(tmp_path, capsys):
+    from twinserve.sim.sweep.sweep import _alone_in
+
+    (tmp_path / KEPT).mkdir()
+    with _alone_in(tmp_path / KEPT):
+        assert sweep(tmp_path, "--seeds", "1") == 2
+    assert "another sweep is running there" in capsys.readouterr().err
+    assert sweep(tmp_path, "--seeds", "1") == 0
+
+
+# -- digests ---------------------------------------------------------------------------------------
+def test_a_digest_covers_every_setting():
+    plain = digest_of(SimulationConfig())
+    assert plain == digest_of(SimulationConfig(policy=("vllm",)))
+    for other in ({"seed": 1}, {"policy": ("bros",)}, {"load": 0.7}, {"replicas": 2}):
+        assert digest_of(SimulationConfig(**other)) != plain
+
+
+@pytest.mark.parametrize(
+    ("setting", "file"),
+    [
+        ({"trace": "{}"}, "t.jsonl"),
+        ({"trace": "{}"}, "t.jsonl.meta.json"),
+        ({"profile": "{}"}, "p.json"),
+        ({"policy": ("{}:Mine:x=1",)}, "mine.py"),
+        ({"policy": ("justitia:training={},x=2",)}, "train.csv"),
+    ],
+)
+def test_a_digest_covers_the_content_of_files(tmp_path, setting, file):
+    path = tmp_path / file
+    named = str(path).removesuffix(".meta.json")
+
+    def filled(value):
+        return (value[0].format(named),) if isinstance(value, tuple) else value.format(named)
+
+    config = SimulationConfig(**{name: filled(value) for name, value in setting.items()})
+    found = [digest_of(config)]
+    for content in ("1", "2", "1"):
+        path.write_text(content)
+        found.append(digest_of(config))
+    assert found[1] == found[3] and len(set(found)) == 3
+
+
+def test_a_changed_policy_file_is_run_again(tmp_path, ran):
+    policy = tmp_path / "mine.py"
+    text = (
+        "from twinserve.policies.baselines.vllm import VllmPolicy\n"
+        "class Mine(VllmPolicy):\n    name = 'mine'\n"
+    )
+    for content, runs in ((text, 1), (text, 1), (text + "# another\n", 2)):
+        policy.write_text(content)
+        assert sweep(tmp_path / "out", "-p", f"{policy}:Mine") == 0
+        assert len(ran) == runs
+
+
+# -- executors -------------------------------------------------------------------------------------
+class Breaking(InThisProcess):
+    """A pool that breaks whenever it is asked for the call 3, and loses all that is under way."""
+
+    window = 4
+
+    def __init__(self) -> None:
+        self.waiting: list[Future] = []
+        self.broken, self.restarts, self.together = False, 0, True
+
+    def submit(self, fn, /, *args, **kwargs) -> Future:
+        if self.broken:
+            raise BrokenExecutor("broken")
+        future: Future = Future()
+        if args == (3,):
+            self.broken = True
+            for lost in self.waiting:
+                lost.set_exception(BrokenExecutor("lost"))
+            self.waiting.clear()
+            future.set_exception(BrokenExecutor("ended"))
+        elif self.together:
+            self.waiting.append(future)
+        else:
+            future.set_result(fn(*args))
+        return future
+
+    def restart(self) -> None:
+        self.broken, self.together = False, False
+        self.restarts += 1
+
+
+def test_a_call_that_ends_its_worker_is_the_only_one_lost():
+    workers = Breaking()
+    found = dict(completed(workers, str, {n: (n,) for n in range(6)}))
+    assert isinstance(found.pop(3).exception(), BrokenExecutor) and workers.restarts >= 1
+    assert {n: future.result() for n, future in found.items()} == {n: str(n) for n in found}
+    assert set(found) == {0, 1, 2, 4, 5}
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_fails_its_own_run_alone(tmp_path, monkeypatch):
+    """The real pool: a policy that ends its process."""
+    policy = tmp_path / "deadly.py"
+    policy.write_text(
+        "import os\nfrom twinserve.policies.baselines.vllm import VllmPolicy\n"
+        "class Deadly(VllmPolicy):\n    name = 'deadly'\n"
+        "    def plan(self, view, ledger):\n        os._exit(9)\n"
+    )
+    out = tmp_path / "out"
+    words = ["--workers", "2", "--seeds", "4", "-p", "vllm", "-p", f"{policy}:Deadly"]
+    assert sweep(out, *words) == 1
+    assert len(pd.read_parquet(out / "runs.parquet")) == 4
+    failures = pd.read_csv(out / "failures.csv")
+    assert len(failures) == 4 and all("worker ended" in line for line in failures.error)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_bytes_as_one(tmp_path):
+    assert sweep(tmp_path / "one", *GRID) == 0
+    assert sweep(tmp_path / "two", *GRID, "--workers", "2") == 0
+    for name in FILES:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_ray_that_is_missing_is_said_with_what_installs_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert sweep(tmp_path, "--executor", "ray") == 2
+    assert "pip install 'twinserve[ray]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_gives_the_same_bytes(tmp_path, monkeypatch, long_request):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    words = ["--trace", str(long_request), "--grid", "num-blocks=3,4000", "--seeds", "2"]
+    words += ["--grid", "policy=vllm,bros:kv=paged"]
+    assert sweep(tmp_path / "local", *words) == 1
+    assert sweep(tmp_path / "ray", *words, "--executor", "ray", "--workers", "2") == 1
+    for name in (*FILES, "failures.csv"):
+        assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
