@@ -49,6 +49,7 @@ PROFILE: Format[dict] = Format(
     "profiles", version=1, by="twinserve calibrate, or twinserve profiles", oldest=1
 )
 Source = Literal["measured", "derived", "published"]
+EVIDENCE_FILE = "evidence.json"  # beside the shipped profiles, and none itself (evidence.py)
 # A pinned-memory copy reaches about this share of the lane rate of PCIe (25 of 32 GB/s on gen 4).
 PCIE_SHARE = 0.8
 # Host memory for swapped KV, per rank: an assumption about the server, not about the engine.
@@ -289,7 +290,7 @@ def list_profiles() -> list[str]:
     """Names of the shipped profiles, sorted. Any other MODEL@GPU:tpN of known parts is derived when
     loaded."""
     files = [entry.name for entry in _shipped_folder().iterdir() if entry.name.endswith(".json")]
-    return sorted(str(ProfileName.of_file(name)) for name in files)
+    return sorted(str(ProfileName.of_file(name)) for name in files if name != EVIDENCE_FILE)
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
