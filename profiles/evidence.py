@@ -33,6 +33,7 @@ LEAST_PROMPT = 256  # tokens
 ENOUGH = 3  # marks to take their largest error for that of all steps
 KINDS = ("decode_small", "decode_large", "prefill")
 FORMS = ("roofline", "operators")
+PAGE = "docs/profiles.md"
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ def _fallback(profile: Profile, kind: str) -> StepError:
 
 def describe_step_times(profile: Profile, why: str) -> str:
     """One line for a run's banner: form, why that one, and how sure it is."""
-    form = profile.step_model.form
-    if form == "operators" or form == "roofline":
-        form = f"{form} ({profile.source})"
-    return f"step times: {form}, {why}; expected error: {expected_errors(profile)}"
+    form, errors = profile.step_model.form, expected_errors(profile)
+    origin = "" if form == profile.source else f" ({profile.source})"
+    scaled = "" if profile.step_scale is None else f", then {profile.step_scale}"
+    return f"step times: {form}{origin}, {why}{scaled}; expected error: {errors} ({PAGE})"

@@ -43,6 +43,7 @@ READERS = {
     "experiments/study/study.py": "figures of studies",
     "experiments/validation/runs.py": OTHERS,
     "policies/parts/predictors.py": OTHERS,
+    "profiles/evidence.py": "a part of the program: no other one reads it",
     "profiles/measured/samples.py": "calibration samples",
     "profiles/measured/step_files.py": OTHERS,
     "profiles/operators/layers.py": OTHERS,

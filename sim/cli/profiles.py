@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from twinserve.profiles.evidence import describe_step_times
 from twinserve.profiles.profile import list_profiles, load_profile, save_profile
+from twinserve.profiles.step_times import StepTimes, choose
 from twinserve.sim.results.files import ResultsError
 from twinserve.traces.write import check_free
 
@@ -29,15 +32,19 @@ def list_() -> None:
 
 
 @profiles_app.command
-def show(name: str) -> None:
-    """A profile in full, as JSON.
+def show(name: str, *, step_times: StepTimes = "auto") -> None:
+    """A profile in full, as JSON; how sure its step times are, on stderr.
 
     Parameters
     ----------
     name: str
         Shipped profile, MODEL@GPU[:tpN], or a file.
+    step_times: str
+        Form of the step times, as for simulate.
     """
-    print(load_profile(name).model_dump_json(indent=2))
+    chosen = choose(name, step_times)
+    print(chosen.profile.model_dump_json(indent=2))
+    print(describe_step_times(chosen.profile, chosen.why), file=sys.stderr)
 
 
 @profiles_app.command

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from twinserve.profiles.evidence import describe_step_times
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.report.table import overloaded, print_table
 from twinserve.sim.results.export import check_export, export_requests
@@ -21,6 +22,7 @@ from twinserve.sim.results.files import (
 )
 from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.error_bars import add_error_bars, said_of_bars
 from twinserve.sim.setup.inputs import Inputs, offered_load, resolve
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
@@ -39,6 +41,7 @@ def simulate(
     overwrite: _Flag = False,
     timeline: _Flag = False,
     decisions: _Flag = False,
+    error_bars: _Flag = False,
     export: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
@@ -64,6 +67,9 @@ def simulate(
         Also write trace.json.gz, a timeline that opens in Perfetto.
     decisions: bool
         Also write decisions.jsonl.gz, every plan of the run, for twinserve replay.
+    error_bars: bool
+        Run four times more with step times off by their expected error, and show how far each
+        metric moves.
     export: Path
         Write the requests that were submitted, best-effort pool included, as a trace file.
     as_json: bool
@@ -100,6 +106,8 @@ def simulate(
         for spec, result in run_each(
             inputs, progress.report, objectives, decisions, begin=progress.begin
         ):
+            if error_bars:
+                add_error_bars(inputs, spec, result, progress.report, objectives, progress.begin)
             progress.end(result)
             if out is not None:
                 write_run(targets[spec.label], result, overwrite, timeline)
@@ -113,7 +121,8 @@ def simulate(
         )
     else:
         loads = [said for label, r in results.items() for said in overloaded(r.summary, label)]
-        print_table(results, [*inputs.notices, *loads, *_counted(results)])
+        bars = [said_of_bars(inputs.hardware.profile)] if error_bars else []
+        print_table(results, [*inputs.notices, *loads, *_counted(results), *bars])
 
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
@@ -155,7 +164,9 @@ def headline(inputs: Inputs) -> str:
     )
     lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
     engines = f"{config.replicas} x " if config.replicas > 1 else ""
-    lines.append(engines + inputs.hardware.profile.describe())
+    hardware = inputs.hardware
+    lines.append(engines + hardware.profile.describe(step_times=False))
+    lines.append(describe_step_times(hardware.profile, hardware.why))
     load = offered_load(workload, inputs.hardware, config.replicas)
     if load is not None:
         beside = ", the pool not counted" if config.pool else ""

@@ -153,11 +153,13 @@ _ONLY_IF_NONZERO = {
 
 @dataclass(frozen=True)
 class Row:
-    """A rendered line: a text for each run, and which are the best (none, where all agree)."""
+    """A rendered line: a text for each run, which are the best (none, where all agree), and of runs
+    with error bars the low and high end ("" where the line has none)."""
 
     title: str
     cells: list[str]
     best: list[bool]
+    ends: list[tuple[str, str] | None]
 
 
 def table_rows(results: Mapping[str, Mapping | RunResult]) -> list[tuple[str, list[Row]]]:
@@ -179,7 +181,7 @@ def print_table(
     """Print runs side by side, then the notices, one line each.
 
     results  label -> RunResult, or a summary as `summarise` returns it (a "timing" key adds wall
-             time and speed, a "fair_ratio" key the fair ratio)
+             time and speed, a "fair_ratio" key the fair ratio, an "error_bars" key two columns)
 
     The best value of a line stands out: bold green, or a star where there is no colour. Runs that
     do not fit the console's width go into a further table below.
@@ -243,7 +245,22 @@ def _row(line: Line, summaries: Sequence[Mapping]) -> Row | None:
     shown = [[NONE if v is None else line.show(v) for v in row] for row in values]
     cells = [NONE if set(row) == {NONE} else " / ".join(row) for row in shown]
     best = _best(line, [row[0] for row in values], [row[0] for row in shown])
-    return Row(line.title, cells, best)
+    return Row(line.title, cells, best, [_ends(line, summary) for summary in summaries])
+
+
+def _ends(line: Line, summary: Mapping) -> tuple[str, str] | None:
+    """The ends of a run's error bars; None of a run without."""
+    bars = summary.get("error_bars")
+    if bars is None:
+        return None
+    found = [bars.get(path) for path in line.paths]
+    if all(pair is None for pair in found):
+        return "", ""
+    low, high = (
+        " / ".join(NONE if pair is None else line.show(pair[end]) for pair in found)
+        for end in (0, 1)
+    )
+    return low, high
 
 
 def _best(line: Line, values: Sequence[Any], shown: Sequence[str]) -> list[bool]:
@@ -266,6 +283,9 @@ def _parts(
         max([min(len(label), 24), *(len(row.cells[i]) + 2 for row in rows)]) + 2
         for i, label in enumerate(labels)
     ]
+    for i in range(len(labels)):
+        for end in range(2 if _has_bars(rows, i) else 0):
+            needs[i] += max(len(row.ends[i][end]) for row in rows) + 2
     parts: list[list[int]] = [[]]
     used = first
     for i, need in enumerate(needs):
@@ -277,6 +297,10 @@ def _parts(
     return parts
 
 
+def _has_bars(rows: Sequence[Row], run: int) -> bool:
+    return any(row.ends[run] is not None for row in rows)
+
+
 def _table(
     labels: Sequence[str],
     part: Sequence[int],
@@ -285,12 +309,18 @@ def _table(
 ) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("", no_wrap=True)
+    bars = {i for i in part if _has_bars([row for _, rows in sections for row in rows], i)}
     for i in part:
         table.add_column(Text(labels[i]), justify="right", overflow="fold", max_width=24)
+        for end in ("low", "high") if i in bars else ():
+            table.add_column(end, justify="right", overflow="fold", max_width=24)
     for section, rows in sections:
         table.add_row(Text(section, style="bold"))
         for row in rows:
-            cells = [_cell(row.cells[i], row.best[i], coloured) for i in part]
+            cells: list[Text] = []
+            for i in part:
+                cells.append(_cell(row.cells[i], row.best[i], coloured))
+                cells += [Text(end) for end in row.ends[i] or ()] if i in bars else []
             table.add_row(Text(f"  {row.title}"), *cells)
     return table
 

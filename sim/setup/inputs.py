@@ -18,7 +18,8 @@ from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
-from twinserve.profiles.profile import Profile, load_profile
+from twinserve.profiles.profile import Profile
+from twinserve.profiles.step_times import choose
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
 from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig, parse_slo
@@ -34,7 +35,7 @@ _GRID_TOKENS = 256  # isolated prefill times are computed on this grid and inter
 @dataclass(frozen=True)
 class Hardware:
     """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
-    force."""
+    force. why: this form of step times."""
 
     profile: Profile
     model: StepTimeModel
@@ -42,6 +43,7 @@ class Hardware:
     num_blocks: int
     host_blocks: int
     block_tokens: int
+    why: str = "as given"
 
     @property
     def kv_tokens(self) -> int:
@@ -157,7 +159,8 @@ def make_estimator(
 
 
 def resolve_hardware(config: SimulationConfig) -> Hardware:
-    profile = load_profile(config.profile)
+    chosen = choose(config.profile, config.step_times)
+    profile = chosen.profile
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -184,6 +187,7 @@ def resolve_hardware(config: SimulationConfig) -> Hardware:
         num_blocks,
         host_blocks,
         config.block_tokens,
+        chosen.why,
     )
 
 

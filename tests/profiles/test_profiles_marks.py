@@ -23,6 +23,7 @@ from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPP
 from twinserve.profiles.profile import ProfileName, derive_profile
 from twinserve.profiles.specs import ProfileError
 
+
 def roofline(name):
     """The roofline profile of this name, whatever form its file has."""
     parts = ProfileName.parse(name)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-
 from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, read_run, simulate, simulated_samples
