@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.experiments.efficiency import decode_work
+from twinserve.experiments.study.output import table_lines
 from twinserve.experiments.validation.left_out import (
     gpu_of,
     operators_of,
@@ -31,7 +32,15 @@ from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, Case, read_run
 from twinserve.experiments.validation.step_times import DECODES, validate_events
 from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.evidence import LARGE_BATCH, LEAST_PROMPT, Mark, kind_of_model
+from twinserve.profiles.evidence import (
+    FORMS,
+    KINDS,
+    LARGE_BATCH,
+    LEAST_PROMPT,
+    Mark,
+    kind_of_model,
+    marks,
+)
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.profile import ProfileName, derive_profile, load_profile
 from twinserve.traces.write import write_atomically
@@ -211,6 +220,28 @@ def _written(mark: Mark) -> dict:
         "unseen_engine": short(mark.unseen_engine),
         "unseen_gpu": short(mark.unseen_gpu),
     }
+
+
+def table() -> list[str]:
+    """Of docs/profiles.md: the largest error of each engine's marks, in brackets that of constants
+    which had not seen them, by kind of step and form."""
+    engines = dict.fromkeys((mark.engine, mark.model_kind) for mark in marks())
+    rows = []
+    for engine, model_kind in engines:
+        mine = [mark for mark in marks() if mark.engine == engine]
+        cells = [_cell([m for m in mine if m.kind == k], f) for f in FORMS for k in KINDS]
+        rows.append([f"`{engine}`", model_kind, *cells])
+    kinds = [f"{form}: {kind.replace('_', ', ')}" for form in FORMS for kind in KINDS]
+    return table_lines(["engine", "kind", *kinds], rows)
+
+
+def _cell(found: Sequence[Mark], form: str) -> str:
+    errors = [abs(mark.errors[form]) for mark in found if form in mark.errors]
+    unseen = [abs(mark.unseen_engine[form]) for mark in found if form in mark.unseen_engine]
+    if not errors:
+        return "-"
+    without = f" ({max(unseen) * 100:.1f} %)" if unseen else ""
+    return f"{max(errors) * 100:.1f} %{without}, {len(errors)}"
 
 
 def text(document: dict) -> str:
