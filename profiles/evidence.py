@@ -195,7 +195,7 @@ def _cross_validated(profile: Profile, kind: str) -> StepError | None:
     if profile.source != "measured":
         return None
     form = profile.step_model
-    if isinstance(form, MeasuredModel):
+    if isinstance(form, MeasuredModel) and form.fit is not None:
         known = form.fit.errors
         parts = ("decode",) if kind != "prefill" else ("prefill", "prefills", "chunk", "mixed")
         errors = [known[part] for part in parts if part in known]

@@ -116,9 +116,10 @@ def _why(name: str, profile: Profile) -> str:
     if form in errors and len(errors) == len(FORMS):
         (other,) = (one for one in FORMS if one != form)
         mine, theirs = f"{errors[form]:.1%}", f"{errors[other]:.1%}"
+        if "/" not in name and errors[form] <= errors[other]:
+            return f"nearer to its decode marks than {other}, {mine} against {theirs}"
         if "/" not in name:
-            nearer = "nearer" if errors[form] <= errors[other] else "farther"
-            return f"{nearer} to its decode marks than {other}, {mine} against {theirs}"
+            return f"as shipped, though {other} is nearer to its marks, {theirs} against {mine}"
     parsed = ProfileName.parse(name)
     if parsed.form:
         return "as named"
