@@ -49,6 +49,7 @@ PROFILE: Format[dict] = Format(
     "profiles", version=1, by="twinserve calibrate, or twinserve profiles", oldest=1
 )
 Source = Literal["measured", "derived", "published"]
+EVIDENCE_FILE = "evidence.json"  # beside the shipped profiles, and none itself (evidence.py)
 # A pinned-memory copy reaches about this share of the lane rate of PCIe (25 of 32 GB/s on gen 4).
 PCIE_SHARE = 0.8
 # Host memory for swapped KV, per rank: an assumption about the server, not about the engine.
@@ -74,7 +75,8 @@ class Profile(BaseModel):
     seconds.
 
     source            how the step times were obtained
-    fit_error         mean absolute relative error of the step times; None = unknown
+    fit_error         mean absolute relative error of the fit that gave the step times, on what the
+                      notes say; None = unknown. What to expect of a run: profiles/evidence.py
     num_gpu_blocks    KV blocks of `block_tokens` tokens that a scheduler may use
     pcie_bytes_per_s  achieved, all ranks together (each moves its own heads over its own link)
     step_scale        factors on the step times, where the profile is off on purpose (`scaled`)
@@ -231,14 +233,16 @@ class Profile(BaseModel):
         """Time to move KV over PCIe, from the profile's achieved rate."""
         return SwapTimeModel(seconds_per_byte=1.0 / self.pcie_bytes_per_s)
 
-    def describe(self) -> str:
-        """One line for a run's banner."""
-        error = "" if self.fit_error is None else f", fit error {self.fit_error:.1%}"
+    def describe(self, step_times: bool = True) -> str:
+        """One line for a run's banner; step_times: with their form and where they are from."""
+        # elsewhere it says how well a form fits what it was derived from, which is no accuracy
+        known = self.source == "measured" and self.fit_error is not None
+        error = f", fit error {self.fit_error:.1%} on steps left out" if known else ""
+        times = f" step times {self.source} ({self.step_model.form}{error});" if step_times else ""
         return (
             f"{self.name}: {self.llm.name} on {self.tp} x {self.gpu.name}, {self.engine}"
             f"{' ' + self.engine_version if self.engine_version else ''};"
-            f" step times {self.source} ({self.step_model.form}{error});"
-            f" {self.num_gpu_blocks} KV blocks of {self.block_tokens} tokens"
+            f"{times} {self.num_gpu_blocks} KV blocks of {self.block_tokens} tokens"
             f" ({self.num_gpu_blocks_source})"
         )
 
@@ -289,7 +293,7 @@ def list_profiles() -> list[str]:
     """Names of the shipped profiles, sorted. Any other MODEL@GPU:tpN of known parts is derived when
     loaded."""
     files = [entry.name for entry in _shipped_folder().iterdir() if entry.name.endswith(".json")]
-    return sorted(str(ProfileName.of_file(name)) for name in files)
+    return sorted(str(ProfileName.of_file(name)) for name in files if name != EVIDENCE_FILE)
 
 
 def load_profile(name_or_path: str | Path) -> Profile:

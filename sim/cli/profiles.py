@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import cyclopts
 from cyclopts import Parameter
 
 profiles_app = cyclopts.App(name="profiles", help="Hardware and model profiles.")
 _Out = Annotated[Path, Parameter(name=["--out", "-o"])]
+_StepTimes = Literal["auto", "roofline", "operators", "measured"]
 _Flag = Annotated[bool, Parameter(negative="")]
 
 
@@ -25,17 +27,22 @@ def list_() -> None:
 
 
 @profiles_app.command
-def show(name: str) -> None:
-    """A profile in full, as JSON.
+def show(name: str, *, step_times: _StepTimes = "auto") -> None:
+    """A profile in full, as JSON; how sure its step times are, on stderr.
 
     Parameters
     ----------
     name: str
         Shipped profile, MODEL@GPU[:tpN], or a file.
+    step_times: str
+        Form of the step times, as for simulate.
     """
-    from twinserve.profiles.profile import load_profile
+    from twinserve.profiles.evidence import describe_step_times
+    from twinserve.profiles.step_times import choose
 
-    print(load_profile(name).model_dump_json(indent=2))
+    chosen = choose(name, step_times)
+    print(chosen.profile.model_dump_json(indent=2))
+    print(describe_step_times(chosen.profile, chosen.why), file=sys.stderr)
 
 
 @profiles_app.command

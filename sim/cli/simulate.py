@@ -32,6 +32,7 @@ def simulate(
     overwrite: _Flag = False,
     timeline: _Flag = False,
     decisions: _Flag = False,
+    error_bars: _Flag = False,
     export: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
@@ -63,6 +64,9 @@ def simulate(
         Also write trace.json.gz, a timeline that opens in Perfetto.
     decisions: bool
         Also write decisions.jsonl.gz, every plan of the run, for twinserve replay.
+    error_bars: bool
+        Run four times more with step times off by their expected error, and show how far each
+        metric moves.
     export: Path
         Write the requests that were submitted, best-effort pool included, as a trace file.
     as_json: bool
@@ -75,6 +79,7 @@ def simulate(
     from twinserve.sim.results.export import check_export, export_requests
     from twinserve.sim.results.files import check_target, dump_json, write_run
     from twinserve.sim.results.metrics_goodput import parse_goodput
+    from twinserve.sim.setup.error_bars import add_error_bars, said_of_bars
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.measured import metrics_options
     from twinserve.sim.setup.presets import with_defaults
@@ -110,6 +115,8 @@ def simulate(
         for spec, result in run_each(
             inputs, progress.report, options, decisions, begin=progress.begin
         ):
+            if error_bars:
+                add_error_bars(inputs, spec, result, progress.report, options, progress.begin)
             progress.end(result)
             if out is not None:
                 write_run(targets[spec.label], result, overwrite, timeline)
@@ -124,7 +131,8 @@ def simulate(
     else:
         loads = [said for label, r in results.items() for said in overloaded(r.summary, label)]
         notes = [*inputs.notices, *_left_out(results), *loads, *_counted(results)]
-        print_table(results, notes)
+        bars = [said_of_bars(inputs.hardware.profile)] if error_bars else []
+        print_table(results, [*notes, *bars])
         print_windows(results)
 
 
@@ -168,6 +176,7 @@ def _counted(results: dict[str, RunResult]) -> list[str]:
 
 def headline(inputs: Inputs) -> str:
     """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
+    from twinserve.profiles.evidence import describe_step_times
     from twinserve.sim.setup.inputs import offered_load
 
     workload, config = inputs.workload, inputs.config
@@ -179,7 +188,9 @@ def headline(inputs: Inputs) -> str:
     )
     lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
     engines = f"{config.replicas} x " if config.replicas > 1 else ""
-    lines.append(engines + inputs.hardware.profile.describe())
+    hardware = inputs.hardware
+    lines.append(engines + hardware.profile.describe(step_times=False))
+    lines.append(describe_step_times(hardware.profile, hardware.why))
     load = offered_load(workload, inputs.hardware, config.replicas)
     if load is not None:
         beside = ", the pool not counted" if config.pool else ""

@@ -171,7 +171,25 @@ def _notes(runs: Mapping[str, RunResult]) -> list[str]:
             line = warmup_line(run.summary["warmup"])
             notes.append(f"{label}: {line} of the summary; the other figures show the whole run.")
         notes += overloaded(run.summary, label)
+        notes += _on_bars(label, run.config.get("error_bars"))
     return notes
+
+
+def _on_bars(label: str, errors: Mapping | None) -> list[str]:
+    """What the ranges of a run stand for, where it has some."""
+    if not errors:
+        return []
+    parts = [
+        f"{name} {errors[kind]['error']:.0%}"
+        + ("" if errors[kind]["known"] else " (not known, assumed)")
+        + f", {errors[kind]['source']}"
+        for kind, name in (("decode", "decodes"), ("prefill", "prompts"))
+    ]
+    return [
+        f"{label}: small print below a number is its range with step times off: "
+        + "; ".join(parts)
+        + "."
+    ]
 
 
 def _summary_table(runs: Mapping[str, RunResult]) -> str:
@@ -183,11 +201,18 @@ def _summary_table(runs: Mapping[str, RunResult]) -> str:
         )
         for row in rows:
             cells = "".join(
-                f"<td{' class=best' if best else ''}>{escape(cell)}</td>"
-                for cell, best in zip(row.cells, row.best, strict=True)
+                f"<td{' class=best' if best else ''}>{escape(cell)}{_bars(ends)}</td>"
+                for cell, best, ends in zip(row.cells, row.best, row.ends, strict=True)
             )
             lines.append(f"<tr><td>{escape(row.title)}</td>{cells}</tr>")
     return "\n".join([*lines, "</tbody></table>"])
+
+
+def _bars(ends: tuple[str, str] | None) -> str:
+    """The range of a cell, below it."""
+    if ends is None or not any(ends):
+        return ""
+    return f"<br><small>{escape(ends[0])} .. {escape(ends[1])}</small>"
 
 
 def _settings(runs: Mapping[str, RunResult]) -> str:

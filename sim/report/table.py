@@ -170,11 +170,13 @@ _ONLY_IF_NONZERO = {
 
 @dataclass(frozen=True)
 class Row:
-    """A rendered line: a text for each run, and which are the best (none, where all agree)."""
+    """A rendered line: a text for each run, which are the best (none, where all agree), and of runs
+    with error bars the low and high end ("" where the line has none)."""
 
     title: str
     cells: list[str]
     best: list[bool]
+    ends: list[tuple[str, str] | None]
 
 
 def table_rows(
@@ -217,7 +219,7 @@ def _verdicts(summaries: Sequence[Mapping]) -> list[Row]:
         verdicts = [found.get(title) for found in by_run]
         met = [verdict is not None and verdict["met"] is True for verdict in verdicts]
         best = met if any(met) and not all(met) else [False] * len(met)
-        rows.append(Row(title, [_kept(verdict) for verdict in verdicts], best))
+        rows.append(Row(title, [_kept(v) for v in verdicts], best, [None] * len(verdicts)))
     return rows
 
 
@@ -255,7 +257,7 @@ def print_table(
     """Print runs side by side, then the notices, one line each.
 
     results  label -> RunResult, or a summary as `summarise` returns it (a "timing" key adds wall
-             time and speed, a "fair_ratio" key the fair ratio)
+             time and speed, a "fair_ratio" key the fair ratio, an "error_bars" key two columns)
 
     The best value of a line stands out: bold green, or a star where there is no colour. Runs that
     do not fit the console's width go into a further table below.
@@ -336,7 +338,22 @@ def _row(line: Line, summaries: Sequence[Mapping]) -> Row | None:
     shown = [[NONE if v is None else line.show(v) for v in row] for row in values]
     cells = [NONE if set(row) == {NONE} else " / ".join(row) for row in shown]
     best = _best(line, [row[0] for row in values], [row[0] for row in shown])
-    return Row(line.title, cells, best)
+    return Row(line.title, cells, best, [_ends(line, summary) for summary in summaries])
+
+
+def _ends(line: Line, summary: Mapping) -> tuple[str, str] | None:
+    """The ends of a run's error bars; None of a run without."""
+    bars = summary.get("error_bars")
+    if bars is None:
+        return None
+    found = [bars.get(path) for path in line.paths]
+    if all(pair is None for pair in found):
+        return "", ""
+    low, high = (
+        " / ".join(NONE if pair is None else line.show(pair[end]) for pair in found)
+        for end in (0, 1)
+    )
+    return low, high
 
 
 def _best(line: Line, values: Sequence[Any], shown: Sequence[str]) -> list[bool]:
@@ -354,6 +371,7 @@ def _fit(sections: list[tuple[str, list[Row]]], parts: list[list[int]], width: i
     rows = [row for _, rows in sections for row in rows]
     first = max((len(row.title) + 4 for row in rows), default=0)
     needs = [max(len(row.cells[i]) + 4 for row in rows) for i in parts[0]] if rows else []
+    needs += [_ends_width(rows, i) for i in parts[0]]
     return len(parts) == 1 and first + sum(needs) <= width
 
 
@@ -367,6 +385,7 @@ def _parts(
         max([min(len(label), 24), *(len(row.cells[i]) + 2 for row in rows)]) + 2
         for i, label in enumerate(labels)
     ]
+    needs = [need + _ends_width(rows, i) for i, need in enumerate(needs)]
     parts: list[list[int]] = [[]]
     used = first
     for i, need in enumerate(needs):
@@ -378,6 +397,17 @@ def _parts(
     return parts
 
 
+def _ends_width(rows: Sequence[Row], run: int) -> int:
+    """Columns that the ends of a run's error bars take."""
+    if not _has_bars(rows, run):
+        return 0
+    return sum(max(len((row.ends[run] or ("", ""))[end]) for row in rows) + 2 for end in (0, 1))
+
+
+def _has_bars(rows: Sequence[Row], run: int) -> bool:
+    return any(row.ends[run] is not None for row in rows)
+
+
 def _table(
     labels: Sequence[str],
     part: Sequence[int],
@@ -386,15 +416,21 @@ def _table(
 ) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("", no_wrap=True)
+    bars = {i for i in part if _has_bars([row for _, rows in sections for row in rows], i)}
     for i in part:
         cells = max(len(row.cells[i]) + 2 for _, rows in sections for row in rows)
         table.add_column(
             Text(labels[i]), justify="right", overflow="fold", max_width=max(24, cells)
         )
+        for end in ("low", "high") if i in bars else ():
+            table.add_column(end, justify="right", overflow="fold", max_width=24)
     for section, rows in sections:
         table.add_row(Text(section, style="bold"))
         for row in rows:
-            cells = [_cell(row.cells[i], row.best[i], coloured) for i in part]
+            cells: list[Text] = []
+            for i in part:
+                cells.append(_cell(row.cells[i], row.best[i], coloured))
+                cells += [Text(end) for end in row.ends[i] or ("", "")] if i in bars else []
             table.add_row(Text(f"  {row.title}"), *cells)
     return table
 

@@ -65,6 +65,9 @@ class SimulationConfig(BaseModel):
 
     profile: str = DEFAULT_PROFILE
     "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."
+    step_times: Literal["auto", "roofline", "operators", "measured"] = "auto"
+    """Form of the step times: what the profile's name gives (auto), derived from specs (roofline),
+    from kernel tables (operators), or fitted to the engine's own steps (docs/profiles.md)."""
     replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
     router: str = "least-requests"

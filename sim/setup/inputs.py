@@ -18,7 +18,8 @@ from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
-from twinserve.profiles.profile import Profile, load_profile
+from twinserve.profiles.profile import Profile
+from twinserve.profiles.step_times import Choice, StepTimes, choose
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
 from twinserve.sim.results.options import Objective
@@ -38,7 +39,7 @@ class Sources:
     """Who reads what the settings name. Many runs in one process may keep what was read."""
 
     trace: Callable[..., Workload] = load_trace
-    profile: Callable[[str], Profile] = load_profile
+    profile: Callable[[str, StepTimes], Choice] = choose
 
 
 READ = Sources()
@@ -47,7 +48,7 @@ READ = Sources()
 @dataclass(frozen=True)
 class Hardware:
     """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
-    force."""
+    force. why: this form of step times."""
 
     profile: Profile
     model: StepTimeModel
@@ -55,6 +56,7 @@ class Hardware:
     num_blocks: int
     host_blocks: int
     block_tokens: int
+    why: str = "as given"
 
     @property
     def kv_tokens(self) -> int:
@@ -171,7 +173,8 @@ def make_estimator(
 
 
 def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
-    profile = sources.profile(config.profile)
+    chosen = sources.profile(config.profile, config.step_times)
+    profile = chosen.profile
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -198,6 +201,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         num_blocks,
         host_blocks,
         config.block_tokens,
+        chosen.why,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from twinserve.profiles.profile import load_profile
+from twinserve.profiles.step_times import choose
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Sources, resolve
 from twinserve.sim.setup.run import run_policy
@@ -16,7 +16,7 @@ from twinserve.sim.sweep.points import Kept
 from twinserve.traces.load import load_trace
 
 # Of a worker: runs that follow each other mostly have these in common.
-_SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(load_profile))
+_SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
 
 
 def one_run(settings: Mapping[str, Any], sources: str) -> Kept:

@@ -1,8 +1,4 @@
-"""The roofline against times that were measured on vLLM.
-
-Marks: milliseconds of a decode step (or the TPOT of a steady stage) from public measurements of
-vLLM 0.14-0.19; the middle of a range stands for it. Contexts are about 700 tokens unless given.
-"""
+"""The roofline against times that were measured on vLLM."""
 
 import gzip
 import os
@@ -20,31 +16,12 @@ from twinserve.experiments.efficiency import (
     prefill_work,
     relative_errors,
 )
+from twinserve.experiments.validation.marks import MARKS
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPPER, find_efficiency
 from twinserve.profiles.profile import ProfileName, derive_profile
 from twinserve.profiles.specs import ProfileError
-
-MARKS = [  # profile, requests, context, ms
-    ("llama-3.1-8b@h100", 15, 700, 7.56),
-    ("llama-3.1-8b@h100", 46, 700, 9.10),
-    ("llama-3.1-8b@h100", 91, 1800, 15.7),
-    ("qwen3-14b@h100", 8, 700, 12.1),
-    ("qwen3-14b@h100", 26, 700, 13.2),
-    ("qwen3-14b@h100", 87, 700, 17.5),
-    ("llama-2-70b@h100:tp4", 15, 700, 16.9),
-    ("llama-2-70b@h100:tp4", 35, 700, 18.5),
-    ("llama-2-70b@h100:tp4", 114, 700, 21.5),
-    ("codellama-34b@h100:tp2", 25, 700, 14.6),
-    ("codellama-34b@h100:tp2", 90, 700, 16.8),
-    ("llama-3.1-8b@a100-80g", 8, 700, 12.2),
-    ("llama-3.1-8b@a100-80g", 22, 700, 14.5),
-    ("llama-2-70b@a100-80g:tp4", 20, 700, 32.1),
-    ("llama-2-70b@a100-80g:tp4", 57, 700, 37.8),
-    ("llama-3.1-8b@l40s", 16, 700, 25.4),
-    ("llama-3.1-8b@l40s", 48, 700, 31.8),
-]
 
 
 def roofline(name):

@@ -13,6 +13,7 @@ from tests.examples import examples
 from tests.profiles.test_profiles_step_models import DECODE_RUNS, check_decode_run
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.measured.fit import fit_steps, point_errors
 from twinserve.profiles.measured.model import HostTimes, MeasuredModel
@@ -306,6 +307,17 @@ def measurement(swaps=(), **facts):
     leaving = decodes(10, 64)
     steps += [StepSample("leaving", 990, 0, leaving, seconds) for seconds in (0.01, 0.0102)]
     return Measurement(steps, list(swaps), FACTS | facts)
+
+
+def test_a_measured_profile_is_as_sure_as_its_fit_on_steps_left_out():
+    profile = measured_profile(measurement(SWAPS), find_model("llama-3.1-8b"))
+    known, found = profile.step_model.fit.errors, expected_errors(profile)
+    assert found.decode.error == known["decode"] and found.decode.known
+    assert found.prefill.error >= known["prefill"] and "left out" in found.prefill.source
+    bare = profile.model_copy(
+        update={"step_model": replace(profile.step_model, fit=None), "fit_error": None}
+    )
+    assert not expected_errors(bare).decode.known
 
 
 def test_a_measured_profile_loads_as_it_was(tmp_path):

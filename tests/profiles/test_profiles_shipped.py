@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from tests.profiles.test_profiles_marks import MARKS
 from twinserve.experiments.efficiency import decode_work, prefill_work
+from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, read_run, simulate, simulated_samples
 from twinserve.profiles.forms.efficiency import BORROWED_ERROR, FAMILIES
 from twinserve.profiles.operators.model import OperatorModel

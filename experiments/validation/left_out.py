@@ -1,0 +1,112 @@
+"""The forms of step times as they would be if the marks of an engine, or of its GPU, had not been
+measured: what an expected error of another engine, or another GPU, rests on.
+
+    operators   two host terms, fitted to the remaining marks of all GPUs
+    roofline    the constants of the family, fitted to its kernel tables and its remaining marks;
+                where the whole GPU is left out, the constants of another family
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+from scipy.optimize import nnls
+
+from twinserve.experiments.efficiency import Sample, decode_work, fit_efficiency, operator_samples
+from twinserve.experiments.validation.marks import MARKS
+from twinserve.profiles.catalog import find_gpu, find_model
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR
+from twinserve.profiles.forms.roofline import RooflineModel
+from twinserve.profiles.operators.aic import SYSTEMS
+from twinserve.profiles.operators.model import OperatorForm, OperatorModel
+from twinserve.profiles.profile import Profile, ProfileName, list_profiles, load_profile
+from twinserve.profiles.specs import GpuSpec
+
+# What the constants of a family were fitted to: GPUs with kernel tables, and models on them.
+TABLES = {"hopper": ("h100", "h200"), "ampere": ("a100-80g",)}
+TABLED = (
+    ("llama-3.1-8b", "meta-llama/Meta-Llama-3.1-8B", 1),
+    ("llama-3.1-8b", "meta-llama/Meta-Llama-3.1-8B", 2),
+    ("llama-3.1-70b", "meta-llama/Meta-Llama-3.1-70B", 4),
+    ("qwen3-32b", "Qwen/Qwen3-32B", 2),
+)
+
+
+def operators_of(engine: str) -> Profile | None:
+    """The shipped profile of operator tables of MODEL@GPU[:tpN]; None where there is none."""
+    for name in (f"{engine}/operators", engine):
+        if name in list_profiles():
+            profile = load_profile(name)
+            if isinstance(profile.step_model, OperatorForm):
+                return profile
+    return None
+
+
+def gpu_of(engine: str) -> GpuSpec:
+    return find_gpu(ProfileName.parse(engine).gpu)
+
+
+def operators_without(engine: str, whole_gpu: bool) -> StepTimeModel | None:
+    """Operators of `engine` with host terms that have not seen its marks, or none of its GPU."""
+    profile = operators_of(engine)
+    if profile is None:
+        return None
+    mine = gpu_of(engine)
+    kept = [
+        mark
+        for mark in MARKS
+        if (gpu_of(mark.engine) != mine if whole_gpu else mark.engine != engine)
+    ]
+    rows, rest = [], []
+    for mark in kept:
+        seconds = mark.ms * 1e-3
+        kernels = _kernels(mark.engine).step_seconds(decode_work(mark.requests, mark.context))
+        rows.append([1 / seconds, mark.requests / seconds])
+        rest.append(1 - kernels / seconds)
+    (host, request), _ = nnls(rows, rest)
+    return OperatorModel(replace(profile.step_model, host_s=host, host_request_s=request))
+
+
+@cache
+def _kernels(engine: str) -> OperatorModel:
+    form = operators_of(engine).step_model
+    return OperatorModel(replace(form, host_s=0.0, host_request_s=0.0))
+
+
+def roofline_without(engine: str) -> StepTimeModel | None:
+    """The roofline of `engine` with constants that have not seen its marks; None where its family
+    has no other marks. Needs aiconfigurator-core."""
+    name, gpu = ProfileName.parse(engine), gpu_of(engine)
+    family = [mark for mark in MARKS if gpu_of(mark.engine).family == gpu.family]
+    kept = [_sample(mark) for mark in family if mark.engine != engine]
+    if not kept or gpu.family not in TABLES:
+        return None
+    found = fit_efficiency(_tables(gpu.family), kept)
+    return RooflineModel(find_model(name.model), gpu, name.tp, found)
+
+
+def rooflines_of_other_families(engine: str) -> Iterator[StepTimeModel]:
+    """The roofline of `engine` with the constants of each other family that has marks."""
+    name, gpu = ProfileName.parse(engine), gpu_of(engine)
+    for family in FAMILY_FIT_ERROR:
+        if family != gpu.family:
+            yield RooflineModel(find_model(name.model), gpu, name.tp, FAMILIES[family])
+
+
+def _sample(mark) -> Sample:
+    name = ProfileName.parse(mark.engine)
+    work = decode_work(mark.requests, mark.context)
+    return Sample(find_model(name.model), gpu_of(mark.engine), name.tp, work, mark.ms * 1e-3)
+
+
+@cache
+def _tables(family: str) -> list[Sample]:
+    return [
+        sample
+        for gpu in TABLES[family]
+        for model, config, tp in TABLED
+        for sample in operator_samples(find_model(model), config, find_gpu(gpu), SYSTEMS[gpu], tp)
+    ]

@@ -1,0 +1,229 @@
+"""How sure a profile's step times are: what was measured near it, and how far off we were.
+
+`data/evidence.json` has the marks: times that were measured on real engines, each beside the error
+of our prediction by form of step times (`python -m twinserve.experiments.validation.evidence`
+computes them). `expected_errors` finds the marks nearest to a profile for each kind of step:
+
+    decode_small   decodes of fewer than LARGE_BATCH requests
+    decode_large   decodes of as many or more
+    prefill        steps with LEAST_PROMPT tokens of prompts or more
+
+Nearest first: this engine; its GPU; GPUs of its family; as soon as there are ENOUGH. Marks of other
+engines count with the errors of constants that had not seen them. Dense models and mixtures of
+experts say nothing of each other, nor does one rank of many. Where nothing is near, the error is
+not known, and the largest seen anywhere stands for it. An error is the largest of the marks found:
+a mark is a mean over steps of one size, so what errs there errs in every such step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+from twinserve.profiles.forms.efficiency import BORROWED
+from twinserve.profiles.measured.model import MeasuredModel
+from twinserve.profiles.profile import EVIDENCE_FILE, Profile, ProfileName
+from twinserve.profiles.specs import ModelSpec
+
+LARGE_BATCH = 32  # requests
+LEAST_PROMPT = 256  # tokens
+ENOUGH = 3  # marks to take their largest error for that of all steps
+KINDS = ("decode_small", "decode_large", "prefill")
+FORMS = ("roofline", "operators")
+PAGE = "docs/profiles.md"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A measured time and the errors of ours, ours / measured - 1 by form.
+
+    engine         MODEL@GPU[:tpN], with /FORM where only that profile stands for it
+    kind           of KINDS
+    size           requests that decode, or tokens of a step with prompts; None: of all sizes
+    steps          that it is the mean of; None: not known
+    measured_ms    milliseconds of a step; None: only the ratio to ours is known
+    unseen_engine  errors of constants fitted without the marks of this engine
+    unseen_gpu     errors of constants fitted without any mark of this GPU
+    """
+
+    engine: str
+    kind: str
+    size: int | None
+    steps: int | None
+    measured_ms: float | None
+    source: str
+    errors: dict[str, float]
+    unseen_engine: dict[str, float] = field(default_factory=dict)
+    unseen_gpu: dict[str, float] = field(default_factory=dict)
+    model_kind: str = ""
+    gpu: str = ""
+    family: str = ""
+    tp: int = 1
+
+    def is_of(self, profile: Profile) -> bool:
+        """Whether it was measured on the profile's engine."""
+        model = ProfileName.parse(self.engine).model
+        return (model, self.gpu, self.tp) == (profile.llm.name, profile.gpu.name, profile.tp)
+
+
+@dataclass(frozen=True)
+class StepError:
+    """Expected relative error of a kind of steps. known: something measured is near; source: what,
+    in a few words."""
+
+    error: float
+    source: str
+    known: bool = True
+
+    def __str__(self) -> str:
+        if self.known:
+            return f"{self.error:.0%} ({self.source})"
+        return f"not known, taken as {self.error:.0%} ({self.source})"
+
+
+@dataclass(frozen=True)
+class ExpectedErrors:
+    """By kind of step."""
+
+    decode_small: StepError
+    decode_large: StepError
+    prefill: StepError
+
+    @property
+    def decode(self) -> StepError:
+        """Of decodes of any number: the larger one, and the less known."""
+        both = (self.decode_small, self.decode_large)
+        return max(both, key=lambda one: (not one.known, one.error))
+
+    def __str__(self) -> str:
+        return f"decodes {self.decode}, prompts {self.prefill}"
+
+
+def kind_of_model(llm: ModelSpec) -> str:
+    """dense GQA, dense MHA or MoE."""
+    if llm.experts:
+        return "MoE"
+    return "dense MHA" if llm.kv_heads == llm.heads else "dense GQA"
+
+
+@cache
+def marks() -> tuple[Mark, ...]:
+    """All of evidence.json."""
+    file = resources.files("twinserve.profiles.data") / EVIDENCE_FILE
+    return tuple(Mark(**mark) for mark in json.loads(file.read_text(encoding="utf-8"))["marks"])
+
+
+def expected_errors(profile: Profile) -> ExpectedErrors:
+    """Of the profile's step times. Where it is off on purpose, those of the profile before that."""
+    return ExpectedErrors(**{kind: _expected(profile, kind) for kind in KINDS})
+
+
+def own_errors(profile: Profile) -> dict[str, float]:
+    """Mean absolute error on the decode marks of the profile's engine, by form that has some."""
+    mine = [m for m in marks() if m.is_of(profile) and m.kind != "prefill"]
+    found = {form: [abs(m.errors[form]) for m in mine if form in m.errors] for form in FORMS}
+    return {form: sum(errors) / len(errors) for form, errors in found.items() if errors}
+
+
+def _expected(profile: Profile, kind: str) -> StepError:
+    own = _cross_validated(profile, kind)
+    if own is not None:
+        return own
+    form = profile.step_model.form
+    near = [mark for mark in marks() if mark.kind == kind and form in mark.errors]
+    near = [m for m in near if (m.model_kind == "MoE") == bool(profile.llm.experts)]
+    few: list[tuple[list[Mark], str]] = []
+    for found, place in _places(near, profile):
+        if len(found) >= ENOUGH:
+            errors = [_error(mark, form, profile) for mark in found]
+            said = f"largest of {len(found)} marks {place}{_reach(found)}"
+            return StepError(max(errors), said)
+        if found:
+            few.append((found, place))
+    return _of_few(profile, kind, *few[-1]) if few else _fallback(profile, kind)
+
+
+def _places(near: Sequence[Mark], profile: Profile) -> Iterator[tuple[list[Mark], str]]:
+    """Marks at growing distance from the profile, and where that is."""
+    yield [mark for mark in near if mark.is_of(profile)], "of this engine"
+    gpu = profile.gpu
+    on_gpu = _of_enough_ranks([mark for mark in near if mark.gpu == gpu.name], profile)
+    yield on_gpu, f"on {gpu.name}{_not_of(on_gpu, profile)}"
+    of_family = _of_enough_ranks([mark for mark in near if mark.family == gpu.family], profile)
+    gpus = ", ".join(sorted({mark.gpu for mark in of_family}))
+    without = "" if gpu.name in gpus.split(", ") else f", none on {gpu.name}"
+    yield of_family, f"on {gpus}{without}{_not_of(of_family, profile)}"
+
+
+def _of_enough_ranks(found: list[Mark], profile: Profile) -> list[Mark]:
+    """All of them, or none, where they say nothing of what so many ranks exchange."""
+    most = max((mark.tp for mark in found), default=1)
+    return found if profile.tp == 1 or (most > 1 and profile.tp <= 2 * most) else []
+
+
+def _not_of(found: Sequence[Mark], profile: Profile) -> str:
+    kind = kind_of_model(profile.llm)
+    return "" if any(mark.model_kind == kind for mark in found) else f", none of a {kind} model"
+
+
+def _reach(found: Sequence[Mark]) -> str:
+    """How far marks of prompts go."""
+    sizes = [mark.size for mark in found if mark.kind == "prefill" and mark.size is not None]
+    return f", none above {max(sizes):,} tokens" if sizes else ""
+
+
+def _error(mark: Mark, form: str, profile: Profile) -> float:
+    """Of an engine of its own, what it is; of another one, what it was without its marks."""
+    errors = mark.errors if mark.is_of(profile) else mark.unseen_engine
+    return abs(errors.get(form, mark.errors[form]))
+
+
+def _of_few(profile: Profile, kind: str, found: list[Mark], place: str) -> StepError:
+    """Too few marks to tell: at least the largest error of an engine that a fit had not seen."""
+    form = profile.step_model.form
+    elsewhere = [abs(m.unseen_engine.get(form, 0.0)) for m in marks() if m.kind == kind]
+    error = max(*elsewhere, *(_error(mark, form, profile) for mark in found))
+    many = "one mark" if len(found) == 1 else f"{len(found)} marks"
+    return StepError(error, f"largest of engines left out of a fit; {many} {place}{_reach(found)}")
+
+
+def _cross_validated(profile: Profile, kind: str) -> StepError | None:
+    """What a fit to the engine's own steps says of steps that it has not seen."""
+    if profile.source != "measured":
+        return None
+    form = profile.step_model
+    if isinstance(form, MeasuredModel) and form.fit is not None:
+        known = form.fit.errors
+        parts = ("decode",) if kind != "prefill" else ("prefill", "prefills", "chunk", "mixed")
+        errors = [known[part] for part in parts if part in known]
+        if errors:
+            return StepError(max(errors), "mean on steps of this engine that the fit left out")
+    elif profile.fit_error is not None and kind != "prefill":
+        return StepError(profile.fit_error, "mean on steps of this engine that the fit left out")
+    return None
+
+
+def _fallback(profile: Profile, kind: str) -> StepError:
+    """The largest error seen of this form, or of any where it has none."""
+    form = profile.step_model.form
+    forms = (form,) if form in FORMS else FORMS
+    # Constants from another family, or host terms from another GPU: how far such were off.
+    strange = form == "operators" or profile.gpu.family in BORROWED
+    seen: list[tuple[float, str]] = []
+    for mark in marks():
+        kept = [mark.errors, mark.unseen_engine] + ([mark.unseen_gpu] if strange else [])
+        if (mark.kind == "prefill") == (kind == "prefill"):
+            seen += [(abs(e[f]), mark.engine) for e in kept for f in forms if f in e]
+    error, engine = max(seen)
+    return StepError(error, f"the largest seen, on {engine}", known=False)
+
+
+def describe_step_times(profile: Profile, why: str) -> str:
+    """One line for a run's banner: form, why that one, and how sure it is."""
+    form, errors = profile.step_model.form, expected_errors(profile)
+    origin = "" if form == profile.source else f" ({profile.source})"
+    scaled = "" if profile.step_scale is None else f", then {profile.step_scale}"
+    return f"step times: {form}{origin}, {why}{scaled}; expected error: {errors} ({PAGE})"

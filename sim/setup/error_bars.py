@@ -1,0 +1,184 @@
+"""How far the results of a run move with what is not known of its step times.
+
+The same requests run again with all step times off by the expected error
+(`twinserve.profiles.evidence`): decodes longer or shorter, what prompts add longer or shorter, each
+with each, as a policy that gains where both err one way may lose where they err apart. The range of
+a metric is that of the run as it is and these four. It is no confidence interval, and nothing says
+that an error between the two ends moves a metric less.
+
+Policies are fitted to the step times of the run that they are in, as they would be on the engine.
+Objectives, arrivals and KV memory stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from twinserve.policies.registry import PolicySpec
+from twinserve.profiles.evidence import ExpectedErrors, expected_errors
+from twinserve.profiles.profile import Profile
+from twinserve.sim.results.files import RunResult
+from twinserve.sim.results.metrics_stats import percentile_name
+from twinserve.sim.results.options import MetricsOptions
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.run import Report, run_policy
+
+_SIDES = {"slow": 1, "fast": -1}
+_OF_CLASS = (
+    "mean_ttft_ms",
+    "p50_ttft_ms",
+    "p90_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p50_tpot_ms",
+    "p90_tpot_ms",
+    "p99_tpot_ms",
+    "mean_e2el_ms",
+    "p50_e2el_ms",
+    "p90_e2el_ms",
+    "p99_e2el_ms",
+    "normalized_latency_ms",
+    "ttft_attainment",
+    "tpot_attainment",
+    "e2el_attainment",
+    "slo_attainment",
+    "request_goodput",
+    "request_throughput",
+)
+# Where the main metrics stand in summary.json.
+METRICS = (
+    *(f"classes.rt.{name}" for name in _OF_CLASS),
+    *(f"classes.be.{name}" for name in _OF_CLASS),
+    "classes.be.window_request_throughput",
+    "classes.be.window_total_token_throughput",
+    "applications.mean_jct_s",
+    "applications.p90_jct_s",
+    "total_token_throughput",
+    "output_throughput",
+    "unfinished",
+    "timed_out",
+    "failed",
+    "never_sent",
+    "wasted_output_tokens",
+    "duration",
+    "kv.peak_use",
+    "kv.prefix_hit_rate",
+    "kv.preemptions.recompute",
+    "kv.preemptions.swap",
+    "scheduler.mean_batch",
+)
+
+
+@dataclass(frozen=True)
+class StepsOff:
+    """Step times that are off: factors on whole decodes, and on what prompts add to a step."""
+
+    label: str
+    decode: float
+    prefill: float
+
+    def of(self, profile: Profile) -> Profile:
+        """`profile` with step times like that; host time is part of the decodes'."""
+        return profile.scaled(step=self.decode, prefill=self.prefill / self.decode)
+
+
+def corners(decode: float, prefill: float) -> list[StepsOff]:
+    """Each longer by its relative error, or shorter by as much, with each; what is not in doubt is
+    not varied."""
+
+    def factors(error: float) -> dict[str, float]:
+        return (
+            {side: (1.0 + error) ** sign for side, sign in _SIDES.items()} if error else {"": 1.0}
+        )
+
+    return [
+        StepsOff(", ".join(_said(d, "decodes") + _said(p, "prompts")), of_decodes, of_prompts)
+        for d, of_decodes in factors(decode).items()
+        for p, of_prompts in factors(prefill).items()
+        if d or p
+    ]
+
+
+def _said(side: str, what: str) -> list[str]:
+    return [f"{what} {side}"] if side else []
+
+
+def with_steps_off(inputs: Inputs, off: StepsOff) -> Inputs:
+    """The same requests on hardware with these step times."""
+    hardware = inputs.hardware
+    profile = off.of(hardware.profile)
+    model = profile.model(hardware.limits.max_num_seqs)
+    return replace(inputs, hardware=replace(hardware, profile=profile, model=model))
+
+
+def run_with_steps_off(
+    inputs: Inputs,
+    spec: PolicySpec,
+    errors: ExpectedErrors,
+    report: Report | None = None,
+    options: MetricsOptions | None = None,
+    begin: Callable[[str], None] = lambda label: None,
+) -> Iterator[RunResult]:
+    """One policy in each of the corners, one after another; begin(label) before each."""
+    for off in corners(errors.decode.error, errors.prefill.error):
+        begin(f"{spec.label}, {off.label}")
+        yield run_policy(with_steps_off(inputs, off), spec, report, options or MetricsOptions())
+
+
+def add_error_bars(
+    inputs: Inputs,
+    spec: PolicySpec,
+    result: RunResult,
+    report: Report | None = None,
+    options: MetricsOptions | None = None,
+    begin: Callable[[str], None] = lambda label: None,
+    errors: ExpectedErrors | None = None,
+) -> None:
+    """Run the corners of `spec`, and add to `result`, its run with step times as they are: the
+    ranges to the summary (`error_bars`), the errors to what becomes run.json. errors: by default
+    those expected of the profile."""
+    errors = errors or expected_errors(inputs.hardware.profile)
+    others = run_with_steps_off(inputs, spec, errors, report, options, begin)
+    result.summary["error_bars"] = ranges([result.summary, *(o.summary for o in others)])
+    result.config["error_bars"] = described(errors)
+
+
+def ranges(summaries: Iterable[Mapping]) -> dict[str, list[float]]:
+    """Metric -> [low, high] over the summaries; those that none of them has are left out."""
+    summaries = list(summaries)
+    asked = [percentile_name(q) for s in summaries[:1] for q in s.get("percentiles", ())]
+    further = [
+        f"classes.{service_class}.{name}_{metric}_ms"
+        for service_class in ("rt", "be")
+        for metric in ("ttft", "tpot", "e2el")
+        for name in asked
+    ]
+    found = {
+        path: [v for s in summaries if (v := _lookup(s, path)) is not None]
+        for path in dict.fromkeys([*METRICS, *further])
+    }
+    return {path: [min(values), max(values)] for path, values in found.items() if values}
+
+
+def described(errors: ExpectedErrors) -> dict[str, dict]:
+    """For run.json: of decodes and prompts, the relative error, whether it is known, and from
+    what."""
+    return {"decode": asdict(errors.decode), "prefill": asdict(errors.prefill)}
+
+
+def said_of_bars(profile: Profile) -> str:
+    """A line on what the ranges of a table are."""
+    errors = expected_errors(profile)
+    return f"low and high: step times off by the expected error: {errors} (docs/profiles.md)"
+
+
+def _lookup(summary: Any, path: str) -> float | None:
+    while path:
+        if not isinstance(summary, Mapping):
+            return None
+        # a name may have a dot of its own: p99.9_ttft_ms
+        head, _, rest = (path, "", "") if path in summary else path.partition(".")
+        summary, path = summary.get(head), rest
+    return None if summary is None else float(summary)

@@ -1,0 +1,203 @@
+"""Error bars: the same requests with step times off, and what becomes of each metric."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from twinserve.experiments.efficiency import decode_work, prefill_work
+from twinserve.profiles.evidence import ExpectedErrors, StepError, expected_errors
+from twinserve.profiles.profile import load_profile
+from twinserve.sim.cli.main import main, simulate_main
+from twinserve.sim.report.table import SECTIONS, render_table
+from twinserve.sim.results.files import read_run
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.error_bars import (
+    METRICS,
+    add_error_bars,
+    corners,
+    ranges,
+    run_with_steps_off,
+    with_steps_off,
+)
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+
+RUN = "--trace fixed:400,20 --requests 40 --rate 20 --quiet".split()
+H100 = ["--profile", "llama-3.1-8b@h100"]
+
+
+def errors(decode: float, prefill: float) -> ExpectedErrors:
+    one = StepError(decode, "a test")
+    return ExpectedErrors(one, one, StepError(prefill, "a test"))
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    settings = {"trace": "fixed:400,20", "rate": 20.0, "requests": 15}
+    return resolve(SimulationConfig(profile="llama-3.1-8b@h100", pool=4, **settings))
+
+
+def ended(command, words: list[str]) -> None:
+    """Runs a command to its end, which has to be a good one."""
+    with pytest.raises(SystemExit) as stop:
+        command(words)
+    assert not stop.value.code
+
+
+def bars(inputs, of: ExpectedErrors) -> tuple[dict, dict]:
+    """(summary, its error bars) of a run whose step times err by as much."""
+    spec = inputs.policies[0]
+    result = run_policy(inputs, spec)
+    add_error_bars(inputs, spec, result, errors=of)
+    return result.summary, result.summary["error_bars"]
+
+
+def value(summary: dict, path: str) -> float:
+    for step in path.split("."):
+        summary = summary[step]
+    return summary
+
+
+def test_there_are_four_corners_and_none_where_nothing_is_in_doubt():
+    found = corners(0.25, 0.5)
+    assert {(one.decode, one.prefill) for one in found} == {
+        (d, p) for d in (1.25, 1 / 1.25) for p in (1.5, 1 / 1.5)
+    }
+    assert len({one.label for one in found}) == 4
+    assert corners(0.0, 0.0) == [] and len(corners(0.1, 0.0)) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b@h100", "llama-3.1-8b@h100/operators", "llama-3.1-8b@rtx4090"]
+)
+def test_whole_decodes_and_what_prompts_add_are_off_by_their_factors(name):
+    profile = load_profile(name)
+    for off in corners(0.2, 0.4):
+        model, scaled = profile.model(), off.of(profile).model()
+        for requests in (1, 40):
+            work = decode_work(requests, 700)
+            ours = model.step_seconds(work)
+            assert scaled.step_seconds(work) == pytest.approx(off.decode * ours)
+        work = prefill_work(4096)
+        host = model.host_seconds(1)
+        prompt = off.prefill * (model.step_seconds(work) - host) + off.decode * host
+        assert scaled.step_seconds(work) == pytest.approx(prompt)
+
+
+def test_requests_and_memory_stay_what_they_are(inputs):
+    for off in corners(0.1, 0.3):
+        other = with_steps_off(inputs, off)
+        assert other.workload is inputs.workload
+        assert other.hardware.num_blocks == inputs.hardware.num_blocks
+        assert other.hardware.limits == inputs.hardware.limits
+        assert np.array_equal(other.workload.slo_ttft_s, inputs.workload.slo_ttft_s, equal_nan=True)
+
+
+def test_a_run_lies_within_its_own_range(inputs):
+    summary, found = bars(inputs, errors(0.1, 0.3))
+    assert {"classes.rt.mean_ttft_ms", "total_token_throughput", "duration"} <= found.keys()
+    for path, (low, high) in found.items():
+        assert low <= value(summary, path) <= high, path
+
+
+def test_a_larger_expected_error_gives_a_range_at_least_as_wide(inputs):
+    """Of a calm run, in which a longer step makes all of it later."""
+    narrow, wide = (bars(inputs, errors(e, 2 * e))[1] for e in (0.05, 0.2))
+    for path in ("classes.rt.mean_ttft_ms", "classes.rt.mean_tpot_ms", "classes.rt.p99_ttft_ms"):
+        assert wide[path][0] <= narrow[path][0] <= narrow[path][1] <= wide[path][1], path
+        assert wide[path][0] < wide[path][1]
+
+
+def test_without_an_error_a_range_is_the_run_itself(inputs):
+    summary, found = bars(inputs, errors(0.0, 0.0))
+    assert all(low == high == value(summary, path) for path, (low, high) in found.items())
+
+
+def test_the_same_bars_come_again(inputs):
+    assert bars(inputs, errors(0.1, 0.3))[1] == bars(inputs, errors(0.1, 0.3))[1]
+
+
+def test_ranges_hold_for_metrics_that_only_some_runs_have():
+    summaries = [{"duration": 2.0, "kv": {"peak_use": None}}, {"duration": 1.0}]
+    assert ranges(summaries) == {"duration": [1.0, 2.0]}
+
+
+def test_every_line_of_the_table_with_a_better_end_has_a_range():
+    paths = {
+        path
+        for lines in SECTIONS.values()
+        for line in lines
+        for path in line.paths
+        if line.better and not path.startswith(("timing.", "fair_ratio."))
+    }
+    assert paths <= set(METRICS)
+
+
+def test_each_corner_is_announced(inputs):
+    said: list[str] = []
+    spec = inputs.policies[0]
+    assert len(list(run_with_steps_off(inputs, spec, errors(0.1, 0.3), begin=said.append))) == 4
+    assert "vllm, decodes slow, prompts fast" in said and len(set(said)) == 4
+
+
+# -- the command -----------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bars")
+    ended(simulate_main, [*RUN, *H100, "--error-bars", "--out", str(folder / "with")])
+    ended(simulate_main, [*RUN, *H100, "--out", str(folder / "without")])
+    return folder
+
+
+def test_the_folder_has_ranges_and_the_errors_that_gave_them(written):
+    run = json.loads((written / "with" / "run.json").read_text())
+    expected = expected_errors(load_profile("llama-3.1-8b@h100"))
+    assert run["error_bars"]["decode"]["error"] == expected.decode.error
+    assert run["error_bars"]["prefill"]["source"] == expected.prefill.source
+    found = json.loads((written / "with" / "summary.json").read_text())["error_bars"]
+    assert all(low <= high for low, high in found.values()) and len(found) > 10
+
+
+def test_the_run_itself_is_the_one_without_bars(written):
+    with_bars, plain = (read_run(written / name) for name in ("with", "without"))
+    assert with_bars.rows.requests.equals(plain.rows.requests)
+    assert with_bars.rows.steps.equals(plain.rows.steps)
+    del with_bars.summary["error_bars"], with_bars.config["error_bars"]
+    assert with_bars.summary == plain.summary and with_bars.config == plain.config
+
+
+def test_the_table_has_two_more_columns_and_fits_a_terminal(written):
+    text = render_table({"vllm": read_run(written / "with")})
+    head, ttft = (
+        next(row for row in text.splitlines() if word in row) for word in ("low", "TTFT mean")
+    )
+    assert head.split() == ["vllm", "low", "high"]
+    assert max(map(len, text.splitlines())) <= 80
+    assert "low" not in render_table({"vllm": read_run(written / "without")})
+
+
+def test_columns_of_several_runs_stay_with_their_run(written):
+    runs = {name: read_run(written / name) for name in ("with", "without")}
+    text = render_table(runs, width=200)
+    assert text.splitlines()[0].split() == ["with", "low", "high", "without"]
+    parts = render_table(runs | {"third": runs["with"]}).splitlines()
+    heads = [row.split() for row in parts if "low" in row]
+    assert len(heads) == 2  # they need two tables
+    words = [word for head in heads for word in head]
+    for name in ("with", "third"):
+        at = words.index(name)
+        assert words[at : at + 3] == [name, "low", "high"]
+
+
+def test_the_report_shows_them(written, capsys):
+    ended(main, ["report", str(written), "--out", str(written / "page.html")])
+    page = (written / "page.html").read_text()
+    assert "<small>" in page and "small print below a number is its range" in page
+
+
+def test_an_error_that_is_not_known_is_said_to_be_assumed(capsys):
+    ended(simulate_main, [*RUN, "--profile", "llama-2-7b@l20", "--error-bars"])
+    assert "not known, taken as 51%" in " ".join(capsys.readouterr().out.split())
