@@ -25,6 +25,7 @@ class SimulatedBackend(Backend):
     allreduces  seconds of a step's all-reduces by its composition, where they share the link
                 (`links.allreduces_of`)
     layered     the ledger moves single layers
+    cold_start_s  the first step takes so much longer
     """
 
     plans_ahead = True
@@ -39,6 +40,7 @@ class SimulatedBackend(Backend):
         fast: bool = True,
         allreduces: Callable[[StepComposition], float] | None = None,
         layered: bool = False,
+        cold_start_s: float = 0.0,
     ) -> None:
         self.requests = requests
         self.model = model
@@ -48,6 +50,7 @@ class SimulatedBackend(Backend):
         self.fast = fast
         self.allreduces = allreduces
         self.layered = layered
+        self._cold_s = cold_start_s  # until the first step
         self.moved: Counts = {}  # all moves so far
         self._outputs = np.zeros(FIRST_ROWS, np.int64)
         self.watches_churn = model.watches_churn
@@ -78,6 +81,7 @@ class SimulatedBackend(Backend):
         steps = min(plan.valid_for + 1, least) if self.fast and plan.valid_for else 1
         if steps == 1:
             seconds = [self.model.step_seconds(work)]
+            self._warm_up(seconds)
             self._delay(work, seconds, start, beside, overhead_s)
             ends = np.array([max(start + seconds[0], beside)])
         else:
@@ -86,6 +90,7 @@ class SimulatedBackend(Backend):
             )
             if work.churn != STEADY:  # a request may also come back beside an unchanged batch
                 seconds[0] = self.model.step_seconds(work)
+            self._warm_up(seconds)
             self._delay(work, seconds, start, beside, overhead_s)
             ends = self._ends(start, seconds, beside, overhead_s)
             if plan.valid_until_s < ends[-1]:
@@ -96,6 +101,12 @@ class SimulatedBackend(Backend):
         return Executed(
             outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s, moved.lands_s
         )
+
+    def _warm_up(self, seconds) -> None:
+        """The first of the `seconds` is the engine's first step, if there was none before."""
+        if self._cold_s:
+            seconds[0] += self._cold_s
+            self._cold_s = 0.0
 
     def _delay(
         self, work: StepComposition, seconds, start: float, beside: float, overhead_s: float

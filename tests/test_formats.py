@@ -41,6 +41,7 @@ READERS = {
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/setup.py": "files of campaigns",
     "experiments/study/study.py": "figures of studies",
+    "experiments/validation/overload.py": OTHERS,
     "experiments/validation/runs.py": OTHERS,
     "policies/parts/predictors.py": OTHERS,
     "profiles/measured/samples.py": "calibration samples",

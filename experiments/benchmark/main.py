@@ -1,8 +1,8 @@
 """The speed of the simulator: `python -m twinserve.experiments.benchmark`.
 
-Whole commands as a user starts them, large fleets among them, speed inside a run, how it grows with
-the number of requests and with the length of the queue, and what the fast path over runs of decode
-steps gains.
+Whole commands as a user starts them, pages of help and large fleets among them, speed inside a run,
+how it grows with the number of requests and with the length of the queue, and what the fast path
+over runs of decode steps gains.
 docs/benchmark.md says how to read it.
 """
 
@@ -35,6 +35,7 @@ from twinserve.traces.write import write_atomically
 
 POLICIES = ("vllm", "bros")
 FLEET_PROFILE = "llama-3.1-8b@h100"  # 27,570 KV blocks a replica
+PAGES = ("--version", "--help")  # of `simulate`
 LOAD = 0.65  # share of the estimated capacity, where a load is set
 Say = Callable[[str], None]
 
@@ -45,6 +46,7 @@ class Sizes:
 
     whole        of the trace in the whole-process runs; None: all of them
     repeats      of each whole-process run
+    pages        times that each page of help is asked for
     pool         best-effort pool of the hybrid run, requests a batch
     growth       lengths of the generated request lists
     queues       requests submitted at once
@@ -54,6 +56,7 @@ class Sizes:
 
     whole: int | None = None
     repeats: int = 3
+    pages: int = 20
     pool: int = 16
     growth: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000)
     queues: tuple[int, ...] = (10, 100, 1_000, 10_000)
@@ -61,7 +64,7 @@ class Sizes:
     fleet: int = 4_000
 
 
-QUICK = Sizes(whole=40, repeats=1, growth=(20, 60), queues=(5, 20), paths=30, fleet=20)
+QUICK = Sizes(whole=40, repeats=1, pages=2, growth=(20, 60), queues=(5, 20), paths=30, fleet=20)
 
 
 def measure(sizes: Sizes, offline: bool = False, say: Say = lambda text: None) -> dict:
@@ -81,6 +84,7 @@ def measure(sizes: Sizes, offline: bool = False, say: Say = lambda text: None) -
                 "sha256": origin.sha256,
             },
             "sizes": asdict(sizes),
+            "pages": [_page(arguments, sizes.pages, say) for arguments in PAGES],
             "process": [_process(run, sizes.repeats, say) for run in runs],
             "fleets": [
                 _fleet(policy, replicas, requests, offline, say)
@@ -117,8 +121,18 @@ def _process(config: SimulationConfig, repeats: int, say: Say) -> dict:
     flags = _flags(config)
     command = "simulate " + " ".join(flags)
     say(f"{command} ({repeats} times)")
-    runs = [asdict(run_command([*flags, "--quiet"])) for _ in range(repeats)]
-    return {"command": command, "runs": runs} | {
+    return {"command": command} | _spread([*flags, "--quiet"], repeats)
+
+
+def _page(argument: str, repeats: int, say: Say) -> dict:
+    """(7) A command that simulates nothing: what a user waits for its start alone."""
+    say(f"simulate {argument} ({repeats} times)")
+    return {"command": f"simulate {argument}"} | _spread([argument], repeats)
+
+
+def _spread(arguments: list[str], repeats: int) -> dict:
+    runs = [asdict(run_command(arguments)) for _ in range(repeats)]
+    return {"runs": runs} | {
         name: {
             "min": min(run[name] for run in runs),
             "median": float(np.median([run[name] for run in runs])),

@@ -55,6 +55,14 @@ def tables(report: dict) -> list[Table]:
             for run in report["process"]
         ),
         Table(
+            "Start-up, whole process",
+            ("command", "runs", "wall min, s", "wall median, s", "wall max, s"),
+            [
+                (f"`{run['command']}`", str(len(run["runs"])), *_spread(run["wall_s"], digits=3))
+                for run in report["pages"]
+            ],
+        ),
+        Table(
             "Fleets, whole process",
             ("policy", "replicas", "requests", "CPU time, s", "peak memory, MB"),
             [

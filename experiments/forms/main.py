@@ -20,13 +20,14 @@ from twinserve.experiments.sensitivity.runs import KEPT, OFFLINE, TOKENS, TPOT, 
 from twinserve.experiments.study.command import GridOptions, command_line
 from twinserve.experiments.study.curves import panels
 from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
+from twinserve.experiments.study.progress import shown_grid
 from twinserve.experiments.validation.main import truth_folder
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
-from twinserve.sim.sweep.grid import Point, run_grid
+from twinserve.sim.sweep.grid import Point
 from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.transform import merge
@@ -263,7 +264,7 @@ def experiment(options: GridOptions) -> str:
     """Run everything, write CSV, forms.png and report.md, and return the report."""
     out, seeds = options.out, options.seeds
     recorded, profile = accuracy()
-    rows = run_grid(
+    rows = shown_grid(
         run_point, points(options.quick, seeds), out, options.workers, "forms", options.any_version
     )
     table = costs(rows)

@@ -19,7 +19,8 @@ from twinserve.experiments.optimality.runs import (
 )
 from twinserve.experiments.study.command import GridOptions, command_line
 from twinserve.experiments.study.output import table_lines, write_plot, write_tables
-from twinserve.sim.sweep.grid import Point, Rows, run_grid
+from twinserve.experiments.study.progress import shown_grid
+from twinserve.sim.sweep.grid import Point, Rows
 from twinserve.sim.sweep.statistics import over_seeds, shown
 from twinserve.traces.write import write_atomically
 
@@ -99,7 +100,7 @@ def run_deadlines(options: GridOptions, seconds: float, slos: tuple[str, ...]) -
 def _run(
     work: Callable[..., Rows], points: list[Point], options: GridOptions, label: str
 ) -> pd.DataFrame:
-    return run_grid(work, points, options.out, options.workers, label, options.any_version)
+    return shown_grid(work, points, options.out, options.workers, label, options.any_version)
 
 
 def _of_runs(axis: str, seeds: int, seconds: float, slos: tuple[str, ...]) -> list[Point]:

@@ -26,7 +26,8 @@ from twinserve.experiments.sensitivity.runs import (
 from twinserve.experiments.study.command import GridOptions, command_line
 from twinserve.experiments.study.curves import panels
 from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
-from twinserve.sim.sweep.grid import Point, run_grid
+from twinserve.experiments.study.progress import shown_grid
+from twinserve.sim.sweep.grid import Point
 from twinserve.sim.sweep.statistics import interval, over_seeds
 from twinserve.traces.write import write_atomically
 
@@ -267,7 +268,7 @@ def experiment(options: GridOptions) -> str:
     """Run everything, write points.csv, leads.csv, changes.csv, report.md and sensitivity.png, and
     return the report."""
     out, seeds = options.out, options.seeds
-    rows = run_grid(
+    rows = shown_grid(
         run_point,
         points(options.quick, seeds),
         out,

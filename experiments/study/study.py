@@ -21,11 +21,12 @@ from rich.console import Console
 
 from twinserve.experiments.study.command import RESUMABLE, GridOptions, experiment_app
 from twinserve.experiments.study.output import table_lines, write_plot, write_tables
+from twinserve.experiments.study.progress import shown_grid
 from twinserve.formats import Format, same
 from twinserve.sim.cli.main import run_app
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.grid import Point, Rows, run_grid
+from twinserve.sim.sweep.grid import Point, Rows
 from twinserve.sim.sweep.statistics import shown
 from twinserve.traces.write import write_atomically
 
@@ -192,7 +193,7 @@ class Study:
                 )
         for name in names or known:
             figure = known[name]
-            points = run_grid(
+            points = shown_grid(
                 figure.work,
                 figure.points(scale),
                 out,

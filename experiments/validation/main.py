@@ -17,6 +17,7 @@ import cyclopts
 import numpy as np
 from cyclopts import Parameter
 
+from twinserve.experiments.validation.overload import of_run, of_steps, overload_markdown
 from twinserve.experiments.validation.runs import (
     CASES,
     Case,
@@ -137,6 +138,7 @@ def validation(
         str | None, Parameter(help="roofline: profiles derived from specs, for comparison")
     ] = None,
     events: Annotated[bool, Parameter(negative="")] = False,
+    overload: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Simulate measured runs of real engines and print the errors.
@@ -152,6 +154,8 @@ def validation(
     events: bool
         Read real step times off the events of the dense runs too, and compare the model's for the
         same batches.
+    overload: bool
+        Also ask whether steps of full batches grow longer with scheduling, or through a run.
     as_json: bool
         Print the results as JSON.
     """
@@ -174,9 +178,14 @@ def validation(
     report = {"runs": [_shown(run) for run in runs], "steps": steps}
     if events:
         report["events"] = [_shown(run) for _, run in read]
+    if overload:
+        found = of_steps(folder / "steps" / "h100_vllm_steps.csv.gz")
+        dense = [case for case in cases if "ep2" not in case.profile]
+        report["overload"] = found + [run for case in dense if (run := of_run(folder, case))]
     if out is not None:
         write_atomically(out / "results.json", dump_json(report).encode())
     text = markdown(report) + ("\n" + events_markdown(report["events"]) if events else "")
+    text += "\n" + overload_markdown(report["overload"]) if overload else ""
     print(dump_json(report) if as_json else text, end="")
 
 

@@ -6,20 +6,20 @@ import inspect
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.profiles.measured.profile import measured_profile, model_spec
-from twinserve.profiles.measured.samples import Measurement, write_samples
-from twinserve.profiles.profile import Profile, save_profile
-from twinserve.profiles.specs import ModelSpec
 from twinserve.sim.cli.live import SEEDED
 from twinserve.sim.cli.profiles import check_target
 from twinserve.sim.cli.profiles import fit as fit_steps
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.setup.config import SettingsError
+
+if TYPE_CHECKING:
+    from twinserve.profiles.measured.samples import Measurement
+    from twinserve.profiles.profile import Profile
+    from twinserve.profiles.specs import ModelSpec
 
 _Flag = Annotated[bool, Parameter(negative="")]
 # what --from-steps takes beside itself, and what only it takes
@@ -104,6 +104,9 @@ def calibrate(
         Replace --out and --raw if they are there already.
     """
     given = dict(locals())
+    from twinserve.profiles.measured.samples import write_samples
+    from twinserve.sim.setup.config import SettingsError
+
     if from_steps is not None:
         _refuse(
             given,
@@ -144,12 +147,16 @@ def calibrate(
 
 def _refuse(given: dict, why: str, unwanted) -> None:
     """Raises SettingsError for the first unwanted option that is not at its default."""
+    from twinserve.sim.setup.config import SettingsError
+
     for option, parameter in inspect.signature(calibrate).parameters.items():
         if unwanted(option) and given[option] != parameter.default:
             raise SettingsError(f"--{option.replace('_', '-')}: {why}")
 
 
 def _finish(profile: Profile, out: Path) -> None:
+    from twinserve.profiles.profile import save_profile
+
     save_profile(profile, out)
     print(profile.describe())
     fit = profile.step_model.fit
@@ -190,6 +197,7 @@ def _measure(
     import torch
 
     from twinserve.backends.live.engine.engine import LiveSettings
+    from twinserve.profiles.measured.profile import measured_profile, model_spec
 
     num_blocks, block_tokens, max_num_seqs, max_step_tokens, max_model_len = sizes
     dtype, weights, graphs, swap_blocks, threads = chosen
@@ -217,9 +225,6 @@ def _measure(
     )
     progress.begin("calibrate")
 
-    def shown(share: float, text: str) -> None:
-        progress.bar.update(progress.bar.task_ids[-1], completed=share, state=text)
-
     def profile_of(found: Measurement) -> Profile:
         return measured_profile(
             found, model_spec(folder, llm.name, found.provenance["dtype"]), name
@@ -229,15 +234,17 @@ def _measure(
         from twinserve.sim.twin.calibrate_traffic import traffic_steps
 
         engine.warm_up()
-        return traffic_steps(engine, profile_of(found), seed, quick, shown)
+        return traffic_steps(engine, profile_of(found), seed, quick, progress.part)
 
-    measurement = measure(settings, QUICK if quick else Effort(), seed, shown, traffic)
+    measurement = measure(settings, QUICK if quick else Effort(), seed, progress.part, traffic)
     return measurement, profile_of(measurement)
 
 
 def _model(model: str, scratch: Path, dtype: str | None) -> tuple[Path, ModelSpec]:
     """Its folder and what it is. Refused here, before an engine starts, if a profile cannot hold
     it."""
+    from twinserve.profiles.measured.profile import model_spec
+
     if model not in SEEDED:
         return Path(model), model_spec(model, dtype=dtype)
     try:

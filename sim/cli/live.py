@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from twinserve.backends.counts import not_made, not_made_lines
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.report.table import print_lines, print_table
-from twinserve.sim.results.files import check_target, dump_json, read_run, write_run
-from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
 if TYPE_CHECKING:
     from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
@@ -85,8 +81,10 @@ def replay(
     as_json: bool
         Print the result as JSON and nothing else.
     quiet: bool
-        No progress bar.
+        No progress.
     """
+    from twinserve.sim.setup.config import SettingsError
+
     if mode == "locked" and out is not None:
         raise SettingsError(
             "--out is for a free replay; a locked one writes its steps with --steps FILE.parquet"
@@ -105,8 +103,6 @@ def replay(
     if mode == "locked":
         _locked(run, model, options, steps, as_json, quiet)
     else:
-        if out is not None:
-            check_target(out, overwrite)
         _free(run, model, options, pace == "wall", out, overwrite, as_json, quiet)
 
 
@@ -115,6 +111,7 @@ def live_engine(settings: LiveSettings, model: str) -> Iterator[VllmEngine]:
     """A running engine with `model` (a folder, or one of SEEDED)."""
     from twinserve.backends.live.engine.engine import VllmEngine
     from twinserve.backends.live.versions import installed_vllm
+    from twinserve.sim.setup.config import SettingsError
 
     installed_vllm()
     with contextlib.ExitStack() as stack:
@@ -141,6 +138,8 @@ def live_engine(settings: LiveSettings, model: str) -> Iterator[VllmEngine]:
 
 def engine_arguments(given: list[str] | None) -> dict:
     """NAME=VALUE pairs as vLLM engine arguments; numbers and booleans are read as such."""
+    from twinserve.sim.setup.config import SettingsError
+
     arguments: dict = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -167,7 +166,9 @@ def _locked(
     run: Path, model: str, options: dict, steps: Path | None, as_json: bool, quiet: bool
 ) -> None:
     from twinserve.backends.live.engine.prompts import PromptTexts
+    from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.decisions import FILE, read_log
+    from twinserve.sim.results.files import dump_json
     from twinserve.sim.twin.live import blank_settings, settings_for
     from twinserve.sim.twin.replay import replay_locked
     from twinserve.sim.twin.replay_physical import replay_physical
@@ -202,6 +203,7 @@ def locked_summary(
     found: LockedReplay, log: DecisionLog, version: str, physical: bool = False
 ) -> dict:
     """A locked replay as plain values; seconds, percent. physical: it ran on a layout made real."""
+    from twinserve.backends.counts import not_made
     from twinserve.sim.twin.live import owns_pool
 
     run = log.run
@@ -225,6 +227,7 @@ def locked_summary(
 def locked_lines(
     found: LockedReplay, log: DecisionLog, physical: bool = False
 ) -> list[tuple[str, str]]:
+    from twinserve.backends.counts import not_made, not_made_lines
     from twinserve.sim.twin.live import owns_pool
 
     run, error = log.run, found.error()
@@ -279,11 +282,17 @@ def _free(
     as_json: bool,
     quiet: bool,
 ) -> None:
+    from twinserve.backends.counts import not_made_lines
+    from twinserve.sim.report.table import print_table
+    from twinserve.sim.results.files import check_target, dump_json, read_run, write_run
+    from twinserve.sim.setup.config import SimulationConfig
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.presets import check_policy_file
     from twinserve.sim.setup.run import run_simulation
     from twinserve.sim.twin.live import LiveRun, blank_settings, live_settings
 
+    if out is not None:
+        check_target(out, overwrite)
     simulated = read_run(run)
     check_policy_file(simulated.config)
     inputs = resolve(SimulationConfig(**simulated.config["config"]))

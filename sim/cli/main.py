@@ -1,5 +1,9 @@
 """The console commands: `simulate`, and `twinserve VERB`. Each verb lives in its own module; here
-they are joined, and whatever is wrong with the input ends as one line and a non-zero exit."""
+they are joined, and whatever is wrong with the input ends as one line and a non-zero exit.
+
+Verbs load when they are called, and what they work with loads when they work: a version or a page
+of help waits for no numpy. tests/sim/test_startup.py says what may load.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +12,112 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
-import cyclopts
-from pydantic import ValidationError
+from twinserve.sim.cli.pages import Pages
 
-from twinserve.backends.live.versions import LiveEngineError
-from twinserve.policies.errors import PolicyError
-from twinserve.policies.registry import RegistryError
-from twinserve.profiles.specs import ProfileError
-from twinserve.sim.cli.calibrate import calibrate
-from twinserve.sim.cli.live import replay
-from twinserve.sim.cli.profiles import profiles_app
-from twinserve.sim.cli.report import report
-from twinserve.sim.cli.simulate import simulate
-from twinserve.sim.cli.sweep import sweep
-from twinserve.sim.cli.trace import trace_app
-from twinserve.sim.cli.validate import validate
-from twinserve.sim.engine.loop import NoProgressError
-from twinserve.sim.results.files import ResultsError
-from twinserve.sim.results.metrics_goodput import GoodputError
-from twinserve.sim.setup.config import SettingsError
-from twinserve.traces.workload import WorkloadError
+if TYPE_CHECKING:
+    import cyclopts
+    from pydantic import ValidationError
 
 BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
 _UNWRITTEN = "interrupted: results of unfinished runs were not written"
-_EXPECTED = (
-    WorkloadError,
-    ProfileError,
-    PolicyError,
-    RegistryError,
-    SettingsError,
-    GoodputError,
-    ResultsError,
-    NoProgressError,
-    LiveEngineError,
+_CLI = "twinserve.sim.cli"
+# verb -> where it is, and its line in the list of verbs: how its own help begins
+VERBS = {
+    "simulate": (
+        f"{_CLI}.simulate:simulate",
+        "Simulate scheduling and KV-cache policies on a trace; several --policy give one "
+        "side-by-side table.",
+    ),
+    "sweep": (
+        f"{_CLI}.sweep:sweep",
+        "Run simulate over combinations of its settings: files and grids are crossed.",
+    ),
+    "trace": (f"{_CLI}.trace:trace_app", "Request traces: list, fetch, inspect, convert, synth."),
+    "profiles": (f"{_CLI}.profiles:profiles_app", "Hardware and model profiles."),
+    "report": (
+        f"{_CLI}.report:report",
+        "One self-contained HTML page, with its plots beside it, that compares runs.",
+    ),
+    "replay": (
+        f"{_CLI}.live:replay",
+        "Execute a simulated run on a live vLLM engine in this process.",
+    ),
+    "calibrate": (
+        f"{_CLI}.calibrate:calibrate",
+        "Measure how long the steps of a vLLM engine take on this machine, and write a profile; "
+        "or fit recorded steps.",
+    ),
+    "validate": (
+        f"{_CLI}.validate:validate",
+        "Run one workload simulated and live, policy by policy, and compare.",
+    ),
+}
+# Errors that are no defects: the rooms that define them are heavy, and one that has not been loaded
+# has raised none.
+EXPECTED = (
+    "twinserve.traces.workload:WorkloadError",
+    "twinserve.profiles.specs:ProfileError",
+    "twinserve.policies.errors:PolicyError",
+    "twinserve.policies.registry:RegistryError",
+    "twinserve.sim.setup.config:SettingsError",
+    "twinserve.sim.results.metrics_goodput:GoodputError",
+    "twinserve.sim.results.files:ResultsError",
+    "twinserve.sim.engine.loop:NoProgressError",
+    "twinserve.backends.live.versions:LiveEngineError",
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `twinserve`."""
+    given = _given(arguments)
+    if given == ["--version"]:
+        print(_version())
+        return
+    import cyclopts
+
     app = cyclopts.App(
-        name="twinserve", help="Scheduling and KV-cache policies for LLM serving, simulated."
+        name="twinserve",
+        help="Scheduling and KV-cache policies for LLM serving, simulated.",
+        version=_version,
+        help_format="plaintext",
+        help_formatter=Pages(),
     )
-    app.command(simulate, name="simulate")
-    app.command(sweep, name="sweep")
-    app.command(trace_app)
-    app.command(profiles_app)
-    app.command(report, name="report")
-    app.command(replay, name="replay")
-    app.command(calibrate, name="calibrate")
-    app.command(validate, name="validate")
+    for verb, (where, line) in VERBS.items():
+        # a line of ours would replace the whole help of the verb that is called
+        app.command(where, name=verb, help=None if verb in given[:1] else line)
     run_app(app, arguments)
 
 
 def simulate_main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `simulate`, short for `twinserve simulate`."""
-    app = cyclopts.App(name="simulate", help=simulate.__doc__)
+    if _given(arguments) == ["--version"]:
+        print(_version())
+        return
+    import cyclopts
+
+    from twinserve.sim.cli.simulate import simulate
+
+    app = cyclopts.App(
+        name="simulate",
+        help=simulate.__doc__,
+        version=_version,
+        help_format="plaintext",
+        help_formatter=Pages(),
+    )
     app.default(simulate)
     run_app(app, arguments)
+
+
+def _given(arguments: Sequence[str] | None) -> list[str]:
+    return list(sys.argv[1:] if arguments is None else arguments)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("twinserve")
 
 
 class _Terminated(BaseException):
@@ -94,28 +146,19 @@ def run_app(
     try:
         app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
-    except cyclopts.CycloptsError as error:
-        _stop(_usage(error), BAD_INPUT)
-    except ValidationError as error:
-        _stop(settings_line(error), BAD_INPUT)
-    except (*_EXPECTED, *expected) as error:
-        _stop(str(error), BAD_INPUT)
     except KeyboardInterrupt as end:  # a command may say what is left of its work
         _stop(str(end) or interrupted, INTERRUPTED)
     except _Terminated as end:
         _stop(str(end) or interrupted, TERMINATED)
-    except (MemoryError, OverflowError) as error:
-        _stop(
-            f"a setting is too large for this machine: {error or 'out of memory'}; choose a "
-            "smaller one",
-            BAD_INPUT,
-        )
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        _stop(f"{error.filename or 'the system'}: {error.strerror or error}", BAD_INPUT)
+    except Exception as error:
+        line = _what_is_wrong(error, expected)
+        if line is None:
+            raise
+        _stop(line, BAD_INPUT)
 
 
 def _stop(line: str, code: int) -> None:
@@ -123,10 +166,32 @@ def _stop(line: str, code: int) -> None:
     sys.exit(code)
 
 
-def _usage(error: cyclopts.CycloptsError) -> str:
+def _what_is_wrong(error: Exception, expected: Sequence[type[Exception]]) -> str | None:
+    """With the input, in a line; None where the error is a defect of ours."""
+    if _is(error, "cyclopts:CycloptsError"):
+        return _usage(error)
+    if _is(error, "pydantic:ValidationError"):
+        return settings_line(cast("ValidationError", error))
+    if isinstance(error, tuple(expected)) or any(_is(error, name) for name in EXPECTED):
+        return str(error)
+    if isinstance(error, (MemoryError, OverflowError)):
+        said = str(error) or "out of memory"
+        return f"a setting is too large for this machine: {said}; choose a smaller one"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the system'}: {error.strerror or error}"
+    return None
+
+
+def _is(error: object, name: str) -> bool:
+    """Whether it is of the class "module:class". Loads nothing."""
+    module, _, kind = name.partition(":")
+    return module in sys.modules and isinstance(error, getattr(sys.modules[module], kind, ()))
+
+
+def _usage(error: Exception) -> str:
     """A parser's complaint as one line."""
-    if isinstance(error.__cause__, ValidationError):
-        return settings_line(error.__cause__)
+    if _is(error.__cause__, "pydantic:ValidationError"):
+        return settings_line(cast("ValidationError", error.__cause__))
     return re.sub(r"[\u2500-\u257f]+", " ", str(error)).strip() + " (see --help)"
 
 

@@ -9,12 +9,6 @@ from typing import Annotated
 
 import cyclopts
 from cyclopts import Parameter
-from rich.console import Console
-from rich.table import Table
-
-from twinserve.profiles.profile import list_profiles, load_profile, save_profile
-from twinserve.sim.results.files import ResultsError
-from twinserve.traces.write import check_free
 
 profiles_app = cyclopts.App(name="profiles", help="Hardware and model profiles.")
 _Out = Annotated[Path, Parameter(name=["--out", "-o"])]
@@ -24,6 +18,8 @@ _Flag = Annotated[bool, Parameter(negative="")]
 @profiles_app.command(name="list")
 def list_() -> None:
     """The shipped profiles, one a line. Others are derived on demand: MODEL@GPU[:tpN]."""
+    from twinserve.profiles.profile import list_profiles, load_profile
+
     for name in list_profiles():
         print(load_profile(name).describe())
 
@@ -37,6 +33,8 @@ def show(name: str) -> None:
     name: str
         Shipped profile, MODEL@GPU[:tpN], or a file.
     """
+    from twinserve.profiles.profile import load_profile
+
     print(load_profile(name).model_dump_json(indent=2))
 
 
@@ -75,6 +73,7 @@ def build(
     """
     from twinserve.profiles.catalog import find_gpu
     from twinserve.profiles.operators.shipped import operator_profile
+    from twinserve.profiles.profile import save_profile
     from twinserve.profiles.specs import ModelSpec
 
     check_target(out, overwrite)
@@ -129,6 +128,8 @@ def scale(
     overwrite: bool
         Replace the profile if it is there already.
     """
+    from twinserve.profiles.profile import load_profile, save_profile
+
     check_target(out, overwrite)
     changed = load_profile(name).scaled(
         step=step, prefill=prefill, decode=decode, host=host, pcie=pcie, kv=kv
@@ -170,6 +171,7 @@ def fit(
     """
     from twinserve.profiles.forms.step_fits import FITTED, fit_forms, fitted_profile
     from twinserve.profiles.measured.step_files import read_steps
+    from twinserve.profiles.profile import load_profile, save_profile
     from twinserve.sim.setup.config import SettingsError
 
     if form is not None and form not in FITTED:
@@ -199,6 +201,9 @@ def fit(
 
 
 def _show_fits(found, works, seconds) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="")
     for column, side in (
         ("form", "left"),
@@ -230,6 +235,9 @@ def _show_fits(found, works, seconds) -> None:
 def check_target(path: Path, overwrite: bool = False, suffix: str = ".json") -> None:
     """Find out before working for minutes. Raises ResultsError where `path` cannot be written,
     could not be read again by its name, or is there already and nobody said `overwrite`."""
+    from twinserve.sim.results.files import ResultsError
+    from twinserve.traces.write import check_free
+
     check_free(path, overwrite, ResultsError)
     if path.suffix.lower() != suffix:
         raise ResultsError(

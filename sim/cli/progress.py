@@ -1,39 +1,98 @@
-"""The progress bar: simulated time, requests done, speed. On a terminal only; a pipe gets nothing
-but results."""
+"""How far a long command is, on stderr: simulated time, requests, speed, time left. A bar on a
+terminal; elsewhere a plain line now and then, and none in the first seconds. Wall time is shown,
+and decides nothing.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
-from twinserve.sim.results.files import RunResult
-from twinserve.sim.setup.run import Progress as RunState
+    from twinserve.sim.results.files import RunResult
+    from twinserve.sim.setup.run import Progress as RunState
 
-_REFRESH_S = 0.1
+_REFRESH_S = 0.1  # of the bar
+_FIRST_S, _EVERY_S = 5.0, 10.0  # plain lines, after the command's start
+_SOONEST_S = 2.0  # an estimate from less is worth nothing
+
+
+def time_left(share: float, elapsed_s: float) -> float | None:
+    """Wall seconds until the end, where `share` of the work (0 to 1) took `elapsed_s`. None while
+    there is too little to judge by, and at the end."""
+    if elapsed_s < _SOONEST_S or not 0 < share < 1:
+        return None
+    return elapsed_s * (1 - share) / share
+
+
+def plain_line(label: str, *parts: str) -> str:
+    """`label: part, part`, as one line; empty parts are left out."""
+    return " ".join(f"{label}: {', '.join(filter(None, parts))}".split())
+
+
+def left_text(share: float, elapsed_s: float) -> str:
+    """`11 s left`, `3 min left`, `2 h 5 min left`; empty while that is not known."""
+    seconds = time_left(share, elapsed_s)
+    if seconds is None:
+        return ""
+    if seconds < 120:
+        return f"{seconds:,.0f} s left"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes} min left" if hours else f"{minutes} min left"
+
+
+def run_parts(state: RunState, elapsed_s: float) -> list[str]:
+    """A simulation that has run for `elapsed_s` wall seconds: simulated time, requests, speed."""
+    digits = 0 if max(state.now_s, state.total_s) >= 100 else 1
+    now, total = f"{state.now_s:,.{digits}f}", f"{state.total_s:,.{digits}f}"
+    if state.now_s <= state.total_s:
+        simulated = f"{now} of {total} s simulated"
+    else:
+        simulated = f"{now} s simulated"
+        simulated += f" (last arrival at {total} s)" if state.total_s else ""
+    speed = state.now_s / elapsed_s if elapsed_s > 0 else 0.0
+    return [
+        simulated,
+        f"{state.finished:,} of {state.total:,} requests",
+        f"{speed:,.{0 if speed >= 10 else 1}f}x real time",
+    ]
 
 
 class RunProgress:
-    """Shows the runs of a command, on stderr. shown=False: says nothing at all."""
+    """Shows the parts of a command, one after another.
 
-    def __init__(self, shown: bool) -> None:
-        self.console = Console(file=sys.stderr, quiet=not shown)
-        bar = shown and self.console.is_terminal
+    shown  False: says nothing at all
+    file   by default stderr
+    now    wall time in seconds, from any origin
+    """
+
+    def __init__(
+        self, shown: bool, file: TextIO | None = None, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        self.console = Console(file=file or sys.stderr, quiet=not shown)
+        self._bar = shown and self.console.is_terminal
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[state]}", table_column=Column()),  # wraps, if any has to
             console=self.console,
             transient=True,
-            disable=not bar,
+            disable=not self._bar,
         )
-        self._task = None
-        self._next = 0.0
-        self._started = 0.0
+        self._now = now
+        self._next = now() + (0.0 if self._bar else _FIRST_S) if shown else float("inf")
+        self._task: TaskID | None = None
+        self._label, self._began, self._from = "", now(), 0.0
 
     def __enter__(self) -> RunProgress:
         self.bar.start()
@@ -45,36 +104,61 @@ class RunProgress:
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    def begin(self, label: str) -> None:
-        self._task = self.bar.add_task(label, total=1.0, state="")
-        self._started = time.perf_counter()
-        self._next = 0.0
+    def begin(self, label: str, share: float = 0.0) -> None:
+        """The next part. share: how much of it was done before, and says nothing of its pace."""
+        self._label, self._began, self._from = label, self._now(), share
+        self._task = self.bar.add_task(label, total=1.0, left="", state="")
+        self.bar.update(self._task, completed=share)
+        if self._bar:
+            self._next = self._began
 
-    def end(self, result: RunResult) -> None:
+    def end(self, result: RunResult | None = None) -> None:
+        """Of the part that began last."""
         if self._task is not None:
             self.bar.update(self._task, completed=1.0)
 
     def report(self, state: RunState) -> None:
-        """Called often; draws seldom."""
-        now = time.perf_counter()
-        if now < self._next:
-            return
-        self._next = now + _REFRESH_S
-        elapsed = max(now - self._started, 1e-9)
-        share = state.finished / max(state.total, state.submitted, 1)
-        text = (
-            f"{state.now_s:,.0f} s simulated, {state.finished:,} of {state.submitted:,} requests "
-            "done, "
-            f"{state.now_s / elapsed:,.0f}x real time"
-        )
-        self.bar.update(self._task, completed=min(share, 1.0), state=text)
+        """A simulation. Called often; shows seldom."""
+        if self._due():
+            self._show(state.share, run_parts(state, self._elapsed_s()))
 
     def steps(self, done: int, total: int) -> None:
         """Steps of a replay."""
-        self.bar.update(self._task, completed=done / total, state=f"{done:,} of {total:,} steps")
+        self.count(done, total, "steps")
+
+    def count(self, done: int, total: int, what: str) -> None:
+        """Equal pieces, by their name in the plural: steps, points, runs."""
+        if self._due():
+            self._show(done / max(total, 1), [f"{done:,} of {total:,} {what}"])
+
+    def part(self, share: float, text: str) -> None:
+        """Anything else: how much of it is done, and what is being done."""
+        if self._due():
+            self._show(share, [text])
 
     def download(self, done: int, total: int | None) -> None:
-        """Bytes of a trace that is being fetched."""
-        if self._task is None:
-            self._task = self.bar.add_task("download", total=total, state="")
-        self.bar.update(self._task, completed=done, state=f"{done / 1e6:.1f} MB")
+        """Bytes of a trace that is being fetched; `total` where it is known."""
+        if self._label != "download":
+            self.begin("download")
+        if self._due():
+            all_of_it = f" of {total / 1e6:.1f}" if total else ""
+            self._show(done / total if total else 0.0, [f"{done / 1e6:.1f}{all_of_it} MB"])
+
+    def _elapsed_s(self) -> float:
+        return self._now() - self._began
+
+    def _due(self) -> bool:
+        now = self._now()
+        if now < self._next:
+            return False
+        self._next = now + (_REFRESH_S if self._bar else _EVERY_S)
+        return True
+
+    def _show(self, share: float, parts: list[str]) -> None:
+        share = min(max(share, 0.0), 1.0)
+        ours = (share - self._from) / (1 - self._from) if self._from < 1 else 1.0
+        left = left_text(ours, self._elapsed_s())
+        if self._bar and self._task is not None:
+            self.bar.update(self._task, completed=share, left=left, state=", ".join(parts))
+        else:
+            self.say(plain_line(self._label, *parts, left))

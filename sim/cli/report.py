@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twinserve.sim.results.files import ResultsError
+from twinserve.sim.cli.progress import RunProgress
 
 
 def report(
@@ -28,8 +28,17 @@ def report(
         Replace a page that is there.
     """
     from twinserve.sim.report.html import write_report
-    from twinserve.sim.results.files import find_runs
+    from twinserve.sim.results.files import ResultsError, find_runs
 
     if not runs:
         raise ResultsError("name at least one folder that `simulate --out` wrote")
-    print(write_report(find_runs(runs), out, overwrite))
+    with RunProgress(shown=True) as progress:
+
+        def piece(done: int, total: int, what: str) -> None:
+            if done == 1:  # of this kind
+                progress.end()
+                progress.begin("report", 1 / total)
+            progress.count(done, total, what)
+
+        page = write_report(find_runs(runs), out, overwrite, piece)
+    print(page)

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.report.table import print_table
-from twinserve.sim.results.export import check_export, export_requests
-from twinserve.sim.results.files import (
-    ResultsError,
-    RunResult,
-    check_target,
-    dump_json,
-    folder,
-    write_run,
-)
-from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, offered_load, resolve
-from twinserve.sim.setup.presets import with_defaults
-from twinserve.sim.setup.run import run_each
+
+if TYPE_CHECKING:
+    from twinserve.sim.results.files import RunResult
+    from twinserve.sim.setup.inputs import Inputs
 
 _Flag = Annotated[bool, Parameter(negative="")]
-_DEFAULTS = SimulationConfig()
+_DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
 
 
 def simulate(
@@ -35,6 +25,9 @@ def simulate(
     preset: str | None = None,
     config_file: Annotated[Path | None, Parameter(name="--config")] = None,
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    warmup: str | None = None,
+    metrics_every: float | None = None,
+    percentiles: str | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     overwrite: _Flag = False,
     timeline: _Flag = False,
@@ -56,6 +49,12 @@ def simulate(
         Settings from a former run's run.json; flags given here win.
     goodput: list[str]
         Objectives for goodput in milliseconds, as in vLLM: ttft:500 tpot:50.
+    warmup: str
+        Leave out of the metrics the first requests (500) or seconds (60s).
+    metrics_every: float
+        Also metrics of each window of so many seconds.
+    percentiles: str
+        Percentiles of the latencies in table and JSON: 50,90,99.9.
     out: Path
         Folder for the results; with several policies, one folder in it for each.
     overwrite: bool
@@ -69,12 +68,23 @@ def simulate(
     as_json: bool
         Print the summary as JSON and nothing else.
     quiet: bool
-        No progress bar.
+        No progress.
     """
+    from twinserve.sim.report.table import overloaded, print_table
+    from twinserve.sim.report.windows import print_windows
+    from twinserve.sim.results.export import check_export, export_requests
+    from twinserve.sim.results.files import check_target, dump_json, write_run
+    from twinserve.sim.results.metrics_goodput import parse_goodput
+    from twinserve.sim.setup.inputs import resolve
+    from twinserve.sim.setup.measured import metrics_options
+    from twinserve.sim.setup.presets import with_defaults
+    from twinserve.sim.setup.run import run_each
+
     config = with_defaults(config, preset, config_file)
     if goodput is not None and not goodput:
         raise SettingsError("--goodput: no objective; write NAME:MILLISECONDS, as ttft:500")
     objectives = parse_goodput(goodput) if goodput else None
+    options = metrics_options(objectives, warmup, metrics_every, percentiles)
     if timeline and out is None:
         raise SettingsError(
             "--timeline writes trace.json.gz into the results; say where with --out"
@@ -98,7 +108,7 @@ def simulate(
             progress.say(headline(inputs))
         results: dict[str, RunResult] = {}
         for spec, result in run_each(
-            inputs, progress.report, objectives, decisions, begin=progress.begin
+            inputs, progress.report, options, decisions, begin=progress.begin
         ):
             progress.end(result)
             if out is not None:
@@ -112,11 +122,16 @@ def simulate(
             dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values())))
         )
     else:
-        print_table(results, [*inputs.notices, *_counted(results)])
+        loads = [said for label, r in results.items() for said in overloaded(r.summary, label)]
+        notes = [*inputs.notices, *_left_out(results), *loads, *_counted(results)]
+        print_table(results, notes)
+        print_windows(results)
 
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
     """Where each policy's results go. Raises ResultsError where that would put runs into a run."""
+    from twinserve.sim.results.files import ResultsError, folder
+
     if out is None:
         return {}
     if len(inputs.policies) == 1:
@@ -128,6 +143,14 @@ def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
             "name another"
         )
     return {spec.label: out / folder(spec.label) for spec in inputs.policies}
+
+
+def _left_out(results: dict[str, RunResult]) -> list[str]:
+    """What the warm-up took from the metrics; one line where that is the same in all runs."""
+    from twinserve.sim.report.table import warmup_line
+
+    found = [r.summary["warmup"] for r in results.values() if "warmup" in r.summary]
+    return list(dict.fromkeys(map(warmup_line, found)))
 
 
 def _counted(results: dict[str, RunResult]) -> list[str]:
@@ -145,6 +168,8 @@ def _counted(results: dict[str, RunResult]) -> list[str]:
 
 def headline(inputs: Inputs) -> str:
     """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
+    from twinserve.sim.setup.inputs import offered_load
+
     workload, config = inputs.workload, inputs.config
     span = workload.span_s
     when = f"over {span:,.0f} s, {len(workload) / span:.2f} requests/s" if span else "all at once"

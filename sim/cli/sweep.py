@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _Flag = Annotated[bool, Parameter(negative="")]
 _Several = Annotated[list[str] | None, Parameter(negative="")]
-_DEFAULTS = SimulationConfig()
+_DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
 _MOST = 1000  # seeds, workers
 _RESUMABLE = "interrupted; what has ended is kept: the same command goes on from there"
 _SOME_FAILED = 1  # exit status
@@ -97,8 +97,16 @@ def sweep(
     from twinserve.sim.sweep.sweep import Sweep
 
     found = Sweep(runs, out, any_version, retry_failed)
+    progress = RunProgress(shown=not quiet)
+    progress.begin("sweep", len(found.kept) / len(runs))
+
+    def report(done: int, failed: int) -> None:
+        lost = f", {failed:,} failed" if failed else ""
+        progress.part(done / len(runs), f"{done:,} of {len(runs):,} runs{lost}")
+
     try:
-        found.run(lambda count: _executor(executor, workers, count), _Told(len(runs), quiet))
+        with progress:
+            found.run(lambda count: _executor(executor, workers, count), report)
     except Exception:
         raise
     except BaseException as ended:  # Ctrl-C or SIGTERM: what it says is what the user is told
@@ -159,41 +167,6 @@ def _executor(kind: str, workers: int | None, count: int) -> Workers:
     if kind == "ray":
         return RayWorkers(workers or os.cpu_count() or 1)
     return local(workers, count)
-
-
-class _Told:
-    """Progress on stderr: one line that is written over on a terminal, else a line now and then."""
-
-    def __init__(self, total: int, quiet: bool) -> None:
-        self._total, self._quiet = total, quiet
-        self._terminal = sys.stderr.isatty()
-        self._every_s = 0.2 if self._terminal else 10.0
-        self._started = self._next = time.monotonic()
-        self._before: int | None = None  # done before anything was run
-
-    def __call__(self, done: int, failed: int) -> None:
-        now = time.monotonic()
-        if self._before is None:
-            self._before = done
-        last = done == self._total
-        if self._quiet or (now < self._next and not last):
-            return
-        self._next = now + self._every_s
-        text = f"{done:,} of {self._total:,} runs" + (f", {failed:,} failed" if failed else "")
-        ran = done - self._before
-        if ran and not last:
-            text += f", {_duration((now - self._started) / ran * (self._total - done))} left"
-        end = "\n" if last or not self._terminal else ""
-        sys.stderr.write(f"\r\x1b[K{text}{end}" if self._terminal else f"{text}\n")
-        sys.stderr.flush()
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _write(found: Sweep, out: Path, x: str | None, names: list[str]) -> None:

@@ -7,14 +7,8 @@ from typing import Annotated
 
 import cyclopts
 from cyclopts import Parameter
-from rich.console import Console
-from rich.table import Table
 
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.results.files import dump_json
-from twinserve.traces import load, verbs
-from twinserve.traces.generators.synth import synth as generate
-from twinserve.traces.write import check_target, write_trace
 
 trace_app = cyclopts.App(name="trace", help="Request traces: list, fetch, inspect, convert, synth.")
 _Flag = Annotated[bool, Parameter(negative="")]
@@ -23,6 +17,11 @@ _Flag = Annotated[bool, Parameter(negative="")]
 @trace_app.command(name="list")
 def list_() -> None:
     """The traces known by name, and where each would come from."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from twinserve.traces import verbs
+
     table = Table(box=None, pad_edge=False, header_style="")
     for column in ("name", "requests", "from", "what"):
         table.add_column(column, overflow="fold")
@@ -44,6 +43,8 @@ def fetch(name: str) -> None:
     name: str
         Name from `trace list`.
     """
+    from twinserve.traces import load
+
     with RunProgress(shown=True) as progress:
         path = load.fetch(name, progress=progress.download)
     print(path)
@@ -76,6 +77,9 @@ def inspect(
     as_json: bool
         Everything, as JSON.
     """
+    from twinserve.sim.results.files import dump_json
+    from twinserve.traces import load, verbs
+
     with RunProgress(shown=not as_json) as progress:
         workload = load.load_trace(
             trace, format=format, seed=seed, rate=rate, offline=offline, progress=progress.download
@@ -129,6 +133,8 @@ def convert(
     overwrite: bool
         Replace the target if it is there already.
     """
+    from twinserve.traces import verbs
+
     options = {"format": format, "rate": rate, "raw_arrivals": raw_arrivals}
     print(verbs.describe(verbs.convert(source, target, overwrite=overwrite, **options)))
 
@@ -163,6 +169,10 @@ def synth(
     overwrite: bool
         Replace the target if it is there already.
     """
+    from twinserve.traces import verbs
+    from twinserve.traces.generators.synth import synth as generate
+    from twinserve.traces.write import check_target, write_trace
+
     check_target(target, overwrite)
     workload = generate(lengths, rate=rate, duration_s=duration, count=requests, seed=seed)
     write_trace(workload, target)

@@ -10,17 +10,15 @@ from cyclopts import Parameter
 
 from twinserve.sim.cli.live import TINY, engine_arguments, live_engine
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.report.table import print_lines
-from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import resolve
 
 _Flag = Annotated[bool, Parameter(negative="")]
+_DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
 
 
 def validate(
     *,
-    config: SimulationConfig = SimulationConfig(),
+    config: SimulationConfig = _DEFAULTS,
     model: str = TINY,
     repeats: int = 3,
     pace: Literal["wall", "measured"] = "wall",
@@ -66,6 +64,9 @@ def validate(
     quiet: bool
         No progress.
     """
+    from twinserve.sim.report.table import print_lines
+    from twinserve.sim.results.files import dump_json
+    from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.twin.live import blank_settings, live_settings
     from twinserve.sim.twin.validate import validate_policy
     from twinserve.sim.twin.validate_report import check_folder, metric_lines, write_validation
@@ -89,7 +90,9 @@ def validate(
             with live_engine(settings, model) as engine:
                 engine.warm_up()
                 found.append(
-                    validate_policy(inputs, spec, engine, repeats, pace == "wall", progress.say)
+                    validate_policy(
+                        inputs, spec, engine, repeats, pace == "wall", progress.say, progress
+                    )
                 )
                 version = engine.version
     if out is not None:

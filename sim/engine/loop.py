@@ -70,6 +70,7 @@ class Engine:
         self.recorder = recorder
         self.on_ended = on_ended
         self.on_first_token: Callable[[list[int]], None] | None = None  # rows that got it
+        self.on_step: Callable[[], None] | None = None  # a step, or a run of them, is booked
         self.decision_overhead = decision_overhead
         self.decision_seconds: list[float] = []  # wall time of each plan
         self._wake = clock.event()
@@ -367,6 +368,8 @@ class Engine:
         if executed.outcome.finished:
             self._news = True
             self.on_ended(executed.outcome.finished)
+        if self.on_step is not None:
+            self.on_step()
 
 
 def _without_gap(outcome: StepOutcome, gaps: np.ndarray) -> list[int]:

@@ -12,6 +12,8 @@ from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.metrics_warmup import warmup_end_s
+from twinserve.sim.results.options import Warmup
 from twinserve.sim.results.recorder import request_frame
 from twinserve.sim.results.schemas import OUTCOMES
 
@@ -19,9 +21,10 @@ from twinserve.sim.results.schemas import OUTCOMES
 _SUMMED = ("recomputes", "swaps", "swapped_tokens")
 
 
-def fleet_rows(fleet: Fleet, group_names: list[str]) -> RunRows:
+def fleet_rows(fleet: Fleet, group_names: list[str], warmup: Warmup | None = None) -> RunRows:
     """All rows of a run. Requests come replica by replica, in the order in which each got them
-    first; then those that were never placed."""
+    first; then those that were never placed. warmup: its gaps are kept apart, which takes recorders
+    that are timed; WorkloadError where nothing is left after it."""
     tables = [replica.engine.core.requests for replica in fleet.replicas]
     stays = joined([request_frame(table, i, group_names) for i, table in enumerate(tables)])
     starts = np.cumsum([0, *map(len, tables)]).tolist()
@@ -39,10 +42,11 @@ def fleet_rows(fleet: Fleet, group_names: list[str]) -> RunRows:
     else:
         requests = stays
     recorders = [replica.engine.recorder for replica in fleet.replicas]
+    since = None if warmup is None else warmup_end_s(warmup, requests)
     return RunRows(
         requests,
         joined([recorder.step_frame() for recorder in recorders]),
-        joined([recorder.gap_frame() for recorder in recorders]),
+        joined([recorder.gap_frame(since) for recorder in recorders]),
         fleet.replicas[0].engine.core.ledger.num_blocks,
         placements=_placements(fleet, stays, where),
         replicas=pd.DataFrame([replica.row_of_life() for replica in fleet.replicas]),

@@ -25,6 +25,7 @@ class RequestSource:
 
     on_submit(count): progress; `submitted` counts requests, those of the pool too.
     client_timeout_s: how long clients wait for the end of their request.
+    pool_objectives: TTFT and TPOT in seconds of each request of the pool; NaN: none.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class RequestSource:
         fleet: Fleet,
         on_submit: Callable[[int], None] = lambda count: None,
         client_timeout_s: float | None = None,
+        pool_objectives: tuple[float, float] = (math.nan, math.nan),
     ) -> None:
         self.clock = clock
         self.workload = workload
         self.fleet = fleet
         self.on_submit = on_submit
         self.client_timeout_s = client_timeout_s
+        self.pool_objectives = pool_objectives
         self.submitted = 0
         self.group_names = list(workload.group_names)
         self._first_s: dict[int, float] = {}  # group -> when its first request came
@@ -54,6 +57,7 @@ class RequestSource:
         # group -> unfinished requests of the stages released so far
         self._open: dict[int, int] = {}
         self._pool: _PoolFeed | None = None
+        self.pool_group = -2  # group of the pool's requests; -2: no request has it
         fleet.on_ended = self._ended
         fleet.on_leaving = lambda request: self._fail(request.group)
         fleet.application = self._application
@@ -72,7 +76,8 @@ class RequestSource:
         self.clock.process(self._arrivals(order))
         if workload.pool is not None:
             self.group_names.append(POOL_GROUP)
-            self._pool = _PoolFeed(self, workload.pool, len(self.group_names) - 1)
+            self.pool_group = len(self.group_names) - 1
+            self._pool = _PoolFeed(self, workload.pool, self.pool_group)
 
     def _arrivals(self, order: np.ndarray):
         times = self.workload.arrival_s
@@ -224,6 +229,7 @@ class _PoolFeed:
 
     def _submit(self) -> None:
         prompts, outputs = self.pool.draw(self.batch)
+        slo_ttft_s, slo_tpot_s = self.source.pool_objectives
         self.open, self.taken = self.pool.batch, False
         for i, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True)):
             self.source.submit(
@@ -231,7 +237,13 @@ class _PoolFeed:
                     pool_request_id(self.batch, i),
                     output,
                     self.source.clock.now,
-                    {"prompt_tokens": prompt, "service_class": BEST_EFFORT, "stage": self.batch},
+                    {
+                        "prompt_tokens": prompt,
+                        "service_class": BEST_EFFORT,
+                        "slo_ttft_s": slo_ttft_s,
+                        "slo_tpot_s": slo_tpot_s,
+                        "stage": self.batch,
+                    },
                     group=self.group,
                 )
             )

@@ -27,6 +27,7 @@ from twinserve.sim.report.axes import (
     run_colours,
     span,
 )
+from twinserve.sim.report.figure_windows import draw_windows
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import job_completion, latencies
 from twinserve.sim.results.metrics_engine import describe_kv
@@ -58,20 +59,25 @@ _BINS = 300  # of the time axis
 Runs = Mapping[str, RunResult]
 
 
-def draw_all(runs: Runs) -> dict[str, bytes]:
-    """PNG bytes by figure name, without those that apply to no run (no objective, no groups)."""
+def draw_all(
+    runs: Runs, progress: Callable[[int, int, str], None] = lambda done, total, what: None
+) -> dict[str, bytes]:
+    """PNG bytes by figure name, without those that apply to no run (no objective, no groups).
+    progress(done, total, of what) is called for each."""
     drawings: dict[str, Callable[[Runs], Figure | None]] = {
         "latency": latency_figure,
         "load": load_figure,
         "attainment": attainment_figure,
         "completion": completion_figure,
+        "windows": windows_figure,
     }
     images = {}
     with matplotlib.rc_context(STYLE):
-        for name, draw in drawings.items():
+        for done, (name, draw) in enumerate(drawings.items(), 1):
             figure = draw(runs)
             if figure is not None:
                 images[name] = png(figure)
+            progress(done, len(drawings), "figures drawn")
     return images
 
 
@@ -186,6 +192,17 @@ def completion_figure(runs: Runs) -> Figure | None:
     every = {label: values.get(label, np.zeros(0)) for label in runs}
     draw_cdf(ax, every, "Completion of applications", "first arrival to last token", "s")
     ax.set_ylabel("share of applications")
+    _legend(figure, runs)
+    return figure
+
+
+def windows_figure(runs: Runs) -> Figure | None:
+    """What came, went and waited in each window; None where no run has windows."""
+    windows = {label: run.summary.get("windows", []) for label, run in runs.items()}
+    if not any(windows.values()):
+        return None
+    figure = new_figure(11.5, 8.2)
+    draw_windows(figure, windows)
     _legend(figure, runs)
     return figure
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 
 from twinserve.sim.report.figures import draw_all
-from twinserve.sim.report.table import table_rows
+from twinserve.sim.report.table import overloaded, table_rows, warmup_line
 from twinserve.sim.results.files import (
     ResultsError,
     RunResult,
@@ -35,6 +35,11 @@ _CAPTIONS = {
         "Queue and KV cache over time",
         "Time-weighted means, summed over replicas. Below the queue: the share of KV blocks held "
         "by each class.",
+    ),
+    "windows": (
+        "Windows of arrivals",
+        "Latency and attainment are of the requests that arrived in a window, whenever they ended; "
+        "served and in the system of all requests.",
     ),
     "attainment": (
         "Objectives and best-effort work",
@@ -66,22 +71,29 @@ summary{cursor:pointer}
 
 
 def write_report(
-    dirs: Iterable[str | os.PathLike], out: str | os.PathLike, overwrite: bool = False
+    dirs: Iterable[str | os.PathLike],
+    out: str | os.PathLike,
+    overwrite: bool = False,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Path:
     """Compare the runs in `dirs` in `out`: an .html file, or a folder that gets report.html.
 
     A folder without a run of its own stands for the runs below it. Figures go beside the page as
     <page>-<figure>.png. Returns the page. Raises ResultsError for a run that cannot be read, a page
     that cannot be written, or one that is there already and nobody said `overwrite`.
+    progress(done, total, of what) is called for each run that is read and each figure drawn.
     """
     folders = find_runs(dirs)
     if not folders:
         raise ResultsError("report: no runs given; name the --out folders of one or more runs")
-    runs = dict(zip(_labels(folders), map(read_run, folders), strict=True))
+    runs = {}
+    for label, folder in zip(_labels(folders), folders, strict=True):
+        runs[label] = read_run(folder)
+        progress(len(runs), len(folders), "runs read")
     page = Path(out)
     if page.suffix.lower() not in (".html", ".htm"):
         page = page / "report.html"
-    images = draw_all(runs)
+    images = draw_all(runs, progress)
     files = {page.with_name(f"{page.stem}-{name}.png"): png for name, png in images.items()}
     for file in (page, *files):
         check_free(file, overwrite, ResultsError)
@@ -155,6 +167,10 @@ def _notes(runs: Mapping[str, RunResult]) -> list[str]:
         if unfinished:
             count = f"{unfinished:,} of {run.summary['submitted']:,} requests"
             notes.append(f"{label}: {count} did not finish; latencies are of those that did.")
+        if "warmup" in run.summary:
+            line = warmup_line(run.summary["warmup"])
+            notes.append(f"{label}: {line} of the summary; the other figures show the whole run.")
+        notes += overloaded(run.summary, label)
     return notes
 
 

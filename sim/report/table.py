@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -12,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from twinserve.sim.results.files import RunResult
+from twinserve.sim.results.options import Objective, percentile_name
 
+SHOWN_PERCENTILES = (90, 99)
 BEST_MARK = "*"
 NONE = "-"
 
@@ -22,12 +25,13 @@ class Line:
     """A line of the table: where its number stands in summary.json, how it is shown, what is best.
 
     paths   dotted; several make "a / b", and the first one decides which run is best
+    show    the number as text; of a line without a best also a whole object of summary.json
     better  "low", "high", or None where neither is
     """
 
     title: str
     paths: tuple[str, ...]
-    show: Callable[[float], str]
+    show: Callable[[Any], str]
     better: str | None = None
 
 
@@ -57,28 +61,55 @@ def gibibytes(value: float) -> str:
     return f"{number(value / 2**30)} GiB"
 
 
-def _latency(part: str) -> list[Line]:
+def queue(saturation: Mapping) -> str:
+    """A class's `saturation`, in a few words."""
+    verdict = saturation["verdict"]
+    if verdict == "saturated":
+        return f"grows {number(saturation['growth_per_s'])}/s"
+    if verdict == "sheds":
+        return f"sheds {percent(saturation['lost_share'])}"
+    return {"keeps up": "steady"}.get(verdict, verdict)
+
+
+def _distribution(part: str, metric: str, percentiles: Sequence[float], apart: bool) -> list[Line]:
+    """Mean and percentiles of a latency: one line, or `apart` one each."""
+    statistics = ["mean", *map(percentile_name, percentiles)]
+    paths = [f"{part}.{statistic}_{metric}_ms" for statistic in statistics]
+    name = metric.upper()
+    if not apart:
+        return [Line(f"{name} {' / '.join(statistics)}, ms", tuple(paths), number, "low")]
     return [
-        Line("TTFT mean / p99, ms", (f"{part}.mean_ttft_ms", f"{part}.p99_ttft_ms"), number, "low"),
-        Line("TPOT mean / p99, ms", (f"{part}.mean_tpot_ms", f"{part}.p99_tpot_ms"), number, "low"),
-        Line("normalized latency, ms", (f"{part}.normalized_latency_ms",), number, "low"),
-        Line("TTFT attainment", (f"{part}.ttft_attainment",), percent, "high"),
-        Line("TPOT attainment", (f"{part}.tpot_attainment",), percent, "high"),
-        Line("both attained", (f"{part}.slo_attainment",), percent, "high"),
-        Line("goodput, req/s", (f"{part}.request_goodput",), number, "high"),
+        Line(f"{name} {statistic}, ms", (path,), number, "low")
+        for statistic, path in zip(statistics, paths, strict=True)
     ]
 
 
-_BE = "classes.be"
+_BOTH, _E2E = "both attained", "e2el_attainment"
+
+
+def _attainment(part: str) -> list[Line]:
+    return [
+        Line("TTFT attainment", (f"{part}.ttft_attainment",), percent, "high"),
+        Line("TPOT attainment", (f"{part}.tpot_attainment",), percent, "high"),
+        Line("E2E attainment", (f"{part}.{_E2E}",), percent, "high"),
+        Line(_BOTH, (f"{part}.slo_attainment",), percent, "high"),
+    ]
+
+
+_RT, _BE = "classes.rt", "classes.be"
 SECTIONS: dict[str, list[Line]] = {
     "Real-time": [
-        *_latency("classes.rt"),
+        Line("normalized latency, ms", (f"{_RT}.normalized_latency_ms",), number, "low"),
+        *_attainment(_RT),
+        Line("goodput, req/s", (f"{_RT}.request_goodput",), number, "high"),
         Line("request throughput, /s", ("classes.rt.request_throughput",), number, "high"),
     ],
     "Best-effort": [
+        Line("queue", (f"{_BE}.saturation",), queue),
         Line("throughput, req/s", (f"{_BE}.window_request_throughput",), number, "high"),
         Line("throughput, tok/s", (f"{_BE}.window_total_token_throughput",), number, "high"),
         Line("latency mean, s", (f"{_BE}.mean_e2el_ms",), lambda ms: number(ms / 1000), "low"),
+        *_attainment(_BE),
     ],
     "Applications": [
         Line("completion mean, s", ("applications.mean_jct_s",), number, "low"),
@@ -105,6 +136,24 @@ SECTIONS: dict[str, list[Line]] = {
         Line("simulated steps/s", ("timing.simulated_steps_per_s",), count),
     ],
 }
+
+
+def overloaded(summary: Mapping, label: str) -> list[str]:
+    """A line for each class of a run that does not keep up: what its means are worth."""
+    said = []
+    for service_class, name in (("rt", "real-time"), ("be", "best-effort")):
+        found = summary.get("classes", {}).get(service_class, {}).get("saturation") or {}
+        rates = f"{name} requests: {{arrived_per_s:.3g}} a second arrive, {{served_per_s:.3g}} are "
+        if found.get("verdict") == "saturated":
+            growth = "served, so the queue grows by {growth_per_s:.2g} ± {growth_range_per_s:.1g}"
+            means = "means depend on the length of the trace"
+            said.append(f"{label}: saturated; {(rates + growth).format(**found)} a second; {means}")
+        if found.get("verdict") == "sheds":
+            ends = "served, {lost_share:.1%} end early; latencies are of those that are served"
+            said.append(f"{label}: sheds; {(rates + ends).format(**found)}")
+    return said
+
+
 # Zero everywhere says that the thing was not in play: such a line is left out.
 _ONLY_IF_NONZERO = {
     "requests unfinished",
@@ -128,15 +177,74 @@ class Row:
     best: list[bool]
 
 
-def table_rows(results: Mapping[str, Mapping | RunResult]) -> list[tuple[str, list[Row]]]:
-    """(section, rows) of the lines that apply to at least one of the runs; summaries by label."""
+def table_rows(
+    results: Mapping[str, Mapping | RunResult], apart: bool = False
+) -> list[tuple[str, list[Row]]]:
+    """(section, rows) of the lines that apply to at least one of the runs; summaries by label.
+
+    apart  a line for each percentile of a latency, where one for all of them is too wide
+    """
     summaries = [_with_timing(result) for result in results.values()]
+    asked = dict.fromkeys(q for summary in summaries for q in summary.get("percentiles", ()))
     sections = []
     for section, lines in SECTIONS.items():
+        if section == "Real-time":
+            latencies = [
+                _distribution(_RT, metric, tuple(asked) or SHOWN_PERCENTILES, apart)
+                for metric in ("ttft", "tpot")
+            ]
+            queueing = Line("queue", (f"{_RT}.saturation",), queue)
+            lines = [queueing, *latencies[0], *latencies[1], *lines]
+        if any(_E2E in part for s in summaries for part in s.get("classes", {}).values()):
+            lines = [replace(x, title="all attained") if x.title == _BOTH else x for x in lines]
         rows = [row for line in lines if (row := _row(line, summaries)) is not None]
+        if section == "All":
+            verdicts = _verdicts(summaries)
+            sections += [("Objectives", verdicts)] if verdicts else []
         if rows:
             sections.append((section, rows))
     return sections
+
+
+def _verdicts(summaries: Sequence[Mapping]) -> list[Row]:
+    """A row for each objective that a run was given as a whole: whether it was kept."""
+    by_run = [
+        {_objective(verdict): verdict for verdict in summary.get("objectives", ())}
+        for summary in summaries
+    ]
+    rows = []
+    for title in dict.fromkeys(title for found in by_run for title in found):
+        verdicts = [found.get(title) for found in by_run]
+        met = [verdict is not None and verdict["met"] is True for verdict in verdicts]
+        best = met if any(met) and not all(met) else [False] * len(met)
+        rows.append(Row(title, [_kept(verdict) for verdict in verdicts], best))
+    return rows
+
+
+def _objective(verdict: Mapping) -> str:
+    return str(
+        Objective(
+            verdict["class"],
+            verdict["metric"],
+            verdict["bound_s"],
+            verdict.get("prefills", 0.0),
+            verdict["statistic"],
+        )
+    )
+
+
+def _kept(verdict: Mapping | None) -> str:
+    if verdict is None or verdict["met"] is None:
+        return NONE
+    if verdict["met"]:
+        return "kept"
+    if "share" in verdict:
+        share, needed = verdict["share"], float(verdict["statistic"][1:]) / 100
+        if percent(share) == percent(needed):
+            share = needed - (1e-4 if needed > 0.99 else 1e-3)  # as shown, it is missed
+        return f"missed ({percent(share)})"
+    value = verdict["value_s"]
+    return "missed" if value is None else f"missed ({number(value * 1000)} ms)"
 
 
 def print_table(
@@ -154,12 +262,17 @@ def print_table(
     """
     console = console or Console()
     coloured = console.color_system is not None and not console.no_color
+    labels = list(results)
     sections = table_rows(results)
+    parts = _parts(labels, sections, console.width)
+    if not _fit(sections, parts, console.width):
+        sections = table_rows(results, apart=True)
+        parts = _parts(labels, sections, console.width)
     starred = False
-    for n, part in enumerate(_parts(list(results), sections, console.width)):
+    for n, part in enumerate(parts):
         if n:
             console.print()
-        console.print(_table(list(results), part, sections, coloured))
+        console.print(_table(labels, part, sections, coloured))
         starred |= any(row.best[i] for _, rows in sections for row in rows for i in part)
     if starred and not coloured:
         console.print(f"{BEST_MARK} best of the line", highlight=False)
@@ -178,6 +291,14 @@ def render_table(
     return "\n".join(lines).strip("\n") + "\n"
 
 
+def warmup_line(warmup: Mapping) -> str:
+    """What `warmup` of a summary says."""
+    return (
+        f"warm-up until {number(warmup['end_s'])} s: {warmup['requests']:,} requests that arrived "
+        "before are left out"
+    )
+
+
 def print_lines(title: str, lines: Iterable[tuple[str, str]]) -> None:
     """A titled list of names and values."""
     table = Table(
@@ -194,13 +315,17 @@ def _with_timing(result: Mapping | RunResult) -> Mapping:
     return result
 
 
-def _lookup(summary: Mapping, path: str) -> float | None:
+def _lookup(summary: Mapping, path: str) -> Any:
     value: object = summary
-    for step in path.split("."):
-        if not isinstance(value, Mapping) or step not in value:
+    while path:
+        if not isinstance(value, Mapping):
             return None
-        value = value[step]
-    return None if value is None else float(value)
+        # a name may have a dot of its own: p99.9_ttft_ms
+        head, _, rest = (path, "", "") if path in value else path.partition(".")
+        if head not in value:
+            return None
+        value, path = value[head], rest
+    return value if value is None or isinstance(value, Mapping) else float(value)
 
 
 def _row(line: Line, summaries: Sequence[Mapping]) -> Row | None:
@@ -214,7 +339,7 @@ def _row(line: Line, summaries: Sequence[Mapping]) -> Row | None:
     return Row(line.title, cells, best)
 
 
-def _best(line: Line, values: Sequence[float | None], shown: Sequence[str]) -> list[bool]:
+def _best(line: Line, values: Sequence[Any], shown: Sequence[str]) -> list[bool]:
     """Runs whose leading number is best as shown: a difference that is not seen is none."""
     known = [value for value in values if value is not None]
     if line.better is None or len(known) < 2:
@@ -222,6 +347,14 @@ def _best(line: Line, values: Sequence[float | None], shown: Sequence[str]) -> l
     top = min(known) if line.better == "low" else max(known)
     best = [text == line.show(top) for text in shown]
     return [False] * len(best) if sum(best) == len(known) else best
+
+
+def _fit(sections: list[tuple[str, list[Row]]], parts: list[list[int]], width: int) -> bool:
+    """Whether all runs are in one table, and that in `width` columns."""
+    rows = [row for _, rows in sections for row in rows]
+    first = max((len(row.title) + 4 for row in rows), default=0)
+    needs = [max(len(row.cells[i]) + 4 for row in rows) for i in parts[0]] if rows else []
+    return len(parts) == 1 and first + sum(needs) <= width
 
 
 def _parts(
@@ -254,7 +387,10 @@ def _table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("", no_wrap=True)
     for i in part:
-        table.add_column(Text(labels[i]), justify="right", overflow="fold", max_width=24)
+        cells = max(len(row.cells[i]) + 2 for _, rows in sections for row in rows)
+        table.add_column(
+            Text(labels[i]), justify="right", overflow="fold", max_width=max(24, cells)
+        )
     for section, rows in sections:
         table.add_row(Text(section, style="bold"))
         for row in rows:

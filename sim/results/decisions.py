@@ -114,8 +114,8 @@ class DecisionLog:
 class DecisionRecorder(StepRecorder):
     """A step recorder that also keeps the plans."""
 
-    def __init__(self, replica: int = 0) -> None:
-        super().__init__(replica)
+    def __init__(self, replica: int = 0, timed: bool = False) -> None:
+        super().__init__(replica, timed)
         self.lines: list[dict] = []
         # plans without a step: what they took away is logged with the next one
         self._before: list[StepPlan] = []

@@ -47,7 +47,8 @@ def as_workload(result: RunResult, listed: Workload) -> Workload:
     if pool is None:
         return listed
     # some of the list may never have been sent
-    n = int((result.rows.requests["group"] == POOL_GROUP).sum())
+    sent = result.rows.requests[result.rows.requests["group"] == POOL_GROUP]
+    n = len(sent)
     size = pool.batch
     batches = [pool.draw(k) for k in range(n // size)]
     stage = np.repeat(np.arange(len(batches)), size)
@@ -57,8 +58,9 @@ def as_workload(result: RunResult, listed: Workload) -> Workload:
         "output_tokens": np.concatenate([outputs for _, outputs in batches]),
         "service_class": np.full(n, BEST_EFFORT, np.int8),
         "priority": np.zeros(n, np.int64),
-        "slo_ttft_s": np.full(n, np.nan),
-        "slo_tpot_s": np.full(n, np.nan),
+        # all of them have the same
+        "slo_ttft_s": np.full(n, sent["slo_ttft_s"].iloc[0] if n else np.nan),
+        "slo_tpot_s": np.full(n, sent["slo_tpot_s"].iloc[0] if n else np.nan),
         "group": np.full(n, len(listed.group_names), np.int64),
         "stage": stage,
         "delay_s": np.zeros(n),

@@ -7,13 +7,19 @@ that does not exist (the mean of nothing, a rate over no time) is None, where vL
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.results.files import RunRows, plain
+from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
+from twinserve.sim.results.metrics_attainment import (
+    all_met,
+    describe_attainment,
+    e2el_bound,
+    judge,
+    mean,
+)
 from twinserve.sim.results.metrics_engine import describe_kv, describe_scheduler
 from twinserve.sim.results.metrics_goodput import GoodputError, is_good, parse_goodput
 from twinserve.sim.results.metrics_jobs import (
@@ -23,9 +29,19 @@ from twinserve.sim.results.metrics_jobs import (
     job_completion,
     summarise_fair_ratio,
 )
-from twinserve.sim.results.metrics_stats import MS, counted_order, describe_counted_ms, describe_ms
+from twinserve.sim.results.metrics_requests import RequestColumns, latencies
+from twinserve.sim.results.metrics_stats import (
+    MS,
+    counted_order,
+    describe_counted_ms,
+    describe_ms,
+    with_always,
+)
+from twinserve.sim.results.metrics_warmup import after_warmup, warmup_end_s, whole_groups
+from twinserve.sim.results.metrics_windows import describe_windows
+from twinserve.sim.results.options import MetricsOptions
+from twinserve.sim.results.saturation import saturation
 from twinserve.sim.results.schemas import OUTCOMES
-from twinserve.sim.results.versions import with_ends
 
 __all__ = [
     "GoodputError",
@@ -38,118 +54,73 @@ __all__ = [
 ]
 
 CLASSES = ("rt", "be")
+_PLAIN = MetricsOptions()
 
 
-def summarise(rows: RunRows, goodput: Mapping[str, float] | None = None) -> dict:
-    """summary.json: the whole run, then `classes`, `applications` (of groups), `kv`, `scheduler`.
+def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
+    """summary.json: the whole run, then `classes`, `applications` (of groups), `kv`, `scheduler`;
+    and `warmup`, `windows`, `percentiles`, `objectives` where `options` ask for them.
 
-    goodput  objectives in ms from `parse_goodput`; without them request_goodput is None, as in vLLM
+    Raises WorkloadError for a warm-up as long as the run, and ResultsError for one that the run
+    was not made with.
     """
-    requests = _Requests.of(rows.requests)
-    gaps = _Gaps.of(rows.gaps)
-    window = _Window.of(requests)
-    goodput = dict(goodput or {})
+    since = None if options.warmup is None else warmup_end_s(options.warmup, rows.requests)
+    measured = rows if since is None else after_warmup(rows, since)
+    requests = RequestColumns.of(measured.requests)
+    gaps = _Gaps.of(measured.gaps)
+    everything = requests if since is None else RequestColumns.of(rows.requests)
+    window = _Window.of(requests, since, _last(everything.last))
+    jobs = measured.requests
+    whole = np.ones(len(jobs), bool)
+    if since is not None:
+        whole = whole_groups(rows.requests, since).loc[jobs.index].to_numpy()
 
     everyone = np.ones(len(requests.e2el), bool)
-    summary = _describe(requests, everyone, gaps.pooled(), window.duration_s, goodput)
+    summary = _describe(requests, everyone, gaps.pooled(), window.duration_s, options)
     summary["never_sent"] = rows.never_sent
-    summary["goodput_objectives_ms"] = goodput or None
+    summary["goodput_objectives_ms"] = dict(options.goodput) or None
     summary["classes"] = {}
     for service_class in CLASSES:
         mine = requests.service_class == service_class
         if not mine.any():
             continue
-        part = _describe(requests, mine, gaps.pooled(service_class), window.duration_s, goodput)
-        part |= _describe_class(requests, mine)
-        jobs = describe_jobs(rows.requests[mine])
-        if jobs:
-            part["applications"] = jobs
+        part = _describe(requests, mine, gaps.pooled(service_class), window.duration_s, options)
+        part |= _describe_class(requests, mine, e2el_bound(options.objectives, service_class))
+        part["saturation"] = _saturation(rows.requests, service_class)
+        if found := describe_jobs(jobs[mine & whole], options.percentiles):
+            part["applications"] = found
         if service_class == "be":
             part |= window.beside_real_time(requests, mine)
-            pool = describe_pool(rows.requests[mine])
+            pool = describe_pool(jobs[mine])
             if pool:
                 part["pool"] = pool
         summary["classes"][service_class] = part
-    jobs = describe_jobs(rows.requests)
-    if jobs:
-        summary["applications"] = jobs
-    summary["kv"] = describe_kv(rows)
-    summary["scheduler"] = describe_scheduler(rows, window.first_s, window.duration_s)
-    return plain(summary)
+    if found := describe_jobs(jobs[whole], options.percentiles):
+        summary["applications"] = found
+    summary["kv"] = describe_kv(measured)
+    summary["scheduler"] = describe_scheduler(measured, window.first_s, window.duration_s)
+    return plain(summary | _asked_for(rows, requests, window, options))
 
 
-def latencies(requests: pd.DataFrame) -> pd.DataFrame:
-    """Seconds: ttft_s, tpot_s, e2el_s and normalized_s (a token), with service_class, by
-    `requests`' index.
-
-    NaN where a request has none: no token yet, not finished, or a TPOT of a single token.
-    """
-    r = _Requests.of(requests)
-    columns = {
-        "service_class": r.service_class,
-        "ttft_s": r.ttft,
-        "tpot_s": np.where(r.output > 1, r.tpot, np.nan),
-        "e2el_s": r.e2el,
-        "normalized_s": r.normalized,
-    }
-    return pd.DataFrame(columns, index=requests.index)
-
-
-@dataclass(frozen=True)
-class _Requests:
-    """The columns that latencies need, as numpy arrays of one length; seconds and tokens."""
-
-    service_class: np.ndarray
-    finished: np.ndarray
-    lost: dict[str, np.ndarray]  # outcome but "completed" -> bool[n]: who ended like that
-    left: np.ndarray  # ended before it had all its tokens, or nobody waited for them
-    arrival: np.ndarray
-    last: np.ndarray  # last token emitted, NaN for none
-    prompt: np.ndarray
-    output: np.ndarray
-    computed: np.ndarray  # tokens with KV at the end
-    queued: np.ndarray  # arrival to first scheduled
-    ttft: np.ndarray  # NaN: no token yet
-    tpot: np.ndarray  # 0 for a single token; NaN: not finished
-    e2el: np.ndarray  # NaN: not finished
-    normalized: np.ndarray  # e2el a token
-    late: np.ndarray
-    slo_ttft: np.ndarray
-    slo_tpot: np.ndarray
-
-    @classmethod
-    def of(cls, frame: pd.DataFrame) -> _Requests:
-        def number(name: str) -> np.ndarray:
-            return frame[name].to_numpy(np.float64)
-
-        frame = with_ends(frame)
-        lost = {name: (frame["outcome"] == name).to_numpy(bool) for name in OUTCOMES[1:]}
-        finished = frame["finished"].to_numpy(bool)
-        arrival, output = number("arrival_s"), number("output_tokens")
-        last = np.where(output > 0, number("last_token_s"), np.nan)
-        ttft = number("first_token_s") - arrival
-        e2el = np.where(finished, last - arrival, np.nan)
-        single = np.where(finished, 0.0, np.nan)
-        tpot = np.where(output > 1, (e2el - ttft) / np.maximum(output - 1, 1), single)
-        return cls(
-            service_class=frame["service_class"].to_numpy(object),
-            finished=finished,
-            lost=lost,
-            left=np.any(list(lost.values()), axis=0),
-            arrival=arrival,
-            last=last,
-            prompt=number("prompt_tokens"),
-            output=output,
-            computed=number("computed_tokens"),
-            queued=number("first_scheduled_s") - arrival,
-            ttft=ttft,
-            tpot=tpot,
-            e2el=e2el,
-            normalized=e2el / np.maximum(output, 1),
-            late=number("late_tokens"),
-            slo_ttft=number("slo_ttft_s"),
-            slo_tpot=number("slo_tpot_s"),
-        )
+def _asked_for(
+    rows: RunRows, measured: RequestColumns, window: _Window, options: MetricsOptions
+) -> dict:
+    """What summary.json has only where somebody asked for it."""
+    found: dict = {}
+    if options.percentiles:
+        found["percentiles"] = list(options.percentiles)
+    if options.warmup is not None:
+        found["warmup"] = {
+            "end_s": window.first_s,
+            "requests": len(rows.requests) - len(measured.e2el),
+        }
+    if verdicts := judge(measured, options.objectives):
+        found |= {"objectives": verdicts, "objectives_met": all_met(verdicts)}
+    if options.every_s is not None:
+        times = rows.requests[["arrival_s", "last_token_s", "ended_s"]].to_numpy(np.float64)
+        end_s = _last(times.ravel())
+        found["windows"] = describe_windows(rows.requests, options, window.first_s, end_s)
+    return found
 
 
 @dataclass(frozen=True)
@@ -177,15 +148,15 @@ class _Gaps:
 class _Window:
     """The span of a run, seconds on its clock."""
 
-    first_s: float  # first arrival
+    first_s: float  # first arrival, or the end of the warm-up
     end_s: float  # last token; NaN: none
     last_rt_s: float  # last real-time arrival; NaN: none
 
     @classmethod
-    def of(cls, requests: _Requests) -> _Window:
+    def of(cls, requests: RequestColumns, since_s: float | None, end_s: float) -> _Window:
         return cls(
-            np.min(requests.arrival, initial=np.inf),
-            _last(requests.last),
+            np.min(requests.arrival, initial=np.inf) if since_s is None else since_s,
+            end_s,
             _last(requests.arrival[requests.service_class == "rt"]),
         )
 
@@ -193,7 +164,7 @@ class _Window:
     def duration_s(self) -> float:
         return self.end_s - self.first_s if np.isfinite(self.end_s) else 0.0
 
-    def beside_real_time(self, requests: _Requests, mine: np.ndarray) -> dict:
+    def beside_real_time(self, requests: RequestColumns, mine: np.ndarray) -> dict:
         """Best-effort work that ended while real-time requests arrived: no policy stretches that.
 
         Without real-time requests, or when they all arrive at one instant, the window is the run.
@@ -211,8 +182,11 @@ class _Window:
         }
 
 
-def _describe(r: _Requests, mine: np.ndarray, gaps, duration_s: float, goodput: dict) -> dict:
+def _describe(
+    r: RequestColumns, mine: np.ndarray, gaps, duration_s: float, options: MetricsOptions
+) -> dict:
     """What vLLM reports, for the requests in `mine` (bool[n])."""
+    percentiles, goodput = with_always(options.percentiles), options.goodput
     done = mine & r.finished
     ttft, tpot, e2el = r.ttft[done], r.tpot[done], r.e2el[done]
     prompt, output = int(r.prompt[done].sum()), int(r.output[done].sum())
@@ -229,14 +203,14 @@ def _describe(r: _Requests, mine: np.ndarray, gaps, duration_s: float, goodput: 
         "request_goodput": None if good is None else _rate(good, duration_s),
         "output_throughput": _rate(output, duration_s),
         "total_token_throughput": _rate(prompt + output, duration_s),
-        **describe_ms("ttft", ttft),
-        **describe_ms("tpot", tpot[r.output[done] > 1]),
-        **describe_counted_ms("itl", *gaps),
-        **describe_ms("e2el", e2el),
+        **describe_ms("ttft", ttft, percentiles),
+        **describe_ms("tpot", tpot[r.output[done] > 1], percentiles),
+        **describe_counted_ms("itl", *gaps, percentiles),
+        **describe_ms("e2el", e2el, percentiles),
     }
 
 
-def _describe_ends(r: _Requests, mine: np.ndarray) -> dict:
+def _describe_ends(r: RequestColumns, mine: np.ndarray) -> dict:
     """Requests that ended before they had all their tokens, and what was computed for them."""
     left = mine & r.left
     return {
@@ -246,37 +220,31 @@ def _describe_ends(r: _Requests, mine: np.ndarray) -> dict:
     }
 
 
-def _describe_class(r: _Requests, mine: np.ndarray) -> dict:
+def _describe_class(r: RequestColumns, mine: np.ndarray, e2el_s: float | None) -> dict:
     """Normalized latency and queueing (BROS, Sec. VII-A and Fig. 2), attainment of objectives."""
     done = mine & r.finished
     waited = done & (r.e2el > 0)
-    # Without its first token a request has missed its TTFT, without its end its TPOT: starving it
-    # does not pay. (Both are NaN then, and a comparison with NaN is false.)
-    ttft_due, tpot_due = mine & ~np.isnan(r.slo_ttft), mine & ~np.isnan(r.slo_tpot)
-    ttft_met = r.ttft <= r.slo_ttft
-    tpot_met = r.tpot <= r.slo_tpot
-    due = ttft_due | tpot_due
-    met = (ttft_met | ~ttft_due) & (tpot_met | ~tpot_due) & ~r.left  # nobody waited for it
-    later_tokens = np.maximum(r.output[tpot_due] - 1, 0).sum()
     return {
-        "normalized_latency_ms": _mean(r.normalized[done], MS),
-        "queueing_proportion": _mean(r.queued[waited] / r.e2el[waited]),
-        "ttft_attainment": _mean(ttft_met[ttft_due]),
-        "tpot_attainment": _mean(tpot_met[tpot_due]),
-        "tpot_token_attainment": (
-            None if later_tokens == 0 else 1 - r.late[tpot_due].sum() / later_tokens
-        ),
-        "slo_attainment": _mean(met[due]),
+        "normalized_latency_ms": mean(r.normalized[done], MS),
+        "queueing_proportion": mean(r.queued[waited] / r.e2el[waited]),
+        **describe_attainment(r, mine, e2el_s),
     }
+
+
+def _saturation(requests: pd.DataFrame, service_class: str) -> dict | None:
+    """Of requests of one class, those of a warm-up too: it has one of its own. A closed loop sends
+    no more than is served, so it is left out."""
+    listed = requests[
+        (requests["service_class"] == service_class) & (requests["group"] != POOL_GROUP)
+    ]
+    seconds = (listed[n].to_numpy(float) for n in ("arrival_s", "first_scheduled_s", "ended_s"))
+    early = listed["outcome"].isin(OUTCOMES[1:]).to_numpy()
+    return saturation(*seconds, early)
 
 
 def _last(seconds: np.ndarray) -> float:
     known = seconds[~np.isnan(seconds)]
     return float(known.max()) if len(known) else np.nan
-
-
-def _mean(values: np.ndarray, scale: float = 1.0) -> float | None:
-    return float(np.mean(values) * scale) if len(values) else None
 
 
 def _rate(amount: float, seconds: float) -> float | None:

@@ -23,7 +23,12 @@ def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
     Raises GoodputError for an unknown or repeated name, or a value that is no number of ms.
     """
     objectives: dict[str, float] = {}
-    for pair in " ".join(pairs).replace(",", " ").split():
+    given = " ".join(pairs)
+    if "=" in given or "<" in given:
+        raise GoodputError(
+            f"--goodput {given}: = and < are words of --slo; write NAME:MILLISECONDS, as ttft:500"
+        )
+    for pair in given.replace(",", " ").split():
         name, colon, text = pair.partition(":")
         if not colon:
             raise GoodputError(f"--goodput {pair}: no value; write NAME:MILLISECONDS, as ttft:500")

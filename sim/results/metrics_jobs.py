@@ -6,10 +6,13 @@ best-effort pool is no job: it has no end of its own, so its batches are counted
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from twinserve.sim.results.files import POOL_GROUP, RunRows
+from twinserve.sim.results.options import percentile_name
 
 
 def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
@@ -27,8 +30,9 @@ def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
     return jobs
 
 
-def describe_jobs(requests: pd.DataFrame) -> dict | None:
-    """`applications` of summary.json; None where no request has a group."""
+def describe_jobs(requests: pd.DataFrame, percentiles: Sequence[float] = ()) -> dict | None:
+    """`applications` of summary.json, with these percentiles beside p90 and p99; None where no
+    request has a group."""
     members = _applications(requests)
     if len(members) == 0:
         return None
@@ -40,8 +44,10 @@ def describe_jobs(requests: pd.DataFrame) -> dict | None:
         "completed": len(jct),
         "mean_jct_s": float(jct.mean()) if len(jct) else None,
         "median_jct_s": float(np.median(jct)) if len(jct) else None,
-        "p90_jct_s": float(np.percentile(jct, 90)) if len(jct) else None,
-        "p99_jct_s": float(np.percentile(jct, 99)) if len(jct) else None,
+        **{
+            f"{percentile_name(q)}_jct_s": float(np.percentile(jct, q)) if len(jct) else None
+            for q in (90, 99, *percentiles)
+        },
     }
 
 

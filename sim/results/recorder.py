@@ -32,9 +32,9 @@ class Load:
 
 
 class StepRecorder:
-    """Steps and inter-token gaps of one replica."""
+    """Steps and inter-token gaps of one replica. timed: keep when gaps were, for `gap_frame`."""
 
-    def __init__(self, replica: int = 0) -> None:
+    def __init__(self, replica: int = 0, timed: bool = False) -> None:
         self.replica = replica
         self._scalars: list[tuple] = []  # one a macro-step, in the order of _STEP_COLUMNS
         self._starts: list[float] = []
@@ -43,6 +43,8 @@ class StepRecorder:
         self._growth: list[tuple[int, str, np.ndarray]] = []
         # gaps, how many rt and be tokens had each
         self._gaps: list[tuple[np.ndarray, int, int]] = []
+        # starts of the steps of their later tokens, one or as many as gaps; None: not asked for
+        self._gap_starts: list[float | np.ndarray] | None = [] if timed else None
         # of plans without a step: preempted (recompute, swap), bytes (to host, to device)
         self._pending = [0, 0, 0, 0]
         self.steps = 0
@@ -177,6 +179,11 @@ class StepRecorder:
                     self._gaps.append((some, *counts))
         if len(ends) > 1:
             self._gaps.append((ends[1:] - ends[:-1], len(rows) - n_be, n_be))
+        if (starts := self._gap_starts) is not None:
+            new = len(self._gaps) - len(starts)  # the last one of a run: its further steps
+            starts += [executed.outcome.start_s] * new
+            if len(ends) > 1:
+                starts[-1] = ends[:-1]
 
     def step_frame(self) -> pd.DataFrame:
         """One row a step, in order; columns as docs/metrics.md lists them."""
@@ -204,12 +211,34 @@ class StepRecorder:
         del frame["kv_free_blocks"]
         return pd.DataFrame(frame, copy=False)  # long, and nobody else has the columns
 
-    def gap_frame(self) -> pd.DataFrame:
-        """Inter-token gaps pooled: service_class, gap_s, count; one row a distinct gap and
-        class."""
+    def gap_frame(self, warmup_end_s: float | None = None) -> pd.DataFrame:
+        """Inter-token gaps pooled: service_class, gap_s, count; one row a distinct gap and class.
+
+        warmup_end_s  pool apart, with a column `warmup`, the gaps whose later token is of a step
+                      that began before; seconds, of a recorder that is `timed`
+        """
+        if warmup_end_s is None:
+            return self._pooled(self._gaps)
+        assert self._gap_starts is not None, "nobody asked the recorder for times"
+        sides: dict[bool, list] = {True: [], False: []}
+        for (gaps, *counts), starts in zip(self._gaps, self._gap_starts, strict=True):
+            # steps of a run follow each other: the first ones are of the warm-up
+            early = (
+                int(starts.searchsorted(warmup_end_s))
+                if isinstance(starts, np.ndarray)
+                else len(gaps) * (starts < warmup_end_s)
+            )
+            for warmup, part in ((True, gaps[:early]), (False, gaps[early:])):
+                if len(part):
+                    sides[warmup].append((part, *counts))
+        frames = [self._pooled(found).assign(warmup=warmup) for warmup, found in sides.items()]
+        return pd.concat([f for f in frames if len(f)] or frames[:1], ignore_index=True)
+
+    @staticmethod
+    def _pooled(found: list[tuple[np.ndarray, int, int]]) -> pd.DataFrame:
         parts = []
         for index, name in enumerate(_CLASSES):
-            chosen = [(g, c[index]) for g, *c in self._gaps if c[index]]
+            chosen = [(g, c[index]) for g, *c in found if c[index]]
             if not chosen:
                 continue
             gaps = np.concatenate([g for g, _ in chosen])

@@ -20,7 +20,8 @@ class SettingsError(ValueError):
 class SimulationConfig(BaseModel):
     """What is simulated. Everything that changes a result is here, and nothing else."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Its validators are built when the first settings are checked: a page of help needs none.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     policy: Annotated[tuple[str, ...], Parameter(name=["--policy", "-p"], negative="")] = ("vllm",)
     """Policy, with options after a colon: bros:chunk=2048,kv=paged; one of your own as
@@ -58,8 +59,9 @@ class SimulationConfig(BaseModel):
     client_timeout: float | None = Field(None, gt=0)
     """Seconds after which clients wait no longer: a request without its last token is withdrawn."""
     slo: str | None = None
-    """Objectives in seconds: ttft=0.4,tpot=0.2, or ttft=0.4,tpot=0.2,k=5 for max(ttft, k x isolated
-    prefill), or none."""
+    """Objectives: in seconds, ttft=0.4,tpot=0.2, and k=5 for max(ttft, k x isolated prefill); or
+    with units, classes, percentiles, "rt: ttft p90 < 1 s, tpot < 50 ms; be: e2el < 60 s"; or
+    none."""
 
     profile: str = DEFAULT_PROFILE
     "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."
@@ -87,6 +89,8 @@ class SimulationConfig(BaseModel):
     or one form for all."""
     pcie_contention: bool = True
     "Without NVLink, KV transfers share the PCIe link with a step's all-reduces (docs/layerkv.md)."
+    cold_start: float = Field(0.0, ge=0, le=3600)
+    "Seconds that the first step of each engine takes longer, as kernels are loaded then."
     decision_time: Literal["none", "measured"] = "none"
     """Whether a simulated step is lengthened by the time our own planning took (measured: not
     reproducible)."""

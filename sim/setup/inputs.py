@@ -21,7 +21,9 @@ from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.profile import Profile, load_profile
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
-from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig, parse_slo
+from twinserve.sim.results.options import Objective
+from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig
+from twinserve.sim.setup.objectives import of_class, parse_objectives, pool_objectives
 from twinserve.traces.generators.synth import is_synthetic
 from twinserve.traces.load import has_name, load_trace
 from twinserve.traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
@@ -118,6 +120,7 @@ def resolve(config: SimulationConfig, progress=None, sources: Sources = READ) ->
         if kv is not None:
             ledger_class(kv)
     parse_router(config.router)
+    parse_objectives(config.slo)
     _check_used(config, policies)
     _check_withdrawals(config, policies)
     hardware = resolve_hardware(config, sources)
@@ -204,10 +207,12 @@ def resolve_workload(
     """The request list that every policy gets, and what the user should know about it."""
     workload, notices = _with_rate(config, hardware, progress, sources)
     workload = _of_fitting_length(workload, config, hardware.limits.max_model_len, notices)
-    objectives = parse_slo(config.slo)
-    if objectives is not None:
-        workload = _with_objectives(workload, hardware, *objectives)
+    objectives = parse_objectives(config.slo)
+    for service_class in ("rt", "be"):
+        if found := of_class(objectives, service_class):
+            workload = _with_objectives(workload, hardware, service_class, found)
     if config.pool:
+        pool_objectives(objectives)
         if POOL_GROUP in workload.group_names:
             raise SettingsError(
                 f"--pool: {config.trace} holds the pool of the run that it was exported from; "
@@ -383,19 +388,22 @@ def _isolated_prefill(prompts: np.ndarray, hardware: Hardware) -> np.ndarray:
 
 
 def _with_objectives(
-    workload: Workload, hardware: Hardware, ttft: float, tpot: float, k: float
+    workload: Workload, hardware: Hardware, service_class: str, objectives: dict[str, Objective]
 ) -> Workload:
-    """Objectives for every real-time row that brings none of its own."""
-    floor = np.full(len(workload), ttft)
-    if k and len(workload):
-        floor = np.maximum(floor, k * _isolated_prefill(workload.prompt_tokens, hardware))
-    online = workload.service_class == 0
-    slo_ttft = np.where(np.isnan(workload.slo_ttft_s) & online, floor, workload.slo_ttft_s)
-    slo_tpot = np.where(np.isnan(workload.slo_tpot_s) & online, tpot, workload.slo_tpot_s)
-    rule = (
-        f"slo ttft={ttft:g}s tpot={tpot:g}s"
-        if not k
-        else f"slo ttft=max({ttft:g}s, {k:g} x prefill) tpot={tpot:g}s"
-    )
+    """Objectives, by metric, for every row of the class that brings none of its own."""
+    mine = workload.service_class == ("rt", "be").index(service_class)
+    slo = {"ttft": workload.slo_ttft_s, "tpot": workload.slo_tpot_s}
+    rule = "slo" if service_class == "rt" else f"slo {service_class}:"
+    for metric, objective in objectives.items():
+        bound = f"{objective.bound_s:g}s"
+        floor = np.full(len(workload), objective.bound_s)
+        if objective.prefills:
+            bound = f"max({bound}, {objective.prefills:g} x prefill)"
+            if len(workload):
+                alone = _isolated_prefill(workload.prompt_tokens, hardware)
+                floor = np.maximum(floor, objective.prefills * alone)
+        rule += f" {metric}={bound}"
+        if metric in slo:
+            slo[metric] = np.where(np.isnan(slo[metric]) & mine, floor, slo[metric])
     provenance = workload.provenance.then(rule)
-    return replace(workload, slo_ttft_s=slo_ttft, slo_tpot_s=slo_tpot, provenance=provenance)
+    return replace(workload, slo_ttft_s=slo["ttft"], slo_tpot_s=slo["tpot"], provenance=provenance)

@@ -46,8 +46,10 @@ def compose(
     *,
     backend: BackendOf,
     decisions: bool = False,
+    timed: bool = False,
 ) -> Replica:
     """Replica number `index` of a fleet that serves `inputs`. decisions: it keeps its plans.
+    timed: and when each gap between tokens was.
 
     Raises PolicyError or SettingsError where the parts do not fit together.
     """
@@ -62,7 +64,7 @@ def compose(
         clock,
         EngineCore(requests, policy, ledger, config.async_scheduling),
         backend(inputs, spec, policy, requests),
-        DecisionRecorder(index) if decisions else StepRecorder(index),
+        (DecisionRecorder if decisions else StepRecorder)(index, timed),
         decision_overhead=0.0 if config.decision_time == "none" else None,
     )
     profile = description.hardware.profile
@@ -85,6 +87,7 @@ def simulated_backend(
         if config.pcie_contention
         else None,
         layered=ledger_class(spec.kv_name).knows_layers,
+        cold_start_s=config.cold_start,
     )
 
 

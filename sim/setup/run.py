@@ -26,8 +26,10 @@ from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.results.options import MetricsOptions, Warmup
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
 from twinserve.sim.setup.replicas import (
     BackendOf,
     Description,
@@ -35,34 +37,52 @@ from twinserve.sim.setup.replicas import (
     make_policy,
     simulated_backend,
 )
+from twinserve.traces.workload import Workload, WorkloadError
+
+PLAIN = MetricsOptions()
+_MOST_WINDOWS = 2_000
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. total: requests of the list, the pool's not counted."""
+    """How far a run is. Seconds are simulated ones.
+
+    finished   requests of the list that have ended; the pool's are not counted
+    submitted  requests so far, the pool's too
+    total      requests of the list
+    total_s    arrival of the last request whose arrival is known
+    """
 
     label: str
     now_s: float
     finished: int
     submitted: int
     total: int
-    steps: int
+    total_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the run, 0 to 1: of the time to the last arrival or of the requests, whichever is
+        further behind."""
+        arrived = min(self.now_s / self.total_s, 1.0) if self.total_s > 0 else 1.0
+        return min(arrived, self.finished / self.total if self.total else 1.0)
 
 
 Report = Callable[[Progress], None]
+_REPORT_STEPS = 16  # engine steps, or runs of identical ones, between two reports
 
 
 def simulate(
-    config: SimulationConfig, report: Report | None = None, goodput: dict | None = None
+    config: SimulationConfig, report: Report | None = None, options: MetricsOptions = PLAIN
 ) -> dict[str, RunResult]:
     """Every policy of `config` over one request list; label -> result. Nothing is written."""
-    return {spec.label: result for spec, result in run_each(resolve(config), report, goodput)}
+    return {spec.label: result for spec, result in run_each(resolve(config), report, options)}
 
 
 def run_each(
     inputs: Inputs,
     report: Report | None = None,
-    goodput: dict | None = None,
+    options: MetricsOptions = PLAIN,
     decisions: bool = False,
     begin: Callable[[str], None] = lambda label: None,
 ) -> Iterator[tuple[PolicySpec, RunResult]]:
@@ -71,35 +91,42 @@ def run_each(
 
     begin(label) is called before each. Before the first one all policies are made once, so that
     what one of them refuses (PolicyError, SettingsError) does not come after minutes of another.
+    options: further metrics; those that the request list has no room for are refused, too.
     """
+    _check_options(options, inputs.workload)
     for spec in inputs.policies:
         make_policy(inputs, spec)
     for number, spec in enumerate(inputs.policies):
         if number:
             gc.collect()  # the last run's objects refer to each other in circles
         begin(spec.label)
-        yield spec, run_policy(inputs, spec, report, goodput, decisions)
+        yield spec, run_policy(inputs, spec, report, options, decisions)
 
 
 def run_policy(
     inputs: Inputs,
     spec: PolicySpec,
     report: Report | None = None,
-    goodput: dict | None = None,
+    options: MetricsOptions = PLAIN,
     decisions: bool = False,
 ) -> RunResult:
     """One policy over the request list of `inputs`. decisions: the result holds a decision log."""
-    return run_simulation(Simulation(inputs, spec, report, decisions), goodput)
+    return run_simulation(
+        Simulation(inputs, spec, report, decisions, warmup=options.warmup), options
+    )
 
 
-def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunResult:
-    """Run it to the end, and sum it up."""
+def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> RunResult:
+    """Run it to the end, and sum it up: with its own warm-up, and the objectives of its
+    settings."""
     inputs, spec = simulation.inputs, simulation.spec
     started = time.perf_counter()
     simulation.run()
     simulated = time.perf_counter()
     rows = simulation.rows()
-    summary = summarise(rows, goodput)
+    objectives = parse_objectives(inputs.config.slo)
+    options = replace(options, warmup=simulation.warmup, objectives=objectives)
+    summary = summarise(rows, options)
     decisions = np.array(
         [s for engine in simulation.engines for s in engine.decision_seconds] or [0.0]
     )
@@ -115,7 +142,10 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
         "requests_per_s": len(rows.requests) / wall,
     }
     engine = simulation.engines[0]
-    described = describe(inputs, spec, engine) | {"fleet": simulation.fleet.described()}
+    described = describe(inputs, spec, engine) | {
+        "fleet": simulation.fleet.described(),
+        "metrics": options.described(),
+    }
     counted = [e.core.policy.counters for e in simulation.engines]
     if counted[0]:
         described["policy"]["counters"] = {
@@ -129,6 +159,29 @@ def run_simulation(simulation: Simulation, goodput: dict | None = None) -> RunRe
     return RunResult(rows, described, timing, summary, log)
 
 
+def _check_options(options: MetricsOptions, workload: Workload) -> None:
+    """What can be known before a run. Raises WorkloadError for a warm-up that leaves no request,
+    SettingsError for more windows than anybody reads."""
+    arrival = workload.arrival_s
+    known = arrival[~np.isnan(arrival)]
+    first, last = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    if workload.pool is not None:
+        first, last = 0.0, max(last, workload.pool.until_s or 0.0)
+    if options.every_s is not None and (last - first) / options.every_s > _MOST_WINDOWS:
+        raise SettingsError(
+            f"--metrics-every {options.every_s:g}: cuts {last - first:,.0f} s of arrivals into "
+            f"more than {_MOST_WINDOWS:,} windows; choose longer ones"
+        )
+    warmup = options.warmup
+    if warmup is None:
+        return
+    if warmup.requests is not None and warmup.requests >= len(workload):
+        raise WorkloadError(warmup.too_long(f"there are {len(workload):,} requests"))
+    # a later turn may come at any time
+    if warmup.seconds is not None and len(known) == len(arrival) and last - first < warmup.seconds:
+        raise WorkloadError(warmup.too_long(f"requests arrive for {last - first:,.4g} s"))
+
+
 class Simulation:
     """The assembled objects of one run: clock, fleet, source. decisions: keep every plan, for a
     decision log.
@@ -139,6 +192,7 @@ class Simulation:
     offline_window  best-effort requests wait in the fleet, and replicas that have fewer pull
               families of them (`Fleet`)
     backend   makes a replica's backend; by default a simulated one
+    warmup    of its metrics: gaps between tokens are then kept apart in its rows
     """
 
     def __init__(
@@ -154,10 +208,15 @@ class Simulation:
         offline_window: int | None = None,
         clock: Clock | None = None,
         backend: BackendOf = simulated_backend,
+        warmup: Warmup | None = None,
     ) -> None:
         self.inputs = inputs
+        self.warmup = warmup
         self.spec = replace(spec, kv=spec.kv or inputs.config.kv)
         self.decisions = decisions
+        self._report = report
+        self._ended = self._stepped = 0
+        self._last_arrival_s = inputs.workload.last_arrival_s
         self.clock = clock or Clock()
         self._backend = backend
         router = router or parse_router(inputs.config.router).build()
@@ -166,10 +225,12 @@ class Simulation:
         for description in own if made_of is None else made_of:
             self.add(description)
         self.source = RequestSource(
-            self.clock, inputs.workload, self.fleet, client_timeout_s=inputs.config.client_timeout
+            self.clock,
+            inputs.workload,
+            self.fleet,
+            client_timeout_s=inputs.config.client_timeout,
+            pool_objectives=pool_objectives(parse_objectives(inputs.config.slo)),
         )
-        self._report = report
-        self._ended = 0
         if report is not None:
             self.fleet.on_ended = self._counting(self.fleet.on_ended)
 
@@ -187,7 +248,10 @@ class Simulation:
             self.clock,
             backend=self._backend,
             decisions=self.decisions,
+            timed=self.warmup is not None,
         )
+        if self._report is not None:
+            replica.engine.on_step = self._step
         self.fleet.add(replica, warm_up_s)
         return replica
 
@@ -202,11 +266,15 @@ class Simulation:
     def _counting(self, after: Callable[[list[Request]], None]) -> Callable[[list[Request]], None]:
         def count(requests: list[Request]) -> None:
             after(requests)
-            before, self._ended = self._ended, self._ended + len(requests)
-            if before // 32 < self._ended // 32:
-                self._report(self.progress())
+            self._ended += sum(request.group != self.source.pool_group for request in requests)
 
         return count
+
+    def _step(self) -> None:
+        """Progress goes by steps: for a long time no request may end."""
+        self._stepped += 1
+        if self._stepped % _REPORT_STEPS == 0 and self._report is not None:
+            self._report(self.progress())
 
     def progress(self) -> Progress:
         workload = self.inputs.workload
@@ -216,11 +284,11 @@ class Simulation:
             self._ended,
             self.source.submitted,
             len(workload),
-            sum(engine.recorder.steps for engine in self.engines),
+            self._last_arrival_s,
         )
 
     def rows(self) -> RunRows:
-        return fleet_rows(self.fleet, self.source.group_names)
+        return fleet_rows(self.fleet, self.source.group_names, self.warmup)
 
 
 def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:

@@ -11,15 +11,12 @@ import gc
 import hashlib
 import inspect
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from twinserve.sim.sweep.digests import sources_digest, traces_digest
 from twinserve.sim.sweep.executors import completed, local
@@ -42,8 +39,8 @@ def run_grid(
     points: Sequence[Point],
     out: Path,
     workers: int | None = None,
-    label: str = "",
     any_version: bool = False,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> pd.DataFrame:
     """work(**arguments) of every point; the rows in the order of the points, axes first.
 
@@ -54,6 +51,7 @@ def run_grid(
     workers      processes; by default one for each core; 1: in this process
     any_version  take points of other versions of the code too, as when a file was edited that
                  cannot matter
+    report       called with points done and in all, at the start and after each
 
     The traces are all that have a name (`trace list`), whether a point reads them or not; a trace
     given by its path is known by that only.
@@ -73,11 +71,11 @@ def run_grid(
     }
     if todo:
         store.check_writable()
-    with _bar() as bar:
-        task = bar.add_task(label, total=len(set(digests)), completed=len(kept))
-        for digest, future in completed(local(workers, len(todo)), _one, todo):
-            kept[digest] = store.write(digest, Kept(future.result()))
-            bar.advance(task)
+    total = len(set(digests))
+    report(len(kept), total)
+    for digest, future in completed(local(workers, len(todo)), _one, todo):
+        kept[digest] = store.write(digest, Kept(future.result()))
+        report(len(kept), total)
     return pd.DataFrame(
         [
             {**point.axes, **row}
@@ -92,17 +90,6 @@ def _one(work: Callable[..., Rows], arguments: Mapping) -> list:
     # a simulation's objects refer to each other in circles; a worker would keep dozens of them
     gc.collect()
     return [found] if isinstance(found, Mapping) else list(found)
-
-
-def _bar() -> Progress:
-    console = Console(file=sys.stderr)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _digest(work: Callable, bound: inspect.BoundArguments) -> str:

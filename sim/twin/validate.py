@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from twinserve.policies.registry import PolicySpec
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.inputs import Inputs
-from twinserve.sim.setup.run import run_policy, run_simulation
+from twinserve.sim.setup.run import Progress, run_policy, run_simulation
 from twinserve.sim.twin.live import LiveRun
 from twinserve.sim.twin.replay import LockedReplay, replay_locked, together
 
@@ -98,6 +99,16 @@ class Validation:
         }
 
 
+class Watch(Protocol):
+    """Is told how far each run of a validation is."""
+
+    def begin(self, label: str) -> None: ...
+
+    def report(self, state: Progress) -> None: ...
+
+    def steps(self, done: int, total: int) -> None: ...
+
+
 def validate_policy(
     inputs: Inputs,
     spec: PolicySpec,
@@ -105,23 +116,29 @@ def validate_policy(
     repeats: int,
     wall: bool,
     say: Callable[[str], None] = lambda text: None,
+    watch: Watch | None = None,
 ) -> Validation:
     """Simulate, lock, repeat. The engine must have the sizes of `live_settings` for this policy,
-    and no requests."""
+    and no requests. say: a line for each run; watch: how far it is."""
+    begin = watch.begin if watch else lambda label: None
+    report, steps = (watch.report, watch.steps) if watch else (None, None)
     texts = PromptTexts(engine.vocab, engine.settings.block_tokens, inputs.config.seed)
-    simulated = run_policy(inputs, spec, decisions=True)
+    begin(f"{spec.label} simulated")
+    simulated = run_policy(inputs, spec, report, decisions=True)
     log = parse_log(simulated.decisions)
     replays = []
     for number in range(repeats):
         say(f"{spec.label}: locked replay of {len(log.steps):,} steps, {number + 1} of {repeats}")
         _forget(engine)
-        replays.append(replay_locked(log, engine, texts))
+        begin(f"{spec.label} locked")
+        replays.append(replay_locked(log, engine, texts, steps))
     locked = together(replays) if repeats > 1 else replays[0]
     live, drift = [], 0
     for number in range(repeats):
         say(f"{spec.label}: live run {number + 1} of {repeats}")
         _forget(engine)
-        run = LiveRun(inputs, spec, engine, wall=wall, texts=texts)
+        begin(f"{spec.label} live")
+        run = LiveRun(inputs, spec, engine, report, wall, texts)
         result = run_simulation(run)
         result.config["live"] = run.described()
         drift += engine.scheduler.drift

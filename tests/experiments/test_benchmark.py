@@ -46,6 +46,13 @@ def test_whole_processes_are_measured_from_outside(report):
 
 
 @pytest.mark.slow
+def test_the_start_of_a_command_is_measured_by_itself(report):
+    assert [run["command"] for run in report["pages"]] == ["simulate --version", "simulate --help"]
+    for run in report["pages"]:
+        assert len(run["runs"]) == benchmark.QUICK.pages and 0 < run["wall_s"]["min"]
+
+
+@pytest.mark.slow
 def test_large_fleets_are_measured_from_outside(report):
     found = [(run["policy"], run["replicas"]) for run in report["fleets"]]
     assert found == [(p, n) for p in benchmark.POLICIES for n in (benchmark.QUICK.fleet, 8)]

@@ -75,6 +75,15 @@ WRONG = [
     ("--config /nosuch/run.json", "no such file"),
     ("--goodput", "no objective"),
     ("--goodput ttft:nan", "finite"),
+    ("--goodput ttft=500", "words of --slo"),
+    ("--slo ttft:500", "what --goodput takes"),
+    ("--slo ttft<1", "1 has no unit"),
+    ("--warmup 30", "there are 30 requests, so none is left to measure"),
+    ("--warmup 9h", "write a number of requests, as 500, or seconds, as 60s"),
+    ("--metrics-every 0", "give the seconds of a window"),
+    ("--metrics-every 1e-5", "more than 2,000 windows"),
+    ("--percentiles 50,101", "'101' is no percentile"),
+    ("--percentiles 50,50", "given twice"),
     ("--overwrite", "--out and --export"),
     ("bros vllm", "Unused Tokens"),
     ("-p vllm-v0:max_num_batched_tokens=100", "is below max_num_seqs (1024)"),
@@ -122,13 +131,26 @@ def test_wrong_flag_is_one_line_and_exit_2(capsys, trace, flags, said):
     assert err.startswith("error: ") and said in err
 
 
+def test_a_warm_up_windows_and_verdicts_are_printed(capsys, trace):
+    asked = ("--warmup", 10, "--metrics-every", 0.5, "--percentiles", "50,99.9")
+    slo = ("--slo", "ttft p90 < 100 s, tpot mean < 1 us")
+    code, out, err = run(capsys, simulate_main, "-t", trace, "-q", *asked, *slo)
+    shown = {" ".join(line.split()) for line in out.splitlines()}
+    assert (code, err) == (0, "")
+    assert any(line.startswith("TTFT mean / p50 / p99.9, ms") for line in shown)
+    assert "rt: TTFT p90 < 100 s kept" in shown
+    assert any(line.startswith("rt: TPOT mean < 1 us missed (") for line in shown)
+    assert "10 requests that arrived before are left out" in " ".join(out.split())
+    assert any(line.startswith("from, s requests in/s out/s in system") for line in shown)
+
+
 def test_running_out_of_memory_is_one_line(capsys, trace, monkeypatch):
     """No setting does so by itself: blocks that are never used take no memory."""
 
     def full(*_, **__):
         raise MemoryError("Unable to allocate 7.28 PiB")
 
-    monkeypatch.setattr("twinserve.sim.cli.simulate.run_each", full)
+    monkeypatch.setattr("twinserve.sim.setup.run.run_each", full)
     code, out, err = run(capsys, simulate_main, "--trace", trace, "-q")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "too large for this machine: Unable to allocate 7.28 PiB; choose a smaller" in err
@@ -355,8 +377,8 @@ def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
 def test_a_killed_run_leaves_nothing(tmp_path, name):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += (
-        "from twinserve.sim.cli.main import simulate_main; print('ready', flush=True); "
-        "simulate_main()"
+        "from twinserve.sim.cli.main import simulate_main; from twinserve.sim.setup import run; "
+        "print('ready', flush=True); simulate_main()"
     )
     flags = "--trace fixed:2000,400 --duration 900 -p bros --pool 64 -q --out".split()
     started = subprocess.Popen(

@@ -19,6 +19,7 @@ from twinserve.sim.results.metrics import (
     summarise,
     summarise_fair_ratio,
 )
+from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 
 NAN = float("nan")
@@ -56,6 +57,10 @@ def rows_of(requests, steps=(), gaps=(), total=100) -> RunRows:
         pd.DataFrame(list(gaps), columns=list(GAPS)),
         total,
     )
+
+
+def good(**bounds_ms) -> MetricsOptions:
+    return MetricsOptions(goodput=bounds_ms)
 
 
 SLO = {"slo_ttft_s": 0.5, "slo_tpot_s": 0.2}
@@ -105,10 +110,10 @@ def test_goodput_counts_bounds_as_met_and_single_tokens_as_good():
             request("c", 0.0, 0.0, 0.25, 2.0, 10, 2),
         ]
     )
-    assert summarise(rows, {"tpot": 500.0})["request_goodput"] == pytest.approx(2 / 2)
-    assert summarise(rows, {"ttft": 250.0})["request_goodput"] == pytest.approx(2 / 2)
-    assert summarise(rows, {"ttft": 250.0, "tpot": 500.0})["request_goodput"] == 0.5
-    assert summarise(rows, {"e2el": 1250.0})["request_goodput"] == pytest.approx(2 / 2)
+    assert summarise(rows, good(tpot=500.0))["request_goodput"] == pytest.approx(2 / 2)
+    assert summarise(rows, good(ttft=250.0))["request_goodput"] == pytest.approx(2 / 2)
+    assert summarise(rows, good(ttft=250.0, tpot=500.0))["request_goodput"] == 0.5
+    assert summarise(rows, good(e2el=1250.0))["request_goodput"] == pytest.approx(2 / 2)
 
 
 def test_unfinished_requests_are_left_out_of_latencies_and_miss_their_objectives():
@@ -258,7 +263,7 @@ def test_the_fair_ratio_compares_each_job_with_itself():
 
 
 def test_an_empty_run_has_no_numbers_and_no_errors():
-    summary = summarise(empty_rows(), {"ttft": 1.0})
+    summary = summarise(empty_rows(), good(ttft=1.0))
     assert summary["completed"] == 0 and summary["classes"] == {}
     assert summary["duration"] == 0 and summary["request_throughput"] is None
     assert summary["mean_ttft_ms"] is None and summary["kv"]["peak_use"] is None

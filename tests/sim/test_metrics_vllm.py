@@ -11,6 +11,7 @@ import pytest
 from tests.sim.test_results_rows import toy_rows
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.metrics_stats import PERCENTILES
+from twinserve.sim.results.options import MetricsOptions
 
 GOODPUT = {"ttft": 120.0, "tpot": 22.0, "e2el": 900.0}
 
@@ -29,7 +30,7 @@ def test_the_definitions_in_plain_python():
         good += ttft <= 0.120 and tpot <= 0.022 and e2el <= 0.900
     itls = [g.gap_s for g in rows.gaps.itertuples() for _ in range(g.count)]
     assert len(tpots) < len(ttfts) and 0 < good < len(ttfts)  # the cases that matter are there
-    summary = summarise(rows, GOODPUT)
+    summary = summarise(rows, MetricsOptions(goodput=GOODPUT))
     duration = rows.requests["last_token_s"].max() - rows.requests["arrival_s"].min()
     assert summary["duration"] == duration
     assert summary["request_goodput"] == good / duration
@@ -69,8 +70,9 @@ def test_vllms_own_calculation_gives_the_same_numbers():
     # vLLM pools the gaps of all requests: which request has them makes no difference.
     outputs[0].itl = np.repeat(rows.gaps["gap_s"], rows.gaps["count"]).tolist()
     duration = requests["last_token_s"].max() - requests["arrival_s"].min()
-    theirs, _ = calculate_metrics([], outputs, duration, None, list(PERCENTILES), GOODPUT)
-    ours = summarise(rows, GOODPUT)
+    percentiles = [*PERCENTILES, 99.9, 12.5]
+    theirs, _ = calculate_metrics([], outputs, duration, None, percentiles, GOODPUT)
+    ours = summarise(rows, MetricsOptions(goodput=GOODPUT, percentiles=(99.9, 12.5)))
     assert ours["completed"] == theirs.completed
     assert ours["total_input_tokens"] == theirs.total_input
     assert ours["total_output_tokens"] == theirs.total_output

@@ -17,9 +17,11 @@ from matplotlib.figure import Figure
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.report import html
 from twinserve.sim.report.axes import draw_cdf, over_time, span
+from twinserve.sim.report.figures import windows_figure
 from twinserve.sim.report.html import write_report
 from twinserve.sim.results.files import ResultsError, RunResult, write_run
 from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.options import MetricsOptions, Objective
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def undrawn(monkeypatch) -> None:
     """One figure, a single point: drawing all of them is most of the time that a report takes."""
     png = io.BytesIO()
     Figure(figsize=(0.01, 0.01)).savefig(png)
-    monkeypatch.setattr(html, "draw_all", lambda runs: {"load": png.getvalue()})
+    monkeypatch.setattr(html, "draw_all", lambda runs, progress: {"load": png.getvalue()})
 
 
 class Page(HTMLParser):
@@ -186,6 +188,39 @@ def test_time_means_weigh_steps_by_their_time_and_idle_as_nothing():
     np.testing.assert_allclose(over_time(both, "waiting", np.array([0.0, 8.0])), 2 * 34 / 8)
     overlapping = steps.assign(start_s=[0.0, 0.5, 6.0])  # pipelined: planned before the last ended
     np.testing.assert_allclose(over_time(overlapping, "waiting", np.array([0.0, 8.0])), 34 / 8)
+
+
+def test_windows_are_drawn_as_steps_for_the_runs_that_have_them():
+    rows = toy_rows(60)
+    summary = summarise(rows, MetricsOptions(every_s=2.0))
+    runs = {"plain": RunResult(rows, summary=summarise(rows))}
+    assert windows_figure(runs) is None
+    figure = windows_figure(runs | {"cut": RunResult(rows, summary=summary)})
+    served, inside, latency, attained = figure.axes
+    ((arrivals, flow), (there,), (p99,), (share,)) = (
+        [patch.get_data() for patch in ax.patches] for ax in (served, inside, latency, attained)
+    )
+    windows = summary["windows"]
+    assert there.edges.tolist() == [w["start_s"] for w in windows] + [windows[-1]["end_s"]]
+    assert arrivals.values.tolist() == [w["arrivals_per_s"] for w in windows]
+    assert flow.values.tolist() == [w["served_per_s"] for w in windows]
+    assert there.values.tolist() == [w["in_system"] for w in windows]
+    assert p99.values[0] == windows[0]["p99_ttft_ms"] / 1000
+    assert share.values[0] == windows[0]["classes"]["rt"]["slo_attainment"]
+    assert not np.isfinite(p99.values[-1])  # nobody arrived while the last ones were served
+
+
+def test_verdicts_are_in_the_page(undrawn, tmp_path):
+    rows = toy_rows(20)
+    objectives = (
+        Objective("rt", "ttft", 0.4, statistic="p50"),
+        Objective("rt", "e2el", 0.001, statistic="p99"),
+    )
+    summary = summarise(rows, MetricsOptions(objectives=objectives))
+    write_run(tmp_path / "run", RunResult(rows, {}, {}, summary))
+    text = write_report([tmp_path / "run"], tmp_path / "out").read_text()
+    assert "<td>rt: TTFT p50 &lt; 400 ms</td><td>kept</td>" in text
+    assert "<td>rt: E2E p99 &lt; 1 ms</td><td>missed (0.0 %)</td>" in text
 
 
 def test_titles_name_the_best_and_the_worst_run():

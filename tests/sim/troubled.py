@@ -16,6 +16,7 @@ from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.options import Warmup
 from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
 from twinserve.sim.setup.inputs import Inputs, resolve_hardware
 from twinserve.sim.setup.replicas import Description
@@ -89,13 +90,14 @@ def troubled(
     *,
     router: type[Router] = LeastRequests,
     offline_window: int | None = None,
+    warmup: Warmup | None = None,
     **settings,
 ) -> tuple[Troubled, RunRows]:
     """A run, audited step by step, that kept everything that a fleet promises; taken several steps
     at once it gave the same rows."""
     config = CROWDED.model_copy(update={"exact": True, **settings})
     inputs = Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ())
-    more = {"offline_window": offline_window}
+    more = {"offline_window": offline_window, "warmup": warmup}
     run = Troubled(inputs, spec, seed, troubles, migrates, router=router(), **more)
     run.run()
     rows = run.rows()

@@ -1,0 +1,56 @@
+"""The windows of a run (`--metrics-every`) as a small table a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from twinserve.sim.report.table import NONE, number, percent
+from twinserve.sim.results.files import RunResult
+
+MOST_LINES = 40  # of one run; more are not read in a terminal
+_COLUMNS = ("from, s", "requests", "in/s", "out/s", "in system", "TTFT mean / p99, ms", "attained")
+
+
+def print_windows(results: Mapping[str, RunResult], console: Console | None = None) -> None:
+    """A table for each run that has windows, of all its requests; attained: of the real-time ones.
+    Nothing for runs without windows, a line where there are too many."""
+    console = console or Console()
+    for label, result in results.items():
+        windows = result.summary.get("windows")
+        if windows is None:
+            continue
+        console.print()
+        if len(windows) > MOST_LINES:
+            many = f"{len(windows):,} windows, too many to print"
+            console.print(Text(f"{label}: {many}; --json and --out have them"))
+            continue
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+        for column in _COLUMNS:
+            table.add_column(column, justify="right", no_wrap=True)
+        for window in windows:
+            table.add_row(*_cells(window))
+        console.print(Text(label, style="bold"))
+        console.print(table)
+
+
+def _cells(window: Mapping) -> list[str]:
+    ttft = [_shown(window[f"{statistic}_ttft_ms"]) for statistic in ("mean", "p99")]
+    attained = window["classes"].get("rt", {}).get("slo_attainment")
+    return [
+        f"{window['start_s']:,.0f}",
+        f"{window['requests']:,}",
+        _shown(window["arrivals_per_s"]),
+        _shown(window["served_per_s"]),
+        f"{window['in_system']:,}",
+        NONE if set(ttft) == {NONE} else " / ".join(ttft),
+        NONE if attained is None else percent(attained),
+    ]
+
+
+def _shown(value: float | None) -> str:
+    return NONE if value is None else number(value)

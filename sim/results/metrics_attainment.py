@@ -1,0 +1,112 @@
+"""What share of requests keep their objectives, and whether the run keeps those that it was
+given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from twinserve.sim.results.metrics_requests import RequestColumns
+from twinserve.sim.results.options import Objective
+
+
+def describe_attainment(
+    r: RequestColumns, mine: np.ndarray, e2el_s: float | None = None
+) -> dict[str, float | None]:
+    """Attainment of the requests in `mine` (bool[n]); e2el_s: their objective end to end, in
+    seconds, which is no column."""
+    # Without its first token a request has missed its TTFT, without its end its TPOT: starving it
+    # does not pay. (Both are NaN then, and a comparison with NaN is false.)
+    ttft_due, tpot_due = mine & ~np.isnan(r.slo_ttft), mine & ~np.isnan(r.slo_tpot)
+    ttft_met = r.ttft <= r.slo_ttft
+    tpot_met = r.tpot <= r.slo_tpot
+    due = ttft_due | tpot_due
+    met = (ttft_met | ~ttft_due) & (tpot_met | ~tpot_due) & ~r.left  # nobody waited for it
+    further = {}
+    if e2el_s is not None:
+        due, e2el_met = mine, r.e2el <= e2el_s
+        met &= e2el_met
+        further = {"e2el_attainment": mean(e2el_met[mine])}
+    later_tokens = np.maximum(r.output[tpot_due] - 1, 0).sum()
+    return {
+        "ttft_attainment": mean(ttft_met[ttft_due]),
+        "tpot_attainment": mean(tpot_met[tpot_due]),
+        "tpot_token_attainment": (
+            None if later_tokens == 0 else 1 - r.late[tpot_due].sum() / later_tokens
+        ),
+        "slo_attainment": mean(met[due]),
+        **further,
+    }
+
+
+def e2el_bound(objectives: Sequence[Objective], service_class: str) -> float | None:
+    """Seconds; None: the class has no objective end to end."""
+    for objective in objectives:
+        if (objective.service_class, objective.metric) == (service_class, "e2el"):
+            return objective.bound_s
+    return None
+
+
+def judge(r: RequestColumns, objectives: Sequence[Objective]) -> list[dict]:
+    """`objectives` of summary.json: each one that has a statistic, with what became of it.
+
+    class, metric, statistic and bound_s (and prefills, where the bound grows with the prompt) as
+    they were given; share: of the requests that have the objective, how many kept it; or value_s:
+    the mean of the completed ones; met: None where no request has the objective.
+    """
+    return [
+        {
+            "class": objective.service_class,
+            "metric": objective.metric,
+            "statistic": objective.statistic,
+            "bound_s": objective.bound_s,
+            **({"prefills": objective.prefills} if objective.prefills else {}),
+            **(_judge_mean if objective.share is None else _judge_share)(r, objective),
+        }
+        for objective in objectives
+        if objective.statistic is not None
+    ]
+
+
+def all_met(verdicts: Sequence[dict]) -> bool | None:
+    """Of those that some request was due for; None: of none."""
+    known = [verdict["met"] for verdict in verdicts if verdict["met"] is not None]
+    return all(known) if known else None
+
+
+def _judge_share(r: RequestColumns, objective: Objective) -> dict:
+    # As each request has it: one of its trace comes before that of the settings.
+    bound = {
+        "ttft": r.slo_ttft,
+        "tpot": r.slo_tpot,
+        "e2el": np.full(len(r.e2el), objective.bound_s),
+    }[objective.metric]
+    due = (r.service_class == objective.service_class) & ~np.isnan(bound)
+    kept = due & r.finished & (_latency(r, objective.metric) <= bound)
+    n, good = int(due.sum()), int(kept.sum())
+    if n == 0:
+        return {"share": None, "met": None}
+    needed = Fraction(str(objective.statistic)[1:])  # 99.9 % of 1,000 are 999, not a bit more
+    return {"share": good / n, "met": good * 100 >= needed * n}
+
+
+def _judge_mean(r: RequestColumns, objective: Objective) -> dict:
+    mine = r.service_class == objective.service_class
+    done = mine & r.finished
+    if objective.metric == "tpot":
+        done &= r.output > 1
+    value = mean(_latency(r, objective.metric)[done])
+    if not mine.any():
+        return {"value_s": None, "met": None}
+    return {"value_s": value, "met": value is not None and value <= objective.bound_s}
+
+
+def _latency(r: RequestColumns, metric: str) -> np.ndarray:
+    return {"ttft": r.ttft, "tpot": r.tpot, "e2el": r.e2el}[metric]
+
+
+def mean(values: np.ndarray, scale: float = 1.0) -> float | None:
+    """None of nothing."""
+    return float(np.mean(values) * scale) if len(values) else None

@@ -1,0 +1,138 @@
+"""Whether a run keeps up with its arrivals. Where it does not, its means say how long the trace is.
+
+A queue that grows is told from one that only fluctuates by how much it gains in each of ten equal
+parts of the time in which requests arrive: the gain of all parts against their spread. Were the
+queue a random walk, the sum of ten independent gains would be Student's t with nine degrees of
+freedom; the queue of a system that keeps up is bounded, so its gains cancel and the test errs on
+the safe side. tests/sim/test_saturation.py holds the verdicts against queueing theory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+
+Verdict = Literal["keeps up", "saturated", "sheds", "unclear"]
+PARTS = 10
+# Student's t with nine degrees of freedom (no scipy here: its import takes longer than most runs).
+T_GROWS = 3.250  # one-sided, 0.5 %: how rarely a queue without drift may be called a growing one
+T_RANGE = 2.262  # two-sided, 5 %: the range that is given with the growth
+LEAST_SHARE = 0.01  # of the arrivals: a queue that gains less in a window matters to nobody
+STEADY_SHARE = 0.02  # a queue that gained more than this was not seen to be steady
+TOLD_SHARE = 0.10  # an overload of this size must have been visible before a queue is called steady
+FILLING = 3.0  # mean service times until the system holds what it will hold
+FEWEST = 50  # arrivals in the window
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """What `saturation` found; rates in requests/s, over the window.
+
+    verdict     keeps up; saturated: the queue grows; sheds: requests end without being served;
+                unclear: `reason` says why
+    begin_s, end_s   the window on the run's clock: after the system has filled, to the last arrival
+    arrived_per_s, served_per_s, growth_per_s   growth: of the requests in the system, or of those
+                waiting where the system was still filling
+    growth_range_per_s   half width of the growth's 95 % range
+    in_system   requests that were there at the last arrival
+    lost_share  of the requests that arrived in the window, those that ended early
+    """
+
+    verdict: Verdict
+    reason: str
+    begin_s: float | None = None
+    end_s: float | None = None
+    arrived_per_s: float | None = None
+    served_per_s: float | None = None
+    growth_per_s: float | None = None
+    growth_range_per_s: float | None = None
+    in_system: int | None = None
+    lost_share: float | None = None
+
+
+def saturation(
+    arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray, lost: np.ndarray
+) -> dict | None:
+    """`saturation` of a class in summary.json, from its requests that come from outside (no closed
+    loop): seconds, NaN where a request was never scheduled or has not ended, and who ended early
+    (bool[n]). None where there is no rate: no request, or all at once."""
+    if not len(arrival) or not arrival.max() > arrival.min():
+        return None
+    return asdict(_judged(arrival, scheduled, ended, lost))
+
+
+def _judged(
+    arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray, lost: np.ndarray
+) -> Saturation:
+    first, last = float(arrival.min()), float(arrival.max())
+    span = last - first
+    filled = max(0.1 * span, FILLING * _early_service_s(arrival, scheduled, ended))
+    leaves = np.where(np.isnan(ended), np.inf, ended)
+    if filled <= 0.5 * span:
+        return _of_growth(arrival, leaves, lost, leaves, first + filled, last)
+    # The system still fills, so that it must grow; but nobody waits while it does.
+    taken = np.where(np.isnan(scheduled), leaves, scheduled)
+    found = _of_growth(arrival, taken, lost, leaves, first + 0.5 * span, last)
+    if found.verdict in ("saturated", "sheds"):
+        return found
+    return Saturation(
+        "unclear",
+        f"requests arrive for {span:.3g} s, too short for a system whose requests take "
+        f"{filled / FILLING:.3g} s each",
+    )
+
+
+def _early_service_s(arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray) -> float:
+    """Mean seconds from first scheduled to end, of the first tenth of the requests: what service
+    takes before there is a queue."""
+    early = np.argsort(arrival, kind="stable")[: max(len(arrival) // 10, 1)]
+    service = (ended - scheduled)[early]
+    service = service[~np.isnan(service)]
+    return float(service.mean()) if len(service) else 0.0
+
+
+def _of_growth(
+    arrival: np.ndarray,
+    leaves: np.ndarray,
+    lost: np.ndarray,
+    ended: np.ndarray,
+    begin_s: float,
+    end_s: float,
+) -> Saturation:
+    """From the growth of a queue that requests join at `arrival` and leave at `leaves`, from
+    begin_s to end_s."""
+    edges = np.linspace(begin_s, end_s, PARTS + 1)
+    came = np.searchsorted(np.sort(arrival), edges, "right")
+    held = came - np.searchsorted(np.sort(leaves), edges, "right")
+    gains = np.diff(held)
+    seconds, arrived = end_s - begin_s, int(came[-1] - came[0])
+    if arrived < FEWEST:
+        return Saturation("unclear", f"only {arrived} requests after the system has filled")
+    inside = (arrival > begin_s) & (arrival <= end_s)
+    served = int(((ended > begin_s) & (ended <= end_s) & ~lost).sum())
+    spread = float(gains.std(ddof=1)) * np.sqrt(PARTS)
+    gain, least, most = (float(held[-1] - held[0]) + t * spread for t in (0, -T_GROWS, T_RANGE))
+    lost_share = float(lost[inside].mean())
+    if least > 0 and gain > LEAST_SHARE * arrived:
+        verdict, reason = "saturated", "the queue grows for as long as requests arrive"
+    elif lost_share >= LEAST_SHARE:
+        verdict, reason = "sheds", f"{lost_share:.1%} of the requests end early"
+    elif gain <= STEADY_SHARE * arrived and most < TOLD_SHARE * arrived:
+        verdict, reason = "keeps up", "the queue does not grow"
+    else:
+        verdict = "unclear"
+        reason = f"a queue that grows by {most / arrived:.0%} of the arrivals would look the same"
+    return Saturation(
+        verdict,
+        reason,
+        begin_s,
+        end_s,
+        arrived / seconds,
+        served / seconds,
+        gain / seconds,
+        T_RANGE * spread / seconds,
+        int((arrival <= end_s).sum() - (ended <= end_s).sum()),
+        lost_share,
+    )

@@ -1,0 +1,311 @@
+"""The campaign's plans and limits: what runs is decided beforehand, and nothing starts that cannot
+end in time; and its report."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.experiments.campaign_cases import TRACE, seconds
+from twinserve.experiments.campaign import kernel as campaign_kernel
+from twinserve.experiments.campaign import main as campaign
+from twinserve.experiments.campaign import runs as campaign_runs
+from twinserve.experiments.campaign import steps as campaign_steps
+from twinserve.experiments.campaign.report import table, write_report
+from twinserve.experiments.campaign.runs import Cell, Plan, inputs_of
+from twinserve.experiments.campaign.setup import (
+    MODEL_SIZES,
+    Deadline,
+    Engines,
+    OutOfTime,
+    StageError,
+    Store,
+    default_policies,
+    model_folder,
+)
+from twinserve.policies.requests import RequestClass
+from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.measured.profile import model_spec
+from twinserve.profiles.profile import load_profile
+from twinserve.sim.results.decisions import parse_log
+from twinserve.sim.results.files import write_run
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin.replay import LockedReplay
+
+
+# -- plans -----------------------------------------------------------------------------------------
+def plan_of(traces: Path, *policies: str) -> Plan:
+    return Plan({"mooncake": traces / "mooncake_part.jsonl"}, (0.8,), policies, 0.2, 1)
+
+
+def cell_files(store: Store, policy: str) -> set[str]:
+    folder = store.folder / "runs" / "tiny-eager" / Cell("mooncake", 0.8, policy, 0.2).name
+    return {path.name for path in folder.glob("*")}
+
+
+def test_every_policy_has_a_plan_that_the_engine_has_room_for(store, traces):
+    policies = default_policies("tiny")
+    assert {text.partition(":")[0] for text in policies} >= {"vllm", "bros", "layerkv"}
+    campaign_steps.make_profile(store, "tiny", False)
+    campaign_runs.plan_runs(store, "tiny", False, plan_of(traces, *policies))
+    for policy in policies:
+        assert cell_files(store, policy) >= {"cell.json", "profile.json", "decisions.jsonl.gz"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("bros", "chunk=8192 is the largest"),
+        ("bros:chunk=9000", "bros:chunk=9000 may plan steps of 17192 tokens"),
+        ("layerkv", "max_num_batched_tokens=16384 is the largest"),
+    ],
+)
+def test_steps_that_the_engine_has_no_room_for_are_refused_before(tmp_path, traces, policy, said):
+    long = [json.loads(line) | {"input_length": 12_000} for line in TRACE.splitlines()]
+    for number, entry in enumerate(long):
+        entry["hash_ids"] = [24 * number + block for block in range(24)]
+    (traces / "mooncake_part.jsonl").write_text("\n".join(map(json.dumps, long)) + "\n")
+    store = Store(tmp_path / "out")
+    with pytest.raises(StageError, match=r"room for 16384") as raised:
+        campaign_runs.plan_runs(store, "8b", True, plan_of(traces, policy))
+    assert said in str(raised.value)
+    assert not list((store.folder / "runs").rglob("cell.json"))
+    campaign_runs.plan_runs(store, "8b", True, plan_of(traces, *default_policies("8b")))
+    assert len(list((store.folder / "runs").rglob("cell.json"))) == 5
+
+
+def test_a_plan_follows_the_profile_until_it_has_run(store, traces):
+    plan = plan_of(traces, "vllm", "sarathi")
+    campaign_runs.plan_runs(store, "tiny", False, plan)  # nothing is measured: a shipped profile
+    names = {cell.policy: (campaign_runs.RUNS, "tiny-eager", cell.name) for cell in plan.cells()}
+    shipped = store.read(*names["vllm"], "cell.json")["planned_on"]
+    assert MODEL_SIZES["tiny"].shipped[0] in shipped
+    store.write({}, *names["sarathi"], "locked.json")
+    campaign_steps.make_profile(store, "tiny", False)
+    campaign_runs.plan_runs(store, "tiny", False, plan)
+    assert "measured" in store.read(*names["vllm"], "cell.json")["planned_on"]
+    assert store.read(*names["sarathi"], "cell.json")["planned_on"] == shipped
+
+
+def test_the_work_of_a_logged_step_is_what_the_simulator_timed(store, traces):
+    profile = load_profile(campaign_steps.make_profile(store, "tiny", False))
+    for policy in ("vllm", "bros:chunk=128"):
+        cell = Cell("mooncake", 1.5, policy, 2.0)
+        trace = traces / "mooncake_part.jsonl"
+        inputs = inputs_of("tiny", cell, trace, str(store.folder / "profiles" / "tiny-eager.json"))
+        log = parse_log(run_policy(inputs, inputs.policies[0], decisions=True).decisions)
+        model = profile.model(inputs.hardware.limits.max_num_seqs)
+        still = [
+            (step.seconds, model.step_seconds(work))
+            for step, work in zip(log.steps, campaign_runs.compositions(log), strict=True)
+            if not (step.swapped_in or step.preempted)
+        ]
+        assert len(still) > 20
+        timed, ours = np.array(still).T
+        assert np.median(np.abs(ours / timed - 1)) < 1e-6
+
+
+def test_nothing_is_simulated_and_no_engine_started_without_a_plan(store, traces, monkeypatch):
+    monkeypatch.setattr(campaign_runs, "run_policy", None)
+    engines = Engines(store)
+    monkeypatch.setattr(engines, "get", None)
+    with pytest.raises(StageError, match="no run is planned: stage plan"):
+        where = store, engines, "tiny", False, Deadline(60.0)
+        campaign_runs.validate(*where, plan_of(traces, "vllm"))
+
+
+def test_a_stage_of_failed_runs_has_failed(store, traces, monkeypatch, capsys):
+    campaign_steps.make_profile(store, "tiny", False)
+    campaign_runs.plan_runs(store, "tiny", False, plan_of(traces, "vllm", "sarathi"))
+
+    class Broken:
+        version, vocab = "0.25.1", 512
+        scheduler = type("Scheduler", (), {"can_adopt": True})
+
+        def warm_up(self):
+            pass
+
+    def broken(*rest):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(campaign_runs, "clear", lambda engine: None)
+    monkeypatch.setattr(campaign_runs, "_Prepared", broken)
+    engines = Engines(store)
+    monkeypatch.setattr(engines, "get", lambda *rest: Broken())
+    with pytest.raises(StageError, match="all 4 runs failed; the first: no kernel"):
+        where = store, engines, "tiny", False, Deadline(60.0)
+        campaign_runs.validate(*where, plan_of(traces, "vllm", "sarathi"))
+
+
+# -- limits ----------------------------------------------------------------------------------------
+def test_no_engine_is_started_that_leaves_no_time_to_use_it(store, monkeypatch):
+    engines = Engines(store)
+    store.write(
+        {"starts": [{"start_s": 90.0}, {"start_s": 70.0}]}, "steps", "8b-graphs-starts.json"
+    )
+    for swap in (False, True):
+        with pytest.raises(OutOfTime, match="60 s are left, and an engine takes 70 s to start"):
+            engines.get("8b", True, swap, {}, Deadline(60.4))
+    with pytest.raises(OutOfTime, match="an engine takes 75 s"):  # none is known of this one
+        engines.get("14b", True, False, {}, Deadline(60.4))
+    with pytest.raises(OutOfTime, match="an engine takes 40 s"):
+        engines.get("14b", False, False, {}, Deadline(44.0))
+
+
+def test_a_stage_without_time_is_no_failure(tmp_path, monkeypatch, capsys):
+    def late(*rest):
+        raise OutOfTime("3 s are left")
+
+    monkeypatch.setattr(campaign, "_check", lambda *rest: None)
+    monkeypatch.setattr(campaign, "_run", late)
+    assert campaign.main(["steps", "--out", str(tmp_path / "out")]) == 0
+    assert "steps: 3 s are left" in capsys.readouterr().out
+
+
+def test_warming_up_and_swapping_look_at_the_deadline():
+    measure = pytest.importorskip("twinserve.backends.live.measure.measure")
+
+    def late(share, text):
+        raise OutOfTime
+
+    run = object.__new__(measure._Run)
+    run.progress, run.items, run.swaps, run.seed = late, [(0, None)], [], 0
+    run.effort, run.limits = measure.Effort(), type("Limits", (), {"fits": lambda *a: True})
+    settings = type("Settings", (), {"swap_blocks": 8})
+    run.bench = type(
+        "Bench", (), {"block_tokens": 16, "engine": type("E", (), {"settings": settings})}
+    )
+    for begun in (run._warm_up, run._swap):
+        with pytest.raises(OutOfTime):
+            begun()
+
+
+def test_kernels_that_measure_nothing_have_failed(tmp_path, monkeypatch):
+    assert importlib.util.find_spec(f"{campaign_kernel.COMMAND[-1]}.__main__") is not None
+    code = "import sys; print('no GPU here'); sys.exit(2)"
+    monkeypatch.setattr(campaign_kernel, "COMMAND", (sys.executable, "-c", code))
+    store = Store(tmp_path / "out")
+    with pytest.raises(StageError, match="tiny: nothing was measured; no GPU here"):
+        campaign_kernel.measure_kernels(store, Engines(store), "tiny", Deadline(30.0))
+
+
+def test_the_shapes_are_those_that_profiles_know(tmp_path):
+    from twinserve.profiles.catalog import MODELS
+
+    store = Store(tmp_path / "out")
+    for key in ("8b", "14b"):
+        name = MODEL_SIZES[key].name
+        assert model_spec(model_folder(store, key), name) == MODELS[name]
+        for shipped in MODEL_SIZES[key].shipped:
+            profile = load_profile(shipped)
+            assert profile.llm.name == name
+            assert (
+                2 * MODEL_SIZES[key].ledger_blocks + MODEL_SIZES[key].seats < profile.num_gpu_blocks
+            )
+
+
+def test_a_cell_has_the_load_it_names_and_both_classes(store, traces):
+    profile = campaign_steps.make_profile(store, "tiny", False)
+    (trace,) = traces.iterdir()
+    from twinserve.sim.setup.inputs import service_seconds
+
+    for load in (0.5, 1.1):
+        cell = Cell("mooncake", load, "vllm", 0.2)
+        inputs = inputs_of("tiny", cell, trace, str(profile))
+        workload = inputs.workload
+        assert service_seconds(workload, inputs.hardware) / workload.span_s == pytest.approx(
+            load, rel=0.02
+        )
+        assert (workload.service_class == RequestClass.BEST_EFFORT).mean() == pytest.approx(
+            1 / 3, abs=0.05
+        )
+        again = inputs_of(
+            "tiny", cell, trace, str(profile), inputs.config.rate_scale, inputs.config.requests
+        )
+        assert np.array_equal(again.workload.arrival_s, workload.arrival_s)
+
+
+def test_the_profile_takes_steps_and_swaps_together(store):
+    profile = load_profile(campaign_steps.make_profile(store, "tiny", False))
+    work = StepComposition(4, 4 * 64, 64)
+    assert profile.model(8).step_seconds(work) == pytest.approx(1.01 * seconds(work), rel=0.02)
+    assert profile.pcie_bytes_per_s == pytest.approx(512 / 1e-7, rel=0.01)
+
+
+def test_no_profile_without_steps(tmp_path):
+    with pytest.raises(StageError, match="run stage steps first"):
+        campaign_steps.make_profile(Store(tmp_path / "out"), "tiny", False)
+
+
+def test_the_report_has_every_part_that_was_measured(store, traces):
+    """Live runs are stood in for by simulated ones of an engine that is slower by a tenth."""
+    profile = campaign_steps.make_profile(store, "tiny", False)
+    (trace,) = traces.iterdir()
+    cell = Cell("mooncake", 0.8, "vllm", 0.2)
+    inputs = inputs_of("tiny", cell, trace, str(profile))
+    names = (campaign_runs.RUNS, "tiny-eager", cell.name)
+    chosen = {"rate_scale": inputs.config.rate_scale, "requests": inputs.config.requests}
+    store.write({**cell.__dict__, **chosen}, *names, "cell.json")
+    simulated = run_policy(inputs, inputs.policies[0], decisions=True)
+    write_run(store.path(*names, "simulated"), replace(simulated, decisions=None))
+    store.path(*names, "decisions.jsonl.gz").write_bytes(simulated.decisions)
+    for number, factor in ((1, 1.1), (2, 1.2)):
+        live = run_policy(inputs, inputs.policies[0])
+        live.config["live"] = {"drift": 0}
+        live.summary = {
+            k: v * factor if isinstance(v, float) else v for k, v in live.summary.items()
+        }
+        write_run(store.path(*names, f"live-{number}"), live)
+    steps = simulated.rows.steps
+    took = steps["end_s"] - steps["start_s"]
+    columns = {
+        "start_s": steps["start_s"],
+        "predicted_s": took,
+        "measured_s": took / 0.9,
+        "moved": False,
+        "drift": False,
+    }
+    locked = LockedReplay(
+        steps[["prefill_tokens", "decode_requests"]].assign(**columns), {}, "", 0, []
+    )
+    locked.steps.to_parquet(store.path(*names, "locked.parquet"))
+    store.write({"first_drift": "", "evictions": 0, "drift": 0}, *names, "locked.json")
+    case = {"shape": "tiny", "kind": "decode", "sequences": 1, "context": 40, "new_tokens": 1}
+    times = [{**case, "kernel": "ours_half", "median_us": 12.0}]
+    rows = [{"batch": 4, "median_s": 0.0025}]
+    host = {way: {"context": 256, "rows": rows} for way in ("async", "sync")}
+    store.write(host, "steps", "tiny-eager-host.json")
+    kernel = {
+        "device": "none",
+        "checks": [{"fine": True}, {"fine": False}],
+        "tuning": [],
+        "times": times,
+    }
+    store.write(kernel, "kernel", "tiny", "attention_kernel.json")
+
+    page = write_report(store, traces).read_text()
+    assert "| mooncake-80-vllm | " in page
+    assert (
+        "| 10.0 %, -10.0 % | 10.0 %, -10.0 % | 0 |" in page
+    )  # predicted is a tenth below measured
+    assert "-13.0 % (4.3)" in page  # 1 / 1.15, and repeats at 1.1 and 1.2
+    assert "| decode 4 x 256 | 2.5 | 2.5 | 3.4" in page  # 2 ms + 4 x 0.1 ms + 1024 x 1 us
+    assert "| 128 tokens | 0.113 | 0.6 | 0.113 | 0.6 |" in page
+    assert "2 checks, 1 wrong" in page and "| decode 1 x 40, 1 new | 12 |" in page
+    images = [line.split("(")[1].rstrip(")") for line in page.splitlines() if line.startswith("![")]
+    assert len(images) == 3
+    assert all(
+        (store.folder / "report" / name).read_bytes().startswith(b"\x89PNG") for name in images
+    )
+
+
+def test_a_table_is_markdown():
+    assert table(("a", "b"), [("x", 1)]) == "| a | b |\n|---|---:|\n| x | 1 |\n"
+
+
+def test_a_report_of_nothing(tmp_path):
+    assert write_report(Store(tmp_path / "out")).read_text().startswith("# Campaign")

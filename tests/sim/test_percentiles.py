@@ -1,0 +1,94 @@
+"""Percentiles that somebody asks for, beside those that are always there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sim.test_results_rows import toy_rows
+from twinserve.sim.report.table import render_table, table_rows
+from twinserve.sim.results.metrics import latencies, summarise
+from twinserve.sim.results.options import MetricsOptions, percentile_name
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.setup.measured import parse_percentiles
+
+
+def asked(*percentiles: float) -> dict:
+    return summarise(toy_rows(group_size=3), MetricsOptions(percentiles=percentiles))
+
+
+@given(st.lists(st.floats(0, 100), max_size=4, unique=True))
+def test_they_are_added_and_change_nothing_else(percentiles):
+    plain, more = asked(), asked(*percentiles)
+    assert {name: more[name] for name in plain if name not in ("classes", "applications")} == {
+        name: plain[name] for name in plain if name not in ("classes", "applications")
+    }
+    rows = toy_rows(group_size=3)
+    found = latencies(rows.requests)
+    gaps = np.repeat(rows.gaps["gap_s"], rows.gaps["count"])
+    for q in percentiles:
+        name = percentile_name(q)
+        for metric in ("ttft", "tpot", "e2el"):
+            expected = np.percentile(found[f"{metric}_s"].dropna(), q) * 1000
+            assert more[f"{name}_{metric}_ms"] == pytest.approx(expected, rel=1e-12)
+        assert more[f"{name}_itl_ms"] == pytest.approx(np.percentile(gaps, q) * 1000, rel=1e-12)
+        assert (
+            f"{name}_ttft_ms" in more["classes"]["rt"] and f"{name}_jct_s" in (more["applications"])
+        )
+
+
+@pytest.mark.parametrize(
+    ("percentile", "name"), [(99, "p99"), (99.0, "p99"), (99.9, "p99.9"), (0.5, "p0.5")]
+)
+def test_they_are_named_as_vllm_names_them(percentile, name):
+    assert percentile_name(percentile) == name
+
+
+def test_the_table_shows_the_mean_and_those():
+    usual = {row.title for row in dict(table_rows({"a": asked()}))["Real-time"]}
+    assert {"TTFT mean / p90 / p99, ms", "TPOT mean / p90 / p99, ms"} <= usual
+    summary = asked(50, 99.9)
+    rows = {row.title: row for row in dict(table_rows({"a": summary}))["Real-time"]}
+    row = rows["TTFT mean / p50 / p99.9, ms"]
+    assert "-" not in row.cells[0]
+    assert len(row.cells[0].split(" / ")) == 3
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+@pytest.mark.parametrize("percentiles", [(), (50, 90, 95, 99, 99.9, 99.99)])
+def test_three_policies_fit_a_terminal_in_one_table(runs, percentiles):
+    """With numbers as long as those of an overloaded run; a line for each where one is too wide."""
+    summary = asked(*percentiles)
+    slow = summary["classes"]["rt"]
+    slow |= {name: 309_368.0 for name in slow if name.endswith(("_ttft_ms", "_tpot_ms"))}
+    text = render_table({f"policy-{i}": summary for i in range(runs)})
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("KV peak") == 1
+    for q in percentiles or (90, 99):
+        assert f"{percentile_name(q)}" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [("50,90,99.9", (50, 90, 99.9)), ("0, 100", (0, 100)), ("99.9", (99.9,))]
+)
+def test_numbers_with_commas(text, read):
+    assert parse_percentiles(text) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("101", "'101' is no percentile"),
+        ("-1,50", "'-1' is no percentile"),
+        ("50,nan", "'nan' is no percentile"),
+        ("p99", "'p99' is no percentile"),
+        ("50,", "'' is no percentile"),
+        ("50,99,50.0", "50.0 is given twice"),
+    ],
+)
+def test_what_is_none_is_one_line(text, said):
+    with pytest.raises(SettingsError, match="--percentiles") as error:
+        parse_percentiles(text)
+    assert said in str(error.value) and "\n" not in str(error.value)

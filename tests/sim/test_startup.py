@@ -1,0 +1,115 @@
+"""What a version or a page of help may load: never what simulations are made with. Time is not
+asked here; experiments/benchmark measures it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.parameters import mostly_slow
+from twinserve.sim.cli.main import EXPECTED, VERBS, main
+
+HEAVY = ("numpy", "pandas", "pyarrow", "scipy", "matplotlib", "simpy", "sklearn", "torch", "vllm")
+# runs one command of the given module's, and says what of the names in argv[1] it has loaded
+LOADED = """
+import sys
+names, (command, *arguments) = sys.argv[1].split(), sys.argv[2:]
+from twinserve.sim.cli import main
+try:
+    {"simulate": main.simulate_main, "twinserve": main.main}[command](arguments)
+except SystemExit as end:
+    assert not end.code, end.code
+print("loaded:", *[name for name in names if name in sys.modules])
+"""
+PAGES = [
+    "simulate --version",
+    "twinserve --version",
+    "simulate --help",
+    "twinserve --help",
+    *(f"twinserve {verb} --help" for verb in VERBS),
+    *(
+        f"twinserve trace {verb} --help"
+        for verb in ("list", "fetch", "inspect", "convert", "synth")
+    ),
+    *(f"twinserve profiles {verb} --help" for verb in ("list", "show", "build", "scale", "fit")),
+]
+
+
+def page(command: str, *names: str) -> tuple[str, list[str]]:
+    """What a command prints in a process of its own, and which modules of `names` it loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, " ".join(names), *command.split()],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    shown, _, loaded = done.stdout.rpartition("loaded:")
+    return shown, loaded.split()
+
+
+@pytest.mark.parametrize("command", mostly_slow(PAGES, *PAGES[:4], "twinserve validate --help"))
+def test_pages_of_help_load_nothing_heavy(command):
+    shown, loaded = page(command, *HEAVY)
+    assert shown.strip() and loaded == []
+
+
+def test_a_version_loads_no_command_line_either():
+    shown, loaded = page("simulate --version", "cyclopts", "pydantic", "rich")
+    assert loaded == [] and shown == page("twinserve --version")[0]
+
+
+def test_the_list_of_verbs_loads_no_verb():
+    shown, loaded = page(
+        "twinserve --help", *(where.partition(":")[0] for where, _ in VERBS.values())
+    )
+    assert loaded == [] and all(f" {verb} " in shown for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verbs_own_help_begins_with_its_line_in_the_list(verb, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    assert VERBS[verb][1] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_expected_error_is_one_line(name, capsys, monkeypatch):
+    module, _, kind = name.partition(":")
+    error = getattr(importlib.import_module(module), kind)
+
+    def wrong(*_):
+        raise error("what is wrong; what to do")
+
+    monkeypatch.setattr("twinserve.traces.verbs.list_traces", wrong)
+    with pytest.raises(SystemExit) as end:
+        main(["trace", "list"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "error: what is wrong; what to do\n"
+
+
+def test_a_defect_is_no_bad_input(monkeypatch):
+    monkeypatch.setattr("twinserve.traces.verbs.list_traces", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["trace", "list"])
+
+
+def test_help_breaks_lines_where_the_terminal_does(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    for words, sentence in (
+        ("simulate", "Several give one table over the same requests."),
+        (
+            "simulate",
+            "and k=5 for max(ttft, k x isolated prefill); or with units, classes, percentiles,",
+        ),
+        ("replay", "Free: its requests arrive again, the policy decides on the live state, and"),
+        ("replay", "in a pool of exactly its size; otherwise its memory is accounted beside"),
+    ):
+        with pytest.raises(SystemExit):
+            main([words, "--help"])
+        assert sentence in capsys.readouterr().out
