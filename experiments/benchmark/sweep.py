@@ -3,8 +3,10 @@
     python -m twinserve.experiments.benchmark.sweep [--runs 1000] [--kills 20] [--executor ray]
 
 A sweep of short runs is run undisturbed and its CPU time taken: busy share = CPU seconds of its
-processes / (wall seconds x cores). Then the same sweep is killed (kill -9 of all its processes) at
-random moments, started again each time, and its files compared with those of the first.
+processes / (wall seconds x cores). On a machine with other work, the share of time in which the
+workers could have used a core tells more. Then the same sweep is killed (kill -9 of all its
+processes) at random moments, started again each time, and its files compared with those of the
+first.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -31,14 +34,20 @@ from twinserve.sim.sweep.points import KEPT
 
 FILES = ("runs.parquet", "table.csv", "sweep.json")
 _POLL_S = 0.01
+_SAMPLE_S = 0.1
 _LATE = 0.15  # of the kills, when all runs are kept and the tables are written
 
 
 @dataclass(frozen=True)
 class Busy:
-    """wall_s, cpu_s (user and system, of all processes) of one sweep; busy: share of the cores;
-    others: share of the cores that other programs used meanwhile, None where that cannot be told.
-    Where that is not next to nothing, `busy` says little."""
+    """wall_s, cpu_s (user and system, of all processes) of one sweep.
+
+    busy    cpu_s as a share of wall_s x cores
+    others  share of the cores that other programs used meanwhile: where that is not next to
+            nothing, `busy` says little
+    ready   share of wall_s x cores in which the workers ran or waited for a core that another
+            program had; None, as `others`, where the system does not tell
+    """
 
     runs: int
     cores: int
@@ -46,6 +55,7 @@ class Busy:
     cpu_s: float
     busy: float
     others: float | None
+    ready: float | None
 
 
 @dataclass(frozen=True)
@@ -87,15 +97,49 @@ def undisturbed(arguments: Sequence[str], out: Path) -> Busy:
     cores = len(os.sched_getaffinity(0))
     ticks, started = _machine_cpu_s(), time.perf_counter()
     process = start(arguments, out)
-    said = process.stderr.read().decode(errors="replace")
-    _, status, used = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - started
+    with _Ready(process.pid) as ready:
+        said = process.stderr.read().decode(errors="replace")
+        _, status, used = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise BenchmarkError(f"the sweep ended with {process.returncode}: {said.strip()}")
     cpu = used.ru_utime + used.ru_stime
     others = None if ticks is None else (_machine_cpu_s() - ticks - cpu) / (wall * cores)
-    return Busy(kept(out), cores, wall, cpu, cpu / (wall * cores), others)
+    share = ready.seconds() / (wall * cores) if ready.seconds() else None
+    return Busy(kept(out), cores, wall, cpu, cpu / (wall * cores), others, share)
+
+
+class _Ready:
+    """Samples, as long as it is entered, how long the workers of a process group have run or
+    waited for a core (Linux: schedstat)."""
+
+    def __init__(self, leader: int) -> None:
+        self._leader, self._ended = leader, threading.Event()
+        self._of: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Ready:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def seconds(self) -> float:
+        return sum(self._of.values())
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
+            for folder in Path("/proc").glob("[0-9]*"):
+                try:
+                    parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                    if parent == self._leader:
+                        ran, waited, _ = map(int, (folder / "schedstat").read_text().split())
+                        self._of[int(folder.name)] = (ran + waited) / 1e9
+                except (OSError, ValueError):
+                    continue  # it has ended, or this is no Linux
 
 
 def _machine_cpu_s() -> float | None:

@@ -34,6 +34,9 @@ def sweep(
     seeds: int = 1,
     preset: str | None = None,
     config_file: Annotated[Path | None, Parameter(name="--config")] = None,
+    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    warmup: str | None = None,
+    percentiles: str | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     workers: int | None = None,
     executor: Literal["local", "ray"] = "local",
@@ -65,6 +68,12 @@ def sweep(
         A published setting, which other flags modify: bros-hybrid.
     config_file: Path
         Settings from a former run's run.json; flags given here win.
+    goodput: list[str]
+        Objectives for goodput in milliseconds, as in vLLM: ttft:500 tpot:50.
+    warmup: str
+        Leave out of the metrics the first requests (500) or seconds (60s).
+    percentiles: str
+        Percentiles of the latencies: 50,90,99.9.
     out: Path
         Folder for tables and plots; runs that have ended are kept there.
     workers: int
@@ -82,21 +91,24 @@ def sweep(
     quiet: bool
         No progress.
     """
+    from twinserve.sim.results.metrics_goodput import parse_goodput
+    from twinserve.sim.setup.measured import metrics_options
     from twinserve.sim.sweep.draw import check_x, parse_plot
     from twinserve.sim.sweep.output import axes_of
+    from twinserve.sim.sweep.sweep import Sweep
 
     _check_numbers(seeds, workers)
+    objectives = parse_goodput(goodput) if goodput else None
+    options = metrics_options(objectives, warmup, None, percentiles)
     x, names = parse_plot(plot or [])
     runs = _runs(config, params or [], grid or [], link_vars, seeds, preset, config_file)
     check_x(axes_of(runs), x)
     if dry_run:
-        _list(runs, out, any_version, retry_failed)
+        _list(runs, out and Sweep(runs, out, any_version, retry_failed, options))
         return
     if out is None:
         raise SettingsError("--out DIR is needed: what has ended is kept there")
-    from twinserve.sim.sweep.sweep import Sweep
-
-    found = Sweep(runs, out, any_version, retry_failed)
+    found = Sweep(runs, out, any_version, retry_failed, options)
     progress = RunProgress(shown=not quiet)
     progress.begin("sweep", len(found.kept) / len(runs))
 
@@ -150,15 +162,10 @@ def _runs(
     return of.runs_of(crossed, seeds, build)
 
 
-def _list(runs: list[Run], out: Path | None, any_version: bool, retry_failed: bool) -> None:
-    todo = len(runs)
-    if out is not None:
-        from twinserve.sim.sweep.sweep import Sweep
-
-        todo = len(Sweep(runs, out, any_version, retry_failed).todo())
+def _list(runs: list[Run], found: Sweep | None) -> None:
     for number, run in enumerate(runs, 1):
         print(f"{number}: {run}")
-    print(f"{len(runs)} runs" + (f", {todo} of them still to be run" if out is not None else ""))
+    print(f"{len(runs)} runs" + (f", {len(found.todo())} of them still to be run" if found else ""))
 
 
 def _executor(kind: str, workers: int | None, count: int) -> Workers:

@@ -8,9 +8,10 @@ from functools import cache, lru_cache
 from typing import Any
 
 from twinserve.profiles.step_times import choose
+from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Sources, resolve
-from twinserve.sim.setup.run import run_policy
+from twinserve.sim.setup.run import PLAIN, run_each
 from twinserve.sim.sweep.digests import sources_digest
 from twinserve.sim.sweep.points import Kept
 from twinserve.traces.load import load_trace
@@ -19,18 +20,19 @@ from twinserve.traces.load import load_trace
 _SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
 
 
-def one_run(settings: Mapping[str, Any], sources: str) -> Kept:
+def one_run(settings: Mapping[str, Any], sources: str, options: MetricsOptions = PLAIN) -> Kept:
     """The main numbers of a run, or why it failed: nothing that a run raises is raised here.
 
     settings  of a SimulationConfig with one policy, as JSON has them
     sources   digest that the package must have: another machine may have another version
+    options   further metrics
     """
     _settle()
     try:
         if sources_digest(one_run) != sources:
             raise RuntimeError("this worker's twinserve is not the one that started the sweep")
         inputs = resolve(SimulationConfig(**settings), sources=_SOURCES)
-        result = run_policy(inputs, inputs.policies[0])
+        ((_, result),) = run_each(inputs, options=options)
         return Kept([flat(result.summary)])
     except Exception as error:
         return Kept([], failure(error))

@@ -8,10 +8,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.run import PLAIN
 from twinserve.sim.sweep.combinations import Run
 from twinserve.sim.sweep.digests import content_digest, sources_digest, traces_digest
 from twinserve.sim.sweep.executors import Workers, completed
@@ -28,16 +31,23 @@ class Sweep:
 
     any_version   take results of other versions of the code too
     retry_failed  runs that failed before are run again
+    options       further metrics of each run
     """
 
     def __init__(
-        self, runs: Sequence[Run], out: Path, any_version: bool = False, retry_failed: bool = False
+        self,
+        runs: Sequence[Run],
+        out: Path,
+        any_version: bool = False,
+        retry_failed: bool = False,
+        options: MetricsOptions = PLAIN,
     ) -> None:
+        self._options = options
         self.runs = runs
         self.out = out
         self._sources = sources_digest(one_run)
         self._store = Store.of(out, self._sources, traces_digest(), any_version)
-        self._digests = [digest_of(run.config) for run in runs]
+        self._digests = [digest_of(run.config, options) for run in runs]
         self.kept: dict[str, Kept] = {}
         for digest in self._digests:
             found = self._store.read(digest)
@@ -69,7 +79,7 @@ class Sweep:
         Raises SettingsError, WorkloadError.
         """
         calls = {
-            digest: (run.config.model_dump(mode="json"), self._sources)
+            digest: (run.config.model_dump(mode="json"), self._sources, self._options)
             for run, digest in zip(self.runs, self._digests, strict=True)
             if digest not in self.kept
         }
@@ -108,10 +118,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 # -- digests ---------------------------------------------------------------------------------------
-def digest_of(config: SimulationConfig) -> str:
-    """Of all settings of a run, and of the content of every file that they name."""
+def digest_of(config: SimulationConfig, options: MetricsOptions = PLAIN) -> str:
+    """Of all settings of a run, of the content of every file that they name, and of what is asked
+    of its metrics."""
     settings = config.model_dump(mode="json")
-    text = json.dumps([_WORK, settings, contents_of(settings)], sort_keys=True, allow_nan=False)
+    said = [_WORK, settings, contents_of(settings), asdict(options)]
+    text = json.dumps(said, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

@@ -15,7 +15,7 @@ from twinserve.sim.report.figures import new_figure
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import run_policy
+from twinserve.sim.setup.run import run_each, run_policy
 from twinserve.sim.sweep import one, plots
 from twinserve.sim.sweep.executors import InThisProcess, completed
 from twinserve.sim.sweep.one import flat
@@ -149,12 +149,12 @@ def test_what_failed_is_run_again_only_where_that_is_asked_for(tmp_path, monkeyp
 
 
 def test_a_failure_of_other_code_is_run_again(tmp_path, monkeypatch, ran):
-    monkeypatch.setattr(one, "run_policy", lambda *_: 1 / 0)
+    monkeypatch.setattr(one, "run_each", lambda *_, **__: 1 / 0)
     assert sweep(tmp_path, "--seeds", "1") == 1
     (file,) = (tmp_path / KEPT).glob("*.json")
     assert json.loads(file.read_text())["failed"] == "ZeroDivisionError: division by zero"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sources": "other"}))
-    monkeypatch.setattr(one, "run_policy", run_policy)
+    monkeypatch.setattr(one, "run_each", run_each)
     assert sweep(tmp_path, "--seeds", "1") == 0 and len(ran) == 2
 
 
@@ -187,6 +187,13 @@ def test_bad_input_is_one_line_before_anything_is_run(tmp_path, words, said, cap
     err = capsys.readouterr().err
     assert err.startswith("error: ") and said in err and err.count("\n") == 1
     assert not ran and not (tmp_path / "out").exists()
+
+
+def test_what_is_asked_of_the_metrics_is_part_of_a_run(tmp_path, ran):
+    sweep(tmp_path, "--seeds", "1")
+    sweep(tmp_path, "--seeds", "1", "--percentiles", "50,75", "--goodput", "ttft:1000")
+    found = pd.read_parquet(tmp_path / "runs.parquet")
+    assert len(ran) == 2 and found.request_goodput[0] > 0 and "p75_ttft_ms" in found
 
 
 def test_policies_given_as_flags_are_compared(tmp_path):
