@@ -1,11 +1,15 @@
 """Bounds on operator tables: what no kernel of a running engine does, no shipped profile says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.profiles.test_profiles_marks import MARKS
+from twinserve.experiments.efficiency import decode_work
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,
@@ -15,7 +19,7 @@ from twinserve.profiles.operators.bounds import (
     read_from_memory,
     read_then_multiply,
 )
-from twinserve.profiles.operators.model import capture_sizes
+from twinserve.profiles.operators.model import OperatorModel, capture_sizes
 from twinserve.profiles.operators.shipped import AIC
 from twinserve.profiles.profile import Profile, list_profiles, load_profile
 
@@ -85,8 +89,6 @@ def test_kv_heads_divide_into_groups_that_tables_hold(kv_heads, groups):
 def test_tables_of_few_kv_heads_agree_where_pairs_are_as_many(gpu):
     """What the rule rests on: 16 requests on 2 KV heads, 8 on 4 and 4 on 8 read alike."""
     pytest.importorskip("aiconfigurator_core")
-    from dataclasses import replace
-
     from twinserve.profiles.operators.aic import _decode, _engine
 
     llm = find_model("llama-2-7b")
@@ -110,6 +112,25 @@ def test_what_fits_the_cache_is_read_no_faster_than_what_does_not(n, gain, cache
     assert (bounded >= seconds).all()
     if not fits.all():
         assert (size[fits] / bounded[fits] <= (size / bounded)[~fits][0] * (1 + 1e-9)).all()
+
+
+def test_no_host_explains_how_steps_of_the_a100_rise_with_requests():
+    """Host terms fitted to the marks of one GPU alone: below nothing on the A100, falling with
+    requests on the L40S."""
+    rows = []
+    for name, requests, context, ms in MARKS:
+        profile = load_profile(f"{name}/operators" if f"{name}/operators" in NAMES else name)
+        bare = OperatorModel(replace(profile.step_model, host_s=0.0, host_request_s=0.0))
+        kernels = bare.step_seconds(decode_work(requests, context))
+        rows.append((profile.gpu.name, kernels * 1e3, requests, ms))
+    found = {}
+    for gpu in ("a100-80g", "h100", "l40s"):
+        terms = np.array([[1 / ms, n / ms] for name, _, n, ms in rows if name == gpu])
+        left = np.array([1 - kernels / ms for name, kernels, _, ms in rows if name == gpu])
+        found[gpu] = np.linalg.lstsq(terms, left, rcond=None)[0]
+    assert found["a100-80g"] == pytest.approx([-0.73, 0.070], rel=0.05)
+    assert found["h100"] == pytest.approx([0.51, 0.005], rel=0.15)
+    assert found["l40s"] == pytest.approx([0.79, -0.017], rel=0.05)
 
 
 # Experts
