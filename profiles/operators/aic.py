@@ -149,7 +149,7 @@ def _by_tokens(
     token_s, comm_s, experts_s = (
         MILLI * np.array([step[name] for step in steps]) for name in ("tokens", "comm", "experts")
     )
-    if llm.experts and expert_ranks == 1 and 2 * tp <= llm.kv_heads:
+    if llm.experts and expert_ranks == 1 and llm.kv_heads % (2 * tp) == 0:
         halves = MILLI * np.array([s["experts"] for s in _steps(_engine(llm, gpu, 2 * tp))])
         if off_the_halves(experts_s, halves):
             chosen = all_chosen(llm.experts, llm.experts_per_token)

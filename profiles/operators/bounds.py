@@ -19,6 +19,9 @@ PAIR_HEADS = 8
 # Last-level caches in bytes, of the GPUs whose tables show reads out of them: some entries that fit
 # reach a larger share of the memory's rate than any that do not fit. On the other GPUs none does.
 CACHE_BYTES = {"l40s": 96 * 2**20, "rtxpro6000": 128 * 2**20}
+# Measured sizes are powers of two: an entry of less than twice the cache may be interpolated from
+# one that fits.
+CLEAR_OF_CACHE = 2
 # What one draw scatters about another: what stands out by no more is left alone.
 DRAW_SCATTER = 0.05
 # Even draws leave out this share of the experts, where all of them are said to be chosen.
@@ -40,9 +43,9 @@ def read_from_memory(
     bytes_per_token: float,
     cache_bytes: float,
 ) -> np.ndarray:
-    """Decode attention, float64[requests][contexts], where KV that fits in the cache is read at no
-    larger share of the memory's rate than the same requests' shortest contexts that do not fit (the
-    next number of requests, where all contexts fit).
+    """Decode attention, float64[requests][contexts], where KV of up to CLEAR_OF_CACHE times the
+    cache is read at no larger share of the memory's rate than the same requests' shortest contexts
+    with more (those of the next number of requests, where none has more).
 
     bytes_per_token: K and V of one token in one layer, on this rank.
     """
@@ -50,7 +53,7 @@ def read_from_memory(
     token_s = 0.0
     for row, n in zip(found[::-1], requests[::-1], strict=True):
         tokens = n * np.asarray(contexts, np.float64)
-        fits = int(np.sum(tokens * bytes_per_token <= cache_bytes))
+        fits = int(np.sum(tokens * bytes_per_token <= CLEAR_OF_CACHE * cache_bytes))
         if fits < len(tokens):
             token_s = row[fits] / tokens[fits]
         row[:fits] = np.maximum(row[:fits], token_s * tokens[:fits])
