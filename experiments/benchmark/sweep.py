@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import cyclopts
+import numpy as np
 import pyarrow.parquet as pq
 
 from twinserve.experiments.benchmark.measure import BenchmarkError
@@ -164,7 +164,7 @@ def tortured(
 ) -> Torture:
     """The sweep, killed so many times at random, compared with that in the folder `reference`.
     Raises BenchmarkError where it fails by itself."""
-    drawn, runs, seen = random.Random(seed), kept(reference), []
+    drawn, runs, seen = np.random.default_rng(seed), kept(reference), []
     late = round(kills * _LATE)
     for number in range(kills):
         process, before = start(arguments, out), kept(out)

@@ -13,10 +13,19 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from twinserve.profiles.operators.bounds import (
+    CACHE_BYTES,
+    all_chosen,
+    off_the_halves,
+    pair_groups,
+    read_from_memory,
+    read_then_multiply,
+)
 from twinserve.profiles.operators.fa2 import SMS, fa2_tables
 from twinserve.profiles.operators.interpolation import Curve, never_falling
 from twinserve.profiles.operators.layers import _points, _rows, _times
@@ -68,14 +77,14 @@ def form_from_aiconfigurator(
     package or the tables.
     """
     engine = _engine(llm, gpu, tp)
-    token_s, comm_s = _by_tokens(engine, gpu)
+    token_s, comm_s = _by_tokens(engine, gpu, llm, tp)
     rows = [_decode(engine, r, 128)["head"] for r in ROWS]
     longest = max(c for c in CONTEXTS if c <= max(llm.max_positions, 8192))
     contexts = [c for c in CONTEXTS if c <= longest]
     prefixes = [p for p in PREFIXES if p <= longest]
-    attention = np.array([[_decode(engine, n, c)["attention"] for c in contexts] for n in REQUESTS])
+    attention = _decode_attention(engine, llm, gpu, tp, contexts)
     chunks = np.array([[_prefill(engine, a, r)["attention"] for r in prefixes] for a in CHUNKS])
-    attention, chunks = never_falling(attention * MILLI), never_falling(chunks * MILLI)
+    attention, chunks = never_falling(attention), never_falling(chunks * MILLI)
     # A chunk on a prefix is scaled from measured whole prompts by its pairs: at least it reads its
     # context, like a decode.
     reads = Curve(contexts, attention[0])
@@ -113,21 +122,49 @@ def measured_tokens(
     expert_ranks: data-parallel ranks that share the experts of a mixture and bring as many tokens
     each; seconds of the one that the table's uneven draws of experts load most.
     """
-    return np.array(TOKENS, float), _by_tokens(_engine(llm, gpu, tp, expert_ranks), gpu)[0]
+    engine = _engine(llm, gpu, tp, expert_ranks)
+    return np.array(TOKENS, float), _by_tokens(engine, gpu, llm, tp, expert_ranks)[0]
 
 
-def _by_tokens(engine, gpu: str) -> tuple[np.ndarray, np.ndarray]:
-    """float64[TOKENS], seconds: what tokens pass through by themselves, and communication."""
-    steps = [_decode(engine, t, 128) if t <= 512 else _prefill(engine, t, 0) for t in TOKENS]
-    token_s, comm_s = (
-        MILLI * np.array([step[name] for step in steps]) for name in ("tokens", "comm")
+def _decode_attention(engine, llm: ModelSpec, gpu: str, tp: int, contexts: list) -> np.ndarray:
+    """float64[REQUESTS][contexts], seconds: as tabulated, or with the rules of `bounds`."""
+    kv_heads, groups = max(llm.kv_heads // tp, 1), pair_groups(max(llm.kv_heads // tp, 1))
+    if groups > 1:
+        heads = llm.heads // tp // groups
+        engine = _engine(replace(llm, heads=heads, kv_heads=kv_heads // groups), gpu, 1)
+    found = MILLI * np.array(
+        [[_decode(engine, n * groups, c)["attention"] for c in contexts] for n in REQUESTS]
     )
+    if gpu in CACHE_BYTES:
+        layer = llm.rank_kv_bytes_per_token(tp) / llm.layers
+        found = read_from_memory(found, REQUESTS, contexts, layer, CACHE_BYTES[gpu])
+    return found
+
+
+def _by_tokens(
+    engine, gpu: str, llm: ModelSpec, tp: int, expert_ranks: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """float64[TOKENS], seconds: what tokens pass through by themselves, and communication."""
+    steps = _steps(engine)
+    token_s, comm_s, experts_s = (
+        MILLI * np.array([step[name] for step in steps]) for name in ("tokens", "comm", "experts")
+    )
+    if llm.experts and expert_ranks == 1 and llm.kv_heads % (2 * tp) == 0:
+        halves = MILLI * np.array([s["experts"] for s in _steps(_engine(llm, gpu, 2 * tp))])
+        if off_the_halves(experts_s, halves):
+            chosen = all_chosen(llm.experts, llm.experts_per_token)
+            token_s += read_then_multiply(TOKENS, experts_s, chosen) - experts_s
     tokens = np.array(TOKENS)
     mean_s = token_s[TOKENS.index(2048)] / 2048
     # of the way to the next multiple, what is left
     above = np.where(tokens > 256, -tokens % 256 / 256, 0.0)
     token_s += TILE_TOKENS.get(gpu, 0) * mean_s * above
     return never_falling(token_s), never_falling(comm_s)
+
+
+def _steps(engine) -> list[dict[str, float]]:
+    """Milliseconds of each of TOKENS, by what they depend on."""
+    return [_decode(engine, t, 128) if t <= 512 else _prefill(engine, t, 0) for t in TOKENS]
 
 
 def _decode(engine, tokens: int, context: int) -> dict[str, float]:
@@ -142,8 +179,8 @@ def _prefill(engine, new: int, resident: int) -> dict[str, float]:
 
 
 def _grouped(operators: list) -> dict[str, float]:
-    """Milliseconds by what the time depends on."""
-    found = {"tokens": 0.0, "comm": 0.0, "head": 0.0, "attention": 0.0}
+    """Milliseconds by what the time depends on; `experts` is a part of `tokens`."""
+    found = {"tokens": 0.0, "comm": 0.0, "head": 0.0, "attention": 0.0, "experts": 0.0}
     for name, milliseconds, *_ in operators:
         _, _, what = name.partition("_")
         if what == "attention":
@@ -154,6 +191,7 @@ def _grouped(operators: list) -> dict[str, float]:
             found["comm"] += milliseconds
         else:
             found["tokens"] += milliseconds
+            found["experts"] += milliseconds if what == "moe" else 0.0
     return found
 
 

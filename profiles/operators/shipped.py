@@ -24,12 +24,14 @@ from twinserve.profiles.specs import ModelSpec, ProfileError
 
 # The two constants that aiconfigurator's tables leave out, fitted (nnls, relative errors) to the 17
 # decode marks of H100, A100 and L40S together: none a GPU, none a model. Mean error 2.9 % on those
-# marks, 3.5 % (largest 12 %) where an engine's marks are left out of the fit.
+# marks, 3.5 % (largest 12 %) where an engine's marks are left out of the fit. Since `bounds` has
+# the L40S read its KV from memory: 2.8 and 3.4 %, and a fit would give 0.40 ms and 7.3 us.
 HOST_S, HOST_REQUEST_S = 0.42e-3, 7.1e-6
 MARKS_ERROR = 0.029
 MARKED = ("h100", "a100-80g", "l40s")
 # A GPU without marks: the mean error where those of one of the three are predicted with host terms
-# fitted to the others (H100 6.0 %, A100 3.8 %, L40S 2.1 %; largest 21 %).
+# fitted to the others (H100 6.0 %, A100 3.8 %, L40S 2.1 %; largest 21 %). Since `bounds`: 4.5 %
+# (5.3, 3.8, 1.3; largest 19 %). Files keep the larger error, and with it their bits.
 UNSEEN_ERROR = 0.05
 
 AIC_NOTE = (

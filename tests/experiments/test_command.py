@@ -16,7 +16,7 @@ CALLED = {
     "forms": "accuracy",
     "matrices": "page",
     "optimality": "run_iterations",
-    "sensitivity": "run_grid",
+    "sensitivity": "shown_grid",
     "validation": "truth_folder",
 }
 
@@ -78,7 +78,7 @@ def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
     assert ended(capsys, STUDY.main, "--nonsense")[0] == 2
     code, said = ended(capsys, STUDY.main, "fig0", "--out", str(tmp_path))
     assert code == 2 and "no figure 'fig0'" in said
-    monkeypatch.setattr("twinserve.experiments.study.study.run_grid", interrupted)
+    monkeypatch.setattr("twinserve.experiments.study.study.shown_grid", interrupted)
     code, said = ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path))
     assert code == 130 and "goes on from there" in said
 
@@ -101,7 +101,7 @@ def test_settings_errors_of_points_are_a_line(capsys, monkeypatch, tmp_path):
     def refused(*_, **__):
         raise SettingsError("three  is\ntoo many")
 
-    monkeypatch.setattr("twinserve.experiments.study.study.run_grid", refused)
+    monkeypatch.setattr("twinserve.experiments.study.study.shown_grid", refused)
     assert ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path)) == (
         2,
         "error: three is too many\n",

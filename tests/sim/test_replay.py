@@ -208,6 +208,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/campaign/setup.py",
     "experiments/campaign/steps.py",
     "experiments/benchmark/measure.py",
+    "experiments/benchmark/sweep.py",
     "experiments/justitia/overhead.py",
     "backends/live/engine/backend.py",
     "backends/live/transfer/lanes.py",

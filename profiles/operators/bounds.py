@@ -1,0 +1,84 @@
+"""Where tables of kernels say what no kernel of a running engine does, and what stands instead.
+
+Each rule reads its constants from the tables themselves; none is fitted to a measured step.
+
+- Attention of decodes works on (request, KV head) pairs. Tables end at PAIR_HEADS KV heads a rank,
+  and their library multiplies the time of the last where a model has more, as if its heads were
+  computed one group after the other. `pair_groups` says where the same pairs stand in the table.
+- A benchmark repeats one kernel, so what it reads stays in the last-level cache if it fits. A step
+  reads all weights and all other layers' KV in between. `read_from_memory` bounds such entries.
+- Experts: a table of uneven draws holds one draw for each number of tokens. `off_the_halves` finds
+  tables whose draws stand out, `read_then_multiply` bounds them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+PAIR_HEADS = 8
+# Last-level caches in bytes, of the GPUs whose tables show reads out of them: some entries that fit
+# reach a larger share of the memory's rate than any that do not fit. On the other GPUs none does.
+CACHE_BYTES = {"l40s": 96 * 2**20, "rtxpro6000": 128 * 2**20}
+# Measured sizes are powers of two: an entry of less than twice the cache may be interpolated from
+# one that fits.
+CLEAR_OF_CACHE = 2
+# What one draw scatters about another: what stands out by no more is left alone.
+DRAW_SCATTER = 0.05
+# Even draws leave out this share of the experts, where all of them are said to be chosen.
+LEFT_OUT = 0.01
+
+
+def pair_groups(kv_heads: int) -> int:
+    """Groups of tabulated size into which `kv_heads` of a rank divide: n requests have as many
+    pairs as n times so many requests on the KV heads of one group."""
+    if kv_heads <= PAIR_HEADS:
+        return 1
+    return kv_heads // next(k for k in (PAIR_HEADS, 4, 2, 1) if kv_heads % k == 0)
+
+
+def read_from_memory(
+    seconds: np.ndarray,
+    requests: np.ndarray,
+    contexts: np.ndarray,
+    bytes_per_token: float,
+    cache_bytes: float,
+) -> np.ndarray:
+    """Decode attention, float64[requests][contexts], where KV of up to CLEAR_OF_CACHE times the
+    cache is read at no larger share of the memory's rate than the same requests' shortest contexts
+    with more (those of the next number of requests, where none has more).
+
+    bytes_per_token: K and V of one token in one layer, on this rank.
+    """
+    found = np.array(seconds, np.float64)
+    token_s = 0.0
+    for row, n in zip(found[::-1], requests[::-1], strict=True):
+        tokens = n * np.asarray(contexts, np.float64)
+        fits = int(np.sum(tokens * bytes_per_token <= CLEAR_OF_CACHE * cache_bytes))
+        if fits < len(tokens):
+            token_s = row[fits] / tokens[fits]
+        row[:fits] = np.maximum(row[:fits], token_s * tokens[:fits])
+    return found
+
+
+def all_chosen(experts: int, per_token: int) -> float:
+    """Tokens from which even draws choose all experts but LEFT_OUT of them, on average."""
+    return float(np.log(LEFT_OUT) / np.log(1 - per_token / experts)) if per_token < experts else 1.0
+
+
+def off_the_halves(seconds: np.ndarray, half_seconds: np.ndarray) -> bool:
+    """Whether some entry of a table of experts is off the table of ranks with half of each expert's
+    columns: a rank could compute its columns as two such halves, one after the other."""
+    return bool(np.any(seconds > 2 * (1 + DRAW_SCATTER) * half_seconds))
+
+
+def read_then_multiply(tokens: np.ndarray, seconds: np.ndarray, chosen_from: float) -> np.ndarray:
+    """Seconds of the experts by tokens, bounded by reading all experts and multiplying afterwards.
+
+    Reading: the least time of any entry from `chosen_from` tokens on. Multiplying: by the tokens,
+    at the rate between the last two entries. Few tokens, which choose some of the experts, take no
+    longer than those that choose all.
+    """
+    tokens, seconds = np.asarray(tokens, np.float64), np.asarray(seconds, np.float64)
+    rate = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
+    bound = seconds[tokens >= chosen_from].min() + rate * np.maximum(tokens, chosen_from)
+    return np.minimum(seconds, bound)
