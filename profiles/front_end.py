@@ -1,0 +1,187 @@
+"""The front end of a served engine: what lies between a client and the engine's queue (HTTP,
+tokenising), and between the engine's tokens and the client (detokenising, HTTP).
+
+load_front_end("vllm")           constants of published measurements
+load_front_end("front.json")     a file that `twinserve calibrate --front-end` wrote
+
+A request that its client sends at t is in the engine's queue at t + `Delays.request_side`. A token
+that the engine has at e is seen by the client at e + `Delays.response_s`. Neither depends on load:
+a front end that is itself overloaded is not modelled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from twinserve.formats import Format
+from twinserve.profiles.catalog import nearest
+from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.specs import STRICT, ProfileError, one_line, read_json
+
+FRONT_END: Format[dict] = Format(
+    "front ends", version=1, by="twinserve calibrate --front-end", oldest=1
+)
+# The decode step that `response_steps` counts in: what the published TPOTs of servers with hardly
+# any load are taken for in docs/profiles.md.
+UNLOADED_REQUESTS, UNLOADED_CONTEXT = 8, 700
+
+
+@plain_dataclass(frozen=True)
+class Delays:
+    """A front end on an engine, in seconds: of a request, of each token of its prompt, and of each
+    token of its answer."""
+
+    request_s: float
+    prompt_token_s: float
+    response_s: float
+
+    def request_side(self, prompt_tokens: int) -> float:
+        """Seconds from the client's sending to the engine's queue."""
+        return self.request_s + self.prompt_token_s * prompt_tokens
+
+
+@dataclass(frozen=True, config=STRICT)
+class FrontEnd:
+    """The terms of a front end.
+
+    request_s       seconds a request: the connection, HTTP, the way into the engine
+    prompt_token_s  seconds a token of the prompt: tokenising
+    response_s      seconds from a token in the engine to its client: detokenising, HTTP
+    response_steps  the same, in decode steps of the engine with hardly any load. A measured term:
+                    its cause is not known (docs/profiles.md)
+    source          where the numbers are from
+    fit_error       mean absolute error of the client's time to first token beyond the engine's,
+                    relative to its mean; None: not known
+    """
+
+    name: str = Field(min_length=1)
+    request_s: float = Field(ge=0, lt=1e3)
+    prompt_token_s: float = Field(ge=0, lt=1)
+    response_s: float = Field(ge=0, lt=1e3)
+    response_steps: float = Field(ge=0, lt=1e3)
+    source: str = ""
+    fit_error: float | None = Field(None, ge=0)
+
+    def on(self, model: StepTimeModel) -> Delays:
+        """Its seconds in front of an engine with these step times."""
+        response_s = self.response_s
+        if self.response_steps:
+            context = UNLOADED_REQUESTS * UNLOADED_CONTEXT
+            step = StepComposition(UNLOADED_REQUESTS, context, UNLOADED_CONTEXT)
+            response_s += self.response_steps * model.step_seconds(step)
+        return Delays(self.request_s, self.prompt_token_s, response_s)
+
+    def describe(self) -> str:
+        """Its terms, in a line."""
+        terms = [f"{1e3 * self.request_s:.3g} ms a request"]
+        if self.prompt_token_s:
+            terms.append(f"{1e6 * self.prompt_token_s:.3g} us a prompt token")
+        back = [f"{1e3 * self.response_s:.3g} ms"] if self.response_s else []
+        back += [f"{self.response_steps:.3g} decode steps"] if self.response_steps else []
+        if back:
+            terms.append(f"{' + '.join(back)} to see a token")
+        return f"front end {self.name}: {', '.join(terms)}"
+
+
+PUBLISHED = {
+    "vllm": FrontEnd(
+        "vllm",
+        request_s=5.5e-3,
+        prompt_token_s=0.0,
+        response_s=0.0,
+        response_steps=0.17,
+        source=(
+            "clients of unloaded vLLM servers, 82 stages measured by others: time to first token "
+            "beyond the engine's. Only the sum was measured: the split is an assumption"
+        ),
+    )
+}
+NONE = "none"
+
+
+def load_front_end(name_or_path: str | os.PathLike[str]) -> FrontEnd | None:
+    """A file (anything that ends in .json), or a published one; None for `none`.
+
+    ProfileError, one line, otherwise.
+    """
+    text = os.fspath(name_or_path)
+    if text == NONE:
+        return None
+    if not text.lower().endswith(".json"):
+        if text not in PUBLISHED:
+            known = [NONE, *PUBLISHED]
+            raise ProfileError(f"no front end {text!r}{nearest(text, known)}; or name a .json file")
+        return PUBLISHED[text]
+    terms = FRONT_END.read(read_json(Path(text)), text, ProfileError)
+    try:
+        return TypeAdapter(FrontEnd).validate_python(terms)
+    except ValidationError as error:
+        raise ProfileError(f"{text}: {one_line(error)}") from None
+
+
+def save_front_end(front_end: FrontEnd, path: str | os.PathLike[str]) -> None:
+    """Write it as JSON; folders are created."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(FRONT_END.numbered(asdict(front_end)), indent=2) + "\n")
+
+
+# -- measured --------------------------------------------------------------------------------------
+@plain_dataclass(frozen=True)
+class Exchange:
+    """One request to a server that does nothing else, on one clock (seconds).
+
+    sent_s    by the client; queued_s: when the engine got it
+    engine_s  when the engine had each token; seen_s: when the client saw it
+    """
+
+    prompt_tokens: int
+    sent_s: float
+    queued_s: float
+    engine_s: Sequence[float]
+    seen_s: Sequence[float]
+
+    @property
+    def request_side_s(self) -> float:
+        return self.queued_s - self.sent_s
+
+    @property
+    def beyond_engine_s(self) -> float:
+        """The client's time to first token, less the engine's."""
+        return (self.seen_s[0] - self.sent_s) - (self.engine_s[0] - self.queued_s)
+
+
+def fit_front_end(exchanges: Sequence[Exchange], name: str, source: str = "") -> FrontEnd:
+    """The terms that one engine's exchanges show; ValueError where all prompts are as long.
+
+    Medians of each prompt length, since other programs of the machine only ever make it take
+    longer. `response_s` is of all tokens but the last, behind which the engine has nothing to do.
+    `response_steps` cannot be told from one engine, whose steps take as long each time: 0.
+    """
+    lengths = np.array([e.prompt_tokens for e in exchanges])
+    delays = np.array([e.request_side_s for e in exchanges])
+    distinct = np.unique(lengths)
+    if len(distinct) < 2:
+        raise ValueError("prompts of several lengths are needed")
+    medians = np.array([np.median(delays[lengths == n]) for n in distinct])
+    slope = max(float(np.polyfit(distinct, medians, 1)[0]), 0.0)
+    request_s = max(float(np.median(medians - slope * distinct)), 0.0)
+    back = np.concatenate([np.subtract(e.seen_s, e.engine_s) for e in exchanges])
+    response_s = max(float(np.median(back)), 0.0)
+    beyond = np.array([e.beyond_engine_s for e in exchanges])
+    error = float(np.abs(request_s + slope * lengths + response_s - beyond).mean() / beyond.mean())
+    return FrontEnd(name, request_s, slope, response_s, 0.0, source, _finite(error))
+
+
+def _finite(error: float) -> float | None:
+    return error if math.isfinite(error) else None
