@@ -12,7 +12,6 @@ a front end that is itself overloaded is not modelled.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -50,6 +49,9 @@ class Delays:
         return self.request_s + self.prompt_token_s * prompt_tokens
 
 
+NO_DELAYS = Delays(0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, config=STRICT)
 class FrontEnd:
     """The terms of a front end.
@@ -60,8 +62,9 @@ class FrontEnd:
     response_steps  the same, in decode steps of the engine with hardly any load. A measured term:
                     its cause is not known (docs/profiles.md)
     source          where the numbers are from
-    fit_error       mean absolute error of the client's time to first token beyond the engine's,
-                    relative to its mean; None: not known
+    fit_error       mean absolute relative error of the client's time to first token beyond the
+                    engine's, over the medians of prompt lengths; None: not known
+    spread          between the quartiles of that time over its median; None: not known
     """
 
     name: str = Field(min_length=1)
@@ -71,6 +74,7 @@ class FrontEnd:
     response_steps: float = Field(ge=0, lt=1e3)
     source: str = ""
     fit_error: float | None = Field(None, ge=0)
+    spread: float | None = Field(None, ge=0)
 
     def on(self, model: StepTimeModel) -> Delays:
         """Its seconds in front of an engine with these step times."""
@@ -156,6 +160,11 @@ class Exchange:
         return self.queued_s - self.sent_s
 
     @property
+    def response_side_s(self) -> float:
+        """Of the first token."""
+        return self.seen_s[0] - self.engine_s[0]
+
+    @property
     def beyond_engine_s(self) -> float:
         """The client's time to first token, less the engine's."""
         return (self.seen_s[0] - self.sent_s) - (self.engine_s[0] - self.queued_s)
@@ -165,23 +174,38 @@ def fit_front_end(exchanges: Sequence[Exchange], name: str, source: str = "") ->
     """The terms that one engine's exchanges show; ValueError where all prompts are as long.
 
     Medians of each prompt length, since other programs of the machine only ever make it take
-    longer. `response_s` is of all tokens but the last, behind which the engine has nothing to do.
-    `response_steps` cannot be told from one engine, whose steps take as long each time: 0.
+    longer. `response_s` is of first tokens. `response_steps` cannot be told from one engine, whose
+    steps take as long each time: 0.
     """
     lengths = np.array([e.prompt_tokens for e in exchanges])
-    delays = np.array([e.request_side_s for e in exchanges])
     distinct = np.unique(lengths)
     if len(distinct) < 2:
-        raise ValueError("prompts of several lengths are needed")
-    medians = np.array([np.median(delays[lengths == n]) for n in distinct])
-    slope = max(float(np.polyfit(distinct, medians, 1)[0]), 0.0)
-    request_s = max(float(np.median(medians - slope * distinct)), 0.0)
-    back = np.concatenate([np.subtract(e.seen_s, e.engine_s) for e in exchanges])
-    response_s = max(float(np.median(back)), 0.0)
-    beyond = np.array([e.beyond_engine_s for e in exchanges])
-    error = float(np.abs(request_s + slope * lengths + response_s - beyond).mean() / beyond.mean())
-    return FrontEnd(name, request_s, slope, response_s, 0.0, source, _finite(error))
+        raise ValueError("all prompts are as long; several lengths tell what a token takes")
+
+    def medians(values: list[float]) -> np.ndarray:
+        return np.array([np.median(np.array(values)[lengths == n]) for n in distinct])
+
+    delays = medians([e.request_side_s for e in exchanges])
+    slope = max(float(np.polyfit(distinct, delays, 1)[0]), 0.0)
+    request_s = max(float(np.median(delays - slope * distinct)), 0.0)
+    response_s = max(float(np.median([e.response_side_s for e in exchanges])), 0.0)
+    seen = [e.beyond_engine_s for e in exchanges]
+    beyond, fitted = medians(seen), request_s + slope * distinct + response_s
+    low, middle, high = np.percentile(seen, (25, 50, 75))
+    return FrontEnd(
+        name,
+        request_s,
+        slope,
+        response_s,
+        0.0,
+        source,
+        fit_error=float((np.abs(fitted - beyond) / beyond).mean()),
+        spread=float((high - low) / middle),
+    )
 
 
-def _finite(error: float) -> float | None:
-    return error if math.isfinite(error) else None
+def outrun(exchanges: Sequence[Exchange]) -> bool:
+    """Whether the engine makes tokens faster than the front end brings them to the client: then
+    tokens queue there, and the response side is no property of a single token."""
+    steps = np.concatenate([np.diff(e.engine_s) for e in exchanges])
+    return float(np.median([e.response_side_s for e in exchanges])) > float(np.median(steps))

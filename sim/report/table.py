@@ -73,6 +73,12 @@ def _latency(part: str) -> list[Line]:
     return [
         Line("queue", (f"{part}.saturation",), queue),
         Line("TTFT mean / p99, ms", (f"{part}.mean_ttft_ms", f"{part}.p99_ttft_ms"), number, "low"),
+        Line(
+            "engine TTFT mean / p99, ms",
+            (f"{part}.mean_engine_ttft_ms", f"{part}.p99_engine_ttft_ms"),
+            number,
+            "low",
+        ),
         Line("TPOT mean / p99, ms", (f"{part}.mean_tpot_ms", f"{part}.p99_tpot_ms"), number, "low"),
         Line("normalized latency, ms", (f"{part}.normalized_latency_ms",), number, "low"),
         Line("TTFT attainment", (f"{part}.ttft_attainment",), percent, "high"),

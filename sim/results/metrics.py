@@ -25,7 +25,7 @@ from twinserve.sim.results.metrics_jobs import (
 )
 from twinserve.sim.results.metrics_stats import MS, counted_order, describe_counted_ms, describe_ms
 from twinserve.sim.results.saturation import judge
-from twinserve.sim.results.schemas import OUTCOMES
+from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES
 from twinserve.sim.results.versions import with_ends
 
 __all__ = [
@@ -110,8 +110,9 @@ class _Requests:
     prompt: np.ndarray
     output: np.ndarray
     computed: np.ndarray  # tokens with KV at the end
-    queued: np.ndarray  # arrival to first scheduled
+    queued: np.ndarray  # arrival in the engine to first scheduled
     ttft: np.ndarray  # NaN: no token yet
+    engine_ttft: np.ndarray | None  # None: no front end, so that it is the same
     tpot: np.ndarray  # 0 for a single token; NaN: not finished
     e2el: np.ndarray  # NaN: not finished
     normalized: np.ndarray  # e2el a token
@@ -130,6 +131,10 @@ class _Requests:
         arrival, output = number("arrival_s"), number("output_tokens")
         last = np.where(output > 0, number("last_token_s"), np.nan)
         ttft = number("first_token_s") - arrival
+        engine_ttft, came = None, arrival
+        if ENGINE_ARRIVAL in frame:
+            came = number(ENGINE_ARRIVAL)
+            engine_ttft = number(ENGINE_FIRST_TOKEN) - came
         e2el = np.where(finished, last - arrival, np.nan)
         single = np.where(finished, 0.0, np.nan)
         tpot = np.where(output > 1, (e2el - ttft) / np.maximum(output - 1, 1), single)
@@ -143,8 +148,9 @@ class _Requests:
             prompt=number("prompt_tokens"),
             output=output,
             computed=number("computed_tokens"),
-            queued=number("first_scheduled_s") - arrival,
+            queued=number("first_scheduled_s") - came,
             ttft=ttft,
+            engine_ttft=engine_ttft,
             tpot=tpot,
             e2el=e2el,
             normalized=e2el / np.maximum(output, 1),
@@ -232,6 +238,7 @@ def _describe(r: _Requests, mine: np.ndarray, gaps, duration_s: float, goodput: 
         "output_throughput": _rate(output, duration_s),
         "total_token_throughput": _rate(prompt + output, duration_s),
         **describe_ms("ttft", ttft),
+        **({} if r.engine_ttft is None else describe_ms("engine_ttft", r.engine_ttft[done])),
         **describe_ms("tpot", tpot[r.output[done] > 1]),
         **describe_counted_ms("itl", *gaps),
         **describe_ms("e2el", e2el),

@@ -63,6 +63,9 @@ class SimulationConfig(BaseModel):
 
     profile: str = DEFAULT_PROFILE
     "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."
+    front_end: str = "none"
+    """What lies between clients and the engine (HTTP, tokenising, detokenising): none, vllm, or a
+    file of `twinserve calibrate --front-end`. With it TTFT is the client's (docs/metrics.md)."""
     replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
     router: str = "least-requests"

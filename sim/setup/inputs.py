@@ -18,6 +18,7 @@ from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
+from twinserve.profiles.front_end import Delays, FrontEnd, load_front_end
 from twinserve.profiles.profile import Profile, load_profile
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
@@ -64,6 +65,16 @@ class Inputs:
         no state."""
         return make_estimator(self.config, self.hardware)
 
+    @cached_property
+    def front_end(self) -> FrontEnd | None:
+        """What lies between clients and engines; None: nothing."""
+        return load_front_end(self.config.front_end)
+
+    @cached_property
+    def delays(self) -> Delays | None:
+        """The front end's seconds, on the hardware of these runs; None without one."""
+        return None if self.front_end is None else self.front_end.on(self.hardware.model)
+
     def estimator_for(self, policy: type[Policy]) -> BatchEstimator:
         """What `policy` believes about step times."""
         return (
@@ -107,6 +118,7 @@ def resolve(config: SimulationConfig, progress=None) -> Inputs:
         if kv is not None:
             ledger_class(kv)
     parse_router(config.router)
+    load_front_end(config.front_end)
     _check_used(config, policies)
     _check_withdrawals(config, policies)
     hardware = resolve_hardware(config)

@@ -12,6 +12,7 @@ from importlib.metadata import version
 import numpy as np
 
 from twinserve.policies.registry import PolicySpec, file_sha256
+from twinserve.profiles.front_end import NO_DELAYS
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.engine.loop import Engine
@@ -165,7 +166,11 @@ class Simulation:
         for description in own if made_of is None else made_of:
             self.add(description)
         self.source = RequestSource(
-            self.clock, inputs.workload, self.fleet, client_timeout_s=inputs.config.client_timeout
+            self.clock,
+            inputs.workload,
+            self.fleet,
+            client_timeout_s=inputs.config.client_timeout,
+            front_end=inputs.delays or NO_DELAYS,
         )
         self._report = report
         self._ended = 0
@@ -219,7 +224,7 @@ class Simulation:
         )
 
     def rows(self) -> RunRows:
-        return fleet_rows(self.fleet, self.source.group_names)
+        return fleet_rows(self.fleet, self.source.group_names, self.inputs.delays)
 
 
 def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:
@@ -259,6 +264,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
             "pool": None if workload.pool is None else asdict(workload.pool),
         },
         "profile": hardware.profile.model_dump(mode="json"),
+        **({} if inputs.front_end is None else {"front_end": asdict(inputs.front_end)}),
         "notices": list(inputs.notices),
         "config": effective(inputs.config, spec).model_dump(mode="json"),
         "versions": {

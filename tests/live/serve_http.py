@@ -113,7 +113,9 @@ class Server(ServerProcess):
         ]
         command += ["--ignore-eos", "--seed", "1", "--save-result", "--result-dir", str(out.parent)]
         command += ["--result-filename", out.name, "--disable-tqdm", *arguments]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=300
+        )
         if done.returncode:
             raise RuntimeError(
                 f"vllm bench serve failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
