@@ -128,15 +128,20 @@ class _Client:
         headers = {"Content-Type": "application/json"}
         self._line.request("POST", "/v1/completions", content, headers)
         answer = self._line.getresponse()
+        if answer.status != 200:
+            raise LiveEngineError(
+                f"the server answered {answer.status} to a completion: "
+                f"{answer.read()[:300].decode(errors='replace')}"
+            )
         while line := answer.readline():
             now = time.monotonic()
-            if answer.status == 200 and line.startswith(b"data: {"):
+            if line.startswith(b"data: {"):
                 told = json.loads(line[6:]).get("usage", {}).get("completion_tokens", 0)
                 seen += [now] * (told - len(seen))
         if len(seen) != tokens:
             raise LiveEngineError(
-                f"the server answered {answer.status} with {len(seen)} tokens of {tokens}; see "
-                "whether it serves /v1/completions for this model"
+                f"the server answered with {len(seen)} tokens of {tokens}; see whether it streams "
+                "/v1/completions of this model"
             )
         return sent_s, seen
 

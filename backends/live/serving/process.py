@@ -24,7 +24,7 @@ CPU_ENGINE = {
     # the engine's process need not import everything again
     "VLLM_WORKER_MULTIPROCESSING_METHOD": "fork",
 }
-_TOLD = 3000  # characters of a server's log that an error shows
+_TOLD = 1000  # characters of a server's log that an error shows
 
 
 def named_vllm(folder: Path) -> Path:
