@@ -13,8 +13,12 @@ from tests.parameters import mostly_slow
 from tests.sim.harness import Small, hybrid, same_rows, simulate
 from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.profiles.front_end import NO_DELAYS, Delays
-from twinserve.sim.results.files import POOL_GROUP
+from twinserve.sim.cli.main import main, simulate_main
+from twinserve.sim.cli.simulate import headline
+from twinserve.sim.results.files import POOL_GROUP, RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
 from twinserve.traces.workload import Workload
 
 SLOW = Delays(request_s=0.02, prompt_token_s=1e-4, response_s=0.03)
@@ -196,3 +200,51 @@ def test_both_times_to_first_token_are_reported_and_objectives_are_the_clients()
     assert there["mean_e2el_ms"] == pytest.approx(without["mean_e2el_ms"] + delays, rel=0.05)
     # what the front end takes is no queueing in the engine
     assert rt[1]["queueing_proportion"] <= rt[0]["queueing_proportion"]
+
+
+def test_a_run_with_a_front_end_is_written_read_and_repeated(tmp_path, capsys):
+    words = "-t fixed:300,10 --rate 4 --requests 40 --quiet".split()
+    assert run_command(simulate_main, [*words, "--out", str(tmp_path / "none")]) is None
+    assert "engine TTFT" not in capsys.readouterr().out
+    front = ["--front-end", "vllm", "--out", str(tmp_path / "vllm")]
+    assert run_command(simulate_main, [*words, *front]) is None
+    assert "engine TTFT mean / p99, ms" in capsys.readouterr().out
+
+    found, without = read_run(tmp_path / "vllm"), read_run(tmp_path / "none")
+    assert summarise(found.rows) == found.summary
+    assert found.config["front_end"]["request_s"] == 0.0055
+    assert "front_end" not in without.config and not set(ENGINES) & set(without.rows.requests)
+    more = found.summary["mean_ttft_ms"] - found.summary["mean_engine_ttft_ms"]
+    assert 5.5 < more < 6.5
+
+    again = ["--config", str(tmp_path / "vllm" / "run.json"), "--out", str(tmp_path / "again")]
+    assert run_command(simulate_main, [*again, "--quiet"]) is None
+    assert read_run(tmp_path / "again").summary == found.summary
+    page = tmp_path / "page.html"
+    assert run_command(main, ["report", str(tmp_path / "vllm"), "--out", str(page)]) is None
+    assert "engine TTFT" in page.read_text()
+
+
+def test_requests_that_were_never_sent_are_written_with_the_others(tmp_path):
+    run = simulate(hybrid(1, pool=4), front_end=SLOW, **CROWD)
+    assert run.rows.never_sent
+    read = read_run(write_run(tmp_path / "run", RunResult(run.rows))).rows
+    same = {"check_exact": True, "check_dtype": False}
+    for name in ("requests", "unsent"):
+        pd.testing.assert_frame_equal(getattr(read, name), getattr(run.rows, name), **same)
+    assert read.unsent["arrival_s"].isna().all()
+
+
+def test_what_stands_before_the_engine_is_said_before_a_run():
+    config = SimulationConfig(trace="fixed:40,4", rate=5.0, requests=3)
+    said = "front end vllm: 5.5 ms a request, 0.17 decode steps to see a token"
+    there = config.model_copy(update={"front_end": "vllm"})
+    assert said in headline(resolve(there)) and "front end" not in headline(resolve(config))
+
+
+def run_command(command, words: list[str]) -> object:
+    """None, or the status that it exits with."""
+    try:
+        command(words)
+    except SystemExit as stop:
+        return stop.code or None
