@@ -63,7 +63,7 @@ class FrontEnd:
                     its cause is not known (docs/profiles.md)
     source          where the numbers are from
     fit_error       mean absolute relative error of the client's time to first token beyond the
-                    engine's, over the medians of prompt lengths; None: not known
+                    engine's, over the medians of prompt lengths that no fit saw; None: not known
     spread          between the quartiles of that time over its median; None: not known
     """
 
@@ -171,37 +171,51 @@ class Exchange:
 
 
 def fit_front_end(exchanges: Sequence[Exchange], name: str, source: str = "") -> FrontEnd:
-    """The terms that one engine's exchanges show; ValueError where all prompts are as long.
+    """The terms that one engine's exchanges show, in the order in which they were made. ValueError
+    where all prompts are as long, in all of them or in the first or second half.
 
-    Medians of each prompt length, since other programs of the machine only ever make it take
-    longer. `response_s` is of first tokens. `response_steps` cannot be told from one engine, whose
-    steps take as long each time: 0.
+    Terms are of medians, since other programs of the machine only ever make it take longer.
+    `response_s` is of first tokens. `response_steps` cannot be told from one engine, whose steps
+    take as long each time: 0. `fit_error` is of each half as the other one predicts it.
     """
-    lengths = np.array([e.prompt_tokens for e in exchanges])
-    distinct = np.unique(lengths)
-    if len(distinct) < 2:
-        raise ValueError("all prompts are as long; several lengths tell what a token takes")
-
-    def medians(values: list[float]) -> np.ndarray:
-        return np.array([np.median(np.array(values)[lengths == n]) for n in distinct])
-
-    delays = medians([e.request_side_s for e in exchanges])
-    slope = max(float(np.polyfit(distinct, delays, 1)[0]), 0.0)
-    request_s = max(float(np.median(delays - slope * distinct)), 0.0)
-    response_s = max(float(np.median([e.response_side_s for e in exchanges])), 0.0)
-    seen = [e.beyond_engine_s for e in exchanges]
-    beyond, fitted = medians(seen), request_s + slope * distinct + response_s
-    low, middle, high = np.percentile(seen, (25, 50, 75))
+    first, second = exchanges[: len(exchanges) // 2], exchanges[len(exchanges) // 2 :]
+    errors = [_error(_terms(a), b) for a, b in ((first, second), (second, first))]
+    low, middle, high = np.percentile([e.beyond_engine_s for e in exchanges], (25, 50, 75))
+    terms = _terms(exchanges)
     return FrontEnd(
         name,
-        request_s,
-        slope,
-        response_s,
+        terms.request_s,
+        terms.prompt_token_s,
+        terms.response_s,
         0.0,
         source,
-        fit_error=float((np.abs(fitted - beyond) / beyond).mean()),
+        fit_error=float(np.mean(errors)),
         spread=float((high - low) / middle),
     )
+
+
+def _terms(exchanges: Sequence[Exchange]) -> Delays:
+    lengths, delays = _medians(exchanges, [e.request_side_s for e in exchanges])
+    if len(lengths) < 2:
+        raise ValueError("all prompts are as long; several lengths tell what a token takes")
+    slope = max(float(np.polyfit(lengths, delays, 1)[0]), 0.0)
+    request_s = max(float(np.median(delays - slope * lengths)), 0.0)
+    response_s = max(float(np.median([e.response_side_s for e in exchanges])), 0.0)
+    return Delays(request_s, slope, response_s)
+
+
+def _error(terms: Delays, exchanges: Sequence[Exchange]) -> float:
+    """Mean absolute relative error of what clients see beyond the engine, over prompt lengths."""
+    lengths, beyond = _medians(exchanges, [e.beyond_engine_s for e in exchanges])
+    fitted = terms.request_s + terms.prompt_token_s * lengths + terms.response_s
+    return float((np.abs(fitted - beyond) / beyond).mean())
+
+
+def _medians(exchanges: Sequence[Exchange], values: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt lengths, and the median value of each."""
+    lengths, found = np.array([e.prompt_tokens for e in exchanges]), np.array(values)
+    distinct = np.unique(lengths)
+    return distinct, np.array([np.median(found[lengths == n]) for n in distinct])
 
 
 def outrun(exchanges: Sequence[Exchange]) -> bool:

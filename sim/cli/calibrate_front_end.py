@@ -141,7 +141,8 @@ def _tell(front_end: FrontEnd, found) -> None:
     }
     for who, seconds in lines.items():
         print(f"{who:>18}  {1e3 * seconds:.2f} ms to the first token on average")
-    print(f"{'fit':>18}  {front_end.fit_error:.1%} off the medians of prompt lengths")
+    unseen = "off the medians of prompt lengths, each half predicted from the other"
+    print(f"{'fit':>18}  {front_end.fit_error:.1%} {unseen}")
     print(f"{'spread':>18}  {front_end.spread:.1%} between the quartiles of requests")
     if outrun(exchanges):
         print(

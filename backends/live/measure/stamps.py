@@ -13,9 +13,6 @@ import time
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-SYNCHRONOUS = f"{__name__}.StampingScheduler"
-ASYNCHRONOUS = f"{__name__}.StampingAsyncScheduler"
-
 
 class _Stamping:
     """A JSON line for each request that ended: prompt_tokens, queued_s, and tokens_s, with a time
