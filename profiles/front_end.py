@@ -218,8 +218,10 @@ def _medians(exchanges: Sequence[Exchange], values: list[float]) -> tuple[np.nda
     return distinct, np.array([np.median(found[lengths == n]) for n in distinct])
 
 
-def outrun(exchanges: Sequence[Exchange]) -> bool:
-    """Whether the engine makes tokens faster than the front end brings them to the client: then
-    tokens queue there, and the response side is no property of a single token."""
-    steps = np.concatenate([np.diff(e.engine_s) for e in exchanges])
-    return float(np.median([e.response_side_s for e in exchanges])) > float(np.median(steps))
+def bunched(exchanges: Sequence[Exchange]) -> float:
+    """Share of the answers that reached their client in less than half the time in which the engine
+    made them: tokens waited for each other on the way, and the first one longest."""
+    spans = np.array(
+        [(e.seen_s[-1] - e.seen_s[0], e.engine_s[-1] - e.engine_s[0]) for e in exchanges]
+    )
+    return float((spans[:, 0] < 0.5 * spans[:, 1]).mean())

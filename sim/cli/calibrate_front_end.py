@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
-from twinserve.profiles.front_end import FrontEnd, fit_front_end, outrun, save_front_end
+from twinserve.profiles.front_end import FrontEnd, bunched, fit_front_end, save_front_end
 from twinserve.sim.cli.live import SEEDED
 from twinserve.sim.cli.progress import RunProgress
 
+MANY, WIDE = 0.1, 0.5  # shares of bunched answers, and spreads, that are told as a note
 MOST_TOKENS = 4096  # of a request, where nobody says otherwise
 # Of the common words that prompts are made of, and hardly more. Seeded models have one, but vLLM
 # refuses a prompt with more characters than the longest tokens could have, and spaces count.
@@ -144,10 +145,11 @@ def _tell(front_end: FrontEnd, found) -> None:
     unseen = "off the medians of prompt lengths, each half predicted from the other"
     print(f"{'fit':>18}  {front_end.fit_error:.1%} {unseen}")
     print(f"{'spread':>18}  {front_end.spread:.1%} between the quartiles of requests")
-    if outrun(exchanges):
+    together = bunched(exchanges)
+    if together > MANY:
         print(
-            "note: the engine makes tokens faster than they reach the client, so that they queue; "
-            "measure a model with longer steps"
+            f"note: {together:.0%} of the answers reached the client in one piece, or nearly; "
+            "measure again on a quiet machine, or a model with longer steps"
         )
-    if front_end.spread > 0.5:
+    if front_end.spread > WIDE:
         print("note: requests differ much; measure again on a quiet machine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from twinserve.profiles.front_end import (
     PUBLISHED,
     Exchange,
     FrontEnd,
+    bunched,
     fit_front_end,
     load_front_end,
-    outrun,
     save_front_end,
 )
 from twinserve.profiles.profile import load_profile
@@ -117,5 +117,8 @@ def test_prompts_of_one_length_tell_no_terms():
         fit_front_end(exchanges()[::4], "it")
 
 
-def test_an_engine_that_outruns_its_front_end_is_told():
-    assert outrun(exchanges(step_s=0.002)) and not outrun(exchanges(step_s=0.010))
+def test_answers_that_arrive_in_one_piece_are_counted():
+    streamed, whole = exchanges(), []
+    for e in exchanges():
+        whole.append(replace(e, seen_s=[e.engine_s[-1] + 0.001] * len(e.engine_s)))
+    assert bunched(streamed) == 0 and bunched([*streamed, *whole]) == 0.5
