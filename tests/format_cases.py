@@ -19,6 +19,7 @@ from twinserve.experiments.campaign.setup import CAMPAIGN, Store
 from twinserve.experiments.study.study import FIGURES, Claim, Figure, Scale, Study
 from twinserve.formats import KEY, Format
 from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.front_end import FRONT_END, PUBLISHED, load_front_end, save_front_end
 from twinserve.profiles.measured.samples import (
     SAMPLES,
     Measurement,
@@ -131,6 +132,11 @@ def _write_profile(folder: Path) -> Path:
     return folder / "mine.json"
 
 
+def _write_front_end(folder: Path) -> Path:
+    save_front_end(PUBLISHED["vllm"], folder / "front.json")
+    return folder / "front.json"
+
+
 def _write_samples(folder: Path) -> Path:
     steps = [
         StepSample("decode", n, 0, StepComposition(n, 100 * n, 100), 0.01 + 0.001 * n)
@@ -233,6 +239,7 @@ CASES = (
             (simulate_main, "--profile {file}"),
         ),
     ),
+    Case(FRONT_END, _write_front_end, load_front_end, ((simulate_main, "--front-end {file}"),)),
     Case(
         SAMPLES,
         _write_samples,

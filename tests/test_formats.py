@@ -33,8 +33,10 @@ NO_VERSIONS = (0, -1, 1.0, 2.5, "1", "newest\nof all", True, None, [1], {})
 
 # Modules that read files or documents, and what: a format with a version, or why it has none.
 VALUE, HTTP = "one value of a command line", "the body of a request"
+TOLD = "what a server that was started here answers"
 OTHERS = "files of other people and programs: what they are is told by their content"
 READERS = {
+    "backends/live/measure/front_end.py": TOLD,
     "backends/live/serving/attributes.py": HTTP,
     "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",
     "experiments/campaign/main.py": VALUE,
@@ -45,6 +47,7 @@ READERS = {
     "experiments/validation/runs.py": OTHERS,
     "policies/parts/predictors.py": OTHERS,
     "profiles/evidence.py": "a part of the program: no other one reads it",
+    "profiles/front_end.py": "front ends",
     "profiles/measured/samples.py": "calibration samples",
     "profiles/measured/step_files.py": OTHERS,
     "profiles/operators/layers.py": OTHERS,

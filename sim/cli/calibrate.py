@@ -25,6 +25,11 @@ _Flag = Annotated[bool, Parameter(negative="")]
 # what --from-steps takes beside itself, and what only it takes
 _FOR_STEPS = ("model", "profile", "form", "out", "overwrite")
 _STEPS_ONLY = ("profile", "form")
+# and what --front-end takes
+_FOR_FRONT_END = (
+    *("front_end", "model", "out", "name", "dtype", "max_model_len", "threads", "engine_arg"),
+    *("quick", "seed", "overwrite"),
+)
 
 
 def calibrate(
@@ -32,6 +37,7 @@ def calibrate(
     model: str | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     from_steps: Path | None = None,
+    front_end: _Flag = False,
     profile: str | None = None,
     form: str | None = None,
     name: str | None = None,
@@ -65,6 +71,9 @@ def calibrate(
         Start no engine: fit the published latency forms, and the host terms of --profile, to the
         steps in this file (.parquet of --raw, or .csv), and compare their errors. The same as
         `twinserve profiles fit`.
+    front_end: bool
+        Measure what lies between clients and the engine instead: serve the model over HTTP, and
+        write a file for simulate --front-end.
     profile: str
         With --from-steps: the engine's profile, to compare and to correct.
     form: str
@@ -120,9 +129,15 @@ def calibrate(
         "is for recorded steps; add --from-steps FILE, or drop it",
         lambda option: option in _STEPS_ONLY,
     )
+    if front_end:
+        _refuse(
+            given,
+            "is for the steps of an engine; drop it, or --front-end",
+            lambda option: option not in _FOR_FRONT_END,
+        )
     for option, what in (
         ("model", "a folder with a config.json, or tiny, or small"),
-        ("out", "the profile to write (.json)"),
+        ("out", "the file to write (.json)"),
     ):
         if given[option] is None:
             raise SettingsError(f"--{option} is needed to measure an engine: {what}")
@@ -134,6 +149,23 @@ def calibrate(
         tempfile.TemporaryDirectory(prefix="twinserve-") as scratch,
         RunProgress(shown=True) as progress,
     ):
+        if front_end:
+            from twinserve.sim.cli.calibrate_front_end import calibrate_front_end
+
+            calibrate_front_end(
+                model,
+                out,
+                Path(scratch),
+                name=name,
+                dtype=dtype,
+                max_model_len=max_model_len,
+                threads=threads,
+                extra=extra,
+                quick=quick,
+                seed=seed,
+                progress=progress,
+            )
+            return
         folder, llm = _model(model, Path(scratch), dtype)
         sizes = (num_blocks, block_tokens, max_num_seqs, max_step_tokens, max_model_len)
         chosen = (dtype, weights, graphs, swap_blocks, threads)

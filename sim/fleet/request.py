@@ -42,6 +42,7 @@ class Request:
               -1: none
     order     the stamp of its application (`RequestTable.order`); NaN: none
     end, ended_s  how and when (seconds) it ended
+    sent_s    when its client sent it; `arrival_s` is when the fleet got it
     """
 
     id: str
@@ -56,6 +57,7 @@ class Request:
     placements: list[Placement] = field(default_factory=list)
     end: End = End.NONE
     ended_s: float = math.nan
+    sent_s: float = math.nan
 
     @property
     def prompt_tokens(self) -> int:

@@ -9,22 +9,32 @@ import numpy as np
 import pandas as pd
 
 from twinserve.policies.requests import End, RequestTable
+from twinserve.profiles.front_end import Delays
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_warmup import warmup_end_s
 from twinserve.sim.results.options import Warmup
 from twinserve.sim.results.recorder import request_frame
-from twinserve.sim.results.schemas import OUTCOMES
+from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES
 
 # Of a request's placements: work done for it anywhere.
 _SUMMED = ("recomputes", "swaps", "swapped_tokens")
 
 
-def fleet_rows(fleet: Fleet, group_names: list[str], warmup: Warmup | None = None) -> RunRows:
+def fleet_rows(
+    fleet: Fleet,
+    group_names: list[str],
+    warmup: Warmup | None = None,
+    front_end: Delays | None = None,
+) -> RunRows:
     """All rows of a run. Requests come replica by replica, in the order in which each got them
-    first; then those that were never placed. warmup: its gaps are kept apart, which takes recorders
-    that are timed; WorkloadError where nothing is left after it."""
+    first; then those that were never placed.
+
+    warmup     its gaps are kept apart, which takes recorders that are timed; WorkloadError where
+               nothing is left after it
+    front_end  requests are as their clients saw them (`_seen`)
+    """
     tables = [replica.engine.core.requests for replica in fleet.replicas]
     stays = joined([request_frame(table, i, group_names) for i, table in enumerate(tables)])
     starts = np.cumsum([0, *map(len, tables)]).tolist()
@@ -33,14 +43,19 @@ def fleet_rows(fleet: Fleet, group_names: list[str], warmup: Warmup | None = Non
         for request in fleet.requests
     }
     unplaced = [r for r in fleet.requests if not r.placements and r.end is not End.NEVER_SENT]
+    placed = [request for request in fleet.requests if request.placements]
+    placed.sort(key=lambda request: where[request.number][0])
     # what moved may have ended while the fleet held it
     if any(len(p) != 1 for p in where.values()) or (stays["outcome"] == "moved").any():
-        placed = [request for request in fleet.requests if request.placements]
-        placed.sort(key=lambda request: where[request.number][0])
         parts = [_merged(stays, placed, [where[r.number] for r in placed])] if placed else []
         requests = joined([*parts, *([_bare(unplaced, group_names)] if unplaced else [])])
     else:
         requests = stays
+    never = [r for r in fleet.requests if r.end is End.NEVER_SENT]
+    unsent = _bare(never, group_names)
+    if front_end is not None:
+        requests = _seen(requests, [*placed, *unplaced], front_end)
+        unsent = _seen(unsent, never, front_end)
     recorders = [replica.engine.recorder for replica in fleet.replicas]
     since = None if warmup is None else warmup_end_s(warmup, requests)
     return RunRows(
@@ -50,7 +65,7 @@ def fleet_rows(fleet: Fleet, group_names: list[str], warmup: Warmup | None = Non
         fleet.replicas[0].engine.core.ledger.num_blocks,
         placements=_placements(fleet, stays, where),
         replicas=pd.DataFrame([replica.row_of_life() for replica in fleet.replicas]),
-        unsent=_bare([r for r in fleet.requests if r.end is End.NEVER_SENT], group_names),
+        unsent=unsent,
     )
 
 
@@ -73,7 +88,20 @@ def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]
     return frame.assign(**_ends(requests))
 
 
-def _ends(requests: list[Request]) -> dict[str, object]:
+def _seen(frame: pd.DataFrame, requests: list[Request], front_end: Delays) -> pd.DataFrame:
+    """Rows of `requests` by the clocks of their clients, and in columns of their own the engine's
+    arrival and first token. An engine may have completed what its client no longer waited for."""
+    last_s, ends = frame["last_token_s"] + front_end.response_s, _ends(requests)
+    return frame.assign(
+        arrival_s=np.array([request.sent_s for request in requests], np.float64),
+        first_token_s=frame["first_token_s"] + front_end.response_s,
+        last_token_s=last_s,
+        **ends | {"ended_s": np.where(ends["finished"], last_s, ends["ended_s"])},
+        **{ENGINE_ARRIVAL: frame["arrival_s"], ENGINE_FIRST_TOKEN: frame["first_token_s"]},
+    )
+
+
+def _ends(requests: list[Request]) -> dict[str, np.ndarray]:
     return {
         "finished": np.array([r.end is End.COMPLETED for r in requests], bool),
         "outcome": np.array([_OUTCOMES[r.end] for r in requests], object),

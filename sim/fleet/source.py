@@ -12,6 +12,7 @@ import numpy as np
 from simpy.events import Event
 
 from twinserve.policies.requests import Application, End
+from twinserve.profiles.front_end import NO_DELAYS, Delays
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
 from twinserve.sim.fleet.contents import content_ids
 from twinserve.sim.fleet.fleet import Fleet
@@ -26,6 +27,8 @@ class RequestSource:
     on_submit(count): progress; `submitted` counts requests, those of the pool too.
     client_timeout_s: how long clients wait for the end of their request.
     pool_objectives: TTFT and TPOT in seconds of each request of the pool; NaN: none.
+    front_end: what lies between clients and fleet. Clients go by their own clock: they wait from
+    when they sent a request, and send what follows when they have seen its end.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class RequestSource:
         on_submit: Callable[[int], None] = lambda count: None,
         client_timeout_s: float | None = None,
         pool_objectives: tuple[float, float] = (math.nan, math.nan),
+        front_end: Delays = NO_DELAYS,
     ) -> None:
         self.clock = clock
         self.workload = workload
@@ -43,6 +47,8 @@ class RequestSource:
         self.on_submit = on_submit
         self.client_timeout_s = client_timeout_s
         self.pool_objectives = pool_objectives
+        self.front_end = front_end
+        self._under_way = 0  # requests and ends in the front end
         self.submitted = 0
         self.group_names = list(workload.group_names)
         self._first_s: dict[int, float] = {}  # group -> when its first request came
@@ -90,7 +96,7 @@ class RequestSource:
         if int(self.workload.group[row]) in self._failed:
             self.fleet.never_sent(self._request(row, math.nan))
         else:
-            self.submit(self._request(row, self.clock.now))
+            self.send(self._request(row, self.clock.now))
 
     def _request(self, row: int, arrival_s: float) -> Request:
         workload, group = self.workload, int(self.workload.group[row])
@@ -113,16 +119,37 @@ class RequestSource:
             -1 if group < 0 or self.group_names[group] == POOL_GROUP else group,
         )
 
-    def submit(self, request: Request) -> None:
+    def send(self, request: Request) -> None:
+        """A client sends it now."""
+        request.sent_s = self.clock.now
+        due = request.sent_s + self.front_end.request_side(request.prompt_tokens)
+        if due > request.sent_s:
+            self._under_way += 1
+            self.clock.process(self._arrive_later(request, due))
+        else:
+            self._submit(request)
+        if self.client_timeout_s is not None:
+            self._patience.append((self.clock.now + self.client_timeout_s, request))
+            if self._deadline is None and len(self._patience) == 1:  # one watch, of all of them
+                self.clock.process(self._give_up())
+
+    def _arrive_later(self, request: Request, due: float):
+        yield self.clock.at(due, BEFORE_STEPS)
+        self._under_way -= 1
+        request.arrival_s = self.clock.now
+        self._submit(request)
+        # its client left, or its application failed, while it was in the front end
+        if request.group in self._failed:
+            self.fleet.withdraw(request, End.FAILED)
+        elif due >= self._waits_until(request):
+            self.fleet.withdraw(request, End.TIMED_OUT)
+
+    def _submit(self, request: Request) -> None:
         if request.group >= 0:
             self._first_s.setdefault(request.group, self.clock.now)
         self.fleet.submit(request)
         if request.group >= 0 and request.end is End.NONE:
             self._members.setdefault(request.group, {})[request.number] = request
-        if self.client_timeout_s is not None:
-            self._patience.append((self.clock.now + self.client_timeout_s, request))
-            if self._deadline is None and len(self._patience) == 1:  # one watch, of all of them
-                self.clock.process(self._give_up())
         self.submitted += 1
         self.on_submit(self.submitted)
 
@@ -135,6 +162,31 @@ class RequestSource:
         return (None, None) if info is None else (info.kind, info.text)
 
     def _ended(self, requests: list[Request]) -> None:
+        """Clients see it when the front end has brought it to them; what they ended themselves they
+        know."""
+        later_s = self.front_end.response_s
+        if not later_s or self.fleet.over:  # then no event would follow
+            self._seen(requests)
+            return
+        theirs = [request for request in requests if request.end is End.TIMED_OUT]
+        others = [request for request in requests if request.end is not End.TIMED_OUT]
+        if theirs:
+            self._seen(theirs)
+        if others:
+            self._under_way += len(others)
+            self.clock.process(self._see_later(others, self.clock.now + later_s))
+
+    def _see_later(self, requests: list[Request], due: float):
+        yield self.clock.at(due, BEFORE_STEPS)
+        self._under_way -= len(requests)
+        for request in requests:
+            until_s = self._waits_until(request)
+            if request.end is End.COMPLETED and due >= until_s:
+                # the last token was on its way to a client that had left
+                request.end, request.ended_s = End.TIMED_OUT, until_s
+        self._seen(requests)
+
+    def _seen(self, requests: list[Request]) -> None:
         for request in requests:
             self._stop_watch()
             group = request.group
@@ -161,13 +213,20 @@ class RequestSource:
                 continue
             self._deadline = self.clock.at(due, BEFORE_STEPS)
             yield self._deadline
-            self.fleet.withdraw(request, End.TIMED_OUT)
+            if request.number >= 0:  # else it leaves when it arrives
+                self.fleet.withdraw(request, End.TIMED_OUT)
         self._deadline = None
+
+    def _waits_until(self, request: Request) -> float:
+        """When its client gives up; inf: never."""
+        waits_s = self.client_timeout_s
+        return math.inf if waits_s is None else request.sent_s + waits_s
 
     def _stop_watch(self) -> None:
         """Where nobody waits: the run need not last until the next deadline."""
         watch = self._deadline
-        if watch is not None and not watch.processed and not self.fleet.active:
+        idle = not self.fleet.active and not self._under_way
+        if watch is not None and not watch.processed and idle:
             self.clock.cancel(watch)
             self._deadline = None
             self._patience.clear()
@@ -232,7 +291,7 @@ class _PoolFeed:
         slo_ttft_s, slo_tpot_s = self.source.pool_objectives
         self.open, self.taken = self.pool.batch, False
         for i, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist(), strict=True)):
-            self.source.submit(
+            self.source.send(
                 Request(
                     pool_request_id(self.batch, i),
                     output,

@@ -75,7 +75,7 @@ def _distribution(part: str, metric: str, percentiles: Sequence[float], apart: b
     """Mean and percentiles of a latency: one line, or `apart` one each."""
     statistics = ["mean", *map(percentile_name, percentiles)]
     paths = [f"{part}.{statistic}_{metric}_ms" for statistic in statistics]
-    name = metric.upper()
+    name = {"engine_ttft": "engine TTFT"}.get(metric, metric.upper())
     if not apart:
         return [Line(f"{name} {' / '.join(statistics)}, ms", tuple(paths), number, "low")]
     return [
@@ -191,12 +191,11 @@ def table_rows(
     sections = []
     for section, lines in SECTIONS.items():
         if section == "Real-time":
-            latencies = [
-                _distribution(_RT, metric, tuple(asked) or SHOWN_PERCENTILES, apart)
-                for metric in ("ttft", "tpot")
-            ]
+            shown = tuple(asked) or SHOWN_PERCENTILES
+            latencies = [_distribution(_RT, metric, shown, apart) for metric in ("ttft", "tpot")]
             queueing = Line("queue", (f"{_RT}.saturation",), queue)
-            lines = [queueing, *latencies[0], *latencies[1], *lines]
+            engine = _distribution(_RT, "engine_ttft", shown, apart)
+            lines = [queueing, *latencies[0], *engine, *latencies[1], *lines]
         if any(_E2E in part for s in summaries for part in s.get("classes", {}).values()):
             lines = [replace(x, title="all attained") if x.title == _BOTH else x for x in lines]
         rows = [row for line in lines if (row := _row(line, summaries)) is not None]

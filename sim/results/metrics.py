@@ -204,10 +204,18 @@ def _describe(
         "output_throughput": _rate(output, duration_s),
         "total_token_throughput": _rate(prompt + output, duration_s),
         **describe_ms("ttft", ttft, percentiles),
+        **_engine_ttft(r, done, percentiles),
         **describe_ms("tpot", tpot[r.output[done] > 1], percentiles),
         **describe_counted_ms("itl", *gaps, percentiles),
         **describe_ms("e2el", e2el, percentiles),
     }
+
+
+def _engine_ttft(r: RequestColumns, done: np.ndarray, percentiles) -> dict:
+    """Where there is a front end: from the request's arrival in the engine to its token there."""
+    if r.engine_ttft is None:
+        return {}
+    return describe_ms("engine_ttft", r.engine_ttft[done], percentiles)
 
 
 def _describe_ends(r: RequestColumns, mine: np.ndarray) -> dict:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.results.schemas import OUTCOMES
+from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES
 from twinserve.sim.results.versions import with_ends
 
 
@@ -41,8 +41,9 @@ class RequestColumns:
     prompt: np.ndarray
     output: np.ndarray
     computed: np.ndarray  # tokens with KV at the end
-    queued: np.ndarray  # arrival to first scheduled
+    queued: np.ndarray  # arrival in the engine to first scheduled
     ttft: np.ndarray  # NaN: no token yet
+    engine_ttft: np.ndarray | None  # None: no front end, so that it is the same
     tpot: np.ndarray  # 0 for a single token; NaN: not finished
     e2el: np.ndarray  # NaN: not finished
     normalized: np.ndarray  # e2el a token
@@ -61,6 +62,10 @@ class RequestColumns:
         arrival, output = number("arrival_s"), number("output_tokens")
         last = np.where(output > 0, number("last_token_s"), np.nan)
         ttft = number("first_token_s") - arrival
+        engine_ttft, came = None, arrival
+        if ENGINE_ARRIVAL in frame:
+            came = number(ENGINE_ARRIVAL)
+            engine_ttft = number(ENGINE_FIRST_TOKEN) - came
         e2el = np.where(finished, last - arrival, np.nan)
         single = np.where(finished, 0.0, np.nan)
         tpot = np.where(output > 1, (e2el - ttft) / np.maximum(output - 1, 1), single)
@@ -74,8 +79,9 @@ class RequestColumns:
             prompt=number("prompt_tokens"),
             output=output,
             computed=number("computed_tokens"),
-            queued=number("first_scheduled_s") - arrival,
+            queued=number("first_scheduled_s") - came,
             ttft=ttft,
+            engine_ttft=engine_ttft,
             tpot=tpot,
             e2el=e2el,
             normalized=e2el / np.maximum(output, 1),
@@ -88,4 +94,5 @@ class RequestColumns:
         """Of these rows: positions, or bool[n]."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
         lost = {name: who[rows] for name, who in columns.pop("lost").items()}
-        return RequestColumns(lost=lost, **{name: c[rows] for name, c in columns.items()})
+        taken = {name: None if c is None else c[rows] for name, c in columns.items()}
+        return RequestColumns(lost=lost, **taken)

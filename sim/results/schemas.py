@@ -29,6 +29,8 @@ REQUESTS = {
     "ended_s": pa.float64(),  # NaN: has not ended
     "computed_tokens": pa.int64(),  # with KV when it ended, prefix hits counted
 }
+# Further columns of REQUESTS in runs with a front end, whose other times are the clients'; seconds.
+ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN = "engine_arrival_s", "engine_first_token_s"
 OUTCOMES = (
     "completed",
     "timed_out",

@@ -68,6 +68,9 @@ class SimulationConfig(BaseModel):
     step_times: Literal["auto", "roofline", "operators", "measured"] = "auto"
     """Form of the step times: what the profile's name gives (auto), derived from specs (roofline),
     from kernel tables (operators), or fitted to the engine's own steps (docs/profiles.md)."""
+    front_end: str = "none"
+    """What lies between clients and the engine (HTTP, tokenising, detokenising): none, vllm, or a
+    file of `twinserve calibrate --front-end`. With it TTFT is the client's (docs/metrics.md)."""
     replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
     router: str = "least-requests"

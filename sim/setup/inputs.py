@@ -18,6 +18,7 @@ from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
+from twinserve.profiles.front_end import Delays, FrontEnd, load_front_end
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.step_times import Choice, StepTimes, choose
 from twinserve.sim.fleet.routers.registry import parse_router
@@ -79,6 +80,16 @@ class Inputs:
         no state."""
         return make_estimator(self.config, self.hardware)
 
+    @cached_property
+    def front_end(self) -> FrontEnd | None:
+        """What lies between clients and engines; None: nothing."""
+        return load_front_end(self.config.front_end)
+
+    @cached_property
+    def delays(self) -> Delays | None:
+        """The front end's seconds, on the hardware of these runs; None without one."""
+        return None if self.front_end is None else self.front_end.on(self.hardware.model)
+
     def estimator_for(self, policy: type[Policy]) -> BatchEstimator:
         """What `policy` believes about step times."""
         return (
@@ -123,6 +134,7 @@ def resolve(config: SimulationConfig, progress=None, sources: Sources = READ) ->
             ledger_class(kv)
     parse_router(config.router)
     parse_objectives(config.slo)
+    load_front_end(config.front_end)
     _check_used(config, policies)
     _check_withdrawals(config, policies)
     hardware = resolve_hardware(config, sources)

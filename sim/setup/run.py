@@ -13,6 +13,7 @@ from importlib.metadata import version
 import numpy as np
 
 from twinserve.policies.registry import PolicySpec, file_sha256
+from twinserve.profiles.front_end import NO_DELAYS
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.engine.loop import Engine
@@ -230,6 +231,7 @@ class Simulation:
             self.fleet,
             client_timeout_s=inputs.config.client_timeout,
             pool_objectives=pool_objectives(parse_objectives(inputs.config.slo)),
+            front_end=inputs.delays or NO_DELAYS,
         )
         if report is not None:
             self.fleet.on_ended = self._counting(self.fleet.on_ended)
@@ -288,7 +290,7 @@ class Simulation:
         )
 
     def rows(self) -> RunRows:
-        return fleet_rows(self.fleet, self.source.group_names, self.warmup)
+        return fleet_rows(self.fleet, self.source.group_names, self.warmup, self.inputs.delays)
 
 
 def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:
@@ -328,6 +330,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
             "pool": None if workload.pool is None else asdict(workload.pool),
         },
         "profile": hardware.profile.model_dump(mode="json"),
+        **({} if inputs.front_end is None else {"front_end": asdict(inputs.front_end)}),
         "notices": list(inputs.notices),
         "config": effective(inputs.config, spec).model_dump(mode="json"),
         "versions": {

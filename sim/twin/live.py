@@ -74,6 +74,8 @@ class LiveRun(Simulation):
                 "--async-scheduling: the engine in this process steps synchronously; drop it "
                 "(vllm serve can)"
             )
+        if inputs.front_end is not None:
+            raise SettingsError("--front-end: an engine in this process has none; drop it")
         self.live = engine
         self.wall, self.predicted = wall, predicted
         self.answers = []

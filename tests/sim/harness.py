@@ -20,6 +20,7 @@ from twinserve.policies.registry import ledger_class, parse_policy, policy_names
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
+from twinserve.profiles.front_end import NO_DELAYS, Delays
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
@@ -190,6 +191,7 @@ class Small:
     source: RequestSource
     audits: list[Audit] = field(default_factory=list)
     spares: list[Replica] = field(default_factory=list)
+    front_end: Delays | None = None
 
     def run(self, until: float | None = None) -> Small:
         self.clock.run(until)
@@ -197,7 +199,7 @@ class Small:
 
     @property
     def rows(self) -> RunRows:
-        return fleet_rows(self.source.fleet, self.source.group_names)
+        return fleet_rows(self.source.fleet, self.source.group_names, self.front_end)
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -231,6 +233,7 @@ def build(
     migrates: bool = False,
     spares: int = 0,
     client_timeout: float | None = None,
+    front_end: Delays | None = None,
 ) -> Small:
     """policy: as on the command line ("bros:kv=paged"), or a Policy class for a toy. estimator: fit
     one to the model. allreduces: seconds of a step's all-reduces on the link, by its
@@ -266,8 +269,11 @@ def build(
             audits.append(Audit(engines[-1], limits, recount))
     made = [Replica(engine) for engine in engines]
     fleet = Fleet(clock, made[: replicas - spares], router, migrates)
-    source = RequestSource(clock, workload, fleet, client_timeout_s=client_timeout)
-    return Small(clock, engines, source, audits, made[replicas - spares :])
+    between = front_end or NO_DELAYS
+    source = RequestSource(
+        clock, workload, fleet, client_timeout_s=client_timeout, front_end=between
+    )
+    return Small(clock, engines, source, audits, made[replicas - spares :], front_end)
 
 
 def simulate(workload: Workload, policy="vllm", **settings) -> Small:

@@ -102,3 +102,21 @@ def write_model(folder: Path, name: str = "tiny") -> Path:
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config(name)))
     return folder
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write a word-level tokenizer for a model of MODELS into `folder`: token 17 is the word w17,
+    and the last one ends a text. Returns the folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"w{i}": i for i in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "w0",
+        "eos_token": f"w{VOCAB - 1}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder

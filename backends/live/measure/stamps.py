@@ -1,0 +1,51 @@
+"""Scheduler classes that change nothing, and write down when the engine got each request and each
+token: for `vllm serve --scheduler-cls`, with `stamps_path` in --additional-config.
+
+Times are `time.monotonic`, which processes of one Linux host share, so that a client there can
+compare its own with them. Imports vLLM: name it by path.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+class _Stamping:
+    """A JSON line for each request that ended: prompt_tokens, queued_s, and tokens_s, with a time
+    for each token, when its step's outcome was booked."""
+
+    def __init__(self, vllm_config, *args, **kwargs) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        path = vllm_config.additional_config["stamps_path"]
+        self._stamps = open(path, "a", buffering=1)  # for as long as the engine lives
+        self._stamped: dict[str, dict] = {}
+
+    def add_request(self, request) -> None:
+        super().add_request(request)
+        self._stamped[request.request_id] = {
+            "prompt_tokens": request.num_prompt_tokens,
+            "queued_s": time.monotonic(),
+            "tokens_s": [],
+        }
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        told = super().update_from_output(scheduler_output, model_runner_output)
+        now = time.monotonic()
+        for output in (output for outputs in told.values() for output in outputs.outputs):
+            stamped = self._stamped[output.request_id]
+            stamped["tokens_s"] += [now] * len(output.new_token_ids)
+            if output.finish_reason is not None:
+                self._stamps.write(json.dumps(self._stamped.pop(output.request_id)) + "\n")
+        return told
+
+
+class StampingScheduler(_Stamping, Scheduler):
+    """For engines that step synchronously."""
+
+
+class StampingAsyncScheduler(_Stamping, AsyncScheduler):
+    """For engines that schedule asynchronously, vLLM's default on GPUs."""

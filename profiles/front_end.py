@@ -1,0 +1,227 @@
+"""The front end of a served engine: what lies between a client and the engine's queue (HTTP,
+tokenising), and between the engine's tokens and the client (detokenising, HTTP).
+
+load_front_end("vllm")           constants of published measurements
+load_front_end("front.json")     a file that `twinserve calibrate --front-end` wrote
+
+A request that its client sends at t is in the engine's queue at t + `Delays.request_side`. A token
+that the engine has at e is seen by the client at e + `Delays.response_s`. Neither depends on load:
+a front end that is itself overloaded is not modelled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass as plain_dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from twinserve.formats import Format
+from twinserve.profiles.catalog import nearest
+from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.specs import STRICT, ProfileError, one_line, read_json
+
+FRONT_END: Format[dict] = Format(
+    "front ends", version=1, by="twinserve calibrate --front-end", oldest=1
+)
+# The decode step that `response_steps` counts in: what the published TPOTs of servers with hardly
+# any load are taken for in docs/profiles.md.
+UNLOADED_REQUESTS, UNLOADED_CONTEXT = 8, 700
+
+
+@plain_dataclass(frozen=True)
+class Delays:
+    """A front end on an engine, in seconds: of a request, of each token of its prompt, and of each
+    token of its answer."""
+
+    request_s: float
+    prompt_token_s: float
+    response_s: float
+
+    def request_side(self, prompt_tokens: int) -> float:
+        """Seconds from the client's sending to the engine's queue."""
+        return self.request_s + self.prompt_token_s * prompt_tokens
+
+
+NO_DELAYS = Delays(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, config=STRICT)
+class FrontEnd:
+    """The terms of a front end.
+
+    request_s       seconds a request: the connection, HTTP, the way into the engine
+    prompt_token_s  seconds a token of the prompt: tokenising
+    response_s      seconds from a token in the engine to its client: detokenising, HTTP
+    response_steps  the same, in decode steps of the engine with hardly any load. A measured term:
+                    its cause is not known (docs/profiles.md)
+    source          where the numbers are from
+    fit_error       mean absolute relative error of the client's time to first token beyond the
+                    engine's, over the medians of prompt lengths that no fit saw; None: not known
+    spread          between the quartiles of that time over its median; None: not known
+    """
+
+    name: str = Field(min_length=1)
+    request_s: float = Field(ge=0, lt=1e3)
+    prompt_token_s: float = Field(ge=0, lt=1)
+    response_s: float = Field(ge=0, lt=1e3)
+    response_steps: float = Field(ge=0, lt=1e3)
+    source: str = ""
+    fit_error: float | None = Field(None, ge=0)
+    spread: float | None = Field(None, ge=0)
+
+    def on(self, model: StepTimeModel) -> Delays:
+        """Its seconds in front of an engine with these step times."""
+        response_s = self.response_s
+        if self.response_steps:
+            context = UNLOADED_REQUESTS * UNLOADED_CONTEXT
+            step = StepComposition(UNLOADED_REQUESTS, context, UNLOADED_CONTEXT)
+            response_s += self.response_steps * model.step_seconds(step)
+        return Delays(self.request_s, self.prompt_token_s, response_s)
+
+    def describe(self) -> str:
+        """Its terms, in a line."""
+        terms = [f"{1e3 * self.request_s:.3g} ms a request"]
+        if self.prompt_token_s:
+            terms.append(f"{1e6 * self.prompt_token_s:.3g} us a prompt token")
+        back = [f"{1e3 * self.response_s:.3g} ms"] if self.response_s else []
+        back += [f"{self.response_steps:.3g} decode steps"] if self.response_steps else []
+        if back:
+            terms.append(f"{' + '.join(back)} to see a token")
+        return f"front end {self.name}: {', '.join(terms)}"
+
+
+PUBLISHED = {
+    "vllm": FrontEnd(
+        "vllm",
+        request_s=5.5e-3,
+        prompt_token_s=0.0,
+        response_s=0.0,
+        response_steps=0.17,
+        source=(
+            "clients of unloaded vLLM servers, 82 stages measured by others: time to first token "
+            "beyond the engine's. Only the sum was measured: the split is an assumption"
+        ),
+    )
+}
+NONE = "none"
+
+
+def load_front_end(name_or_path: str | os.PathLike[str]) -> FrontEnd | None:
+    """A file (anything that ends in .json), or a published one; None for `none`.
+
+    ProfileError, one line, otherwise.
+    """
+    text = os.fspath(name_or_path)
+    if text == NONE:
+        return None
+    if not text.lower().endswith(".json"):
+        if text not in PUBLISHED:
+            known = [NONE, *PUBLISHED]
+            raise ProfileError(f"no front end {text!r}{nearest(text, known)}; or name a .json file")
+        return PUBLISHED[text]
+    terms = FRONT_END.read(read_json(Path(text)), text, ProfileError)
+    try:
+        return TypeAdapter(FrontEnd).validate_python(terms)
+    except ValidationError as error:
+        raise ProfileError(f"{text}: {one_line(error)}") from None
+
+
+def save_front_end(front_end: FrontEnd, path: str | os.PathLike[str]) -> None:
+    """Write it as JSON; folders are created."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(FRONT_END.numbered(asdict(front_end)), indent=2) + "\n")
+
+
+# -- measured --------------------------------------------------------------------------------------
+@plain_dataclass(frozen=True)
+class Exchange:
+    """One request to a server that does nothing else, on one clock (seconds).
+
+    sent_s    by the client; queued_s: when the engine got it
+    engine_s  when the engine had each token; seen_s: when the client saw it
+    """
+
+    prompt_tokens: int
+    sent_s: float
+    queued_s: float
+    engine_s: Sequence[float]
+    seen_s: Sequence[float]
+
+    @property
+    def request_side_s(self) -> float:
+        return self.queued_s - self.sent_s
+
+    @property
+    def response_side_s(self) -> float:
+        """Of the first token."""
+        return self.seen_s[0] - self.engine_s[0]
+
+    @property
+    def beyond_engine_s(self) -> float:
+        """The client's time to first token, less the engine's."""
+        return (self.seen_s[0] - self.sent_s) - (self.engine_s[0] - self.queued_s)
+
+
+def fit_front_end(exchanges: Sequence[Exchange], name: str, source: str = "") -> FrontEnd:
+    """The terms that one engine's exchanges show, in the order in which they were made. ValueError
+    where all prompts are as long, in all of them or in the first or second half.
+
+    Terms are of medians, since other programs of the machine only ever make it take longer.
+    `response_s` is of first tokens. `response_steps` cannot be told from one engine, whose steps
+    take as long each time: 0. `fit_error` is of each half as the other one predicts it.
+    """
+    first, second = exchanges[: len(exchanges) // 2], exchanges[len(exchanges) // 2 :]
+    errors = [_error(_terms(a), b) for a, b in ((first, second), (second, first))]
+    low, middle, high = np.percentile([e.beyond_engine_s for e in exchanges], (25, 50, 75))
+    terms = _terms(exchanges)
+    return FrontEnd(
+        name,
+        terms.request_s,
+        terms.prompt_token_s,
+        terms.response_s,
+        0.0,
+        source,
+        fit_error=float(np.mean(errors)),
+        spread=float((high - low) / middle),
+    )
+
+
+def _terms(exchanges: Sequence[Exchange]) -> Delays:
+    lengths, delays = _medians(exchanges, [e.request_side_s for e in exchanges])
+    if len(lengths) < 2:
+        raise ValueError("all prompts are as long; several lengths tell what a token takes")
+    slope = max(float(np.polyfit(lengths, delays, 1)[0]), 0.0)
+    request_s = max(float(np.median(delays - slope * lengths)), 0.0)
+    response_s = max(float(np.median([e.response_side_s for e in exchanges])), 0.0)
+    return Delays(request_s, slope, response_s)
+
+
+def _error(terms: Delays, exchanges: Sequence[Exchange]) -> float:
+    """Mean absolute relative error of what clients see beyond the engine, over prompt lengths."""
+    lengths, beyond = _medians(exchanges, [e.beyond_engine_s for e in exchanges])
+    fitted = terms.request_s + terms.prompt_token_s * lengths + terms.response_s
+    return float((np.abs(fitted - beyond) / beyond).mean())
+
+
+def _medians(exchanges: Sequence[Exchange], values: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt lengths, and the median value of each."""
+    lengths, found = np.array([e.prompt_tokens for e in exchanges]), np.array(values)
+    distinct = np.unique(lengths)
+    return distinct, np.array([np.median(found[lengths == n]) for n in distinct])
+
+
+def bunched(exchanges: Sequence[Exchange]) -> float:
+    """Share of the answers that reached their client in less than half the time in which the engine
+    made them: tokens waited for each other on the way, and the first one longest."""
+    spans = np.array(
+        [(e.seen_s[-1] - e.seen_s[0], e.engine_s[-1] - e.engine_s[0]) for e in exchanges]
+    )
+    return float((spans[:, 0] < 0.5 * spans[:, 1]).mean())

@@ -1,0 +1,124 @@
+"""Front ends by name and from files, their seconds on an engine, and the fit of measured ones."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.front_end import (
+    PUBLISHED,
+    Exchange,
+    FrontEnd,
+    bunched,
+    fit_front_end,
+    load_front_end,
+    save_front_end,
+)
+from twinserve.profiles.profile import load_profile
+from twinserve.profiles.specs import ProfileError
+
+MINE = FrontEnd("mine", 0.002, 1e-6, 0.003, 0.5, "a test", 0.1, 0.2)
+
+
+def test_the_published_one_is_what_clients_of_unloaded_servers_saw():
+    """5.5 ms and 0.17 of the time per output token beyond the engine's time to first token."""
+    model = load_profile("llama-3.1-8b@h100").model()
+    tpot = model.step_seconds(StepComposition(8, 5600, 700))
+    delays = load_front_end("vllm").on(model)
+    for prompt in (1, 500, 30_000):
+        assert delays.request_side(prompt) + delays.response_s == pytest.approx(
+            0.0055 + 0.17 * tpot
+        )
+
+
+def test_terms_add_up_on_an_engine():
+    class TenMilliseconds:
+        def step_seconds(self, work):
+            return 0.010
+
+    delays = MINE.on(TenMilliseconds())
+    assert delays.request_side(1000) == pytest.approx(0.002 + 0.001)
+    assert delays.response_s == pytest.approx(0.003 + 0.5 * 0.010)
+
+
+def test_none_is_none_and_a_file_says_what_was_written(tmp_path):
+    assert load_front_end("none") is None
+    save_front_end(MINE, tmp_path / "new" / "mine.json")
+    assert load_front_end(tmp_path / "new" / "mine.json") == MINE
+
+
+def test_what_it_takes_can_be_read_in_a_line():
+    said = MINE.describe()
+    assert "mine: 2 ms a request, 1 us a prompt token, 3 ms + 0.5 decode steps" in said
+    for front_end in PUBLISHED.values():
+        assert "\n" not in front_end.describe() and front_end.source
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"request_s": -1}, "request_s"),
+        ({"response_s": "soon"}, "response_s"),
+        ({"capacity": 5}, "capacity"),
+        ({"version": 99}, "is of version 99"),
+        ({"request_s": None}, "request_s"),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_line(tmp_path, change, said):
+    file = tmp_path / "front.json"
+    file.write_text(json.dumps(asdict(MINE) | {"version": 1} | change))
+    with pytest.raises(ProfileError, match=f"front.json.*{said}") as raised:
+        load_front_end(file)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("vlm", "no front end 'vlm'.*vllm"), ("nowhere.json", "nowhere.json: cannot be read")],
+)
+def test_a_front_end_that_is_not_there_is_one_line(name, said):
+    with pytest.raises(ProfileError, match=said):
+        load_front_end(name)
+
+
+# -- measured --------------------------------------------------------------------------------------
+def exchanges(request_s=0.003, token_s=2e-6, response_s=0.004, step_s=0.01, noise=0.0, n=20):
+    """Of a server with these terms; noise: exponential, seconds, on each side."""
+    rng, found = np.random.default_rng(1), []
+    for start, length in enumerate([16, 128, 1024, 2048] * n):
+        queued = start + request_s + token_s * length + rng.exponential(noise or 1e-12)
+        engine = queued + 1e-5 * length + step_s * np.arange(1, 9)
+        seen = engine + response_s + rng.exponential(noise or 1e-12)
+        found.append(Exchange(length, float(start), queued, engine.tolist(), seen.tolist()))
+    return found
+
+
+def test_a_fit_finds_the_terms_that_made_the_exchanges():
+    found = fit_front_end(exchanges(), "it")
+    assert found.request_s == pytest.approx(0.003, rel=1e-3)
+    assert found.prompt_token_s == pytest.approx(2e-6, rel=1e-3)
+    assert found.response_s == pytest.approx(0.004, rel=1e-3)
+    assert (found.name, found.response_steps) == ("it", 0.0)
+    assert found.fit_error < 1e-3
+
+
+def test_a_fit_says_how_far_it_is_off_and_how_much_repeats_differ():
+    found = fit_front_end(exchanges(noise=0.001, n=200), "it")
+    assert 0.003 < found.request_s < 0.0045 and 0.004 < found.response_s < 0.0055
+    assert 0 < found.fit_error < 0.1 < found.spread
+
+
+def test_prompts_of_one_length_tell_no_terms():
+    with pytest.raises(ValueError, match="several lengths"):
+        fit_front_end(exchanges()[::4], "it")
+
+
+def test_answers_that_arrive_in_one_piece_are_counted():
+    streamed, whole = exchanges(), []
+    for e in exchanges():
+        whole.append(replace(e, seen_s=[e.engine_s[-1] + 0.001] * len(e.engine_s)))
+    assert bunched(streamed) == 0 and bunched([*streamed, *whole]) == 0.5

@@ -1,0 +1,250 @@
+"""A front end before the fleet: what its clients see, what the engine and its policy know, and that
+without one nothing changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.parameters import mostly_slow
+from tests.sim.harness import Small, hybrid, same_rows, simulate
+from twinserve.policies.baselines.vllm import VllmPolicy
+from twinserve.profiles.front_end import NO_DELAYS, Delays
+from twinserve.sim.cli.main import main, simulate_main
+from twinserve.sim.cli.simulate import headline
+from twinserve.sim.results.files import POOL_GROUP, RunResult, read_run, write_run
+from twinserve.sim.results.metrics import latencies, summarise
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.traces.workload import Workload
+
+SLOW = Delays(request_s=0.02, prompt_token_s=1e-4, response_s=0.03)
+ENGINES = ["engine_arrival_s", "engine_first_token_s"]
+CROWD = {"blocks": 150, "client_timeout": 0.25}
+
+
+def by_request(run: Small) -> pd.DataFrame:
+    return run.requests.set_index("request_id")
+
+
+def listed(n: int = 30, prompt: int = 200, output: int = 20, **columns) -> Workload:
+    return Workload.build(np.arange(n) * 0.05, np.full(n, prompt), np.full(n, output), **columns)
+
+
+# -- nothing in between ----------------------------------------------------------------------------
+@pytest.mark.parametrize("policy", mostly_slow(["vllm", "bros", "justitia", "mlfq"], "vllm"))
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_front_end_that_takes_no_time_changes_no_bit(policy, replicas):
+    def run(front_end):
+        workload = hybrid(3, pool=6)
+        return simulate(workload, policy, front_end=front_end, replicas=replicas, **CROWD).rows
+
+    without, there = run(None), run(NO_DELAYS)
+    assert (without.requests["outcome"] == "timed_out").any()
+    assert not set(ENGINES) & set(without.requests)
+    for name in ENGINES:
+        before = without.requests[name.removeprefix("engine_")]
+        pd.testing.assert_series_equal(there.requests[name], before, check_names=False)
+    bare = {name: getattr(there, name).drop(columns=ENGINES) for name in ("requests", "unsent")}
+    same_rows(without, replace(there, **bare))
+
+
+def test_what_only_clients_see_changes_no_step_of_an_open_loop():
+    late = Delays(0.0, 0.0, 0.25)
+    without, there = (simulate(listed(), front_end=d).rows for d in (None, late))
+    pd.testing.assert_frame_equal(without.steps, there.steps, check_exact=True)
+    pd.testing.assert_frame_equal(without.gaps, there.gaps, check_exact=True)
+    pd.testing.assert_frame_equal(without.placements, there.placements, check_exact=True)
+    for name in ("first_token_s", "last_token_s", "ended_s"):
+        assert (there.requests[name] == without.requests[name] + 0.25).all()
+
+
+# -- two clocks ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_clients_and_engine_differ_by_the_terms_of_every_request(replicas):
+    run = simulate(hybrid(5, pool=4), front_end=SLOW, replicas=replicas)
+    rows = run.requests
+    assert rows["finished"].all()
+    on_the_way = SLOW.request_s + SLOW.prompt_token_s * rows["prompt_tokens"]
+    assert (rows["engine_arrival_s"] == rows["arrival_s"] + on_the_way).all()
+    assert (rows["first_token_s"] == rows["engine_first_token_s"] + SLOW.response_s).all()
+    engine = rows["engine_first_token_s"] - rows["engine_arrival_s"]
+    more = latencies(rows)["ttft_s"] - engine
+    np.testing.assert_allclose(more, on_the_way + SLOW.response_s, rtol=1e-9)
+    stays = run.rows.placements.set_index("request_id")["placed_s"]
+    assert (stays[rows["request_id"]].to_numpy() == rows["engine_arrival_s"]).all()
+
+
+def test_gaps_between_tokens_are_the_engines():
+    without, there = (
+        latencies(simulate(listed(n=1), front_end=d).requests)["tpot_s"] for d in (None, SLOW)
+    )
+    assert there[0] == pytest.approx(without[0], rel=1e-9)
+
+
+def test_arrivals_in_the_trace_are_when_clients_send():
+    workload = listed()
+    rows = simulate(workload, front_end=SLOW).requests
+    assert (rows["arrival_s"].to_numpy() == workload.arrival_s).all()
+
+
+def test_a_long_prompt_may_be_overtaken_in_the_front_end():
+    workload = Workload.build(np.array([0.0, 0.001]), np.array([300, 10]), np.array([4, 4]))
+    rows = simulate(workload, front_end=Delays(0.0, 1e-3, 0.0)).requests
+    assert rows["prompt_tokens"].tolist() == [10, 300]  # in the order in which the engine got them
+
+
+def test_a_policy_knows_when_the_engine_got_a_request_and_no_more():
+    told = []
+
+    class Told(VllmPolicy):
+        def on_arrival(self, row, requests):
+            told.append((requests.ids[row], requests.arrival_s[row], requests.placed_s[row]))
+            super().on_arrival(row, requests)
+
+    rows = by_request(simulate(listed(), Told, front_end=SLOW, estimator=False))
+    assert len(told) == len(rows)
+    for name, arrival_s, placed_s in told:
+        assert arrival_s == placed_s == rows.loc[name, "engine_arrival_s"]
+
+
+# -- closed loops ----------------------------------------------------------------------------------
+def test_the_next_turn_is_sent_when_the_last_one_was_seen():
+    workload = Workload.build(
+        np.array([0.0, np.nan, np.nan]),
+        np.full(3, 100),
+        np.full(3, 10),
+        group=np.zeros(3, np.int64),
+        stage=np.arange(3),
+        delay_s=np.array([0.0, 0.0, 0.5]),
+        group_names=["one"],
+    )
+    rows = simulate(workload, front_end=SLOW).requests.sort_values("stage")
+    sent, seen = rows["arrival_s"].to_numpy(), rows["last_token_s"].to_numpy()
+    assert sent[1] == seen[0] and sent[2] == seen[1] + 0.5
+
+
+def test_the_pools_next_batch_comes_when_the_last_one_was_seen():
+    rows = simulate(hybrid(2, pool=5, sessions=0, applications=0), front_end=SLOW).requests
+    batches = rows[rows["group"] == POOL_GROUP].groupby("stage")
+    sent, seen = batches["arrival_s"].unique(), batches["last_token_s"].max()
+    assert len(seen) > 3
+    for batch in range(1, len(seen)):
+        assert sent[batch].tolist() == [seen[batch - 1]]
+
+
+# -- clients that give up --------------------------------------------------------------------------
+def alone(front_end: Delays | None, timeout: float | None) -> pd.Series:
+    """The only request of a run; without a front end it takes its client `takes` seconds."""
+    workload = listed(n=1)
+    return simulate(workload, front_end=front_end, client_timeout=timeout).requests.iloc[0]
+
+
+def test_clients_wait_from_when_they_sent_until_they_have_seen_the_end():
+    takes = alone(None, None)["last_token_s"]
+    delays = SLOW.request_side(200) + SLOW.response_s
+    assert alone(SLOW, takes + delays + 1e-6)["outcome"] == "completed"
+    for waits in (takes + 0.9 * delays, 0.5 * takes):  # it is on its way; it is computed
+        row = alone(SLOW, waits)
+        assert (row["outcome"], row["finished"]) == ("timed_out", False)
+        assert row["ended_s"] == pytest.approx(waits)
+
+
+def test_a_client_may_leave_while_its_request_is_in_the_front_end():
+    row = alone(SLOW, 0.5 * SLOW.request_side(200))
+    assert (row["outcome"], row["output_tokens"]) == ("timed_out", 0)
+    assert np.isnan(row["first_scheduled_s"])
+
+
+def test_a_session_ends_with_an_answer_that_came_too_late():
+    workload = Workload.build(
+        np.array([0.0, np.nan]),
+        np.full(2, 100),
+        np.full(2, 10),
+        group=np.zeros(2, np.int64),
+        stage=np.arange(2),
+        delay_s=np.zeros(2),
+        group_names=["one"],
+    )
+    whole = simulate(workload, front_end=SLOW).requests
+    first = float((whole["last_token_s"] - whole["arrival_s"]).iloc[0])
+    run = simulate(workload, front_end=SLOW, client_timeout=first - 0.5 * SLOW.response_s)
+    assert run.requests["outcome"].tolist() == ["timed_out"] and run.rows.never_sent == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_request_ends_once_whatever_clients_do(seed):
+    run = simulate(hybrid(seed, pool=6), front_end=SLOW, replicas=2, **CROWD)
+    rows, sent = run.requests, len(run.requests)
+    assert rows["outcome"].notna().all() and set(rows["outcome"]) >= {"completed", "timed_out"}
+    assert rows["request_id"].is_unique and sent == run.source.submitted
+    done = rows[rows["finished"]]
+    assert ((done["last_token_s"] - done["arrival_s"]) <= 0.25 + 1e-9).all()
+    assert (done["ended_s"] == done["last_token_s"]).all()
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+def test_both_times_to_first_token_are_reported_and_objectives_are_the_clients():
+    workload = listed(slo_ttft_s=np.full(30, 0.06), slo_tpot_s=np.full(30, 1.0))
+    without, there = (summarise(simulate(workload, front_end=d).rows) for d in (None, SLOW))
+    delays = 1e3 * (SLOW.request_side(200) + SLOW.response_s)
+    for name in ("mean", "median", "p50", "p99"):
+        assert f"{name}_engine_ttft_ms" not in without
+        told = there[f"{name}_ttft_ms"] - there[f"{name}_engine_ttft_ms"]
+        assert told == pytest.approx(delays)
+    rt = without["classes"]["rt"], there["classes"]["rt"]
+    assert [part["ttft_attainment"] for part in rt] == [1.0, 0.0]
+    assert there["mean_e2el_ms"] == pytest.approx(without["mean_e2el_ms"] + delays, rel=0.05)
+    # what the front end takes is no queueing in the engine
+    assert rt[1]["queueing_proportion"] <= rt[0]["queueing_proportion"]
+
+
+def test_a_run_with_a_front_end_is_written_read_and_repeated(tmp_path, capsys):
+    words = "-t fixed:300,10 --rate 4 --requests 40 --quiet".split()
+    assert run_command(simulate_main, [*words, "--out", str(tmp_path / "none")]) is None
+    assert "engine TTFT" not in capsys.readouterr().out
+    front = ["--front-end", "vllm", "--out", str(tmp_path / "vllm")]
+    assert run_command(simulate_main, [*words, *front]) is None
+    assert "engine TTFT mean / p99, ms" in capsys.readouterr().out
+
+    found, without = read_run(tmp_path / "vllm"), read_run(tmp_path / "none")
+    assert summarise(found.rows) == found.summary
+    assert found.config["front_end"]["request_s"] == 0.0055
+    assert "front_end" not in without.config and not set(ENGINES) & set(without.rows.requests)
+    more = found.summary["mean_ttft_ms"] - found.summary["mean_engine_ttft_ms"]
+    assert 5.5 < more < 6.5
+
+    again = ["--config", str(tmp_path / "vllm" / "run.json"), "--out", str(tmp_path / "again")]
+    assert run_command(simulate_main, [*again, "--quiet"]) is None
+    assert read_run(tmp_path / "again").summary == found.summary
+    page = tmp_path / "page.html"
+    assert run_command(main, ["report", str(tmp_path / "vllm"), "--out", str(page)]) is None
+    assert "engine TTFT" in page.read_text()
+
+
+def test_requests_that_were_never_sent_are_written_with_the_others(tmp_path):
+    run = simulate(hybrid(1, pool=4), front_end=SLOW, **CROWD)
+    assert run.rows.never_sent
+    read = read_run(write_run(tmp_path / "run", RunResult(run.rows))).rows
+    same = {"check_exact": True, "check_dtype": False}
+    for name in ("requests", "unsent"):
+        pd.testing.assert_frame_equal(getattr(read, name), getattr(run.rows, name), **same)
+    assert read.unsent["arrival_s"].isna().all()
+
+
+def test_what_stands_before_the_engine_is_said_before_a_run():
+    config = SimulationConfig(trace="fixed:40,4", rate=5.0, requests=3)
+    said = "front end vllm: 5.5 ms a request, 0.17 decode steps to see a token"
+    there = config.model_copy(update={"front_end": "vllm"})
+    assert said in headline(resolve(there)) and "front end" not in headline(resolve(config))
+
+
+def run_command(command, words: list[str]) -> object:
+    """None, or the status that it exits with."""
+    try:
+        command(words)
+    except SystemExit as stop:
+        return stop.code or None
