@@ -199,7 +199,7 @@ class Small:
 
     @property
     def rows(self) -> RunRows:
-        return fleet_rows(self.source.fleet, self.source.group_names, self.front_end)
+        return fleet_rows(self.source.fleet, self.source.group_names, front_end=self.front_end)
 
     @property
     def requests(self) -> pd.DataFrame:

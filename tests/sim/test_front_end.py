@@ -208,7 +208,7 @@ def test_a_run_with_a_front_end_is_written_read_and_repeated(tmp_path, capsys):
     assert "engine TTFT" not in capsys.readouterr().out
     front = ["--front-end", "vllm", "--out", str(tmp_path / "vllm")]
     assert run_command(simulate_main, [*words, *front]) is None
-    assert "engine TTFT mean / p99, ms" in capsys.readouterr().out
+    assert "engine TTFT mean / p90 / p99, ms" in capsys.readouterr().out
 
     found, without = read_run(tmp_path / "vllm"), read_run(tmp_path / "none")
     assert summarise(found.rows) == found.summary
