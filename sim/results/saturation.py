@@ -33,8 +33,7 @@ class Saturation:
     verdict     keeps up; saturated: the queue grows; sheds: requests end without being served;
                 unclear: `reason` says why
     begin_s, end_s   the window on the run's clock: after the system has filled, to the last arrival
-    arrived_per_s, served_per_s, growth_per_s   growth: of the requests in the system, or of those
-                waiting where the system was still filling
+    arrived_per_s, served_per_s, growth_per_s   growth: of the requests in the system
     growth_range_per_s   half width of the growth's 95 % range
     in_system   requests that were there at the last arrival
     lost_share  of the requests that arrived in the window, those that ended early
@@ -71,12 +70,8 @@ def _judged(
     filled = max(0.1 * span, FILLING * _early_service_s(arrival, scheduled, ended))
     leaves = np.where(np.isnan(ended), np.inf, ended)
     if filled <= 0.5 * span:
-        return _of_growth(arrival, leaves, lost, leaves, first + filled, last)
-    # The system still fills, so that it must grow; but nobody waits while it does.
-    taken = np.where(np.isnan(scheduled), leaves, scheduled)
-    found = _of_growth(arrival, taken, lost, leaves, first + 0.5 * span, last)
-    if found.verdict in ("saturated", "sheds"):
-        return found
+        return _of_growth(arrival, leaves, lost, first + filled, last)
+    # The system still fills: what it holds must grow, and so may the queue that it will keep.
     return Saturation(
         "unclear",
         f"requests arrive for {span:.3g} s, too short for a system whose requests take "
@@ -93,19 +88,23 @@ def _early_service_s(arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarr
     return float(service.mean()) if len(service) else 0.0
 
 
+def _bounded_spread(held: np.ndarray) -> float:
+    """Of the gain of a queue that fluctuates about a line: √2 times that about the line, and twice
+    that, since a random walk stays nearer to its own line than it wanders."""
+    at = np.arange(len(held))
+    line = np.polynomial.polynomial.polyfit(at, held, 1)
+    about = held - np.polynomial.polynomial.polyval(at, line)
+    return 2.0 * np.sqrt(2.0 * float(np.sum(np.square(about))) / (len(held) - 2))
+
+
 def _of_growth(
-    arrival: np.ndarray,
-    leaves: np.ndarray,
-    lost: np.ndarray,
-    ended: np.ndarray,
-    begin_s: float,
-    end_s: float,
+    arrival: np.ndarray, ended: np.ndarray, lost: np.ndarray, begin_s: float, end_s: float
 ) -> Saturation:
-    """From the growth of a queue that requests join at `arrival` and leave at `leaves`, from
-    begin_s to end_s."""
+    """From the growth of what the system holds, from begin_s to end_s. ended: infinite where a
+    request has not."""
     edges = np.linspace(begin_s, end_s, PARTS + 1)
     came = np.searchsorted(np.sort(arrival), edges, "right")
-    held = came - np.searchsorted(np.sort(leaves), edges, "right")
+    held = came - np.searchsorted(np.sort(ended), edges, "right")
     gains = np.diff(held)
     seconds, arrived = end_s - begin_s, int(came[-1] - came[0])
     if arrived < FEWEST:
@@ -113,7 +112,8 @@ def _of_growth(
     inside = (arrival > begin_s) & (arrival <= end_s)
     served = int(((ended > begin_s) & (ended <= end_s) & ~lost).sum())
     spread = float(gains.std(ddof=1)) * np.sqrt(PARTS)
-    gain, least, most = (float(held[-1] - held[0]) + t * spread for t in (0, -T_GROWS, T_RANGE))
+    gain = float(held[-1] - held[0])
+    least, most = gain - T_GROWS * spread, gain + T_RANGE * min(spread, _bounded_spread(held))
     lost_share = float(lost[inside].mean())
     if least > 0 and gain > LEAST_SHARE * arrived:
         verdict, reason = "saturated", "the queue grows for as long as requests arrive"

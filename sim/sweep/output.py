@@ -38,6 +38,8 @@ COLUMNS = {
     "classes.be.output_throughput": "best-effort tok/s",
     "output_throughput": "tok/s",
 }
+VERDICT = "classes.rt.saturation.verdict"  # of each run; shown as `queue`, as simulate does
+_QUEUES = {"keeps up": "steady", "saturated": "grows"}
 _WIDEST = 160  # of the printed table where it goes into a file
 
 
@@ -76,15 +78,29 @@ def _axis_values(run: Run, axes: Sequence[str]) -> dict[str, Any]:
 
 
 def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
-    """table.csv: means over seeds of every number, and NAME_ci."""
+    """table.csv: means over seeds of every number, and NAME_ci; and of verdicts on saturation how
+    many seeds have which."""
     values = [
         name
         for name in frame.columns
         if name not in (*axes, "seed") and pd.api.types.is_numeric_dtype(frame[name])
     ]
-    if axes:
-        return over_seeds(frame, axes, values)
-    return over_seeds(frame.assign(all="all"), ["all"], values).drop(columns="all")
+    by = axes or ["all"]
+    frame = frame if axes else frame.assign(all="all")
+    table = over_seeds(frame, by, values)
+    for name in frame.columns:
+        if name.endswith(".saturation.verdict"):
+            grouped = frame.groupby(list(by), sort=False, dropna=False)[name]
+            table[name] = [_counted(found) for _, found in grouped]
+    return table if axes else table.drop(columns="all")
+
+
+def _counted(verdicts: pd.Series) -> str | None:
+    """`saturated` where all seeds agree, else `saturated 2, unclear 1`; None: there is none."""
+    counts = verdicts.dropna().value_counts(sort=False)
+    if len(counts) < 2:
+        return next(iter(counts.index), None)
+    return ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
 
 
 def write_results(
@@ -136,10 +152,17 @@ def print_seed_table(
         printed.add_column(name)
     for head in known.values():
         printed.add_column(head, justify="right")
+    if VERDICT in table:
+        printed.add_column("queue")
     for row in table.to_dict("records"):
         cells = [text_of(row[name]) if pd.notna(row[name]) else "" for name in axes]
         for name in known:
             there = pd.notna(row[name])
             cells.append(shown(row[name], row[f"{name}_ci"]) if there else "-")
+        if VERDICT in table:
+            said = row[VERDICT] if pd.notna(row[VERDICT]) else "-"
+            for verdict, word in _QUEUES.items():
+                said = said.replace(verdict, word)
+            cells.append(said)
         printed.add_row(*cells)
     console.print(printed)
