@@ -12,6 +12,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -33,23 +34,36 @@ def milliseconds(seconds: float) -> str:
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """The file holds either its old content or all of `data`, never a part of it."""
-    path = Path(path)
+    """The file holds either its old content or all of `data`, never a part of it. Raises
+    WorkloadError."""
+    write_together([(path, data)])
+
+
+def write_together(files: Sequence[tuple[str | Path, bytes]]) -> None:
+    """Each of the files holds either its old content or all of its data, and where one cannot be
+    written all keep their old content. They are put in place in their order. Raises
+    WorkloadError."""
+    written: list[tuple[str, Path]] = []
+    path = Path()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
+        for path, data in ((Path(file), data) for file, data in files):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            written.append((temporary, path))
             with os.fdopen(handle, "wb") as out:
                 out.write(data)
             os.chmod(temporary, 0o644)
+        while written:
+            temporary, path = written[0]
             os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            written.pop(0)
     except OSError as e:
         raise WorkloadError(
             f"{path}: cannot be written ({e.strerror}): check the folder and the free space"
         ) from None
+    finally:
+        for temporary, _ in written:
+            os.unlink(temporary)
 
 
 def check_free(file: Path, overwrite: bool, error: type[Exception] = WorkloadError) -> None:
@@ -93,12 +107,7 @@ def write_trace(w: Workload, path: str | Path) -> Path:
         w, hashlib.sha256(data).hexdigest(), shared.block_tokens, [w.group_names[g] for g in order]
     )
     # The sidecar first: with its hash it cannot be taken for that of an older file.
-    write_atomically(sidecar.path_of(path), sidecar.dump(meta))
-    try:
-        write_atomically(path, data)
-    except WorkloadError:
-        Path(sidecar.path_of(path)).unlink(missing_ok=True)
-        raise
+    write_together([(sidecar.path_of(path), sidecar.dump(meta)), (path, data)])
     return Path(path)
 
 

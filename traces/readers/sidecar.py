@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from twinserve.formats import Format
-from twinserve.traces.readers.columns import shown
+from twinserve.traces.readers.columns import MAX_SECONDS, MAX_TOKENS, shown
 from twinserve.traces.workload import (
     ApplicationInfo,
     BestEffortPool,
@@ -33,11 +33,19 @@ class Pool(BaseModel):
     """BestEffortPool on disk."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    batch: int = Field(ge=1, le=2**31)
+    batch: int = Field(ge=1, le=1_000_000)
     prompt_tokens: tuple[int, int] = Field(strict=False)
     output_tokens: tuple[int, int] = Field(strict=False)
     seed: int = Field(ge=0)
-    until_s: float | None
+    # without an end, or with one that no clock comes to, batches would follow each other for ever
+    until_s: float | None = Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)
+
+    @field_validator("prompt_tokens", "output_tokens")
+    @classmethod
+    def _bounds(cls, bounds: tuple[int, int]) -> tuple[int, int]:
+        if not 1 <= bounds[0] <= bounds[1] <= MAX_TOKENS:
+            raise ValueError(f"lengths {bounds[0]} .. {bounds[1]}: need 1 <= low <= high")
+        return bounds
 
 
 class App(BaseModel):
