@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,6 +109,7 @@ def simulate(
         for target in targets.values():
             check_target(target, overwrite)
         if export is not None:
+            _check_apart(export, targets.values())
             check_export(export, inputs.workload, overwrite)
         if not as_json:
             progress.say(headline(inputs))
@@ -138,7 +140,7 @@ def simulate(
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
     """Where each policy's results go. Raises ResultsError where that would put runs into a run."""
-    from twinserve.sim.results.files import ResultsError, folder
+    from twinserve.sim.results.folders import ResultsError, folders
 
     if out is None:
         return {}
@@ -150,7 +152,20 @@ def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
             f"--out {out}: is the folder of a run itself; several policies need one that is not: "
             "name another"
         )
-    return {spec.label: out / folder(spec.label) for spec in inputs.policies}
+    names = folders(spec.label for spec in inputs.policies)
+    return {label: out / name for label, name in names.items()}
+
+
+def _check_apart(export: Path, targets: Iterable[Path]) -> None:
+    """Raises ResultsError where --export names a folder of --out, or a file in one."""
+    from twinserve.sim.results.folders import ResultsError, resolved
+
+    file = resolved(export)
+    for target in map(resolved, targets):
+        if file == target or target in file.parents:
+            raise ResultsError(
+                f"--export {export}: is where --out writes its results; name a file elsewhere"
+            )
 
 
 def _left_out(results: dict[str, RunResult]) -> list[str]:

@@ -22,12 +22,9 @@ leaves whole results or none.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +35,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twinserve.sim.results.folders import (
+    ResultsError,
+    may_replace,
+    resolved,
+    try_to_write,
+    whole_folder,
+)
 from twinserve.sim.results.schemas import REQUESTS, TABLES
 from twinserve.sim.results.versions import (
     RESULTS,
@@ -64,15 +68,6 @@ _KV_TOTAL = b"kv_total_blocks"
 def pool_request_id(batch: int, i: int) -> str:
     """Of the i-th request of a batch of the pool."""
     return f"be-{batch}-{i}"
-
-
-def folder(label: str) -> str:
-    """A policy's label as a folder name."""
-    return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
-
-
-class ResultsError(ValueError):
-    """Results that cannot be written or read: one line on what is wrong, where, and what to do."""
 
 
 @dataclass
@@ -126,8 +121,8 @@ def write_run(
     `overwrite` is set. Raises ResultsError otherwise, or where the folder cannot be written;
     nothing is left behind then.
     """
-    out = Path(out_dir).resolve()  # a link stays, and what it points to is replaced
-    _may_replace(out, overwrite)
+    out = resolved(out_dir)
+    may_replace(out, _FILES, overwrite)
     # Everything that can be wrong with the content is found before the disk is touched.
     frames = {name: getattr(result.rows, name) for name in TABLES}
     if frames["placements"] is None:
@@ -148,11 +143,7 @@ def write_run(
         "summary.json": dump_json(result.summary, "summary.json"),
         "timing.json": dump_json(result.timing, "timing.json"),
     }
-    partial = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-        partial.chmod(0o777 & ~_umask())  # mkdtemp makes it private to the user
+    with whole_folder(out) as partial:
         for name, table in tables.items():
             path = partial / f"{name}.parquet"
             pq.write_table(table, path, compression="zstd", compression_level=3)
@@ -164,12 +155,6 @@ def write_run(
             from twinserve.sim.results.timeline import write_timeline  # it builds on this module
 
             write_timeline(partial / "trace.json.gz", result.rows)
-        swap_in(partial, out)
-    except OSError as error:
-        raise ResultsError(_why_unwritable(out, error)) from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
     return out
 
 
@@ -318,68 +303,6 @@ def _read_json(path: Path) -> dict:
 def check_target(out_dir: str | os.PathLike, overwrite: bool = False) -> None:
     """Find out before a run whether `write_run` could write its results here. Raises
     ResultsError."""
-    out = Path(out_dir).resolve()
-    _may_replace(out, overwrite)
-    parent = out.parent
-    while not parent.exists():
-        parent = parent.parent
-    try:
-        os.rmdir(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=parent))
-    except OSError as error:
-        raise ResultsError(_why_unwritable(out, error)) from error
-
-
-def _may_replace(out: Path, overwrite: bool) -> None:
-    if not out.name:
-        raise ResultsError(f"{out}: the root folder cannot hold a run; name another folder")
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise ResultsError(f"{out}: is a file; name a folder")
-    try:
-        content = sorted(entry.name for entry in out.iterdir())
-    except OSError as error:
-        raise ResultsError(_why_unwritable(out, error)) from error
-    foreign = [name for name in content if name not in _FILES]
-    if foreign:
-        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        raise ResultsError(f"{out}: holds other files ({shown}); name an empty or new folder")
-    if content and not overwrite:
-        raise ResultsError(
-            f"{out}: already holds a run; name another folder, or replace it with --overwrite"
-        )
-
-
-def swap_in(partial: Path, out: Path) -> None:
-    """Put folder `partial` in the place of `out`; what was there stays whole until then."""
-    if not out.exists():
-        os.rename(partial, out)
-        return
-    former = Path(tempfile.mkdtemp(prefix=f".{out.name}.former-", dir=out.parent))
-    try:
-        os.rename(out, former / "run")
-        try:
-            os.rename(partial, out)
-        except BaseException:
-            os.rename(former / "run", out)
-            raise
-    finally:
-        shutil.rmtree(former, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _why_unwritable(out: Path, error: OSError) -> str:
-    reason = {
-        errno.ENOSPC: "the disk is full; free some room or name another folder",
-        errno.EACCES: "no permission to write there; name another folder",
-        errno.EPERM: "no permission to write there; name another folder",
-        errno.EROFS: "read-only file system; name another folder",
-        errno.ENOTDIR: "part of the path is a file; name another folder",
-        errno.EEXIST: "part of the path is a file; name another folder",
-    }.get(error.errno, f"{error.strerror or error}; name another folder")
-    return f"{out}: cannot be written: {reason}"
+    out = resolved(out_dir)
+    may_replace(out, _FILES, overwrite)
+    try_to_write(out)

@@ -3,8 +3,6 @@ run."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +12,8 @@ from matplotlib.figure import Figure
 from twinserve.backends.counts import not_made_lines
 from twinserve.sim.report.axes import GREY, RUN_COLOURS
 from twinserve.sim.report.figures import STYLE, draw_all, new_figure, png
-from twinserve.sim.results.files import ResultsError, dump_json, folder, swap_in, write_run
+from twinserve.sim.results.files import ResultsError, dump_json, write_run
+from twinserve.sim.results.folders import folders, resolved, whole_folder
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.twin.replay import LockedReplay
 from twinserve.sim.twin.validate import STEP_TIME_AIM_PCT, Validation
@@ -39,11 +38,10 @@ def write_validation(
     out: Path, found: list[Validation], inputs: Inputs, version: str, overwrite: bool = False
 ) -> Path:
     """Write everything, or nothing."""
-    out = out.resolve()
+    out = resolved(out)
     check_folder(out, overwrite)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-    try:
+    names = folders(validation.spec.label for validation in found)
+    with whole_folder(out) as partial:
         document = {
             "vllm": version,
             "config": inputs.config.model_dump(mode="json"),
@@ -53,16 +51,13 @@ def write_validation(
         (partial / MARKER).write_text(dump_json(document, MARKER), encoding="utf-8")
         (partial / "validation.md").write_text(page(found, version), encoding="utf-8")
         for validation in found:
-            name = folder(validation.spec.label)
+            name = names[validation.spec.label]
             validation.locked.steps.to_parquet(partial / f"{name}-steps.parquet", index=False)
             for kind, image in figures(validation).items():
                 (partial / f"{name}-{kind}.png").write_bytes(image)
             write_run(partial / name / "simulated", validation.simulated)
             for number, result in enumerate(validation.live, 1):
                 write_run(partial / name / f"live-{number}", result)
-        swap_in(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 
@@ -104,9 +99,10 @@ def _repeats(error: dict) -> str:
 def page(found: list[Validation], version: str) -> str:
     """validation.md."""
     parts = [f"# Simulated against vLLM {version}\n"]
+    names = folders(validation.spec.label for validation in found)
     for validation in found:
         error = validation.locked.error()
-        name = folder(validation.spec.label)
+        name = names[validation.spec.label]
         parts.append(
             f"## {validation.spec.label}\n\n"
             f"Locked replay: {len(validation.locked.steps):,} steps, {validation.locked.drift} "

@@ -221,7 +221,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     def refused(*_args, **_options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(results.tempfile, "mkdtemp", refused)
+    monkeypatch.setattr("tempfile.mkdtemp", refused)
     with pytest.raises(ResultsError) as raised:
         write_run(tmp_path / "run", a_run())
     assert "no permission" in one_line(raised)

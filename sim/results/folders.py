@@ -1,0 +1,164 @@
+"""Folders of results: they appear whole or not at all, under names that do not collide."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class ResultsError(ValueError):
+    """Results that cannot be written or read: one line on what is wrong, where, and what to do."""
+
+
+def folder(label: str) -> str:
+    """A policy's label as a folder name."""
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
+
+
+def folders(labels: Iterable[str]) -> dict[str, str]:
+    """A folder name for each label, no two of them the same: where signs that folders have not make
+    two labels one, the later one gets a number."""
+    found: dict[str, str] = {}
+    for label in labels:
+        name, number = folder(label), 2
+        while name.lower() in {taken.lower() for taken in found.values()}:
+            name, number = f"{folder(label)}-{number}", number + 1
+        found[label] = name
+    return found
+
+
+def resolved(out_dir: str | os.PathLike) -> Path:
+    """The folder itself: a link stays, and what it points to is replaced. Raises ResultsError for a
+    name that no file can have here."""
+    try:
+        out = Path(out_dir).resolve()
+        str(out).encode()
+    except UnicodeEncodeError:
+        shown = str(out_dir).encode("utf-8", "backslashreplace").decode()
+        raise ResultsError(f"{shown}: is no UTF-8; name another folder") from None
+    except (OSError, RuntimeError, ValueError):  # links in a circle, a null character
+        raise ResultsError(f"{out_dir!s}: is no path to a folder; name another one") from None
+    return out
+
+
+def try_to_write(out: Path) -> None:
+    """Raises ResultsError where the folder `out` could not be made."""
+    parent = out.parent
+    while not parent.exists():
+        parent = parent.parent
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=_prefix(out, "partial"), dir=parent))
+    except OSError as error:
+        raise ResultsError(why_unwritable(out, error)) from error
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to write into, which takes the place of `out` at the end, or goes where anything
+    fails. What killed processes left of theirs beside it goes first. Raises ResultsError."""
+    partial = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _clear_dead(out)
+        partial = Path(tempfile.mkdtemp(prefix=_prefix(out, "partial"), dir=out.parent))
+        partial.chmod(0o777 & ~_umask())  # mkdtemp makes it private to the user
+        yield partial
+        _swap_in(partial, out)
+    except OSError as error:
+        raise ResultsError(why_unwritable(out, error)) from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _prefix(out: Path, what: str) -> str:
+    """Of a hidden folder of this process beside `out`: who writes it, and what is in it."""
+    return f".{out.name}.{what}-{_host()}-{os.getpid()}-"
+
+
+def _host() -> str:
+    return folder(socket.gethostname())
+
+
+def _clear_dead(out: Path) -> None:
+    """Remove hidden folders beside `out` whose processes are no more; those of other hosts stay."""
+    ours = re.compile(rf"\.{re.escape(out.name)}\.(?:partial|former)-{re.escape(_host())}-(\d+)-")
+    for beside in out.parent.iterdir():
+        found = ours.match(beside.name)
+        if found is not None and not _alive(int(found[1])):
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's
+        return True
+    return True
+
+
+def may_replace(out: Path, files: Collection[str], overwrite: bool) -> None:
+    """Raises ResultsError unless `out` can be made, or is an empty folder, or holds nothing but
+    `files` and `overwrite` is said."""
+    if not out.name:
+        raise ResultsError(f"{out}: the root folder cannot hold a run; name another folder")
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ResultsError(f"{out}: is a file; name a folder")
+    try:
+        content = sorted(entry.name for entry in out.iterdir())
+    except OSError as error:
+        raise ResultsError(why_unwritable(out, error)) from error
+    foreign = [name for name in content if name not in files]
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise ResultsError(f"{out}: holds other files ({shown}); name an empty or new folder")
+    if content and not overwrite:
+        raise ResultsError(
+            f"{out}: already holds a run; name another folder, or replace it with --overwrite"
+        )
+
+
+def _swap_in(partial: Path, out: Path) -> None:
+    """Put folder `partial` in the place of `out`; what was there stays whole until then."""
+    if not out.exists():
+        os.rename(partial, out)
+        return
+    former = Path(tempfile.mkdtemp(prefix=_prefix(out, "former"), dir=out.parent))
+    try:
+        os.rename(out, former / "run")
+        try:
+            os.rename(partial, out)
+        except BaseException:
+            os.rename(former / "run", out)
+            raise
+    finally:
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def why_unwritable(out: Path, error: OSError) -> str:
+    reason = {
+        errno.ENOSPC: "the disk is full; free some room or name another folder",
+        errno.EACCES: "no permission to write there; name another folder",
+        errno.EPERM: "no permission to write there; name another folder",
+        errno.EROFS: "read-only file system; name another folder",
+        errno.ENOTDIR: "part of the path is a file; name another folder",
+        errno.EEXIST: "part of the path is a file; name another folder",
+    }.get(error.errno, f"{error.strerror or error}; name another folder")
+    return f"{out}: cannot be written: {reason}"
