@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from twinserve.sim.report.axes import nested_width, run_colours
+from twinserve.sim.report.windows import any_real_time, of_interest
 
 Windows = Mapping[str, list[dict]]  # by run
 
@@ -17,8 +18,11 @@ Windows = Mapping[str, list[dict]]  # by run
 def draw_windows(figure: Figure, windows: Windows) -> None:
     """Four panels over time, a curve a run, drawn as steps: a value holds for its window.
 
-    Arrivals are dotted beside what was served. A gap in a curve is a window without such requests.
+    Of real-time requests, where a run has such (`windows.of_interest`). Arrivals are dotted beside
+    what was served. A gap in a curve is a window without such requests.
     """
+    whose = "Real-time requests: served" if any(map(any_real_time, windows.values())) else "Served"
+    windows = {label: of_interest(of_run) for label, of_run in windows.items()}
     flow, inside, latency, attained = axes = figure.subplots(4, 1, sharex=True)
     pairs = zip(run_colours(windows), windows.values(), strict=True)
     for i, (colour, of_run) in enumerate(pairs):
@@ -30,14 +34,14 @@ def draw_windows(figure: Figure, windows: Windows) -> None:
         flow.stairs(arrived, edges, baseline=None, color=colour, linestyle=(0, (1, 2)))
         for ax, value in zip(axes, _PANELS, strict=True):
             ax.stairs(_heights(of_run, value), edges, baseline=None, color=colour, linewidth=width)
-    flow.set_title("Served, and dotted what arrived")
+    flow.set_title(f"{whose}, and dotted what arrived")
     flow.set_ylabel("requests/s")
     inside.set_title("In the system at the end of each window")
     inside.set_ylabel("requests")
     inside.yaxis.set_major_locator(MaxNLocator(integer=True))
     latency.set_title("p99 TTFT of those that arrived")
     latency.set_ylabel("s")
-    attained.set_title("Real-time requests within their objectives")
+    attained.set_title("Within their objectives")
     attained.yaxis.set_major_formatter(PercentFormatter(1.0))
     attained.set_ylim(0, 1.05)
     for ax in (flow, inside, latency):
@@ -59,5 +63,5 @@ _PANELS: tuple[Callable[[dict], float | None], ...] = (
     lambda window: window["served_per_s"],
     lambda window: window["in_system"],
     _p99_ttft_s,
-    lambda window: window["classes"].get("rt", {}).get("slo_attainment"),
+    lambda window: window.get("slo_attainment"),
 )

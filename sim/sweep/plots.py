@@ -19,6 +19,7 @@ from twinserve.sim.report.axes import nested_width, run_colours
 from twinserve.sim.report.figures import new_figure
 from twinserve.sim.sweep.combinations import text_of
 from twinserve.sim.sweep.draw import is_number
+from twinserve.sim.sweep.output import COLUMNS
 from twinserve.traces.write import write_atomically
 
 _PANEL = (4.6, 3.2)  # inches
@@ -95,7 +96,7 @@ def _panel(
         ax.set_xticks(range(len(places)), [text_of(place) for place in places])
         ax.set_xlim(-0.5, len(places) - 0.5)
     ax.set_xlabel(x)
-    ax.set_ylabel(name)
+    ax.set_ylabel(COLUMNS.get(name, name))
     low, high = ax.get_ylim()
     if low > 0:
         ax.set_ylim(0, high * 1.05)

@@ -202,11 +202,12 @@ def test_windows_are_drawn_as_steps_for_the_runs_that_have_them():
     )
     windows = summary["windows"]
     assert there.edges.tolist() == [w["start_s"] for w in windows] + [windows[-1]["end_s"]]
-    assert arrivals.values.tolist() == [w["arrivals_per_s"] for w in windows]
-    assert flow.values.tolist() == [w["served_per_s"] for w in windows]
-    assert there.values.tolist() == [w["in_system"] for w in windows]
-    assert p99.values[0] == windows[0]["p99_ttft_ms"] / 1000
-    assert share.values[0] == windows[0]["classes"]["rt"]["slo_attainment"]
+    online = [w["classes"]["rt"] for w in windows]  # best-effort ones would drown them
+    assert arrivals.values.tolist() == [w["arrivals_per_s"] for w in online]
+    assert flow.values.tolist() == [w["served_per_s"] for w in online]
+    assert there.values.tolist() == [w["in_system"] for w in online]
+    assert p99.values[0] == online[0]["p99_ttft_ms"] / 1000
+    assert share.values[0] == online[0]["slo_attainment"]
     assert not np.isfinite(p99.values[-1])  # nobody arrived while the last ones were served
 
 
