@@ -108,6 +108,8 @@ def sweep(
         return
     if out is None:
         raise SettingsError("--out DIR is needed: what has ended is kept there")
+    if (out / "run.json").exists():
+        raise SettingsError(f"--out {out}: is the folder of a run; name another one")
     found = Sweep(runs, out, any_version, retry_failed, options)
     progress = RunProgress(shown=not quiet)
     progress.begin("sweep", len(found.kept) / len(runs))
@@ -128,8 +130,9 @@ def sweep(
 
 
 def _check_numbers(seeds: int, workers: int | None) -> None:
-    if not 1 <= seeds <= _MOST or (workers is not None and not 1 <= workers <= _MOST):
-        raise SettingsError(f"--seeds and --workers must be from 1 to {_MOST}")
+    for name, given in (("--seeds", seeds), ("--workers", workers)):
+        if given is not None and not 1 <= given <= _MOST:
+            raise SettingsError(f"{name} {given}: must be from 1 to {_MOST}")
 
 
 def _runs(
@@ -169,11 +172,11 @@ def _list(runs: list[Run], found: Sweep | None) -> None:
 
 
 def _executor(kind: str, workers: int | None, count: int) -> Workers:
-    from twinserve.sim.sweep.executors import RayWorkers, local
+    from twinserve.sim.sweep.executors import RayWorkers, processes
 
     if kind == "ray":
         return RayWorkers(workers or os.cpu_count() or 1)
-    return local(workers, count)
+    return processes(workers, count)
 
 
 def _write(found: Sweep, out: Path, x: str | None, names: list[str]) -> None:
@@ -186,8 +189,9 @@ def _write(found: Sweep, out: Path, x: str | None, names: list[str]) -> None:
     table = output.seed_table(frame, axes) if len(frame) else frame
     output.write_results(out, frame, table, failures, output.about(found.runs))
     if len(frame):
-        chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)
         output.print_seed_table(table, axes, names)
+        output.print_notices(frame)
+        chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)
         if chosen is not None and drawn:
             plots.write_plots(out, plots.plot(table, axes, chosen, drawn))
     if len(failures):

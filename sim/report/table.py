@@ -143,7 +143,8 @@ def overloaded(summary: Mapping, label: str) -> list[str]:
     said = []
     for service_class, name in (("rt", "real-time"), ("be", "best-effort")):
         found = summary.get("classes", {}).get(service_class, {}).get("saturation") or {}
-        rates = f"{name} requests: {{arrived_per_s:.3g}} a second arrive, {{served_per_s:.3g}} are "
+        what = "sessions or applications" if found.get("groups") else "requests"
+        rates = f"{name} {what}: {{arrived_per_s:.3g}} a second arrive, {{served_per_s:.3g}} are "
         if found.get("verdict") == "saturated":
             growth = "served, so the queue grows by {growth_per_s:.2g} ± {growth_range_per_s:.1g}"
             means = "means depend on the length of the trace"
@@ -151,6 +152,9 @@ def overloaded(summary: Mapping, label: str) -> list[str]:
         if found.get("verdict") == "sheds":
             ends = "served, {lost_share:.1%} end early; latencies are of those that are served"
             said.append(f"{label}: sheds; {(rates + ends).format(**found)}")
+        if found.get("verdict") == "unclear":
+            told = "whether it keeps up with its arrivals cannot be told"
+            said.append(f"{label}: {told} of {name} {what}: {found['reason']}")
     return said
 
 

@@ -241,13 +241,29 @@ def _describe_class(r: RequestColumns, mine: np.ndarray, e2el_s: float | None) -
 
 def _saturation(requests: pd.DataFrame, service_class: str) -> dict | None:
     """Of requests of one class, those of a warm-up too: it has one of its own. A closed loop sends
-    no more than is served, so it is left out."""
+    no more than is served, so the pool is left out, and sessions and applications count as wholes,
+    from their first request to their last end."""
     listed = requests[
         (requests["service_class"] == service_class) & (requests["group"] != POOL_GROUP)
     ]
-    seconds = (listed[n].to_numpy(float) for n in ("arrival_s", "first_scheduled_s", "ended_s"))
-    early = listed["outcome"].isin(OUTCOMES[1:]).to_numpy()
-    return saturation(*seconds, early)
+    early = listed["outcome"].isin(OUTCOMES[1:])
+    columns = listed[["arrival_s", "first_scheduled_s", "ended_s"]].assign(early=early)
+    grouped = columns.groupby(listed["group"], sort=False)  # those of no group are left out
+    together = pd.DataFrame(
+        {
+            "arrival_s": grouped["arrival_s"].min(),
+            "first_scheduled_s": grouped["first_scheduled_s"].min(),
+            "ended_s": grouped["ended_s"].apply(lambda ends: ends.max(skipna=False)),
+            "early": grouped["early"].any(),
+        }
+    )
+    alone = columns[listed["group"].isna()]
+    wholes = pd.concat([alone, together]) if len(together) else alone
+    found = saturation(
+        *(wholes[name].to_numpy(float) for name in columns if name != "early"),
+        wholes["early"].to_numpy(bool),
+    )
+    return None if found is None else found | {"groups": len(together)}
 
 
 def _last(seconds: np.ndarray) -> float:

@@ -23,6 +23,7 @@ LEAST_SHARE = 0.01  # of the arrivals: a queue that gains less in a window matte
 STEADY_SHARE = 0.02  # a queue that gained more than this was not seen to be steady
 TOLD_SHARE = 0.10  # an overload of this size must have been visible before a queue is called steady
 FILLING = 3.0  # mean service times until the system holds what it will hold
+EARLY_SHARES, FIRST = (0.1, 0.03, 0.01), 20  # of the requests, and at least so many
 FEWEST = 50  # arrivals in the window
 
 
@@ -54,9 +55,10 @@ class Saturation:
 def saturation(
     arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray, lost: np.ndarray
 ) -> dict | None:
-    """`saturation` of a class in summary.json, from its requests that come from outside (no closed
-    loop): seconds, NaN where a request was never scheduled or has not ended, and who ended early
-    (bool[n]). None where there is no rate: no request, or all at once."""
+    """`saturation` of a class in summary.json, from what comes from outside (no closed loop, and
+    sessions and applications as wholes): seconds, NaN where a request was never scheduled or has
+    not ended, and who ended early (bool[n]). None where there is no rate: nothing, or all at
+    once."""
     if not len(arrival) or not arrival.max() > arrival.min():
         return None
     return asdict(_judged(arrival, scheduled, ended, lost))
@@ -74,18 +76,24 @@ def _judged(
     # The system still fills: what it holds must grow, and so may the queue that it will keep.
     return Saturation(
         "unclear",
-        f"requests arrive for {span:.3g} s, too short for a system whose requests take "
+        f"requests arrive for {span:.3g} s, too short to judge a system whose first requests took "
         f"{filled / FILLING:.3g} s each",
     )
 
 
 def _early_service_s(arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray) -> float:
-    """Mean seconds from first scheduled to end, of the first tenth of the requests: what service
-    takes before there is a queue."""
-    early = np.argsort(arrival, kind="stable")[: max(len(arrival) // 10, 1)]
-    service = (ended - scheduled)[early]
-    service = service[~np.isnan(service)]
-    return float(service.mean()) if len(service) else 0.0
+    """Mean seconds from first scheduled to end, of the first requests: what service takes before
+    there is a queue. Of several counts of first ones the least: the later they came, the longer
+    they may have been preempted."""
+    order = np.argsort(arrival, kind="stable")
+    service = (ended - scheduled)[order]
+    counts = {max(int(share * len(service)), min(FIRST, len(service))) for share in EARLY_SHARES}
+    means = [
+        float(known.mean())
+        for count in sorted(counts)
+        if len(known := service[:count][~np.isnan(service[:count])])
+    ]
+    return min(means, default=0.0)
 
 
 def _bounded_spread(held: np.ndarray) -> float:
@@ -123,7 +131,8 @@ def _of_growth(
         verdict, reason = "keeps up", "the queue does not grow"
     else:
         verdict = "unclear"
-        reason = f"a queue that grows by {most / arrived:.0%} of the arrivals would look the same"
+        share = min(most / arrived, 1.0)
+        reason = f"a queue that grows by {share:.0%} of the arrivals might look the same"
     return Saturation(
         verdict,
         reason,

@@ -170,7 +170,8 @@ def _setting(where: str, key: str) -> str:
     name = key.removeprefix("--").replace("-", "_")
     if name not in FIELDS:
         raise SettingsError(
-            f"{where}: no setting {key!r}{hint(name, list(FIELDS))}; `simulate --help` lists them"
+            f"{where}: no setting {key!r} that may vary{hint(name, list(FIELDS))}; there are "
+            f"{', '.join(sorted(FIELDS))}"
         )
     return name
 

@@ -160,6 +160,11 @@ def local(workers: int | None, calls: int) -> Workers:
     return InThisProcess() if workers < 2 else LocalProcesses(workers)
 
 
+def processes(workers: int | None, calls: int) -> Workers:
+    """The same, and never this process: a call that takes its process down takes no other along."""
+    return LocalProcesses(max(1, min(workers or os.cpu_count() or 1, calls)))
+
+
 def completed(
     workers: Workers, work: Callable, calls: Mapping[Key, Sequence]
 ) -> Iterator[tuple[Key, Future]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from twinserve.profiles.step_times import choose
@@ -16,6 +18,7 @@ from twinserve.sim.sweep.digests import sources_digest
 from twinserve.sim.sweep.points import Kept
 from twinserve.traces.load import load_trace
 
+NOTICES = "notices"  # column of a run's row
 # Of a worker: runs that follow each other mostly have these in common.
 _SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
 
@@ -33,7 +36,7 @@ def one_run(settings: Mapping[str, Any], sources: str, options: MetricsOptions =
             raise RuntimeError("this worker's twinserve is not the one that started the sweep")
         inputs = resolve(SimulationConfig(**settings), sources=_SOURCES)
         ((_, result),) = run_each(inputs, options=options)
-        return Kept([flat(result.summary)])
+        return Kept([flat(result.summary) | _said(inputs.notices)])
     except Exception as error:
         return Kept([], failure(error))
     finally:
@@ -41,11 +44,23 @@ def one_run(settings: Mapping[str, Any], sources: str, options: MetricsOptions =
         gc.collect()
 
 
+def _said(notices: Sequence[str]) -> dict[str, str]:
+    """What the user should know about the run's requests: they may differ from run to run."""
+    return {NOTICES: "\n".join(notices)} if notices else {}
+
+
 def failure(error: BaseException) -> str:
-    """One line; the kind of an error that is not worded for users is said with it."""
+    """One line; the kind of an error that is not worded for users is said with it, and where it
+    was raised."""
     said = " ".join(str(error).split())
-    worded = isinstance(error, ValueError) and type(error) is not ValueError
-    return said if worded and said else f"{type(error).__name__}: {said}".rstrip(": ")
+    if said and isinstance(error, ValueError) and type(error) is not ValueError:
+        return said
+    first = error
+    while first.__cause__ is not None:  # simpy raises another one of the same kind
+        first = first.__cause__
+    frames = traceback.extract_tb(first.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {said}".rstrip(": ") + where
 
 
 @cache

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.sweep.combinations import Run, text_of
+from twinserve.sim.sweep.one import NOTICES
 from twinserve.sim.sweep.points import Kept
 from twinserve.sim.sweep.statistics import over_seeds, shown
 from twinserve.traces.write import write_atomically
@@ -40,6 +41,7 @@ COLUMNS = {
 }
 VERDICT = "classes.rt.saturation.verdict"  # of each run; shown as `queue`, as simulate does
 _QUEUES = {"keeps up": "steady", "saturated": "grows"}
+_MOST_NOTICES = 8
 _WIDEST = 160  # of the printed table where it goes into a file
 
 
@@ -135,6 +137,22 @@ def about(runs: Sequence[Run]) -> dict:
         "common": common,
         "versions": {name: version(name) for name in ("twinserve", "numpy", "pandas")},
     }
+
+
+def print_notices(frame: pd.DataFrame, console=None) -> None:
+    """What runs said of their requests, and how many of them did where not all agree."""
+    console = console or Console(soft_wrap=True)
+    said = frame[NOTICES].fillna("") if NOTICES in frame else pd.Series(dtype=str)
+    counts: dict[str, int] = {}
+    for text in said:
+        for notice in filter(None, text.split("\n")):
+            counts[notice] = counts.get(notice, 0) + 1
+    for number, (notice, count) in enumerate(counts.items()):
+        if number == _MOST_NOTICES:
+            console.print(f"note: {len(counts) - number} further notices stand in runs.parquet")
+            break
+        some = f" ({count} of {len(frame)} runs)" if count < len(frame) else ""
+        console.print(f"note{some}: {notice}", highlight=False)
 
 
 def print_seed_table(

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from twinserve.sim.report.axes import nested_width, run_colours
@@ -36,12 +37,11 @@ def plot(table: pd.DataFrame, axes: Sequence[str], x: str, names: Sequence[str])
     figure = new_figure(_PANEL[0] * max(columns, 1.4), _PANEL[1] * rows)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     places = None if is_number(table[x]) else [*dict.fromkeys(table[x])]
-    for ax, name in zip(panels, names, strict=False):
-        _panel(ax, lines, x, name, places)
+    drawn = [_panel(ax, lines, x, name, places) for ax, name in zip(panels, names, strict=False)]
     for ax in panels[len(names) :]:
         ax.remove()
     if others:
-        _legend(figure, [label for label, _ in lines], panels[0])
+        _legend(figure, [label for label, _ in lines], drawn[0])
     return figure
 
 
@@ -75,12 +75,13 @@ def _panel(
     x: str,
     name: str,
     places: list[object] | None,
-) -> None:
-    colours = run_colours(lines)
-    for number, (colour, (label, part)) in enumerate(zip(colours, lines, strict=True)):
+) -> list[ErrorbarContainer]:
+    """The lines that it drew."""
+    colours, drawn = run_colours(lines), []
+    for number, (colour, (_, part)) in enumerate(zip(colours, lines, strict=True)):
         at = part[x] if places is None else part[x].map(places.index)
         order = np.argsort(at.to_numpy(), kind="stable")
-        ax.errorbar(
+        line = ax.errorbar(
             at.to_numpy()[order],
             part[name].to_numpy(float)[order],
             part[f"{name}_ci"].fillna(0.0).to_numpy(float)[order],
@@ -90,8 +91,8 @@ def _panel(
             linewidth=nested_width(number, len(lines)) if places is None else 0,
             elinewidth=1.0,
             capsize=2.5,
-            label=label,
         )
+        drawn.append(line)
     if places is not None:
         ax.set_xticks(range(len(places)), [text_of(place) for place in places])
         ax.set_xlim(-0.5, len(places) - 0.5)
@@ -102,11 +103,12 @@ def _panel(
         ax.set_ylim(0, high * 1.05)
     ax.grid(True, color="#e5e8eb", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
+    return drawn
 
 
-def _legend(figure: Figure, labels: Sequence[str], ax: Axes) -> None:
+def _legend(figure: Figure, labels: Sequence[str], handles: Sequence[ErrorbarContainer]) -> None:
     """Above the panels, in as many columns as fit; the figure grows where that is not enough."""
-    handles, _ = ax.get_legend_handles_labels()
+    labels = [label.replace("$", r"\$") for label in labels]  # no mathematics
     panels_height, renderer = figure.get_figheight(), FigureCanvasAgg(figure).get_renderer()
     for columns in range(min(len(labels), _MOST_COLUMNS), 0, -1):
         legend = figure.legend(handles, labels, loc="outside upper left", ncols=columns)

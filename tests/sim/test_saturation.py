@@ -17,6 +17,8 @@ from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.saturation import FEWEST, saturation
 from twinserve.sim.setup.config import PRESETS, SimulationConfig
 from twinserve.sim.setup.run import simulate
+from twinserve.traces.workload import Workload
+from twinserve.traces.write import write_trace
 
 RUNS = 40
 SERVICES = {
@@ -153,7 +155,7 @@ def test_few_requests_and_short_traces_are_unclear():
     # 200 requests within 200 s which all take 1,000 s and do not wait: the system still fills
     arrival = rng.uniform(0, 200, 200)
     found = saturation(arrival, arrival, arrival + 1000, np.zeros(200, bool))
-    assert found["verdict"] == "unclear" and "too short for a system" in found["reason"]
+    assert found["verdict"] == "unclear" and "too short to judge a system" in found["reason"]
     # nor is it told with seats for 20, where most of them wait: a queue may form once, and stay
     scheduled, ended = served(np.sort(arrival), np.full(200, 1000.0), 20)
     found = saturation(np.sort(arrival), scheduled, ended, np.zeros(200, bool))
@@ -196,6 +198,49 @@ def test_clients_that_give_up_are_no_growth_but_are_told():
     (note,) = overloaded(result.summary, "vllm")
     assert f"{found['lost_share']:.1%} end early" in note
     assert f"sheds {found['lost_share'] * 100:.1f} %" in render_table({"vllm": result})
+
+
+def sessions(rate, n, turns=3):
+    """Sessions that come at `rate` a second, of turns that wait for each other."""
+    rng = np.random.default_rng(4)
+    first = rng.exponential(1 / rate, n).cumsum()
+    stage, group = np.divmod(np.arange(n * turns), n)
+    return Workload.build(
+        np.where(stage == 0, np.tile(first, turns), np.nan),
+        np.full(n * turns, 2000),
+        np.full(n * turns, 60),
+        group=group,
+        stage=stage,
+        group_names=[f"s{i}" for i in range(n)],
+        delay_s=np.where(stage > 0, 0.5, 0.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "count", "verdict"), [(0.3, 300, "keeps up"), (4.0, 900, "saturated")]
+)
+def test_sessions_count_as_wholes(tmp_path, rate, count, verdict):
+    """Their later turns come no faster than the system answers: single requests would look as if it
+    kept up at any rate."""
+    path = write_trace(sessions(rate, count), tmp_path / "sessions.jsonl")
+    config = SimulationConfig(trace=str(path), profile="llama-3.1-8b@l40s")
+    (result,) = simulate(config).values()
+    found = result.summary["classes"]["rt"]["saturation"]
+    assert (found["verdict"], found["groups"]) == (verdict, count)
+    assert found["arrived_per_s"] == pytest.approx(rate, rel=0.3)
+    said = overloaded(result.summary, "vllm")
+    assert (verdict == "keeps up") == (not said) and all("sessions" in line for line in said)
+
+
+@pytest.mark.parametrize("policy", ["mlfq", "vtc", "round-robin"])
+def test_policies_that_slice_service_are_judged_too(policy):
+    """Service that others interrupt lasts longer the longer the overload does; the first requests
+    tell what it takes."""
+    config = SimulationConfig(
+        policy=(policy,), trace="sharegpt", load=1.6, requests=2500, profile="llama-3.1-8b@l40s"
+    )
+    (result,) = simulate(config).values()
+    assert result.summary["classes"]["rt"]["saturation"]["verdict"] == "saturated"
 
 
 # -- units and order -------------------------------------------------------------------------------

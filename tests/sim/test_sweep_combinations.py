@@ -145,7 +145,7 @@ def test_a_setting_in_two_files_joins_them_where_it_is_linked(tmp_path):
         ("[]", "holds no combination"),
         ("3", "holds no combination"),
         ("[3]", "entry 1: is no object"),
-        ('{"a": {"lod": 1}}', "entry 'a': no setting 'lod' (did you mean 'load'?)"),
+        ('{"a": {"lod": 1}}', "entry 'a': no setting 'lod' that may vary (did you mean 'load'?)"),
         ('[{"load": 1}, {"load": 1, "load": 2}]', "'load' is given twice in one object"),
         ('[{"num-blocks": 1, "num_blocks": 2}]', "entry 1: num_blocks is given twice"),
         (

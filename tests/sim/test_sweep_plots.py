@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex
 
 from tests.examples import examples
 from twinserve.sim.setup.config import SettingsError
@@ -92,3 +93,20 @@ def test_files_are_the_same_bytes_and_without_a_date(tmp_path):
         first, second = ((tmp_path / f / f"plot.{kind}").read_bytes() for f in ("a", "b"))
         assert first == second
         assert not re.search(rb"CreationDate|<dc:date>|Matplotlib v", first)
+
+
+@pytest.mark.parametrize("names", [["_m.py:Ed", "vllm"], ["", "_hidden", "b$x_1$"]])
+def test_every_line_has_its_own_name_whatever_that_is(names):
+    """matplotlib leaves out labels that begin with `_`, and would take `$` for mathematics."""
+    rows = [
+        {"policy": name, "rate": rate, "x": 1.0 + k, "x_ci": 0.1}
+        for k, name in enumerate(names)
+        for rate in (1, 2)
+    ]
+    figure = plot(pd.DataFrame(rows), ["policy", "rate"], "rate", ["x"])
+    (legend,) = figure.legends
+    shown = [text.get_text().replace("\\$", "$") for text in legend.get_texts()]
+    assert shown == names
+    panel = figure.axes[0]
+    drawn = [container.lines[0].get_color() for container in panel.containers]
+    assert [to_hex(handle.get_color()[0]) for handle in legend.legend_handles] == drawn
