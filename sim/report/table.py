@@ -222,8 +222,19 @@ def _verdicts(summaries: Sequence[Mapping]) -> list[Row]:
         verdicts = [found.get(title) for found in by_run]
         met = [verdict is not None and verdict["met"] is True for verdict in verdicts]
         best = met if any(met) and not all(met) else [False] * len(met)
-        rows.append(Row(title, [_kept(v) for v in verdicts], best, [None] * len(verdicts)))
+        ends = [_verdict_ends(summary, title) for summary in summaries]
+        rows.append(Row(title, [_kept(v) for v in verdicts], best, ends))
     return rows
+
+
+def _verdict_ends(summary: Mapping, title: str) -> tuple[str, str] | None:
+    """Whether the objective is kept at the ends of a run's error bars; None of a run without."""
+    bars = summary.get("error_bars")
+    if bars is None:
+        return None
+    titles = [_objective(verdict) for verdict in summary.get("objectives", ())]
+    pair = bars.get(f"objectives.{titles.index(title)}") if title in titles else None
+    return ("", "") if pair is None else tuple("kept" if end else "missed" for end in pair)
 
 
 def _objective(verdict: Mapping) -> str:

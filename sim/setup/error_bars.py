@@ -12,7 +12,7 @@ Objectives, arrivals and KV memory stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -159,7 +159,19 @@ def ranges(summaries: Iterable[Mapping]) -> dict[str, list[float]]:
         path: [v for s in summaries if (v := _lookup(s, path)) is not None]
         for path in dict.fromkeys([*METRICS, *further])
     }
-    return {path: [min(values), max(values)] for path, values in found.items() if values}
+    bars = {path: [min(values), max(values)] for path, values in found.items() if values}
+    return bars | _of_verdicts(summaries)
+
+
+def _of_verdicts(summaries: Sequence[Mapping]) -> dict[str, list[float]]:
+    """objectives.N of the N-th objective of the list: 1 where it is met, 0 where it is not."""
+    lists = [summary.get("objectives", ()) for summary in summaries]
+    bars = {}
+    for number, one in enumerate(zip(*lists, strict=True)):
+        met = [float(verdict["met"]) for verdict in one if verdict["met"] is not None]
+        if met:
+            bars[f"objectives.{number}"] = [min(met), max(met)]
+    return bars
 
 
 def described(errors: ExpectedErrors) -> dict[str, dict]:
