@@ -184,6 +184,7 @@ def test_warming_up_and_swapping_look_at_the_deadline():
             begun()
 
 
+@pytest.mark.slow
 def test_kernels_that_measure_nothing_have_failed(tmp_path, monkeypatch):
     assert importlib.util.find_spec(f"{campaign_kernel.COMMAND[-1]}.__main__") is not None
     code = "import sys; print('no GPU here'); sys.exit(2)"

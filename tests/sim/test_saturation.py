@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.parameters import mostly_slow
 from tests.sim.test_queueing import Constant, PerPromptToken, run
 from twinserve.sim.report.table import overloaded, render_table
 from twinserve.sim.results.metrics import summarise
@@ -54,7 +55,11 @@ def counted(*what):
     return Counter(found["verdict"] for found in verdicts(*what))
 
 
-KINDS = [(1, "exponential"), (1, "deterministic"), (50, "exponential"), (50, "lognormal")]
+KINDS = mostly_slow(
+    [(1, "exponential"), (1, "deterministic"), (50, "exponential"), (50, "lognormal")],
+    (1, "exponential"),
+    (50, "lognormal"),
+)
 
 
 # -- queueing theory: a queue grows if and only if the load is above 1 -----------------------------
@@ -162,7 +167,7 @@ def test_few_requests_and_short_traces_are_unclear():
     assert found["verdict"] == "unclear"
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", mostly_slow([0, 1, 2], 0))
 def test_a_queue_that_forms_at_the_start_and_stays_is_no_growth(seed):
     """Best-effort batches take the memory first: real-time requests then wait for 8 s all along."""
     for seconds, verdicts in ((20, {"unclear"}), (90, {"unclear"}), (600, {"keeps up"})):
@@ -232,7 +237,7 @@ def test_sessions_count_as_wholes(tmp_path, rate, count, verdict):
     assert (verdict == "keeps up") == (not said) and all("sessions" in line for line in said)
 
 
-@pytest.mark.parametrize("policy", ["mlfq", "vtc", "round-robin"])
+@pytest.mark.parametrize("policy", mostly_slow(["mlfq", "vtc", "round-robin"], "mlfq"))
 def test_policies_that_slice_service_are_judged_too(policy):
     """Service that others interrupt lasts longer the longer the overload does; the first requests
     tell what it takes."""
