@@ -22,9 +22,6 @@ import pytest
 from twinserve.policies import registry
 from twinserve.sim.cli import main as cli
 
-# commands share a folder, and later ones read what earlier ones wrote
-pytestmark = pytest.mark.xdist_group("guide")
-
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "your_own_policy.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
 FILE = re.compile(r"# (deadline/\S+)\n")

@@ -12,9 +12,6 @@ import pytest
 
 from tests import test_guide
 
-# commands share a folder, and later ones read what earlier ones wrote
-pytestmark = pytest.mark.xdist_group("readme")
-
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.S)

@@ -10,9 +10,6 @@ import pytest
 
 from tests import test_readme
 
-# commands share a folder, and later ones read what earlier ones wrote
-pytestmark = pytest.mark.xdist_group("sweep page")
-
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "sweep.md"
 JSON = re.compile(r"^```json (\S+)\n(.*?)^```$", re.S | re.M)
 
