@@ -14,6 +14,7 @@ from rich.text import Text
 
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.options import Objective, percentile_name
+from twinserve.sim.results.paths import lookup
 
 SHOWN_PERCENTILES = (90, 99)
 BEST_MARK = "*"
@@ -332,15 +333,7 @@ def _with_timing(result: Mapping | RunResult) -> Mapping:
 
 
 def _lookup(summary: Mapping, path: str) -> Any:
-    value: object = summary
-    while path:
-        if not isinstance(value, Mapping):
-            return None
-        # a name may have a dot of its own: p99.9_ttft_ms
-        head, _, rest = (path, "", "") if path in value else path.partition(".")
-        if head not in value:
-            return None
-        value, path = value[head], rest
+    value = lookup(summary, path)
     return value if value is None or isinstance(value, Mapping) else float(value)
 
 

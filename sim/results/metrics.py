@@ -253,7 +253,8 @@ def _saturation(requests: pd.DataFrame, service_class: str) -> dict | None:
         {
             "arrival_s": grouped["arrival_s"].min(),
             "first_scheduled_s": grouped["first_scheduled_s"].min(),
-            "ended_s": grouped["ended_s"].apply(lambda ends: ends.max(skipna=False)),
+            # of all of them, or it has not ended
+            "ended_s": grouped["ended_s"].max().where(grouped["ended_s"].count() == grouped.size()),
             "early": grouped["early"].any(),
         }
     )

@@ -1,4 +1,5 @@
-"""Whether a run keeps up with its arrivals. Where it does not, its means say how long the trace is.
+"""Whether a run keeps up with its arrivals. Where it does not, means depend on the length of the
+trace.
 
 A queue that grows is told from one that only fluctuates by how much it gains in each of ten equal
 parts of the time in which requests arrive: the gain of all parts against their spread. Were the

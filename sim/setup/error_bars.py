@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.evidence import ExpectedErrors, expected_errors
@@ -22,8 +21,9 @@ from twinserve.profiles.profile import Profile
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_stats import percentile_name
 from twinserve.sim.results.options import MetricsOptions
+from twinserve.sim.results.paths import lookup
 from twinserve.sim.setup.inputs import Inputs
-from twinserve.sim.setup.run import Report, run_policy
+from twinserve.sim.setup.run import PLAIN, Report, run_policy
 
 _SIDES = {"slow": 1, "fast": -1}
 _OF_CLASS = (
@@ -118,13 +118,13 @@ def run_with_steps_off(
     spec: PolicySpec,
     errors: ExpectedErrors,
     report: Report | None = None,
-    options: MetricsOptions | None = None,
+    options: MetricsOptions = PLAIN,
     begin: Callable[[str], None] = lambda label: None,
 ) -> Iterator[RunResult]:
     """One policy in each of the corners, one after another; begin(label) before each."""
     for off in corners(errors.decode.error, errors.prefill.error):
         begin(f"{spec.label}, {off.label}")
-        yield run_policy(with_steps_off(inputs, off), spec, report, options or MetricsOptions())
+        yield run_policy(with_steps_off(inputs, off), spec, report, options)
 
 
 def add_error_bars(
@@ -132,7 +132,7 @@ def add_error_bars(
     spec: PolicySpec,
     result: RunResult,
     report: Report | None = None,
-    options: MetricsOptions | None = None,
+    options: MetricsOptions = PLAIN,
     begin: Callable[[str], None] = lambda label: None,
     errors: ExpectedErrors | None = None,
 ) -> None:
@@ -156,7 +156,7 @@ def ranges(summaries: Iterable[Mapping]) -> dict[str, list[float]]:
         for name in asked
     ]
     found = {
-        path: [v for s in summaries if (v := _lookup(s, path)) is not None]
+        path: [float(v) for s in summaries if (v := lookup(s, path)) is not None]
         for path in dict.fromkeys([*METRICS, *further])
     }
     bars = {path: [min(values), max(values)] for path, values in found.items() if values}
@@ -184,13 +184,3 @@ def said_of_bars(profile: Profile) -> str:
     """A line on what the ranges of a table are."""
     errors = expected_errors(profile)
     return f"low and high: step times off by the expected error: {errors} (docs/profiles.md)"
-
-
-def _lookup(summary: Any, path: str) -> float | None:
-    while path:
-        if not isinstance(summary, Mapping):
-            return None
-        # a name may have a dot of its own: p99.9_ttft_ms
-        head, _, rest = (path, "", "") if path in summary else path.partition(".")
-        summary, path = summary.get(head), rest
-    return None if summary is None else float(summary)
