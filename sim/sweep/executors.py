@@ -156,8 +156,8 @@ class RayWorkers(Workers):
 def local(workers: int | None, calls: int) -> Workers:
     """For so many calls on this machine. workers: processes; None: one for each core; 1: this
     one."""
-    alone = min(workers or os.cpu_count() or 1, calls) < 2
-    return InThisProcess() if alone else processes(workers, calls)
+    workers = min(workers or os.cpu_count() or 1, calls)
+    return InThisProcess() if workers < 2 else LocalProcesses(workers)
 
 
 def processes(workers: int | None, calls: int) -> Workers:
