@@ -41,6 +41,7 @@ from twinserve.profiles.forms.efficiency import family_error, find_efficiency
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
 from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
+from twinserve.profiles.host import NO_HOST_TIME, HostTime
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
@@ -188,33 +189,53 @@ class Profile(BaseModel):
     ) -> Profile:
         """A copy whose operator tables or roofline have these seconds a step and a request added to
         theirs. ProfileError for a form that has no host terms, and for a scaled profile."""
-        form = self.step_model
         if self.step_scale is not None:
             raise ProfileError(
                 f"{self.name}: is scaled ({self.step_scale}); fit host terms to the profile that "
                 "it was made of"
             )
-        holder = form.efficiency if isinstance(form, RooflineForm) else form
-        if not isinstance(form, (RooflineForm, OperatorForm)):
+        if not self.knows_host_time:
             raise ProfileError(
-                f"{self.name}: the form {form.form!r} has no host terms; name a roofline or "
-                "operator profile"
+                f"{self.name}: the form {self.step_model.form!r} has no host terms; name a "
+                "roofline or operator profile"
             )
+        return self.model_copy(
+            update={
+                "step_model": self._with_host(host_s, host_request_s),
+                "fit_error": fit_error,
+                "source": "measured",
+                "notes": f"{self.notes} Host terms fitted to recorded steps.",
+            }
+        )
+
+    @property
+    def knows_host_time(self) -> bool:
+        """Whether its form has host terms. The others hold times of whole steps: what the host of
+        the measured engine added is in them."""
+        return isinstance(self.step_model, (RooflineForm, OperatorForm))
+
+    def with_host_time(self, host: HostTime) -> Profile:
+        """The same engine whose GPU waits so much longer for its host, on top of the profile's own
+        host terms. ProfileError for a form that has none."""
+        if host == NO_HOST_TIME:
+            return self
+        if not self.knows_host_time:
+            raise ProfileError(
+                f"{self.name}: its step times ({self.step_model.form}) are those of whole steps, "
+                "host time included; drop --host-time"
+            )
+        added = self._with_host(host.step_s, host.request_s)
+        return self.model_copy(update={"step_model": added})
+
+    def _with_host(self, host_s: float, host_request_s: float) -> StepModelForm:
+        form = self.step_model
+        holder = form.efficiency if isinstance(form, RooflineForm) else form
         added = replace(
             holder,
             host_s=holder.host_s + host_s,
             host_request_s=holder.host_request_s + host_request_s,
         )
-        added = RooflineForm(added) if isinstance(form, RooflineForm) else added
-        notes = f"{self.notes} Host terms fitted to recorded steps."
-        return self.model_copy(
-            update={
-                "step_model": added,
-                "fit_error": fit_error,
-                "source": "measured",
-                "notes": notes,
-            }
-        )
+        return RooflineForm(added) if isinstance(form, RooflineForm) else added
 
     @property
     def kv_bytes_per_token(self) -> float:

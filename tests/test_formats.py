@@ -235,7 +235,7 @@ def test_a_version_without_its_upgrade_is_no_format(oldest, upgrades):
 
 
 def test_a_raised_result_folder_reads_all_before_it(file_of, monkeypatch, tmp_path):
-    """One constant and one function: version 4 counts requests in a table of its own."""
+    """One constant and one function: version 5 counts requests in a table of its own."""
     case = BY_NAME["result folders"]
     file = file_of(case)
 
@@ -243,13 +243,13 @@ def test_a_raised_result_folder_reads_all_before_it(file_of, monkeypatch, tmp_pa
         run = stored.run | {"requests": len(stored.tables.get("requests", ()))}
         return replace(stored, run=run)
 
-    raised = replace(files.RESULTS, version=4, upgrades=(*files.RESULTS.upgrades, count))
+    raised = replace(files.RESULTS, version=5, upgrades=(*files.RESULTS.upgrades, count))
     monkeypatch.setattr(files, "RESULTS", raised)
-    for number in (NO_NUMBER, 1, 2, 3):
+    for number in (NO_NUMBER, 1, 2, 3, 4):
         case.place.renumber(file, number)
         found = read_run(file.parent)
         assert found.config["requests"] == len(found.rows.requests) == int(A_RUN[3])
         assert from_file(file)["trace"] == "fixed:40,4"
     written = write_run(tmp_path / "now", found) / "run.json"
-    assert case.place.number(written) == 4
+    assert case.place.number(written) == 5
     assert read_run(written.parent).config == found.config

@@ -13,7 +13,7 @@ from typing import Any
 
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.sim.results.files import RunResult
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.run import simulate
 
 SLO = "ttft=0.4,tpot=0.2"
@@ -95,9 +95,9 @@ def _run(
             file = Path(folder) / "scaled.json"
             save_profile(load_profile(profile).scaled(step=slow, kv=memory), file)
             name = str(file)
-        return simulate(SimulationConfig(policy=(policy,), profile=name, slo=SLO, **settings))[
-            policy
-        ]
+        return simulate(
+            SimulationConfig(policy=(policy,), profile=name, slo=SLO, **PAPERS_ENGINE, **settings)
+        )[policy]
 
 
 def metrics(run: RunResult) -> dict[str, Any]:

@@ -129,6 +129,7 @@ def inputs_of(
         host_blocks=size.host_blocks,
         max_num_seqs=size.max_num_seqs,
         max_num_batched_tokens=size.budget_tokens,
+        async_scheduling=False,  # as the engine in this process
     )
     if rate_scale is None:
         requests, rate_scale = _chosen(config, cell, trace)

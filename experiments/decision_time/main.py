@@ -31,7 +31,7 @@ from twinserve.experiments.study.output import check_target
 from twinserve.policies.registry import parse_policy, policy_names
 from twinserve.sim.cli.main import run_app
 from twinserve.sim.results.files import dump_json
-from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Simulation, run_policy
 from twinserve.traces.apps.generate import applications
@@ -139,6 +139,7 @@ def settings(policy: str, **changes) -> SimulationConfig:
         "rate": 1.0,
         "max_num_seqs": BATCH,
         "exact": True,
+        **PAPERS_ENGINE,
     }
     return SimulationConfig(**{**base, **changes})
 
@@ -219,6 +220,7 @@ def hybrid(policy: str, sizes: Sizes) -> dict:
         profile="qwen2.5-14b@a100-40g:tp2",
         slo="ttft=0.4,tpot=0.2",
         exact=True,
+        **PAPERS_ENGINE,
     )
     run, seconds = cpu_timed(resolve(config))
     steps = run.rows().steps

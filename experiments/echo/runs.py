@@ -22,7 +22,7 @@ from twinserve.policies.requests import RequestClass, State
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.plan.capacity import WhileOnline, predicted_memory
 from twinserve.sim.results.files import RunResult
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve_hardware
 from twinserve.sim.setup.run import run_simulation
 from twinserve.traces.generators.longdoc import NAMES, longdoc
@@ -138,7 +138,7 @@ def _run(
 def _simulate(policy: str, load: Workload, **settings: Any) -> tuple[Samples, RunResult]:
     """A run that ends with the last online request, and what `_look` finds in every one of its
     seconds."""
-    config = SimulationConfig(policy=(policy,), profile=PROFILE, **settings)
+    config = SimulationConfig(policy=(policy,), profile=PROFILE, **PAPERS_ENGINE, **settings)
     inputs = Inputs(config, load, resolve_hardware(config), (parse_policy(policy),), ())
     samples: Samples = []
     simulation = WhileOnline(

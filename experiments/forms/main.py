@@ -23,7 +23,7 @@ from twinserve.experiments.study.output import markdown_table, write_plot, write
 from twinserve.experiments.study.progress import shown_grid
 from twinserve.experiments.validation.main import truth_folder
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
@@ -71,6 +71,7 @@ def _layerkv(seed: int, quick: bool) -> SimulationConfig:
         cap_length=2300,
         slo="ttft=3,tpot=0.2",
         seed=seed,
+        **PAPERS_ENGINE,
     )
 
 
@@ -84,6 +85,7 @@ def _echo(seed: int, quick: bool) -> SimulationConfig:
         num_blocks=10_000,
         slo="ttft=1,tpot=0.05",
         seed=seed,
+        **PAPERS_ENGINE,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.results.metrics_jobs import fair_ratio, job_completion, summarise_fair_ratio
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve_hardware
 from twinserve.sim.setup.run import Simulation, run_policy, run_simulation
 from twinserve.traces.apps.classes import CLASSES, Sample, training_samples
@@ -68,7 +68,13 @@ def inputs_of(
     workload: Workload, policies: Sequence[str], seed: int, profile: str, settings: Mapping
 ) -> Inputs:
     config = SimulationConfig(
-        policy=tuple(policies), trace="apps", seed=seed, profile=profile, slo="none", **settings
+        policy=tuple(policies),
+        trace="apps",
+        seed=seed,
+        profile=profile,
+        slo="none",
+        **PAPERS_ENGINE,
+        **settings,
     )
     return Inputs(
         config, workload, resolve_hardware(config), tuple(map(parse_policy, policies)), ()

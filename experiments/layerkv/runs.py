@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.run import simulate
 
 TTFT_S, TPOT_S = 3.0, 0.2  # Sec. 5.2.4
@@ -77,7 +77,9 @@ def serve(
         file = Path(folder) / "testbed.json"
         save_profile(profile, file)
         run = simulate(
-            SimulationConfig(policy=(policy,), profile=str(file), host_blocks=host, **settings)
+            SimulationConfig(
+                policy=(policy,), profile=str(file), host_blocks=host, **PAPERS_ENGINE, **settings
+            )
         )[policy]
     rt, kv = run.summary["classes"]["rt"], run.summary["kv"]
     rows = run.rows.requests

@@ -23,7 +23,7 @@ from twinserve.policies.registry import PolicySpec
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy, simulate
 
@@ -214,6 +214,7 @@ def _config(
         slo=slo,
         profile=PROFILE,
         cap_length=1024,
+        **PAPERS_ENGINE,
     )
 
 

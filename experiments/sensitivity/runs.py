@@ -21,7 +21,7 @@ from twinserve.policies.justitia.demand import DemandPolicy
 from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.profile import Profile
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Hardware, Inputs, make_estimator, resolve
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
@@ -93,6 +93,7 @@ def _mooncake(seed: int, quick: bool) -> SimulationConfig:
         rate_scale=1.0,
         pool=16,
         seed=seed,
+        **PAPERS_ENGINE,
     )
 
 
@@ -106,12 +107,17 @@ def _memory(seed: int, quick: bool) -> SimulationConfig:
         cap_length=2300,
         slo="ttft=3,tpot=0.2",
         seed=seed,
+        **PAPERS_ENGINE,
     )
 
 
 def _apps(seed: int, quick: bool) -> SimulationConfig:
     return SimulationConfig(
-        policy=SETTINGS["apps"].policies, trace="apps", profile="llama-7b@a100-pcie-40g", seed=seed
+        policy=SETTINGS["apps"].policies,
+        trace="apps",
+        profile="llama-7b@a100-pcie-40g",
+        seed=seed,
+        **PAPERS_ENGINE,
     )
 
 
@@ -129,6 +135,7 @@ def _echo(estimator: str) -> Callable[[int, bool], SimulationConfig]:
             slo="ttft=1,tpot=0.05",
             estimator=estimator,
             seed=seed,
+            **PAPERS_ENGINE,
         )
 
     return config

@@ -8,7 +8,7 @@ import numpy as np
 
 from twinserve.sim.plan.capacity import WhileOnline
 from twinserve.sim.results.files import RunResult
-from twinserve.sim.setup.config import PRESETS, SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, PRESETS, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_simulation, simulate
 from twinserve.traces.generators.longdoc import longdoc
@@ -60,6 +60,7 @@ def _window(
         "load": load,
         "window": (begin_s, begin_s + seconds),
         "seed": seed,
+        **PAPERS_ENGINE,
     }
     return setting | {"policy": (policy,), "prefix_caching": caching}
 
@@ -116,7 +117,12 @@ def generated(workload: str, policy: str, seed: int, quick: bool) -> dict:
     seconds."""
     if workload == "applications":
         config = SimulationConfig(
-            policy=(policy,), trace="apps:2x", seed=seed, profile=APPLICATIONS_PROFILE, slo="none"
+            policy=(policy,),
+            trace="apps:2x",
+            seed=seed,
+            profile=APPLICATIONS_PROFILE,
+            slo="none",
+            **PAPERS_ENGINE,
         )
         found = simulate(config)[policy].summary["applications"]
         return {"jct_s": found["mean_jct_s"], "jct_p90_s": found["p90_jct_s"]}

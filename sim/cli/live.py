@@ -169,11 +169,12 @@ def _locked(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.decisions import FILE, read_log
     from twinserve.sim.results.files import dump_json
-    from twinserve.sim.twin.live import blank_settings, settings_for
+    from twinserve.sim.twin.live import blank_settings, check_synchronous, settings_for
     from twinserve.sim.twin.replay import replay_locked
     from twinserve.sim.twin.replay_physical import replay_physical
 
     log = read_log(run / FILE)
+    check_synchronous(log.run["config"]["async_scheduling"])
     physical = options["physical"]
     settings = settings_for(
         log.run, log.longest, log.step_tokens, blank_settings(**options), log.blocks
@@ -289,13 +290,14 @@ def _free(
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.presets import check_policy_file
     from twinserve.sim.setup.run import run_simulation
-    from twinserve.sim.twin.live import LiveRun, blank_settings, live_settings
+    from twinserve.sim.twin.live import LiveRun, blank_settings, check_synchronous, live_settings
 
     if out is not None:
         check_target(out, overwrite)
     simulated = read_run(run)
     check_policy_file(simulated.config)
     inputs = resolve(SimulationConfig(**simulated.config["config"]))
+    check_synchronous(inputs.config.async_scheduling)
     (spec,) = inputs.policies
     settings = live_settings(inputs, spec, blank_settings(**options))
     with (

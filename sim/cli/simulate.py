@@ -113,6 +113,11 @@ def simulate(
             check_export(export, inputs.workload, overwrite)
         if not as_json:
             progress.say(headline(inputs))
+            if decisions and config.async_scheduling:
+                progress.say(
+                    "--decisions: planned ahead; to execute the plans with twinserve replay, give "
+                    "--no-async-scheduling"
+                )
         results: dict[str, RunResult] = {}
         for spec, result in run_each(
             inputs, progress.report, options, decisions, begin=progress.begin
@@ -189,6 +194,18 @@ def _counted(results: dict[str, RunResult]) -> list[str]:
     ]
 
 
+def _host_line(config: SimulationConfig) -> list[str]:
+    """How the host works, where that is not as in vLLM by default."""
+    from twinserve.profiles.host import NO_HOST_TIME, host_time
+
+    host = host_time(config.host_time, config.async_scheduling)
+    if config.async_scheduling and host == NO_HOST_TIME:
+        return []
+    mode = "asynchronous" if config.async_scheduling else "synchronous"
+    waits = f"the GPU waits {host} for the host" if host != NO_HOST_TIME else "no host time on top"
+    return [f"scheduling: {mode}, {waits} (docs/profiles.md)"]
+
+
 def headline(inputs: Inputs) -> str:
     """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
     from twinserve.profiles.evidence import describe_step_times
@@ -206,6 +223,7 @@ def headline(inputs: Inputs) -> str:
     hardware = inputs.hardware
     lines.append(engines + hardware.profile.describe(step_times=False))
     lines.append(describe_step_times(hardware.profile, hardware.why))
+    lines += _host_line(config)
     load = offered_load(workload, inputs.hardware, config.replicas)
     if load is not None:
         beside = ", the pool not counted" if config.pool else ""

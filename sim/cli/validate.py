@@ -75,6 +75,8 @@ def validate(
         raise SettingsError("--repeats: at least one live run is needed")
     if out is not None:
         check_folder(out, overwrite)
+    if "async_scheduling" not in config.model_fields_set:  # the live engine steps synchronously
+        config = config.model_copy(update={"async_scheduling": False})
     inputs = resolve(config)
     options = {
         "weights": weights,

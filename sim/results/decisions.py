@@ -13,7 +13,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.sim.results.files import ResultsError
 from twinserve.sim.results.recorder import StepRecorder
-from twinserve.sim.results.versions import with_load
+from twinserve.sim.results.versions import with_host, with_load
 
 FILE = "decisions.jsonl.gz"
 _NUMBER = "decisions"  # under which the first line has the log's version
@@ -35,17 +35,30 @@ _NUMBER = "decisions"  # under which the first line has the log's version
 
 # Content: the lines. The run in the first one has no number of its own: where what a reader of logs
 # takes from run.json changes, the version changes here too.
-def _from_1(lines: list[dict]) -> list[dict]:
-    """Version 2 replays arrivals as they are where no setting says otherwise."""
+def _with_settings(lines: list[dict], change: Callable[[dict], dict]) -> list[dict]:
     head, *rest = lines
     settings = head["run"].get("config")
     if settings is None:
         return lines
-    return [head | {"run": head["run"] | {"config": with_load(settings)}}, *rest]
+    return [head | {"run": head["run"] | {"config": change(settings)}}, *rest]
+
+
+def _from_1(lines: list[dict]) -> list[dict]:
+    """Version 2 replays arrivals as they are where no setting says otherwise."""
+    return _with_settings(lines, with_load)
+
+
+def _from_2(lines: list[dict]) -> list[dict]:
+    """Version 3 schedules as result folders of version 4 do."""
+    return _with_settings(lines, with_host)
 
 
 LOG: Format[list[dict]] = Format(
-    "decision logs", version=2, by="simulate --decisions --out DIR", oldest=1, upgrades=(_from_1,)
+    "decision logs",
+    version=3,
+    by="simulate --decisions --out DIR",
+    oldest=1,
+    upgrades=(_from_1, _from_2),
 )
 
 

@@ -79,6 +79,20 @@ def with_load(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings)
 
 
+def _from_3(stored: Stored) -> Stored:
+    """Version 4 schedules asynchronously, and adds the host's time to synchronous steps, where no
+    setting says otherwise."""
+    settings = stored.run.get("config")
+    if not isinstance(settings, dict):
+        return stored
+    return dataclasses.replace(stored, run=stored.run | {"config": with_host(settings)})
+
+
+def with_host(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run before version 4 as they are written now."""
+    return {"async_scheduling": False, "host_time": "none", **settings}
+
+
 def one_stay_each(requests: pd.DataFrame) -> pd.DataFrame:
     """PLACEMENTS of requests that were on one replica each."""
     same = [name for name in PLACEMENTS if name in REQUESTS]
@@ -109,5 +123,8 @@ def up_all_the_time(requests: pd.DataFrame, made: Mapping[str, Any]) -> pd.DataF
 
 
 RESULTS: Format[Stored] = Format(
-    "result folders", version=3, by="simulate --out DIR", upgrades=(_from_0, _from_1, _from_2)
+    "result folders",
+    version=4,
+    by="simulate --out DIR",
+    upgrades=(_from_0, _from_1, _from_2, _from_3),
 )

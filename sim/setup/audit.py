@@ -18,7 +18,7 @@ from twinserve.policies.registry import PolicySpec, ledger_names, parse_policy
 from twinserve.policies.requests import State
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve_hardware
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
@@ -32,6 +32,7 @@ CROWDED = SimulationConfig(
     max_num_seqs=8,
     max_num_batched_tokens=304,
     slo="none",
+    **PAPERS_ENGINE,
 )
 
 

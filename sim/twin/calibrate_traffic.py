@@ -73,6 +73,7 @@ def _runs(
         "cap_length": longest,
         "slo": "none",
         "profile": str(path),
+        "async_scheduling": False,  # as the engine in this process
         "block_tokens": settings.block_tokens,
     }
     for number, load in enumerate(LOADS):

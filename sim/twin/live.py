@@ -46,6 +46,15 @@ class WallClock(Clock):
         super().step()
 
 
+def check_synchronous(asynchronous: bool) -> None:
+    """Raises SettingsError for a run that plans ahead: an engine in this process does not."""
+    if asynchronous:
+        raise SettingsError(
+            "--async-scheduling, the default of simulate: an engine in this process steps "
+            "synchronously; simulate with --no-async-scheduling"
+        )
+
+
 class LiveRun(Simulation):
     """One policy on one live engine.
 
@@ -69,11 +78,7 @@ class LiveRun(Simulation):
     ) -> None:
         if inputs.config.replicas != 1:
             raise SettingsError("--replicas: one live engine is one replica; drop it")
-        if inputs.config.async_scheduling:
-            raise SettingsError(
-                "--async-scheduling: the engine in this process steps synchronously; drop it "
-                "(vllm serve can)"
-            )
+        check_synchronous(inputs.config.async_scheduling)
         if inputs.front_end is not None:
             raise SettingsError("--front-end: an engine in this process has none; drop it")
         self.live = engine

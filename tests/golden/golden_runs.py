@@ -29,7 +29,7 @@ from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.versions import RENAMED
 from twinserve.sim.setup.audit import CROWDED, crowd
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve, resolve_hardware
 from twinserve.sim.setup.run import Simulation
 
@@ -57,7 +57,9 @@ def traced(policy: str, **changes) -> Inputs:
     with TemporaryDirectory() as nowhere, patch.dict(os.environ, TWINSERVE_CACHE=nowhere):
         os.environ.pop("TWINSERVE_TRACES", None)
         load = {"load": 0.7} if changes["trace"] == "mooncake" else {}
-        return resolve(SimulationConfig(policy=(policy,), offline=True, **load, **changes))
+        return resolve(
+            SimulationConfig(policy=(policy,), offline=True, **load, **PAPERS_ENGINE, **changes)
+        )
 
 
 def cases(policy: str) -> Iterator[tuple[str, Inputs]]:

@@ -53,6 +53,10 @@ def test_a_served_engine_is_measured_and_simulated(vllm, tmp_path, capsys):
 def test_an_engine_in_this_process_has_no_front_end(vllm):
     from twinserve.sim.twin.live import LiveRun
 
-    inputs = resolve(SimulationConfig(trace="fixed:40,4", rate=5.0, requests=3, front_end="vllm"))
+    inputs = resolve(
+        SimulationConfig(
+            trace="fixed:40,4", rate=5.0, requests=3, front_end="vllm", async_scheduling=False
+        )
+    )
     with pytest.raises(SettingsError, match="--front-end: an engine in this process has none"):
         LiveRun(inputs, inputs.policies[0], None)

@@ -27,6 +27,7 @@ from twinserve.sim.twin.live import blank_settings, live_settings
 # The requests would take six times the pool together; the host is too small to keep all that is
 # swapped out.
 SETTINGS = {
+    "async_scheduling": False,
     "trace": "poisson",
     "rate": 300.0,
     "requests": 24,

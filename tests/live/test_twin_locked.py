@@ -54,6 +54,7 @@ def vllm_log(vllm, tmp_path_factory) -> DecisionLog:
         "block_tokens": 32,
         "max_num_seqs": 12,
         "max_num_batched_tokens": 192,
+        "async_scheduling": False,
     }
     return logged(settings, tmp_path_factory.mktemp("run") / "vllm")
 

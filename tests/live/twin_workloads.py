@@ -75,5 +75,6 @@ def inputs_of(name: str, policy: str) -> Inputs:
         max_num_batched_tokens=192,
         prefix_caching=name == "documents",
         exact=True,
+        async_scheduling=False,
     )
     return Inputs(config, workload, resolve_hardware(config), (parse_policy(policy),), ())

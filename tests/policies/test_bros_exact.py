@@ -277,6 +277,7 @@ def test_run_json_says_how_many_steps_were_solved():
         pool=3,
         cap_length=120,
         profile="qwen2.5-14b@a100-40g:tp2",
+        async_scheduling=False,
     )
     config = SimulationConfig(policy=("bros-exact:max_requests=4", "bros"), **settings)
     results = run(config)

@@ -305,19 +305,19 @@ def test_only_simulated_engines_are_asynchronous():
         Engine(engine.clock, engine.core, backend, engine.recorder)
 
 
-def test_the_setting_is_off_unless_asked_for_and_is_in_run_json():
+def test_the_setting_is_on_unless_it_is_turned_off_and_is_in_run_json():
     settings = {"trace": "poisson", "rate": 8.0, "duration": 20.0, "offline": True}
     off, on = (
         run(SimulationConfig(**settings, **more))["vllm"]
-        for more in ({}, {"async_scheduling": True})
+        for more in ({"async_scheduling": False, "host_time": "none"}, {})
     )
     assert [result.config["config"]["async_scheduling"] for result in (off, on)] == [False, True]
     assert on.rows.requests.finished.all()
     # the same work, but most requests arrive during a step, and so wait for one more
     waits = [(r.rows.requests.first_token_s - r.rows.requests.arrival_s).mean() for r in (off, on)]
     assert waits[1] > waits[0]
-    again = run(SimulationConfig(**settings, async_scheduling=False))["vllm"]
-    same_rows(again.rows, off.rows)
+    again = run(SimulationConfig(**settings, async_scheduling=True))["vllm"]
+    same_rows(again.rows, on.rows)
 
 
 @pytest.mark.parametrize("kv", [None, *ledger_names()])

@@ -33,7 +33,11 @@ POLICIES = [
 def inputs(workload: Workload | None = None, **settings) -> Inputs:
     """Hardware of a shipped profile with far too little memory."""
     memory = {"num_blocks": 90, "host_blocks": 60, "max_num_seqs": 16}
-    given = resolve(SimulationConfig(trace="fixed:8,2", requests=1, rate=1.0, **memory, **settings))
+    given = resolve(
+        SimulationConfig(
+            trace="fixed:8,2", requests=1, rate=1.0, async_scheduling=False, **memory, **settings
+        )
+    )
     return replace(
         given,
         workload=hybrid(0, 60, rate=300, pool=6, until_s=0.3) if workload is None else workload,
