@@ -121,6 +121,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; nearest: {found[0]}" if found else ""
 
 
+# GPUs with operator tables in aiconfigurator-core, and what these are called there.
+SYSTEMS = {
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "a100-80g": "a100_sxm",
+    "l40s": "l40s",
+    "b200": "b200_sxm",
+    "rtxpro6000": "rtx_pro_6000_server",
+}
+
+
 def find_model(name: str) -> ModelSpec:
     """The model of that name, in any case; ProfileError with the nearest name otherwise."""
     spec = MODELS.get(name.lower())

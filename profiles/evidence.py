@@ -116,9 +116,17 @@ def marks() -> tuple[Mark, ...]:
     return tuple(Mark(**mark) for mark in json.loads(file.read_text(encoding="utf-8"))["marks"])
 
 
-def expected_errors(profile: Profile) -> ExpectedErrors:
-    """Of the profile's step times. Where it is off on purpose, those of the profile before that."""
-    return ExpectedErrors(**{kind: _expected(profile, kind) for kind in KINDS})
+def expected_errors(profile: Profile, form: str | None = None) -> ExpectedErrors:
+    """Of the profile's step times. Where it is off on purpose, those of the profile before that.
+    form: of step times of this form (of FORMS) in their place."""
+    if form is None or form == profile.step_model.form:
+        own = {kind: _cross_validated(profile, kind) for kind in KINDS}
+    else:
+        own = {}
+    form = form or profile.step_model.form
+    return ExpectedErrors(
+        **{kind: own.get(kind) or _expected(profile, kind, form) for kind in KINDS}
+    )
 
 
 def own_errors(profile: Profile) -> dict[str, float]:
@@ -128,11 +136,7 @@ def own_errors(profile: Profile) -> dict[str, float]:
     return {form: sum(errors) / len(errors) for form, errors in found.items() if errors}
 
 
-def _expected(profile: Profile, kind: str) -> StepError:
-    own = _cross_validated(profile, kind)
-    if own is not None:
-        return own
-    form = profile.step_model.form
+def _expected(profile: Profile, kind: str, form: str) -> StepError:
     near = [mark for mark in marks() if mark.kind == kind and form in mark.errors]
     near = [m for m in near if (m.model_kind == "MoE") == bool(profile.llm.experts)]
     few: list[tuple[list[Mark], str]] = []
@@ -143,7 +147,7 @@ def _expected(profile: Profile, kind: str) -> StepError:
             return StepError(max(errors), said)
         if found:
             few.append((found, place))
-    return _of_few(profile, kind, *few[-1]) if few else _fallback(profile, kind)
+    return _of_few(profile, kind, form, *few[-1]) if few else _fallback(profile, kind, form)
 
 
 def _places(near: Sequence[Mark], profile: Profile) -> Iterator[tuple[list[Mark], str]]:
@@ -181,9 +185,8 @@ def _error(mark: Mark, form: str, profile: Profile) -> float:
     return abs(errors.get(form, mark.errors[form]))
 
 
-def _of_few(profile: Profile, kind: str, found: list[Mark], place: str) -> StepError:
+def _of_few(profile: Profile, kind: str, form: str, found: list[Mark], place: str) -> StepError:
     """Too few marks to tell: at least the largest error of an engine that a fit had not seen."""
-    form = profile.step_model.form
     elsewhere = [abs(m.unseen_engine.get(form, 0.0)) for m in marks() if m.kind == kind]
     error = max(*elsewhere, *(_error(mark, form, profile) for mark in found))
     many = "one mark" if len(found) == 1 else f"{len(found)} marks"
@@ -206,9 +209,8 @@ def _cross_validated(profile: Profile, kind: str) -> StepError | None:
     return None
 
 
-def _fallback(profile: Profile, kind: str) -> StepError:
+def _fallback(profile: Profile, kind: str, form: str) -> StepError:
     """The largest error seen of this form, or of any where it has none."""
-    form = profile.step_model.form
     forms = (form,) if form in FORMS else FORMS
     # Constants from another family, or host terms from another GPU: how far such were off.
     strange = form == "operators" or profile.gpu.family in BORROWED

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from twinserve.profiles.evidence import FORMS, own_errors
+from twinserve.profiles.catalog import SYSTEMS
+from twinserve.profiles.evidence import FORMS, expected_errors, own_errors
 from twinserve.profiles.profile import (
     Profile,
     ProfileName,
@@ -81,7 +82,6 @@ def _operators(profile: Profile) -> Profile:
             if found.step_model.form == "operators" and found.llm == profile.llm:
                 return found
     # with scipy and all: seldom needed
-    from twinserve.profiles.operators.aic import SYSTEMS
     from twinserve.profiles.operators.shipped import operator_profile
 
     if profile.gpu.name not in SYSTEMS:
@@ -123,4 +123,19 @@ def _why(name: str, profile: Profile) -> str:
     parsed = ProfileName.parse(name)
     if parsed.form:
         return "as named"
-    return "as shipped" if str(parsed) in list_profiles() else "as no tables of it are shipped"
+    if str(parsed) in list_profiles():
+        return "as shipped"
+    return "as no tables of it are shipped" + _advice(profile)
+
+
+def _advice(profile: Profile) -> str:
+    """Which form is surer of such an engine, where tables can be made for it."""
+
+    if profile.gpu.name not in SYSTEMS:
+        return ""
+    ours, tables = expected_errors(profile), expected_errors(profile, "operators")
+    pairs = [(ours.decode, tables.decode), (ours.prefill, tables.prefill)]
+    if any(theirs.error >= mine.error or not theirs.known for mine, theirs in pairs):
+        return ""
+    errors = " and ".join(f"{theirs.error:.0%}" for _, theirs in pairs)
+    return f" (--step-times operators is surer: {errors})"

@@ -16,11 +16,10 @@ from scipy.optimize import nnls
 
 from twinserve.experiments.efficiency import Sample, decode_work, fit_efficiency, operator_samples
 from twinserve.experiments.validation.marks import MARKS
-from twinserve.profiles.catalog import find_gpu, find_model
+from twinserve.profiles.catalog import SYSTEMS, find_gpu, find_model
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR
 from twinserve.profiles.forms.roofline import RooflineModel
-from twinserve.profiles.operators.aic import SYSTEMS
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel
 from twinserve.profiles.profile import Profile, ProfileName, list_profiles, load_profile
 from twinserve.profiles.specs import GpuSpec

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twinserve.profiles.catalog import SYSTEMS
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,
     all_chosen,
@@ -47,15 +48,6 @@ PREFIXES = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 # PRO 6000), one token more than a multiple costs as much as this many tokens do on average (72 to
 # 108: Llama-3.1-8B, Qwen3-14B).
 TILE_TOKENS = {"a100-80g": 91}
-# Our names of GPUs -> those of aiconfigurator's tables.
-SYSTEMS = {
-    "h100": "h100_sxm",
-    "h200": "h200_sxm",
-    "a100-80g": "a100_sxm",
-    "l40s": "l40s",
-    "b200": "b200_sxm",
-    "rtxpro6000": "rtx_pro_6000_server",
-}
 # The architecture whose operators a dense model of ours has, and the two mixtures.
 ARCHITECTURES = {
     "dense": "LlamaForCausalLM",

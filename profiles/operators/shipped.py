@@ -12,8 +12,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twinserve.profiles.catalog import find_gpu, find_model
-from twinserve.profiles.operators.aic import SYSTEMS, form_from_aiconfigurator, measured_tokens
+from twinserve.profiles.catalog import SYSTEMS, find_gpu, find_model
+from twinserve.profiles.operators.aic import form_from_aiconfigurator, measured_tokens
 from twinserve.profiles.operators.comm import expert_parallel_pair, tensor_parallel_pair
 from twinserve.profiles.operators.fa2 import SMS
 from twinserve.profiles.operators.layers import form_from_layers
@@ -101,6 +101,9 @@ AIC: tuple[tuple[str, str, int], ...] = (
     ("qwen3-8b", "l40s", 1),
     ("qwen3-8b", "b200", 1),
     ("qwen3-8b", "rtxpro6000", 1),
+    ("qwen2.5-14b", "rtxpro6000", 1),
+    ("qwen3-14b", "rtxpro6000", 1),
+    ("qwen3-32b", "rtxpro6000", 1),
     ("qwen3-14b", "h100", 1),
     ("qwen3-32b", "h100", 2),
     ("qwen3-32b", "h200", 1),

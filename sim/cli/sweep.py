@@ -37,6 +37,7 @@ def sweep(
     goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     warmup: str | None = None,
     percentiles: str | None = None,
+    error_bars: _Flag = False,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     workers: int | None = None,
     executor: Literal["local", "ray"] = "local",
@@ -74,6 +75,9 @@ def sweep(
         Leave out of the metrics the first requests (500) or seconds (60s).
     percentiles: str
         Percentiles of the latencies: 50,90,99.9.
+    error_bars: bool
+        Each run four times more with step times off by their expected error: tables and plots show
+        how far its numbers move.
     out: Path
         Folder for tables and plots; runs that have ended are kept there.
     workers: int
@@ -104,13 +108,13 @@ def sweep(
     runs = _runs(config, params or [], grid or [], link_vars, seeds, preset, config_file)
     check_x(axes_of(runs), x)
     if dry_run:
-        _list(runs, out and Sweep(runs, out, any_version, retry_failed, options))
+        _list(runs, out and Sweep(runs, out, any_version, retry_failed, options, error_bars))
         return
     if out is None:
         raise SettingsError("--out DIR is needed: what has ended is kept there")
     if (out / "run.json").exists():
         raise SettingsError(f"--out {out}: is the folder of a run; name another one")
-    found = Sweep(runs, out, any_version, retry_failed, options)
+    found = Sweep(runs, out, any_version, retry_failed, options, error_bars)
     progress = RunProgress(shown=not quiet)
     progress.begin("sweep", len(found.kept) / len(runs))
 

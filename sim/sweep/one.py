@@ -12,6 +12,7 @@ from typing import Any
 from twinserve.profiles.step_times import choose
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.error_bars import add_error_bars
 from twinserve.sim.setup.inputs import Sources, resolve
 from twinserve.sim.setup.run import PLAIN, run_each
 from twinserve.sim.sweep.digests import sources_digest
@@ -19,29 +20,46 @@ from twinserve.sim.sweep.points import Kept
 from twinserve.traces.load import load_trace
 
 NOTICES = "notices"  # column of a run's row
+LOW, HIGH = ".low", ".high"  # of a number with an error bar: behind its name
 # Of a worker: runs that follow each other mostly have these in common.
 _SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
 
 
-def one_run(settings: Mapping[str, Any], sources: str, options: MetricsOptions = PLAIN) -> Kept:
+def one_run(
+    settings: Mapping[str, Any],
+    sources: str,
+    options: MetricsOptions = PLAIN,
+    error_bars: bool = False,
+) -> Kept:
     """The main numbers of a run, or why it failed: nothing that a run raises is raised here.
 
-    settings  of a SimulationConfig with one policy, as JSON has them
-    sources   digest that the package must have: another machine may have another version
-    options   further metrics
+    settings    of a SimulationConfig with one policy, as JSON has them
+    sources     digest that the package must have: another machine may have another version
+    options     further metrics
+    error_bars  the run four times more, with step times off (`sim/setup/error_bars.py`)
     """
     _settle()
     try:
         if sources_digest(one_run) != sources:
             raise RuntimeError("this worker's twinserve is not the one that started the sweep")
         inputs = resolve(SimulationConfig(**settings), sources=_SOURCES)
-        ((_, result),) = run_each(inputs, options=options)
-        return Kept([flat(result.summary) | _said(inputs.notices)])
+        ((spec, result),) = run_each(inputs, options=options)
+        if error_bars:
+            add_error_bars(inputs, spec, result, options=options)
+        return Kept([flat(result.summary) | _bars(result.summary) | _said(inputs.notices)])
     except Exception as error:
         return Kept([], failure(error))
     finally:
         # a simulation's objects refer to each other in circles; a worker would keep dozens of them
         gc.collect()
+
+
+def _bars(summary: Mapping[str, Any]) -> dict[str, float]:
+    """NAME.low and NAME.high for each number that has an error bar."""
+    row: dict[str, float] = {}
+    for name, (low, high) in summary.get("error_bars", {}).items():
+        row |= {f"{name}{LOW}": low, f"{name}{HIGH}": high}
+    return row
 
 
 def _said(notices: Sequence[str]) -> dict[str, str]:

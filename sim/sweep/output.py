@@ -3,6 +3,7 @@
     runs.parquet   one row a run that completed: what its combination names, seed, every number of
                    its summary (docs/metrics.md) by dotted name
     table.csv      one row a combination: means over seeds, and half widths of their 95 % intervals
+                   (NAME_ci); of error bars the ends (NAME.low, NAME.high), means over seeds
     failures.csv   one row a run that failed: what its combination names, seed, the error
     sweep.json     settings that all runs have in common, and versions
     plot.png, plot.svg, plot.pdf
@@ -13,11 +14,12 @@ The same bytes for the same results, under the same versions of pyarrow and matp
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +28,7 @@ from rich.table import Table
 
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.sweep.combinations import Run, text_of
-from twinserve.sim.sweep.one import NOTICES
+from twinserve.sim.sweep.one import HIGH, LOW, NOTICES
 from twinserve.sim.sweep.points import Kept
 from twinserve.sim.sweep.statistics import over_seeds, shown
 from twinserve.traces.write import write_atomically
@@ -42,6 +44,7 @@ COLUMNS = {
 VERDICT = "classes.rt.saturation.verdict"  # of each run; shown as `queue`, as simulate does
 _QUEUES = {"keeps up": "steady", "saturated": "grows"}
 _MOST_NOTICES = 8
+_BARS = "[low, high]: step times off by the expected error, means over seeds (docs/profiles.md)"
 _WIDEST = 160  # of the printed table where it goes into a file
 
 
@@ -90,6 +93,8 @@ def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     by = axes or ["all"]
     frame = frame if axes else frame.assign(all="all")
     table = over_seeds(frame, by, values)
+    ends = [f"{name}_ci" for name in values if name.endswith((LOW, HIGH))]
+    table = table.drop(columns=ends).copy()  # of many columns, one by one: in one piece
     for name in frame.columns:
         if name.endswith(".saturation.verdict"):
             grouped = frame.groupby(list(by), sort=False, dropna=False)[name]
@@ -176,7 +181,7 @@ def print_seed_table(
         cells = [text_of(row[name]) if pd.notna(row[name]) else "" for name in axes]
         for name in known:
             there = pd.notna(row[name])
-            cells.append(shown(row[name], row[f"{name}_ci"]) if there else "-")
+            cells.append(shown(row[name], row[f"{name}_ci"]) + _bar(row, name) if there else "-")
         if VERDICT in table:
             said = row[VERDICT] if pd.notna(row[VERDICT]) else "-"
             for verdict, word in _QUEUES.items():
@@ -184,3 +189,12 @@ def print_seed_table(
             cells.append(said)
         printed.add_row(*cells)
     console.print(printed)
+    if any(name.endswith(LOW) for name in table):
+        console.print(_BARS, highlight=False, markup=False)
+
+
+def _bar(row: Mapping[str, Any], name: str) -> str:
+    """` [11.2, 14.9]` where a number has an error bar."""
+    if f"{name}{LOW}" not in row or pd.isna(row[f"{name}{LOW}"]):
+        return ""
+    return f" [{shown(row[name + LOW], np.nan)}, {shown(row[name + HIGH], np.nan)}]"

@@ -1,5 +1,5 @@
 """Plots of a sweep: numbers of the runs over one setting, a line for each combination of the
-others, bars for the 95 % intervals over seeds."""
+others, bars for the 95 % intervals over seeds, bands for error bars of the step times."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from twinserve.sim.report.axes import nested_width, run_colours
 from twinserve.sim.report.figures import new_figure
 from twinserve.sim.sweep.combinations import text_of
 from twinserve.sim.sweep.draw import is_number
+from twinserve.sim.sweep.one import HIGH, LOW
 from twinserve.sim.sweep.output import COLUMNS
 from twinserve.traces.write import write_atomically
 
@@ -93,6 +94,9 @@ def _panel(
             capsize=2.5,
         )
         drawn.append(line)
+        if f"{name}{LOW}" in part:
+            ends = (part[f"{name}{end}"].to_numpy(float)[order] for end in (LOW, HIGH))
+            _band(ax, at.to_numpy()[order], *ends, colour, joined=places is None)
     if places is not None:
         ax.set_xticks(range(len(places)), [text_of(place) for place in places])
         ax.set_xlim(-0.5, len(places) - 0.5)
@@ -104,6 +108,14 @@ def _panel(
     ax.grid(True, color="#e5e8eb", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     return drawn
+
+
+def _band(ax: Axes, at, low, high, colour, joined: bool) -> None:
+    """Between the ends of the error bars; where the axis has no scale, a wide bar at each place."""
+    if joined and len(at) > 1:
+        ax.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+    else:
+        ax.vlines(at, low, high, color=colour, alpha=0.25, linewidth=6)
 
 
 def _legend(figure: Figure, labels: Sequence[str], handles: Sequence[ErrorbarContainer]) -> None:

@@ -32,6 +32,7 @@ class Sweep:
     any_version   take results of other versions of the code too
     retry_failed  runs that failed before are run again
     options       further metrics of each run
+    error_bars    of each run: four more with step times off
     """
 
     def __init__(
@@ -41,13 +42,15 @@ class Sweep:
         any_version: bool = False,
         retry_failed: bool = False,
         options: MetricsOptions = PLAIN,
+        error_bars: bool = False,
     ) -> None:
         self._options = options
+        self._error_bars = error_bars
         self.runs = runs
         self.out = out
         self._sources = sources_digest(one_run)
         self._store = Store.of(out, self._sources, traces_digest(), any_version)
-        self._digests = [digest_of(run.config, options) for run in runs]
+        self._digests = [digest_of(run.config, options, error_bars) for run in runs]
         self.kept: dict[str, Kept] = {}
         for digest in self._digests:
             found = self._store.read(digest)
@@ -79,7 +82,12 @@ class Sweep:
         Raises SettingsError, WorkloadError.
         """
         calls = {
-            digest: (run.config.model_dump(mode="json"), self._sources, self._options)
+            digest: (
+                run.config.model_dump(mode="json"),
+                self._sources,
+                self._options,
+                self._error_bars,
+            )
             for run, digest in zip(self.runs, self._digests, strict=True)
             if digest not in self.kept
         }
@@ -118,11 +126,13 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 # -- digests ---------------------------------------------------------------------------------------
-def digest_of(config: SimulationConfig, options: MetricsOptions = PLAIN) -> str:
+def digest_of(
+    config: SimulationConfig, options: MetricsOptions = PLAIN, error_bars: bool = False
+) -> str:
     """Of all settings of a run, of the content of every file that they name, and of what is asked
     of its metrics."""
     settings = config.model_dump(mode="json")
-    said = [_WORK, settings, contents_of(settings), asdict(options)]
+    said = [_WORK, settings, contents_of(settings), asdict(options), *["error bars"] * error_bars]
     text = json.dumps(said, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 

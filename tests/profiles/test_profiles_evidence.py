@@ -24,6 +24,7 @@ from twinserve.profiles.evidence import (
     own_errors,
 )
 from twinserve.profiles.profile import derive_profile, list_profiles, load_profile
+from twinserve.profiles.step_times import choose
 from twinserve.traces.workload import WorkloadError
 
 # Of the errors as they are written (4 places), and of fits on another machine.
@@ -177,3 +178,27 @@ def test_fit_errors_are_named_as_such_only_where_steps_of_the_engine_gave_them()
     assert base.fit_error is not None and "error" not in base.describe()
     fitted = base.with_host_terms(1e-4, 0.0, fit_error=0.017)
     assert "fit error 1.7% on steps left out" in fitted.describe()
+
+
+def test_a_form_that_is_surer_of_an_engine_without_tables_is_named():
+    """On the RTX PRO 6000 operators met all marks better; elsewhere neither form is the better one
+    of decodes and prompts both."""
+    said = choose("llama-3.1-70b@rtxpro6000:tp4").why
+    assert "--step-times operators is surer" in said
+    roofline = expected_errors(load_profile("llama-3.1-70b@rtxpro6000:tp4"))
+    operators = expected_errors(load_profile("llama-3.1-70b@rtxpro6000:tp4"), "operators")
+    assert operators.decode.error < roofline.decode.error
+    assert operators.prefill.error < roofline.prefill.error
+    for name in (
+        "qwen2.5-14b@a100-80g",
+        "qwen3-14b@l40s",
+        "llama-3.1-8b@rtx4090",
+        "opt-13b@v100-16g",
+    ):
+        assert "surer" not in choose(name).why
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_asking_for_a_profiles_own_form_changes_nothing(name):
+    profile = load_profile(name)
+    assert expected_errors(profile, profile.step_model.form) == expected_errors(profile)

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from tests.examples import examples
 from twinserve.experiments.efficiency import decode_work, prefill_work
-from twinserve.profiles.catalog import find_model
+from twinserve.profiles.catalog import SYSTEMS, find_model
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.step_fits import fit_forms
 from twinserve.profiles.measured.step_files import read_steps
-from twinserve.profiles.operators.aic import SYSTEMS, TILE_TOKENS
+from twinserve.profiles.operators.aic import TILE_TOKENS
 from twinserve.profiles.operators.comm import tensor_parallel_pair
 from twinserve.profiles.operators.interpolation import Box, Curve, Plane, never_falling
 from twinserve.profiles.operators.layers import form_from_layers

@@ -14,6 +14,7 @@ from twinserve.sim.cli.main import main
 from twinserve.sim.report.figures import new_figure
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.error_bars import add_error_bars
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_each, run_policy
 from twinserve.sim.sweep import one, plots
@@ -392,3 +393,41 @@ def test_a_defect_in_a_policy_is_told_with_its_place(tmp_path, capsys):
     assert sweep(tmp_path / "out", "--grid", f"policy=vllm,{policy}:Broken") == 1
     (error,) = pd.read_csv(tmp_path / "out" / "failures.csv").error
     assert error == "ZeroDivisionError: division by zero (broken.py, line 5)"
+
+
+def test_error_bars_of_a_sweep_are_those_of_its_runs(tmp_path, capsys):
+    """Each number with an error bar lies within it, and its ends are what `simulate` finds."""
+    words = ["--trace", "sharegpt", "--requests", "20", "--rate", "20", "--seeds", "2"]
+    assert sweep(tmp_path / "out", *words, "--error-bars") == 0
+    runs = pd.read_parquet(tmp_path / "out" / "runs.parquet")
+    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    found = [name.removesuffix(".low") for name in runs if name.endswith(".low")]
+    assert "classes.rt.mean_ttft_ms" in found and "output_throughput" in found
+    for name in found:
+        assert (runs[f"{name}.low"] <= runs[name]).all() and (
+            runs[name] <= runs[f"{name}.high"]
+        ).all()
+        assert table[f"{name}.low"].iloc[0] == pytest.approx(
+            runs[f"{name}.low"].mean(), nan_ok=True
+        )
+    inputs = resolve(
+        SimulationConfig(trace="sharegpt", requests=20, rate=20.0, profile=PROFILE, seed=1)
+    )
+    (spec,) = inputs.policies
+    result = run_policy(inputs, spec)
+    add_error_bars(inputs, spec, result)
+    low, high = result.summary["error_bars"]["classes.rt.mean_ttft_ms"]
+    row = runs[runs["seed"] == 1].iloc[0]
+    assert (row["classes.rt.mean_ttft_ms.low"], row["classes.rt.mean_ttft_ms.high"]) == (low, high)
+    printed = capsys.readouterr().out
+    assert "[low, high]: step times off by the expected error" in printed
+    assert printed.count("[") > 3
+
+
+def test_runs_without_error_bars_are_not_taken_for_runs_with_them(tmp_path, ran):
+    words = ["--requests", "3"]
+    assert sweep(tmp_path, *words) == 0
+    assert sweep(tmp_path, *words, "--error-bars") == 0
+    assert len(ran) == 2
+    assert sweep(tmp_path, *words) == 0 and sweep(tmp_path, *words, "--error-bars") == 0
+    assert len(ran) == 2
