@@ -198,6 +198,22 @@ class PagedLedger(UndoLedger):
                 f"{steps} steps of {len(rows)} rows do not fit into {self.pool.free} free blocks"
             )
 
+    @property
+    def runs_of_chunks(self) -> bool:
+        """Whoever listens wants to hear of a block when it is full."""
+        return self.pool.events is None
+
+    def extend_chunks(self, rows: np.ndarray, tokens: np.ndarray, steps: int) -> None:
+        computed = self.table.computed_tokens[rows]
+        # Of prompts side by side with the same text, the first to compute a block is the one found.
+        alone = not self.prefix_caching or np.count_nonzero(tokens > 1) < 2
+        for step in (steps,) if alone else range(1, steps + 1):
+            if not self.grow_all(rows, computed + tokens * step):
+                raise LedgerError(
+                    f"{steps} steps of {len(rows)} rows do not fit into {self.pool.free} free "
+                    "blocks"
+                )
+
     def free(self, row: int) -> None:
         self._name_text(row, None)
         self._leave(row)
