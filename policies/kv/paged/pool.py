@@ -20,7 +20,7 @@ from twinserve.policies.kv.free import FreeStack
 from twinserve.policies.kv.zeros import zeros_by_page
 
 # blocks of a cached chunk that are looked at beyond those wanted: some may be in use again
-_LOOK_AHEAD = 64
+LOOK_AHEAD = 64
 _FIRST = 64  # blocks that the columns reach when the first one is taken
 
 
@@ -141,7 +141,7 @@ class BlockPool:
             number, chunk = self._order.popleft()
             consumed.append((number, chunk))
             # a chunk may be a long prompt: not all of it for every block
-            head = chunk[: missing + _LOOK_AHEAD]
+            head = chunk[: missing + LOOK_AHEAD]
             alive = (self._stamp[head] == number).nonzero()[0]
             rest = chunk[len(head) :]
             if len(alive) > missing:
