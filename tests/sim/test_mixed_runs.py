@@ -34,6 +34,7 @@ POLICIES = (
     "round-robin:chunk=5",
     "round-robin:chunk=5,batch_size=2",
     "echo-bs",
+    "echo-bs:threshold=true,sample_s=0.05,history_s=0.5",
     "conserve",
     "bros:chunk=5",
 )
@@ -136,7 +137,9 @@ def test_one_step_at_a_time_gives_the_same_rows(policy, case):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("policy", ["vllm", "sarathi:chunk_size=8", "round-robin:chunk=7"])
+@pytest.mark.parametrize(
+    "policy", ["vllm", "sarathi:chunk_size=8", "round-robin:chunk=7", "echo-bs"]
+)
 def test_a_long_prompt_is_planned_a_few_times(policy, ahead):
     """Not once a chunk, whether or not another request decodes beside it."""
     workload = workload_of([(0, 4, 60, 0, 0), (2, 150, 2, 0, 1)])
