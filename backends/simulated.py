@@ -21,7 +21,7 @@ class SimulatedBackend(Backend):
     only it knows.
 
     layers      of the model, for moves that name layers
-    fast        whether runs of identical decode steps are executed at once
+    fast        whether runs of identical steps are executed at once
     allreduces  seconds of a step's all-reduces by its composition, where they share the link
                 (`links.allreduces_of`)
     layered     the ledger moves single layers
@@ -77,19 +77,17 @@ class SimulatedBackend(Backend):
         start, beside = max(now + overhead_s, moved.before), moved.beside
         emitted = rows if np.count_nonzero(emitting) == len(rows) else rows[emitting]
         left = self._outputs[emitted] - self.requests.output_tokens[emitted]
-        least = min(left.tolist(), default=0)
-        steps = min(plan.valid_for + 1, least) if self.fast and plan.valid_for else 1
+        least = min(left.tolist(), default=0)  # 0: nobody emits
+        steps = plan.valid_for + 1 if self.fast else 1
+        if steps > 1 and least:
+            steps = min(steps, least)
         if steps == 1:
             seconds = [self.model.step_seconds(work)]
             self._warm_up(seconds)
             self._delay(work, seconds, start, beside, overhead_s)
             ends = np.array([max(start + seconds[0], beside)])
         else:
-            seconds = self.model.decode_run_seconds(
-                work.decode_requests, work.decode_context, work.decode_context_max, steps
-            )
-            if work.churn != STEADY:  # a request may also come back beside an unchanged batch
-                seconds[0] = self.model.step_seconds(work)
+            seconds = self._run_seconds(work, steps)
             self._warm_up(seconds)
             self._delay(work, seconds, start, beside, overhead_s)
             ends = self._ends(start, seconds, beside, overhead_s)
@@ -101,6 +99,21 @@ class SimulatedBackend(Backend):
         return Executed(
             outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s, moved.lands_s
         )
+
+    def _run_seconds(self, work: StepComposition, steps: int) -> np.ndarray:
+        """float64[steps]: of a run that begins with `work`."""
+        if len(work.prefill_new):
+            seconds = np.empty(steps)
+            for i in range(steps):
+                seconds[i] = self.model.step_seconds(work)
+                work = _after(work, _GOING_ON if self.watches_churn else STEADY)
+            return seconds
+        seconds = self.model.decode_run_seconds(
+            work.decode_requests, work.decode_context, work.decode_context_max, steps
+        )
+        if work.churn != STEADY:  # a request may also come back beside an unchanged batch
+            seconds[0] = self.model.step_seconds(work)
+        return seconds
 
     def _warm_up(self, seconds) -> None:
         """The first of the `seconds` is the engine's first step, if there was none before."""
@@ -115,12 +128,12 @@ class SimulatedBackend(Backend):
         begins with `work`."""
         if self.allreduces is None:
             return
-        busy, n = self.link.free_at, work.decode_requests
+        busy = self.link.free_at
         for i, alone in enumerate(seconds):
             if start >= busy:
                 return
             if i:
-                work = StepComposition(n, work.decode_context + n, work.decode_context_max + 1)
+                work = _after(work)
             seconds[i] = self.link.computing_seconds(start, float(alone), self.allreduces(work))
             end = start + float(seconds[i])
             start = (end if i else max(end, beside)) + overhead_s
@@ -151,7 +164,7 @@ class SimulatedBackend(Backend):
     def _pooled(self, plan: StepPlan, emitting: np.ndarray) -> StepComposition:
         requests, rows = self.requests, plan.rows
         resident = requests.computed_tokens[rows]
-        if plan.valid_for:
+        if plan.valid_for and not plan.chunked:
             return _decodes(resident)
         decode = emitting & (plan.tokens == 1) & (requests.output_tokens[rows] > 0)
         if np.count_nonzero(decode) == len(rows):
@@ -237,6 +250,22 @@ class SimulatedBackend(Backend):
             landings = self.link.landings(now, first)
             start = max(start, *[landings[i] for i in waited_for])
         return self.link.computing(start, self.model.step_seconds(work), allreduce)
+
+
+_GOING_ON = Churn(changed=True)  # of a step with prompts that were in the one before
+
+
+def _after(work: StepComposition, churn: Churn = STEADY) -> StepComposition:
+    """The next step of a run."""
+    n = work.decode_requests
+    return StepComposition(
+        n,
+        work.decode_context + n,
+        work.decode_context_max + 1 if n else 0,
+        work.prefill_new,
+        work.prefill_resident + work.prefill_new,
+        churn,
+    )
 
 
 def _decodes(resident: np.ndarray, *prefills: np.ndarray) -> StepComposition:

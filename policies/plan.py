@@ -80,7 +80,9 @@ class StepPlan:
     swapped_in    rows whose KV comes back from the host
     moves         transfers that start with this step
     valid_for     further steps for which the same decision stands while nothing arrives, ends or
-                  lands; only for plans in which every row decodes one token
+                  lands: every row computes as many tokens again. Those that emit decode one token
+    chunked       of such a plan: some rows are prompts, which reach their end in none of these
+                  steps
     valid_until_s further steps must start before this time (seconds on the engine's clock)
     """
 
@@ -91,6 +93,7 @@ class StepPlan:
     swapped_in: list[int] = field(default_factory=list)
     moves: list[KvMove] = field(default_factory=list)
     valid_for: int = 0
+    chunked: bool = False
     valid_until_s: float = math.inf
 
     def __bool__(self) -> bool:
@@ -103,7 +106,7 @@ class StepOutcome:
 
     ends_s    float64[k], increasing: when each step ended, on the engine's clock
     start_s   when the first one began
-    emitted   int64[e]: rows that got a token in every one of these steps
+    emitted   int64[e]: rows that got a token in every one of these steps, in plan order
     finished  rows that ended with the last step, in plan order
     """
 

@@ -23,7 +23,7 @@ from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.parts.fill import fill
-from twinserve.policies.parts.runs import further_decodes
+from twinserve.policies.parts.runs import further_steps
 from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import RequestClass, RequestTable, State
 
@@ -71,7 +71,8 @@ class RoundRobinPolicy(Policy[RoundRobinOptions]):
             self.turn = 1 - int(view.requests.service_class[plan.rows[0]])
         plan.moves = ledger.take_moves()
         if not len(self.queues[self.turn]) and self._everybody_runs(plan, view.requests):
-            plan.valid_for = further_decodes(plan, view.requests, ledger)
+            shut = len(plan.rows) == len(self.queues[1 - self.turn])  # nobody waits
+            plan.valid_for = further_steps(plan, view.requests, ledger, shut)
         return plan
 
     def _serve(self, service_class: int, view: SystemView, ledger: KvLedger) -> StepPlan:

@@ -15,7 +15,7 @@ from pydantic import Field
 from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.queues import make_queue
-from twinserve.policies.parts.runs import further_decodes
+from twinserve.policies.parts.runs import further_steps
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable
 
@@ -69,10 +69,20 @@ class VllmPolicy(Policy[VllmOptions]):
             self._admit_waiting(plan, budget, requests, ledger)
         if len(plan.rows) == len(self.running):
             # Whatever holds the queue back now (seats, memory, budget) still does while nothing
-            # ends or arrives.
-            plan.valid_for = further_decodes(plan, requests, ledger)
+            # ends or arrives. Of a prompt's chunk it is the budget or the cap.
+            plan.valid_for = further_steps(plan, requests, ledger, self._shut(plan, ledger))
         plan.moves = ledger.take_moves()
         return plan
+
+    def _shut(self, plan: StepPlan, ledger: KvLedger) -> bool:
+        """Whether the queue is held back by more than memory, of which it would need less if more
+        of its text were cached."""
+        return (
+            not self.waiting
+            or not ledger.prefix_caching
+            or len(self.running) >= self.limits.max_num_seqs
+            or sum(plan.tokens.tolist()) >= self.limits.max_num_batched_tokens
+        )
 
     # -- running requests --------------------------------------------------------------------------
     def _grant_running(self, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:

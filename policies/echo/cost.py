@@ -117,14 +117,28 @@ class ModelCost:
         limit: int,
         bound: float,
     ) -> int:
-        """By bisection: a longer chunk takes no less time."""
-        fits, fails = 0, limit + 1
-        while fails - fits > 1:
-            middle = (fits + fails) // 2
-            if self.seconds([*prefills, (middle, resident)], *decodes) <= bound:
-                fits = middle
+        """By false position, as a longer chunk takes no less time; by bisection where that narrows
+        it down too slowly."""
+
+        def takes(chunk: int) -> float:
+            return self.seconds([*prefills, (chunk, resident)], *decodes)
+
+        fits, fails = 0, limit
+        least, most = self.seconds(prefills, *decodes), takes(limit)
+        if most <= bound:
+            return limit
+        if least > bound:
+            return 0
+        slow = 0
+        while (width := fails - fits) > 1:
+            part = 0.5 if slow > 2 else (bound - least) / (most - least)
+            chunk = min(max(fits + int(width * part), fits + 1), fails - 1)
+            seconds = takes(chunk)
+            if seconds <= bound:
+                fits, least = chunk, seconds
             else:
-                fails = middle
+                fails, most = chunk, seconds
+            slow = slow + 1 if slow < 3 and 2 * (fails - fits) > width else 0
         return fits
 
 

@@ -30,7 +30,7 @@ from twinserve.policies.echo.options import (
 )
 from twinserve.policies.echo.parts import StepInProgress
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only
+from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only, further_steps
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import RequestClass, RequestTable
 
@@ -121,7 +121,10 @@ class EchoPolicy(Policy[EchoOptions]):
         """
         plan, requests = step.plan, step.requests
         holders = len(self.online.running) + len(self.offline.running)
-        if len(plan.rows) != holders or not decodes_only(plan, requests):
+        if len(plan.rows) != holders:
+            return
+        if not decodes_only(plan, requests):
+            self._chunks_stand(step)
             return
         full = step.seats <= 0 or step.tokens <= 0
         waiting, queued = len(self.online.waiting), len(self.offline.pool)
@@ -161,6 +164,15 @@ class EchoPolicy(Policy[EchoOptions]):
                     until = min(until, float(due.min()) - most - _CLOCK_SLACK_S)
         plan.valid_for = max(0, steps - 1)
         plan.valid_until_s = until
+
+    def _chunks_stand(self, step: StepInProgress) -> None:
+        """The same with prompts in chunks: while their size is what the token budget leaves, and
+        nothing else decides."""
+        if step.tokens <= 0 and not self.estimates(self.options):
+            plan = step.plan
+            plan.valid_for = further_steps(plan, step.requests, step.ledger, shut=True)
+            if self.offline.forecast is not None:
+                plan.valid_until_s = self.offline.forecast.next_s
 
     def _keeps_paying(self, resident: list[int], online: int, takes: np.ndarray, steps: int) -> int:
         """For how many of the steps leaving out the longest offline decode would not raise the

@@ -9,6 +9,7 @@ the transfers that its changes imply are collected and handed to the plan by `ta
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ from twinserve.policies.requests import RequestTable
 
 if TYPE_CHECKING:
     from twinserve.policies.kv.tiers import Holdings, Tier
+
+
+# Prompts that compute the same number of tokens in every step of a run: row, that number, tokens
+# computed before the run.
+Chunks = Sequence[tuple[int, int, int]]
 
 
 class LedgerError(AssertionError):
@@ -203,6 +209,36 @@ class KvLedger(ABC):
 
         Only up to what `decode_steps` promised. Raises LedgerError beyond it.
         """
+
+    @property
+    def runs_of_chunks(self) -> bool:
+        """Whether prompts may grow by several chunks at once (`chunk_steps`, `extend_chunks`), as
+        if it were one after another for all who look between steps."""
+        return False
+
+    def chunk_steps(self, decodes: np.ndarray, chunks: Chunks, limit: int) -> int:
+        """`decode_steps` with prompts beside the decodes."""
+        free, size = self.free_blocks, self.block_tokens
+        most = len(decodes) * -(-limit // size)
+        most += sum([1 + -(-tokens * limit // size) for _, tokens, _ in chunks])
+        if most <= free:
+            return limit
+        grown = np.cumsum(self.chunk_growth(decodes, chunks, limit))
+        return int(np.searchsorted(grown, free, side="right"))
+
+    def chunk_growth(self, decodes: np.ndarray, chunks: Chunks, steps: int) -> np.ndarray:
+        """`block_growth` with prompts beside the decodes."""
+        grown = self.block_growth(decodes, steps)
+        for row, tokens, computed in chunks:
+            ends = computed + tokens * np.arange(1, steps + 1)
+            need = np.maximum(-(-ends // self.block_tokens), self.held_blocks(row))
+            grown[1:] += need[1:] - need[:-1]  # the first one's is there
+        return grown
+
+    def extend_chunks(self, rows: np.ndarray, tokens: np.ndarray, steps: int) -> None:
+        """`extend` where each row computes so many `tokens` (int64[n]) a step; only up to what
+        `chunk_steps` promised."""
+        raise LedgerError(f"the {self.name} ledger has no runs of chunks")
 
     @abstractmethod
     def free(self, row: int) -> None:

@@ -20,7 +20,7 @@ from pydantic import Field
 from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.fill import blocking
-from twinserve.policies.parts.runs import further_decodes
+from twinserve.policies.parts.runs import further_steps
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable, State
 
@@ -128,9 +128,19 @@ class QueuePolicy(Policy[OptionsOfQueue]):
         plan.moves = blocking(ledger.take_moves())
         if len(plan.rows) == len(self.running):
             # Memory, seats or budget keep the others out, and still do while nothing ends or comes.
-            further = further_decodes(plan, requests, ledger)
+            further = further_steps(plan, requests, ledger, self._shut(batch, plan, ledger))
             plan.valid_for = int(min(further, self.quiet_steps(plan, ledger))) if further else 0
         return plan
+
+    def _shut(self, batch: _Batch, plan: StepPlan, ledger: KvLedger) -> bool:
+        """Whether the next plan has the same chunks: nobody has just come, whose rank may be
+        another place in the batch, and who waits is held back by more than memory, of which it
+        would need less if more of its text were cached."""
+        if plan.admitted:
+            return False
+        alone = not (self.waiting or self.paused)
+        held_back = alone or not ledger.prefix_caching or not self._seat(batch)
+        return held_back and self.quiet_steps(plan, ledger) == math.inf
 
     # -- running requests --------------------------------------------------------------------------
     def _go_on(

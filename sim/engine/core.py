@@ -207,7 +207,7 @@ class EngineCore:
     def emitting(self, plan: StepPlan) -> np.ndarray:
         """bool[n]: which of the plan's rows catch up with their known text, and so emit a token."""
         rows = plan.rows
-        if plan.valid_for:
+        if plan.valid_for and not plan.chunked:
             return np.ones(len(rows), bool)
         return self.requests.computed_tokens[rows] + plan.tokens == self.requests.known_tokens(rows)
 
@@ -260,8 +260,11 @@ class EngineCore:
             # the plan that follows a run is the run's own, and made in it
             granted = steps + self.asynchronous
             if granted > 1:
-                self.ledger.extend(plan.rows, granted)
-            requests.computed_tokens[plan.rows] += steps if steps > 1 else plan.tokens
+                if plan.chunked:
+                    self.ledger.extend_chunks(plan.rows, plan.tokens, granted)
+                else:
+                    self.ledger.extend(plan.rows, granted)
+            requests.computed_tokens[plan.rows] += plan.tokens * steps
         gaps = self._book(outcome)
         if self._publishes:
             holders = rows[requests.state[rows] == RUNNING]
@@ -280,11 +283,13 @@ class EngineCore:
     def book_before_failure(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
         """Steps of a run that ended before the engine failed, in the table alone: policy and ledger
         are not asked any more. Returns as `complete`."""
-        self.requests.computed_tokens[plan.rows] += len(outcome.ends_s)
+        self.requests.computed_tokens[plan.rows] += plan.tokens * len(outcome.ends_s)
         return self._book(outcome)
 
     def _book(self, outcome: StepOutcome) -> np.ndarray:
         requests, rows, steps = self.requests, outcome.emitted, len(outcome.ends_s)
+        if not len(rows):  # nothing but chunks of prompts
+            return np.zeros(0)
         gaps = outcome.ends_s[0] - requests.last_token_s[rows]
         slo = requests.slo_tpot_s[rows]
         late = gaps > slo

@@ -12,6 +12,7 @@ import simpy
 
 from twinserve.backends.base import Backend, Executed
 from twinserve.policies.errors import PolicyError
+from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, STEPS, Clock
@@ -345,7 +346,7 @@ class Engine:
         used = usage.real_time + usage.best_effort
         begun = 1 + self._boundaries(outcome.ends_s[:-1], at_s)
         if len(outcome.ends_s) > 1:
-            used += int(core.ledger.block_growth(step.plan.rows, begun).sum())
+            used += int(growth_of(step.plan, core.ledger, begun).sum())
         return Load(at_s, step.running, step.waiting, used, core.ledger.num_blocks)
 
     # -- record ------------------------------------------------------------------------------------

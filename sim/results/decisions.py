@@ -23,6 +23,7 @@ from twinserve.backends.base import Executed
 from twinserve.backends.counts import Counts
 from twinserve.formats import Format
 from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.sim.results.files import ResultsError
@@ -164,7 +165,7 @@ class DecisionRecorder(StepRecorder):
             "free_blocks": [free],
         }
         if steps > 1:
-            taken = ledger.block_growth(plan.rows, steps).cumsum()
+            taken = growth_of(plan, ledger, steps).cumsum()
             line["free_blocks"] = (free - taken).tolist()
         preempted = [(row, kind.value) for p in (*before, plan) for row, kind in p.preempted]
         optional = {

@@ -11,6 +11,7 @@ import pandas as pd
 
 from twinserve.backends.base import Executed
 from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.results.schemas import OUTCOMES
@@ -101,10 +102,9 @@ class StepRecorder:
             )
             for column, mine, n in parts:
                 if n:
-                    rows = plan.rows if n == len(plan.rows) else plan.rows[mine]
-                    self._growth.append(
-                        (len(self._scalars), column, ledger.block_growth(rows, steps))
-                    )
+                    chosen = None if n == len(plan.rows) else mine
+                    growth = growth_of(plan, ledger, steps, chosen)
+                    self._growth.append((len(self._scalars), column, growth))
         self._scalars.append(
             (
                 len(work.prefill_new),

@@ -1,6 +1,7 @@
 """The parts of Echo's scheduler by themselves: costs, forecasts, the offline pool."""
 
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -89,6 +90,28 @@ def test_a_model_cost_is_that_of_the_composition():
     # 1 ms and 0.2 ms a token, and a little
     assert cost.longest_chunk([], (0, 0, 0), 0, 100, 0.005) == 19
     assert cost.longest_chunk([], (0, 0, 0), 0, 100, 0.001) == 0
+
+
+STEPWISE = load_profile("llama-3.1-8b@a100-40g").model()
+
+
+@examples(100)
+@given(
+    prefills=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), max_size=2),
+    n=st.sampled_from([0, 3, 40]),
+    resident=st.sampled_from([0, 100, 20_000]),
+    limit=st.integers(1, 8000),
+    bound=st.floats(0.001, 1.0),
+)
+def test_any_model_is_asked_a_few_times_for_its_longest_chunk(prefills, n, resident, limit, bound):
+    cost, decodes = ModelCost(STEPWISE), (n, n * 1000, 1500) if n else (0, 0, 0)
+    with mock.patch.object(cost, "seconds", wraps=cost.seconds) as asked:
+        chunk = cost.longest_chunk(prefills, decodes, resident, limit, bound)
+    assert asked.call_count <= 2 * limit.bit_length() + 4
+    if chunk:
+        assert cost.seconds([*prefills, (chunk, resident)], *decodes) <= bound
+    if chunk < limit:
+        assert cost.seconds([*prefills, (chunk + 1, resident)], *decodes) > bound
 
 
 def test_the_fit_has_a_constant_for_decodes():

@@ -70,6 +70,8 @@ class PagedLedger(UndoLedger):
         self._tables: dict[int, _BlockTable] = {}
         # of rows that were dropped: they may find their own blocks again
         self._contents: dict[int, np.ndarray] = {}
+        # row -> hit_tokens, with the pool's version and the known tokens that it is of
+        self._hits: dict[int, tuple[int, int, int]] = {}
         self._held = np.zeros(FIRST_ROWS, np.int64)  # row -> blocks
         self._published = np.zeros(
             FIRST_ROWS, np.int64
@@ -101,9 +103,12 @@ class PagedLedger(UndoLedger):
     def hit_tokens(self, row: int) -> int:
         if not self.prefix_caching:
             return 0
-        contents = self._contents_of(row)
-        whole = (int(self.table.known_tokens(row)) - 1) // self.block_tokens
-        return len(self.pool.find(contents[:whole])) * self.block_tokens
+        known, version = int(self.table.known_tokens(row)), self.pool.version
+        hit = self._hits.get(row)
+        if hit is None or hit[0] != version or hit[1] != known:
+            found = self.pool.find(self._contents_of(row)[: (known - 1) // self.block_tokens])
+            self._hits[row] = hit = (version, known, len(found) * self.block_tokens)
+        return hit[2]
 
     def missing_tokens(self, row):
         if np.ndim(row) == 0:
@@ -197,6 +202,22 @@ class PagedLedger(UndoLedger):
             raise LedgerError(
                 f"{steps} steps of {len(rows)} rows do not fit into {self.pool.free} free blocks"
             )
+
+    @property
+    def runs_of_chunks(self) -> bool:
+        """Whoever listens wants to hear of a block when it is full."""
+        return self.pool.events is None
+
+    def extend_chunks(self, rows: np.ndarray, tokens: np.ndarray, steps: int) -> None:
+        computed = self.table.computed_tokens[rows]
+        # Of prompts side by side with the same text, the first to compute a block is the one found.
+        alone = not self.prefix_caching or np.count_nonzero(tokens > 1) < 2
+        for step in (steps,) if alone else range(1, steps + 1):
+            if not self.grow_all(rows, computed + tokens * step):
+                raise LedgerError(
+                    f"{steps} steps of {len(rows)} rows do not fit into {self.pool.free} free "
+                    "blocks"
+                )
 
     def free(self, row: int) -> None:
         self._name_text(row, None)
@@ -416,6 +437,7 @@ class PagedLedger(UndoLedger):
             self._name_text(row, self._tables[row].contents)
 
     def _name_text(self, row: int, contents: np.ndarray | None) -> None:
+        self._hits.pop(row, None)
         before = self._contents.pop(row, None)
         if contents is not None:
             self._contents[row] = contents

@@ -20,7 +20,7 @@ from twinserve.policies.kv.free import FreeStack
 from twinserve.policies.kv.zeros import zeros_by_page
 
 # blocks of a cached chunk that are looked at beyond those wanted: some may be in use again
-_LOOK_AHEAD = 64
+LOOK_AHEAD = 64
 _FIRST = 64  # blocks that the columns reach when the first one is taken
 
 
@@ -38,6 +38,7 @@ class BlockPool:
 
     blank   blocks that hold nothing reusable
     cached  blocks nobody uses whose content can still be found; evicted in order of release
+    version changes whenever what can be found may have changed
     """
 
     # columns by block -> what they say of one that was never taken
@@ -55,6 +56,7 @@ class BlockPool:
         self._order: deque[tuple[int, np.ndarray]] = deque()
         self._chunks = 0
         self.cached = 0
+        self.version = 0
         # content -> 1 + first block that holds it; 0: none does
         (self._found_at,) = zeros_by_page((max(contents, 16), np.int32))
         # content held by several blocks -> all of them, oldest first
@@ -141,7 +143,7 @@ class BlockPool:
             number, chunk = self._order.popleft()
             consumed.append((number, chunk))
             # a chunk may be a long prompt: not all of it for every block
-            head = chunk[: missing + _LOOK_AHEAD]
+            head = chunk[: missing + LOOK_AHEAD]
             alive = (self._stamp[head] == number).nonzero()[0]
             rest = chunk[len(head) :]
             if len(alive) > missing:
@@ -174,10 +176,12 @@ class BlockPool:
 
     def _forget(self, blocks: np.ndarray) -> None:
         contents = self.content[blocks]
+        self.version += 1
         if self.undo is not None:
             first = self._found_at[contents]
 
             def undo() -> None:
+                self.version += 1
                 self.content[blocks] = contents
                 self._found_at[contents] = first
 
@@ -224,6 +228,7 @@ class BlockPool:
     def publish(self, blocks: np.ndarray, contents: np.ndarray) -> None:
         """These blocks are full now and hold `contents` (distinct): later requests can find
         them."""
+        self.version += 1
         before = self._found_at[contents]
         fresh = before == 0
         places = (blocks + 1).astype(np.int32)  # an index takes other types one by one
@@ -243,6 +248,7 @@ class BlockPool:
         if self.undo is not None:
 
             def undo() -> None:
+                self.version += 1
                 self.content[blocks] = -1
                 self._found_at[contents] = before
                 for block, content in zip(

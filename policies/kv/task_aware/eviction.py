@@ -20,7 +20,7 @@ from collections import deque
 
 import numpy as np
 
-from twinserve.policies.kv.paged.pool import BlockPool, longer
+from twinserve.policies.kv.paged.pool import LOOK_AHEAD, BlockPool, longer
 from twinserve.policies.kv.zeros import zeros_by_page
 
 # Priorities are kept doubled, as whole numbers.
@@ -149,24 +149,26 @@ class CountedPool(BlockPool):
         while missing:
             rank, _, _, blocks, used_at = heapq.heappop(self._heap)
             self._listed -= len(blocks)
-            alive = (self._used_at[blocks] == used_at) & (self._rank[blocks] == rank)
-            if not alive.all():
-                blocks, used_at = blocks[alive], used_at[alive]
-            if not len(blocks):
-                continue
-            take = min(missing, len(blocks))
-            # those of another entry may come in between
-            if self._heap and self._heap[0][0] == rank:
-                take = min(take, max(1, int(np.searchsorted(used_at, self._heap[0][1]))))
-            if self._heap and self._heap[0][:2] < (rank, int(used_at[0])):
-                take = 0  # its first blocks were stale: others come before what is left
-            if take < len(blocks):
-                self._push(rank, blocks[take:], used_at[take:])
+            # an entry may be a long prompt: not all of it for every block
+            seen = missing + LOOK_AHEAD
+            head, at = blocks[:seen], used_at[:seen]
+            alive = ((self._used_at[head] == at) & (self._rank[head] == rank)).nonzero()[0]
+            take = min(missing, len(alive))
+            if take and self._heap:
+                other, its_first = self._heap[0][:2]
+                if (other, its_first) < (rank, int(at[alive[0]])):
+                    take = 0  # its first blocks were stale: others come before what is left
+                elif other == rank:  # those of another entry may come in between
+                    take = min(take, max(1, int(at[alive].searchsorted(its_first))))
+            rest = int(alive[take]) if take < len(alive) else seen
+            if rest < len(blocks):
+                self._push(rank, blocks[rest:], used_at[rest:])
             if take:
-                parts.append(blocks[:take])
+                chosen = alive[:take]
+                parts.append(head[chosen])
                 missing -= take
                 # taken: an entry that lists it twice is stale now
-                self._used_at[blocks[:take]] = -used_at[:take]
+                self._used_at[parts[-1]] = -at[chosen]
         evicted = parts[0] if len(parts) == 1 else np.concatenate(parts)
         used_at, ranks = -self._used_at[evicted], self._rank[evicted]
         needed = int((self.rc[self.content[evicted]] > 0).sum())

@@ -1,0 +1,160 @@
+"""Runs of mixed steps, prompts in chunks beside decodes: byte for byte what single steps give, for
+the policies that hand them out, on every memory that allows them, synchronously or not."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.parameters import mostly_slow
+from tests.sim.harness import Affine, build, same_rows
+from tests.sim.test_async import asynchronous
+from twinserve.policies.base import EngineLimits
+from twinserve.traces.workload import PrefixBlocks, Workload
+
+LONGEST = 240  # tokens of a request: 60 blocks of four
+POLICIES = (
+    "vllm",
+    "vllm:scheduling=priority",
+    "vllm:long_prefill_token_threshold=3",
+    "vllm:kv=task-aware",
+    "vllm:kv=bidirectional",
+    "sarathi",
+    "sarathi:chunk_size=9",
+    "justitia",
+    "vtc",
+    "parrot",
+    "srjf",
+    "round-robin:chunk=5",
+    "round-robin:chunk=5,batch_size=2",
+    "echo-bs",
+    "echo-bs:threshold=true,sample_s=0.05,history_s=0.5",
+    "conserve",
+    "bros:chunk=5",
+)
+
+
+@dataclass(frozen=True)
+class Restless(Affine):
+    """A step that is not the one before repeated takes longer, and by how many tokens attend."""
+
+    watches_churn = True
+
+    def step_seconds(self, work) -> float:
+        attended = int((work.prefill_new * work.prefill_resident).sum())
+        churn = 2e-3 * work.churn.changed + 1e-3 * work.churn.joined
+        return super().step_seconds(work) + 1e-6 * attended + churn
+
+
+# Steps of a hundredth of a second, so that arrivals fall onto ends of steps, too.
+EVEN = Affine(base=0.01, prefill=0.0, decode=0.0, context=0.0)
+MODELS = (EVEN, Affine(base=0.006, prefill=2e-4, decode=5e-4, context=1e-5), Restless())
+_REQUESTS = st.tuples(
+    st.integers(0, 60),  # arrival, hundredths of a second
+    st.integers(1, 180),  # prompt
+    st.integers(1, 60),  # output
+    st.integers(0, 1),  # class
+    st.integers(0, 2),  # text
+)
+
+
+def workload_of(rows) -> Workload:
+    """Rows as in `_REQUESTS`; prompts of one text begin alike."""
+    arrival, prompt, output, effort, text = (np.array(c) for c in zip(*sorted(rows), strict=True))
+    blocks = -(-prompt // 4)
+    ids = np.concatenate([60 * t + np.arange(n) for t, n in zip(text, blocks, strict=True)])
+    return Workload.build(
+        arrival / 100,
+        prompt,
+        output,
+        service_class=effort.astype(np.int8),
+        slo_ttft_s=np.where(effort == 0, 0.5, np.nan),
+        slo_tpot_s=np.where(effort == 0, 0.03, np.nan),
+        prefix=PrefixBlocks(ids.astype(np.int64), np.cumsum([0, *blocks]), 4),
+    )
+
+
+@st.composite
+def cases(draw):
+    """A workload, what `build` is to be told, and whether plans are made ahead."""
+    limits = EngineLimits(
+        max_num_seqs=draw(st.integers(2, 5)),
+        max_num_batched_tokens=draw(st.integers(6, 30)),
+        max_model_len=LONGEST,
+    )
+    settings = {
+        "limits": limits,
+        "model": draw(st.sampled_from(MODELS)),
+        "blocks": draw(st.sampled_from([61, 90, 400])),
+        "overhead": draw(st.sampled_from([0.0, 0.0, 0.004])),
+        "client_timeout": draw(st.sampled_from([None, None, 0.31])),
+        "caching": draw(st.booleans()),
+    }
+    rows = draw(st.lists(_REQUESTS, min_size=1, max_size=6))
+    return workload_of(rows), settings, draw(st.booleans())
+
+
+def both(policy: str, workload: Workload, settings: dict, ahead: bool = False):
+    """The same run, in runs of steps and step by step, that one audited."""
+    if policy.startswith("bros") and settings.get("client_timeout"):
+        settings = settings | {"client_timeout": None}
+    with asynchronous() if ahead else nullcontext():
+        return [
+            build(
+                workload,
+                policy,
+                block_tokens=4,
+                host_blocks=20,
+                fast=fast,
+                audit=not fast,
+                **settings,
+            ).run()
+            for fast in (True, False)
+        ]
+
+
+LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=LONGEST)
+PLAIN = {"limits": LIMITS, "model": EVEN, "blocks": 400, "caching": True}
+# a decode beside a long prompt, cut by an arrival; two prompts with the same text side by side
+LONG = workload_of([(0, 4, 60, 0, 0), (2, 150, 5, 0, 1), (11, 160, 5, 1, 1), (12, 9, 9, 0, 2)])
+
+
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, *POLICIES[:3], "sarathi", POLICIES[11]))
+@examples(40, suppress_health_check=list(HealthCheck))
+@example(case=(LONG, PLAIN, False))
+@example(case=(LONG, PLAIN, True))
+@example(case=(LONG, PLAIN | {"blocks": 61}, True))
+@given(case=cases())
+def test_one_step_at_a_time_gives_the_same_rows(policy, case):
+    fast, exact = both(policy, *case)
+    same_rows(fast.rows, exact.rows)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    "policy", ["vllm", "sarathi:chunk_size=8", "round-robin:chunk=7", "echo-bs"]
+)
+def test_a_long_prompt_is_planned_a_few_times(policy, ahead):
+    """Not once a chunk, whether or not another request decodes beside it."""
+    workload = workload_of([(0, 4, 60, 0, 0), (2, 150, 2, 0, 1)])
+    fast, exact = both(policy, workload, PLAIN, ahead)
+    plans = [len(run.engines[0].decision_seconds) for run in (fast, exact)]
+    assert (exact.rows.steps.prefill_requests > 0).sum() > 20
+    assert plans[0] < plans[1] / 4
+
+
+def test_a_prompt_that_becomes_cached_lets_the_next_one_in():
+    """Memory is too small for both prompts, until enough of their common text is computed."""
+    workload = workload_of([(0, 160, 20, 0, 1), (1, 164, 5, 0, 1)])
+    small = PLAIN | {"limits": replace(LIMITS, max_num_batched_tokens=40), "blocks": 61}
+    fast, exact = both("vllm:long_prefill_token_threshold=8", workload, small)
+    same_rows(fast.rows, exact.rows)
+    first, second = fast.rows.requests.itertuples()
+    assert second.first_scheduled_s < first.last_token_s
+    assert second.hit_tokens > 0
