@@ -72,6 +72,12 @@ class KvLedger(ABC):
         self.host_blocks = host_blocks
         self._moves: list[KvMove] = []
 
+    @classmethod
+    def whole_blocks(cls, num_blocks: int, host_blocks: int) -> int:
+        """Blocks, at most, of a paged pool in which every request that has KV on the device of such
+        a ledger lies as a whole, in blocks of its own."""
+        return num_blocks
+
     # -- questions ---------------------------------------------------------------------------------
     @property
     @abstractmethod

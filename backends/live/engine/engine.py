@@ -261,14 +261,29 @@ class VllmEngine:
         self._client.abort_requests([request_id])
 
     def step(self, planned: PlannedStep) -> StepAnswer:
-        """Execute `planned`: schedule, forward pass, sampling."""
+        """Execute `planned`: schedule, forward pass, sampling. Raises LiveEngineError where the
+        engine fails."""
         self.scheduler.planned = planned
-        outputs = self._client.get_output().outputs
+        try:
+            outputs = self._client.get_output().outputs
+        except LiveEngineError:
+            raise
+        except Exception as error:  # vLLM's, torch's, or of a plan that makes no sense to it
+            raise LiveEngineError(self._stopped(error)) from error
         tokens = {output.request_id: list(output.new_token_ids) for output in outputs}
         finished = [output.request_id for output in outputs if output.finish_reason is not None]
         connector = self.scheduler.connector
         transfers = connector.take_transfers() if connector is not None else []
         return StepAnswer(self.scheduler.last, tokens, finished, _logprobs(outputs), transfers)
+
+    def _stopped(self, error: Exception) -> str:
+        scheduler = self.scheduler
+        parted = f" after it parted from its plans at {scheduler.first_drift}"
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return (
+            f"the engine stopped in step {scheduler.steps + 1}"
+            f"{parted if scheduler.drift else ''}: {said}"
+        )
 
     def warm_up(self) -> None:
         """Run what will be measured once before, so that nothing is done for the first time then.

@@ -57,6 +57,8 @@ class Steering:
         planned, self.planned = self.planned or PlannedStep(), None
         for request_id, kind in planned.preempted:
             self._take_memory(self.requests[request_id], kind)
+        for request_id in planned.forgotten:
+            self.connector.forget(request_id)
         for request_id in planned.swapped_in:
             self.connector.swap_in(request_id)
         running = [
