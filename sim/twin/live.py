@@ -191,12 +191,15 @@ def settings_for(
     # account is the one that counts.
     exact = owns_pool(run)
     device, host = kv["num_blocks"], kv["host_blocks"]
-    whole = ledger_class(kv["ledger"]).whole_blocks(device, host)
+    ledger = ledger_class(kv["ledger"])
+    whole = ledger.whole_blocks(device, host)
     bound = most_blocks or whole + host
     # On a GPU vLLM's runner keeps a seat for every request that holds memory, paused ones too.
     seats = limits["max_num_seqs"] if exact else 4 * limits["max_num_seqs"]
-    # who keeps a prefix longer than vLLM's least-recently-used rule does finds it all the same
-    cached = device if kv["prefix_caching"] else 0
+    # Beside what is in use there is room for what the ledger has cached: where both give up what
+    # was used longest ago, as much again, and otherwise every text.
+    keeps_texts = kv["prefix_caching"] and not ledger.evicts_by_last_use
+    cached = bound if keeps_texts else device if kv["prefix_caching"] else 0
     return replace(
         settings,
         num_blocks=device if exact else min(whole, bound) + cached,
@@ -205,6 +208,7 @@ def settings_for(
         max_step_tokens=max(step_tokens, seats),  # vLLM wants a token for each seat
         max_model_len=longest + 1,  # vLLM keeps one token's room for what it samples
         prefix_caching=kv["prefix_caching"],
+        keeps_texts=keeps_texts,
         # What is back on paper, or comes back in this step, is on the host until the step has
         # been made: as much as the device holds, beside what the ledger counts.
         swap_blocks=0 if exact or not host else min(host + whole, bound),

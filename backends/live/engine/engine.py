@@ -31,6 +31,7 @@ class LiveSettings:
     block_tokens    tokens a KV block
     max_step_tokens tokens the engine can compute in one step (room for them is set aside)
     swap_blocks     blocks of host memory for swapped KV; 0: no swapping
+    keeps_texts     no text leaves the prefix cache for a copy of another; the pool has room for all
     physical        plans come with a layout, and KV lies where it says (docs/kernel.md)
     graphs          CUDA graphs and compilation (GPU only)
     threads         of the CPU engine; small models are fastest with one
@@ -47,6 +48,7 @@ class LiveSettings:
     dtype: str = "float32"
     prefix_caching: bool = False
     swap_blocks: int = 0
+    keeps_texts: bool = False
     physical: bool = False
     graphs: bool = False
     threads: int = 1
@@ -120,6 +122,7 @@ class VllmEngine:
             self._engine = self._build()
             self._client = self._engine.engine_core
             self.scheduler = self._client.engine_core.scheduler
+            self.scheduler.keeps_texts = settings.keeps_texts
             self._check_settings()
         except BaseException:
             self._exit.close()
