@@ -258,8 +258,8 @@ def locked_lines(
         lines.append(
             (
                 "KV memory",
-                f"accounted: ledger {run['kv']['ledger']} decides, vLLM's pool is larger and "
-                "never binds",
+                f"accounted: ledger {run['kv']['ledger']} decides, vLLM's pool has "
+                "room for all that it can hold",
             )
         )
     lines += not_made_lines(not_made(log.moved, physical))

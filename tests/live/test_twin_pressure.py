@@ -26,7 +26,7 @@ from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.sim.results.decisions import DecisionLog
-from twinserve.sim.twin.live import owns_pool
+from twinserve.sim.twin.live import LiveRun, live_settings, owns_pool
 from twinserve.sim.twin.replay import replay_locked
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
@@ -38,7 +38,7 @@ POLICIES = [f"{policy}:kv={kv}" for policy in policy_names() for kv in ledger_na
     "bros:chunk=48",
     "bros:swap=false",
 ]
-SIZES = [16] if settings.default.max_examples <= AS_WRITTEN else [16, 40, 80]  # requests
+SIZES = [12] if settings.default.max_examples <= AS_WRITTEN else [12, 40, 80]  # requests
 
 
 class References:
@@ -136,3 +136,15 @@ def test_what_the_engine_cannot_do_is_one_line(references):
         with pytest.raises(LiveEngineError, match="the engine stopped in step 1: KeyError") as one:
             replay_locked(replace(log, requests=late), engine, texts())
     assert "\n" not in str(one.value)
+
+
+def test_a_free_run_whose_answer_lacks_tokens_is_named(references):
+    inputs, engine = pressed(4, "conserve"), references.engine
+    settings = live_settings(inputs, inputs.policies[0], LiveSettings(None, None, 0, 0, 0, 0))
+    with as_large_as(engine, settings):
+        engine.scheduler.forget_counts()
+        run = LiveRun(inputs, inputs.policies[0], engine, wall=False)
+        run.run()
+    assert run.parted() == run.described()["parted"] == ""
+    name, lost = run.answers[-1].tokens.popitem()
+    assert lost and run.parted().startswith(f"{name} was told ")
