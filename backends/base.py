@@ -3,13 +3,12 @@ engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from twinserve.policies.plan import KvMove, StepOutcome, StepPlan
+from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.profiles.composition import StepComposition
 
 
@@ -69,7 +68,7 @@ class Backend(Protocol):
         """
         ...
 
-    def transfer(self, moves: Sequence[KvMove], now: float) -> Transfers:
+    def transfer(self, plan: StepPlan, now: float) -> Transfers:
         """Queue the transfers of a plan without a step at `now`."""
         ...
 

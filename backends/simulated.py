@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -73,7 +73,7 @@ class SimulatedBackend(Backend):
     ) -> Executed:
         rows = plan.rows
         work = self.composition(plan, emitting)
-        moved = self.transfer(plan.moves, now, plan.swapped_in, overhead_s, work)
+        moved = self.transfer(plan, now, overhead_s, work)
         start, beside = max(now + overhead_s, moved.before), moved.beside
         emitted = rows if np.count_nonzero(emitting) == len(rows) else rows[emitting]
         left = self._outputs[emitted] - self.requests.output_tokens[emitted]
@@ -190,14 +190,14 @@ class SimulatedBackend(Backend):
 
     def transfer(
         self,
-        moves: Sequence[KvMove],
+        plan: StepPlan,
         now: float,
-        swapped_in: Collection[int] = (),
         overhead_s: float = 0.0,
         work: StepComposition | None = None,
     ) -> Transfers:
-        """Queue transfers at `now`. swapped_in: rows that come back as a whole; work: of the step
-        that they are queued with, `overhead_s` after them; None: no step."""
+        """Queue the transfers of `plan` at `now`. work: of the step that they are queued with,
+        `overhead_s` after them; None: no step."""
+        moves = plan.moves
         if not moves:
             return Transfers(0, 0, {}, {}, now, now)
         sizes = {HOST: 0, DEVICE: 0}
@@ -217,7 +217,7 @@ class SimulatedBackend(Backend):
             sizes[move.target] += size
             count(
                 self.moved,
-                kind_of(move, self.requests.state[move.row], swapped_in, self.layered),
+                kind_of(move, self.requests.state[move.row], plan.swapped_in, self.layered),
                 move.target,
                 size,
             )

@@ -99,6 +99,11 @@ class StepPlan:
     def __bool__(self) -> bool:
         return len(self.rows) > 0
 
+    @property
+    def changes_memory(self) -> bool:
+        """Whether it does anything beside its grants."""
+        return bool(self.moves or self.preempted or self.admitted or self.swapped_in)
+
 
 @dataclass(slots=True)
 class StepOutcome:

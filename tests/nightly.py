@@ -21,7 +21,7 @@ from pathlib import Path
 
 from twinserve.traces.write import write_atomically
 
-SETS = ("properties", "bad_input")
+SETS = ("properties", "bad_input", "replays")
 # "3 passing examples, 0 failing examples", or "3 passing, 0 failing, and ... test cases"
 EXAMPLES = re.compile(r"(\d+) passing(?: examples)?, (\d+) failing")
 OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
@@ -75,6 +75,8 @@ def failures(found: dict) -> list[str]:
     if identity["mismatches"] or not identity["steps"]:
         wrong.append(f"identity: {identity['mismatches']} of {identity['steps']} steps differ")
     for name in SETS:
+        if name not in found:
+            continue  # results kept from before there was this set; `report` has them all
         part = found[name]
         if part["exit_code"] or part["tests_failed"] or not part["examples_passed"]:
             failed, passed = part["tests_failed"], part["tests_passed"]

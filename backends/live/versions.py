@@ -36,6 +36,12 @@ def installed_vllm() -> str:
     return found
 
 
+def has_double(pool, block) -> bool:
+    """Whether another block of vLLM's pool can be found under the text of `block` as well."""
+    found = pool.cached_block_hash_to_block._cache.get(block.block_hash)
+    return isinstance(found, dict) and len(found) > 1
+
+
 # A request queue that is shown to the scheduler besides `waiting`, and drained with it. 0.25 keeps
 # requests there that it skipped, 0.32 those that wait while they hold memory.
 SECOND_QUEUES = ("skipped_waiting", "kv_holding_waiting")

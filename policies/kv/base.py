@@ -56,6 +56,7 @@ class KvLedger(ABC):
     name: str
     caches_prefixes = False  # True: built with prefix_caching and shared_contents (see PagedLedger)
     prefix_caching = False  # of a ledger: full blocks stay findable
+    evicts_by_last_use = True  # cached prefixes leave as vLLM's do, the one used longest ago first
     publishes_events = False  # True: has `subscribe`; False: nothing in it is found by others
     knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
     layers = 1  # of a ledger: those whose KV it moves one by one
@@ -77,6 +78,12 @@ class KvLedger(ABC):
         self.block_tokens = block_tokens
         self.host_blocks = host_blocks
         self._moves: list[KvMove] = []
+
+    @classmethod
+    def whole_blocks(cls, num_blocks: int, host_blocks: int) -> int:
+        """Blocks, at most, of a paged pool in which every request that has KV on the device of such
+        a ledger lies as a whole, in blocks of its own."""
+        return num_blocks
 
     # -- questions ---------------------------------------------------------------------------------
     @property

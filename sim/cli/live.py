@@ -47,7 +47,8 @@ def replay(
 
     Locked: the run's decision log, step by step; vLLM must schedule exactly the plans. Free: its
     requests arrive again, the policy decides on the live state, and request metrics stand beside
-    the simulated ones.
+    the simulated ones. Where the engine does something else than planned, or an answer lacks
+    tokens, the command fails after all has been written.
 
     Parameters
     ----------
@@ -166,6 +167,7 @@ def _locked(
     run: Path, model: str, options: dict, steps: Path | None, as_json: bool, quiet: bool
 ) -> None:
     from twinserve.backends.live.engine.prompts import PromptTexts
+    from twinserve.backends.live.versions import LiveEngineError
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.decisions import FILE, read_log
     from twinserve.sim.results.files import dump_json
@@ -198,6 +200,8 @@ def _locked(
             f"Locked replay of {log.run['label']} on vLLM {version}",
             locked_lines(found, log, physical),
         )
+    if found.parted:
+        raise LiveEngineError(f"{log.run['label']}: {found.parted}")
 
 
 def locked_summary(
@@ -217,6 +221,7 @@ def locked_summary(
         "steps": len(found.steps),
         "drift": found.drift,
         "first_drift": found.first_drift,
+        "parted": found.parted,
         "free_blocks_differ": found.free_blocks_differ if owns_pool(run) else None,
         "evictions": found.evictions,
         "step_time": found.error(),
@@ -254,8 +259,8 @@ def locked_lines(
         lines.append(
             (
                 "KV memory",
-                f"accounted: ledger {run['kv']['ledger']} decides, vLLM's pool is larger and "
-                "never binds",
+                f"accounted: ledger {run['kv']['ledger']} decides, vLLM's pool has "
+                "room for all that it can hold",
             )
         )
     lines += not_made_lines(not_made(log.moved, physical))
@@ -284,6 +289,7 @@ def _free(
     quiet: bool,
 ) -> None:
     from twinserve.backends.counts import not_made_lines
+    from twinserve.backends.live.versions import LiveEngineError
     from twinserve.sim.report.table import print_table
     from twinserve.sim.results.files import check_target, dump_json, read_run, write_run
     from twinserve.sim.setup.config import SimulationConfig
@@ -327,3 +333,6 @@ def _free(
         memory = f"KV memory of the live run: {result.config['live']['memory']}"
         notes = [drift, memory, *map(": ".join, not_made_lines(result.config["live"]["not_made"]))]
         print_table({f"{label} simulated": simulated, f"{label} live": result}, notes)
+    parted = result.config["live"]["parted"]
+    if parted:
+        raise LiveEngineError(f"{simulated.config['label']}: {parted}")

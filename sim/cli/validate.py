@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from twinserve.sim.cli.live import TINY, engine_arguments, live_engine
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
+
+if TYPE_CHECKING:
+    from twinserve.backends.live.engine.engine import VllmEngine
+    from twinserve.policies.registry import PolicySpec
 
 _Flag = Annotated[bool, Parameter(negative="")]
 _DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
@@ -34,7 +39,9 @@ def validate(
     """Run one workload simulated and live, policy by policy, and compare.
 
     Give the engine's own profile with --profile (twinserve calibrate writes one). Errors stand
-    beside the spread of the live engine's repeated runs.
+    beside the spread of the live engine's repeated runs. A policy whose replay drifts, or loses or
+    shortens an answer, fails: the others go on, their results are written, and the command fails
+    at its end.
 
     Parameters
     ----------
@@ -64,11 +71,12 @@ def validate(
     quiet: bool
         No progress.
     """
+    from twinserve.backends.live.versions import LiveEngineError, installed_vllm
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.files import dump_json
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.twin.live import blank_settings, live_settings
-    from twinserve.sim.twin.validate import validate_policy
+    from twinserve.sim.twin.validate import validate_each
     from twinserve.sim.twin.validate_report import check_folder, metric_lines, write_validation
 
     if repeats < 1:
@@ -84,25 +92,23 @@ def validate(
         "graphs": graphs,
         "extra": engine_arguments(engine_arg),
     }
-    found = []
+    version = installed_vllm()
+
+    def open_engine(spec: PolicySpec) -> AbstractContextManager[VllmEngine]:
+        return live_engine(live_settings(inputs, spec, blank_settings(**options)), model)
+
     with RunProgress(shown=not (quiet or as_json)) as progress:
-        for spec in inputs.policies:
-            progress.say(f"{spec.label}: starting the engine")
-            settings = live_settings(inputs, spec, blank_settings(**options))
-            with live_engine(settings, model) as engine:
-                engine.warm_up()
-                found.append(
-                    validate_policy(
-                        inputs, spec, engine, repeats, pace == "wall", progress.say, progress
-                    )
-                )
-                version = engine.version
-    if out is not None:
-        write_validation(out, found, inputs, version, overwrite)
+        found, failed = validate_each(
+            inputs, open_engine, repeats, pace == "wall", progress.say, progress
+        )
+    if out is not None and found:
+        write_validation(out, found, failed, inputs, version, overwrite)
     if as_json:
         sys.stdout.write(dump_json({v.spec.label: v.summary() for v in found}))
-        return
-    for validation in found:
-        print_lines(
-            f"{validation.spec.label}: simulated against vLLM {version}", metric_lines(validation)
-        )
+    else:
+        for validation in found:
+            label = validation.spec.label
+            print_lines(f"{label}: simulated against vLLM {version}", metric_lines(validation))
+    if failed:
+        lines = "; ".join(f"{label}: {line}" for label, line in failed.items())
+        raise LiveEngineError(f"{len(failed)} of {len(inputs.policies)} policies failed: {lines}")

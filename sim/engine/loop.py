@@ -215,8 +215,8 @@ class Engine:
 
         A policy that plans nothing for no reason is stopped with a diagnosis.
         """
-        if plan is not None and (plan.moves or plan.preempted):
-            moved = self.backend.transfer(plan.moves, self.clock.now)
+        if plan is not None and plan.changes_memory:
+            moved = self.backend.transfer(plan, self.clock.now)
             self._hold(moved.ready_s, moved.lands_s)
             self.recorder.without_step(plan, moved.to_host_bytes, moved.to_device_bytes)
             done = max(moved.before, moved.beside)
@@ -291,7 +291,7 @@ class Engine:
         self._record_plan(step)
         self.core.begin(plan, executed.outcome)
         ahead = self._plan()
-        return ahead if ahead or ahead.moves or ahead.preempted else None
+        return ahead if ahead or ahead.changes_memory else None
 
     def _hold(self, ready_s: dict[int, float], lands_s: dict[int, float]) -> None:
         """Rows that are not ready before their transfers have landed, the latest of them."""

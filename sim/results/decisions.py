@@ -2,7 +2,8 @@
 
 decisions.jsonl.gz holds one JSON object a line: first the log's version and the run (as run.json
 describes it), then the requests, a line each, then the steps. Steps name requests by their row; a
-run of identical decode steps is one line. A step names the requests that were withdrawn before it.
+run of identical decode steps is one line. A step names the requests that were withdrawn before it,
+and has the plans made before it that computed nothing.
 Where KV moved, the last line says how often and how much, by kind (`backends/counts.py`): a log
 does not say which layers or slots.
 """
@@ -59,6 +60,8 @@ LOG: Format[list[dict]] = Format(
     version=3,
     by="simulate --decisions --out DIR",
     oldest=1,
+    # up to version 2 what plans without a step preempted stood with the next step, and what they
+    # brought back nowhere
     upgrades=(_from_1, _from_2),
 )
 
@@ -82,10 +85,23 @@ class LoggedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LoggedPlan:
+    """What a plan without a step did to memory; parts as those of a StepPlan."""
+
+    admitted: dict[int, int]
+    preempted: tuple[tuple[int, Preemption], ...]
+    swapped_in: tuple[int, ...]
+
+
+_NOTHING = LoggedPlan({}, (), ())
+
+
+@dataclass(frozen=True, slots=True)
 class LoggedStep:
     """One decision, and what the simulator expected of it. grants: {row: tokens} in order. start_s
     and seconds: when it began and how long it took; free_blocks: of the ledger, after the plan.
-    withdrawn: rows that left before it was planned."""
+    withdrawn: rows that left before it was planned; before: plans since the last step that computed
+    nothing."""
 
     start_s: float
     seconds: float
@@ -95,6 +111,7 @@ class LoggedStep:
     swapped_in: tuple[int, ...]
     free_blocks: int
     withdrawn: tuple[int, ...] = ()
+    before: tuple[LoggedPlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +131,11 @@ class DecisionLog:
         return max((r.prompt_tokens + r.most_output_tokens for r in self.requests), default=0)
 
     @property
+    def answers(self) -> dict[str, int]:
+        """Request id -> tokens that it was told, of those who were told any."""
+        return {r.id: r.output_tokens for r in self.requests if r.output_tokens}
+
+    @property
     def blocks(self) -> int:
         """KV blocks of all requests together."""
         size = self.run["kv"]["block_tokens"]
@@ -131,7 +153,7 @@ class DecisionRecorder(StepRecorder):
     def __init__(self, replica: int = 0, timed: bool = False) -> None:
         super().__init__(replica, timed)
         self.lines: list[dict] = []
-        # plans without a step: what they took away is logged with the next one
+        # plans without a step since the last one
         self._before: list[StepPlan] = []
         self._withdrawn: list[int] = []  # since the last step
         self.left: set[int] = set()  # rows withdrawn so far; only asked
@@ -167,12 +189,10 @@ class DecisionRecorder(StepRecorder):
         if steps > 1:
             taken = growth_of(plan, ledger, steps).cumsum()
             line["free_blocks"] = (free - taken).tolist()
-        preempted = [(row, kind.value) for p in (*before, plan) for row, kind in p.preempted]
         optional = {
-            "admitted": plan.admitted,
-            "preempted": preempted,
-            "swapped_in": plan.swapped_in,
+            **_memory(plan),
             "withdrawn": self.take_withdrawn(),
+            "before": [found for p in before if (found := _memory(p))],
         }
         self.lines.append(line | {name: value for name, value in optional.items() if value})
 
@@ -184,6 +204,16 @@ class DecisionRecorder(StepRecorder):
     def without_step(self, plan: StepPlan, to_host_bytes: int, to_device_bytes: int) -> None:
         super().without_step(plan, to_host_bytes, to_device_bytes)
         self._before.append(plan)
+
+
+def _memory(plan: StepPlan) -> dict[str, list]:
+    """What `plan` does to memory, without what it does not."""
+    parts = {
+        "admitted": plan.admitted,
+        "preempted": [(row, kind.value) for row, kind in plan.preempted],
+        "swapped_in": plan.swapped_in,
+    }
+    return {name: value for name, value in parts.items() if value}
 
 
 def log_bytes(
@@ -279,12 +309,17 @@ def _request(entry: dict) -> LoggedRequest:
 def _steps(entry: dict) -> Iterator[LoggedStep]:
     grants = dict(zip(*entry["grants"], strict=True))
     start = entry["start_s"]
-    once = (
+    own, withdrawn = _plan(entry), tuple(entry.get("withdrawn", ()))
+    before = tuple(map(_plan, entry.get("before", ())))
+    for end, free in zip(entry["ends_s"], entry["free_blocks"], strict=True):
+        parts = own.admitted, own.preempted, own.swapped_in
+        yield LoggedStep(start, end - start, grants, *parts, free, withdrawn, before)
+        start, own, withdrawn, before = end, _NOTHING, (), ()
+
+
+def _plan(entry: dict) -> LoggedPlan:
+    return LoggedPlan(
         dict(entry.get("admitted", ())),
         tuple((row, Preemption(kind)) for row, kind in entry.get("preempted", ())),
         tuple(entry.get("swapped_in", ())),
     )
-    withdrawn = tuple(entry.get("withdrawn", ()))
-    for end, free in zip(entry["ends_s"], entry["free_blocks"], strict=True):
-        yield LoggedStep(start, end - start, grants, *once, free, withdrawn)
-        start, once, withdrawn = end, ({}, (), ()), ()

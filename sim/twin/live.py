@@ -14,12 +14,14 @@ from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.policies.base import Policy
 from twinserve.policies.plan import DEVICE, HOST
 from twinserve.policies.registry import PolicySpec, ledger_class
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import simulated_backend
 from twinserve.sim.setup.run import Report, Simulation, describe
+from twinserve.sim.twin.parting import parting
+from twinserve.sim.twin.replay import tokens_of
 
 _WIDE_TABLE = 2048  # blocks
 
@@ -130,9 +132,19 @@ class LiveRun(Simulation):
             "steps": scheduler.steps,
             "drift": scheduler.drift,
             "first_drift": scheduler.first_drift,
+            "parted": self.parted(),
             "copied": copied,  # really, by the engine; the rows have what the ledger accounts for
             "not_made": not_made(self.backend.twin.moved, engine.settings.physical),
         }
+
+    def parted(self) -> str:
+        """One line: where the engine did something else than planned, or whose answer lacks what;
+        empty if all is as it should be."""
+        requests, expected = self.engines[0].core.requests, self.backend.expected
+        whole = {
+            request.id: expected[request.id] for request in requests if request.end == End.COMPLETED
+        }
+        return parting(self.live.scheduler, whole, tokens_of(self.answers))
 
     def _advance(self) -> None:
         if self.wall:
@@ -172,10 +184,10 @@ def settings_for(
     settings: LiveSettings,
     most_blocks: int | None = None,
 ) -> LiveSettings:
-    """`settings` with the sizes that the run described by run.json needs: the ledger's pool or
-    more, host memory. longest: prompt and output tokens of the longest request; step_tokens: new
-    tokens of the longest step; most_blocks: KV blocks of all requests together, which bounds what
-    the host need hold."""
+    """`settings` with the sizes that the run described by run.json needs: a pool and host memory
+    for all that the ledger can hold. longest: prompt and output tokens of the longest request;
+    step_tokens: new tokens of the longest step; most_blocks: KV blocks of all requests together,
+    which bounds both."""
     kv, limits = run["kv"], run["limits"]
     if settings.physical:
         return physical_settings(run, longest, step_tokens, settings)
@@ -183,22 +195,28 @@ def settings_for(
     # another order, or lay KV out as vLLM does not: their pool must never bind, and the ledger's
     # account is the one that counts.
     exact = owns_pool(run)
+    device, host = kv["num_blocks"], kv["host_blocks"]
+    ledger = ledger_class(kv["ledger"])
+    whole = ledger.whole_blocks(device, host)
+    bound = most_blocks or whole + host
     # On a GPU vLLM's runner keeps a seat for every request that holds memory, paused ones too.
     seats = limits["max_num_seqs"] if exact else 4 * limits["max_num_seqs"]
-    host = kv["host_blocks"]
+    # Beside what is in use there is room for what the ledger has cached: where both give up what
+    # was used longest ago, as much again, and otherwise every text.
+    keeps_texts = kv["prefix_caching"] and not ledger.evicts_by_last_use
+    cached = bound if keeps_texts else device if kv["prefix_caching"] else 0
     return replace(
         settings,
-        num_blocks=kv["num_blocks"] if exact else 2 * kv["num_blocks"] + limits["max_num_seqs"],
+        num_blocks=device if exact else min(whole, bound) + cached,
         block_tokens=kv["block_tokens"],
         max_num_seqs=seats,
         max_step_tokens=max(step_tokens, seats),  # vLLM wants a token for each seat
         max_model_len=longest + 1,  # vLLM keeps one token's room for what it samples
         prefix_caching=kv["prefix_caching"],
-        # Room that a step gives up is free in the next one only, so a full host needs some more
-        # than the ledger counts.
-        swap_blocks=0
-        if exact
-        else min(host, most_blocks or host) + min(host, kv["num_blocks"]) // 2,
+        keeps_texts=keeps_texts,
+        # What is back on paper, or comes back in this step, is on the host until the step has
+        # been made: as much as the device holds, beside what the ledger counts.
+        swap_blocks=0 if exact or not host else min(host + whole, bound),
     )
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 
 from twinserve.backends.live.engine.engine import StepAnswer, VllmEngine
-from twinserve.backends.live.engine.planned import PlannedStep
+from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep
 from twinserve.backends.live.engine.prompts import PromptTexts
-from twinserve.policies.plan import Preemption
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.results.decisions import DecisionLog, LoggedStep
+from twinserve.sim.twin.parting import parting
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class LockedReplay:
     tokens   request id -> token ids emitted
     first_drift   how the first such step differed; empty if there was none
     evictions     cached blocks that vLLM gave up on the way
+    parted        one line: where the engine did something else than the log, or what an answer
+                  lacks; empty if all is as it was logged
     """
 
     steps: pd.DataFrame
@@ -36,6 +38,7 @@ class LockedReplay:
     first_drift: str
     evictions: int
     answers: list[StepAnswer]
+    parted: str = ""
 
     @property
     def drift(self) -> int:
@@ -72,8 +75,8 @@ class LockedReplay:
 def replay_locked(
     log: DecisionLog, engine: VllmEngine, texts: PromptTexts | None = None, report=None
 ) -> LockedReplay:
-    """Execute `log` on `engine`. texts: token ids of the prompts; report(done, total) is called now
-    and then."""
+    """Execute `log` on `engine`, which must have no requests. texts: token ids of the prompts;
+    report(done, total) is called now and then. Raises LiveEngineError where the engine stops."""
     with collected_seldom():
         return _replayed(
             log, engine, texts or PromptTexts(engine.vocab, engine.settings.block_tokens), report
@@ -85,7 +88,8 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
     names = [request.id for request in log.requests]
     due = 0
     rows, answers = [], []
-    scheduler = engine.scheduler
+    scheduler, on_engine = engine.scheduler, EngineRequests(names)
+    scheduler.forget_counts()
     pool = scheduler.kv_cache_manager.block_pool
     evictions = _count_evictions(pool)
     for number, step in enumerate(log.steps):
@@ -95,13 +99,16 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
             engine.submit(request.id, prompt, request.most_output_tokens, request.arrival_s)
             due += 1
         for row in step.withdrawn:
+            on_engine.forget(names[row])
             engine.abort(names[row])
-        planned = planned_step(step, names)
+        planned = planned_step(step, on_engine)
         drifted = scheduler.drift
         started = time.perf_counter()
         answer = engine.step(planned)
         measured = time.perf_counter() - started
         answers.append(answer)
+        for name in answer.finished:
+            on_engine.forget(name)
         tokens = np.array(list(step.grants.values()))
         rows.append(
             {
@@ -112,8 +119,7 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
                 "decode_requests": int((tokens == 1).sum()),
                 "planned_free_blocks": step.free_blocks,
                 "live_free_blocks": answer.scheduled.free_blocks,
-                "moved": bool(step.swapped_in)
-                or any(kind is Preemption.SWAP for _, kind in step.preempted),
+                "moved": planned.moves,
                 "drift": scheduler.drift > drifted,
             }
         )
@@ -121,8 +127,14 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
             report(number + 1, len(log.steps))
     for row in log.withdrawn:
         engine.abort(names[row])
+    tokens = tokens_of(answers)
     return LockedReplay(
-        pd.DataFrame(rows), tokens_of(answers), scheduler.first_drift, evictions(), answers
+        pd.DataFrame(rows),
+        tokens,
+        scheduler.first_drift,
+        evictions(),
+        answers,
+        parting(scheduler, log.answers, tokens),
     )
 
 
@@ -136,13 +148,16 @@ def together(repeats: list[LockedReplay]) -> LockedReplay:
         measured_s=median, spread_s=np.abs(measured - median).mean(axis=0), drift=drift
     )
     differed = next((r.first_drift for r in repeats if r.first_drift), "")
-    return LockedReplay(steps, first.tokens, differed, first.evictions, first.answers)
+    parted = next((r.parted for r in repeats if r.parted), "")
+    return LockedReplay(steps, first.tokens, differed, first.evictions, first.answers, parted)
 
 
-def planned_step(step: LoggedStep, ids: list[str]) -> PlannedStep:
-    """A logged decision under its requests' ids."""
-    return PlannedStep.of(
-        ids, step.grants.items(), step.admitted.items(), step.preempted, step.swapped_in
+def planned_step(step: LoggedStep, on_engine: EngineRequests) -> PlannedStep:
+    """A logged decision, with what was decided since the step before it, for the engine."""
+    for plan in step.before:
+        on_engine.follow(plan.preempted, plan.admitted.items(), plan.swapped_in)
+    return on_engine.planned(
+        step.grants.items(), step.preempted, step.admitted.items(), step.swapped_in
     )
 
 

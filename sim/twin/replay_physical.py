@@ -13,7 +13,8 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import check_policy_file
 from twinserve.sim.twin.live import LiveRun
-from twinserve.sim.twin.replay import LockedReplay, planned_step, tokens_of
+from twinserve.sim.twin.parting import parting
+from twinserve.sim.twin.replay import LockedReplay, tokens_of
 
 
 def replay_physical(
@@ -35,6 +36,7 @@ def replay_physical(
         inputs = resolve(SimulationConfig(**log.run["config"]))
     run = LiveRun(inputs, inputs.policies[0], engine, None, wall=False, texts=texts, predicted=True)
     scheduler, backend = engine.scheduler, run.backend
+    scheduler.forget_counts()
     names = [request.id for request in log.requests]
     rows: list[dict] = []
     answers: list[StepAnswer] = []
@@ -45,7 +47,7 @@ def replay_physical(
         answers.append(answer)
         drifts.append(scheduler.drift)
         step = log.steps[number] if number < len(log.steps) else None
-        logged = {} if step is None else planned_step(step, names).grants
+        logged = {} if step is None else {names[row]: n for row, n in step.grants.items()}
         if drifts[-1] == drifts[-2] and answer.scheduled.grants != logged:
             raise SettingsError(
                 f"step {number + 1} of the log was decided otherwise when it was made again; "
@@ -71,4 +73,6 @@ def replay_physical(
 
     backend.on_answer = note
     run.run()
-    return LockedReplay(pd.DataFrame(rows), tokens_of(answers), scheduler.first_drift, 0, answers)
+    tokens = tokens_of(answers)
+    parted = parting(scheduler, log.answers, tokens)
+    return LockedReplay(pd.DataFrame(rows), tokens, scheduler.first_drift, 0, answers, parted)

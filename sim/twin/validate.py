@@ -9,6 +9,7 @@ means anything.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +19,11 @@ import pandas as pd
 from twinserve.backends.counts import Counts, not_made
 from twinserve.backends.live.engine.engine import VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import PolicySpec
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.results.files import RunResult
+from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Progress, run_policy, run_simulation
 from twinserve.sim.twin.live import LiveRun
@@ -119,7 +122,8 @@ def validate_policy(
     watch: Watch | None = None,
 ) -> Validation:
     """Simulate, lock, repeat. The engine must have the sizes of `live_settings` for this policy,
-    and no requests. say: a line for each run; watch: how far it is."""
+    and no requests. say: a line for each run; watch: how far it is. Raises LiveEngineError where a
+    run drifts, or loses or shortens an answer."""
     begin = watch.begin if watch else lambda label: None
     report, steps = (watch.report, watch.steps) if watch else (None, None)
     texts = PromptTexts(engine.vocab, engine.settings.block_tokens, inputs.config.seed)
@@ -132,6 +136,7 @@ def validate_policy(
         _forget(engine)
         begin(f"{spec.label} locked")
         replays.append(replay_locked(log, engine, texts, steps))
+        _refuse(f"locked replay {number + 1}", replays[-1].parted)
     locked = together(replays) if repeats > 1 else replays[0]
     live, drift = [], 0
     for number in range(repeats):
@@ -141,11 +146,46 @@ def validate_policy(
         run = LiveRun(inputs, spec, engine, report, wall, texts)
         result = run_simulation(run)
         result.config["live"] = run.described()
+        _refuse(f"live run {number + 1}", result.config["live"]["parted"])
         drift += engine.scheduler.drift
         live.append(result)
     return Validation(
         spec, simulated, locked, live, drift, not_made(log.moved, engine.settings.physical)
     )
+
+
+def validate_each(
+    inputs: Inputs,
+    open_engine: Callable[[PolicySpec], AbstractContextManager[VllmEngine]],
+    repeats: int,
+    wall: bool,
+    say: Callable[[str], None] = lambda text: None,
+    watch: Watch | None = None,
+) -> tuple[list[Validation], dict[str, str]]:
+    """`validate_policy` for every policy of `inputs`, on an engine of its own; one that fails does
+    not keep the others from theirs. Returns what there is of those that ended, and why the others
+    failed, in a line: label -> line."""
+    found: list[Validation] = []
+    failed: dict[str, str] = {}
+    for spec in inputs.policies:
+        say(f"{spec.label}: starting the engine")
+        try:
+            with open_engine(spec) as engine:
+                engine.warm_up()
+                found.append(validate_policy(inputs, spec, engine, repeats, wall, say, watch))
+        except Exception as error:  # whatever it is, other policies may do better
+            expected = isinstance(error, (LiveEngineError, SettingsError))
+            line = str(error) if expected else f"{type(error).__name__}: {error}"
+            failed[spec.label] = " ".join(line.split())
+            say(f"{spec.label}: failed: {failed[spec.label]}")
+    return found, failed
+
+
+def _refuse(what: str, parted: str) -> None:
+    """Raise LiveEngineError for a run that `parted` from what it was told; nothing where it did
+    not."""
+    if parted:
+        raise LiveEngineError(f"{what}: {parted}")
 
 
 def _forget(engine: VllmEngine) -> None:

@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -35,9 +36,14 @@ def check_folder(out: Path, overwrite: bool) -> None:
 
 
 def write_validation(
-    out: Path, found: list[Validation], inputs: Inputs, version: str, overwrite: bool = False
+    out: Path,
+    found: list[Validation],
+    failed: dict[str, str],
+    inputs: Inputs,
+    version: str,
+    overwrite: bool = False,
 ) -> Path:
-    """Write everything, or nothing."""
+    """Write everything, or nothing. failed: label -> why there is nothing of that policy."""
     out = resolved(out)
     check_folder(out, overwrite)
     names = folders(validation.spec.label for validation in found)
@@ -47,9 +53,10 @@ def write_validation(
             "config": inputs.config.model_dump(mode="json"),
             "profile": inputs.hardware.profile.model_dump(mode="json"),
             "policies": [validation.summary() for validation in found],
+            "failed": failed,
         }
         (partial / MARKER).write_text(dump_json(document, MARKER), encoding="utf-8")
-        (partial / "validation.md").write_text(page(found, version), encoding="utf-8")
+        (partial / "validation.md").write_text(page(found, version, failed), encoding="utf-8")
         for validation in found:
             name = names[validation.spec.label]
             validation.locked.steps.to_parquet(partial / f"{name}-steps.parquet", index=False)
@@ -96,9 +103,10 @@ def _repeats(error: dict) -> str:
     return "" if repeats is None else f"; a step's repeats are {repeats:.1f} % from their median"
 
 
-def page(found: list[Validation], version: str) -> str:
-    """validation.md."""
+def page(found: list[Validation], version: str, failed: Mapping[str, str] | None = None) -> str:
+    """validation.md. failed: label -> why."""
     parts = [f"# Simulated against vLLM {version}\n"]
+    parts += [f"## {label}\n\nFailed: {line}.\n" for label, line in (failed or {}).items()]
     names = folders(validation.spec.label for validation in found)
     for validation in found:
         error = validation.locked.error()

@@ -129,9 +129,9 @@ def test_every_step_finds_its_own_tokens(policy, host_blocks):
         engine.backend.transfer = without_step
         return outcome
 
-    def without_step(moves, now):
-        labels.memory.follow(moves)
-        return transfer(moves, now)
+    def without_step(plan, now):
+        labels.memory.follow(plan.moves)
+        return transfer(plan, now)
 
     engine.backend.execute, engine.backend.transfer = executed, without_step
     simulation.run()

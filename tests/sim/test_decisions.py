@@ -14,7 +14,14 @@ from tests.sim.harness import Toy, hybrid
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.sim.fleet.contents import content_ids
-from twinserve.sim.results.decisions import FILE, DecisionLog, LoggedStep, log_bytes, read_log
+from twinserve.sim.results.decisions import (
+    FILE,
+    DecisionLog,
+    LoggedPlan,
+    LoggedStep,
+    log_bytes,
+    read_log,
+)
 from twinserve.sim.results.files import ResultsError, write_run
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
@@ -27,6 +34,7 @@ POLICIES = [
     "bros:swap=false,kv=paged",
     "vllm-v0:preemption_mode=swap",
     "preemptive-wait:preemption_mode=swap",
+    "conserve",  # brings requests back with plans that compute nothing
 ]
 
 
@@ -66,6 +74,13 @@ def logged(
     return read_log(path), plans, simulation
 
 
+def memory_of(plan: StepPlan) -> LoggedPlan | None:
+    """What a plan does beside its grants, if anything."""
+    if not (plan.admitted or plan.preempted or plan.swapped_in):
+        return None
+    return LoggedPlan(dict(plan.admitted), tuple(plan.preempted), tuple(plan.swapped_in))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_read_back_is_what_was_decided(policy, tmp_path):
     given = inputs(exact=True)
@@ -73,11 +88,11 @@ def test_what_is_read_back_is_what_was_decided(policy, tmp_path):
     steps = simulation.engines[0].recorder.step_frame()
     computing = [plan for plan in plans if len(plan.rows)]
     assert len(log.steps) == len(computing) == len(steps) > 100
-    taken: list[tuple[int, Preemption]] = []  # by plans without a step, told with the next one
+    before: list[LoggedPlan] = []  # without a step, told with the next one
     decided = iter(log.steps)
     for plan in plans:
-        taken += plan.preempted
         if not len(plan.rows):
+            before += [memory] if (memory := memory_of(plan)) else []
             continue
         step = next(decided)
         assert list(step.grants.items()) == list(
@@ -85,9 +100,11 @@ def test_what_is_read_back_is_what_was_decided(policy, tmp_path):
         )
         assert step.admitted == dict(plan.admitted)
         assert step.swapped_in == tuple(plan.swapped_in)
-        assert step.preempted == tuple(taken)
-        taken = []
-    assert not taken and sum(len(step.preempted) for step in log.steps) > 2
+        assert step.preempted == tuple(plan.preempted)
+        assert step.before == tuple(before)
+        before = []
+    taken = [p for step in log.steps for plan in (step, *step.before) for p in plan.preempted]
+    assert not before and len(taken) > 2
     assert [step.start_s for step in log.steps] == steps.start_s.tolist()
     np.testing.assert_allclose([s.start_s + s.seconds for s in log.steps], steps.end_s, rtol=1e-14)
     assert log.run == {"label": policy}
@@ -179,13 +196,15 @@ def test_what_a_plan_without_a_step_took_away_is_kept(tmp_path):
     )
     assert not len(plans[3].rows) and plans[3].preempted == [(0, Preemption.RECOMPUTE)]
     assert len(log.steps) == len(plans) - 1
-    assert [step.preempted for step in log.steps] == [
+    dropped = LoggedPlan({}, ((0, Preemption.RECOMPUTE),), ())
+    assert [step.before for step in log.steps] == [
         (),
         (),
         (),
-        ((0, Preemption.RECOMPUTE),),
+        (dropped,),
         *[()] * (len(log.steps) - 4),
     ]
+    assert not any(step.preempted for step in log.steps)
     assert log.steps[3].admitted == {0: 0} and log.steps[3].grants == {1: 1, 0: 23}
     assert simulation.engines[0].core.requests.recomputes.tolist() == [1, 0]
 

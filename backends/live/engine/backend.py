@@ -10,7 +10,7 @@ import numpy as np
 
 from twinserve.backends.base import Backend, Executed, Transfers
 from twinserve.backends.live.engine.engine import VllmEngine
-from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep
+from twinserve.backends.live.engine.planned import EngineRequests
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.physical.layout import PhysicalMemory
 from twinserve.backends.live.versions import LiveEngineError
@@ -69,8 +69,9 @@ class LiveBackend(Backend):
         # of each copy that was made: where to, bytes, seconds
         self.transfers: list[tuple[Place, int, float]] = []
         self.on_answer = lambda answer: None
-        self._on_engine = EngineRequests(requests)
+        self._on_engine = EngineRequests(requests.ids)
         self._rows: dict[str, int] = {}
+        self.expected: dict[str, int] = {}  # request id -> tokens that its answer is to have
         self.memory: PhysicalMemory | None = None
         self.predicted = False  # True: steps take as long as `twin` says, whatever the engine needs
 
@@ -84,7 +85,7 @@ class LiveBackend(Backend):
         self.twin.expect(row, output_tokens)
         requests = self.requests
         name, prompt = requests.ids[row], int(requests.prompt_tokens[row])
-        self._rows[name] = row
+        self._rows[name], self.expected[name] = row, output_tokens
         self.engine.submit(
             name,
             self.texts.tokens(name, prompt, requests.prefix[row]),
@@ -107,9 +108,9 @@ class LiveBackend(Backend):
         ids = self.requests.ids
         twin = self.twin.execute(plan, emitting, now, overhead_s) if self.predicted else None
         # accounted bytes; what the engine really moves is measured with it
-        moved = twin or self.twin.transfer(plan.moves, now, plan.swapped_in)
+        moved = twin or self.twin.transfer(plan, now)
         work = twin.work if twin else self.twin.composition(plan, emitting)
-        planned = self._on_engine.planned(plan)
+        planned = self._on_engine.of_plan(plan)
         if self.memory is not None:
             planned = replace(planned, layout=self.memory.step(plan))
         elif (
@@ -142,8 +143,7 @@ class LiveBackend(Backend):
                 f"({self.drift()})"
             )
         predicted = self.twin.model.step_seconds(work)
-        physical = self._moves(planned)
-        self.steps.append(TimedStep(now, work, seconds, off_core, predicted, physical))
+        self.steps.append(TimedStep(now, work, seconds, off_core, predicted, planned.moves))
         for report in answer.transfers:
             self.transfers.append((report.target, report.nbytes, report.seconds))
         self.on_answer(answer)
@@ -164,20 +164,12 @@ class LiveBackend(Backend):
             return twin
         return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, {}, {})
 
-    @staticmethod
-    def _moves(planned: PlannedStep) -> bool:
-        """Whether the engine copies KV in this step."""
-        if planned.layout is not None:
-            return planned.layout.moves
-        return bool(planned.swapped_in) or any(
-            kind is Preemption.SWAP for _, kind in planned.preempted
-        )
-
-    def transfer(self, moves, now: float) -> Transfers:
-        """Moves of a plan without a step: accounted; the engine makes them with the next step."""
+    def transfer(self, plan: StepPlan, now: float) -> Transfers:
+        """A plan without a step: accounted; the engine does it with the next step."""
+        self._on_engine.follow(plan.preempted, plan.admitted, plan.swapped_in)
         if self.memory is not None:
-            self.memory.follow(moves)
-        moved = self.twin.transfer(moves, now)
+            self.memory.follow(plan.moves)
+        moved = self.twin.transfer(plan, now)
         if self.predicted:
             return moved
         moved.ready_s, moved.lands_s = {}, {}

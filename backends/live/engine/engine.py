@@ -31,6 +31,7 @@ class LiveSettings:
     block_tokens    tokens a KV block
     max_step_tokens tokens the engine can compute in one step (room for them is set aside)
     swap_blocks     blocks of host memory for swapped KV; 0: no swapping
+    keeps_texts     no text leaves the prefix cache for a copy of another; the pool has room for all
     physical        plans come with a layout, and KV lies where it says (docs/kernel.md)
     graphs          CUDA graphs and compilation (GPU only)
     threads         of the CPU engine; small models are fastest with one
@@ -47,6 +48,7 @@ class LiveSettings:
     dtype: str = "float32"
     prefix_caching: bool = False
     swap_blocks: int = 0
+    keeps_texts: bool = False
     physical: bool = False
     graphs: bool = False
     threads: int = 1
@@ -120,6 +122,7 @@ class VllmEngine:
             self._engine = self._build()
             self._client = self._engine.engine_core
             self.scheduler = self._client.engine_core.scheduler
+            self.scheduler.keeps_texts = settings.keeps_texts
             self._check_settings()
         except BaseException:
             self._exit.close()
@@ -261,14 +264,29 @@ class VllmEngine:
         self._client.abort_requests([request_id])
 
     def step(self, planned: PlannedStep) -> StepAnswer:
-        """Execute `planned`: schedule, forward pass, sampling."""
+        """Execute `planned`: schedule, forward pass, sampling. Raises LiveEngineError where the
+        engine fails."""
         self.scheduler.planned = planned
-        outputs = self._client.get_output().outputs
+        try:
+            outputs = self._client.get_output().outputs
+        except LiveEngineError:
+            raise
+        except Exception as error:  # vLLM's, torch's, or of a plan that makes no sense to it
+            raise LiveEngineError(self._stopped(error)) from error
         tokens = {output.request_id: list(output.new_token_ids) for output in outputs}
         finished = [output.request_id for output in outputs if output.finish_reason is not None]
         connector = self.scheduler.connector
         transfers = connector.take_transfers() if connector is not None else []
         return StepAnswer(self.scheduler.last, tokens, finished, _logprobs(outputs), transfers)
+
+    def _stopped(self, error: Exception) -> str:
+        scheduler = self.scheduler
+        parted = f" after it parted from its plans at {scheduler.first_drift}"
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return (
+            f"the engine stopped in step {scheduler.steps + 1}"
+            f"{parted if scheduler.drift else ''}: {said}"
+        )
 
     def warm_up(self) -> None:
         """Run what will be measured once before, so that nothing is done for the first time then.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from twinserve.policies.plan import Preemption, StepPlan
-from twinserve.policies.requests import RequestTable, State
 
 if TYPE_CHECKING:
     from twinserve.backends.live.physical.layout import Layout
@@ -21,6 +20,7 @@ class PlannedStep:
     hits        {request id: prefix tokens} of those admitted
     preempted   (request id, kind), in order
     swapped_in  request ids whose KV comes back from the host
+    forgotten   request ids whose KV on the host counts no more
     layout      where all KV lies and what moves, for an engine with a physical layout; None: vLLM
                 lays it out
     """
@@ -30,23 +30,14 @@ class PlannedStep:
     preempted: tuple[tuple[str, Preemption], ...] = ()
     swapped_in: tuple[str, ...] = ()
     layout: Layout | None = None
+    forgotten: tuple[str, ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        ids: Sequence[str],
-        grants: Iterable[tuple[int, int]],
-        admitted: Iterable[tuple[int, int]],
-        preempted: Iterable[tuple[int, Preemption]],
-        swapped_in: Iterable[int],
-    ) -> PlannedStep:
-        """A decision about rows whose request ids are `ids`; parts as those of a StepPlan."""
-        return cls(
-            {ids[row]: tokens for row, tokens in grants},
-            {ids[row]: hit for row, hit in admitted},
-            tuple((ids[row], kind) for row, kind in preempted),
-            tuple(ids[row] for row in swapped_in),
-        )
+    @property
+    def moves(self) -> bool:
+        """Whether KV goes over the link in this step."""
+        if self.layout is not None:
+            return self.layout.moves
+        return bool(self.swapped_in) or any(kind is Preemption.SWAP for _, kind in self.preempted)
 
     def split(self, room: int, alive: Container[str]) -> tuple[PlannedStep, PlannedStep]:
         """What goes into an engine step of `room` tokens, and the rest; of the requests in `alive`.
@@ -60,53 +51,99 @@ class PlannedStep:
                 now |= {name: part} if part else {}
                 later |= {name: tokens - part} if tokens > part else {}
 
-        def part_of(grants: dict[str, int], preempted, first: bool) -> PlannedStep:
+        def part_of(grants: dict[str, int], preempted, forgotten, first: bool) -> PlannedStep:
             hits = {name: hit for name, hit in self.hits.items() if (name in now) is first}
             back = tuple(name for name in self.swapped_in if (name in now) is first)
-            return PlannedStep(grants, hits, preempted, back)
+            return PlannedStep(grants, hits, preempted, back, forgotten=forgotten)
 
-        return part_of(now, self.preempted, True), part_of(later, (), False)
+        return (part_of(now, self.preempted, self.forgotten, True), part_of(later, (), (), False))
 
 
 class EngineRequests:
-    """Which requests hold memory on the engine. Plans come under its ids, and take there what plans
-    without a step have taken on paper.
+    """Plans as an engine can carry them out, by its request ids: the one translation of a decision
+    log, of a run in this process, and of a server.
 
-    holds   id -> row
+    A plan says what happens on paper. An engine moves KV in its steps only, and gives a request
+    memory with its first grant, so what comes between two steps adds up until the next one: tell
+    every plan without grants to `follow`, every other one to `planned`.
+
+    holds   ids with KV on the engine's device
+    away    ids with KV on its host
     """
 
-    def __init__(self, requests: RequestTable) -> None:
-        self.requests = requests
-        self.holds: dict[str, int] = {}
-        # swapped in on paper, not granted yet; only asked, never walked through
-        self._coming: set[str] = set()
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.ids = ids  # of rows; may grow
+        # of these and those below no order is asked but that of `_lost`
+        self.holds: set[str] = set()
+        self.away: set[str] = set()
+        self._lost: dict[str, Preemption] = {}  # of those in `holds`: on paper they do not any more
+        self._forgotten: list[str] = []  # their copies on the host count no more
+        self._hits: dict[str, int] = {}  # admitted, and not granted anything yet
+        self._coming: set[str] = set()  # on paper back from the host, and not granted anything yet
 
-    def planned(self, plan: StepPlan, gone: Container[int] = ()) -> PlannedStep:
-        """`plan` as the engine's next step, without grants to rows in `gone`. A row may come back
-        some steps before it is granted anything; its KV then comes with the first grant."""
-        requests, ids, holds = self.requests, self.requests.ids, self.holds
-        taken = {ids[row]: kind for row, kind in plan.preempted}
-        # memory taken by a plan without a step, and given back by this one
-        taken |= {ids[row]: Preemption.RECOMPUTE for row, _ in plan.admitted}
-        taken |= {ids[row]: Preemption.SWAP for row in plan.swapped_in}
-        for name, row in holds.items():  # also rows that began anew
-            if name not in taken and requests.state[row] != State.RUNNING:
-                swapped = requests.state[row] == State.SWAPPED
-                taken[name] = Preemption.SWAP if swapped else Preemption.RECOMPUTE
-        preempted = tuple((name, kind) for name, kind in taken.items() if name in holds)
-        for name, _ in preempted:
-            del holds[name]
-        self._coming |= {ids[row] for row in plan.swapped_in}
+    def follow(
+        self,
+        preempted: Iterable[tuple[int, Preemption]],
+        admitted: Iterable[tuple[int, int]],
+        swapped_in: Iterable[int],
+    ) -> None:
+        """What a plan does to memory; parts as those of a StepPlan."""
+        for row, kind in preempted:
+            self._lose(self.ids[row], kind)
+        for row, hit in admitted:
+            name = self.ids[row]
+            self._lose(name, Preemption.RECOMPUTE)  # what the engine still has of it
+            self._hits[name] = hit
+        self._coming |= {self.ids[row] for row in swapped_in}
+
+    def planned(
+        self,
+        grants: Iterable[tuple[int, int]],
+        preempted: Iterable[tuple[int, Preemption]],
+        admitted: Iterable[tuple[int, int]],
+        swapped_in: Iterable[int],
+    ) -> PlannedStep:
+        """A plan as the engine's next step. grants: (row, tokens), in order."""
+        self.follow(preempted, admitted, swapped_in)
+        granted = {self.ids[row]: tokens for row, tokens in grants}
+        lost, self._lost = self._lost, {}
+        forgotten, self._forgotten = self._forgotten, []
+        self.holds -= lost.keys()
+        self.away |= {name for name, kind in lost.items() if kind is Preemption.SWAP}
+        back = tuple(name for name in granted if name in self._coming and name in self.away)
+        hits = {name: self._hits.pop(name) for name in granted if name in self._hits}
+        self.away.difference_update(back)
+        self._coming -= granted.keys()
+        self.holds |= granted.keys()
+        return PlannedStep(granted, hits, tuple(lost.items()), back, forgotten=tuple(forgotten))
+
+    def of_plan(self, plan: StepPlan, gone: Container[int] = ()) -> PlannedStep:
+        """`planned` for a StepPlan, without grants to rows in `gone`."""
         pairs = zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True)
         grants = [(row, tokens) for row, tokens in pairs if row not in gone]
-        back = [row for row, _ in grants if ids[row] in self._coming]
-        self._coming.difference_update(ids[row] for row, _ in [*grants, *plan.preempted])
-        holds |= {ids[row]: row for row, _ in grants}
-        return replace(PlannedStep.of(ids, grants, plan.admitted, (), back), preempted=preempted)
+        return self.planned(grants, plan.preempted, plan.admitted, plan.swapped_in)
+
+    def begin_anew(self, name: str) -> None:
+        """The request is another row now, which holds nothing."""
+        self._lose(name, Preemption.RECOMPUTE)
 
     def forget(self, name: str) -> None:
-        """The request is no more."""
-        self.holds.pop(name, None)
+        """The request is no more; the engine gives back what it has of it."""
+        for names in (self.holds, self.away, self._coming):
+            names.discard(name)
+        self._lost.pop(name, None)
+        self._hits.pop(name, None)
+        if name in self._forgotten:
+            self._forgotten.remove(name)
+
+    def _lose(self, name: str, kind: Preemption) -> None:
+        if name in self.holds:
+            self._lost[name] = kind
+        if kind is Preemption.RECOMPUTE:
+            self._hits.pop(name, None)
+            if name in self.away:
+                self.away.remove(name)
+                self._forgotten.append(name)
         self._coming.discard(name)
 
 

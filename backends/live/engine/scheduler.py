@@ -16,7 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from twinserve.backends.live.engine.planned import PlannedStep, ScheduledStep
-from twinserve.backends.live.versions import LiveEngineError, second_queue
+from twinserve.backends.live.versions import LiveEngineError, has_double, second_queue
 from twinserve.policies.plan import Preemption
 
 
@@ -44,7 +44,10 @@ class Steering:
         self._second = second_queue(self)
         self._steered: PlannedStep | None = None  # while schedule() runs
         self._unplanned: list[str] = []
+        # the pool has room for every text once
+        self.keeps_texts = False
         self._truncate_hits()
+        self._give_up_doubles()
 
     def forget_counts(self) -> None:
         """Begin to count anew: another run on the same engine."""
@@ -57,6 +60,8 @@ class Steering:
         planned, self.planned = self.planned or PlannedStep(), None
         for request_id, kind in planned.preempted:
             self._take_memory(self.requests[request_id], kind)
+        for request_id in planned.forgotten:
+            self.connector.forget(request_id)
         for request_id in planned.swapped_in:
             self.connector.swap_in(request_id)
         running = [
@@ -146,6 +151,22 @@ class Steering:
             return (blocks, tokens, *rest)
 
         manager.get_computed_blocks = truncated
+
+    def _give_up_doubles(self) -> None:
+        """Where texts are kept, a block whose text another one has, too, is free for any use: what
+        is computed twice then pushes no other text out."""
+        pool = self.kv_cache_manager.block_pool
+        free = pool.free_blocks
+
+        def free_blocks(blocks):
+            if self.keeps_texts:
+                blocks = list(blocks)
+                for block in blocks:
+                    if block.ref_cnt == 1 and has_double(pool, block):
+                        pool._maybe_evict_cached_block(block)
+            free(blocks)
+
+        pool.free_blocks = free_blocks
 
 
 class SteeredScheduler(Steering, Scheduler):

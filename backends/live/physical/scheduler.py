@@ -91,7 +91,7 @@ class PhysicalScheduler(SteeredScheduler):
             request = self.requests[request_id]
             if request.status == RequestStatus.RUNNING and request.num_computed_tokens:
                 dropped[request_id] = Preemption.RECOMPUTE
-        return replace(planned, preempted=tuple(dropped.items()), swapped_in=())
+        return replace(planned, preempted=tuple(dropped.items()), swapped_in=(), forgotten=())
 
     def _tell(self, cells: np.ndarray, counts: np.ndarray) -> None:
         new = self._told[cells] != counts

@@ -73,7 +73,7 @@ class Decider:
         self._slo = {"slo_ttft_s": slo_ttft_s, "slo_tpot_s": slo_tpot_s}
         self.applications = Applications(core)
         self._rules = RequestRules.of(type(core.policy), core.policy.options)
-        self._on_engine = EngineRequests(core.requests)
+        self._on_engine = EngineRequests(core.requests.ids)
         self._most_tokens: dict[int, int] = {}  # row -> prompt and output, at most
         self._steps: deque[_Step] = deque()  # planned and not completed, the oldest first
 
@@ -131,7 +131,7 @@ class Decider:
         # some may have been aborted while their last step still runs (asynchronous scheduling)
         ids = self.core.requests.ids
         gone = [row for row in plan.rows.tolist() if self.rows.get(ids[row]) != row]
-        named = self._on_engine.planned(plan, gone)
+        named = self._on_engine.of_plan(plan, gone)
         if named.grants:
             self._steps.append(_Step(plan, now))
             if self.core.asynchronous and len(self._steps) == 1:
@@ -207,6 +207,9 @@ class Decider:
 
     def _forget(self, row: int, finished: bool) -> None:
         """The request is no more; finished: it got its last token."""
+        name = self.core.requests.ids[row]
+        if self.rows.get(name) == row:
+            self._on_engine.forget(name)
         self._drop(row)
         self.applications.leave(int(self.core.requests.group[row]), finished)
 
@@ -215,7 +218,6 @@ class Decider:
         name = self.core.requests.ids[row]
         if self.rows.get(name) == row:
             del self.rows[name]
-            self._on_engine.forget(name)
         self.texts.end(row)
         self.core.requests.text[row] = None
         del self._most_tokens[row]
@@ -242,16 +244,11 @@ class Decider:
         self.texts.disown(hashes)
         old = self.rows[name]
         values = {column: getattr(self.core.requests, column)[old] for column in _KEPT_IN_RESTART}
-        most, held, text = (
-            self._most_tokens[old],
-            name in self._on_engine.holds,
-            self.core.requests.text[old],
-        )
+        most, text = self._most_tokens[old], self.core.requests.text[old]
         self.core.withdraw(old, End.MOVED, now)
         self._settle(now)
         self._submit(name, hashes, most, prompt_tokens=known, text=text, **values)
-        if held:
-            self._on_engine.holds[name] = self.rows[name]
+        self._on_engine.begin_anew(name)
 
     def check(self) -> None:
         """Raise AssertionError where table, policy and ledger do not add up."""

@@ -57,9 +57,9 @@ class SwapReports(KVConnectorWorkerMetadata):
 
 
 class TwinserveConnector(KVConnectorBase_V1):
-    """Scheduler's side (`scheduler.connector`): `swap_out`, `swap_in`, `free_tokens`, `unfilled`
-    (host.HostKv says what they do), `take_transfers`. Call them in `schedule()`, before vLLM's own;
-    a victim's `swap_out` before `_preempt_request` frees its blocks.
+    """Scheduler's side (`scheduler.connector`): `swap_out`, `swap_in`, `forget`, `free_tokens`,
+    `unfilled` (host.HostKv says what they do), `take_transfers`. Call them in `schedule()`, before
+    vLLM's own; a victim's `swap_out` before `_preempt_request` frees its blocks.
 
     A request whose `swap_in` stands is resumed by vLLM's own admission: its tokens count as found
     outside. One that is resumed without (or is finished, aborted) loses its copy. Requests that
@@ -98,6 +98,9 @@ class TwinserveConnector(KVConnectorBase_V1):
 
     def swap_in(self, request_id: str) -> int:
         return self.host.swap_in(request_id)
+
+    def forget(self, request_id: str) -> None:
+        self.host.drop(request_id)
 
     @property
     def free_tokens(self) -> int:

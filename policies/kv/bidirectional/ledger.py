@@ -49,6 +49,11 @@ class BidirectionalLedger(KvLedger):
         self._moves_of_step = StepMoves(self._state)
         self._place = Placement(self._state, self._moves_of_step, table)
 
+    @classmethod
+    def whole_blocks(cls, num_blocks: int, host_blocks: int) -> int:
+        """A block has two owners at most."""
+        return 2 * num_blocks
+
     # -- questions -------------------------------------------------------------------------------
     @property
     def free_blocks(self) -> int:

@@ -66,6 +66,11 @@ class LayerwiseLedger(UndoLedger):
         self._leaving: list[tuple[bool, np.ndarray]] = []
         self._rt_cells = 0
 
+    @classmethod
+    def whole_blocks(cls, num_blocks: int, host_blocks: int) -> int:
+        """Who runs may have any of its layers on the host."""
+        return num_blocks + host_blocks
+
     def interleave(self, interleaved: bool) -> None:
         """Which layers leave first. Before the first one has left."""
         if self.host.used:

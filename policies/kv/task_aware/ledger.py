@@ -110,3 +110,4 @@ class TaskAwareLedger(CountedLedger):
 
     name = "task-aware"
     by_priority = True
+    evicts_by_last_use = False

@@ -1,0 +1,123 @@
+"""A decision log, translated for an engine and carried out on paper: every step can be done, every
+request is told all its tokens, and the engine that would be built has room for it. Real engines are
+in tests/live/test_twin_pressure.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from tests.live.paper_engine import on_paper
+from tests.live.pressure import logged, pressed, settings_of
+from tests.parameters import mostly_slow
+from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep
+from twinserve.policies.plan import Preemption
+from twinserve.policies.registry import ledger_names, policy_names
+
+SWAP, DROP = Preemption.SWAP, Preemption.RECOMPUTE
+CASES = [(policy, kv) for policy in policy_names() for kv in ledger_names()]
+FAST = [("conserve", "checkpointed"), ("layerkv", "layerwise"), ("vllm-v0", "layerwise")]
+
+
+@pytest.mark.parametrize("policy, kv", mostly_slow(CASES, *FAST))
+def test_every_step_can_be_done_in_the_engine_that_is_built(policy, kv):
+    for seed in (0, 2, 3, 4, 7):
+        log = logged(pressed(seed, f"{policy}:kv={kv}"))
+        asked = settings_of(log)
+        found = on_paper(log, asked.swap_blocks or 1)
+        assert found.told == log.answers and len(found.told) == len(log.requests)
+        assert not found.held
+        if not asked.prefix_caching:  # else shared blocks would count for each request
+            assert found.fullest <= asked.num_blocks
+
+
+def test_a_layerwise_ledger_holds_more_than_its_device():
+    """So the pool must be larger than the ledger's, and no fixed number of times as large."""
+    beyond = 0
+    for seed in range(0, 12, 2):
+        log = logged(pressed(seed, "layerkv:x=0,slo_aware=false"))
+        beyond += on_paper(log, settings_of(log).swap_blocks).fullest > log.run["kv"]["num_blocks"]
+    assert beyond >= 2
+
+
+def test_logs_have_rows_that_come_back_before_they_are_granted_anything():
+    """Or else the tests above would not show that they can be replayed."""
+    early = 0
+    for seed in range(6):
+        for step in logged(pressed(seed, "conserve")).steps:
+            early += any(row not in step.grants for row in step.swapped_in)
+            early += any(plan.swapped_in for plan in step.before)
+    assert early > 3
+
+
+# -- plans one by one ------------------------------------------------------------------------------
+def steps(*plans: dict) -> list[PlannedStep]:
+    """Plans about requests a, b and c as an engine's steps; those without grants make none."""
+    on_engine, made = EngineRequests("abc"), []
+    for plan in plans:
+        parts: list[Iterable] = [plan.get(n, ()) for n in ("preempted", "admitted", "swapped_in")]
+        if "grants" in plan:
+            made.append(on_engine.planned(plan["grants"].items(), *parts))
+        else:
+            on_engine.follow(*parts)
+    return made
+
+
+ADMIT = {"admitted": [(0, 0)], "grants": {0: 5}}
+OUT = {"preempted": [(0, SWAP)], "grants": {1: 1}}
+OTHER = {"grants": {1: 1}}
+BACK = {"swapped_in": [0]}
+ON = {"grants": {0: 1}}
+
+
+def test_kv_comes_back_with_the_first_grant():
+    early = steps(ADMIT, OUT, BACK | OTHER, OTHER, ON)
+    assert [step.swapped_in for step in early] == [(), (), (), (), ("a",)]
+    assert early[1].preempted == (("a", SWAP),)
+
+
+def test_a_row_that_is_back_on_paper_only_loses_nothing_on_the_engine():
+    again = steps(ADMIT, OUT, BACK | OTHER, OUT, BACK | ON)
+    assert [step.preempted for step in again] == [(), (("a", SWAP),), (), (), ()]
+    assert again[-1].swapped_in == ("a",)
+
+
+def test_a_copy_that_counts_no_more_is_forgotten():
+    dropped = steps(ADMIT, OUT, BACK | OTHER, {"preempted": [(0, DROP)]} | OTHER, ADMIT)
+    assert [step.forgotten for step in dropped] == [(), (), (), ("a",), ()]
+    assert dropped[-1].hits == {"a": 0} and dropped[-1].swapped_in == ()
+
+
+def test_plans_without_a_step_add_up():
+    lost, back = {"preempted": [(0, SWAP)]}, BACK | ON
+    both = steps(ADMIT, lost, back)[-1]
+    assert both.preempted == (("a", SWAP),) and both.swapped_in == ("a",)
+    dropped = steps(ADMIT, lost, {"preempted": [(0, DROP)]}, {"admitted": [(0, 3)]}, ON)[-1]
+    assert dropped.preempted == (("a", DROP),) and dropped.hits == {"a": 3}
+    assert dropped.swapped_in == () == dropped.forgotten
+
+
+def test_who_is_admitted_and_taken_back_before_a_grant_was_never_there():
+    never = steps({"admitted": [(0, 0)]}, {"preempted": [(0, DROP)]}, OTHER)[-1]
+    assert never == PlannedStep({"b": 1})
+
+
+def test_who_begins_anew_gives_back_what_it_has():
+    on_engine = EngineRequests("abc")
+    on_engine.planned([(0, 5), (1, 5)], (), [(0, 0), (1, 0)], ())
+    on_engine.planned([(0, 1)], [(1, SWAP)], (), ())
+    on_engine.begin_anew("a")
+    on_engine.begin_anew("b")
+    step = on_engine.planned([(2, 1)], (), [(2, 0)], ())
+    assert step.preempted == (("a", DROP),) and step.forgotten == ("b",)
+
+
+def test_who_has_left_is_spoken_of_no_more():
+    on_engine = EngineRequests("abc")
+    on_engine.planned([(0, 5), (1, 5)], (), [(0, 0), (1, 0)], ())
+    on_engine.planned([(0, 1)], [(1, SWAP)], (), ())
+    on_engine.follow([(0, SWAP), (1, DROP)], (), ())
+    on_engine.forget("a")
+    on_engine.forget("b")
+    assert on_engine.planned([(2, 1)], (), [(2, 0)], ()) == PlannedStep({"c": 1}, {"c": 0})
