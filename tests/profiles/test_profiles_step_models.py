@@ -33,7 +33,7 @@ MODELS = {
     "operators-tables-of-kernels": load_profile("llama-3.1-8b@h100/operators").model(),
     "bros": BrosLinearModel.fit(A100_14B),
     "echo": EchoModel.fit(A100_14B),
-    "echo-constant": EchoModel.fit(A100_14B, decode_constant=True),
+    "echo-constant": EchoModel.fit(A100_14B, decode="constant"),
     "table": TableModel.fit(SAMPLED, [H100_8B.step_seconds(work) for work in SAMPLED]),
 }
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -227,7 +227,7 @@ def test_echo_fit_recovers_its_own_form():
 
 def test_echo_decode_needs_a_constant_on_a_weight_bound_engine():
     truth = load_profile("llama-3.1-8b@a100-pcie-40g").model()
-    printed, extended = EchoModel.fit(truth), EchoModel.fit(truth, decode_constant=True)
+    printed, extended = EchoModel.fit(truth), EchoModel.fit(truth, decode="constant")
     assert printed.prefill_error < 0.15
     assert printed.decode_base_s == 0.0
     # eq. 7 as printed charges nothing for reading the weights
