@@ -12,25 +12,8 @@ _ESTIMATE = (
     "the shorter phase behind the longer one: with the phases added up (`sums` of figure "
     "`settings`) both are kept."
 )
-_SUMS = "More than the paper's: its trace and pools are not public."
+_SUMS = "Not known: the paper's trace, rates and pools are not public."
 SPEEDUP = {"paper": _ESTIMATE, "echo-sum": _SUMS, "perfect": _SUMS}
-E = (
-    "The gain is there, the objective is not: eq. 7 knows the longest and the mean context of a "
-    "batch, not how many there "
-    "are, and so underestimates batches of long contexts. Figure `settings`: corrected by what "
-    "steps took, the same "
-    "policy keeps far more of the objectives, and with exact step times the aim."
-)
-_EXACT = (
-    "With exact step times the objective is kept and the gain is smaller: iterations are shorter "
-    "(`step_ms` of the table). The "
-    "estimate corrected by what steps took gains more (figure `settings`); offline work stalls "
-    "for minutes at a time: "
-    "its decodes do not pay by eq. 4 beside online tokens, and prompts find no memory. Where "
-    "only offline tokens count in "
-    "eq. 4 (`exact step times, offline benefit` of figure `settings`), nothing stalls."
-)
-SPEEDUP = {"paper": _ESTIMATE, "perfect": _EXACT}
 E = (
     "Short iterations cost throughput beside long prompts: BS itself loses as much with 512 "
     "tokens a step, iterations as short "
@@ -42,8 +25,7 @@ M = (
     "after another is finished, and none is wanted when it is evicted. Figure `cache` takes that "
     "order away: first come, first "
     "served over twelve documents, several are wanted at once, and M's eviction order finds and "
-    "gains more. The threshold "
-    "costs offline throughput for online objectives (`no threshold` of figure `settings`)."
+    "gains more."
 )
 NO_SHARING = (
     "Chats share no text (hit rate 0), so there is nothing to choose by; beside the "
@@ -56,8 +38,8 @@ _SLACK = (
 )
 TPOT = {
     "paper": _SLACK + " Eq. 8 has batches of both phases too short, which the slack absorbs.",
-    "echo-sum": "Nothing here is known to differ.",
-    "perfect": "Nothing here is known to differ.",
+    "echo-sum": "Not known. Every request kept it in the runs of `fig7`.",
+    "perfect": "Not known. Every request kept it in the runs of `fig7`.",
     PRINTED: _SLACK,
 }
 TTFT = (
@@ -66,9 +48,8 @@ TTFT = (
     "step BS's TTFT falls to that of the others (`ttft_q50` of figure `settings`)."
 )
 OPPOSITE = (
-    "By the fitted estimator there is time for both, so no offline request has to leave while "
-    "online ones grow fourfold. With "
-    "exact step times, as with half of the memory, seeds differ too much to tell."
+    "Not known. Steps have time for both: no offline request has to leave while online ones grow "
+    "fourfold."
 )
 HITS = (
     "91 % of our prompt tokens are shared text (the paper's Table 1), and nearly all of that is "
@@ -83,10 +64,7 @@ PEAK = (
     "tell. Where "
     "intervals are wide, few offline requests were begun at the peak."
 )
-OCCUPIED = (
-    "With exact step times it is nearly all iterations; by the fitted one offline "
-    "requests end sooner and hold less."
-)
+OCCUPIED = "Not known. Offline requests end soon and hold little."
 ARRIVALS = (
     "The bursts of a minute, drawn anew each minute, cannot be foretold; without them "
     "(bursts 0) the fit is close."
