@@ -3,7 +3,8 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from twinserve.profiles.composition import StepComposition
 MAX_PREFILL_TOKENS = 16384
 MAX_REQUESTS = 256
 MAX_CONTEXT_TOKENS = 131072
+# Of a batch whose requests share a prefix, which is in memory once.
+MAX_SHARED_TOKENS = 1 << 20
 
 
 def powers_of_two(last: int, first: int = 1) -> list[int]:
@@ -33,17 +36,34 @@ def prefill_steps() -> Iterator[StepComposition]:
             )
 
 
-def decode_steps(skewed: bool = False) -> Iterator[StepComposition]:
-    """Decode batches of equal contexts, of 16 tokens and more; at most MAX_CONTEXT_TOKENS resident
-    tokens together.
+def decode_steps(
+    skewed: bool = False, longest: int = MAX_CONTEXT_TOKENS, together: int = MAX_CONTEXT_TOKENS
+) -> Iterator[StepComposition]:
+    """Decode batches of equal contexts, of 16 tokens and more; at most `longest` resident tokens of
+    a request, `together` of all.
 
-    `skewed` adds, for each, a batch in which one request holds half of the tokens.
+    `skewed` adds, for each, a batch in which one request holds half of the tokens, or `longest`.
     """
     for count in powers_of_two(MAX_REQUESTS):
-        for length in powers_of_two(MAX_CONTEXT_TOKENS // count, first=16):
+        for length in powers_of_two(min(longest, together // count), first=16):
             yield StepComposition(count, count * length, length)
             if skewed and count > 2:
-                yield StepComposition(count, count * length, count * length // 2)
+                yield StepComposition(count, count * length, min(longest, count * length // 2))
+
+
+def mixed_steps(
+    decodes: Iterable[StepComposition], longest: int = MAX_CONTEXT_TOKENS
+) -> Iterator[StepComposition]:
+    """Each of the batches beside a chunk of 64 to 4,096 tokens: a fresh one, and one that ends a
+    prompt of MAX_PREFILL_TOKENS tokens, or `longest`."""
+    for work in decodes:
+        for length in powers_of_two(4096, first=64):
+            for resident in (0, max(0, min(longest, MAX_PREFILL_TOKENS) - length)):
+                yield replace(
+                    work,
+                    prefill_new=np.array([length], np.int64),
+                    prefill_resident=np.array([resident], np.int64),
+                )
 
 
 def relative_nnls(features: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:

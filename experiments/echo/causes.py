@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from twinserve.experiments.echo.points import ARRIVAL, AT_ONCE, BASE, OVER_TIME
+from twinserve.experiments.echo.points import ARRIVAL, AT_ONCE, BASE, OVER_TIME, PRINTED
 
 DAY = "The shape is the paper's; bursts of a minute make single days differ, which is a guess."
 _ESTIMATE = (
-    "The gain is there, the objective is not: eq. 7 knows the longest and the mean context of a "
-    "batch, not how many there "
-    "are, and so underestimates batches of long contexts. Figure `settings`: corrected by what "
-    "steps took, the same "
-    "policy keeps far more of the objectives, and with exact step times the aim."
+    "The gain is there, and the objective as it is printed is kept by nearly all (`in_time`: last "
+    "token within TTFT + i TPOT). Mean TPOT is not: a first token that comes early leaves slack "
+    "that offline work uses. With TPOT as a bound on gaps eqs. 6-8 keep none, since eq. 8 hides "
+    "the shorter phase behind the longer one: with the phases added up (`sums` of figure "
+    "`settings`) both are kept."
 )
-_EXACT = (
-    "With exact step times the objective is kept and the gain is smaller: iterations are shorter "
-    "(`step_ms` of the table). The "
-    "estimate corrected by what steps took gains more (figure `settings`); offline work stalls "
-    "for minutes at a time: "
-    "its decodes do not pay by eq. 4 beside online tokens, and prompts find no memory. Where "
-    "only offline tokens count in "
-    "eq. 4 (`exact step times, offline benefit` of figure `settings`), nothing stalls."
-)
-SPEEDUP = {"paper": _ESTIMATE, "perfect": _EXACT}
+_SUMS = "Not known: the paper's trace, rates and pools are not public."
+SPEEDUP = {"paper": _ESTIMATE, "echo-sum": _SUMS, "perfect": _SUMS}
 E = (
     "Short iterations cost throughput beside long prompts: BS itself loses as much with 512 "
     "tokens a step, iterations as short "
@@ -33,25 +25,22 @@ M = (
     "after another is finished, and none is wanted when it is evicted. Figure `cache` takes that "
     "order away: first come, first "
     "served over twelve documents, several are wanted at once, and M's eviction order finds and "
-    "gains more. The threshold "
-    "costs offline throughput for online objectives (`no threshold` of figure `settings`)."
+    "gains more."
 )
 NO_SHARING = (
     "Chats share no text (hit rate 0), so there is nothing to choose by; beside the "
     "other pools S gains."
 )
+_SLACK = (
+    "The objective as printed, TTFT + i TPOT from the arrival, is kept. A first token that comes "
+    "early leaves slack that offline work uses, so mean TPOT exceeds 50 ms; with TPOT as a bound "
+    "on gaps (`slo=gap`) it does not."
+)
 TPOT = {
-    "paper": (
-        "Eq. 7 underestimates batches of long contexts, so iterations last longer than the bound "
-        "that they are planned for. "
-        "With exact step times every last token is in time."
-    ),
-    "perfect": (
-        "The objective as printed, TTFT + i TPOT from the arrival, is kept. A first token that "
-        "comes early leaves slack that "
-        "offline work uses, so mean TPOT may exceed 50 ms; with TPOT as a bound on gaps "
-        "(`slo=gap`) it does not."
-    ),
+    "paper": _SLACK + " Eq. 8 has batches of both phases too short, which the slack absorbs.",
+    "echo-sum": "Not known. Every request kept it in the runs of `fig7`.",
+    "perfect": "Not known. Every request kept it in the runs of `fig7`.",
+    PRINTED: _SLACK,
 }
 TTFT = (
     "An online request waits for the step under way, and BS's are the longest, since nothing "
@@ -59,9 +48,8 @@ TTFT = (
     "step BS's TTFT falls to that of the others (`ttft_q50` of figure `settings`)."
 )
 OPPOSITE = (
-    "By the fitted estimator there is time for both, so no offline request has to leave while "
-    "online ones grow fourfold. With "
-    "exact step times, as with half of the memory, seeds differ too much to tell."
+    "Not known. Steps have time for both: no offline request has to leave while online ones grow "
+    "fourfold."
 )
 HITS = (
     "91 % of our prompt tokens are shared text (the paper's Table 1), and nearly all of that is "
@@ -76,10 +64,7 @@ PEAK = (
     "tell. Where "
     "intervals are wide, few offline requests were begun at the peak."
 )
-OCCUPIED = (
-    "With exact step times it is nearly all iterations; by the fitted one offline "
-    "requests end sooner and hold less."
-)
+OCCUPIED = "Not known. Offline requests end soon and hold little."
 ARRIVALS = (
     "The bursts of a minute, drawn anew each minute, cannot be foretold; without them "
     "(bursts 0) the fit is close."
@@ -89,53 +74,49 @@ MEMORY = (
     "(bursts 0) fewer seconds exceed it."
 )
 # what is changed in figure `settings` -> what it shows
+_EQ8 = (
+    "Eq. 8 lets the longer phase hide the shorter one, so a chunk beside decodes takes longer than "
+    "estimated: with both added up (`sums`) the objectives are kept."
+)
+_LATE = (
+    "A request that is late once is bounded by its pace alone, and an estimate that is too short "
+    "never lets it catch up."
+)
+_CLIMB = (
+    "A decode of 24,000 tokens adds fewer tokens a second than the online batch has, so it pauses "
+    "with its memory, and prompts find none."
+)
 SETTINGS = {
     BASE: _ESTIMATE,
-    "estimate corrected by what steps took": (
-        "One factor cannot tell batches of long contexts from others; most of what is still "
-        "missed is mean TPOT, by the slack "
-        "of an early first token: with TPOT as a bound on gaps (next row) more is kept."
-    ),
+    "TPOT bounds gaps": _EQ8,
+    "climb": _ESTIMATE,
+    "total context in eq. 7": f"{_EQ8} {_LATE}",
+    "total context in eq. 7, TPOT bounds gaps": _EQ8,
+    "sums": _SLACK,
+    "sums, TPOT bounds gaps": _SUMS,
     "estimate corrected, TPOT bounds gaps": (
-        "What is still missed is the estimate's: with exact step times all is kept."
+        "One factor cannot tell batches with a long chunk from those without one."
     ),
-    "exact step times": _EXACT,
-    "exact step times, TPOT bounds gaps": (
-        "As with exact step times: the other bound keeps the rest of the objectives."
+    "exact step times": _SLACK,
+    "exact step times, TPOT bounds gaps": _SUMS,
+    "exact step times, TPOT bounds gaps, climb": _CLIMB,
+    "exact step times, TPOT bounds gaps, climb, offline benefit": (
+        "Only offline tokens count, so decodes pay by themselves; rank needs no such change."
     ),
-    "exact step times, b(D) = 20": (
-        "A decode that counts twenty tokens frees memory (`occupied`), and gains nothing: online "
-        "decodes count as many."
+    "sums, TPOT bounds gaps, no threshold": (
+        "The threshold keeps memory free for online requests, which this load hardly needs."
     ),
-    "exact step times, offline benefit": (
-        "Nothing stalls, and everybody's last token comes within TTFT + i TPOT, the objective as "
-        "printed; a first token that "
-        "comes early leaves slack, so mean TPOT exceeds 50 ms. With TPOT as a bound on gaps "
-        "(next row) it does not."
-    ),
-    "exact step times, offline benefit, TPOT bounds gaps": (
-        "The gain and the objectives, both as in the paper; seeds differ."
-    ),
-    "estimate corrected, offline benefit, TPOT bounds gaps": (
-        "Fuller iterations than with everybody's benefit are the ones that the corrected "
-        "estimate still has too short."
-    ),
-    "no threshold": (
-        "The threshold costs little: without it the gain is about as large, and "
-        "fewer objectives are kept."
-    ),
-    "pool listed by document": (
+    "sums, TPOT bounds gaps, pool listed by document": (
         "BS finds as much in its cache as Echo then: the gain is that of the order."
     ),
-    "one and a half of the online rate": (
-        "As in Fig. 6: more online requests, with the same estimate."
+    "sums, TPOT bounds gaps, one and a half of the online rate": (
+        "More of each step is the online requests', of BS's steps too."
     ),
-    "half of the KV memory": (
-        "Smaller batches are estimated better, so more objectives are kept; a guess, as no run "
-        "changes only the batch."
+    "sums, TPOT bounds gaps, half of the KV memory": (
+        "Fewer documents fit beside each other; seeds differ."
     ),
-    "512 tokens a step": (
-        "Shorter chunks do not mend the estimate: it is decodes that it underestimates."
+    "sums, TPOT bounds gaps, 512 tokens a step": (
+        "BS's steps are as short as Echo's then, and it does less."
     ),
 }
 # in what order offline requests are begun in figure `cache` -> why LRU's hit rate does not drop;

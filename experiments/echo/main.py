@@ -46,9 +46,9 @@ from twinserve.experiments.study.curves import legend, panels
 from twinserve.experiments.study.study import Figure, Study
 
 NAMES = dict(zip(LADDER, ("BS", "BS+E", "BS+E+S", "Echo"), strict=True))
-NAMES |= {points.ALONE: "online alone", points.GAPS: "BS+E, gaps"}
+NAMES |= {points.ALONE: "online alone", points.PRINTED: "Echo, SLO as printed"}
 _TAB = ("tab:blue", "tab:orange", "tab:green", "tab:red", "black", "tab:brown")
-COLOURS = dict(zip((*LADDER, points.ALONE, points.GAPS), _TAB, strict=True))
+COLOURS = dict(zip((*LADDER, points.ALONE, points.PRINTED), _TAB, strict=True))
 HOUR = "hour of the day"
 
 
@@ -92,7 +92,7 @@ def _plot_throughput(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
         "speedup": ("offline tokens/s over BS", 1.0),
         "attainment": ("online objectives kept, %", 100.0),
     }
-    axes = panels(canvas, 2, 2, width=4.5, height=2.8)
+    axes = panels(canvas, 2, len(BELIEFS), width=4.0, height=2.8)
     for j, (estimator, said) in enumerate(BELIEFS.items()):
         part = table[table.estimator == estimator]
         names = list(dict.fromkeys(part.pool))
@@ -107,7 +107,7 @@ def _plot_throughput(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
 
 
 def _plot_latencies(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    axes = panels(canvas, 2, 2, width=4.2, height=2.6)
+    axes = panels(canvas, 2, len(BELIEFS), width=3.8, height=2.6)
     for j, (estimator, said) in enumerate(BELIEFS.items()):
         for i, (metric, aim) in enumerate((("ttft_s", TTFT_S), ("tpot_s", TPOT_S))):
             for policy, part in table[table.estimator == estimator].groupby("policy", sort=False):
@@ -126,7 +126,7 @@ def _plot_latencies(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) ->
             axes[i, j].grid(alpha=0.3)
         axes[0, j].set_title(said, fontsize=9)
     drawn = [dict(zip(*reversed(one.get_legend_handles_labels()), strict=True)) for one in axes[0]]
-    handles = drawn[0] | drawn[1]
+    handles = {name: line for one in drawn for name, line in one.items()}
     canvas.legend(
         handles.values(), handles, loc="outside upper center", ncols=6, frameon=False, fontsize=8
     )

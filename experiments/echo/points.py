@@ -17,11 +17,14 @@ from twinserve.sim.sweep.grid import Point
 
 SHORT = "loogle-short"
 BASE = "as in Fig. 6"
-ESTIMATORS = ("paper", "perfect")
+# what Echo believes -> how it is bounded: as printed with the paper's form, by gaps (Fig. 7) with
+# the others
+ESTIMATORS = {"paper": "", "echo-sum": ":slo=gap", "perfect": ":slo=gap"}
 ENDS = (LADDER[0], LADDER[-1])
 # rungs that are run beside each pool; with exactly known step times runs take longest
 RUNGS = {
     "paper": dict.fromkeys(POOLS, LADDER),
+    "echo-sum": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
     "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
 }
 # policy, estimator, KV memory
@@ -34,30 +37,53 @@ SERIES = (
 )
 HALF = 4985  # blocks
 ALONE = "online alone"
-GAPS = f"{LADDER[1]}:slo=gap"
+PRINTED = f"{LADDER[-1]}:slo=cumulative"
 
 # what is changed -> arguments of a run, for BS and Echo; `options` and `estimator` concern Echo
 # alone
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     BASE: {},
-    "estimate corrected by what steps took": {"options": "feedback=0.2"},
+    "TPOT bounds gaps": {"options": "slo=gap"},
+    "climb": {"options": "offline=climb"},
+    "total context in eq. 7": {"estimator": "echo-total"},
+    "total context in eq. 7, TPOT bounds gaps": {"estimator": "echo-total", "options": "slo=gap"},
+    "sums": {"estimator": "echo-sum"},
+    "sums, TPOT bounds gaps": {"estimator": "echo-sum", "options": "slo=gap"},
     "estimate corrected, TPOT bounds gaps": {"options": "slo=gap,feedback=0.2"},
     "exact step times": {"estimator": "perfect"},
     "exact step times, TPOT bounds gaps": {"estimator": "perfect", "options": "slo=gap"},
-    "exact step times, b(D) = 20": {"estimator": "perfect", "options": "b_decode=20"},
-    "exact step times, offline benefit": {"estimator": "perfect", "options": "benefit=offline"},
-    "exact step times, offline benefit, TPOT bounds gaps": {
+    "exact step times, TPOT bounds gaps, climb": {
         "estimator": "perfect",
-        "options": "benefit=offline,slo=gap",
+        "options": "slo=gap,offline=climb",
     },
-    "estimate corrected, offline benefit, TPOT bounds gaps": {
-        "options": "benefit=offline,slo=gap,feedback=0.2"
+    "exact step times, TPOT bounds gaps, climb, offline benefit": {
+        "estimator": "perfect",
+        "options": "slo=gap,offline=climb,benefit=offline",
     },
-    "no threshold": {"options": "threshold=false"},
-    "pool listed by document": {"order": "by-document"},
-    "one and a half of the online rate": {"peak_rate": 12.0},
-    "half of the KV memory": {"num_blocks": HALF},
-    "512 tokens a step": {"budget": 512},
+    "sums, TPOT bounds gaps, no threshold": {
+        "estimator": "echo-sum",
+        "options": "slo=gap,threshold=false",
+    },
+    "sums, TPOT bounds gaps, pool listed by document": {
+        "estimator": "echo-sum",
+        "options": "slo=gap",
+        "order": "by-document",
+    },
+    "sums, TPOT bounds gaps, one and a half of the online rate": {
+        "estimator": "echo-sum",
+        "options": "slo=gap",
+        "peak_rate": 12.0,
+    },
+    "sums, TPOT bounds gaps, half of the KV memory": {
+        "estimator": "echo-sum",
+        "options": "slo=gap",
+        "num_blocks": HALF,
+    },
+    "sums, TPOT bounds gaps, 512 tokens a step": {
+        "estimator": "echo-sum",
+        "options": "slo=gap",
+        "budget": 512,
+    },
 }
 # M in parts: an LRU cache, its eviction order, and its threshold too. In what order offline
 # requests are begun -> policies
@@ -75,7 +101,7 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
 }
 DOCUMENTS = 12  # by half more than the memory holds
 SUBMITTED = 600  # one by one, questions of a run: more than can be answered
-QUICK_VARIANTS = (BASE, "exact step times", "pool listed by document")
+QUICK_VARIANTS = (BASE, "sums, TPOT bounds gaps", "exact step times")
 
 
 def minutes(scale: Scale, full: int) -> int:
@@ -99,34 +125,35 @@ def throughput(scale: Scale) -> list[Point]:
     """Fig. 6. BS asks no estimator: its run stands beside both."""
     pools = (SHORT, "sharegpt") if scale.quick else tuple(POOLS)
     settings = [
-        {"policy": p, "pool": pool, "_estimator": estimator, "minutes": minutes(scale, 6)}
-        | ({} if p == LADDER[0] else {"estimator": estimator})
+        {"_policy": p, "pool": pool, "_estimator": estimator, "minutes": minutes(scale, 6)}
+        | ({"policy": p} if p == LADDER[0] else {"policy": p + slo, "estimator": estimator})
         | _small(pool, scale)
         for pool in pools
-        for estimator in ESTIMATORS
+        for estimator, slo in ESTIMATORS.items()
         for p in RUNGS[estimator].get(pool, ())
     ]
     return _over(scale, settings, ("pool", "estimator", "policy"))
 
 
 def latencies(scale: Scale) -> list[Point]:
-    """Fig. 7: those of Fig. 6 beside questions on LooGLE's short set, BS+E with TPOT as a bound on
-    gaps, and online requests alone."""
+    """Fig. 7: those of Fig. 6 beside questions on LooGLE's short set, Echo with exact step times
+    and the SLO as printed, and online requests alone."""
     mine = [p for p in throughput(scale) if p.axes["pool"] == SHORT]
     alone = {"policy": LADDER[0], "pool": None, "minutes": minutes(scale, 6)} | (
         {"peak_rate": 2.0} if scale.quick else {}
     )
     alone |= {"_policy": ALONE, "_pool": SHORT, "_estimator": "paper"}
-    gaps = {"policy": GAPS, "pool": SHORT, "estimator": "perfect", "minutes": minutes(scale, 6)}
-    gaps |= _small(SHORT, scale)
-    return mine + _over(scale, [gaps, alone], ("pool", "estimator", "policy"))
+    printed = {"policy": PRINTED, "pool": SHORT, "minutes": minutes(scale, 6)}
+    printed |= {"estimator": "perfect"} | _small(SHORT, scale)
+    return mine + _over(scale, [printed, alone], ("pool", "estimator", "policy"))
 
 
 def series(scale: Scale) -> list[Point]:
     """Figs. 8 to 10."""
     settings = [
         {
-            "policy": p,
+            "policy": p + ESTIMATORS[e],
+            "_policy": p,
             "pool": SHORT,
             "estimator": e,
             "minutes": minutes(scale, 6),

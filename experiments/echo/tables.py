@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.echo.points import ALONE, GAPS, PARTS
+from twinserve.experiments.echo.points import ALONE, PARTS, PRINTED
 from twinserve.experiments.echo.runs import BIN_S, LADDER, PEAK, QUANTILES, TROUGH
 from twinserve.sim.sweep.statistics import over_seeds
 
@@ -77,7 +77,7 @@ def quantiles(points: pd.DataFrame) -> pd.DataFrame:
             )
         )
     joined = pd.concat(found, ignore_index=True)
-    order = {name: i for i, name in enumerate((ALONE, *LADDER, GAPS))}
+    order = {name: i for i, name in enumerate((ALONE, *LADDER, PRINTED))}
     return joined.sort_values(
         ["estimator", "policy"],
         key=lambda c: c.map(order) if c.name == "policy" else c,

@@ -18,6 +18,8 @@ from twinserve.profiles.profile import Profile, derive_profile, load_profile
 LABELS = {
     "bros": "BROS, Sec. IV-A",
     "echo": "Echo, eqs. 6-8 with a decode constant",
+    "echo-total": "Echo, with total context and batch size",
+    "echo-sum": "sums of a batch over one constant",
     "layerkv": "LayerKV, eq. 3 with a decode constant",
     "table": "piecewise linear in tokens (`table`)",
     "profile as it is": "operators as shipped",

@@ -17,6 +17,7 @@ from twinserve.policies.errors import PolicyError
 from twinserve.policies.parts.estimators import BatchEstimator, ModelEstimator
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.forms.echo import EchoModel
+from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.profile import Profile
 
 Prefills = Sequence[tuple[int, int]]  # (new tokens, resident tokens) of each prompt or chunk
@@ -166,7 +167,7 @@ def echo_estimator(profile: Profile, truth: StepTimeModel) -> ModelEstimator:
     """Eqs. 6-8 fitted to what `truth` takes, the paper's micro-benchmark. Eq. 7 gets a constant: as
     printed it has none, and says that a few short decodes take no time; the weights are read all
     the same."""
-    return ModelEstimator(EchoModel.fit(truth, decode_constant=True), profile.swap_model())
+    return ModelEstimator(step_estimate("echo", profile, truth), profile.swap_model())
 
 
 def step_cost(estimator: BatchEstimator | None, policy: str) -> StepCost:

@@ -24,10 +24,15 @@ class EchoOptions(Options):
                     TPOT after the last one
     length_buckets  the pool is divided by prompt length
     b_decode        b of a decoded token (eq. 1); that of a prompt's token is 1
+    offline         how eq. 4 is used. rank: decodes leave for the bound or for memory only, and the
+                    best candidates are added while both hold; climb: requests are added and left
+                    out while the reward rises, so that decodes may pause for it
+    patience_s      ours: a queued request that came so many seconds after the first of the queue
+                    does not overtake it
     benefit         whose tokens count in eq. 4. all: everybody's, as printed; offline: ours, only
                     those of offline requests, since how many tokens online ones get is for their
                     arrivals to say, not for a plan
-    edits           all: requests are added and left out until no single edit pays, as in the paper;
+    edits           of climb. all: requests are added and left out until no single edit pays;
                     adding: decodes are chosen first, then prompts are added, and nothing that was
                     chosen is left out again
     feedback        ours: weight of the newest iteration in a factor, actual over estimated time,
@@ -43,6 +48,8 @@ class EchoOptions(Options):
     slo: Literal["cumulative", "gap"] = "cumulative"
     length_buckets: bool = True
     b_decode: float = Field(1.0, gt=0)
+    offline: Literal["rank", "climb"] = "rank"
+    patience_s: float = Field(3600.0, ge=0, le=1e9)
     benefit: Literal["all", "offline"] = "all"
     edits: Literal["all", "adding"] = "all"
     feedback: float = Field(0.0, ge=0, le=1)

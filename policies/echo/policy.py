@@ -6,10 +6,10 @@ Language Model Serving", Sec. 4.1 (scheduler), 4.2 (threshold), 5 (estimator), 6
 Online requests are those of class real-time, offline ones those of class best-effort. docs/echo.md
 says what was decided where the paper is open.
 
-An iteration starts from the online requests, first come first served, then from the offline decodes
-of the iteration before, and is changed by one request at a time (leave one out, add a prompt, add a
-decode whose KV is there) while that raises the tokens made available a second and the online
-deadlines hold.
+An iteration starts from the online requests, first come first served. Offline decodes whose KV is
+there follow, as many as the online deadlines and memory allow, then the prompts that rank first by
+tokens made available a second, while both hold (`offline=rank`). With `offline=climb` a batch is
+changed by one request at a time, leaving out included, while that raises the tokens a second.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class EchoPolicy(Policy[EchoOptions]):
             resident = requests.computed_tokens[plan.rows].tolist()
             total, longest = sum(resident), max(resident)
             takes = self.cost.decode_run(len(resident), total, longest, steps)
-            if self.options.kv_aware:
+            if self.options.kv_aware and self.options.offline == "climb":
                 steps = self._keeps_paying(resident, online, takes, steps)
             if self.options.slo_aware and online and steps > 1:
                 alone = self.cost.decode_run(
@@ -175,18 +175,20 @@ class EchoPolicy(Policy[EchoOptions]):
                 plan.valid_until_s = self.offline.forecast.next_s
 
     def _keeps_paying(self, resident: list[int], online: int, takes: np.ndarray, steps: int) -> int:
-        """For how many of the steps leaving out the longest offline decode would not raise the
-        reward."""
-        n = len(resident)
-        if n == 1:
-            return steps
-        shorter = resident[:-1]  # offline ones come shortest first
-        without = self.cost.decode_run(n - 1, sum(shorter), max(shorter), steps)
-        b, offline = self.options.b_decode, n - online
+        """For how many of the steps no smaller number of offline decodes would have a higher
+        reward; in the terms of the climb, to the last bit."""
+        b, n = self.options.b_decode, len(resident)
         others = b * online if self.options.benefit == "all" else 0.0
-        # in the terms of the climb, to the last bit
-        worse = (others + b * (offline - 1)) / without > (others + b * offline) / takes
-        return int(worse.argmax()) if worse.any() else steps
+        rate_of_all = (others + b * (n - online)) / takes
+        for k in range(online or 1, n):  # offline ones come shortest first
+            kept = resident[:k]
+            seconds = self.cost.decode_run(k, sum(kept), max(kept), steps)
+            worse = (others + b * (k - online)) / seconds > rate_of_all[:steps]
+            if worse.any():
+                steps = int(worse.argmax())
+                if not steps:
+                    break
+        return steps
 
 
 class EchoBsPolicy(EchoPolicy):

@@ -50,6 +50,25 @@ class Family:
     entry: int = 0  # number of its valid heap entry; 0: none
 
 
+class _Order:
+    """Queued rows by arrival. A row that has left is dropped when it comes first."""
+
+    def __init__(self, queued: set[int]) -> None:
+        self._queued = queued
+        self._heap: list[int] = []
+        self._listed: set[int] = set()  # only asked
+
+    def add(self, row: int) -> None:
+        if row not in self._listed:
+            self._listed.add(row)
+            heapq.heappush(self._heap, row)
+
+    def first(self) -> int | None:
+        while self._heap and self._heap[0] not in self._queued:
+            self._listed.discard(heapq.heappop(self._heap))
+        return self._heap[0] if self._heap else None
+
+
 class OfflinePool:
     """Queued offline requests, chosen by cached text.
 
@@ -64,6 +83,7 @@ class OfflinePool:
         self._family: dict[int, Family] = {}  # unfinished row -> family
         self._texts: dict[int, np.ndarray] = {}
         self._queued: set[int] = set()  # only asked, never walked through
+        self._order = _Order(self._queued)
         self._changed: dict[int, Family] = {}  # families to be asked anew, by id
         self._asked: list[Family] = []  # families asked since the last `keep`
         self._entries = 0
@@ -88,6 +108,7 @@ class OfflinePool:
             self._heaps[bucket] = []
         self._texts[row] = text
         self._queued.add(row)
+        self._order.add(row)
         node = self._insert(root, text)
         node.rows.append(row)
         self._place[row] = node
@@ -97,6 +118,7 @@ class OfflinePool:
     def put_back(self, row: int) -> None:
         """It was preempted, and waits again."""
         self._queued.add(row)
+        self._order.add(row)
         family = self._family[row]
         self._dismiss(family, row)
         self._list(family, row)
@@ -118,6 +140,14 @@ class OfflinePool:
         family = self._family.get(row)
         if family is not None and family.leader == row and blocks >= family.depth:
             self._dismiss(family, row)
+
+    def first(self) -> int | None:
+        """The queued row that arrived first; None where nobody is queued."""
+        return self._order.first()
+
+    def waits(self, row: int) -> bool:
+        """Whether another request computes the text that it shares."""
+        return self._family[row].leader is not None
 
     def shared_blocks(self, row: int) -> int:
         """Blocks at the start of its prompt that its family shares."""
@@ -309,8 +339,8 @@ class FcfsPool:
     """The same in order of arrival, for the rungs without Echo's scheduler."""
 
     def __init__(self) -> None:
-        self._heap: list[int] = []
         self._queued: set[int] = set()  # only asked
+        self._order = _Order(self._queued)
 
     def __len__(self) -> int:
         return len(self._queued)
@@ -323,7 +353,7 @@ class FcfsPool:
 
     def put_back(self, row: int) -> None:
         self._queued.add(row)
-        heapq.heappush(self._heap, row)
+        self._order.add(row)
 
     def take(self, row: int, leads: bool) -> None:
         self._queued.discard(row)
@@ -352,10 +382,15 @@ class FcfsPool:
     def ask_again(self) -> None:
         pass
 
+    def first(self) -> int | None:
+        return self._order.first()
+
+    def waits(self, row: int) -> bool:
+        return False
+
     def best(self, ledger: KvLedger) -> list[tuple[int, int]]:
-        while self._heap and self._heap[0] not in self._queued:
-            heapq.heappop(self._heap)
-        return [(self._heap[0], ledger.hit_tokens(self._heap[0]))] if self._heap else []
+        first = self.first()
+        return [] if first is None else [(first, ledger.hit_tokens(first))]
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -7,9 +7,10 @@
 Settled where the paper is open: several prefills cost the sum of eq. 6; a chunk costs the
 difference of eq. 6 at its two ends, with T_prefill(0) = 0, so that chunks of a prompt add up to the
 prompt; eq. 8 is used only when both phases are present. Eq. 7 as printed has neither a constant nor
-the batch size: `decode_base_s` adds the constant where the fit is asked for it (it is 0 otherwise),
-since weights are read at any length. Printed, lambda <= 1 keeps eq. 8 below the larger phase, while
-the text says that a mixed batch takes longer than it; lambda is fitted without that bound.
+the batch size. A fit may be asked for more: `constant` adds `decode_base_s`, since weights are read
+at any length; `total` also adds `total_s` for each token of all contexts and `request_s` for each
+request, since attention reads all of them. Printed, lambda <= 1 keeps eq. 8 below the larger phase,
+while the text says that a mixed batch takes longer than it; lambda is fitted without that bound.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from pydantic.dataclasses import dataclass
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.sampling import (
-    MAX_PREFILL_TOKENS,
+    MAX_CONTEXT_TOKENS,
+    MAX_SHARED_TOKENS,
     decode_steps,
+    mixed_steps,
     powers_of_two,
     relative_nnls,
 )
 from twinserve.profiles.specs import STRICT
+
+DecodeForm = Literal["printed", "constant", "total"]
+_TERMS = {"printed": 2, "constant": 3, "total": 5}  # of a decode, in the order of the fit
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -43,6 +49,8 @@ class EchoModel(StepTimeModel):
     delta: float = Field(ge=0)
     lambda_: float = Field(ge=0)
     decode_base_s: float = Field(default=0.0, ge=0)
+    total_s: float = Field(default=0.0, ge=0)
+    request_s: float = Field(default=0.0, ge=0)
     prefill_error: float | None = None
     decode_error: float | None = None
     batch_error: float | None = None
@@ -55,8 +63,9 @@ class EchoModel(StepTimeModel):
     def decode_seconds(self, requests, context, context_max):
         """Eq. 7 from totals over resident tokens (the computed one comes on top); numbers or
         arrays."""
-        mean = (context + requests) / requests
-        return self.gamma * (context_max + 1) + self.delta * mean + self.decode_base_s
+        together = context + requests
+        printed = self.gamma * (context_max + 1) + self.delta * (together / requests)
+        return printed + self.decode_base_s + (self.total_s * together + self.request_s * requests)
 
     def batch_seconds(self, prefill_s: float, decode_s: float) -> float:
         """Eq. 8; a phase of zero seconds counts as absent."""
@@ -90,33 +99,44 @@ class EchoModel(StepTimeModel):
         return max(self.alpha * (tokens * tokens) + self.beta * tokens, self.c)
 
     @classmethod
-    def fit(cls, truth: StepTimeModel, *, decode_constant: bool = False) -> EchoModel:
-        """Fit eq. 6, then eq. 7, then eq. 8 on mixtures of both, to steps timed by `truth`."""
-        prefill = _fit_prefill(truth)
-        decodes = list(decode_steps(skewed=True))
+    def fit(
+        cls,
+        truth: StepTimeModel,
+        *,
+        decode: DecodeForm = "printed",
+        longest: int = MAX_CONTEXT_TOKENS,
+    ) -> EchoModel:
+        """Fit eq. 6, then eq. 7, then eq. 8 on mixtures of both, to steps timed by `truth`.
+
+        longest  tokens of a request, at most: what KV memory holds. Requests that share a prefix
+                 attend to up to MAX_SHARED_TOKENS together
+        """
+        prefill = _fit_prefill(truth, longest)
+        decodes = list(decode_steps(True, longest, MAX_SHARED_TOKENS))
         seconds = np.array([truth.step_seconds(work) for work in decodes])
         n, total, largest = (
             np.array([getattr(work, name) for work in decodes], float)
             for name in ("decode_requests", "decode_context", "decode_context_max")
         )
-        columns = [largest + 1, total / n + 1] + ([np.ones(len(n))] if decode_constant else [])
-        found, decode_error = relative_nnls(np.column_stack(columns), seconds)
-        parts = cls(
-            **prefill,
-            gamma=float(found[0]),
-            delta=float(found[1]),
-            decode_base_s=float(found[2]) if decode_constant else 0.0,
-            decode_error=decode_error,
-            lambda_=1.0,
-        )
-        lambda_, batch_error = _fit_lambda(parts, truth, decodes)
+        columns = {
+            "gamma": largest + 1,
+            "delta": total / n + 1,
+            "decode_base_s": np.ones(len(n)),
+            "total_s": total + n,
+            "request_s": n,
+        }
+        names = list(columns)[: _TERMS[decode]]
+        found, error = relative_nnls(np.column_stack([columns[name] for name in names]), seconds)
+        terms = dict(zip(names, found.tolist(), strict=True))
+        parts = cls(**prefill, **terms, decode_error=error, lambda_=1.0)
+        lambda_, batch_error = _fit_lambda(parts, truth, decodes, longest)
         return replace(parts, lambda_=lambda_, batch_error=batch_error)
 
 
-def _fit_prefill(truth: StepTimeModel) -> dict[str, float]:
+def _fit_prefill(truth: StepTimeModel, longest: int) -> dict[str, float]:
     """alpha, beta, c: c is the time of the shortest prompt, the rest is fitted where the prompt
     takes longer."""
-    lengths = np.array(powers_of_two(MAX_PREFILL_TOKENS, first=16))
+    lengths = np.array(powers_of_two(longest, first=16))
     seconds = np.array([truth.step_seconds(_prompt(n)) for n in lengths.tolist()])
     floor = float(seconds[0])
     busy = seconds > 1.1 * floor
@@ -130,23 +150,20 @@ def _fit_prefill(truth: StepTimeModel) -> dict[str, float]:
 
 
 def _fit_lambda(
-    parts: EchoModel, truth: StepTimeModel, decodes: list[StepComposition]
+    parts: EchoModel, truth: StepTimeModel, decodes: list[StepComposition], longest: int
 ) -> tuple[float, float]:
-    """lambda and its error: one linear coefficient, of longer - shorter, on relative errors."""
+    """lambda and its error: one linear coefficient, of longer - shorter, on relative errors. Chunks
+    are fresh ones, and the ends of long prompts."""
     longer, shorter, seconds = [], [], []
-    for work in decodes[::5]:
-        for length in powers_of_two(4096, first=64):
-            mixed = StepComposition(
-                work.decode_requests,
-                work.decode_context,
-                work.decode_context_max,
-                np.array([length]),
-                np.array([0]),
-            )
-            phases = (parts.prefill_seconds(length), parts.step_seconds(work))
-            longer.append(max(phases))
-            shorter.append(min(phases))
-            seconds.append(truth.step_seconds(mixed))
+    for mixed in mixed_steps(decodes[::5], longest):
+        new, resident = int(mixed.prefill_new[0]), int(mixed.prefill_resident[0])
+        decode_s = parts.decode_seconds(
+            mixed.decode_requests, mixed.decode_context, mixed.decode_context_max
+        )
+        phases = (parts.prefill_seconds(new, resident), decode_s)
+        longer.append(max(phases))
+        shorter.append(min(phases))
+        seconds.append(truth.step_seconds(mixed))
     high, low, measured = np.array(longer), np.array(shorter), np.array(seconds)
     slope, target = (high - low) / measured, (measured - low) / measured
     lambda_ = max(0.0, float(slope @ target / (slope @ slope)))

@@ -1,13 +1,15 @@
 """Whole-step models to decide with: the published forms fitted to a profile, and what one would
 take without measurements.
 
-    bros      Sec. IV-A, each phase by itself, added
-    echo      eqs. 6-8, with a constant for decodes
-    layerkv   eq. 3 for prompts; the paper has no decode form, so a constant stands for the decodes
-              of a step
-    roofline  the same engine derived from its specifications: no step of it was ever timed
+    bros        Sec. IV-A, each phase by itself, added
+    echo        eqs. 6-8, with a constant for decodes
+    echo-total  and with the total context and the batch size in eq. 7
+    echo-sum    and with eq. 8 as a sum, over one constant
+    layerkv     eq. 3 for prompts; the paper has no decode form, so a constant stands for the
+                decodes of a step
+    roofline    the same engine derived from its specifications: no step of it was ever timed
 
-`step_estimate` fits the first three to steps of `truth` at lengths and batch sizes of powers of
+`step_estimate` fits all but the last to steps of `truth` at lengths and batch sizes of powers of
 two, as the papers do.
 """
 
@@ -19,13 +21,15 @@ import numpy as np
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel
-from twinserve.profiles.forms.echo import EchoModel
+from twinserve.profiles.forms.echo import DecodeForm, EchoModel
 from twinserve.profiles.forms.layerkv import LayerKvModel
+from twinserve.profiles.forms.sums import BatchSumsModel
 from twinserve.profiles.profile import Profile, derive_profile
-from twinserve.profiles.sampling import decode_steps, relative_nnls
+from twinserve.profiles.sampling import MAX_CONTEXT_TOKENS, decode_steps, relative_nnls
 from twinserve.profiles.specs import ProfileError
 
-FORMS = ("bros", "echo", "layerkv", "roofline")
+FORMS = ("bros", "echo", "echo-total", "echo-sum", "layerkv", "roofline")
+_DECODES: dict[str, DecodeForm] = {"echo": "constant", "echo-total": "total"}
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,11 @@ def step_estimate(form: str, profile: Profile, truth: StepTimeModel) -> StepTime
     ProfileError for another name, and for a roofline of a mixture of experts."""
     if form == "bros":
         return BrosLinearModel.fit(truth)
-    if form == "echo":
-        return EchoModel.fit(truth, decode_constant=True)
+    longest = min(MAX_CONTEXT_TOKENS, profile.num_gpu_blocks * profile.block_tokens)
+    if form in _DECODES:
+        return EchoModel.fit(truth, decode=_DECODES[form], longest=longest)
+    if form == "echo-sum":
+        return BatchSumsModel.fit(truth, longest)
     if form == "layerkv":
         return PromptsAndConstant.fit(profile, truth)
     if form == "roofline":

@@ -89,7 +89,14 @@ def test_an_offline_request_does_not_delay_an_online_one():
 
 
 # -- plan edits (Sec. 4.1, eq. 4) ------------------------------------------------------------------
-def test_the_longest_cached_text_is_taken_first():
+@pytest.mark.parametrize(
+    ("policy", "planned"),
+    [
+        ("echo", [{"b": 4, "a": 44, "c": 16}, {"b": 1, "a": 1, "c": 28}]),
+        ("echo:offline=climb", [{"b": 4}, {"b": 1, "a": 44, "c": 19}]),
+    ],
+)
+def test_the_longest_cached_text_is_taken_first(policy, planned):
     """Three documents of ten blocks; the second is in the cache.
 
     | candidate | hit | new | reward (hit + new) / (0.2 s * new) |
@@ -98,18 +105,18 @@ def test_the_longest_cached_text_is_taken_first():
     | b, cached | 40  |  4  | 55                                 |
     | c, cold   |  0  | 44  | 5                                  |
 
-    With b in, a's prompt lowers the reward of the iteration, (44 + 44) / 9.6 s < 44 / 0.8 s, and
-    waits. Then b decodes, 1 token in 0.445 s: a's 44 make it 45 in 4.62 s, and 19 of c's, all that
-    the budget leaves, 64 in 6.52 s.
+    Then a's prompt, and 16 tokens of c's: that is all the budget leaves. By `climb` a's prompt
+    waits, as with b in it lowers the reward of the iteration, (44 + 44) / 9.6 s < 44 / 0.8 s. Then
+    b decodes, 1 token in 0.445 s: a's 44 make it 45 in 4.62 s, and 19 of c's, 64 in 6.52 s.
     """
-    d = desk("echo")
+    d = desk(policy)
     d.submit("b0", 40, 1, service_class=BE, prefix=text(1, 10))
     d.step()
     for name, document in (("a", 0), ("b", 1), ("c", 2)):
         d.submit(name, 44, 3, service_class=BE, prefix=text(document, 10))
-    assert d.scheduled(1) == [{"b": 4}]
-    assert d.plan.admitted == [(2, 40)]
-    assert d.scheduled(1) == [{"b": 1, "a": 44, "c": 19}]
+    assert d.scheduled(1) == planned[:1]
+    assert d.plan.admitted[0] == (2, 40)
+    assert d.scheduled(1) == planned[1:]
 
 
 def test_first_come_first_served_without_the_scheduler():
@@ -151,9 +158,14 @@ def test_a_cold_prompt_is_begun_when_the_one_before_has_ended():
 # Decoding takes 0.4 s + 1 ms a token of the longest. Contexts of 21, 21, 305 tokens and the one
 # computed: k = 1: 1 / 0.422 = 2.4;  k = 2: 2 / 0.422 = 4.7;  k = 3: 3 / 0.706 = 4.2.
 @pytest.mark.parametrize(
-    ("policy", "expected"), [("echo", {"s0", "s1"}), ("echo-bs-e", {"s0", "s1", "long"})]
+    ("policy", "expected"),
+    [
+        ("echo:offline=climb", {"s0", "s1"}),
+        ("echo", {"s0", "s1", "long"}),
+        ("echo-bs-e", {"s0", "s1", "long"}),
+    ],
 )
-def test_a_long_decode_is_left_out_where_it_lowers_the_reward(policy, expected):
+def test_only_climb_leaves_a_long_decode_out_for_the_reward(policy, expected):
     d = desk(policy, blocks=300)
     d.submit("long", 299, 30, service_class=BE)
     for _ in range(5):
@@ -176,7 +188,7 @@ def test_a_chunk_that_is_estimated_to_take_no_time():
 
 
 def test_left_out_decodes_come_back():
-    d = desk("echo", blocks=300)
+    d = desk("echo:offline=climb", blocks=300)
     d.submit("long", 299, 4, service_class=BE)
     for _ in range(5):
         d.step()
@@ -188,9 +200,9 @@ def test_left_out_decodes_come_back():
 
 def test_b_decode_weighs_decodes_against_prompts():
     """1 token in 0.445 s, or 45 in 4.62 s: 2.2 < 9.7 at b = 1, but 22 > 11.7 where a decoded token
-    counts for ten."""
+    counts for ten. `climb` weighs them."""
     for b, expected in ((1, {"a": 44}), (10, {})):
-        d = desk(f"echo:b_decode={b}")
+        d = desk(f"echo:offline=climb,b_decode={b}")
         d.submit("b", 44, 9, service_class=BE)
         d.step()
         d.submit("a", 44, 9, service_class=BE)

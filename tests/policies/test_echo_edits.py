@@ -51,7 +51,7 @@ def test_decodes_are_left_out_for_a_prompt_that_pays_more():
     """Two decodes: 2 tokens in 30 ms. With a prompt of 40: 42 in 80 ms, 525 a second. Without one
     decode 41 in 70 ms, 586, without both 40 in 50 ms, 800. They keep their memory, and go on when
     the prompt is done: three in 40 ms."""
-    d = desk("echo", ADDITIVE)
+    d = desk("echo:offline=climb", ADDITIVE)
     for name in ("a", "b"):
         d.submit(name, 4, 9, service_class=BE)
     assert d.scheduled(2) == [{"a": 4, "b": 4}, {"a": 1, "b": 1}]
@@ -62,7 +62,7 @@ def test_decodes_are_left_out_for_a_prompt_that_pays_more():
 
 
 def test_with_edits_adding_what_was_chosen_stays():
-    d = desk("echo:edits=adding", ADDITIVE)
+    d = desk("echo:offline=climb,edits=adding", ADDITIVE)
     for name in ("a", "b"):
         d.submit(name, 4, 9, service_class=BE)
     d.scheduled(2)
@@ -75,7 +75,11 @@ BY_CONTEXT = BrosLinearModel(PhaseCost(0.001, 0.0, 0.0), PhaseCost(0.0, 0.001, 0
 
 
 @pytest.mark.parametrize(
-    ("policy", "planned"), [("echo", {"chat": 1}), ("echo:benefit=offline", {"chat": 1, "long": 1})]
+    ("policy", "planned"),
+    [
+        ("echo:offline=climb", {"chat": 1}),
+        ("echo:offline=climb,benefit=offline", {"chat": 1, "long": 1}),
+    ],
 )
 def test_an_offline_decode_pays_by_itself_where_online_ones_do_not_count(policy, planned):
     """An online decode on four tokens is done in 5 ms, 200 tokens a second. With an offline one on
@@ -104,7 +108,7 @@ def test_a_prompt_is_left_out_again_when_better_ones_were_found_behind_it():
     q0 cannot go: the others find what it computes. In the next iteration x makes 33 in 80 ms of 3
     in 40 ms.
     """
-    d = desk("echo", ADDITIVE)
+    d = desk("echo:offline=climb", ADDITIVE)
     for i in range(3):
         d.submit(f"q{i}", 84, 5, service_class=BE, prefix=text(0, 20, i))
     assert d.scheduled(1) == [{"q0": 64}]
@@ -122,7 +126,9 @@ def test_a_prompt_goes_on_where_all_other_memory_holds_text_that_somebody_wants(
     limits = EngineLimits(
         max_num_seqs=12, max_num_batched_tokens=8, max_model_len=400, kv_bytes_per_token=1
     )
-    d = Desk("echo", 12, kind="task-aware", limits=limits, estimator=estimator_of(ADDITIVE))
+    d = Desk(
+        "echo:offline=climb", 12, kind="task-aware", limits=limits, estimator=estimator_of(ADDITIVE)
+    )
     d.ledger.pool.new_contents(5000)
     d.submit("a", 21, 1, service_class=BE, prefix=text(0, 5))
     while d.stepper.core.active:
@@ -174,8 +180,8 @@ class Checker:
         policy = made.policy
         decide, grow, grant, best = (
             policy.plan,
-            policy.offline._grow_offline,
-            policy.offline._decode_considered,
+            policy.offline.grow,
+            policy.offline.selection._decode_considered,
             policy.offline.pool.best,
         )
         lacking: list[int] = []
@@ -193,7 +199,7 @@ class Checker:
             return found
 
         def note_decodes(step, ready) -> None:
-            with mock.patch.object(policy.offline, "_grow_offline", note_grow):
+            with mock.patch.object(policy.offline, "grow", note_grow):
                 grant(step, ready)
 
         def plan(view, ledger):
@@ -214,7 +220,7 @@ class Checker:
             return decision
 
         policy.offline.pool.best = note_best
-        policy.offline._decode_considered = note_decodes
+        policy.offline.selection._decode_considered = note_decodes
         made.policy.plan = plan
 
     def in_pieces(self, plan) -> list[int]:
@@ -377,7 +383,7 @@ class Checker:
                 continue
             keep = step.promised_blocks(policy.online.running.rows, policy.offline.running.rows)
             if len(policy.online.running) or len(policy.offline.running):
-                keep += policy.offline._reserved_blocks(step)
+                keep += policy.offline.reserved_blocks(step)
             mark = ledger.mark()
             fits = ledger.admit(row, hit + new, hit, keep, known)
             ledger.rollback(mark)
@@ -429,11 +435,11 @@ requests = st.lists(
 
 
 POLICIES = [
-    "echo",
-    "echo:benefit=offline",
-    "echo:b_decode=0.3",
-    "echo:slo_aware=false",
-    "echo:threshold=false,length_buckets=false",
+    "echo:offline=climb",
+    "echo:offline=climb,benefit=offline",
+    "echo:offline=climb,b_decode=0.3",
+    "echo:offline=climb,slo_aware=false",
+    "echo:offline=climb,threshold=false,length_buckets=false",
 ]
 
 
@@ -470,7 +476,9 @@ def test_no_single_edit_raises_the_reward(blocks, model, load, policy):
 @given(
     model=bros_models,
     load=requests,
-    policy=st.sampled_from([*POLICIES, "echo:edits=adding"]),
+    policy=st.sampled_from(
+        [*POLICIES, "echo:offline=climb,edits=adding", "echo", "echo:slo_aware=false"]
+    ),
     blocks=st.sampled_from([35, 45]),
     tokens=st.sampled_from([14, 22, 30]),
 )

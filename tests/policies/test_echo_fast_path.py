@@ -24,6 +24,8 @@ OPTIONS = (
     "echo-bs:threshold=true",
     "echo:feedback=0.3",
     "echo:benefit=offline",
+    "echo:offline=climb",
+    "echo:offline=climb,benefit=offline",
 )
 VARIANTS = (*LADDER, *OPTIONS)
 CASES = [

@@ -120,9 +120,9 @@ def test_nobody_is_late_with_the_first_token(runs):
 
 @pytest.mark.parametrize("policy", ["echo", "echo-bs-e-s"])
 def test_a_plan_does_not_look_at_the_whole_pool(policy):
-    """Cache look-ups a plan, once the queue has been taken in: as many for 120 queued requests as
+    """Cache look-ups a plan, once the queue has been taken in: as many for 400 queued requests as
     for 1,500."""
-    few, many = _lookups(policy, 120), _lookups(policy, 1500)
+    few, many = _lookups(policy, 400), _lookups(policy, 1500)
     assert 0 < few == many < 20
 
 

@@ -13,6 +13,7 @@ from twinserve.profiles.composition import StepComposition, isolated_prefill_sec
 from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
 from twinserve.profiles.forms.layerkv import LayerKvModel
+from twinserve.profiles.forms.sums import BatchSumsModel
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.sampling import decode_steps, prefill_steps
@@ -33,7 +34,9 @@ MODELS = {
     "operators-tables-of-kernels": load_profile("llama-3.1-8b@h100/operators").model(),
     "bros": BrosLinearModel.fit(A100_14B),
     "echo": EchoModel.fit(A100_14B),
-    "echo-constant": EchoModel.fit(A100_14B, decode_constant=True),
+    "echo-constant": EchoModel.fit(A100_14B, decode="constant"),
+    "echo-total": EchoModel.fit(A100_14B, decode="total"),
+    "echo-sum": BatchSumsModel.fit(A100_14B),
     "table": TableModel.fit(SAMPLED, [H100_8B.step_seconds(work) for work in SAMPLED]),
 }
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -85,7 +88,9 @@ def test_a_step_is_a_finite_python_float(model, work):
     assert seconds > 0 or not work.new_tokens or isinstance(model, EchoModel)
 
 
-@pytest.mark.parametrize("name", ["roofline-h100-8b", "roofline-l20-70b-tp4-pcie", "table", "bros"])
+@pytest.mark.parametrize(
+    "name", ["roofline-h100-8b", "roofline-l20-70b-tp4-pcie", "table", "bros", "echo-sum"]
+)
 @examples(100)
 @given(work=works(), more=st.integers(1, 5000))
 def test_more_work_never_takes_less_time(name, work, more):
@@ -227,12 +232,58 @@ def test_echo_fit_recovers_its_own_form():
 
 def test_echo_decode_needs_a_constant_on_a_weight_bound_engine():
     truth = load_profile("llama-3.1-8b@a100-pcie-40g").model()
-    printed, extended = EchoModel.fit(truth), EchoModel.fit(truth, decode_constant=True)
+    printed, extended = EchoModel.fit(truth), EchoModel.fit(truth, decode="constant")
     assert printed.prefill_error < 0.15
     assert printed.decode_base_s == 0.0
     # eq. 7 as printed charges nothing for reading the weights
     assert printed.decode_error > 0.5
     assert extended.decode_error < 0.25
+
+
+def test_echo_is_fitted_where_it_is_asked():
+    """Forty questions on a document of 24,000 tokens attend to nearly a million tokens together."""
+    truth = load_profile("llama-3.1-8b@a100-pcie-40g").model()
+    served = StepComposition(40, 960_000, 24_500)
+    exact = truth.step_seconds(served)
+    total = EchoModel.fit(truth, decode="total")
+    assert total.step_seconds(served) == pytest.approx(exact, rel=0.05)
+    assert total.decode_error < 0.05
+    # as printed it cannot tell forty of them from one
+    assert EchoModel.fit(truth, decode="constant").step_seconds(served) < 0.5 * exact
+
+
+def test_echo_recovers_the_total_context_and_the_batch_size():
+    truth = EchoModel(2e-9, 8e-5, 0.015, 3e-8, 5e-8, 0.9, 0.01, 1e-7, 7e-5)
+    model = EchoModel.fit(truth, decode="total")
+    for name in ("gamma", "delta", "decode_base_s", "total_s", "request_s", "lambda_"):
+        assert getattr(model, name) == pytest.approx(getattr(truth, name), rel=1e-3), name
+
+
+def test_sums_of_a_batch_by_hand():
+    model = BatchSumsModel(base=0.01, alpha=1e-8, beta=1e-4, gamma=1e-7, delta=1e-3)
+    # chunks of a prompt: 600 and 400 tokens add up to 1,000^2 and 1,000, but for the constant
+    chunks = StepComposition(0, 0, 0, np.array([600, 400]), np.array([0, 600]))
+    assert model.step_seconds(chunks) == pytest.approx(0.01 + 0.01 + 0.1)
+    both = StepComposition(2, 398, 299, np.array([1000]), np.array([0]))
+    assert model.step_seconds(both) == pytest.approx(0.12 + 400e-7 + 2e-3)
+    assert model.step_seconds(StepComposition(0, 0, 0)) == 0.0
+
+
+def test_sums_of_a_batch_are_fitted_to_their_own_form():
+    truth = BatchSumsModel(base=0.01, alpha=1e-9, beta=6e-5, gamma=1e-7, delta=1e-4)
+    model = BatchSumsModel.fit(truth)
+    for name in ("base", "alpha", "beta", "gamma", "delta"):
+        assert getattr(model, name) == pytest.approx(getattr(truth, name), rel=1e-6), name
+
+
+def test_phases_that_are_added_up_describe_a_chunk_beside_decodes():
+    """25 requests on 128,000 tokens decode beside 512 tokens of a prompt: eq. 8 is a quarter below,
+    at least."""
+    truth = load_profile("llama-3.1-8b@a100-pcie-40g").model()
+    served = StepComposition(25, 128_000, 24_000, np.array([512]), np.array([10_000]))
+    exact = truth.step_seconds(served)
+    assert BatchSumsModel.fit(truth).step_seconds(served) == pytest.approx(exact, rel=0.05)
+    assert EchoModel.fit(truth, decode="total").step_seconds(served) < 0.8 * exact
 
 
 # LayerKV
