@@ -92,9 +92,16 @@ class KvLedger(ABC):
         """How many more blocks `row` could obtain if `victim` were dropped; an upper bound."""
         return self.held_blocks(victim)
 
-    def gained_by_all(self, row: int, victims: np.ndarray) -> np.ndarray:
-        """int64[n]: `gained_blocks` of each of the victims."""
-        return np.array([self.gained_blocks(row, victim) for victim in victims.tolist()], np.int64)
+    def relief(self, row: int, tokens: int, victims: np.ndarray) -> tuple[int, np.ndarray]:
+        """What `row` lacks of room up to `tokens`, and what dropping each of `victims` would yield
+        of it (int64[n]), in units of the ledger's own.
+
+        Victims whose yields together do not reach the lack cannot get the row its room; whether
+        those that reach it can, only a try tells.
+        """
+        held = np.array([self.held_blocks(victim) for victim in victims.tolist()], np.int64)
+        lack = -(-tokens // self.block_tokens) - self.held_blocks(row) - self.free_blocks
+        return lack, held
 
     @abstractmethod
     def held_blocks(self, row: int) -> int:
