@@ -11,6 +11,7 @@ the paper is open, docs/bros.md says what was chosen and why. Lines are those of
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
@@ -128,10 +129,12 @@ class BrosPolicy(Policy[BrosOptions]):
         left = requests.prompt_tokens[rows] + emitted - computed
         new = left if self.options.chunk is None else np.minimum(left, self.options.chunk)
         prefill = (left > 1) | (emitted == 0)
+        return Batch(rows, prefill, new, computed + new, self._missing(rows, ledger))
+
+    def _missing(self, rows: np.ndarray, ledger: KvLedger) -> np.ndarray:
+        """int64[n]: bytes of each row that must come back before it can run."""
         missing = ledger.missing_tokens(rows)
-        if np.count_nonzero(missing):
-            missing = missing * self.limits.kv_bytes_per_token
-        return Batch(rows, prefill, new, computed + new, missing)
+        return missing * self.limits.kv_bytes_per_token if np.count_nonzero(missing) else missing
 
     def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
         """Since when each row waits for its next token or group (seconds), and how long it may
@@ -429,6 +432,11 @@ class BrosPolicy(Policy[BrosOptions]):
         if step.dropped:
             candidates = candidates[step.keeps(candidates.rows)]
             packed = min(packed, self._room(placed, candidates, bound, size))
+        if step.ledger.overwrites:
+            missing = self._missing(candidates.rows, step.ledger)
+            if not np.array_equal(missing, candidates.swapped):  # what real-time ones overwrote
+                candidates = self._by_swap(replace(candidates, swapped=missing))
+                packed = self._room(placed, candidates, bound, size)
         running = step.view.requests.state[candidates.rows] == _RUNNING
         hopeless = Hopeless(step)
         while packed > 0:

@@ -50,6 +50,7 @@ class KvLedger(ABC):
     name: str
     caches_prefixes = False  # True: built with prefix_caching and shared_contents (see PagedLedger)
     prefix_caching = False  # of a ledger: full blocks stay findable
+    overwrites = False  # granting memory to a row can send KV of others to the host
     publishes_events = False  # True: has `subscribe`; False: nothing in it is found by others
     knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
     layers = 1  # of a ledger: those whose KV it moves one by one

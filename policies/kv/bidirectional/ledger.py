@@ -40,6 +40,7 @@ class BidirectionalLedger(KvLedger):
     """
 
     name = "bidirectional"
+    overwrites = True
 
     def __init__(
         self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0
