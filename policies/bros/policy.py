@@ -432,11 +432,10 @@ class BrosPolicy(Policy[BrosOptions]):
         if step.dropped:
             candidates = candidates[step.keeps(candidates.rows)]
             packed = min(packed, self._room(placed, candidates, bound, size))
+        dropped, blocked = len(step.dropped), EMPTY
         if step.ledger.overwrites:
-            missing = self._missing(candidates.rows, step.ledger)
-            if not np.array_equal(missing, candidates.swapped):  # what real-time ones overwrote
-                candidates = self._by_swap(replace(candidates, swapped=missing))
-                packed = self._room(placed, candidates, bound, size)
+            candidates, blocked = self._returning(step, candidates)
+            packed = self._room(placed, candidates, bound, size)
         running = step.view.requests.state[candidates.rows] == _RUNNING
         hopeless = Hopeless(step)
         while packed > 0:
@@ -460,10 +459,24 @@ class BrosPolicy(Policy[BrosOptions]):
                 if newcomer[i] and not done[i]:
                     hopeless.found_none(row, tokens)
             accepted = accepted + (group[done] if others else group)
-            if done.all() or not (running | (candidates.context < hopeless.tokens)).any():
+            if len(blocked) and len(step.dropped) > dropped:
+                dropped = len(step.dropped)
+                freed, blocked = self._returning(step, blocked)
+                candidates = self._by_swap(candidates + freed)
+                running = step.view.requests.state[candidates.rows] == _RUNNING
+            elif done.all():
                 break
+            ask = running | (candidates.context < hopeless.tokens)
+            candidates, running = candidates[ask], running[ask]
             packed = self._room(placed + accepted, candidates, bound, size)
         return accepted
+
+    def _returning(self, step: PlanInProgress, candidates: Batch) -> tuple[Batch, Batch]:
+        """Best-effort candidates by what must come back before they run now that others have
+        overwritten it; and those for whose KV there is no place beside the others."""
+        candidates = replace(candidates, swapped=self._missing(candidates.rows, step.ledger))
+        blocked = step.ledger.cannot_return(candidates.rows)
+        return self._by_swap(candidates[~blocked]), candidates[blocked]
 
     def _later_ones(self, row: int, *running: np.ndarray) -> np.ndarray:
         """Best-effort requests that arrived after `row` and are not in the batch, the last one

@@ -104,6 +104,11 @@ class KvLedger(ABC):
         lack = -(-tokens // self.block_tokens) - self.held_blocks(row) - self.free_blocks
         return lack, held
 
+    def cannot_return(self, rows: np.ndarray) -> np.ndarray:
+        """bool[n]: which of these best-effort rows have KV on the host for which the others that
+        run in this step leave no place; perhaps not all of them."""
+        return np.zeros(len(rows), bool)
+
     @abstractmethod
     def held_blocks(self, row: int) -> int:
         """Device blocks in the row's block table."""

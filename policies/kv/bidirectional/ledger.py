@@ -20,7 +20,11 @@ from twinserve.policies.kv.bidirectional.plain import (
     last_blocks,
     steps_before_conflict,
 )
-from twinserve.policies.kv.bidirectional.relief import relief_of_best_effort, relief_of_real_time
+from twinserve.policies.kv.bidirectional.relief import (
+    relief_of_best_effort,
+    relief_of_real_time,
+    without_place,
+)
 from twinserve.policies.kv.bidirectional.state import SlotState
 from twinserve.policies.plan import KvMove
 from twinserve.policies.requests import RequestClass, RequestTable
@@ -86,6 +90,11 @@ class BidirectionalLedger(KvLedger):
                 self._place, row, tokens, victims, classes[victims] == real_time
             )
         return relief_of_best_effort(self._place, row, tokens, victims)
+
+    def cannot_return(self, rows: np.ndarray) -> np.ndarray:
+        """As the base says; of best-effort rows."""
+        self._fit()
+        return without_place(self._place, rows)
 
     def held_blocks(self, row: int) -> int:
         self._fit()

@@ -46,6 +46,26 @@ def relief_of_best_effort(
     return _slots_lacking(place, row, tokens), _slots_gained(place, row, victims)
 
 
+def without_place(place: Placement, rows: np.ndarray) -> np.ndarray:
+    """bool[n]: which best-effort `rows` have more parts that must move than there are places for:
+    `Placement.restore` of them fails."""
+    state = place.state
+    size, cells = state.size, np.flatnonzero(state.lack[state.num_blocks :]) + state.num_blocks
+    peers = cells - state.num_blocks
+    stuck = state.is_pinned(state.owner[peers]) & (state.count[cells] + state.count[peers] > size)
+    cells = cells[stuck]
+    reach = int(rows.max(initial=0)) + 1
+    owners = state.owner[cells]
+    cells, owners = cells[owners < reach], owners[owners < reach]
+    parts, smallest = np.bincount(owners, minlength=reach), np.full(reach, size)
+    np.minimum.at(smallest, owners, state.count[cells])
+    beside = place.sharable()
+    pinned = state.is_pinned(state.owner[beside])
+    taken = np.bincount(state.count[beside[pinned]], minlength=size + 1).cumsum()
+    places = state.num_empty + np.count_nonzero(~pinned) + taken[size - smallest]
+    return (parts > places)[rows]
+
+
 def _places_gained(place: Placement, smallest: int, victims: np.ndarray) -> np.ndarray:
     """Blocks of best-effort victims that would have room for a part of `smallest` slots."""
     state = place.state
