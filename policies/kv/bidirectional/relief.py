@@ -22,7 +22,7 @@ def relief_of_real_time(
     state = place.state
     _, stuck = place.stuck_parts(row)
     places = state.num_empty + len(place.preemptable())
-    lack = -(-tokens // state.size) - int(state.held[row]) + np.count_nonzero(stuck) - places
+    lack = -(-tokens // state.size) - int(state.held[row]) + int(np.count_nonzero(stuck)) - places
     gains = np.where(real_time, state.held[victims], 0)
     cells = np.flatnonzero(state.kind == _BOTH)
     cells = cells[state.is_pinned(state.owner[state.peer[cells]])]
@@ -40,7 +40,7 @@ def relief_of_best_effort(
     cells, stuck = place.stuck_parts(row)
     if stuck.any():
         smallest = int(place.state.count[cells[stuck]].min())
-        lack = np.count_nonzero(stuck) - place.places_beside_others(row, smallest)
+        lack = int(np.count_nonzero(stuck)) - place.places_beside_others(row, smallest)
         if lack > 0:
             return lack, _places_gained(place, smallest, victims)
     return _slots_lacking(place, row, tokens), _slots_gained(place, row, victims)
@@ -84,7 +84,7 @@ def _slots_lacking(place: Placement, row: int, tokens: int) -> int:
     count, pinned = state.count[cells], state.is_pinned(state.owner[cells])
     partial = count < state.size
     slots = state.num_empty * state.size + int((state.size - count[partial]).sum())
-    slots += state.size * np.count_nonzero(~partial & ~pinned)
+    slots += state.size * int(np.count_nonzero(~partial & ~pinned))
     # One of the blocks beside real-time rows, the last that the row enters, may be filled over
     # theirs.
     over = int(count[partial & ~pinned].max(initial=0))
