@@ -40,7 +40,7 @@ from twinserve.policies.requests import RequestClass, RequestTable, State
 _REAL_TIME = int(RequestClass.REAL_TIME)
 _RUNNING = int(State.RUNNING)
 _NOBODY = np.zeros(0, np.int64)
-_REPLACEMENT = {"true": "once", "false": "none"}
+_REPLACEMENT = {"true": "once", "false": "none", "none": "none"}
 # a run of steps ends this much before an order of deadlines changes, and is planned anew
 _CLOCK_SLACK_S = 1e-6
 
