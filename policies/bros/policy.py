@@ -355,7 +355,7 @@ class BrosPolicy(Policy[BrosOptions]):
             return 0, 0
         chosen = urgent.batch[:fits]
         packed, replaced = self._room(chosen, candidates, urgent.bound, size), 0
-        limit = {"none": 0, "once": 1, "all": fits}[self.options.replacement]
+        limit = {"none": 0, "once": min(fits, 1), "all": fits}[self.options.replacement]
         while packed < len(candidates) and replaced < limit:
             if not self._exchangeable(urgent, fits - replaced - 1, fits, candidates[: packed + 1]):
                 break

@@ -58,7 +58,7 @@ def watched(policy: str, kv: str, seed: int, **changes) -> int:
 @given(
     kv=st.sampled_from(ledger_names()),
     seed=st.integers(0, 99),
-    blocks=st.sampled_from([30, 40, 60]),
+    blocks=st.sampled_from([40, 50, 60]),
     host=st.sampled_from([0, 4, 60]),
     options=st.sampled_from(["bros", "bros:swap=false", "bros:chunk=16", "bros:late_drops=true"]),
 )
