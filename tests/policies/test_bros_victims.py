@@ -54,7 +54,8 @@ def watched(policy: str, kv: str, seed: int, **changes) -> int:
     return watch.victims
 
 
-@settings(max_examples=6)
+@pytest.mark.slow
+@settings(max_examples=12)
 @given(
     kv=st.sampled_from(ledger_names()),
     seed=st.integers(0, 99),
@@ -67,6 +68,7 @@ def test_no_dropped_victim_was_unnecessary(kv, seed, blocks, host, options):
     watched(options, kv, seed, num_blocks=blocks, host_blocks=host)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", ledger_names())
 def test_such_runs_drop_somebody(kv):
     assert sum(watched("bros:late_drops=true", kv, seed) for seed in range(3)) > 0
@@ -104,3 +106,15 @@ def test_of_the_first_that_are_enough_a_later_one_is_spared():
     desk.arrives("a", 28, ttft=0.03, at=0.1)  # seven blocks; two are free, x has six, y two
     assert desk.order(0.1)[0] == "a"
     assert desk.preempted() == [("x", "swap")]
+
+
+@pytest.mark.parametrize(("replacement", "batch"), [("all", "axyz"), ("once", "abxy")])
+def test_repeated_replacement_goes_on_until_one_fails(replacement, batch):
+    """Beside a, b and c is time for x; y takes the place of c, and z that of b."""
+    desk = Counter(f"replacement={replacement}")
+    desk.arrives("a", 10, ttft=0.1)
+    desk.arrives("b", 27, ttft=1.0)
+    desk.arrives("c", 27, ttft=1.0)
+    for name in "xyz":
+        desk.arrives(name, 28)
+    assert desk.order(0.0) == batch
