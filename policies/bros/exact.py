@@ -217,7 +217,7 @@ class BrosExactPolicy(BrosPolicy):
             urgent.batch[first], urgent.residual[first], urgent.costs[first], urgent.bound
         )
         best_effort = candidates[y] + candidates[~y]
-        return Choice(ordered, best_effort, int(x.sum()), int(y.sum()), False, greedy.early_return)
+        return Choice(ordered, best_effort, int(x.sum()), int(y.sum()), 0, greedy.early_return)
 
     def _place(self, step: PlanInProgress, choice: Choice, size: int) -> None:
         super()._place(step, choice, size)

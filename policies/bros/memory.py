@@ -7,12 +7,11 @@ from __future__ import annotations
 import numpy as np
 
 from twinserve.policies.bros.parts import PlanInProgress, Victims
+from twinserve.policies.bros.victims import Search
 from twinserve.policies.parts.estimators import Batch
-from twinserve.policies.plan import Preemption
 from twinserve.policies.requests import State
 
 _RUNNING = int(State.RUNNING)
-_AT_ONCE = 128  # victims
 
 
 def place_plain(step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[int]]:
@@ -95,55 +94,53 @@ def acquire(step: PlanInProgress, row: int, tokens: int, victims: Victims | np.n
 
 
 def take_from(step: PlanInProgress, row: int, tokens: int, victims: Victims | np.ndarray) -> bool:
-    """`acquire` for a row that `find` had nothing for."""
-    ledger = step.ledger
-    need = -(-tokens // ledger.block_tokens) - ledger.held_blocks(row)
-    obtainable = ledger.obtainable_blocks(row)
+    """`acquire` for a row that `find` had nothing for. Nobody is dropped without whom it would have
+    been enough."""
     rivals = victims.rows if isinstance(victims, Victims) else victims
     rivals = rivals[step.view.requests.state[rivals] == _RUNNING]
     if step.dropped:
         rivals = rivals[step.keeps(rivals)]
-    reach, looked_at = obtainable, 0
-    while reach < need:  # there may be thousands: only as many are looked at as it takes
-        some = rivals[looked_at : looked_at + _AT_ONCE]
-        if not len(some):
-            return False  # not even all of them would be enough
-        reach += int(ledger.gained_by_all(row, some).sum())
-        looked_at += len(some)
-    mark = ledger.mark()
-    dropped = []
-    for victim in rivals.tolist():
-        gain = ledger.gained_blocks(row, victim)
-        kind = Preemption.SWAP
-        if not (step.swap and ledger.swap_out(victim)):
-            kind = Preemption.RECOMPUTE
-            ledger.drop(victim)
-        dropped.append((victim, kind))
-        obtainable += gain
-        if obtainable >= need and find(step, row, tokens):
-            ledger.commit(mark)
-            step.plan.preempted += dropped
-            step.dropped.update(victim for victim, _ in dropped)
-            return True
-    ledger.rollback(mark)
-    return False
+    if not len(rivals):
+        return False
+    lack, gains = step.ledger.relief(row, tokens, rivals)
+    held = step.ledger.held_blocks(row)
+    search = Search(step, rivals, lack, gains, lambda: _granted(step, row, tokens))
+    dropped = search.drop()
+    if dropped is None:
+        return False
+    _note(step, row, held)
+    step.plan.preempted += dropped
+    step.dropped.update(victim for victim, _ in dropped)
+    return True
 
 
 def find(step: PlanInProgress, row: int, tokens: int) -> bool:
     """FindBlock / FindPreemptBlock: what the ledger can give without dropping anybody."""
+    held = step.ledger.held_blocks(row)
+    if not _granted(step, row, tokens):
+        return False
+    _note(step, row, held)
+    return True
+
+
+def _granted(step: PlanInProgress, row: int, tokens: int) -> bool:
+    """Room for `row`, if the ledger has it; the plan does not know of it yet."""
     ledger = step.ledger
-    fresh = step.view.requests.computed_tokens[row] == 0
-    if not fresh and ledger.held_blocks(row):
+    if step.view.requests.computed_tokens[row] == 0:
+        return ledger.admit(row, tokens)
+    if ledger.held_blocks(row):
         return ledger.grow(row, tokens)
-    if fresh:
-        if not ledger.admit(row, tokens):
-            return False
-        step.plan.admitted.append((row, 0))
-        return True
     mark = ledger.mark()
     if ledger.swap_in(row) and ledger.grow(row, tokens):
         ledger.commit(mark)
-        step.plan.swapped_in.append(row)
         return True
     ledger.rollback(mark)
     return False
+
+
+def _note(step: PlanInProgress, row: int, held: int) -> None:
+    """In the plan: `row`, which held so many blocks, has been granted its memory."""
+    if step.view.requests.computed_tokens[row] == 0:
+        step.plan.admitted.append((row, 0))
+    elif not held:
+        step.plan.swapped_in.append(row)

@@ -38,8 +38,8 @@ class Choice:
     """Whom an iteration should serve, memory permitting: the first `fits` real-time requests and
     the first `packed` candidates.
 
-    replaced      the last of these real-time requests gives its place to the last of these
-                  candidates
+    replaced      so many of the last of these real-time requests give their places to the last of
+                  these candidates
     early_return  lines 11-12: a deadline, and neither size nor tokens, ended the search for
                   real-time requests
     """
@@ -48,7 +48,7 @@ class Choice:
     candidates: Batch
     fits: int
     packed: int
-    replaced: bool
+    replaced: int
     early_return: bool
 
 

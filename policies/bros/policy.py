@@ -11,9 +11,11 @@ the paper is open, docs/bros.md says what was chosen and why. Lines are those of
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.bros.memory import Hopeless, acquire, grow_first, place_plain, take_from
@@ -38,6 +40,7 @@ from twinserve.policies.requests import RequestClass, RequestTable, State
 _REAL_TIME = int(RequestClass.REAL_TIME)
 _RUNNING = int(State.RUNNING)
 _NOBODY = np.zeros(0, np.int64)
+_REPLACEMENT = {"true": "once", "false": "none", "none": "none"}
 # a run of steps ends this much before an order of deadlines changes, and is planned anew
 _CLOCK_SLACK_S = 1e-6
 
@@ -48,7 +51,8 @@ class BrosOptions(Options):
     base_batch      B_base, requests
     adaptive_batch  double B_curr after an iteration without the early return of lines 11-12, reset
                     it after one
-    replacement     lines 27-34
+    replacement     lines 27-34: once (IEEE version), all: until one fails (ACM version), or none;
+                    true is once, false none
     best_effort     the second part (lines 15-36); off for pure real-time loads
     group_size      tokens returned to the user together (ACM version); 1: every token counts
     chunk           prompt tokens an iteration computes at most of one request; None: whole prompts,
@@ -60,7 +64,10 @@ class BrosOptions(Options):
 
     base_batch: int = Field(128, ge=1)
     adaptive_batch: bool = True
-    replacement: bool = True
+    replacement: Annotated[
+        Literal["all", "once", "none"],
+        BeforeValidator(lambda name: _REPLACEMENT.get(str(name).lower(), name)),
+    ] = "once"
     best_effort: bool = True
     group_size: int = Field(1, ge=1)
     chunk: int | None = Field(None, ge=1)
@@ -128,10 +135,12 @@ class BrosPolicy(Policy[BrosOptions]):
         left = requests.prompt_tokens[rows] + emitted - computed
         new = left if self.options.chunk is None else np.minimum(left, self.options.chunk)
         prefill = (left > 1) | (emitted == 0)
+        return Batch(rows, prefill, new, computed + new, self._missing(rows, ledger))
+
+    def _missing(self, rows: np.ndarray, ledger: KvLedger) -> np.ndarray:
+        """int64[n]: bytes of each row that must come back before it can run."""
         missing = ledger.missing_tokens(rows)
-        if np.count_nonzero(missing):
-            missing = missing * self.limits.kv_bytes_per_token
-        return Batch(rows, prefill, new, computed + new, missing)
+        return missing * self.limits.kv_bytes_per_token if np.count_nonzero(missing) else missing
 
     def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
         """Since when each row waits for its next token or group (seconds), and how long it may
@@ -231,30 +240,38 @@ class BrosPolicy(Policy[BrosOptions]):
             choice.replaced,
         )
         chosen = urgent.batch[: choice.fits]
-        kept = chosen[:-1] if replaced else chosen
+        kept = chosen[: len(chosen) - replaced]
         placed, complete = self._place_real_time(step, urgent, kept)
         if not complete:
             placed = self._place_residents(step, urgent, placed, size)
             packed = self._room(placed, candidates, urgent.bound, size)
-            replaced = False  # all that could run has been considered again
+            replaced = 0  # all that could run has been considered again
         best_effort = self._place_best_effort(step, placed, candidates, packed, urgent.bound, size)
         if replaced and len(best_effort) < packed:
-            # The one that was to take the real-time request's place found no block (line 19): it
-            # keeps its place.
-            last = chosen[-1:]
-            whole = placed + best_effort + last
-            fits = self.estimator.seconds(whole) <= urgent.bound and self._within_tokens(
-                whole
-            ) == len(whole)
-            if fits and int(last.rows[0]) not in step.dropped:
-                others = np.setdiff1d(self.be_pending.rows, best_effort.rows)
-                victims = Victims(others, urgent.batch.rows, placed.rows, int(last.rows[0]))
-                if acquire(step, int(last.rows[0]), int(last.context[0]), victims):
-                    placed = placed + last
+            last = chosen[len(chosen) - replaced :]
+            placed = self._give_places_back(step, urgent, placed, best_effort, last)
         if not len(placed) and not len(best_effort):
             placed, best_effort = self._place_someone(step, urgent.batch, choice.candidates)
         self._finish(step, placed + best_effort, len(placed))
         self._adapt(choice.early_return and complete)
+
+    def _give_places_back(
+        self, step: PlanInProgress, urgent: Urgent, placed: Batch, best_effort: Batch, last: Batch
+    ) -> Batch:
+        """Some that were to take the places of real-time requests `last` found no block (line 19):
+        these keep them, the most urgent first. Returns the real-time requests placed now."""
+        others = np.setdiff1d(self.be_pending.rows, best_effort.rows)
+        for i in range(len(last)):
+            one = last[i : i + 1]
+            row, whole = int(one.rows[0]), placed + best_effort + one
+            fits = self.estimator.seconds(whole) <= urgent.bound
+            if not fits or self._within_tokens(whole) < len(whole) or row in step.dropped:
+                break
+            victims = Victims(others, urgent.batch.rows, placed.rows, row)
+            if not acquire(step, row, int(one.context[0]), victims):
+                break
+            placed = placed + one
+        return placed
 
     def _place_someone(
         self, step: PlanInProgress, urgent: Batch, candidates: Batch
@@ -330,29 +347,36 @@ class BrosPolicy(Policy[BrosOptions]):
             return batch  # that is how they come
         return batch[np.lexsort((batch.rows, batch.swapped))]
 
-    def _pack(self, urgent: Urgent, fits: int, candidates: Batch, size: int) -> tuple[int, bool]:
+    def _pack(self, urgent: Urgent, fits: int, candidates: Batch, size: int) -> tuple[int, int]:
         """How many best-effort candidates fit behind the first `fits` real-time requests (lines
-        21-24), and whether the next one takes the place of the last of these (lines 26-34)."""
+        21-24), and how many of the last of these give their places to further ones (lines
+        26-34)."""
         if not len(candidates):
-            return 0, False
+            return 0, 0
         chosen = urgent.batch[:fits]
-        packed = self._room(chosen, candidates, urgent.bound, size)
-        if packed == len(candidates) or not fits or not self.options.replacement:
-            return packed, False
-        if (
-            within_tokens(candidates[: packed + 1], self.limits.max_num_batched_tokens, chosen[:-1])
-            <= packed
-        ):
-            return packed, False
-        exchanged = self.estimator.seconds(candidates[: packed + 1], chosen[:-1])
-        # Left out, it must keep its deadline in the next iteration (constraint 6), which takes at
-        # least the time that it needs itself: one that is late, or cannot but be, is never
+        packed, replaced = self._room(chosen, candidates, urgent.bound, size), 0
+        limit = {"none": 0, "once": min(fits, 1), "all": fits}[self.options.replacement]
+        while packed < len(candidates) and replaced < limit:
+            if not self._exchangeable(urgent, fits - replaced - 1, fits, candidates[: packed + 1]):
+                break
+            replaced, packed = replaced + 1, packed + 1
+            if replaced < limit:
+                rest = urgent.batch[: fits - replaced]
+                packed = max(packed, self._room(rest, candidates, urgent.bound, size))
+        return packed, replaced
+
+    def _exchangeable(self, urgent: Urgent, kept: int, fits: int, packed: Batch) -> bool:
+        """Whether the candidates `packed` may run with the first `kept` real-time requests alone in
+        place of the first `fits`."""
+        chosen, left = urgent.batch[:kept], urgent.batch[kept:fits]
+        if within_tokens(packed, self.limits.max_num_batched_tokens, chosen) < len(packed):
+            return False
+        exchanged = self.estimator.seconds(packed, chosen)
+        # Those left out must keep their deadlines in the next iteration (constraint 6), which takes
+        # at least the time that they need themselves: one that is late, or cannot but be, is never
         # replaced.
-        last = chosen[-1:]
-        following = max(self.average_iteration_s, self.estimator.seconds(last))
-        if exchanged <= urgent.bound and exchanged + following <= urgent.residual[fits - 1]:
-            return packed + 1, True
-        return packed, False
+        following = max(self.average_iteration_s, self.estimator.seconds(left))
+        return exchanged <= urgent.bound and exchanged + following <= urgent.residual[kept]
 
     # -- memory ------------------------------------------------------------------------------------
     def _place_real_time(
@@ -429,6 +453,10 @@ class BrosPolicy(Policy[BrosOptions]):
         if step.dropped:
             candidates = candidates[step.keeps(candidates.rows)]
             packed = min(packed, self._room(placed, candidates, bound, size))
+        dropped, blocked = len(step.dropped), EMPTY
+        if step.ledger.overwrites:
+            candidates, blocked = self._returning(step, candidates)
+            packed = self._room(placed, candidates, bound, size)
         running = step.view.requests.state[candidates.rows] == _RUNNING
         hopeless = Hopeless(step)
         while packed > 0:
@@ -452,10 +480,24 @@ class BrosPolicy(Policy[BrosOptions]):
                 if newcomer[i] and not done[i]:
                     hopeless.found_none(row, tokens)
             accepted = accepted + (group[done] if others else group)
-            if done.all() or not (running | (candidates.context < hopeless.tokens)).any():
+            if len(blocked) and len(step.dropped) > dropped:
+                dropped = len(step.dropped)
+                freed, blocked = self._returning(step, blocked)
+                candidates = self._by_swap(candidates + freed)
+                running = step.view.requests.state[candidates.rows] == _RUNNING
+            elif done.all():
                 break
+            ask = running | (candidates.context < hopeless.tokens)
+            candidates, running = candidates[ask], running[ask]
             packed = self._room(placed + accepted, candidates, bound, size)
         return accepted
+
+    def _returning(self, step: PlanInProgress, candidates: Batch) -> tuple[Batch, Batch]:
+        """Best-effort candidates by what must come back before they run now that others have
+        overwritten it; and those for whose KV there is no place beside the others."""
+        candidates = replace(candidates, swapped=self._missing(candidates.rows, step.ledger))
+        blocked = step.ledger.cannot_return(candidates.rows)
+        return self._by_swap(candidates[~blocked]), candidates[blocked]
 
     def _later_ones(self, row: int, *running: np.ndarray) -> np.ndarray:
         """Best-effort requests that arrived after `row` and are not in the batch, the last one

@@ -57,6 +57,7 @@ class KvLedger(ABC):
     caches_prefixes = False  # True: built with prefix_caching and shared_contents (see PagedLedger)
     prefix_caching = False  # of a ledger: full blocks stay findable
     evicts_by_last_use = True  # cached prefixes leave as vLLM's do, the one used longest ago first
+    overwrites = False  # granting memory to a row can send KV of others to the host
     publishes_events = False  # True: has `subscribe`; False: nothing in it is found by others
     knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
     layers = 1  # of a ledger: those whose KV it moves one by one
@@ -105,9 +106,21 @@ class KvLedger(ABC):
         """How many more blocks `row` could obtain if `victim` were dropped; an upper bound."""
         return self.held_blocks(victim)
 
-    def gained_by_all(self, row: int, victims: np.ndarray) -> np.ndarray:
-        """int64[n]: `gained_blocks` of each of the victims."""
-        return np.array([self.gained_blocks(row, victim) for victim in victims.tolist()], np.int64)
+    def relief(self, row: int, tokens: int, victims: np.ndarray) -> tuple[int, np.ndarray]:
+        """What `row` lacks of room up to `tokens`, and what dropping each of `victims` would yield
+        of it (int64[n]), in units of the ledger's own.
+
+        Victims whose yields together do not reach the lack cannot get the row its room; whether
+        those that reach it can, only a try tells.
+        """
+        held = np.array([self.held_blocks(victim) for victim in victims.tolist()], np.int64)
+        lack = -(-tokens // self.block_tokens) - self.held_blocks(row) - self.free_blocks
+        return lack, held
+
+    def cannot_return(self, rows: np.ndarray) -> np.ndarray:
+        """bool[n]: which of these best-effort rows have KV on the host for which the others that
+        run in this step leave no place; perhaps not all of them."""
+        return np.zeros(len(rows), bool)
 
     @abstractmethod
     def held_blocks(self, row: int) -> int:

@@ -20,6 +20,11 @@ from twinserve.policies.kv.bidirectional.plain import (
     last_blocks,
     steps_before_conflict,
 )
+from twinserve.policies.kv.bidirectional.relief import (
+    relief_of_best_effort,
+    relief_of_real_time,
+    without_place,
+)
 from twinserve.policies.kv.bidirectional.state import SlotState
 from twinserve.policies.plan import KvMove
 from twinserve.policies.requests import RequestClass, RequestTable
@@ -39,6 +44,7 @@ class BidirectionalLedger(KvLedger):
     """
 
     name = "bidirectional"
+    overwrites = True
 
     def __init__(
         self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0
@@ -81,12 +87,19 @@ class BidirectionalLedger(KvLedger):
             return 0
         return self.held_blocks(victim)
 
-    def gained_by_all(self, row: int, victims: np.ndarray) -> np.ndarray:
+    def relief(self, row: int, tokens: int, victims: np.ndarray) -> tuple[int, np.ndarray]:
         self._fit()
-        held = self._state.held[victims]
-        if self.table.service_class[row] == RequestClass.REAL_TIME:
-            held[self.table.service_class[victims] != RequestClass.REAL_TIME] = 0
-        return held
+        classes, real_time = self.table.service_class, RequestClass.REAL_TIME
+        if classes[row] == real_time:
+            return relief_of_real_time(
+                self._place, row, tokens, victims, classes[victims] == real_time
+            )
+        return relief_of_best_effort(self._place, row, tokens, victims)
+
+    def cannot_return(self, rows: np.ndarray) -> np.ndarray:
+        """As the base says; of best-effort rows."""
+        self._fit()
+        return without_place(self._place, rows)
 
     def held_blocks(self, row: int) -> int:
         self._fit()

@@ -190,12 +190,10 @@ class Placement(Overwriting):
         state = self.state
         if not state.missing_tokens[row]:
             return True
-        cells = state.cells_of(row)
-        cells = cells[state.lack[cells] > 0]
-        peers = cells - state.num_blocks
-        overlap = state.count[cells] + state.count[peers] > state.size
-        stuck = overlap & state.is_pinned(state.owner[peers])
-        if stuck.any() and stuck.sum() > self._places(row, int(state.count[cells[stuck]].min())):
+        cells, stuck = self.stuck_parts(row)
+        if stuck.any() and stuck.sum() > self.places_beside_others(
+            row, int(state.count[cells[stuck]].min())
+        ):
             return False
         self.moves.to_device(row, state.missing(row))
         resident = (state.count[cells] - state.lack[cells])[stuck].tolist()
@@ -207,7 +205,17 @@ class Placement(Overwriting):
         parts = zip(cells[stuck].tolist(), resident, strict=True)
         return all(self._relocate(cell, resident) for cell, resident in parts)
 
-    def _places(self, row: int, count: int) -> int:
+    def stuck_parts(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Cells of the row with missing slots, and which of them (bool[n]) an owner that runs in
+        this step fills too: these parts must move."""
+        state = self.state
+        cells = state.cells_of(row)
+        cells = cells[state.lack[cells] > 0]
+        peers = cells - state.num_blocks
+        overlap = state.count[cells] + state.count[peers] > state.size
+        return cells, overlap & state.is_pinned(state.owner[peers])
+
+    def places_beside_others(self, row: int, count: int) -> int:
         """At most so many parts of the row, of `count` slots or more, could move to other
         blocks."""
         state = self.state

@@ -96,6 +96,12 @@ class PagedLedger(UndoLedger):
     def held_blocks(self, row: int) -> int:
         return int(self._held[row]) if row < len(self._held) else 0
 
+    def relief(self, row: int, tokens: int, victims: np.ndarray) -> tuple[int, np.ndarray]:
+        """In blocks; those that victims share with others count as if they were their own."""
+        hits = 0 if self.held_blocks(row) else self.hit_tokens(row) // self.block_tokens
+        fresh = -(-tokens // self.block_tokens) - self.held_blocks(row) - hits
+        return fresh - self.pool.free, self._held[victims]
+
     def blocks_of(self, row: int) -> np.ndarray:
         """int64[held]: device blocks of the row, in order of its text."""
         return self._tables[row].blocks[: self.held_blocks(row)]

@@ -1,0 +1,120 @@
+"""Whom BROS drops: nobody without whom the asker could have had its memory just as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.policies.test_bros import Counter
+from twinserve.policies.bros.victims import Search, enough
+from twinserve.policies.registry import ledger_names, parse_policy
+from twinserve.sim.setup.audit import CROWDED, crowd
+from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.run import Simulation
+
+
+class Watch:
+    """Takes every search for victims twice: at first it is undone, and each victim spared once."""
+
+    def __init__(self) -> None:
+        self.victims = 0
+        self._drop = Search.drop
+
+    def __call__(self, search: Search):
+        ledger = search._step.ledger
+        mark = ledger.mark()
+        dropped = self._drop(search) or []
+        ledger.rollback(mark)
+        rows = [row for row, _ in dropped]
+        for spared in rows:
+            mark = ledger.mark()
+            for row in rows:
+                if row != spared:
+                    search._drop(row)
+            assert not search._granted(), f"{spared} of {rows} was dropped for nothing"
+            ledger.rollback(mark)
+        self.victims += len(rows)
+        found = self._drop(search)
+        assert (found or []) == dropped
+        return found
+
+
+def watched(policy: str, kv: str, seed: int, **changes) -> int:
+    """How many were dropped in a crowd that memory is too small for."""
+    config = CROWDED.model_copy(update=changes)
+    spec = replace(parse_policy(policy), kv=kv)
+    watch = Watch()
+    with patch.object(Search, "drop", lambda search: watch(search)):
+        Simulation(Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ()), spec).run()
+    return watch.victims
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(
+    kv=st.sampled_from(ledger_names()),
+    seed=st.integers(0, 99),
+    blocks=st.sampled_from([40, 50, 60]),
+    host=st.sampled_from([0, 4, 60]),
+    options=st.sampled_from(["bros", "bros:swap=false", "bros:chunk=16", "bros:late_drops=true"]),
+)
+@example("bidirectional", 0, 40, 4, "bros")
+def test_no_dropped_victim_was_unnecessary(kv, seed, blocks, host, options):
+    watched(options, kv, seed, num_blocks=blocks, host_blocks=host)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", ledger_names())
+def test_such_runs_drop_somebody(kv):
+    assert sum(watched("bros:late_drops=true", kv, seed) for seed in range(3)) > 0
+
+
+@given(gains=st.lists(st.integers(0, 6), min_size=1, max_size=12), share=st.floats(0.01, 1.0))
+def test_enough_reaches_the_lack_and_nobody_of_it_can_be_spared(gains, share):
+    gained = np.array(gains, np.int64)
+    lack = max(1, int(share * gained.sum()))
+    if gained.sum() < lack:
+        return
+    chosen = enough(gained, lack)
+    total = gained[chosen].sum()
+    assert total >= lack and (total - gained[chosen] < lack).all()
+    assert (np.diff(chosen) > 0).all()
+
+
+def test_a_best_effort_owner_that_frees_nothing_keeps_its_kv():
+    """a needs a block more than is free; x would free none that a may not enter already, b two."""
+    desk = Counter(blocks=6, kind="bidirectional", host=16)
+    desk.arrives("b", 15, ttft=1.0, tpot=50.0)
+    desk.arrives("x", 8)
+    assert desk.order(0.0) == "bx"
+    desk.arrives("a", 12, ttft=0.02, at=0.1)  # three blocks: x's two, and one of those of b
+    assert desk.order(0.1) == "a"
+    assert desk.preempted() == [("b", "swap")]
+
+
+def test_of_the_first_that_are_enough_a_later_one_is_spared():
+    """x alone is enough for a; y, the last to arrive, would be asked first and is too little."""
+    desk = Counter(blocks=10, host=16)
+    desk.arrives("x", 23)
+    desk.arrives("y", 7)
+    assert desk.order(0.0) == "xy"
+    desk.arrives("a", 28, ttft=0.03, at=0.1)  # seven blocks; two are free, x has six, y two
+    assert desk.order(0.1)[0] == "a"
+    assert desk.preempted() == [("x", "swap")]
+
+
+@pytest.mark.parametrize(("replacement", "batch"), [("all", "axyz"), ("once", "abxy")])
+def test_repeated_replacement_goes_on_until_one_fails(replacement, batch):
+    """Beside a, b and c is time for x; y takes the place of c, and z that of b."""
+    desk = Counter(f"replacement={replacement}")
+    desk.arrives("a", 10, ttft=0.1)
+    desk.arrives("b", 27, ttft=1.0)
+    desk.arrives("c", 27, ttft=1.0)
+    for name in "xyz":
+        desk.arrives(name, 28)
+    assert desk.order(0.0) == batch
