@@ -70,6 +70,8 @@ class BrosFitPolicy(BrosPolicy):
         seats, tokens = self.batch_size, limits.max_num_batched_tokens
         step = FitStep(view, ledger, self.options.swap, self.cost, seats, tokens)
         lead = self._lead(step)
+        if self._least_ttft < np.inf:
+            step.bound = self._allowed(self.options.fit_share * self._least_ttft)
         decodes, begun = decodes_and_prompts(self.rt_pending.rows, requests, ledger)
         theirs, begun_be = decodes_and_prompts(self.be_pending.rows, requests, ledger)
         aged = self._aged(step, theirs, begun_be)
@@ -78,7 +80,7 @@ class BrosFitPolicy(BrosPolicy):
         if aged is not None:
             theirs, begun_be = self._serve_aged(step, aged, theirs, begun_be)
         reserved = self._reserve(step, theirs, prompts)
-        cut = self._serve_prompts(step, prompts, residual, begun, reserved, aged)
+        cut = self._serve_prompts(step, prompts, residual, begun, aged)
         self._place_reserved(step, reserved)
         self._serve_best_effort_prompts(step, begun_be, begun)
         return self._answer(step, lead, cut)
@@ -122,7 +124,8 @@ class BrosFitPolicy(BrosPolicy):
             decodes, residual = decodes[done], residual[done]
         step.grant_decodes(step.real_time, decodes)
         if len(decodes):
-            step.bound = self._bound(step, residual, requests.slo_tpot_s[decodes.rows])
+            bound = self._bound(step, residual, requests.slo_tpot_s[decodes.rows])
+            step.bound = min(step.bound, bound)
 
     def _place_decodes(
         self, step: FitStep, decodes: Rows, residual: np.ndarray, begun: Rows
@@ -199,17 +202,10 @@ class BrosFitPolicy(BrosPolicy):
         return self._hits[row]
 
     def _serve_prompts(
-        self,
-        step: FitStep,
-        prompts: Rows,
-        residual: np.ndarray,
-        begun: Rows,
-        reserved: Rows,
-        aged: int | None,
+        self, step: FitStep, prompts: Rows, residual: np.ndarray, begun: Rows, aged: int | None
     ) -> bool:
         """Each as far as the time left allows. Returns whether the bound ended it."""
         load, closed = step.load, aged is not None and aged not in step.granted
-        load.add_decodes(reserved.resident)
         done, cut = 0, False
         broken = self.cost.seconds(load) > step.bound
         for i, (row, left, resident) in enumerate(
@@ -286,19 +282,16 @@ class BrosFitPolicy(BrosPolicy):
             seconds = np.where(swapped > 0, swap.base_s + swapped * swap.seconds_per_byte, 0.0)
             limit = max(bound, self.cost.seconds(step.load))
             fits = int(seconds.searchsorted(limit, side="right"))
+        step.reserve(theirs[:fits])
         return theirs[:fits]
 
     def _place_reserved(self, step: FitStep, reserved: Rows) -> None:
         """Memory for them, after the real-time requests; time that they cannot use is free."""
         if not len(reserved):
             return
-        load = step.load
-        load.decodes -= len(reserved)
-        load.context -= int(reserved.resident.sum())
+        step.reserve(reserved, -1)
         if step.dropped:
             reserved = reserved[step.keeps(reserved.rows)]
-        room = min(step.seats, step.tokens)
-        reserved = reserved[: max(room, 0)]
         batch = reserved.batch(self.limits.kv_bytes_per_token)
         done, others = place_plain(step, batch)
         for i in others:

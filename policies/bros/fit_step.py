@@ -99,6 +99,14 @@ class FitStep(PlanInProgress):
         self.seats -= len(found)
         self.tokens -= len(found)
 
+    def reserve(self, found: Rows, sign: int = 1) -> None:
+        """Time, seats and tokens for decodes whose memory comes later; sign=-1 gives them back."""
+        self.load.decodes += sign * len(found)
+        self.load.context += sign * int(found.resident.sum())
+        self.load.longest = max(self.load.longest, int(found.resident.max(initial=0)))
+        self.seats -= sign * len(found)
+        self.tokens -= sign * len(found)
+
     # -- prompts -----------------------------------------------------------------------------------
     def chunk(self, left: int, resident: int, least: int, load: Load, bound: float) -> int:
         """Tokens of a chunk beside `load` that is neither shorter than `least`, but for the last of
