@@ -15,7 +15,7 @@ from twinserve.policies.base import SystemView
 from twinserve.policies.bros.fit_cost import Load, cost_of, fit_estimator
 from twinserve.policies.bros.fit_options import BrosFitOptions
 from twinserve.policies.bros.fit_step import Feedback, FitStep, Rows, decodes_and_prompts
-from twinserve.policies.bros.memory import acquire, place_plain
+from twinserve.policies.bros.memory import acquire, grow_first, place_plain, take_from
 from twinserve.policies.bros.parts import EMPTY, Victims
 from twinserve.policies.bros.policy import BrosPolicy, least
 from twinserve.policies.kv.base import KvLedger
@@ -27,6 +27,8 @@ from twinserve.policies.requests import RequestClass, RequestTable, State
 _REAL_TIME = int(RequestClass.REAL_TIME)
 _RUNNING = int(State.RUNNING)
 _NOBODY = np.zeros(0, np.int64)
+# of fit_age_s, after which real-time newcomers leave memory to who waits so long
+_PATIENCE = 4
 _REACH = 512  # waiting requests that are looked at
 
 
@@ -70,8 +72,7 @@ class BrosFitPolicy(BrosPolicy):
         seats, tokens = self.batch_size, limits.max_num_batched_tokens
         step = FitStep(view, ledger, self.options.swap, self.cost, seats, tokens)
         lead = self._lead(step)
-        if self._least_ttft < np.inf:
-            step.bound = self._allowed(self.options.fit_share * self._least_ttft)
+        step.bound = self._longest_step()
         decodes, begun = decodes_and_prompts(self.rt_pending.rows, requests, ledger)
         theirs, begun_be = decodes_and_prompts(self.be_pending.rows, requests, ledger)
         aged = self._aged(step, theirs, begun_be)
@@ -88,6 +89,14 @@ class BrosFitPolicy(BrosPolicy):
     def _allowed(self, seconds):
         """Of an iteration that should take at most so many seconds, the estimate."""
         return seconds * ((1.0 - self.options.fit_margin) / self.feedback.factor)
+
+    def _longest_step(self) -> float:
+        """Estimated seconds: a share of the least TTFT objective, since who arrives during an
+        iteration waits for its end; never so little that it would be one token after another."""
+        if self._least_ttft == np.inf:
+            return np.inf
+        shortest = self.cost.seconds(Load(decodes=1, context=1, longest=1))
+        return max(self._allowed(self.options.fit_share * self._least_ttft), 2.0 * shortest)
 
     def _lead(self, step: FitStep) -> float:
         """Seconds until the iteration can begin: with asynchronous scheduling, what the step takes
@@ -136,14 +145,20 @@ class BrosFitPolicy(BrosPolicy):
         urgency = np.concatenate([decodes.rows, begun.rows])
         done, others = place_plain(step, batch)
         allowed, swapped = self._allowed(float(residual.min())), 0
-        for i in others:
+        left = np.array(others, np.int64)
+        while len(left):
+            left, tried = grow_first(step, batch, done, left)
+            if not len(left):
+                break
+            i, left = int(left[0]), left[1:]
             row, back = int(batch.rows[i]), int(batch.swapped[i])
             if row in step.dropped:
                 continue
             if back and done.any() and self._swap_seconds(swapped + back) > allowed:
                 continue  # the others would wait for it
             victims = Victims(self.be_pending.rows, urgency, decodes.rows[done], row)
-            done[i] = acquire(step, row, int(batch.context[i]), victims)
+            find = take_from if tried else acquire
+            done[i] = find(step, row, int(batch.context[i]), victims)
             swapped += back * int(done[i])
         return done
 
@@ -205,7 +220,7 @@ class BrosFitPolicy(BrosPolicy):
         self, step: FitStep, prompts: Rows, residual: np.ndarray, begun: Rows, aged: int | None
     ) -> bool:
         """Each as far as the time left allows. Returns whether the bound ended it."""
-        load, closed = step.load, aged is not None and aged not in step.granted
+        load, closed = step.load, aged is not None and self._keeps_others_out(step, aged)
         done, cut = 0, False
         broken = self.cost.seconds(load) > step.bound
         for i, (row, left, resident) in enumerate(
@@ -236,6 +251,12 @@ class BrosFitPolicy(BrosPolicy):
             if new == left and residual[i] < step.bound:
                 step.bound = max(float(residual[i]), self.cost.seconds(load))
         return cut
+
+    def _keeps_others_out(self, step: FitStep, aged: int) -> bool:
+        """Whether newcomers must leave memory to the one that has waited longest and found none."""
+        since = self._waits_since(np.array([aged]), step.view.requests)[0]
+        late = step.view.now - since > _PATIENCE * self.options.fit_age_s
+        return late and aged not in step.granted
 
     def _place_prompt(
         self, step: FitStep, row: int, new: int, resident: int, left: int, fresh: bool, begun: Rows
@@ -315,8 +336,6 @@ class BrosFitPolicy(BrosPolicy):
         if not len(waiting) and not len(begun):
             return
         bound = step.bound
-        if self._least_ttft < np.inf:
-            bound = min(bound, float(self._allowed(self.options.fit_share * self._least_ttft)))
         if len(begun) and np.count_nonzero(begun.missing):
             begun = begun[begun.missing.argsort(kind="stable")]
         for row, left, resident in zip(
@@ -355,11 +374,15 @@ class BrosFitPolicy(BrosPolicy):
         rows = np.concatenate([theirs.rows, begun.rows, self.be_waiting.rows[:1]])
         if not len(rows):
             return None
-        since = np.fmax(requests.placed_s[rows], requests.last_token_s[rows])
+        since = self._waits_since(rows, requests)
         first = int(since.argmin())
         if step.view.now - since[first] <= self.options.fit_age_s:
             return None
         return int(rows[first])
+
+    def _waits_since(self, rows: np.ndarray, requests: RequestTable) -> np.ndarray:
+        """float64[n], seconds: for its next token."""
+        return np.fmax(requests.placed_s[rows], requests.last_token_s[rows])
 
     def _serve_aged(self, step: FitStep, row: int, theirs: Rows, begun: Rows) -> tuple[Rows, Rows]:
         """It goes before real-time prompts, and takes the memory of best-effort requests that came
@@ -372,9 +395,7 @@ class BrosFitPolicy(BrosPolicy):
         victims = victims[victims > row]
         fresh = row in self.be_waiting
         hit = step.hit(row) if fresh else computed
-        new = min(known - hit, self.options.fit_least)
-        new = max(new, step.chunk(known - hit, hit, 1, step.load, step.bound))
-        new = min(new, step.tokens)
+        new = min(known - hit, self.options.fit_least, step.tokens)
         if new > 0 and step.seats > 0:
             done = (
                 step.admit(row, new, hit, victims)

@@ -22,9 +22,9 @@ class BrosFitOptions(BrosOptions):
                    time, that corrects the estimate; 0: none
     fit_margin     share of a bound that is left free
     fit_least      tokens of the shortest chunk, but for the end of a prompt
-    fit_share      share of the least TTFT objective that an iteration with a best-effort prompt
-                   takes at most
-    fit_age_s      seconds after which a best-effort request that got no token goes first
+    fit_share      share of the least TTFT objective that an iteration takes at most
+    fit_age_s      seconds after which a best-effort request that got no token goes first, with a
+                   shortest chunk an iteration
     """
 
     chunk: Literal["fit"] = "fit"  # type: ignore[assignment]
@@ -37,7 +37,7 @@ class BrosFitOptions(BrosOptions):
     fit_margin: float = Field(0.02, ge=0, lt=1)
     fit_least: int = Field(64, ge=1)
     fit_share: float = Field(0.25, gt=0, le=1)
-    fit_age_s: float = Field(60.0, gt=0)
+    fit_age_s: float = Field(15.0, gt=0)
 
     @model_validator(mode="after")
     def _makes_use_of_all(self) -> BrosFitOptions:
