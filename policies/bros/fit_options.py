@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from twinserve.policies.bros.policy import BrosOptions
 
@@ -29,7 +29,6 @@ class BrosFitOptions(BrosOptions):
 
     chunk: Literal["fit"] = "fit"  # type: ignore[assignment]
     adaptive_batch: bool = False
-    replacement: bool = False
     fit_order: Literal["savable", "residual", "arrival"] = "savable"
     fit_bound: Literal["decodes", "printed"] = "decodes"
     fit_estimator: Literal["step", "printed"] = "step"
@@ -37,11 +36,16 @@ class BrosFitOptions(BrosOptions):
     fit_margin: float = Field(0.02, ge=0, lt=1)
     fit_least: int = Field(64, ge=1)
     fit_share: float = Field(0.25, gt=0, le=1)
-    fit_age_s: float = Field(15.0, gt=0)
+    fit_age_s: float = Field(30.0, gt=0)
 
-    @model_validator(mode="after")
-    def _makes_use_of_all(self) -> BrosFitOptions:
-        for name in ("replacement", "late_drops"):
-            if getattr(self, name):
-                raise ValueError(f"chunk=fit has no {name}: drop one of both")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _no_replacement(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return {"replacement": False, **given}
+
+    @field_validator("replacement", "late_drops")
+    @classmethod
+    def _off(cls, value: Any) -> Any:
+        if value not in (False, "none"):
+            raise ValueError("there is none with chunk=fit; drop one of both")
+        return value

@@ -134,8 +134,8 @@ def test_an_explicit_estimator_wins_and_parts_can_be_chosen():
 @pytest.mark.parametrize(
     "policy, said",
     [
-        ("bros:chunk=fit,replacement=true", "chunk=fit has no replacement"),
-        ("bros:chunk=fit,late_drops=true", "chunk=fit has no late_drops"),
+        ("bros:chunk=fit,replacement=true", "option replacement=.*there is none with chunk=fit"),
+        ("bros:chunk=fit,late_drops=true", "option late_drops=.*there is none with chunk=fit"),
         ("bros:fit_order=arrival", "no option 'fit_order'"),
         ("bros:chunk=fitt", "valid integer"),
     ],
