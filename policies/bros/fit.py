@@ -72,7 +72,6 @@ class BrosFitPolicy(BrosPolicy):
         seats, tokens = self.batch_size, limits.max_num_batched_tokens
         step = FitStep(view, ledger, self.options.swap, self.cost, seats, tokens)
         lead = self._lead(step)
-        step.bound = self._longest_step()
         decodes, begun = decodes_and_prompts(self.rt_pending.rows, requests, ledger)
         theirs, begun_be = decodes_and_prompts(self.be_pending.rows, requests, ledger)
         aged = self._aged(step, theirs, begun_be)
@@ -91,8 +90,8 @@ class BrosFitPolicy(BrosPolicy):
         return seconds * ((1.0 - self.options.fit_margin) / self.feedback.factor)
 
     def _longest_step(self) -> float:
-        """Estimated seconds: a share of the least TTFT objective, since who arrives during an
-        iteration waits for its end; never so little that it would be one token after another."""
+        """Estimated seconds of one with a best-effort prompt: a share of the least TTFT objective,
+        since who arrives in it waits for its end; never so little that nothing could be done."""
         if self._least_ttft == np.inf:
             return np.inf
         shortest = self.cost.seconds(Load(decodes=1, context=1, longest=1))
@@ -133,8 +132,7 @@ class BrosFitPolicy(BrosPolicy):
             decodes, residual = decodes[done], residual[done]
         step.grant_decodes(step.real_time, decodes)
         if len(decodes):
-            bound = self._bound(step, residual, requests.slo_tpot_s[decodes.rows])
-            step.bound = min(step.bound, bound)
+            step.bound = self._bound(step, residual, requests.slo_tpot_s[decodes.rows])
 
     def _place_decodes(
         self, step: FitStep, decodes: Rows, residual: np.ndarray, begun: Rows
@@ -335,7 +333,7 @@ class BrosFitPolicy(BrosPolicy):
         waiting = self.be_waiting.rows[:_REACH]
         if not len(waiting) and not len(begun):
             return
-        bound = step.bound
+        bound = min(step.bound, self._longest_step())
         if len(begun) and np.count_nonzero(begun.missing):
             begun = begun[begun.missing.argsort(kind="stable")]
         for row, left, resident in zip(

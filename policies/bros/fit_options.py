@@ -22,7 +22,8 @@ class BrosFitOptions(BrosOptions):
                    time, that corrects the estimate; 0: none
     fit_margin     share of a bound that is left free
     fit_least      tokens of the shortest chunk, but for the end of a prompt
-    fit_share      share of the least TTFT objective that an iteration takes at most
+    fit_share      share of the least TTFT objective that an iteration with a best-effort prompt
+                   takes at most
     fit_age_s      seconds after which a best-effort request that got no token goes first, with a
                    shortest chunk an iteration
     """
