@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -64,6 +66,9 @@ _OWN_LEDGERS = {
 POLICIES = Names("policy", _HERE, _OWN, "twinserve.policies", Policy)
 LEDGERS = Names("KV ledger", _HERE, _OWN_LEDGERS, "twinserve.kv", KvLedger)
 
+
+# name -> option, value, and the class that decides in its place where the option has that value
+_VARIANTS = {"bros": ("chunk", "fit", "bros.fit:BrosFitPolicy")}
 
 # a file's name may have colons: it ends where `.py` does
 _IN_FILE = re.compile(r"(?P<file>.+?\.py)(?::(?P<cls>[^:]*))?")
@@ -120,7 +125,7 @@ class PolicySpec:
     @property
     def policy(self) -> type[Policy]:
         """The policy's class."""
-        return self.own or policy_class(self.name)
+        return self.own or _variant(self.name, self.options) or policy_class(self.name)
 
     @property
     def uses_estimator(self) -> bool:
@@ -153,10 +158,19 @@ def parse_policy(text: str) -> PolicySpec:
     kv = given.pop("kv", None)
     if kv is not None:
         ledger_class(kv)
-    options = validated(what, policy.Options, given, ("kv",))
+    options = validated(what, (_variant(name, given) or policy).Options, given, ("kv",))
     if not in_file:
         return PolicySpec(name, options, kv, text)
     return PolicySpec(name, options, kv, policy.name + text[len(name) :], policy, text)
+
+
+def _variant(name: str, given: Mapping[str, Any]) -> type[Policy] | None:
+    """The class of its own that a policy has for one of the options given."""
+    option, value, where = _VARIANTS.get(name, (None, None, ""))
+    if option is None or given.get(option) != value:
+        return None
+    module, _, attribute = where.partition(":")
+    return getattr(import_module(f"{_HERE}.{module}"), attribute)
 
 
 # -- policies from files ---------------------------------------------------------------------------

@@ -24,6 +24,16 @@ CASES = {
         {"policy": "bros", "profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2},
         2 * BLOCKS + SEATS,
     ),
+    "fit": (
+        {
+            "policy": "bros:chunk=fit,kv=paged",
+            "profile": "llama-3.1-8b@h100",
+            "slo_ttft_s": 0.4,
+            "slo_tpot_s": 0.2,
+            "prefix_caching": True,
+        },
+        2 * BLOCKS + SEATS,
+    ),
     "round-robin": (
         {"policy": "round-robin:chunk=50,kv=paged", "prefix_caching": True},
         2 * BLOCKS + SEATS,

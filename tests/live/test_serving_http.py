@@ -23,6 +23,12 @@ POLICIES = {
         "slo_ttft_s": 0.4,
         "slo_tpot_s": 0.2,
     },
+    "fit": {
+        "policy": "bros:chunk=fit",
+        "profile": "llama-3.1-8b@h100",
+        "slo_ttft_s": 0.4,
+        "slo_tpot_s": 0.2,
+    },
     "vllm": {"policy": "vllm"},
     "unserved": {"policy": "bros"},  # step times of what?
 }
@@ -44,7 +50,7 @@ def servers(vllm, tmp_path_factory) -> Iterator[dict[str, Server]]:
             started[name] = Server(
                 own, model, given, [*ARGUMENTS, "--num-gpu-blocks-override", str(blocks)]
             )
-        for name in ("bros", "vllm"):
+        for name in ("bros", "fit", "vllm"):
             started[name].wait()
         started["unserved"].process.wait(60)
         yield started
@@ -134,6 +140,27 @@ def test_the_benchmark_past_saturation(servers):
     assert counted["preempted"] > 0
     # one long pause may put the mean above the p99
     assert counted["decision_mean_s"] > 0 and counted["decision_p99_s"] > 0
+
+
+def test_a_flood_of_best_effort_requests_is_served_behind_real_time_ones(servers):
+    """Sixty at once, and one real-time request after another among them: none of these waits for
+    more than a part of the flood, and all of the flood is served."""
+    server = servers["fit"]
+
+    def timed(prompt: list[int], service_class: str) -> tuple[int, float]:
+        start = time.monotonic()
+        attributes = {"class": service_class}
+        status, _ = server.complete(prompt, max_tokens=40, vllm_xargs=attributes)
+        return status, time.monotonic() - start
+
+    with ThreadPoolExecutor(60) as pool:
+        flood = [pool.submit(timed, [5 + i] * 300, "be") for i in range(60)]
+        urgent = [timed([70 + i] * 100, "rt") for i in range(5)]
+        answers = [one.result() for one in flood]
+    assert [status for status, _ in [*answers, *urgent]] == [200] * 65
+    assert max(seconds for _, seconds in urgent) < max(seconds for _, seconds in answers) / 2
+    counted = stats(server, 65)
+    assert (counted["drift"], counted["restarts"]) == (0, 0), counted["first_drift"]
 
 
 def test_policy_vllm_on_the_engines_own_pool(servers):

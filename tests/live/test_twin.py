@@ -169,7 +169,7 @@ POLICIES = [
     f"{policy}:{CROWDED.get(policy, '')}kv={kv}"
     for policy in policy_names()
     for kv in ledger_names()
-] + ["vllm-v0:preemption_mode=swap", "bros:chunk=48", "bros:swap=false"]
+] + ["vllm-v0:preemption_mode=swap", "bros:chunk=48", "bros:chunk=fit", "bros:swap=false"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -190,7 +190,9 @@ def test_the_layout_is_physical(bench):
         assert copied == slot_bytes * (counts[target, "whole"] + counts[target, "slots"])
 
 
-@pytest.mark.parametrize("policy", ["bros", "bros:chunk=48", "vllm:kv=bidirectional"])
+@pytest.mark.parametrize(
+    "policy", ["bros", "bros:chunk=48", "bros:chunk=fit", "vllm:kv=bidirectional"]
+)
 def test_on_measured_time_and_other_policies(bench, policy):
     run, watch = physical_run(bench, policy, predicted=False, requests=16)
     run.run()

@@ -28,6 +28,7 @@ POLICIES = [
     *(CROWDED.get(name, name) for name in policy_names()),
     "vllm-v0:preemption_mode=swap",
     "bros:chunk=48",
+    "bros:chunk=fit",
 ]
 
 

@@ -23,6 +23,7 @@ OTHERS = (
     "bros:swap=false",
     "bros:group_size=3",
     "bros:chunk=5,replacement=false",
+    "bros:chunk=fit,fit_least=4,fit_age_s=0.05",
     "preemptive-wait:preemption_mode=swap",
     "preemptive-wait:newcomers_preempt=false",
     "round-robin:chunk=3",
