@@ -129,7 +129,15 @@ def test_prefix_caching_is_refused_in_these_words(policy, ledger, reason):
 @pytest.mark.parametrize(("policy", "backend", "reason"), refusals("backend"))
 def test_a_backend_refuses_in_these_words(policy, backend, reason, tmp_path):
     if backend == "`replay --physical`":
-        code, said = command("simulate", "-p", policy, *SMALL, "--out", str(tmp_path / "run"))
+        code, said = command(
+            "simulate",
+            "-p",
+            policy,
+            *SMALL,
+            "--no-async-scheduling",
+            "--out",
+            str(tmp_path / "run"),
+        )
         assert code == 0, said
         code, said = command(
             "replay",

@@ -30,7 +30,7 @@ class Counts:
 @pytest.fixture
 def replayed(tmp_path, monkeypatch):
     """Makes a run, and replays it with what is given as the outcome; the exit code."""
-    load = "-t fixed:8,2 --rate 50 --requests 4 --num-blocks 90 --quiet --decisions".split()
+    load = "-t fixed:8,2 --rate 50 --requests 4 --num-blocks 90 --quiet --no-async-scheduling --decisions".split()
     with pytest.raises(SystemExit) as end:
         main(["simulate", *load, "--out", str(tmp_path / "run")])
     assert not end.value.code
