@@ -39,6 +39,7 @@ POLICIES = [
     *policy_names(),
     "vllm:scheduling=priority",
     "bros:chunk=64",
+    "bros:chunk=fit",
     "bros:kv=paged",
     "echo:benefit=offline",
 ]

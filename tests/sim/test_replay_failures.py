@@ -30,9 +30,10 @@ class Counts:
 @pytest.fixture
 def replayed(tmp_path, monkeypatch):
     """Makes a run, and replays it with what is given as the outcome; the exit code."""
-    load = "-t fixed:8,2 --rate 50 --requests 4 --num-blocks 90 --quiet --no-async-scheduling --decisions".split()
+    load = "-t fixed:8,2 --rate 50 --requests 4 --num-blocks 90 --quiet".split()
+    kept = ["--no-async-scheduling", "--decisions", "--out", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as end:
-        main(["simulate", *load, "--out", str(tmp_path / "run")])
+        main(["simulate", *load, *kept])
     assert not end.value.code
 
     @contextlib.contextmanager
