@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from twinserve.formats import whole_file
 from twinserve.sim.cli.progress import RunProgress
 
 if TYPE_CHECKING:
@@ -188,9 +188,8 @@ def _locked(
         found = (replay_physical if physical else replay_locked)(log, engine, texts, progress.steps)
         version = engine.version
     if steps is not None:
-        partial = steps.with_name(f".{steps.name}.partial")
-        found.steps.to_parquet(partial, index=False)
-        os.replace(partial, steps)
+        with whole_file(steps) as partial:
+            found.steps.to_parquet(partial, index=False)
     if as_json:
         sys.stdout.write(dump_json(locked_summary(found, log, version, physical)))
     else:
