@@ -287,15 +287,14 @@ def _free(
     from twinserve.sim.results.files import check_target, dump_json, read_run, write_run
     from twinserve.sim.setup.config import SimulationConfig
     from twinserve.sim.setup.inputs import resolve
-    from twinserve.sim.setup.presets import check_policy_file
+    from twinserve.sim.setup.presets import from_file
     from twinserve.sim.setup.run import run_simulation
     from twinserve.sim.twin.live import LiveRun, blank_settings, check_synchronous, live_settings
 
     if out is not None:
         check_target(out, overwrite)
     simulated = read_run(run)
-    check_policy_file(simulated.config)
-    inputs = resolve(SimulationConfig(**simulated.config["config"]))
+    inputs = resolve(SimulationConfig(**from_file(run / "run.json")))
     check_synchronous(inputs.config.async_scheduling)
     (spec,) = inputs.policies
     settings = live_settings(inputs, spec, blank_settings(**options))

@@ -171,7 +171,7 @@ def _what_is_wrong(error: Exception, expected: Sequence[type[Exception]]) -> str
     if _is(error, "cyclopts:CycloptsError"):
         return _usage(error)
     if _is(error, "pydantic:ValidationError"):
-        return settings_line(cast("ValidationError", error))
+        return _settings_line(error)
     if isinstance(error, tuple(expected)) or any(_is(error, name) for name in EXPECTED):
         return str(error)
     if isinstance(error, (MemoryError, OverflowError)):
@@ -191,18 +191,25 @@ def _is(error: object, name: str) -> bool:
 def _usage(error: Exception) -> str:
     """A parser's complaint as one line."""
     if _is(error.__cause__, "pydantic:ValidationError"):
-        return settings_line(cast("ValidationError", error.__cause__))
-    return re.sub(r"[\u2500-\u257f]+", " ", str(error)).strip() + " (see --help)"
+        return _settings_line(error.__cause__)
+    said = re.sub(r"[\u2500-\u257f]+", " ", str(error)).strip()
+    return _without_far_guess(said) + " (see --help)"
 
 
-def settings_line(error: ValidationError) -> str:
-    """The first thing that a settings model found wrong, with the flag's name."""
-    first = error.errors()[0]
-    where = "".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
-    said = first["msg"].removeprefix("Value error, ")
-    given = first.get("input")
-    shown = f" (given: {given!r})" if where and isinstance(given, (str, int, float)) else ""
-    return f"{where}: {said}{shown}" if where else said
+def _settings_line(error: object) -> str:
+    from twinserve.sim.setup.config import settings_line
+
+    return settings_line(cast("ValidationError", error))
+
+
+def _without_far_guess(said: str) -> str:
+    """Without a `Did you mean` whose likeness is in the dashes alone."""
+    import difflib
+
+    guess = re.search(r"--([^\s.=]+)\S* Did you mean --([^\s?]+)\?", said)
+    if guess is None or difflib.SequenceMatcher(None, guess[1], guess[2]).ratio() >= 0.6:
+        return said
+    return said[: guess.start(2)].removesuffix(" Did you mean --")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def parse_json(text: str | bytes, **hooks: Any) -> Any:
         raise ValueError(_TOO_DEEP) from None
     level, depth = [found], 0
     while level:
-        if depth > DEEPEST:
+        if depth >= DEEPEST:
             raise ValueError(_TOO_DEEP)
         level = [
             inner
