@@ -7,11 +7,12 @@ of help waits for no numpy. tests/sim/test_startup.py says what may load.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from twinserve.sim.cli.pages import Pages
@@ -69,6 +70,24 @@ EXPECTED = (
 )
 
 
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Ctrl-C ends it in one line also while modules load, before there is an app to run."""
+
+    @functools.wraps(command)
+    def guarded(arguments: Sequence[str] | None = None) -> None:
+        try:
+            if arguments is None:  # a process of our own; a caller in Python keeps its handlers
+                signal.signal(signal.SIGTERM, _terminate)
+            command(arguments)
+        except KeyboardInterrupt:
+            _stop(_UNWRITTEN, INTERRUPTED)
+        except _Terminated:
+            _stop(_UNWRITTEN, TERMINATED)
+
+    return guarded
+
+
+@_interruptible
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `twinserve`."""
     given = _given(arguments)
@@ -90,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_app(app, arguments)
 
 
+@_interruptible
 def simulate_main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `simulate`, short for `twinserve simulate`."""
     if _given(arguments) == ["--version"]:

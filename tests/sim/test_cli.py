@@ -3,6 +3,7 @@ what a run writes is what a replay or a --config of it gives again."""
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 import signal
@@ -387,6 +388,23 @@ def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
     assert code == 0 and list(json.loads(out)) == ["bros", "vllm"]
     code, out, _ = run(capsys, simulate_main, "--trace", trace, "-q", "-p", "vllm", "-p", "bros")
     assert code == 0 and out.split("\n")[0].split() == ["vllm", "bros"]
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [(main, "cyclopts"), (simulate_main, "cyclopts"), (simulate_main, "numpy")],
+)
+def test_ctrl_c_while_modules_load_is_one_line(capsys, monkeypatch, command, module):
+    load, words = builtins.__import__, ["simulate"] * (command is main)
+
+    def interrupted(name, *more):
+        if name == module:
+            raise KeyboardInterrupt
+        return load(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    code, out, err = run(capsys, command, *words, "-t", "fixed:5,5", "--requests", "3", "-q")
+    assert (code, out, err.count("\n")) == (130, "", 1) and err.startswith("error: interrupted")
 
 
 @pytest.mark.parametrize("name", mostly_slow(["SIGINT", "SIGTERM"], "SIGTERM"))

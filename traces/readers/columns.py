@@ -58,12 +58,13 @@ class Rows:
             given = values.tolist()
             values = np.clip(values, -(2.0**62), 2.0**62).astype(np.int64)
         else:
+            given = values
             if set(map(type, values)) != {int}:
                 for row, value in enumerate(values):
                     self._need_number(row, field, value)
                     if value != value or value in (np.inf, -np.inf) or value != int(value):
                         self.fail(row, field, f"is {shown(value)}, not a whole number")
-            given, values = values, [int(v) for v in values]
+                values = [int(v) for v in values]
         try:
             column = np.array(values, dtype=np.int64)
         except OverflowError:
