@@ -69,6 +69,8 @@ def _from_csv(path: Path, model: str | None) -> tuple[list[StepComposition], lis
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
         raise ProfileError(f"{path}: cannot be read ({why})") from None
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first cells for names then
+        raise ProfileError(f"{path}: rows have more cells than the header; fix the header")
     if model is not None:
         if "model" not in table:
             raise ProfileError(f"{path}: has no column 'model' to choose {model!r} by")
