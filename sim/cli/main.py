@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from twinserve.formats import DEEPEST
 from twinserve.sim.cli.pages import Pages
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def run_app(
     if arguments is None:  # a process of our own; a caller in Python keeps its handlers
         signal.signal(signal.SIGTERM, _terminate)
     try:
+        _refuse_depth(arguments)
         app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except KeyboardInterrupt as end:  # a command may say what is left of its work
@@ -179,6 +181,22 @@ def run_app(
         if line is None:
             raise
         _stop(line, BAD_INPUT)
+
+
+def _refuse_depth(arguments: Sequence[str] | None) -> None:
+    """What begins with a bracket is read as JSON, and that comes to the end of the stack where
+    brackets within brackets do not end. Raises SettingsError."""
+    for word in _given(arguments):
+        depth = deepest = 0
+        for sign in re.findall(r"[\[{}\]]", word):
+            depth += 1 if sign in "[{" else -1
+            deepest = max(deepest, depth)
+        if deepest > DEEPEST:
+            from twinserve.sim.setup.config import SettingsError
+
+            raise SettingsError(
+                f"{word[:40]}...: more than {DEEPEST} brackets within each other; drop them"
+            )
 
 
 def _stop(line: str, code: int) -> None:

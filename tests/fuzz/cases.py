@@ -21,34 +21,9 @@ _ROW = '{{"timestamp": {0}, "input_length": 60, "output_length": {1}, "hash_ids"
 HOSTILE = (
     *("", " ", "-1", "0", "nan", "inf", "-inf", "1e308", "1e-308", "9e19", "1" * 400, "0x10"),
     *("none", "None", "null", "true", "[]", "{}", "[" * 2000, "\N{SNOWMAN}", "\udcff", "a,b", "="),
-    *(
-        "x:y=z",
-        ":",
-        "a" * 5000,
-        "/",
-        "/dev/null",
-        "/nosuch/x",
-        "..",
-        ".",
-        "~",
-        "*",
-        "--",
-        "-",
-        "%s",
-    ),
-    *(
-        "{0}",
-        "vllm",
-        "bros:chunk=-1",
-        "tp0",
-        "1 2",
-        "5s",
-        "p50",
-        "ttft:1",
-        "ttft < 1 s",
-        RUN,
-        TRACE,
-    ),
+    *("x:y=z", ":", "a" * 5000, "/", "/dev/null", "/proc/nosuch/x", "..", ".", "~", "*", "--"),
+    *("-", "%s", "{0}", "vllm", "bros:chunk=-1", "tp0", "1 2", "5s", "p50", "ttft:1"),
+    *("ttft < 1 s", RUN, TRACE),
 )
 NUMBERS = ("rate", "duration", "requests", "rate-scale", "load", "cap-length", "seed", "pool")
 SIZES = ("replicas", "block-tokens", "num-blocks", "host-blocks", "max-num-seqs", "client-timeout")

@@ -1,5 +1,5 @@
-"""Whatever is typed and whatever a file holds: an answer, or one line that says what is wrong. Never
-a traceback, never a hang, nothing left behind."""
+"""Whatever is typed and whatever a file holds: an answer, or one line that says what is wrong.
+Never a traceback, never a hang, nothing left behind."""
 
 from __future__ import annotations
 

@@ -139,6 +139,16 @@ def test_settings_of_a_file_are_told_with_the_file(capsys, tmp_path, settings, w
     assert f"c.json: {what}: " in said(capsys, "simulate", "-q", "--config", tmp_path / "c.json")
 
 
+def test_brackets_in_an_option_are_one_line(capsys):
+    assert "brackets within each other" in said(capsys, "simulate", f"--policy={DEEP[:3000]}")
+
+
+def test_rows_of_recorded_steps_with_more_cells_than_the_header_are_refused(capsys, tmp_path):
+    file = tmp_path / "s.csv"
+    file.write_text("seconds,decode_requests,decode_context\n0.1,1,5,6\nx,1,5,6\n")
+    assert "more cells than the header" in said(capsys, "profiles", "fit", file)
+
+
 def test_settings_that_cannot_be_are_one_line_in_python():
     with pytest.raises(SettingsError, match=r"^--rate: [^\n]*\(given: -1\)$"):
         SimulationConfig(rate=-1)
