@@ -392,7 +392,11 @@ def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [(main, "cyclopts"), (simulate_main, "cyclopts"), (simulate_main, "numpy")],
+    [
+        (main, "cyclopts"),
+        (simulate_main, "cyclopts"),
+        (simulate_main, "twinserve.sim.setup.inputs"),
+    ],
 )
 def test_ctrl_c_while_modules_load_is_one_line(capsys, monkeypatch, command, module):
     load, words = builtins.__import__, ["simulate"] * (command is main)
