@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from twinserve.formats import Format
+from twinserve.formats import Format, whole_file
 from twinserve.profiles.catalog import nearest
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.specs import STRICT, ProfileError, one_line, read_json
@@ -135,9 +135,9 @@ def load_front_end(name_or_path: str | os.PathLike[str]) -> FrontEnd | None:
 
 def save_front_end(front_end: FrontEnd, path: str | os.PathLike[str]) -> None:
     """Write it as JSON; folders are created."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(FRONT_END.numbered(asdict(front_end)), indent=2) + "\n")
+    text = json.dumps(FRONT_END.numbered(asdict(front_end)), indent=2) + "\n"
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 # -- measured --------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from importlib import resources
@@ -31,7 +30,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from twinserve.formats import Format
+from twinserve.formats import Format, parse_json, whole_file
 from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
 from twinserve.profiles.catalog import ALIASES, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
@@ -329,7 +328,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     name = ProfileName.parse(text)
     shipped = _shipped_folder() / name.file_name
     if shipped.is_file():
-        return _read(json.loads(shipped.read_text(encoding="utf-8")), name.file_name)
+        return _read(parse_json(shipped.read_text(encoding="utf-8")), name.file_name)
     if name.form:
         known = [str(n) for n in map(ProfileName.parse, list_profiles()) if n.form == name.form]
         raise ProfileError(f"no shipped profile {str(name)!r}{nearest(str(name), known)}")
@@ -339,23 +338,13 @@ def load_profile(name_or_path: str | Path) -> Profile:
 def save_profile(profile: Profile, path: str | Path) -> None:
     """Write JSON to `path` so that a reader sees the old file or the whole new one; folders are
     created."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(profile.model_dump(mode="json"), indent=2) + "\n"
     # rows of a table on one line each: a file of a thousand numbers stays readable
     text = re.sub(r"\[\s+([^\[\]{}\"]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes the file private; a profile is as readable as any other result
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as partial, open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def derive_profile(

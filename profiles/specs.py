@@ -6,11 +6,12 @@ reaches of a GPU's peak numbers is another matter and lives in `forms/efficiency
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+
+from twinserve.formats import parse_json
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -238,7 +239,7 @@ class GpuSpec:
 def read_json(path: Path) -> dict:
     """The object in a JSON file; ProfileError, naming the file, if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ProfileError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:

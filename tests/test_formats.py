@@ -66,7 +66,7 @@ READERS = {
     "traces/readers/text.py": OTHERS,
 }
 READS = re.compile(
-    r"\b(?:(?:json|pickle|tomllib|yaml|np|numpy)\.loads?"
+    r"\b(?:parse_json|(?:json|pickle|tomllib|yaml|np|numpy)\.loads?"
     r"|read_(?:table|parquet|csv|json|pickle)|ParquetFile"
     r"|(?:gzip|bz2|lzma|tarfile|zipfile|shelve)\.(?:open|decompress|ZipFile))\("
 )

@@ -13,11 +13,13 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 
+from twinserve.formats import made_folder
 from twinserve.traces import prefix as blocks
 from twinserve.traces.readers import sidecar
 from twinserve.traces.readers.columns import check_workload
@@ -41,29 +43,26 @@ def write_atomically(path: str | Path, data: bytes) -> None:
 
 def write_together(files: Sequence[tuple[str | Path, bytes]]) -> None:
     """Each of the files holds either its old content or all of its data, and where one cannot be
-    written all keep their old content. They are put in place in their order. Raises
-    WorkloadError."""
-    written: list[tuple[str, Path]] = []
+    written all keep their old content, and no folder stays that was made for them. They are put in
+    place in their order. Raises WorkloadError."""
     path = Path()
     try:
-        for path, data in ((Path(file), data) for file, data in files):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            written.append((temporary, path))
-            with os.fdopen(handle, "wb") as out:
-                out.write(data)
-            os.chmod(temporary, 0o644)
-        while written:
-            temporary, path = written[0]
-            os.replace(temporary, path)
-            written.pop(0)
+        with ExitStack() as stack:
+            written: list[tuple[str, Path]] = []
+            for path, data in ((Path(file), data) for file, data in files):
+                stack.enter_context(made_folder(path.parent))
+                handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+                stack.callback(Path(temporary).unlink, missing_ok=True)
+                written.append((temporary, path))
+                with os.fdopen(handle, "wb") as out:
+                    out.write(data)
+                os.chmod(temporary, 0o644)
+            for temporary, path in written:
+                os.replace(temporary, path)
     except OSError as e:
         raise WorkloadError(
             f"{path}: cannot be written ({e.strerror}): check the folder and the free space"
         ) from None
-    finally:
-        for temporary, _ in written:
-            os.unlink(temporary)
 
 
 def check_free(file: Path, overwrite: bool, error: type[Exception] = WorkloadError) -> None:

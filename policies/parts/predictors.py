@@ -17,7 +17,6 @@ relative error that the paper's Table II reports of DistilBERT.
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections import defaultdict
@@ -29,6 +28,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
+from twinserve.formats import parse_json
 from twinserve.policies.base import Options, RequestPredictor, Truth
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import Application, RequestTable
@@ -88,6 +88,8 @@ class Predictor(RequestPredictor):
     """Predicts by class means; the others build on it."""
 
     def __init__(self, options: DemandOptions) -> None:
+        if options.training is not None:
+            read_training(options.training)  # refused here, whether or not an application comes
         self.options = options
         self._noise = _spread_of(options.error)
         self._ended, self._ended_tokens = 1, FIRST_GUESS_TOKENS  # requests without a class
@@ -204,7 +206,7 @@ def read_training(path: str) -> dict[str, tuple]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             stages = tuple(
                 tuple((_tokens(p), _tokens(d)) for p, d in stage) for stage in entry["stages"]
             )

@@ -9,8 +9,6 @@ them the file's own version (SAMPLES).
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from twinserve.formats import Format
+from twinserve.formats import Format, parse_json, whole_file
 from twinserve.profiles.composition import Churn, StepComposition
 from twinserve.profiles.specs import ProfileError
 
@@ -124,17 +122,8 @@ def write_samples(measurement: Measurement, path: str | Path) -> None:
     document = SAMPLES.numbered(measurement.provenance)
     metadata = {_KEY: json.dumps(document, sort_keys=True, default=str).encode()}
     table = pa.Table.from_pylist(rows, schema=_schema().with_metadata(metadata))
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        pq.write_table(table, temporary, compression="zstd")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as partial:
+        pq.write_table(table, partial, compression="zstd")
 
 
 def read_samples(path: str | Path) -> Measurement:
@@ -145,7 +134,7 @@ def read_samples(path: str | Path) -> Measurement:
 
     try:
         table = pq.read_table(path)
-        document = dict(json.loads((table.schema.metadata or {})[_KEY]))
+        document = dict(parse_json((table.schema.metadata or {})[_KEY]))
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise _foreign(path, error) from None
     provenance, version = SAMPLES.opened(document, path, ProfileError)

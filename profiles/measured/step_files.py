@@ -19,6 +19,21 @@ from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.specs import ProfileError
 
 BLOCK_TOKENS = 16
+_COUNTS = (
+    "decode_requests",
+    "decode_context",
+    "decode_context_max",
+    "prefill_tokens",
+    "prefill_resident",
+)
+_LOGGED = (
+    "step_interval_ms",
+    "next_decode_reqs",
+    "next_prefill_tokens",
+    "kv_blocks_used",
+    "running",
+)
+_MOST = 2.0**53  # beyond it a float is no count
 
 
 def read_steps(
@@ -44,7 +59,7 @@ def read_steps(
     times = np.asarray(seconds, np.float64)
     if not (np.isfinite(times) & (times > 0)).all():
         row = int(np.argmin(np.isfinite(times) & (times > 0)))
-        raise ProfileError(f"{path}: step {row} takes {times[row]} s; remove it")
+        raise ProfileError(f"{path}: step {row + 1} takes {times[row]} s; remove it")
     return steps, times
 
 
@@ -54,19 +69,17 @@ def _from_csv(path: Path, model: str | None) -> tuple[list[StepComposition], lis
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
         raise ProfileError(f"{path}: cannot be read ({why})") from None
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first cells for names then
+        raise ProfileError(f"{path}: rows have more cells than the header; fix the header")
     if model is not None:
         if "model" not in table:
             raise ProfileError(f"{path}: has no column 'model' to choose {model!r} by")
         table = table[table.model.astype(str).str.lower().str.contains(model.lower(), regex=False)]
+    for name in {*_COUNTS, *_LOGGED, "seconds", "gap_steps"} & {*table}:
+        table = table.assign(**{name: _numbers(path, table, name)})
     if "gap_steps" in table:
         table = table[table.gap_steps == 1]
-    if {
-        "step_interval_ms",
-        "next_decode_reqs",
-        "next_prefill_tokens",
-        "kv_blocks_used",
-        "running",
-    } <= {*table}:
+    if {*_LOGGED} <= {*table}:
         held = table.kv_blocks_used * BLOCK_TOKENS - BLOCK_TOKENS // 2 * table.running
         context = np.maximum(held - table.next_prefill_tokens, 0) * (table.next_decode_reqs > 0)
         table = pd.DataFrame(
@@ -86,17 +99,10 @@ def _from_csv(path: Path, model: str | None) -> tuple[list[StepComposition], lis
     for name in ("decode_context_max", "prefill_tokens", "prefill_resident"):
         if name not in table:
             table = table.assign(**{name: 0})
-    numbers = table[
-        [
-            "decode_requests",
-            "decode_context",
-            "decode_context_max",
-            "prefill_tokens",
-            "prefill_resident",
-        ]
-    ]
-    if numbers.isna().any().any() or (numbers < 0).any().any():
-        raise ProfileError(f"{path}: a count is missing or negative; fix or remove the row")
+    wrong = ~table.seconds.gt(0)
+    if wrong.any():
+        row = wrong.idxmax()
+        raise ProfileError(f"{path}: row {row + 1} takes {table.seconds[row]:g} s; remove it")
     steps = [
         StepComposition(
             n,
@@ -105,6 +111,21 @@ def _from_csv(path: Path, model: str | None) -> tuple[list[StepComposition], lis
             np.array([new][:new], np.int64),
             np.array([resident][:new], np.int64),
         )
-        for n, context, longest, new, resident in numbers.astype(np.int64).itertuples(index=False)
+        for n, context, longest, new, resident in table[list(_COUNTS)]
+        .astype(np.int64)
+        .itertuples(index=False)
     ]
     return steps, table.seconds.tolist()
+
+
+def _numbers(path: Path, table: pd.DataFrame, name: str) -> pd.Series:
+    """A column as numbers from 0 up. Raises ProfileError with the first row (from 1, below the
+    header) that has none."""
+    found = pd.to_numeric(table[name], errors="coerce").astype(np.float64)
+    wrong = ~found.between(0, _MOST)
+    if wrong.any():
+        row = wrong.idxmax()
+        given = table[name][row]
+        said = "is missing" if pd.isna(given) else f"is {str(given)[:40]!r}, no number from 0 up"
+        raise ProfileError(f"{path}: row {row + 1}: {name} {said}; fix or remove the row")
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.formats import parse_json
 from twinserve.sim.cli.live import SEEDED
 from twinserve.sim.cli.profiles import check_target
 from twinserve.sim.cli.profiles import fit as fit_steps
@@ -301,7 +301,7 @@ def _engine_arguments(given: list[str]) -> dict:
                 f"--engine-arg {text}: give NAME=VALUE, for example gpu_memory_utilization=0.85"
             )
         try:
-            found[name.replace("-", "_")] = json.loads(
+            found[name.replace("-", "_")] = parse_json(
                 value.lower() if value in ("True", "False") else value
             )
         except ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from twinserve.formats import whole_file
 from twinserve.sim.cli.progress import RunProgress
 
 if TYPE_CHECKING:
@@ -190,9 +190,8 @@ def _locked(
         found = (replay_physical if physical else replay_locked)(log, engine, texts, progress.steps)
         version = engine.version
     if steps is not None:
-        partial = steps.with_name(f".{steps.name}.partial")
-        found.steps.to_parquet(partial, index=False)
-        os.replace(partial, steps)
+        with whole_file(steps) as partial:
+            found.steps.to_parquet(partial, index=False)
     if as_json:
         sys.stdout.write(dump_json(locked_summary(found, log, version, physical)))
     else:
@@ -294,15 +293,14 @@ def _free(
     from twinserve.sim.results.files import check_target, dump_json, read_run, write_run
     from twinserve.sim.setup.config import SimulationConfig
     from twinserve.sim.setup.inputs import resolve
-    from twinserve.sim.setup.presets import check_policy_file
+    from twinserve.sim.setup.presets import from_file
     from twinserve.sim.setup.run import run_simulation
     from twinserve.sim.twin.live import LiveRun, blank_settings, check_synchronous, live_settings
 
     if out is not None:
         check_target(out, overwrite)
     simulated = read_run(run)
-    check_policy_file(simulated.config)
-    inputs = resolve(SimulationConfig(**simulated.config["config"]))
+    inputs = resolve(SimulationConfig(**from_file(run / "run.json")))
     check_synchronous(inputs.config.async_scheduling)
     (spec,) = inputs.policies
     settings = live_settings(inputs, spec, blank_settings(**options))

@@ -7,13 +7,15 @@ of help waits for no numpy. tests/sim/test_startup.py says what may load.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from twinserve.formats import DEEPEST
 from twinserve.sim.cli.pages import Pages
 
 if TYPE_CHECKING:
@@ -69,6 +71,24 @@ EXPECTED = (
 )
 
 
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Ctrl-C ends it in one line also while modules load, before there is an app to run."""
+
+    @functools.wraps(command)
+    def guarded(arguments: Sequence[str] | None = None) -> None:
+        try:
+            if arguments is None:  # a process of our own; a caller in Python keeps its handlers
+                signal.signal(signal.SIGTERM, _terminate)
+            command(arguments)
+        except KeyboardInterrupt:
+            _stop(_UNWRITTEN, INTERRUPTED)
+        except _Terminated:
+            _stop(_UNWRITTEN, TERMINATED)
+
+    return guarded
+
+
+@_interruptible
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `twinserve`."""
     given = _given(arguments)
@@ -90,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_app(app, arguments)
 
 
+@_interruptible
 def simulate_main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `simulate`, short for `twinserve simulate`."""
     if _given(arguments) == ["--version"]:
@@ -144,6 +165,7 @@ def run_app(
     if arguments is None:  # a process of our own; a caller in Python keeps its handlers
         signal.signal(signal.SIGTERM, _terminate)
     try:
+        _refuse_depth(arguments)
         app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except KeyboardInterrupt as end:  # a command may say what is left of its work
@@ -161,6 +183,22 @@ def run_app(
         _stop(line, BAD_INPUT)
 
 
+def _refuse_depth(arguments: Sequence[str] | None) -> None:
+    """What begins with a bracket is read as JSON, and that comes to the end of the stack where
+    brackets within brackets do not end. Raises SettingsError."""
+    for word in _given(arguments):
+        depth = deepest = 0
+        for sign in re.findall(r"[\[{}\]]", word):
+            depth += 1 if sign in "[{" else -1
+            deepest = max(deepest, depth)
+        if deepest > DEEPEST:
+            from twinserve.sim.setup.config import SettingsError
+
+            raise SettingsError(
+                f"{word[:40]}...: more than {DEEPEST} brackets within each other; drop them"
+            )
+
+
 def _stop(line: str, code: int) -> None:
     print(f"error: {' '.join(line.split())}", file=sys.stderr)
     sys.exit(code)
@@ -171,7 +209,7 @@ def _what_is_wrong(error: Exception, expected: Sequence[type[Exception]]) -> str
     if _is(error, "cyclopts:CycloptsError"):
         return _usage(error)
     if _is(error, "pydantic:ValidationError"):
-        return settings_line(cast("ValidationError", error))
+        return _settings_line(error)
     if isinstance(error, tuple(expected)) or any(_is(error, name) for name in EXPECTED):
         return str(error)
     if isinstance(error, (MemoryError, OverflowError)):
@@ -191,18 +229,25 @@ def _is(error: object, name: str) -> bool:
 def _usage(error: Exception) -> str:
     """A parser's complaint as one line."""
     if _is(error.__cause__, "pydantic:ValidationError"):
-        return settings_line(cast("ValidationError", error.__cause__))
-    return re.sub(r"[\u2500-\u257f]+", " ", str(error)).strip() + " (see --help)"
+        return _settings_line(error.__cause__)
+    said = re.sub(r"[\u2500-\u257f]+", " ", str(error)).strip()
+    return _without_far_guess(said) + " (see --help)"
 
 
-def settings_line(error: ValidationError) -> str:
-    """The first thing that a settings model found wrong, with the flag's name."""
-    first = error.errors()[0]
-    where = "".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
-    said = first["msg"].removeprefix("Value error, ")
-    given = first.get("input")
-    shown = f" (given: {given!r})" if where and isinstance(given, (str, int, float)) else ""
-    return f"{where}: {said}{shown}" if where else said
+def _settings_line(error: object) -> str:
+    from twinserve.sim.setup.config import settings_line
+
+    return settings_line(cast("ValidationError", error))
+
+
+def _without_far_guess(said: str) -> str:
+    """Without a `Did you mean` whose likeness is in the dashes alone."""
+    import difflib
+
+    guess = re.search(r"--([^\s.=]+)\S* Did you mean --([^\s?]+)\?", said)
+    if guess is None or difflib.SequenceMatcher(None, guess[1], guess[2]).ratio() >= 0.6:
+        return said
+    return said[: guess.start(2)].removesuffix(" Did you mean --")
 
 
 if __name__ == "__main__":

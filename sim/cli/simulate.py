@@ -87,9 +87,7 @@ def simulate(
     from twinserve.sim.setup.run import run_each
 
     config = with_defaults(config, preset, config_file)
-    if goodput is not None and not goodput:
-        raise SettingsError("--goodput: no objective; write NAME:MILLISECONDS, as ttft:500")
-    objectives = parse_goodput(goodput) if goodput else None
+    objectives = None if goodput is None else parse_goodput(goodput)
     options = metrics_options(objectives, warmup, metrics_every, percentiles)
     if timeline and out is None:
         raise SettingsError(

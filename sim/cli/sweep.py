@@ -102,7 +102,7 @@ def sweep(
     from twinserve.sim.sweep.sweep import Sweep
 
     _check_numbers(seeds, workers)
-    objectives = parse_goodput(goodput) if goodput else None
+    objectives = None if goodput is None else parse_goodput(goodput)
     options = metrics_options(objectives, warmup, None, percentiles)
     x, names = parse_plot(plot or [])
     runs = _runs(config, params or [], grid or [], link_vars, seeds, preset, config_file)

@@ -37,6 +37,7 @@ CLASS_NAMES = {"rt": "real-time", "be": "best-effort"}
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture on every machine
     "font.size": 9.5,
+    "text.parse_math": False,  # labels are names of folders, and no mathematics
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",

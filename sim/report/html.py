@@ -23,7 +23,7 @@ from twinserve.sim.results.files import (
     read_run,
 )
 from twinserve.traces.workload import WorkloadError
-from twinserve.traces.write import check_free, write_atomically
+from twinserve.traces.write import check_free, write_together
 
 _CAPTIONS = {
     "latency": (
@@ -98,8 +98,7 @@ def write_report(
     for file in (page, *files):
         check_free(file, overwrite, ResultsError)
     try:
-        for file, content in {**files, page: render_html(runs, images).encode()}.items():
-            write_atomically(file, content)
+        write_together([*files.items(), (page, render_html(runs, images).encode())])
     except WorkloadError as error:
         raise ResultsError(str(error)) from None
     return page

@@ -22,7 +22,7 @@ import numpy as np
 
 from twinserve.backends.base import Executed
 from twinserve.backends.counts import Counts
-from twinserve.formats import Format
+from twinserve.formats import Format, parse_json
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import Preemption, StepPlan
@@ -267,8 +267,8 @@ def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
     torn, or of a later version."""
     try:
         lines = gzip.decompress(content).splitlines()
-        version = LOG.check(json.loads(lines[0])[_NUMBER], name, ResultsError)
-        head, *rest = LOG.upgraded([json.loads(line) for line in lines], version)
+        version = LOG.check(parse_json(lines[0])[_NUMBER], name, ResultsError)
+        head, *rest = LOG.upgraded([parse_json(line) for line in lines], version)
         requests = [_request(entry) for entry in rest if "id" in entry]
         steps = [step for entry in rest if "grants" in entry for step in _steps(entry)]
         moved = {

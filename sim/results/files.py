@@ -35,6 +35,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twinserve.formats import parse_json
+from twinserve.sim.results.checked import RUN, SUMMARY, TIMING, Shape, check_rows, check_shape
 from twinserve.sim.results.folders import (
     ResultsError,
     may_replace,
@@ -170,7 +172,7 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
         raise ResultsError(
             f"{folder}: holds no run (run.json is missing); give the --out folder of a run"
         )
-    run, version = RESULTS.opened(_read_json(file), file, ResultsError)
+    run, version = RESULTS.opened(_read_json(file, RUN), file, ResultsError)
     there = {name: path for name in TABLES if (path := folder / f"{name}.parquet").exists()}
     tables = {name: _read_table(path) for name, path in there.items()}
     frames = {name: table.to_pandas() for name, table in tables.items()}
@@ -188,8 +190,8 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
     return RunResult(
         RunRows(**frames, kv_total_blocks=int(total)),
         config=stored.run,
-        timing=_read_json(folder / "timing.json"),
-        summary=_read_json(folder / "summary.json"),
+        timing=_read_json(folder / "timing.json", TIMING),
+        summary=_read_json(folder / "summary.json", SUMMARY),
     )
 
 
@@ -276,27 +278,22 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _check_whole(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Raises ResultsError where a table is not there, or a column of one."""
-    for name, schema in TABLES.items():
+    """Raises ResultsError where a table is not there, or not as `write_run` writes it."""
+    for name in TABLES:
         path = folder / f"{name}.parquet"
         if name not in tables:
             raise ResultsError(f"{path}: missing; the results are incomplete, run again")
-        missing = [column for column in schema if column not in tables[name]]
-        if missing:
-            raise ResultsError(
-                f"{path}: no column {', '.join(missing)}; written by another version? Run again"
-            )
+        check_rows(name, tables[name], path)
 
 
-def _read_json(path: Path) -> dict:
+def _read_json(path: Path, shape: Shape) -> dict:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ResultsError(f"{path}: missing; the results are incomplete, run again") from error
     except (ValueError, OSError) as error:
         raise ResultsError(f"{path}: torn or not JSON; run again to rewrite it") from error
-    if not isinstance(value, dict):
-        raise ResultsError(f"{path}: holds no JSON object; run again to rewrite it")
+    check_shape(value, shape, path)
     return value
 
 

@@ -9,8 +9,10 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from twinserve.formats import made_folder
 
 
 class ResultsError(ValueError):
@@ -63,19 +65,17 @@ def try_to_write(out: Path) -> None:
 def whole_folder(out: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `out` at the end, or goes where anything
     fails. What killed processes left of theirs beside it goes first. Raises ResultsError."""
-    partial = None
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _clear_dead(out)
-        partial = Path(tempfile.mkdtemp(prefix=_prefix(out, "partial"), dir=out.parent))
-        partial.chmod(0o777 & ~_umask())  # mkdtemp makes it private to the user
-        yield partial
-        _swap_in(partial, out)
+        with ExitStack() as stack:
+            stack.enter_context(made_folder(out.parent))
+            _clear_dead(out)
+            partial = Path(tempfile.mkdtemp(prefix=_prefix(out, "partial"), dir=out.parent))
+            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            partial.chmod(0o777 & ~_umask())  # mkdtemp makes it private to the user
+            yield partial
+            _swap_in(partial, out)
     except OSError as error:
         raise ResultsError(why_unwritable(out, error)) from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _prefix(out: Path, what: str) -> str:

@@ -20,7 +20,8 @@ class GoodputError(ValueError):
 def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
     """{"ttft": 500.0, ...} (ms) from "ttft:500" pairs; one string may hold several.
 
-    Raises GoodputError for an unknown or repeated name, or a value that is no number of ms.
+    Raises GoodputError for no pair at all, an unknown or repeated name, or a value that is no
+    number of ms.
     """
     objectives: dict[str, float] = {}
     given = " ".join(pairs)
@@ -48,6 +49,8 @@ def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
         if not math.isfinite(value) or value < 0:
             raise GoodputError(f"--goodput {pair}: give a finite number of milliseconds, 0 or more")
         objectives[name] = value
+    if not objectives:
+        raise GoodputError("--goodput: no objective; write NAME:MILLISECONDS, as ttft:500")
     return objectives
 
 

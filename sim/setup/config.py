@@ -3,10 +3,10 @@ keeps."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
@@ -14,6 +14,16 @@ GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing s
 
 class SettingsError(ValueError):
     """Settings that contradict each other or make no sense; one line."""
+
+
+def settings_line(error: ValidationError) -> str:
+    """The first thing that a settings model found wrong, with the flag's name."""
+    first = error.errors()[0]
+    where = "".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
+    said = first["msg"].removeprefix("Value error, ")
+    given = first.get("input")
+    shown = f" (given: {given!r})" if where and isinstance(given, (str, int, float)) else ""
+    return f"{where}: {said}{shown}" if where else said
 
 
 @Parameter(name="*")
@@ -111,6 +121,13 @@ class SimulationConfig(BaseModel):
     exact: Annotated[bool, Parameter(negative="")] = False
     """Plan every step by itself, without the fast path over runs of identical decode steps. Same
     results, slower."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Raises SettingsError for the first setting that cannot be."""
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise SettingsError(settings_line(error)) from None
 
     @field_validator("policy")
     @classmethod

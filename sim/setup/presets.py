@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from twinserve.formats import parse_json
 from twinserve.policies.registry import file_sha256, parse_policy
 from twinserve.profiles.catalog import nearest
 from twinserve.sim.results.files import present_run
@@ -64,7 +64,7 @@ def from_file(file: Path, policy_too: bool = True) -> dict:
     """The settings in a run.json. policy_too: its policy shall be what it was. Raises
     SettingsError."""
     try:
-        document = json.loads(file.read_text())
+        document = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"--config {file}: there is no such file; name a run.json") from None
     except OSError as error:
@@ -84,6 +84,10 @@ def from_file(file: Path, policy_too: bool = True) -> dict:
         raise SettingsError(
             f"--config {file}: unknown setting {min(unknown)!r}; was it written by another version?"
         )
+    try:
+        SimulationConfig(**settings)
+    except SettingsError as error:
+        raise SettingsError(f"--config {file}: {error}") from None
     if policy_too:
         check_policy_file(stored)
     return settings
@@ -92,12 +96,14 @@ def from_file(file: Path, policy_too: bool = True) -> dict:
 def check_policy_file(run: dict) -> None:
     """Raises SettingsError where the run described by run.json had its policy from a file that has
     changed since; RegistryError where it is gone."""
-    then = run.get("policy", {}).get("file_sha256")
+    policy = run.get("policy")
+    then = policy.get("file_sha256") if isinstance(policy, dict) else None
+    said = str(then)[:12]
     if then is None:
         return
     text = run["config"]["policy"][0]
     if file_sha256(parse_policy(text).policy) != then:
         raise SettingsError(
-            f"policy {text}: its file is not what it was in that run (sha256 {then[:12]}...); put "
+            f"policy {text}: its file is not what it was in that run (sha256 {said}...); put "
             f"it back, or simulate it as it is now with --policy {text}"
         )

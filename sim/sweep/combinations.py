@@ -8,13 +8,13 @@ two settings are the same. After vllm/benchmarks/sweep/param_sweep.py and serve.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from twinserve.formats import parse_json
 from twinserve.policies.names import hint
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
@@ -49,14 +49,14 @@ def read_params(file: Path) -> Source:
     """The combinations of a JSON file. Raises SettingsError, one line with file and entry."""
     where = f"--params {file}"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_object)
+        content = parse_json(file.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except FileNotFoundError:
         raise SettingsError(f"{where}: there is no such file; check the path") from None
     except OSError as error:
         raise SettingsError(f"{where}: cannot be read ({error.strerror})") from None
     except _Twice as error:
         raise SettingsError(f"{where}: {error} is given twice in one object; keep one") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SettingsError(f"{where}: this is not JSON ({error})") from None
     if isinstance(content, dict):
         found = [(f"entry {name!r}", name, value) for name, value in content.items()]
@@ -148,8 +148,8 @@ def of_policies(texts: Sequence[str]) -> Source:
 def _values(where: str, text: str) -> list[Any]:
     if text.startswith("["):
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(text)
+        except ValueError as error:
             raise SettingsError(f"{where}: this is no JSON list ({error})") from None
         if not found:
             raise SettingsError(f"{where}: the list is empty; write at least one value")
@@ -306,7 +306,7 @@ def runs_of(
         try:
             config = build(combination.settings)
         except ValueError as error:
-            raise SettingsError(f"{where}: {_said(error)}") from None
+            raise SettingsError(f"{where}: {error}") from None
         if len(config.policy) != 1:
             raise SettingsError(f"{where}: a run has one policy; make an entry of each")
         name = {} if combination.name is None else {"name": combination.name}
@@ -321,14 +321,3 @@ def runs_of(
     if not runs:
         raise SettingsError("--link-vars: no combination has equal values of all linked settings")
     return runs
-
-
-def _said(error: ValueError) -> str:
-    """What a settings model, or the check of a name, found wrong first."""
-    if not hasattr(error, "errors"):
-        return str(error)
-    first = error.errors()[0]
-    setting = first["loc"][0] if first["loc"] else ""
-    given = f" (given: {text_of(first['input'])})" if setting else ""
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{setting}: {said}{given}" if setting else said

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinserve.formats import Format, same
+from twinserve.formats import Format, parse_json, same
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
 from twinserve.traces.workload import WorkloadError
@@ -79,7 +79,7 @@ class Store:
         not of `sources`. Raises SettingsError for a file of a later version."""
         file = self.file(digest)
         try:
-            document = dict(json.loads(file.read_text()))
+            document = dict(parse_json(file.read_text()))
         except (OSError, ValueError, TypeError):
             return None
         found = POINTS.read(document, file, SettingsError)

@@ -1,4 +1,5 @@
-"""Version numbers of the files that twinserve writes and reads again. docs/formats.md lists them.
+"""What holds for all files that twinserve writes and reads again. docs/formats.md lists them: their
+version numbers, how deep their JSON may be, and that they are written whole or not at all.
 
 A program reads what it wrote itself and what earlier ones wrote. A file of a later program may mean
 something else by the same words, so it is refused in one line that says what to do.
@@ -9,14 +10,78 @@ version before into content of the new one. Writers and readers know only the pr
 
 from __future__ import annotations
 
+import json
+import os
 import reprlib
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 Content = TypeVar("Content")
 KEY = "version"
+DEEPEST = 100  # brackets within brackets of a JSON document; nobody's settings need ten
+
+
+def parse_json(text: str | bytes, **hooks: Any) -> Any:
+    """As json.loads, hooks included. Raises ValueError, never RecursionError, also for what is so
+    deep that whoever walks through it would meet its own limit."""
+    try:
+        found = json.loads(text, **hooks)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level, depth = [found], 0
+    while level:
+        if depth >= DEEPEST:
+            raise ValueError(_TOO_DEEP)
+        level = [
+            inner
+            for value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, (dict, list))
+        ]
+        depth += 1
+    return found
+
+
+_TOO_DEEP = f"more than {DEEPEST} brackets within each other"
+
+
+@contextmanager
+def made_folder(folder: str | PathLike[str]) -> Iterator[Path]:
+    """The folder, made with those above it; those that were not there go again where anything
+    fails. Raises OSError."""
+    wanted = Path(folder)
+    new = [one for one in (wanted, *wanted.parents) if not one.exists()]
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        yield wanted
+    except BaseException:
+        for one in new:
+            with suppress(OSError):  # somebody else writes there by now
+                one.rmdir()
+        raise
+
+
+@contextmanager
+def whole_file(path: str | PathLike[str]) -> Iterator[Path]:
+    """A file to write into, which takes the place of `path` at the end, or goes where anything
+    fails, with the folders that were made for it. Raises OSError."""
+    target = Path(path)
+    with made_folder(target.parent) as folder:
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.")
+        os.close(handle)
+        partial = Path(temporary)
+        try:
+            yield partial
+            partial.chmod(0o644)  # mkstemp makes it private; it is as readable as any other result
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def same(content: Content) -> Content:

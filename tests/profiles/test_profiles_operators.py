@@ -443,8 +443,11 @@ def test_only_the_rows_of_a_model(tmp_path):
     ("content", "words"),
     [
         ("a,b\n1,2\n", "no column"),
-        ("seconds,decode_requests,decode_context\n-1,1,1\n", "takes -1"),
-        ("seconds,decode_requests,decode_context\n0.1,-3,1\n", "negative"),
+        (
+            "seconds,decode_requests,decode_context\n-1,1,1\n",
+            "row 1: seconds is '-1', no number from 0 up",
+        ),
+        ("seconds,decode_requests,decode_context\n0.1,-3,1\n", "row 1: decode_requests is '-3'"),
         ("seconds,decode_requests,decode_context\n", "no usable steps"),
     ],
 )

@@ -3,6 +3,7 @@ what a run writes is what a replay or a --config of it gives again."""
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 import signal
@@ -79,6 +80,10 @@ WRONG = [
     ("--config /", "cannot be read"),
     ("--config /nosuch/run.json", "no such file"),
     ("--goodput", "no objective"),
+    ("--goodput=", "no objective"),
+    ("-p justitia:training=nosuch.jsonl", "training=nosuch.jsonl: cannot be read"),
+    ("--foo", "Unknown option: --foo. (see --help)"),
+    ("--polcy vllm", "Did you mean --policy?"),
     ("--goodput ttft:nan", "finite"),
     ("--goodput ttft=500", "words of --slo"),
     ("--slo ttft:500", "what --goodput takes"),
@@ -313,6 +318,9 @@ def test_a_converted_trace_is_never_its_own_target(capsys, trace):
         ("trace synth x.jsonl --rate nan", "rate nan"),
         ("trace synth x.jsonl --rate inf", "rate inf is not a finite number above 0"),
         ("trace synth / --overwrite", "is a folder"),
+        ("trace synth x.jsonl --rate 1e-308 --requests 3", "raise rate"),
+        ("trace synth x.jsonl --rate 1e308", "lower rate, count or duration"),
+        ("trace inspect /dev/null", "no regular file"),
         ("profiles show nosuch", "unknown profile"),
         ("profiles show x@h100", "there are llama-7b, "),
         ("profiles show llama-3.1-8b@tpu", "unknown GPU 'tpu'; there are "),
@@ -380,6 +388,27 @@ def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
     assert code == 0 and list(json.loads(out)) == ["bros", "vllm"]
     code, out, _ = run(capsys, simulate_main, "--trace", trace, "-q", "-p", "vllm", "-p", "bros")
     assert code == 0 and out.split("\n")[0].split() == ["vllm", "bros"]
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (main, "cyclopts"),
+        (simulate_main, "cyclopts"),
+        (simulate_main, "twinserve.sim.setup.inputs"),
+    ],
+)
+def test_ctrl_c_while_modules_load_is_one_line(capsys, monkeypatch, command, module):
+    load, words = builtins.__import__, ["simulate"] * (command is main)
+
+    def interrupted(name, *more):
+        if name == module:
+            raise KeyboardInterrupt
+        return load(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    code, out, err = run(capsys, command, *words, "-t", "fixed:5,5", "--requests", "3", "-q")
+    assert (code, out, err.count("\n")) == (130, "", 1) and err.startswith("error: interrupted")
 
 
 @pytest.mark.parametrize("name", mostly_slow(["SIGINT", "SIGTERM"], "SIGTERM"))

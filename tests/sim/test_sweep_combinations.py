@@ -164,7 +164,7 @@ def test_a_file_that_is_wrong_is_one_line_with_its_entry(tmp_path, content, said
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ([{"load": -1}], "entry 1: load: Input should be greater than 0 (given: -1)"),
+        ([{"load": -1}], "entry 1: --load: Input should be greater than 0 (given: -1)"),
         ([{"load": 1}, {"load": 1, "rate": 2}], "entry 2: --load and --rate both"),
         ([{"load": 1}, {"load": "1.0"}], "entry 2: with seed 0 is the same run as --params"),
         ([{"seed": 1}, {"seed": 2}], "with seed 2 is the same run as"),

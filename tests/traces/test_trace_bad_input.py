@@ -69,7 +69,8 @@ def rows(*changes):
     [
         ({"input_length": -3}, "input_length", "is -3"),
         ({"input_length": None}, "input_length", "missing"),
-        ({"input_length": "7"}, "input_length", "is 7, not a number"),
+        ({"input_length": "7"}, "input_length", "is the text '7', not a number"),
+        ({"input_length": 9e19}, "input_length", "is 9e+19, outside"),
         ({"input_length": True}, "input_length", "True, not a number"),
         ({"input_length": 7.5}, "input_length", "not a whole number"),
         ({"input_length": 2**31}, "input_length", "outside 0 .. 2147483647"),

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from twinserve.traces.readers.columns import MAX_TOKENS
+from twinserve.traces.readers.columns import MAX_SECONDS, MAX_TOKENS
 from twinserve.traces.workload import Provenance, Workload, WorkloadError
 
 MAX_ROWS = 50_000_000
@@ -110,11 +110,19 @@ def synth(
         duration_s = DEFAULT_DURATION_S
     n = count if duration_s is None else _upper_count(rate, duration_s, count)
     if n > MAX_ROWS:
-        raise WorkloadError(f"{n} requests are more than {MAX_ROWS}: lower rate, count or duration")
+        raise WorkloadError(
+            f"{n:.6g} requests are more than {MAX_ROWS}: lower rate, count or duration"
+        )
+    if n / rate > MAX_SECONDS and duration_s is None:
+        raise WorkloadError(
+            f"{n} requests at {rate:g}/s take {n / rate:.3g} s, and a trace ends before "
+            f"{MAX_SECONDS:.3g} s: raise rate"
+        )
     arrivals, sizes = (
         np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5A, k))) for k in (0, 1)
     )
-    at = np.cumsum(arrivals.exponential(1 / rate, n))
+    with np.errstate(over="ignore"):  # a gap that no float holds is beyond any duration
+        at = np.cumsum(arrivals.exponential(1 / rate, n))
     if duration_s is not None:
         at = at[at < duration_s]
     if not len(at):
@@ -133,7 +141,7 @@ def synth(
 
 def _upper_count(rate: float, duration_s: float, count: int | None) -> int:
     """Arrivals that surely outlast the duration: the mean plus ten standard deviations."""
-    mean = rate * duration_s
+    mean = min(rate * duration_s, 2.0 * MAX_ROWS)
     enough = math.ceil(mean + 10 * math.sqrt(mean) + 20)
     return enough if count is None else min(count, enough)
 

@@ -55,23 +55,26 @@ class Rows:
             if odd.any():
                 row = int(odd.argmax())
                 self.fail(row, field, f"is {shown(float(values[row]))}, not a whole number")
-            values = np.clip(values, -(2.0**62), 2.0**62).astype(np.int64).tolist()
-        elif set(map(type, values)) != {int}:
-            for row, value in enumerate(values):
-                self._need_number(row, field, value)
-                if value != value or value in (np.inf, -np.inf) or value != int(value):
-                    self.fail(row, field, f"is {shown(value)}, not a whole number")
-            values = [int(v) for v in values]
+            given = values.tolist()
+            values = np.clip(values, -(2.0**62), 2.0**62).astype(np.int64)
+        else:
+            given = values
+            if set(map(type, values)) != {int}:
+                for row, value in enumerate(values):
+                    self._need_number(row, field, value)
+                    if value != value or value in (np.inf, -np.inf) or value != int(value):
+                        self.fail(row, field, f"is {shown(value)}, not a whole number")
+                values = [int(v) for v in values]
         try:
             column = np.array(values, dtype=np.int64)
         except OverflowError:
             row = next(row for row, v in enumerate(values) if not -(2**63) <= v < 2**63)
-            self.fail(row, field, f"is {shown(values[row])}, outside {low} .. {high}")
+            self.fail(row, field, f"is {shown(given[row])}, outside {low} .. {high}")
         bad = (column < low) | (column > high)
         if bad.any():
             row = int(bad.argmax())
             limits = f"outside {low} .. {high}"
-            self.fail(row, field, f"is {shown(values[row])}, {limits}")
+            self.fail(row, field, f"is {shown(given[row])}, {limits}")
         return column
 
     def number(
@@ -163,7 +166,12 @@ class Rows:
         if value is None:
             self.fail(row, field, "is missing")
         if isinstance(value, bool) or not isinstance(value, (int, float, np.floating)):
-            self.fail(row, field, f"is {shown(value)}, not a number")
+            text = "the text " if isinstance(value, str) else ""
+            self.fail(row, field, f"is {text}{_quoted(value)}, not a number")
+
+
+def _quoted(value: object) -> str:
+    return repr(shown(value)) if isinstance(value, str) else shown(value)
 
 
 def _is_unicode(text: str) -> bool:

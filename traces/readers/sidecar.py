@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from twinserve.formats import Format
+from twinserve.formats import Format, parse_json
 from twinserve.traces.readers.columns import MAX_SECONDS, MAX_TOKENS, shown
 from twinserve.traces.workload import (
     ApplicationInfo,
@@ -101,8 +101,8 @@ def load(path: str | Path) -> Meta | None:
     except (OSError, UnicodeDecodeError) as e:
         raise WorkloadError(f"{beside}: cannot be read ({shown(str(e))}): remove it") from None
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
+        content = parse_json(text)
+    except ValueError:
         raise WorkloadError(f"{beside}: not JSON: remove it or write the trace again") from None
     if type(content) is not dict or content.get("format") != FORMAT:
         return None

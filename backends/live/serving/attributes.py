@@ -183,7 +183,7 @@ def _fault(body: bytes, refusal: Callable[[RequestAttributes], str] | None) -> s
         return ""
     try:
         parsed = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""  # the API says so itself
     if not isinstance(parsed, dict):
         return ""

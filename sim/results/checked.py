@@ -1,0 +1,180 @@
+"""Whether results that are read are such as `write_run` writes: people edit them, disks damage
+them. What is not is told in one line, before anybody computes with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from twinserve.sim.results.folders import ResultsError
+from twinserve.sim.results.schemas import TABLES
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a value of JSON.
+
+    kind    "number" (finite), "text", "flag" (true, false), "list" or "object"
+    needed  names that an object must have, with their shapes
+    known   names that it may have; others are as `rest`, or anything where that is None
+    null    whether it may be null instead
+    """
+
+    kind: str
+    needed: Mapping[str, Shape] = field(default_factory=dict)
+    known: Mapping[str, Shape] = field(default_factory=dict)
+    rest: Shape | None = None
+    null: bool = False
+
+
+_NUMBER, _MAYBE = Shape("number"), Shape("number", null=True)
+_TEXT, _FLAG = Shape("text"), Shape("flag", null=True)
+_NUMBERS = Shape("object", rest=_MAYBE)
+_SATURATION = Shape(
+    "object",
+    needed={"verdict": _TEXT},
+    known={"reason": Shape("text", null=True)},
+    rest=_MAYBE,
+    null=True,
+)
+_CLASS = Shape(
+    "object",
+    known={"saturation": _SATURATION, "pool": _NUMBERS, "applications": _NUMBERS},
+    rest=_MAYBE,
+)
+_WINDOW = Shape(
+    "object",
+    needed={
+        **dict.fromkeys(("start_s", "end_s", "requests", "in_system", "served"), _NUMBER),
+        **dict.fromkeys(("arrivals_per_s", "served_per_s", "mean_ttft_ms", "p99_ttft_ms"), _MAYBE),
+        "classes": Shape("object", rest=_NUMBERS),
+    },
+    rest=_MAYBE,
+)
+_OBJECTIVE = Shape(
+    "object",
+    needed={"class": _TEXT, "metric": _TEXT, "bound_s": _NUMBER, "met": _FLAG},
+    known={"statistic": Shape("text", null=True)},
+    rest=_MAYBE,
+)
+SUMMARY = Shape(
+    "object",
+    known={
+        "classes": Shape("object", rest=_CLASS),
+        "kv": Shape(
+            "object", known={n: _NUMBERS for n in ("preemptions", "swapped_bytes")}, rest=_MAYBE
+        ),
+        "scheduler": Shape("object", known={"steps_by_kind": _NUMBERS}, rest=_MAYBE),
+        "windows": Shape("list", rest=_WINDOW),
+        "objectives": Shape("list", rest=_OBJECTIVE),
+        "objectives_met": _FLAG,
+        "percentiles": Shape("list", rest=_NUMBER),
+        "warmup": Shape("object", needed={"end_s": _NUMBER, "requests": _NUMBER}, rest=_MAYBE),
+        "goodput_objectives_ms": Shape("object", rest=_NUMBER, null=True),
+        "applications": _NUMBERS,
+        "fair_ratio": _NUMBERS,
+        "error_bars": Shape("object", rest=Shape("list", rest=Shape("scalar"), null=True)),
+    },
+    rest=_MAYBE,
+)
+_KIND = Shape("object", needed={"error": _NUMBER, "known": _FLAG, "source": _TEXT})
+_OBJECT = Shape("object")
+RUN = Shape(
+    "object",
+    known={
+        **dict.fromkeys(("kv", "profile"), _OBJECT),
+        "label": _TEXT,
+        "error_bars": Shape("object", needed={"decode": _KIND, "prefill": _KIND}, null=True),
+    },
+)
+TIMING = Shape("object", known=dict.fromkeys(("wall_s", "simulated_steps_per_s"), _MAYBE))
+
+
+def check_shape(value: Any, shape: Shape, file: Path, where: str = "") -> None:
+    """Raises ResultsError with file and name of what has another shape."""
+    if value is None and shape.null:
+        return
+    if not _is(value, shape.kind):
+        shown = repr(value) if isinstance(value, (str, float, bool)) else type(value).__name__
+        what = f"{where} is {shown[:40]}, no {shape.kind}" if where else f"holds no {shape.kind}"
+        raise ResultsError(f"{file}: {what}; run again to rewrite it")
+    if isinstance(value, list) and shape.rest is not None:
+        for i, item in enumerate(value):
+            check_shape(item, shape.rest, file, f"{where}[{i}]")
+    if isinstance(value, dict):
+        for name in shape.needed:
+            if name not in value:
+                what = f"{where}.{name}".lstrip(".")
+                raise ResultsError(f"{file}: {what} is missing; run again to rewrite it")
+        for name, item in value.items():
+            inner = shape.needed.get(name) or shape.known.get(name) or shape.rest
+            if inner is not None:
+                check_shape(item, inner, file, f"{where}.{name}".lstrip("."))
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == "scalar":
+        return value is None or isinstance(value, bool) or _is(value, "number")
+    if kind == "number":
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        return math.isfinite(value) if isinstance(value, float) else abs(value) < 1e300
+    kinds = {"text": str, "flag": bool, "list": list, "object": dict}
+    return isinstance(value, kinds[kind])
+
+
+# -- rows ------------------------------------------------------------------------------------------
+# Times that every row has. Others may be missing (NaN), but none is infinite or negative.
+_ALWAYS = {
+    "requests": ("arrival_s",),
+    "steps": ("start_s", "end_s"),
+    "gaps": ("gap_s",),
+    "placements": ("placed_s",),
+    "replicas": (),
+}
+_SIGNED = {"priority", "replica", "stage"}
+
+
+def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
+    """Raises ResultsError where a table has other columns than `write_run` writes, of other types,
+    or with values that no run has."""
+    missing = [column for column in TABLES[name] if column not in frame]
+    if missing:
+        raise ResultsError(
+            f"{file}: no column {', '.join(missing)}; written by another version? Run again"
+        )
+    sent = slice(None)
+    if name == "requests":
+        sent = (frame["outcome"] != "never_sent").to_numpy()
+    for column, kind in TABLES[name].items():
+        values = frame[column]
+        if len(frame) and not _fits(values, kind):
+            raise ResultsError(
+                f"{file}: column {column} is {values.dtype}, not {kind}; run again to rewrite it"
+            )
+        if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and column not in _SIGNED):
+            numbers = values.to_numpy(np.float64)
+            bad = np.isinf(numbers) | (numbers < 0)
+            if column in _ALWAYS[name]:
+                always = np.zeros(len(frame), bool)
+                always[sent] = True
+                bad |= np.isnan(numbers) & always
+            if bad.any():
+                row = int(bad.argmax())
+                raise ResultsError(
+                    f"{file}: row {row}: {column} is {numbers[row]:g}; run again to rewrite it"
+                )
+
+
+def _fits(values: pd.Series, kind: pa.DataType) -> bool:
+    if pa.types.is_string(kind):
+        return all(isinstance(value, str) for value in values.dropna())
+    wanted: Sequence[str] = "b" if pa.types.is_boolean(kind) else "iu"
+    return values.dtype.kind in ("iuf" if pa.types.is_floating(kind) else wanted)

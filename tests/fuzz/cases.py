@@ -1,0 +1,164 @@
+"""Hostile invocations of every command, drawn from a number: the same number, the same case.
+
+A case is a command line, and files that stand in its folder beside those of `prepare`. Half of the
+cases damage a file that some command reads, the others give options values that nobody means.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.traces.test_trace_bad_input import GOOD
+
+RUN, TRACE, STEPS = "run", "t.jsonl", "steps.csv"
+SMALL = f"-t {TRACE} -q --profile llama-3.1-8b@h100"
+_ROW = '{{"timestamp": {0}, "input_length": 60, "output_length": {1}, "hash_ids": [{2}]}}\n'
+
+# Values that no option takes as they are, and some that one or the other does.
+HOSTILE = (
+    *("", " ", "-1", "0", "nan", "inf", "-inf", "1e308", "1e-308", "9e19", "1" * 400, "0x10"),
+    *("none", "None", "null", "true", "[]", "{}", "[" * 2000, "\N{SNOWMAN}", "\udcff", "a,b", "="),
+    *("x:y=z", ":", "a" * 5000, "/", "/dev/null", "/proc/nosuch/x", "..", ".", "~", "*", "--"),
+    *("-", "%s", "{0}", "vllm", "bros:chunk=-1", "tp0", "1 2", "5s", "p50", "ttft:1"),
+    *("ttft < 1 s", RUN, TRACE),
+)
+NUMBERS = ("rate", "duration", "requests", "rate-scale", "load", "cap-length", "seed", "pool")
+SIZES = ("replicas", "block-tokens", "num-blocks", "host-blocks", "max-num-seqs", "client-timeout")
+MORE = ("max-num-batched-tokens", "cold-start")
+TEXTS = ("policy", "trace", "format", "profile", "front-end", "router", "kv", "slo", "preset")
+WORDS = ("step-times", "estimator", "decision-time", "host-time", "warmup", "percentiles", "config")
+LAST = ("metrics-every", "goodput", "export", "out")
+SIMULATE = (*NUMBERS, *SIZES, *MORE, *TEXTS, *WORDS, *LAST)
+# What is wrong wherever it stands, of options that take a number.
+NEVER_NUMBERS = ("", "nan", "inf", "-1", "a,b", "\N{SNOWMAN}", "[]")
+
+# command line, its options
+COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (f"simulate {SMALL}", SIMULATE),
+    ("trace list", ()),
+    ("trace fetch nosuch", ()),
+    (f"trace inspect {TRACE} --json", ("format", "seed", "rate")),
+    (f"trace convert {TRACE} new.jsonl", ("format", "rate")),
+    ("trace synth new.jsonl --requests 3", ("lengths", "rate", "duration", "requests", "seed")),
+    ("profiles show llama-3.1-8b@h100", ("step-times",)),
+    ("profiles scale llama-3.1-8b@h100 --out new.json", ("step", "prefill", "host", "pcie", "kv")),
+    ("profiles build qwen2.5-14b nosuch --out new.json", ("tp", "num-blocks", "max-num-seqs")),
+    (f"profiles fit {STEPS}", ("profile", "model", "form", "out")),
+    (f"calibrate --from-steps {STEPS}", ("profile", "model", "form", "out")),
+    ("calibrate --model nosuch --out new.json", ("engine-arg", "raw", "threads", "num-blocks")),
+    (f"replay {RUN} --model nosuch --mode free", ("engine-arg", "pace", "out")),
+    (f"replay {RUN} --model nosuch", ("engine-arg", "weights", "steps")),
+    ("validate --model nosuch --repeats 0", ("policy", "trace", "profile", "out")),
+    (f"sweep {SMALL} --dry-run", (*NUMBERS, *TEXTS, "grid", "params", "link-vars", "seeds")),
+    ("report nosuch --out new.html", ("out",)),
+)
+# What reads a file, FILE; and good content to damage.
+_PARAMS = '[{"policy": "bros", "load": 0.7}, {"policy": "vllm", "load": 0.5}]'
+_CONFIG = '{"version": 4, "config": {"trace": "t.jsonl", "policy": ["vllm"], "rate_scale": 2.0}}'
+_FRONT = '{"version": 1, "name": "x", "request_s": 0.1, "prompt_token_s": 1e-6, "response_s": 0.1}'
+READS: tuple[tuple[str, str], ...] = (
+    *((f"trace inspect FILE --json --format {name}", text) for name, text in GOOD.items()),
+    *(("trace inspect FILE --json", text) for text in GOOD.values()),
+    ("sweep -t t.jsonl --params FILE --dry-run", _PARAMS),
+    ("simulate -q --config FILE", _CONFIG),
+    (f"simulate {SMALL} --front-end FILE", _FRONT),
+    (
+        f"simulate {SMALL} -p justitia:training=FILE",
+        '{"kind": "a", "text": "b", "stages": [[[1, 2]]]}',
+    ),
+    ("profiles fit FILE", "seconds,decode_requests,decode_context\n" + "0.1,1,5\n0.2,3,9\n" * 6),
+)
+DAMAGES = (b"\0", b"\xff\xfe", b"[" * 3000, b'{"a":' * 3000, b"NaN", b"1e400", b"-1", b'"', b"\n")
+_LINES = (
+    b"null",
+    b"9" * 400,
+    b",",
+    b"}",
+    b"\\ud800",
+    b"true",
+    b"\r",
+    b"[]",
+    b"0.5",
+    b"\xf0\x9f\x98\x80",
+)
+
+
+@dataclass
+class Case:
+    """words: of the command line; files: content by name, in the working folder; refused: whether
+    the command must refuse it."""
+
+    words: list[str]
+    files: dict[str, bytes] = field(default_factory=dict)
+    refused: bool = False
+
+
+def prepare(folder: Path) -> None:
+    """What all cases find in their folder, but for the folder of a run."""
+    rows = (_ROW.format(i * 50, 2 + i % 3, i % 4) for i in range(8))
+    (folder / TRACE).write_text("".join(rows))
+    head = "seconds,decode_requests,decode_context\n"
+    steps = "".join(f"{0.01 + i / 1e3},{i},{i * 90}\n" for i in range(1, 20))
+    (folder / STEPS).write_text(head + steps)
+
+
+def draw(number: int, run: Path) -> Case:
+    """The case of this number; run: a folder of results, to be damaged."""
+    rng = random.Random(number)
+    kind = rng.random()
+    if kind < 0.45:
+        command, content = rng.choice(READS)
+        damaged = _damaged(rng, content.encode())
+        name = "fuzzed.json" if "FILE" in command else "fuzzed"
+        return Case(command.replace("FILE", name).split(), {name: damaged})
+    if kind < 0.55:
+        names = sorted(f.name for f in run.iterdir() if f.suffix in (".json", ".parquet", ".gz"))
+        name = rng.choice(names)
+        damaged = _damaged(rng, (run / name).read_bytes(), at_start=True)
+        command = rng.choice(["report RUN --out new.html", "replay RUN --model nosuch"])
+        return Case(command.replace("RUN", RUN).split(), {f"{RUN}/{name}": damaged})
+    return _options(rng)
+
+
+def _options(rng: random.Random) -> Case:
+    command, options = rng.choice(COMMANDS) if rng.random() < 0.6 else COMMANDS[0]
+    words, refused = command.split(), False
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        name = rng.choice((*options, "nosuch"))
+        value = rng.choice(HOSTILE)
+        refused |= name == "nosuch" or (command == COMMANDS[0][0] and _never(name, value))
+        words.append(f"--{name}={value}")
+    if rng.random() < 0.1:
+        words.insert(rng.randrange(len(words) + 1), rng.choice(HOSTILE))
+    return Case(words, {}, refused)
+
+
+def _never(name: str, value: str) -> bool:
+    return name in (*NUMBERS, *SIZES, *MORE) and value in NEVER_NUMBERS
+
+
+def _damaged(rng: random.Random, content: bytes, at_start: bool = False) -> bytes:
+    data = bytearray(content)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(min(len(data), 300) + 1 if at_start else len(data) + 1)
+        what = rng.random()
+        if what < 0.2:
+            del data[at:]
+        elif what < 0.4:
+            del data[at : at + rng.randrange(1, 9)]
+        elif what < 0.5 and data:
+            data[at % len(data)] ^= 1 << rng.randrange(8)
+        else:
+            end = at + rng.choice((0, 0, 1, 3))
+            data[at:end] = rng.choice((*DAMAGES, *_LINES))
+    return bytes(data)
+
+
+def lay_out(case: Case, folder: Path, run: Path) -> None:
+    """The case's files, in a folder that has those of `prepare`."""
+    shutil.copytree(run, folder / RUN, dirs_exist_ok=True)
+    for name, content in case.files.items():
+        (folder / name).write_bytes(content)

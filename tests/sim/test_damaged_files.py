@@ -1,0 +1,178 @@
+"""Files that were edited or damaged: one line with the file and what is wrong in it, before anybody
+computes with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from twinserve.formats import DEEPEST, parse_json
+from twinserve.sim.cli.main import main
+from twinserve.sim.report.html import write_report
+from twinserve.sim.results.files import ResultsError, read_run
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+
+DEEP = "[" * 100_000
+SMALL = "-t fixed:40,4 --requests 6 --rate 50 --profile llama-3.1-8b@h100 -q".split()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.raises(SystemExit):
+        main(["simulate", *SMALL, "--warmup", "1", "--metrics-every", "0.05", "--out", str(out)])
+    return out
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def said(capsys, *words) -> str:
+    """The one line of a command that refuses."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(list(map(str, words)))
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
+    return err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "simulate -q --config FILE",
+        "simulate -q --profile FILE",
+        "simulate -q --front-end FILE",
+        "simulate -q -t fixed:5,5 -p justitia:training=FILE",
+        "sweep --params FILE --dry-run",
+        "profiles show FILE",
+        "profiles build FILE h100 --out new.json",
+        "trace inspect FILE --format sharegpt",
+    ],
+)
+@pytest.mark.parametrize("content", [DEEP, '{"a":' * 100_000, "[" * 500 + "]" * 500])
+def test_brackets_in_brackets_are_told_with_the_file(capsys, tmp_path, monkeypatch, words, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.json").write_text(content)
+    assert "deep.json" in said(capsys, *words.replace("FILE", "deep.json").split())
+    assert [file.name for file in tmp_path.iterdir()] == ["deep.json"]
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "timing.json"])
+@pytest.mark.parametrize("content", [DEEP, "{", "3", '{"x": ' * 200 + "1" + "}" * 200])
+def test_damaged_results_are_told_with_the_file(capsys, run, name, content):
+    (run / name).write_text(content)
+    assert name in said(capsys, "report", run, "--out", run.parent / "page.html")
+    assert [file.name for file in run.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
+        ("completed", "many", "completed is 'many', no number"),
+        ("completed", 10**400, "completed is int, no number"),
+        ("classes", [], "classes is list, no object"),
+        ("classes.rt.mean_ttft_ms", "1", "classes.rt.mean_ttft_ms"),
+        ("classes.rt.saturation", 3, "classes.rt.saturation"),
+        ("classes.rt.saturation.verdict", None, "classes.rt.saturation.verdict"),
+        ("kv", 5, "kv is int"),
+        ("warmup", {}, "warmup.end_s is missing"),
+        ("windows", [{}], "windows[0].start_s is missing"),
+        ("duration", float("nan"), "duration is nan"),
+    ],
+)
+def test_an_edited_summary_is_told_by_its_place(run, place, value, what):
+    file = run / "summary.json"
+    document = json.loads(file.read_text())
+    *path, last = place.split(".")
+    inner = document
+    for name in path:
+        inner = inner[name]
+    inner[last] = value
+    file.write_text(json.dumps(document))
+    with pytest.raises(ResultsError) as error:
+        read_run(run)
+    assert what in str(error.value) and "summary.json" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "values", "what"),
+    [
+        ("requests", "arrival_s", float("nan"), "row 0: arrival_s is nan"),
+        ("requests", "first_token_s", float("inf"), "row 0: first_token_s is inf"),
+        ("requests", "prompt_tokens", "7", "column prompt_tokens is"),
+        ("steps", "start_s", "0", "column start_s is"),
+        ("steps", "end_s", -1.0, "row 0: end_s is -1"),
+        ("gaps", "gap_s", float("nan"), "row 0: gap_s is nan"),
+    ],
+)
+def test_edited_rows_are_told_by_row_and_column(run, table, column, values, what):
+    file = run / f"{table}.parquet"
+    metadata = pq.read_table(file).schema.metadata
+    frame = pd.read_parquet(file).assign(**{column: values})
+    changed = pa.Table.from_pandas(frame).replace_schema_metadata(metadata)
+    pq.write_table(changed, file)
+    with pytest.raises(ResultsError) as error:
+        read_run(run)
+    assert what in str(error.value) and file.name in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_label_is_no_mathematics(run, tmp_path):
+    odd = run.rename(tmp_path / "a$b^{$ _%\\frac")
+    assert odd.name.replace("&", "&amp;") in write_report([odd], tmp_path / "p.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [({"rate": -1}, "--rate"), ({"policy": [1]}, "--policy"), ({"policy": []}, "--policy")],
+)
+def test_settings_of_a_file_are_told_with_the_file(capsys, tmp_path, settings, what):
+    (tmp_path / "c.json").write_text(json.dumps({"config": settings, "policy": 3}))
+    assert f"c.json: {what}: " in said(capsys, "simulate", "-q", "--config", tmp_path / "c.json")
+
+
+def test_brackets_in_an_option_are_one_line(capsys):
+    assert "brackets within each other" in said(capsys, "simulate", f"--policy={DEEP[:3000]}")
+
+
+def test_rows_of_recorded_steps_with_more_cells_than_the_header_are_refused(capsys, tmp_path):
+    file = tmp_path / "s.csv"
+    file.write_text("seconds,decode_requests,decode_context\n0.1,1,5,6\nx,1,5,6\n")
+    assert "more cells than the header" in said(capsys, "profiles", "fit", file)
+
+
+def test_settings_that_cannot_be_are_one_line_in_python():
+    with pytest.raises(SettingsError, match=r"^--rate: [^\n]*\(given: -1\)$"):
+        SimulationConfig(rate=-1)
+
+
+def test_depth_is_what_counts_in_json():
+    wide = json.dumps([[1, {"a": [2]}]] * 1000)
+    assert len(parse_json(wide)) == 1000
+    assert parse_json("[" * DEEPEST + "]" * DEEPEST)
+    with pytest.raises(ValueError, match="brackets within each other"):
+        parse_json("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1))
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("abc,2,3", "row 2: seconds is 'abc', no number"),
+        ("0.1,x,3", "row 2: decode_requests is 'x', no number"),
+        ("0.1,2,inf", "row 2: decode_context is 'inf', no number"),
+        ("0.1,,3", "row 2: decode_requests is missing"),
+        ("0,2,3", "row 2 takes 0 s"),
+    ],
+)
+def test_a_bad_row_of_recorded_steps_is_named(capsys, tmp_path, row, what):
+    file = tmp_path / "s.csv"
+    file.write_text(f"seconds,decode_requests,decode_context\n0.1,1,5\n{row}\n")
+    assert what in said(capsys, "calibrate", "--from-steps", file)
