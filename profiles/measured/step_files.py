@@ -75,10 +75,13 @@ def _from_csv(path: Path, model: str | None) -> tuple[list[StepComposition], lis
         if "model" not in table:
             raise ProfileError(f"{path}: has no column 'model' to choose {model!r} by")
         table = table[table.model.astype(str).str.lower().str.contains(model.lower(), regex=False)]
-    for name in {*_COUNTS, *_LOGGED, "seconds", "gap_steps"} & {*table}:
+    if "gap_steps" in table:  # the last row of a log has no step after it
+        gaps = pd.to_numeric(table.gap_steps.fillna(0), errors="coerce")
+        table = table.assign(gap_steps=table.gap_steps.where(gaps.isna(), gaps))
+        _numbers(path, table, "gap_steps")
+        table = table[gaps == 1]
+    for name in [name for name in (*_COUNTS, *_LOGGED, "seconds") if name in table]:
         table = table.assign(**{name: _numbers(path, table, name)})
-    if "gap_steps" in table:
-        table = table[table.gap_steps == 1]
     if {*_LOGGED} <= {*table}:
         held = table.kv_blocks_used * BLOCK_TOKENS - BLOCK_TOKENS // 2 * table.running
         context = np.maximum(held - table.next_prefill_tokens, 0) * (table.next_decode_reqs > 0)

@@ -13,7 +13,6 @@ from twinserve.sim.results.metrics import GoodputError, parse_goodput
         (["ttft:500", "tpot:50"], {"ttft": 500.0, "tpot": 50.0}),
         (["ttft:500 e2el:2.5e3"], {"ttft": 500.0, "e2el": 2500.0}),
         (["tpot:50,ttft:0"], {"tpot": 50.0, "ttft": 0.0}),
-        ([], {}),
     ],
 )
 def test_pairs_are_read(given, read):
@@ -23,6 +22,8 @@ def test_pairs_are_read(given, read):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        ([], "no objective; write NAME:MILLISECONDS"),
+        ([""], "no objective; write NAME:MILLISECONDS"),
         ("tttf:500", "did you mean ttft?"),
         ("TPOT:500", "did you mean tpot?"),
         ("itl:500", "did you mean tpot?"),
