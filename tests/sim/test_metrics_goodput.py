@@ -22,8 +22,8 @@ def test_pairs_are_read(given, read):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([], "no objective; write NAME:MILLISECONDS"),
-        ([""], "no objective; write NAME:MILLISECONDS"),
+        ("", "no objective; write NAME:MILLISECONDS"),
+        (" , ", "no objective; write NAME:MILLISECONDS"),
         ("tttf:500", "did you mean ttft?"),
         ("TPOT:500", "did you mean tpot?"),
         ("itl:500", "did you mean tpot?"),
