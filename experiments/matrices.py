@@ -104,11 +104,6 @@ def with_prefixes(policy: str, ledger: str) -> str:
     return "yes"
 
 
-def asynchronously(policy: str) -> str:
-    simulated(policy, async_scheduling=True)
-    return "yes"
-
-
 def live(policy: str, physical: bool = False) -> str:
     """On an engine in this process: the engine that `twinserve replay` and `validate` would start,
     not started here."""
@@ -190,8 +185,10 @@ def _all_ended(core: EngineCore) -> None:
 
 
 BACKENDS: dict[str, Callable[[str], str]] = {
-    "`simulate`": lambda policy: simulated(policy) and "yes",
-    "`simulate --async-scheduling`": asynchronously,
+    "`simulate`": lambda policy: simulated(policy, async_scheduling=True) and "yes",
+    "`simulate --no-async-scheduling`": lambda policy: (
+        simulated(policy, async_scheduling=False) and "yes"
+    ),
     "`replay`, `validate`": live,
     "`replay --physical`": lambda policy: live(policy, physical=True),
     "the same, `kv=bidirectional`": lambda policy: live(

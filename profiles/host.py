@@ -31,30 +31,30 @@ class HostTime:
 
 
 NO_HOST_TIME = HostTime(0.0, 0.0)
-# What steps of servers with synchronous scheduling took longer than these profiles say: 1.4 ms with
-# 8 requests, 3 with 64, 6 with 128 (vLLM V1 on H100, in review of this project). The line of least
-# squares; it leaves 0.2 to 0.4 ms.
+# A rough figure: steps of servers with synchronous scheduling took about 1.4 ms longer than these
+# profiles say with 8 requests, 3 with 64, 6 with 128. Neither the runs nor their hosts are public.
+# The line of least squares; it leaves 0.2 to 0.4 ms.
 VLLM_SYNCHRONOUS = HostTime(0.9e-3, 39e-6)
 
 
 def host_time(text: str, asynchronous: bool) -> HostTime:
     """What `--host-time TEXT` means: `auto`, which is nothing with asynchronous scheduling and
-    vLLM's with synchronous; `none`; or STEP,REQUEST with units. ProfileError, one line, for what is
+    vLLM's with synchronous; `none`; or STEP+REQUEST with units. ProfileError, one line, for what is
     neither."""
     if text == "auto":
         return NO_HOST_TIME if asynchronous else VLLM_SYNCHRONOUS
     if text == "none":
         return NO_HOST_TIME
-    parts = [_TIME.fullmatch(part) for part in text.split(",")]
+    parts = [_TIME.fullmatch(part) for part in re.split("[+,]", text)]
     if len(parts) != 2 or None in parts:
         raise ProfileError(
             f"--host-time {text!r} is not understood; write auto, none, or the time of a step and "
-            "of each request in it, as 0.9ms,39us"
+            "of each request in it, as 0.9ms+39us"
         )
     step_s, request_s = (float(Decimal(part[1]) * _UNITS[part[2]]) for part in parts if part)
     if max(step_s, request_s) > _LONGEST_S:
         raise ProfileError(
             f"--host-time {text!r}: is more than {_LONGEST_S:g} s; give the time of a step and of "
-            "each request in it, as 0.9ms,39us"
+            "each request in it, as 0.9ms+39us"
         )
     return HostTime(step_s, request_s)

@@ -130,7 +130,6 @@ def _why(name: str, profile: Profile) -> str:
 
 def _advice(profile: Profile) -> str:
     """Which form is surer of such an engine, where tables can be made for it."""
-
     if profile.gpu.name not in SYSTEMS:
         return ""
     ours, tables = expected_errors(profile), expected_errors(profile, "operators")

@@ -29,7 +29,7 @@ _RUNNING = int(State.RUNNING)
 _NOBODY = np.zeros(0, np.int64)
 # of fit_age_s, after which real-time newcomers leave memory to who waits so long
 _PATIENCE = 4
-_REACH = 512  # waiting requests that are looked at
+_REACH = 512  # waiting requests that are looked at: first those that are not late yet
 
 
 class BrosFitPolicy(BrosPolicy):
@@ -177,7 +177,11 @@ class BrosFitPolicy(BrosPolicy):
     def _prompts(self, step: FitStep, begun: Rows, lead: float) -> tuple[Rows, np.ndarray]:
         """Real-time prompts in the order in which they are computed, and their residual times
         (float64[n], as estimates); they limit the bound."""
-        requests, waiting = step.view.requests, self.rt_waiting.rows[:_REACH]
+        requests = step.view.requests
+        if self.options.fit_order == "savable":
+            waiting = self.rt_waiting.open_first(step.view.now + lead, _REACH)
+        else:
+            waiting = self.rt_waiting.rows[:_REACH]
         if not len(waiting) and not len(begun):
             return begun, np.zeros(0)
         rows, resident = np.concatenate([begun.rows, waiting]), np.zeros(len(waiting), np.int64)

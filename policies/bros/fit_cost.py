@@ -198,7 +198,7 @@ class FitCost:
         x = _root(m.kappa, m.alpha + b, left + m.alpha * free)
         if x < free:
             x = min(float(free), _root(m.kappa, b, left))
-        found = min(limit, int(x))
+        found = limit if x >= limit else int(x)
         while found > 0 and self._with(load, found, resident) > bound:
             found -= 1  # rounding
         return found

@@ -39,6 +39,12 @@ class BrosFitOptions(BrosOptions):
     fit_share: float = Field(0.25, gt=0, le=1)
     fit_age_s: float = Field(30.0, gt=0)
 
+    @model_validator(mode="after")
+    def _batch_of_some_use(self) -> BrosFitOptions:
+        if "base_batch" in self.model_fields_set and not self.adaptive_batch:
+            raise ValueError("base_batch needs adaptive_batch=true with chunk=fit; add it")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _no_replacement(cls, given: dict[str, Any]) -> dict[str, Any]:

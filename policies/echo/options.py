@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from twinserve.policies.base import Options
 
@@ -53,6 +53,12 @@ class EchoOptions(Options):
     benefit: Literal["all", "offline"] = "all"
     edits: Literal["all", "adding"] = "all"
     feedback: float = Field(0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _edits_of_a_climb(self) -> EchoOptions:
+        if self.edits != "all" and self.offline != "climb":
+            raise ValueError(f"edits={self.edits} is of a climb; add offline=climb, or drop it")
+        return self
 
 
 class EchoBsOptions(EchoOptions):

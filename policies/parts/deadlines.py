@@ -81,5 +81,12 @@ class DeadlineQueue:
         """Seconds; of the first row."""
         return float(self._deadline[0])
 
+    def open_first(self, now: float, count: int) -> np.ndarray:
+        """int64[at most count]: rows whose deadline has not passed, in order, then those whose
+        deadline has."""
+        at = int(self._deadline.searchsorted(now))
+        still_open = self.rows[at : at + count]
+        return np.concatenate([still_open, self.rows[: min(at, count - len(still_open))]])
+
     def __len__(self) -> int:
         return len(self.rows)

@@ -192,15 +192,19 @@ def _counted(results: dict[str, RunResult]) -> list[str]:
     ]
 
 
-def _host_line(config: SimulationConfig) -> list[str]:
+def _host_line(inputs: Inputs) -> list[str]:
     """How the host works, where that is not as in vLLM by default."""
-    from twinserve.profiles.host import NO_HOST_TIME, host_time
+    from twinserve.profiles.host import NO_HOST_TIME
+    from twinserve.sim.setup.inputs import host_of
 
-    host = host_time(config.host_time, config.async_scheduling)
+    config, profile = inputs.config, inputs.hardware.profile
+    host = host_of(profile, config)
     if config.async_scheduling and host == NO_HOST_TIME:
         return []
     mode = "asynchronous" if config.async_scheduling else "synchronous"
-    waits = f"the GPU waits {host} for the host" if host != NO_HOST_TIME else "no host time on top"
+    waits = f"the GPU waits {host} for the host"
+    if host == NO_HOST_TIME:
+        waits = "no host time on top" if profile.knows_host_time else "host time is in the steps"
     return [f"scheduling: {mode}, {waits} (docs/profiles.md)"]
 
 
@@ -221,7 +225,7 @@ def headline(inputs: Inputs) -> str:
     hardware = inputs.hardware
     lines.append(engines + hardware.profile.describe(step_times=False))
     lines.append(describe_step_times(hardware.profile, hardware.why))
-    lines += _host_line(config)
+    lines += _host_line(inputs)
     load = offered_load(workload, inputs.hardware, config.replicas)
     if load is not None:
         beside = ", the pool not counted" if config.pool else ""

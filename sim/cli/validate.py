@@ -75,7 +75,7 @@ def validate(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.files import dump_json
     from twinserve.sim.setup.inputs import resolve
-    from twinserve.sim.twin.live import blank_settings, live_settings
+    from twinserve.sim.twin.live import blank_settings, check_synchronous, live_settings
     from twinserve.sim.twin.validate import validate_each
     from twinserve.sim.twin.validate_report import check_folder, metric_lines, write_validation
 
@@ -85,6 +85,7 @@ def validate(
         check_folder(out, overwrite)
     if "async_scheduling" not in config.model_fields_set:  # the live engine steps synchronously
         config = config.model_copy(update={"async_scheduling": False})
+    check_synchronous(config.async_scheduling)
     inputs = resolve(config)
     options = {
         "weights": weights,

@@ -84,13 +84,14 @@ class Engine:
         self._since_s: float | None = None  # when planning began, if it was ahead; None: now
         if core.asynchronous and not core.policy.asynchronous:
             raise PolicyError(
-                f"policy {core.policy.name!r} needs the last step's tokens to plan; drop "
-                "--async-scheduling"
+                f"policy {core.policy.name!r} needs the last step's tokens to plan; give "
+                "--no-async-scheduling"
             )
         if core.asynchronous and not backend.plans_ahead:
             raise PolicyError(
-                f"policy {core.policy.name!r} cannot plan ahead here: --async-scheduling is for "
-                "simulated engines; drop it to have a live one execute the plans"
+                f"policy {core.policy.name!r} cannot plan ahead here: asynchronous "
+                "scheduling is for simulated engines; give --no-async-scheduling to have a live "
+                "one execute the plans"
             )
         self._steps, self._plans = STEPS + recorder.replica, PLANS + recorder.replica
         self.process = clock.process(self._life())

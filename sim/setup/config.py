@@ -117,7 +117,7 @@ class SimulationConfig(BaseModel):
     since 0.14, and ours."""
     host_time: str = "auto"
     """What the GPU waits for the host: auto (nothing with asynchronous scheduling, vLLM's time with
-    synchronous), none, or a step's and each request's, as 0.9ms,39us (docs/profiles.md)."""
+    synchronous), none, or a step's and each request's, as 0.9ms+39us (docs/profiles.md)."""
     exact: Annotated[bool, Parameter(negative="")] = False
     """Plan every step by itself, without the fast path over runs of identical decode steps. Same
     results, slower."""
@@ -135,6 +135,15 @@ class SimulationConfig(BaseModel):
         if not policy:
             raise ValueError("at least one is needed")
         return policy
+
+    @field_validator("host_time")
+    @classmethod
+    def _some_host_time(cls, text: str) -> str:
+        if text not in ("auto", "none"):
+            from twinserve.profiles.host import host_time  # help and version need not load it
+
+            host_time(text, asynchronous=True)
+        return text
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> SimulationConfig:

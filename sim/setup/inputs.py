@@ -19,7 +19,7 @@ from twinserve.profiles.composition import StepComposition, StepTimeModel, isola
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.front_end import Delays, FrontEnd, load_front_end
-from twinserve.profiles.host import host_time
+from twinserve.profiles.host import NO_HOST_TIME, HostTime, host_time
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.step_times import Choice, StepTimes, choose
 from twinserve.sim.fleet.routers.registry import parse_router
@@ -187,7 +187,7 @@ def make_estimator(
 
 def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
     chosen = sources.profile(config.profile, config.step_times)
-    profile = _with_host(chosen.profile, config)
+    profile = chosen.profile.with_host_time(host_of(chosen.profile, config))
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -218,13 +218,12 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
     )
 
 
-def _with_host(profile: Profile, config: SimulationConfig) -> Profile:
-    """`profile` on the host that the settings name. One that was measured step by step has had its
-    own, unless the settings say another in so many words."""
-    host = host_time(config.host_time, config.async_scheduling)
+def host_of(profile: Profile, config: SimulationConfig) -> HostTime:
+    """What the settings add to the steps of `profile`. One that was measured step by step has had
+    its own, unless the settings say another in so many words."""
     if config.host_time == "auto" and not profile.knows_host_time:
-        return profile
-    return profile.with_host_time(host)
+        return NO_HOST_TIME
+    return host_time(config.host_time, config.async_scheduling)
 
 
 def resolve_workload(

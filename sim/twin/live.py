@@ -52,8 +52,8 @@ def check_synchronous(asynchronous: bool) -> None:
     """Raises SettingsError for a run that plans ahead: an engine in this process does not."""
     if asynchronous:
         raise SettingsError(
-            "--async-scheduling, the default of simulate: an engine in this process steps "
-            "synchronously; simulate with --no-async-scheduling"
+            "asynchronous scheduling, the default of simulate, is not for an engine in this "
+            "process, which steps synchronously; give --no-async-scheduling"
         )
 
 

@@ -151,8 +151,8 @@ def test_a_backend_refuses_in_these_words(policy, backend, reason, tmp_path):
         )
         said = said.removeprefix("error: ").strip()
         assert code == cli.BAD_INPUT
-    elif backend == "`simulate --async-scheduling`":
-        code, said = command("simulate", "-p", policy, *SMALL, "--async-scheduling")
+    elif backend == "`simulate`":
+        code, said = command("simulate", "-p", policy, *SMALL)
         said = said.removeprefix("error: ").strip()
         assert code == cli.BAD_INPUT
     else:

@@ -22,6 +22,7 @@ from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.parts.estimators import ModelEstimator
 from twinserve.policies.registry import RegistryError, ledger_names, parse_policy
 from twinserve.policies.requests import RequestTable
+from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
@@ -194,7 +195,9 @@ def test_the_form_is_closer_to_a_profile_than_the_printed_one():
     load.add_decodes(np.full(20, 500))
     load.add_chunk(512, 0)
     takes = truth.step_seconds(load.composition())
+    printed = BrosLinearModel.fit(truth).step_seconds(load.composition())
     assert form.step_seconds(load.composition()) == pytest.approx(takes, rel=0.05)
+    assert abs(printed / takes - 1) > 0.2
     assert form.error < 0.03
 
 
@@ -313,3 +316,16 @@ def test_rules_are_kept_on_every_ledger(ledger):
 def test_rules_are_kept_with_other_parts(options):
     for ledger in ("paged", "bidirectional"):
         assert check_policy(f"bros:chunk=fit,{options}", kv=[ledger], seeds=[1]) > 300
+
+
+def test_who_can_be_kept_is_found_behind_any_number_that_are_late():
+    """A burst of 1,200 prompts takes 48 s. Small ones that come one by one in this time can be
+    kept, and are."""
+    burst, later = 1200, 40
+    arrivals = [0.0] * burst + [5.0 + 0.25 * i for i in range(later)]
+    workload = requests(arrivals, [400] * burst + [100] * later, [2] * (burst + later), ttft=1.0)
+    _, rows = run(workload, PLAIN)
+    rows = rows.sort_values("arrival_s", kind="stable")
+    waited = (rows.first_token_s - rows.arrival_s).to_numpy()
+    assert (waited[burst:] <= 1.0).mean() > 0.95
+    assert (waited[:burst] > 1.0).mean() > 0.5 and rows.finished.all()

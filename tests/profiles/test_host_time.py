@@ -10,8 +10,9 @@ from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.host import NO_HOST_TIME, VLLM_SYNCHRONOUS, HostTime, host_time
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.specs import ProfileError
+from twinserve.sim.cli.simulate import headline
 from twinserve.sim.setup.config import PRESETS, SimulationConfig
-from twinserve.sim.setup.inputs import resolve_hardware
+from twinserve.sim.setup.inputs import resolve, resolve_hardware
 
 FORMS = ["llama-3.1-8b@h100", "llama-3.1-8b@h100/operators", "qwen3-8b@l40s:tp2"]
 STEPS = [StepComposition(n, 700 * n, 900) for n in (1, 8, 64, 128)]
@@ -45,7 +46,7 @@ def test_a_time_that_is_given_counts_in_both_modes(step_us, request_us, asynchro
     text = f"{step_us}us,{request_us} us"
     found = host_time(text, asynchronous)
     assert found == HostTime(float(f"{step_us}e-6"), float(f"{request_us}e-6"))
-    assert found == host_time(f"{step_us / 1e6:.6f}s,{request_us / 1e3:.3f} ms", asynchronous)
+    assert found == host_time(f"{step_us / 1e6:.6f}s + {request_us / 1e3:.3f} ms", asynchronous)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -64,7 +65,7 @@ def test_a_given_time_is_in_every_step_of_a_run_at_once(name):
     "text", ["", "1ms", "1,2", "-1ms,2us", "1ms,2us,3us", "fast", "1 min,2us", "nanms,1us"]
 )
 def test_what_is_no_time_is_refused_in_one_line(text):
-    with pytest.raises(ProfileError, match="0.9ms,39us") as refused:
+    with pytest.raises(ProfileError, match=r"0\.9ms\+39us") as refused:
         host_time(text, True)
     assert "\n" not in str(refused.value)
 
@@ -82,5 +83,17 @@ def test_steps_that_were_measured_whole_are_left_alone(tmp_path):
     file = tmp_path / "mine.json"
     save_profile(whole, file)
     assert (seconds(profile=str(file), async_scheduling=False) == seconds(profile=str(file))).all()
+    config = SimulationConfig(profile=str(file), async_scheduling=False, trace="fixed:5,5")
+    assert "synchronous, host time is in the steps" in headline(resolve(config))
     with pytest.raises(ProfileError, match="host time included; drop --host-time"):
         seconds(profile=str(file), host_time="1ms,2us")
+
+
+def test_the_headline_says_what_the_steps_have():
+    def said(**settings) -> str:
+        return headline(resolve(SimulationConfig(trace="fixed:5,5", **settings)))
+
+    assert "scheduling" not in said()
+    assert "the GPU waits 0.9 ms a step and 39 us a request" in said(async_scheduling=False)
+    assert "synchronous, no host time on top" in said(async_scheduling=False, host_time="none")
+    assert "asynchronous, the GPU waits 2 ms a step" in said(host_time="2ms+1us")

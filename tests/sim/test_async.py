@@ -288,7 +288,7 @@ class Synchronous(Toy):
 
 
 def test_a_policy_that_needs_the_tokens_is_refused_in_one_line():
-    said = "policy 'toy' needs the last step's tokens to plan; drop --async-scheduling"
+    said = "policy 'toy' needs the last step's tokens to plan; give --no-async-scheduling"
     with asynchronous(), pytest.raises(PolicyError, match=said) as refused:
         build(Workload.build([0.0], [8], [2]), Synchronous)
     assert "\n" not in str(refused.value)
@@ -301,7 +301,7 @@ def test_only_simulated_engines_are_asynchronous():
     backend = engine.backend
     assert backend.plans_ahead
     backend.plans_ahead = False
-    with pytest.raises(PolicyError, match="--async-scheduling is for simulated engines"):
+    with pytest.raises(PolicyError, match="give --no-async-scheduling"):
         Engine(engine.clock, engine.core, backend, engine.recorder)
 
 
