@@ -389,6 +389,9 @@ class BrosFitPolicy(BrosPolicy):
     def _serve_aged(self, step: FitStep, row: int, theirs: Rows, begun: Rows) -> tuple[Rows, Rows]:
         """It goes before real-time prompts, and takes the memory of best-effort requests that came
         later. Returns the others."""
+        others = theirs[theirs.rows != row], begun[begun.rows != row]
+        if row in step.dropped:  # a real-time decode has just taken its memory
+            return others
         requests = step.view.requests
         known, computed = int(requests.known_tokens(row)), int(requests.computed_tokens[row])
         victims = (
@@ -406,7 +409,7 @@ class BrosFitPolicy(BrosPolicy):
             )
             if done:
                 step.grant_chunk(step.best_effort, row, new, hit)
-        return theirs[theirs.rows != row], begun[begun.rows != row]
+        return others
 
     # -- the answer --------------------------------------------------------------------------------
     def _answer(self, step: FitStep, lead: float, cut: bool) -> StepPlan:

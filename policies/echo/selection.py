@@ -31,6 +31,8 @@ class Selection:
     def serve_whoever(self, step: StepInProgress, prompts: np.ndarray) -> None:
         """Nothing pays where all memory that is left holds text that others want; to do nothing
         would be for ever."""
+        if step.seats <= 0:  # it is online requests that keep everybody out
+            return
         requests = step.requests
         for row in prompts.tolist():
             computed = int(requests.computed_tokens[row])

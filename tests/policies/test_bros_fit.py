@@ -219,7 +219,7 @@ def test_a_prompt_is_in_time_if_the_time_left_covers_it(workload):
     prompt has its first token. A chunk is whole tokens, so each iteration leaves less than one."""
     steps, rows = run(workload, PLAIN)
     bound, cost = 0.03, FitCost(MODEL)
-    prompts = rows[rows.arrival_s == 0.5].sort_values("first_token_s")
+    prompts = rows[rows.arrival_s == 0.5].sort_values("first_token_s", kind="stable")
     own = cost.own(prompts.prompt_tokens.to_numpy(), np.zeros(len(prompts), np.int64))
     first = steps[steps.start_s >= prompts.first_scheduled_s.min() - 1e-9]
     # of the decodes in each iteration: as long as a step with them alone
