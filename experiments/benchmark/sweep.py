@@ -78,9 +78,17 @@ def sweep_arguments(runs: int, requests: int = 60) -> list[str]:
     ]
 
 
+# Whoever runs this in the background of a shell has Ctrl-C ignored, and children inherit that.
+_COMMAND = """import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from twinserve.sim.cli.main import main
+main()
+"""
+
+
 def start(arguments: Sequence[str], out: Path) -> subprocess.Popen:
     """The command in a process group of its own, quietly."""
-    command = [sys.executable, "-m", "twinserve.sim.cli.main", "sweep", *arguments]
+    command = [sys.executable, "-c", _COMMAND, "sweep", *arguments]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return subprocess.Popen(
         [*command, "--quiet", "--out", str(out)],
