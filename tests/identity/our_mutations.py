@@ -195,12 +195,12 @@ OUR_MUTATIONS = (
         "takes a whole prompt from the cache",
         "last-token rule",
         ("preemption", 3),
-        (("ledger", "hit_tokens", "known_tokens(row)) - 1)", "known_tokens(row)))"),),
+        (("ledger", "hit_tokens", "(known - 1) //", "known //"),),
     ),
     Mutation(
         "leaves two tokens to compute",
         "last-token rule",
         ("preemption", 1),
-        (("ledger", "hit_tokens", "known_tokens(row)) - 1)", "known_tokens(row)) - 2)"),),
+        (("ledger", "hit_tokens", "(known - 1) //", "(known - 2) //"),),
     ),
 )

@@ -28,6 +28,7 @@ from twinserve.sim.twin.live import blank_settings, live_settings
 # swapped out.
 SETTINGS = {
     "async_scheduling": False,
+    "host_time": "none",
     "trace": "poisson",
     "rate": 300.0,
     "requests": 24,

@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.live]
 # A third of the memory that the requests would take together, so that everybody loses it some time.
 SETTINGS = {
     "async_scheduling": False,
+    "host_time": "none",
     "trace": "poisson",
     "rate": 300.0,
     "requests": 24,

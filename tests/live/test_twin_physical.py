@@ -233,7 +233,7 @@ def test_one_restore_left_out_is_seen(bench, monkeypatch):
     carry, left_out = SlotHost.carry, []
 
     def careless(self, stage):
-        if not left_out and stage.back and 4 < len(stage.back[0][1]) < SIZE:
+        if not left_out and stage.back and 4 < len(stage.back[0][1]) < 2 * SIZE:
             left_out.append(stage.back.pop(0))
         carry(self, stage)
 

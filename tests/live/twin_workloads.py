@@ -76,5 +76,6 @@ def inputs_of(name: str, policy: str) -> Inputs:
         prefix_caching=name == "documents",
         exact=True,
         async_scheduling=False,
+        host_time="none",
     )
     return Inputs(config, workload, resolve_hardware(config), (parse_policy(policy),), ())
