@@ -9,7 +9,6 @@ difference before you commit it. Commands that need a live engine are left alone
 from __future__ import annotations
 
 import difflib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,14 +26,7 @@ def printed(page: Path, folder: Path) -> Iterator[tuple[str, str]]:
         if command.startswith(test_readme.ELSEWHERE) or test_readme.LIVE.search(command):
             continue
         print(f"$ {command}", file=sys.stderr)
-        done = subprocess.run(
-            command,
-            shell=True,
-            cwd=folder,
-            env=test_readme.environment(folder),
-            capture_output=True,
-            text=True,
-        )
+        done = test_readme.carried_out(command, folder)
         yield shown, done.stdout + done.stderr
 
 

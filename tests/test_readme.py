@@ -89,15 +89,9 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("command", "shown"), cases())
-def test_command(command: str, shown: str, folder: Path):
-    if command.startswith(ELSEWHERE):
-        pytest.skip("run by .ci/run")
-    live = LIVE.search(command) is not None
-    if live and not os.environ.get("TWINSERVE_REQUIRE_LIVE"):
-        pytest.importorskip("vllm")
-    done = subprocess.run(
+def carried_out(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The command in that folder, as a user would run it."""
+    return subprocess.run(
         command,
         shell=True,
         cwd=folder,
@@ -106,6 +100,17 @@ def test_command(command: str, shown: str, folder: Path):
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "shown"), cases())
+def test_command(command: str, shown: str, folder: Path):
+    if command.startswith(ELSEWHERE):
+        pytest.skip("run by .ci/run")
+    live = LIVE.search(command) is not None
+    if live and not os.environ.get("TWINSERVE_REQUIRE_LIVE"):
+        pytest.importorskip("vllm")
+    done = carried_out(command, folder)
     said = done.stdout + done.stderr
     expected_to_fail = shown.startswith("error:")
     assert (done.returncode != 0) == expected_to_fail, said

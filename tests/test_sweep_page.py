@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,15 +35,7 @@ def fails(command: str, shown: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "shown"), commands())
 def test_command(command: str, shown: str, folder: Path):
-    done = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=test_readme.environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = test_readme.carried_out(command, folder)
     said = done.stdout + done.stderr
     assert (done.returncode != 0) == fails(command, shown), said
     assert "Traceback" not in said
