@@ -16,7 +16,8 @@ from tests.experiments.squares import CALLS, square
 from twinserve.experiments.attention.main import KERNELS, Report
 from twinserve.experiments.campaign.main import main as campaign
 from twinserve.experiments.campaign.setup import CAMPAIGN, Store
-from twinserve.experiments.study.study import FIGURES, Claim, Figure, Scale, Study
+from twinserve.experiments.study.study import FIGURES, Figure, Scale, Study
+from twinserve.experiments.study.verdict import Claim
 from twinserve.formats import KEY, Format
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.front_end import FRONT_END, PUBLISHED, load_front_end, save_front_end

@@ -78,6 +78,7 @@ def measure(sizes: Sizes, offline: bool = False, say: Say = lambda text: None) -
         origin = inputs.workload.provenance
         return {
             "machine": {**machine(), "core": core},
+            "scheduling": _scheduling(SimulationConfig()),
             "trace": {
                 "name": origin.name,
                 "source": "embedded replica" if origin.replica else "original",
@@ -96,6 +97,11 @@ def measure(sizes: Sizes, offline: bool = False, say: Say = lambda text: None) -
             "queue": [_queue(policy, n, say) for policy in POLICIES for n in sizes.queues],
             "paths": [_paths(_on_trace(policy, sizes.paths, offline), say) for policy in POLICIES],
         }
+
+
+def _scheduling(config: SimulationConfig) -> str:
+    """The mode of the engine that all of this simulates: the default one."""
+    return "asynchronous" if config.async_scheduling else "synchronous"
 
 
 def _on_trace(policy: str, requests: int | None, offline: bool, pool: int = 0) -> SimulationConfig:

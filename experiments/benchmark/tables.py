@@ -24,7 +24,10 @@ class Table:
 def headlines(report: dict) -> list[str]:
     """What was measured where, a line each."""
     trace = report["trace"]
-    return [*machine_lines(report["machine"]), f"Trace: {trace['name']} ({trace['source']})"]
+    return [
+        *machine_lines(report["machine"]),
+        f"Trace: {trace['name']} ({trace['source']}); scheduling: {report['scheduling']}",
+    ]
 
 
 def machine_lines(computer: dict) -> list[str]:

@@ -13,7 +13,7 @@ from twinserve.experiments.bros.tables import (
     means,
     short,
 )
-from twinserve.experiments.study.study import Claim, judge, judge_direction, worst
+from twinserve.experiments.study.verdict import Claim, judge, judge_direction, worst
 from twinserve.sim.sweep.statistics import shown
 
 WHY_HYBRID = {
@@ -121,7 +121,7 @@ def nobody_in_time(table: pd.DataFrame) -> Claim:
         for name, row in rows.items()
     )
     what = "settings in which vLLM keeps no TTFT objective, sharegpt"
-    return Claim.judged("Sec. 7.2.2 (ACM)", what, "8 of 15", ours, verdict, WHY_MEANS)
+    return Claim.judged("Sec. 7.2.2 (ACM)", what, "8 of 15", ours, verdict, WHY_MEANS, False)
 
 
 def _rows(table: pd.DataFrame, baseline: str, quantity: str) -> list:
@@ -185,7 +185,8 @@ def preemption_claims(table: pd.DataFrame) -> list[Claim]:
                 f"{rate:g} requests/s"
             )
             ours = f"{texts[1]} against {texts[0]} {unit}"
-            verdict = judge_direction(preempting[f"{name}_lower"], preempting[f"{name}_lower_ci"])
+            lower, half = preempting[f"{name}_lower"], preempting[f"{name}_lower_ci"]
+            verdict = judge_direction(lower, half, whole=first[name])
             found.append(Claim.judged("Fig. 2", what, "lower", ours, verdict, WHY_FIG2))
     return found
 
@@ -217,6 +218,8 @@ def overhead_claims(table: pd.DataFrame) -> list[Claim]:
         ours = f"{shown(100 * mean, 100 * half)} %"
         what = f"planning over planning and iteration, {short(profile)}"
         found.append(
-            Claim.judged("Fig. 13", what, f"{low:.2%} to {high:.2%}", ours, verdict, WHY_OVERHEAD)
+            Claim.judged(
+                "Fig. 13", what, f"{low:.2%} to {high:.2%}", ours, verdict, WHY_OVERHEAD, False
+            )
         )
     return found

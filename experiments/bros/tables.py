@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.experiments.bros.runs import LLAMA, MODELS, OPT, QWEN
-from twinserve.experiments.study.study import Claim, judge
+from twinserve.experiments.study.verdict import Claim, judge
 from twinserve.sim.sweep.statistics import over_seeds, shown
 
 # highest rate of the second average: at 15 requests/s some models are past their capacity
@@ -201,7 +201,7 @@ def means(table: pd.DataFrame, where: str, why: str) -> list[Claim]:
             f"{name}: {shown(100 * mean, 100 * half)} %" for name, (mean, half) in value.items()
         )
         what = f"{NAMES[quantity]} of {BASELINES[policy]}, mean over settings, {lengths}"
-        found.append(Claim.judged(where, what, f"{paper:.2%}", ours, verdict, why))
+        found.append(Claim.judged(where, what, f"{paper:.2%}", ours, verdict, why, False))
     return found
 
 

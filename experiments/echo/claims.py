@@ -11,7 +11,14 @@ import pandas as pd
 from twinserve.experiments.echo import causes
 from twinserve.experiments.echo.points import ALONE, PARTS, PRINTED, SHORT
 from twinserve.experiments.echo.runs import AIM, LADDER
-from twinserve.experiments.study.study import Claim, Verdict, judge, judge_direction, worst
+from twinserve.experiments.study.verdict import (
+    Claim,
+    Verdict,
+    judge,
+    judge_bound,
+    judge_direction,
+    worst,
+)
 from twinserve.sim.sweep.statistics import shown
 
 BS, BS_E, BS_E_S, ECHO = LADDER
@@ -31,7 +38,7 @@ def _text(row: pd.Series, column: str, factor: float = 1.0, unit: str = "") -> s
 
 def _keeping(row: Mapping) -> Verdict:
     """What x 3.3 with the online objectives kept is: both."""
-    kept = judge_direction(row["attainment"] - AIM, row["attainment_ci"])
+    kept = judge_bound(row["attainment"] - AIM, row["attainment_ci"])
     return worst(kept, judge(row["speedup"], row["speedup_ci"], SPEEDUP, 1.0))
 
 
@@ -92,9 +99,9 @@ def _rungs(rows: pd.DataFrame, setting: str) -> list[Claim]:
         return []
     found = []
     e, above = rows.loc[BS_E], rows.loc[[BS_E_S, ECHO]]
-    verdict = judge_direction(1 - e.speedup, e.speedup_ci)
+    verdict = judge_bound(1 - e.speedup, e.speedup_ci)
     if verdict == "agrees" and e.speedup < 0.9:
-        verdict = "direction agrees"
+        verdict = "direction only"
     what = f"offline tokens/s, BS+E over BS, {setting}"
     found.append(
         Claim.judged(
@@ -102,7 +109,7 @@ def _rungs(rows: pd.DataFrame, setting: str) -> list[Claim]:
         )
     )
     verdict = worst(
-        *(judge_direction(row.step - 1 - NO_STEP, row.step_ci) for row in above.itertuples())
+        *(judge_bound(row.step - 1 - NO_STEP, row.step_ci) for row in above.itertuples())
     )
     texts = [f"x {_text(row, 'speedup')}" for _, row in rows.loc[[BS_E, BS_E_S, ECHO]].iterrows()]
     steps = [f"x {_text(row, 'step')}" for _, row in above.iterrows()]
@@ -128,7 +135,7 @@ def latency_claims(table: pd.DataFrame) -> list[Claim]:
             ]
             what = f"online requests within 1 s and 50 ms (mean TPOT), {policy}, {SHORT}; {said}"
             ours = f"TTFT {texts[0]}, TPOT {texts[1]}; last token within TTFT + i TPOT {texts[2]}"
-            verdict = judge_direction(row.attainment - AIM, row.attainment_ci)
+            verdict = judge_bound(row.attainment - AIM, row.attainment_ci)
             found.append(
                 Claim.judged(
                     "Fig. 7",
@@ -137,12 +144,16 @@ def latency_claims(table: pd.DataFrame) -> list[Claim]:
                     ours,
                     verdict,
                     causes.TPOT[PRINTED if policy == PRINTED else estimator],
+                    False,
                 )
             )
         if {BS, ECHO} <= set(rows.index):
             others = rows.drop([BS, PRINTED, ALONE], errors="ignore")
             verdict = worst(
-                *(judge_direction(row.ttft_more, row.ttft_more_ci) for row in others.itertuples())
+                *(
+                    judge_direction(row.ttft_more, row.ttft_more_ci, whole=rows.ttft_s[BS])
+                    for row in others.itertuples()
+                )
             )
             said_ours = ", ".join(
                 f"{name} {_text(row, 'ttft_s', 1000, ' ms')}" for name, row in rows.iterrows()
@@ -155,7 +166,7 @@ def latency_claims(table: pd.DataFrame) -> list[Claim]:
 def opposite_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
     for row in table[table.policy == ECHO].to_dict("records"):
-        verdict = judge_direction(-row["correlation"], row["correlation_ci"])
+        verdict = judge_bound(-row["correlation"], row["correlation_ci"])
         texts = [
             shown(row[name], row[f"{name}_ci"], 2) for name in ("correlation", "correlation_used")
         ]
@@ -176,7 +187,7 @@ def hit_claims(table: pd.DataFrame) -> list[Claim]:
             what = f"prefix hit rate of offline prompts, {SHORT}, {setting}"
             ours = _text(row, "hit_rate", 100, " %")
             found.append(
-                Claim.judged("Fig. 9", what, f"{HIT_RATE:.1%}", ours, verdict, causes.HITS)
+                Claim.judged("Fig. 9", what, f"{HIT_RATE:.1%}", ours, verdict, causes.HITS, False)
             )
         if not np.isfinite(row["drop"]):  # nothing offline was begun in one of them
             continue
@@ -186,11 +197,11 @@ def hit_claims(table: pd.DataFrame) -> list[Claim]:
         )
         stable = row.policy == ECHO
         effect = NO_DROP - abs(row["drop"]) if stable else row["drop"] - NO_DROP
-        verdict = judge_direction(effect, row.drop_ci)
+        verdict = judge_bound(effect, row.drop_ci)
         what = f"hit rate through the online peak, {setting}"
         found.append(
             Claim.judged(
-                "Fig. 9", what, "stable" if stable else "drops", ours, verdict, causes.PEAK
+                "Fig. 9", what, "stable" if stable else "drops", ours, verdict, causes.PEAK, False
             )
         )
     return found
@@ -202,7 +213,7 @@ def cache_claims(table: pd.DataFrame) -> list[Claim]:
     for row in table.to_dict("records"):
         if row["part"] == PARTS[0]:
             ours = f"{shown(100 * row['drop'], 100 * row['drop_ci'])} points"
-            verdict = judge_direction(row["drop"] - NO_DROP, row["drop_ci"])
+            verdict = judge_bound(row["drop"] - NO_DROP, row["drop_ci"])
             what = (
                 "hit rate of the trough over that of the peak with an LRU cache, 12 "
                 f"documents, {row['order']}"
@@ -213,7 +224,7 @@ def cache_claims(table: pd.DataFrame) -> list[Claim]:
             continue
         more = f"{shown(100 * row['more_hits'], 100 * row['more_hits_ci'])} points"
         ours = f"x {shown(row['gain'], row['gain_ci'])} (hit rate {more} higher)"
-        verdict = judge_direction(row["gain"] - 1 - NO_STEP, row["gain_ci"])
+        verdict = judge_bound(row["gain"] - 1 - NO_STEP, row["gain_ci"])
         said = (
             "M's eviction order" if row["part"] == PARTS[1] else "M's eviction order and threshold"
         )
@@ -231,7 +242,7 @@ def occupied_claims(table: pd.DataFrame) -> list[Claim]:
             n: f"{shown(100 * row[n], 100 * row[f'{n}_ci'])} %"
             for n in ("half_full", "online_cached", "offline_cached")
         }
-        verdict = judge_direction(row["half_full"] - 0.5, row["half_full_ci"])
+        verdict = judge_bound(row["half_full"] - 0.5, row["half_full_ci"])
         what = (
             "iterations with more than half of the memory occupied by running requests, "
             f"Echo, {_setting(row)}"
@@ -240,7 +251,7 @@ def occupied_claims(table: pd.DataFrame) -> list[Claim]:
             f"{texts['half_full']} (free: online {texts['online_cached']}, offline "
             f"{texts['offline_cached']} of the memory)"
         )
-        found.append(Claim.judged("Fig. 10", what, "most", ours, verdict, causes.OCCUPIED))
+        found.append(Claim.judged("Fig. 10", what, "most", ours, verdict, causes.OCCUPIED, False))
     return found
 
 
@@ -250,11 +261,11 @@ def arrival_claims(table: pd.DataFrame) -> list[Claim]:
         texts = {
             n: f"{shown(100 * row[n], 100 * row[f'{n}_ci'])} %" for n in ("error", "above_high")
         }
-        sign = judge_direction(row["correlation"], row["correlation_ci"])
+        sign = judge_bound(row["correlation"], row["correlation_ci"])
         close = (
             "agrees"
-            if judge_direction(row["correlation"] - 0.9, row["correlation_ci"]) == "agrees"
-            else "direction agrees"
+            if judge_bound(row["correlation"] - 0.9, row["correlation_ci"]) == "agrees"
+            else "direction only"
         )
         verdict = close if sign == "agrees" else sign
         what = (
@@ -262,7 +273,7 @@ def arrival_claims(table: pd.DataFrame) -> list[Claim]:
             f"{row['burstiness']:g}"
         )
         ours = f"{shown(row['correlation'], row['correlation_ci'])}; mean error {texts['error']}"
-        found.append(Claim.judged("Fig. 11", what, "curves", ours, verdict, causes.ARRIVALS))
+        found.append(Claim.judged("Fig. 11", what, "curves", ours, verdict, causes.ARRIVALS, False))
         verdict = judge(1 - row["above_high"], row["above_high_ci"], COVERED, None)
         what = f"minutes within mean + 2 deviations, bursts {row['burstiness']:g}"
         ours = f"{shown(100 - 100 * row['above_high'], 100 * row['above_high_ci'])} %"
@@ -274,6 +285,7 @@ def arrival_claims(table: pd.DataFrame) -> list[Claim]:
                 ours,
                 verdict,
                 causes.ARRIVALS,
+                False,
             )
         )
     return found
@@ -292,7 +304,7 @@ def memory_claims(table: pd.DataFrame) -> list[Claim]:
             f"{shown(100 * covered, 100 * half)} % (kept for nothing: "
             f"{100 * row['spare']:.2g} % of the memory)"
         )
-        found.append(Claim.judged("Sec. 5.3", what, "95 %", ours, verdict, causes.MEMORY))
+        found.append(Claim.judged("Sec. 5.3", what, "95 %", ours, verdict, causes.MEMORY, False))
     return found
 
 

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure as Canvas
 from twinserve.experiments.justitia.figures import UP_TO, small
 from twinserve.experiments.justitia.runs import LLAMA_13B, PAPER_BLOCKS, compare
 from twinserve.experiments.justitia.tables import jct_table, judge_up_to
-from twinserve.experiments.study.study import Claim, Figure, Scale, Verdict, judge, worst
+from twinserve.experiments.study.study import Figure, Scale
+from twinserve.experiments.study.verdict import Claim, Verdict, judge, worst
 from twinserve.sim.sweep.grid import Point
 from twinserve.sim.sweep.statistics import shown
 
@@ -186,7 +187,7 @@ def _judged(name: str, mean: float, half: float) -> Verdict:
     paper = PAPER[name]
     if name.startswith("Justitia/C"):
         return judge_up_to(mean, half, paper)
-    return judge(mean, half, paper, None if paper > 0 else 0.0)
+    return judge(mean, half, paper, None if paper > 0 else 0.0, 100.0)
 
 
 CAUSES = Figure("causes", "one thing changed at a time", points, compare, table, plot, claims)

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.justitia.runs import LLAMA_7B, inputs_of, resized
 from twinserve.experiments.justitia.tables import chosen, plain
-from twinserve.experiments.study.study import Claim, Figure, Scale, judge_direction, worst
+from twinserve.experiments.study.study import Figure, Scale
+from twinserve.experiments.study.verdict import Claim, judge_bound, worst
 from twinserve.policies.justitia.clock import fluid_finish_times
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.sim.results.metrics_jobs import job_completion
@@ -164,8 +165,8 @@ def claims(rows: pd.DataFrame) -> list[Claim]:
         before, most = sorted(set(part.mice))[-2:]
         last = {p: chosen(part, policy=p, mice=most) for p in ("srjf", "justitia")}
         verdict = worst(
-            judge_direction(last["srjf"].grown - ROOM, last["srjf"].grown_ci),
-            judge_direction(ROOM - last["justitia"].grown, last["justitia"].grown_ci),
+            judge_bound(last["srjf"].grown - ROOM, last["srjf"].grown_ci),
+            judge_bound(ROOM - last["justitia"].grown, last["justitia"].grown_ci),
         )
         first = {p: chosen(part, policy=p, mice=before).elephant_s for p in last}
         ours = ", ".join(

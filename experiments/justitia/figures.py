@@ -26,7 +26,8 @@ from twinserve.experiments.justitia.tables import (
     judge_close,
     judge_up_to,
 )
-from twinserve.experiments.study.study import Claim, Figure, Scale, Verdict, judge_direction
+from twinserve.experiments.study.study import Figure, Scale
+from twinserve.experiments.study.verdict import Claim, Verdict, judge_bound
 from twinserve.sim.sweep.grid import Point
 from twinserve.sim.sweep.statistics import over_seeds, shown
 
@@ -171,7 +172,7 @@ def fig3_claims(table: pd.DataFrame) -> list[Claim]:
         fair, ours = (chosen(table, size=size, policy=p) for p in ("kv-share", "justitia"))
         sized = "mergers of the workload" if size == "ours" else "mergers a sixth as large"
         ratio = f"{what}, instantaneous fair sharing / Justitia; {sized}"
-        delayed = judge_direction(1e-9 - fair.delayed, fair.delayed_ci)
+        delayed = judge_bound(1e-9 - fair.delayed, fair.delayed_ci)
         claims += [
             claim("Fig. 3", ratio, 210 / 166, fair, "over_justitia", WHY_MERGER_RATIO, text="1.27"),
             claim(
@@ -191,6 +192,7 @@ def fig3_claims(table: pd.DataFrame) -> list[Claim]:
                 f"{fair.delayed:.2g} of 2",
                 delayed,
                 WHY_DELAYED,
+                False,
             ),
         ]
     return claims
@@ -250,7 +252,7 @@ def fig4_claims(table: pd.DataFrame) -> list[Claim]:
     verdict = "agrees" if 360 <= low and high <= 380 else "differs"
     return [
         Claim.judged(
-            "Fig. 4b", what, "360 to 380", f"{low:.0f} to {high:.0f}", verdict, WHY_LENGTHS
+            "Fig. 4b", what, "360 to 380", f"{low:.0f} to {high:.0f}", verdict, WHY_LENGTHS, False
         )
     ]
 
@@ -384,7 +386,7 @@ def fig10_claims(table: pd.DataFrame) -> list[Claim]:
                 f"smaller: at most half); {setting}"
             )
             texts = [f"{shown(r.late, r.late_ci)} %" for r in (ours, row)]
-            verdict = judge_direction(row.half_delay, row.half_delay_ci)
+            verdict = judge_bound(row.half_delay, row.half_delay_ci)
             why = WHY_NOT_SMALLER.get(policy, WHY_WORST)
             claims.append(
                 Claim.judged("Fig. 10", what, "much smaller", " against ".join(texts), verdict, why)

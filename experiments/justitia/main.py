@@ -23,7 +23,8 @@ from twinserve.experiments.justitia.figures import (
 )
 from twinserve.experiments.justitia.overhead import decisions, prediction
 from twinserve.experiments.justitia.tables import chosen, claim
-from twinserve.experiments.study.study import Claim, Figure, Scale, Study, judge_direction, worst
+from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.verdict import Claim, judge_bound, worst
 from twinserve.sim.sweep.grid import Point
 from twinserve.sim.sweep.statistics import over_seeds, shown
 
@@ -268,10 +269,12 @@ def table3_claims(table: pd.DataFrame) -> list[Claim]:
         for rate, row in rows.items()
     ]
     slowest = max(rows.values(), key=lambda row: row.plan_ms)
-    said = worst(*(judge_direction(10 - row.plan_ms, row.plan_ms_ci) for row in rows.values()))
+    said = worst(*(judge_bound(10 - row.plan_ms, row.plan_ms_ci) for row in rows.values()))
     ours = f"{shown(slowest.plan_ms, slowest.plan_ms_ci)} ms at most"
     found.append(
-        Claim.judged("Table III", "a decision, at every rate", "under 10 ms", ours, said, WHY_TIME)
+        Claim.judged(
+            "Table III", "a decision, at every rate", "under 10 ms", ours, said, WHY_TIME, False
+        )
     )
     grown = OVERHEAD_MS[RATES[-1]] / OVERHEAD_MS[RATES[0]]
     for queue in QUEUES:
@@ -317,6 +320,7 @@ STUDY = Study(
             "-",
             "not reproduced",
             "stands for an error level here, not a network",
+            False,
         ),
         Claim(
             "Table II",
@@ -325,6 +329,7 @@ STUDY = Study(
             "-",
             "not reproduced",
             "an error level here, not a network",
+            False,
         ),
     ),
 )

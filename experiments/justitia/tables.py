@@ -9,10 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.justitia.runs import QUANTILES
-from twinserve.experiments.study.study import Claim, Verdict, judge, judge_direction
+from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_bound
 from twinserve.sim.sweep.statistics import over_seeds, shown
 
 RATIOS = [f"ratio_{q}" for q in QUANTILES]
+PER_CENT = 100.0  # changes (vs_POLICY) are given so
 
 
 def plain(policy: str) -> str:
@@ -83,12 +84,12 @@ def neutral(name: str) -> float | None:
 
 def judge_close(change: float, half: float, room: float = 10.0) -> Verdict:
     """ "Very close": the change, per cent, is within `room` to either side."""
-    return judge_direction(room - abs(change), half)
+    return judge_bound(room - abs(change), half)
 
 
 def judge_up_to(change: float, half: float, most: float) -> Verdict:
     """ "Up to": as `judge`, but a change that is surely above `most` (and 10 % of it) differs."""
-    return "differs" if change - half > 1.1 * most else judge(change, half, most)
+    return "differs" if change - half > 1.1 * most else judge(change, half, most, whole=PER_CENT)
 
 
 def claim(
@@ -108,10 +109,14 @@ def claim(
     judged  function of mean and half width; none: `judge` beside `paper`
     """
     mean, half = float(row[name]), float(row[f"{name}_ci"])
-    verdict = judge(mean, half, paper, neutral(name)) if judged is None else judged(mean, half)
-    return Claim.judged(
-        where, what, text or f"{paper:g}{unit}", f"{shown(mean, half)}{unit}", verdict, why
-    )
+    if judged is None:
+        whole = PER_CENT if "vs_" in name else 1.0
+        verdict = judge(mean, half, paper, neutral(name), whole)
+    else:
+        verdict = judged(mean, half)
+    directed = neutral(name) is not None and paper != neutral(name)
+    said = text or f"{paper:g}{unit}"
+    return Claim.judged(where, what, said, f"{shown(mean, half)}{unit}", verdict, why, directed)
 
 
 def bars(

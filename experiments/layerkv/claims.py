@@ -12,7 +12,14 @@ import numpy as np
 import pandas as pd
 
 from twinserve.experiments.layerkv.runs import NO_SLO, SAVABLE, VLLM
-from twinserve.experiments.study.study import Claim, Verdict, judge, judge_direction, worst
+from twinserve.experiments.study.verdict import (
+    Claim,
+    Verdict,
+    judge,
+    judge_bound,
+    judge_direction,
+    worst,
+)
 from twinserve.sim.sweep.statistics import over_seeds, shown
 
 TIMES = ("ttft_s", "ttft_p99_s", "tpot_s", "queueing_s", "prefill_s", "tokens_per_s")
@@ -121,18 +128,18 @@ def breakdown_claims(table: pd.DataFrame) -> list[Claim]:
     """Fig. 1, from vLLM's rows of Fig. 4."""
     rows = table[(table.policy == VLLM) & (table.model == "llama-2-7b")].sort_values("context")
     told = {
-        row.context: judge_direction(row.queued_part - 0.5, row.queued_part_ci)
+        row.context: judge_bound(row.queued_part - 0.5, row.queued_part_ci)
         for row in rows.itertuples()
     }
     longer = [
-        judge_direction(0.5 - row.queued_part, row.queued_part_ci)
+        judge_bound(0.5 - row.queued_part, row.queued_part_ci)
         for row in rows.itertuples()
         if row.context < 1024
     ]
     verdict = worst(*longer, *(found for context, found in told.items() if context >= 1024))
     # it is with long prompts, but begins elsewhere
     if verdict == "differs" and list(told.values())[-1] == "agrees":
-        verdict = "direction agrees"
+        verdict = "direction only"
     queued = [context for context, found in told.items() if found == "agrees"]
     here = rows[rows.context == 1024]
     texts = [f"surely from {queued[0]:,} tokens" if queued else "never surely"]
@@ -150,7 +157,7 @@ def breakdown_claims(table: pd.DataFrame) -> list[Claim]:
         "faster than TPOT"
     )
     ours = f"TTFT x {high.ttft_s / low.ttft_s:,.0f}, TPOT x {high.tpot_s / low.tpot_s:.3g}"
-    verdict = judge_direction(high.growth - 2, high.growth_ci)
+    verdict = judge_bound(high.growth - 2, high.growth_ci)
     return [
         *found,
         Claim.judged("Fig. 1", what, "quadratic against linear", ours, verdict, WHY_BREAKDOWN),
@@ -169,10 +176,9 @@ def context_claims(table: pd.DataFrame) -> list[Claim]:
         best = _best(table, policy, "ttft_gain")
         ends = (best.ttft_gain - best.ttft_gain_ci, best.ttft_gain + best.ttft_gain_ci)
         verdict = claim.verdict
-        if verdict in ("agrees", "direction agrees"):
-            verdict = (
-                "agrees" if all(10**0.5 <= end < 10**1.5 for end in ends) else "direction agrees"
-            )
+        if verdict in ("agrees", "near", "direction only"):
+            magnitude = all(10**0.5 <= end < 10**1.5 for end in ends)
+            verdict = "agrees" if magnitude else "direction only"
         found.append(
             Claim.judged(
                 "Fig. 4",
@@ -203,13 +209,15 @@ def _throughput(
             texts.append(f"{shown(100 * most.throughput_change, half, 2)} %")
             if policy == "layerkv":
                 told = zip(change, part.throughput_change_ci, strict=True)
-                verdict = worst(*(judge_direction(NEARLY - one, ci) for one, ci in told))
+                verdict = worst(*(judge_bound(NEARLY - one, ci) for one, ci in told))
         what = (
             f"throughput, LayerKV over vLLM, {model}: {'lowest' if lower else 'largest'} "
             f"change over {over}"
         )
         found.append(
-            Claim.judged(where, what, paper, f"{texts[0]}; savable: {texts[1]}", verdict, why)
+            Claim.judged(
+                where, what, paper, f"{texts[0]}; savable: {texts[1]}", verdict, why, False
+            )
         )
     return found
 
@@ -232,7 +240,7 @@ def degree_claims(table: pd.DataFrame) -> list[Claim]:
             Claim.judged("Fig. 5", what, "above 1 at every degree", said, verdict, WHY_DEGREE)
         )
         verdict = worst(
-            *(judge_direction(row.narrowed, row.narrowed_ci) for row in ours.iloc[1:].itertuples())
+            *(judge_bound(row.narrowed, row.narrowed_ci) for row in ours.iloc[1:].itertuples())
         )
         changes = zip(
             ours.tp, 100 * ours.throughput_change, 100 * ours.throughput_change_ci, strict=True
@@ -271,7 +279,7 @@ def violation_claims(table: pd.DataFrame) -> list[Claim]:
         else "not with every seed"
     )
     what = "vLLM's violations pass 10 %, Llama-2-7B"
-    found = [Claim.judged("Fig. 8", what, "near 6 requests/s", said, verdict, WHY_ONSET)]
+    found = [Claim.judged("Fig. 8", what, "near 6 requests/s", said, verdict, WHY_ONSET, False)]
     loaded = rows[rows.rate.isin(vllm[vllm.violations > ONSET].rate)]
     loaded = loaded if len(loaded) else rows[rows.rate == rows.rate.max()]
     for policy, reading in READINGS.items():
@@ -316,7 +324,7 @@ def _without_slo(rows: pd.DataFrame) -> Claim:
         f"violations at {rate:g} requests/s: vLLM; LayerKV without the SLO-aware scheduler; "
         "with it; savable"
     )
-    verdict: Verdict = "direction agrees" if worse == "differs" and tpot else worse
+    verdict: Verdict = "direction only" if worse == "differs" and tpot else worse
     said = "without it occasionally above vLLM, by TPOT"
     return Claim.judged("Fig. 8", what, said, "; ".join(shares), verdict, WHY_NO_SLO)
 

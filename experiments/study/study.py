@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 from cyclopts import Parameter
 from matplotlib.figure import Figure as Canvas
@@ -22,6 +21,7 @@ from rich.console import Console
 from twinserve.experiments.study.command import RESUMABLE, GridOptions, experiment_app
 from twinserve.experiments.study.output import table_lines, write_plot, write_tables
 from twinserve.experiments.study.progress import shown_grid
+from twinserve.experiments.study.verdict import MEANING, Claim, summary
 from twinserve.formats import Format, same
 from twinserve.sim.cli.main import run_app
 from twinserve.sim.results.files import dump_json
@@ -31,13 +31,23 @@ from twinserve.sim.sweep.statistics import shown
 from twinserve.traces.write import write_atomically
 
 CLAIMS_FILE = "claims.json"
+BEFORE = {"direction agrees": "direction only", "within the spread": "cannot be told"}
+
+
+def _judged_before(said: dict) -> dict:
+    """Claims of version 1 in words of today. Sizes were not told apart, nor amounts from
+    effects."""
+    words = [claim["verdict"] for claim in said["claims"]]
+    claims = zip(said["claims"], words, strict=True)
+    return said | {"claims": [c | {"verdict": BEFORE.get(word, word)} for c, word in claims]}
+
+
 # Of the folder of a figure: claims.json has the number, and stands for table.csv beside it.
+# Version 2 has other words for verdicts, and `directed` of each claim.
 FIGURES: Format[dict] = Format(
-    "figures of studies", version=1, by="name the figure again", upgrades=(same,)
+    "figures of studies", version=2, by="name the figure again", upgrades=(same, _judged_before)
 )
 SEEDS = 3
-# best first
-Verdict = Literal["agrees", "direction agrees", "within the spread", "differs", "not reproduced"]
 
 
 @dataclass(frozen=True)
@@ -70,76 +80,6 @@ def points_over(
         shown = {name: each.get(f"_{name}", each.get(name)) for name in axes}
         found += [Point({**shown, "seed": seed}, {**work, "seed": seed}) for seed in scale.seeds]
     return found
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One number of a paper beside ours.
-
-    where    figure, table or section of the paper
-    what     the quantity, with its unit and its setting
-    paper    as printed
-    ours     mean and 95 % interval over seeds, see `grid.shown`
-    verdict  see `judge` and `judge_direction`
-    why      where it is not `agrees`: what makes the difference, and which run shows that
-    """
-
-    where: str
-    what: str
-    paper: str
-    ours: str
-    verdict: Verdict
-    why: str = ""
-
-    @classmethod
-    def judged(
-        cls, where: str, what: str, paper: str, ours: str, verdict: Verdict, why: str
-    ) -> Claim:
-        """With `why` only where it is needed."""
-        return cls(where, what, paper, ours, verdict, "" if verdict == "agrees" else why)
-
-
-def judge(ours: float, half: float, paper: float, neutral: float | None = 0.0) -> Verdict:
-    """A number of ours, with the half width of its interval, beside the paper's.
-
-    neutral  what would be no effect (0 for a change, 1 for a ratio); None: an amount, which has no
-             direction
-
-    agrees             ours is within 10 % of the paper's, or the paper's within our interval; the
-                       interval is no wider than a quarter of the number to either side, and does
-                       not hold `neutral`
-    direction agrees   otherwise: the interval is on the paper's side of `neutral`
-    within the spread  the interval is too wide to tell: it holds the paper's number and, where
-                       there is one, `neutral`
-    differs            anything else
-
-    One seed has no interval (nan): nothing is told then. A number that is not there (nan) differs.
-    A quarter is of the paper's number. ValueError where that is `neutral` itself: such a claim is
-    an amount.
-    """
-    if paper == neutral:
-        raise ValueError(
-            f"a paper's number of {paper} is no effect: judge it as an amount (neutral=None)"
-        )
-    half = half if np.isfinite(half) else np.inf
-    told = neutral is None or half < abs(ours - neutral)
-    if told and half <= 0.25 * abs(paper) and abs(ours - paper) <= max(half, 0.1 * abs(paper)):
-        return "agrees"
-    if told and neutral is not None:
-        return "direction agrees" if (ours - neutral) * (paper - neutral) > 0 else "differs"
-    return "within the spread" if abs(ours - paper) <= half else "differs"
-
-
-def judge_direction(effect: float, half: float) -> Verdict:
-    """A claim that prints no number, only a direction: `effect` is above 0 where ours has the
-    same."""
-    half = half if np.isfinite(half) else np.inf
-    return "agrees" if effect > half else "within the spread" if effect > -half else "differs"
-
-
-def worst(*verdicts: Verdict) -> Verdict:
-    """Of a claim with several parts."""
-    return max(verdicts, key=get_args(Verdict).index)
 
 
 @dataclass(frozen=True)
@@ -262,14 +202,19 @@ class Study:
                 f"- `{figure.name}` ({figure.title}): {size}seeds {seeds}; "
                 f"[table]({figure.name}/table.csv){plot}"
             ]
+        claims += self.absent
+        lines += [summary(claims), ""]
         lines += table_lines(
-            ["where", "what", "paper", "ours", "", "why"], map(astuple, [*claims, *self.absent])
+            ["where", "what", "paper", "ours", "", "why"],
+            ([c.where, c.what, c.paper, c.ours, c.verdict, c.why] for c in claims),
         )
         return "\n".join(
             [
                 *lines,
                 "",
-                "`ours` is the mean over seeds and the half width of its 95 % interval.",
+                "`ours` is the mean over seeds and the half width of its 95 % interval. The words:",
+                "",
+                *(f"- {verdict}: {meaning}" for verdict, meaning in MEANING.items()),
                 "",
                 *below,
                 "",

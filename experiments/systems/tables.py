@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.study.curves import grid, panels
-from twinserve.experiments.study.study import judge_direction
+from twinserve.experiments.study.verdict import judge_bound
 from twinserve.sim.sweep.statistics import over_seeds
 
 REPEATS = ("seed", "window")  # what tells the repeats of a setting apart
@@ -24,7 +24,7 @@ LOOKS = {
     "vllm-v0": {"color": "grey"},
     "bros:chunk=2048": {"linestyle": "--"},
 }
-WORDS = {"agrees": "more", "within the spread": "within the spread", "differs": "less"}
+WORDS = {"agrees": "more", "cannot be told": "within the spread", "differs": "less"}
 _Base = Callable[[pd.Series], pd.Series]
 
 
@@ -43,7 +43,7 @@ def told(gain: float, half: float) -> str:
     no repeat differs."""
     if np.isnan(gain):
         return ""
-    return "the same" if gain == half == 0 else WORDS[judge_direction(gain, half)]
+    return "the same" if gain == half == 0 else WORDS[judge_bound(gain, half)]
 
 
 def compared(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from twinserve.experiments.study.study import Claim, Scale, Study
+from twinserve.experiments.study.study import Scale, Study
+from twinserve.experiments.study.verdict import Claim
 
 
 def quick_run(study: Study):

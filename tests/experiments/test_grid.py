@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from tests.experiments.squares import CALLS, square
-from twinserve.experiments.study.study import Claim, Figure, Scale, Study
+from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.verdict import Claim
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.grid import Point, run_grid
 from twinserve.sim.sweep.points import KEPT
@@ -135,7 +136,7 @@ def study() -> Study:
                 "largest",
                 "9",
                 shown(table.y.max(), 0.0),
-                "direction agrees",
+                "direction only",
                 "seeds are | added",
             )
         ],
@@ -153,7 +154,7 @@ def test_a_study_writes_tables_plots_and_claims(tmp_path, capsys):
     assert capsys.readouterr().out.strip() == str(tmp_path / "paper_vs_ours.md")
     text = (tmp_path / "paper_vs_ours.md").read_text()
     assert (
-        "| Fig. 1 | largest | 9 | 9.5 ± 0 | direction agrees | seeds are \\| added |" in text
+        "| Fig. 1 | largest | 9 | 9.5 ± 0 | direction only | seeds are \\| added |" in text
         and "no cubes here" in text
     )
     assert "seeds 0, 1" in text

@@ -2,10 +2,20 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from twinserve.experiments.study.output import markdown_table, table_lines, write_plot
-from twinserve.experiments.study.study import Claim, judge, judge_direction, worst
+from twinserve.experiments.study.verdict import (
+    Claim,
+    counted,
+    judge,
+    judge_bound,
+    judge_direction,
+    summary,
+    worst,
+)
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_atomically
 
@@ -52,54 +62,125 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
         (-0.60, 0.15, -0.74, 0.0, "agrees"),
         (-47.0, 12.0, -57.5, 0.0, "agrees"),
         (-57.5, 0.0, -57.5, 0.0, "agrees"),
-        (-0.60, 0.2, -0.74, 0.0, "direction agrees"),  # too wide to stand for the number
-        (-0.60, 0.1, -0.74, 0.0, "direction agrees"),
-        (-57.5, 40.0, -57.5, 0.0, "direction agrees"),
-        (1.2, 0.1, 1.73, 1.0, "direction agrees"),
-        (-30.0, 30.0, -57.5, 0.0, "within the spread"),
-        (1.18, 0.45, 1.23, 1.0, "within the spread"),  # no effect is as likely
-        (0.10, 5.0, -0.74, 0.0, "within the spread"),
+        (1.03, 0.001, 1.03, 1.0, "agrees"),  # a small effect, and the same
+        (-0.60, 0.2, -0.74, 0.0, "near"),  # too wide to stand for the number
+        (-0.60, 0.1, -0.74, 0.0, "near"),
+        (2.4, 0.1, 1.8, 1.0, "near"),
+        (-57.5, 40.0, -57.5, 0.0, "direction only"),  # and much too wide
+        (1.2, 0.1, 1.73, 1.0, "direction only"),
+        (1.1, 0.01, 45.0, 1.0, "direction only"),
+        (45.0, 1.0, 1.1, 1.0, "direction only"),
+        (-30.0, 30.0, -57.5, 0.0, "cannot be told"),
+        (1.18, 0.45, 1.23, 1.0, "cannot be told"),  # no effect is as likely
+        (0.10, 5.0, -0.74, 0.0, "cannot be told"),
+        (-0.70, np.nan, -0.74, 0.0, "cannot be told"),  # one seed tells nothing
+        (1.04, 0.01, 1.73, 1.0, "no effect"),
+        (0.97, 0.01, 1.73, 1.0, "no effect"),  # on either side
+        (1.0, 0.0, 1.73, 1.0, "no effect"),
+        (1.0, 0.01, 1.73, 1.0, "no effect"),
         (0.10, 0.05, -0.74, 0.0, "differs"),
-        (1.0, 0.0, 1.73, 1.0, "differs"),
-        (1.0, 0.01, 1.73, 1.0, "differs"),  # no effect, and surely not the paper's
-        (0.8, 4.6, -15.2, 0.0, "differs"),
-        (-0.70, np.nan, -0.74, 0.0, "within the spread"),  # one seed tells nothing
-        (-0.60, np.nan, -0.74, 0.0, "within the spread"),
         (np.nan, np.nan, -0.74, 0.0, "differs"),
         (0.80, 0.02, 0.78, None, "agrees"),
-        (0.87, 0.01, 0.78, None, "differs"),  # an amount has no direction
-        (145.0, 67.0, 210.0, None, "within the spread"),
-        (210.0, 67.0, 210.0, None, "within the spread"),
+        (0.864, 0.01, 0.786, None, "agrees"),
+        (0.866, 0.01, 0.786, None, "near"),
+        (1.02, 0.01, 0.786, None, "differs"),
+        (145.0, 67.0, 210.0, None, "cannot be told"),
+        (210.0, 67.0, 210.0, None, "cannot be told"),
+        (100.0, 67.0, 210.0, None, "differs"),
     ],
 )
 def test_verdicts(ours, half, paper, neutral, verdict):
-    assert judge(ours, half, paper, neutral) == verdict
+    whole = 100.0 if abs(paper) > 50 else 1.0
+    assert judge(ours, half, paper, neutral, whole) == verdict
+
+
+EFFECT = st.floats(-2, 2).map(lambda x: round(x, 3))
+HALF = st.floats(0, 1).map(lambda x: round(x, 3))
+RANKS = {
+    "agrees": 0,
+    "near": 1,
+    "direction only": 2,
+    "no effect": 3,
+    "cannot be told": 3,
+    "differs": 4,
+}
+
+
+@given(EFFECT, HALF, EFFECT.filter(bool))
+def test_a_word_of_an_effect_means_what_it_says(ours, half, paper):
+    said = judge(ours, half, paper)
+    if said in ("agrees", "near", "direction only"):
+        assert ours * paper > 0 and half < abs(ours)
+    if said == "no effect":
+        assert abs(ours) < 0.05 or abs(ours) + half <= 0.05
+    if said == "cannot be told":
+        assert half >= abs(ours)
+    if said == "differs":
+        assert ours * paper < 0 and half < abs(ours)
+
+
+@given(EFFECT, HALF, EFFECT.filter(bool))
+def test_numbers_that_nearly_are_the_same_get_words_side_by_side(ours, half, paper):
+    a, b = (RANKS[judge(ours + change, half, paper)] for change in (0.0, 0.001))
+    wide = half > 0.25 * abs(paper)
+    assert abs(a - b) <= (2 if wide else 1)
+
+
+@given(HALF, st.sampled_from((0.2, 1.0, 69.0)), st.floats(0.5, 2))
+def test_the_unit_of_an_effect_does_not_matter(half, paper, factor):
+    ours = paper * factor
+    assert judge(ours, half, paper) == judge(100 * ours, 100 * half, 100 * paper, 0.0, 100.0)
+    assert judge(ours, half, paper) == judge(1 + ours, half, 1 + paper, 1.0)
 
 
 def test_a_direction_agrees_only_where_the_interval_is_on_its_side():
-    cases = [(0.2, 0.1), (0.1, 0.1), (-0.1, 0.2), (-0.2, 0.1), (0.0, 0.0), (0.2, np.nan)]
-    said = [
-        "agrees",
-        "within the spread",
-        "within the spread",
-        "differs",
-        "differs",
-        "within the spread",
-    ]
-    assert [judge_direction(*case) for case in cases] == said
+    said = {
+        (0.2, 0.1): "agrees",
+        (0.1, 0.1): "cannot be told",
+        (-0.1, 0.2): "cannot be told",
+        (-0.2, 0.1): "differs",
+        (0.04, 0.01): "no effect",
+        (-0.04, 0.01): "no effect",
+        (0.0, 0.0): "no effect",
+        (0.2, np.nan): "cannot be told",
+        (np.nan, np.nan): "differs",
+    }
+    assert {case: judge_direction(*case) for case in said} == said
+    assert judge_direction(4.0, 1.0, whole=100.0) == "no effect"
+    assert judge_direction(4.0, 1.0, whole=10.0) == "agrees"
+
+
+def test_a_bound_has_no_effect_to_be_near_to():
+    assert judge_bound(0.01, 0.001) == "agrees"
+    assert judge_bound(-0.01, 0.001) == judge_bound(0.0, 0.0) == "differs"
+    assert judge_bound(0.01, 0.02) == judge_bound(0.01, np.nan) == "cannot be told"
 
 
 def test_a_claim_of_several_parts_is_as_good_as_its_worst_part():
     assert worst("agrees", "agrees") == "agrees"
-    assert worst("direction agrees", "within the spread", "agrees") == "within the spread"
-    assert worst("differs", "within the spread") == "differs"
+    assert worst("direction only", "cannot be told", "agrees") == "cannot be told"
+    assert worst("differs", "no effect") == "differs"
+
+
+def test_a_summary_counts_claims_of_a_direction_only():
+    claims = [
+        Claim("Fig. 1", "x", "1", "1", verdict, directed=directed)
+        for verdict, directed in (
+            ("differs", True),
+            ("agrees", True),
+            ("agrees", True),
+            ("agrees", False),
+            ("near", False),
+        )
+    ]
+    assert counted(claims) == {"agrees": 2, "differs": 1}
+    assert summary(claims) == "3 claims of a direction: 2 agrees, 1 differs. 2 of amounts."
+    assert summary([]) == "0 claims of a direction: none. 0 of amounts."
 
 
 def test_a_reason_is_said_only_where_it_is_needed():
     assert Claim.judged("Fig. 1", "x", "1", "1", "agrees", "none").why == ""
-    assert (
-        Claim.judged("Fig. 1", "x", "1", "2", "within the spread", "few seeds").why == "few seeds"
-    )
+    assert Claim.judged("Fig. 1", "x", "1", "2", "cannot be told", "few seeds").why == "few seeds"
 
 
 def test_no_effect_in_the_paper_is_no_direction():

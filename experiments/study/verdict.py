@@ -1,0 +1,164 @@
+"""What is said of a number of a paper beside ours: one word, by one rule for all of the studies.
+
+An *effect* is a change against something else (a ratio of 1 or a change of 0 would be none) and has
+a direction; an *amount* has none. Words of effects tell its direction and its size apart, so that
+two rows with nearly the same numbers never get words that contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+# best first
+Verdict = Literal[
+    "agrees", "near", "direction only", "cannot be told", "no effect", "differs", "not reproduced"
+]
+CLOSE = 0.1  # of the paper's number: as good as the same
+NEAR = 0.25  # of an amount
+FACTOR = 2.0  # of the size of an effect
+NONE = 0.05  # of the whole: no effect
+WIDE = 0.25  # of the paper's number: an interval as wide to a side does not stand for a number
+
+MEANING = {
+    "agrees": "same direction, and a size within 10 % of the paper's or with it in the interval",
+    "near": "an effect of half to twice the paper's; an amount within 25 % of it",
+    "direction only": "same direction, another size",
+    "cannot be told": "the interval holds no effect (of an amount: is too wide, and holds it)",
+    "no effect": "within 5 % of none",
+    "differs": "the other direction; an amount further off",
+    "not reproduced": "no run speaks to it",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One number of a paper beside ours.
+
+    where     figure, table or section of the paper
+    what      the quantity, with its unit and its setting
+    paper     as printed
+    ours      mean and 95 % interval over seeds, see `grid.shown`
+    verdict   see `judge`, `judge_direction` and `judge_bound`
+    why       where it is not `agrees`: the run that shows what makes the difference, or `not known`
+    directed  it says that one thing is more or less than another; False: an amount, a bound
+    """
+
+    where: str
+    what: str
+    paper: str
+    ours: str
+    verdict: Verdict
+    why: str = ""
+    directed: bool = True
+
+    @classmethod
+    def judged(
+        cls,
+        where: str,
+        what: str,
+        paper: str,
+        ours: str,
+        verdict: Verdict,
+        why: str,
+        directed: bool = True,
+    ) -> Claim:
+        """With `why` only where it is needed."""
+        why = "" if verdict == "agrees" else why
+        return cls(where, what, paper, ours, verdict, why, directed)
+
+
+def judge(
+    ours: float, half: float, paper: float, neutral: float | None = 0.0, whole: float = 1.0
+) -> Verdict:
+    """A number of ours, with the half width of its 95 % interval, beside the paper's.
+
+    neutral  what would be no effect (0 for a change, 1 for a ratio); None: an amount
+    whole    what a change of 100 % is (100 where it is given in per cent); of effects only
+
+    The words are those of `MEANING`. The size of an effect is its distance from `neutral`. An
+    interval wider to a side than a quarter of the paper's number never stands for that number; one
+    seed has no interval (nan), and nothing is told then. A number that is not there (nan) differs.
+    ValueError where the paper's number is `neutral` itself: such a claim is an amount.
+    """
+    if paper == neutral:
+        raise ValueError(
+            f"a paper's number of {paper} is no effect: judge it as an amount (neutral=None)"
+        )
+    if not np.isfinite(ours):
+        return "differs"
+    half = half if np.isfinite(half) else np.inf
+    if neutral is None:
+        return _amount(ours, half, paper)
+    return _effect(ours - neutral, half, paper - neutral, whole)
+
+
+def _same(ours: float, half: float, paper: float) -> bool:
+    size = abs(paper)
+    return half <= WIDE * size and abs(ours - paper) <= max(half, CLOSE * size)
+
+
+def _amount(ours: float, half: float, paper: float) -> Verdict:
+    if _same(ours, half, paper):
+        return "agrees"
+    off = abs(ours - paper)
+    if max(half, off) <= NEAR * abs(paper):
+        return "near"
+    return "cannot be told" if off <= half else "differs"
+
+
+def _effect(ours: float, half: float, paper: float, whole: float) -> Verdict:
+    told = half < abs(ours)
+    if told and _same(ours, half, paper):
+        return "agrees"
+    if abs(ours) + half <= NONE * whole or (told and abs(ours) < NONE * whole):
+        return "no effect"
+    if not told:
+        return "cannot be told"
+    if ours * paper < 0:
+        return "differs"
+    size = ours / paper
+    sure = half <= abs(paper) / FACTOR
+    return "near" if sure and 1 / FACTOR <= size <= FACTOR else "direction only"
+
+
+def judge_direction(effect: float, half: float, whole: float = 1.0) -> Verdict:
+    """A claim that prints no number, only a direction: `effect`, of `whole`, is above 0 where ours
+    has the same. It agrees, is no effect, differs, or cannot be told."""
+    if not np.isfinite(effect):
+        return "differs"
+    half = half if np.isfinite(half) else np.inf
+    if abs(effect) + half <= NONE * whole or half < abs(effect) < NONE * whole:
+        return "no effect"
+    return judge_bound(effect, half)
+
+
+def judge_bound(margin: float, half: float) -> Verdict:
+    """A claim that something is at least, or at most, so much: `margin` is by how much ours is on
+    the right side. It agrees, differs, or cannot be told."""
+    half = half if np.isfinite(half) else np.inf
+    return "agrees" if margin > half else "cannot be told" if margin > -half else "differs"
+
+
+def worst(*verdicts: Verdict) -> Verdict:
+    """Of a claim with several parts."""
+    return max(verdicts, key=get_args(Verdict).index)
+
+
+def counted(claims: Iterable[Claim]) -> dict[str, int]:
+    """How many claims of a direction got each word that any of them got, best first."""
+    found = Counter(claim.verdict for claim in claims if claim.directed)
+    return {verdict: found[verdict] for verdict in get_args(Verdict) if found[verdict]}
+
+
+def summary(claims: Iterable[Claim]) -> str:
+    """`counted` as a sentence, with the number of claims that have no direction."""
+    claims = list(claims)
+    words = counted(claims)
+    rest = len([claim for claim in claims if not claim.directed])
+    said = ", ".join(f"{number} {verdict}" for verdict, number in words.items())
+    return f"{sum(words.values())} claims of a direction: {said or 'none'}. {rest} of amounts."
