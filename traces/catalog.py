@@ -18,7 +18,7 @@ class TraceInfo:
     """A recorded trace with a name.
 
     files    names it may have in a folder of the search path; the cache uses the first
-    sha256   of the published file; None where it is not known, then any content is taken
+    sha256   of the published file
     replica  whether a fitted stand-in is embedded (generators/replica.py)
     """
 
@@ -30,7 +30,7 @@ class TraceInfo:
     rows: int
     licence: str
     cite: str
-    sha256: str | None = None
+    sha256: str
     replica: bool = False
 
 
@@ -59,6 +59,7 @@ TRACES = (
         23_608,
         "Apache-2.0",
         _MOONCAKE_PAPER,
+        "48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
     ),
     TraceInfo(
         "mooncake:synthetic",

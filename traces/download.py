@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import os
-import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +13,6 @@ from twinserve.traces.workload import WorkloadError
 SEARCH_PATH_VARIABLE = "TWINSERVE_TRACES"
 CACHE_VARIABLE = "TWINSERVE_CACHE"
 TIMEOUT_S = 5.0  # to connect, and between two pieces of data
-PIECE_BYTES = 1 << 16
 MAX_BYTES = 1 << 32
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all if the server says
@@ -64,67 +59,66 @@ def find_local(info: TraceInfo, folders: Sequence[Path], cache: Path) -> Path | 
             path = folder / name
             if path.is_file():
                 digest = sha256_of(path)
-                if info.sha256 not in (None, digest):
+                if digest != info.sha256:
                     raise WorkloadError(
                         f"{path}: sha256 {digest[:12]}... is not that of {info.name} "
                         f"({info.sha256[:12]}...): remove it, or give its path to use it as it is"
                     )
                 return path
     path = cache / info.files[0]
-    if path.is_file() and info.sha256 in (None, sha256_of(path)):
+    if path.is_file() and info.sha256 == sha256_of(path):
         return path
     return None
 
 
-def download(
-    url: str, target: Path, sha256: str | None = None, progress: Progress | None = None
-) -> Path:
-    """Streams a file to `target`, which appears only when it is complete and has the right hash.
+def download(url: str, target: Path, sha256: str, progress: Progress | None = None) -> Path:
+    """Fetches a file to `target`, which appears only when it is complete and has the right hash.
 
     Raises NotReachable if it cannot be fetched, WorkloadError if the content is not the expected
     one.
     """
+    import pooch  # takes half of a second, and most runs fetch nothing
+    import requests
+
+    pooch.get_logger().setLevel("ERROR")  # what there is to say is said by whoever asked
+    reach = pooch.HTTPDownloader(progressbar=_Reported(url, progress), timeout=TIMEOUT_S)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as e:
-        raise NotReachable(f"{target}: cannot be written ({e.strerror}): check the cache") from None
-    try:
-        with os.fdopen(handle, "wb") as out:
-            digest = _stream(url, out, progress)
-        if sha256 not in (None, digest):
-            raise WorkloadError(
-                f"{url}: sha256 {digest[:12]}... is not the expected {sha256[:12]}...: "
-                "the published file has changed; give a local file by its path"
-            )
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        pooch.retrieve(url, f"sha256:{sha256}", target.name, target.parent, downloader=reach)
+    except requests.ConnectionError:
+        raise NotReachable(f"{url}: not reachable (no connection, or it broke)") from None
+    except requests.HTTPError as e:
+        raise NotReachable(f"{url}: not reachable (HTTP {e.response.status_code})") from None
+    except (requests.RequestException, OSError) as e:
+        text = getattr(e, "strerror", None) or " ".join(str(e).split()) or type(e).__name__
+        raise NotReachable(f"{url}: cannot be had ({text})") from None
+    except ValueError:  # pooch's word for another hash
+        raise WorkloadError(
+            f"{url}: its sha256 is not the expected {sha256[:12]}...: "
+            "the published file has changed; give a local file by its path"
+        ) from None
+    os.chmod(target, 0o644)
     return target
 
 
-def _stream(url: str, out, progress: Progress | None) -> str:
-    digest, done = hashlib.sha256(), 0
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:
-            size = reply.headers.get("Content-Length")
-            total = int(size) if size and size.isdigit() else None
-            while piece := reply.read(PIECE_BYTES):
-                done += len(piece)
-                if done > MAX_BYTES:
-                    raise NotReachable(f"{url}: more than {MAX_BYTES} bytes: not the trace")
-                digest.update(piece)
-                out.write(piece)
-                if progress is not None:
-                    progress(done, total)
-    except (OSError, http.client.HTTPException, ValueError) as e:
-        if isinstance(e, WorkloadError):
-            raise
-        reason = getattr(e, "reason", None) or getattr(e, "strerror", None) or str(e)
-        text = " ".join(str(reason).split()) or type(e).__name__
-        raise NotReachable(f"{url}: not reachable ({text})") from None
-    if total is not None and done != total:
-        raise NotReachable(f"{url}: the connection broke after {done} of {total} bytes")
-    return digest.hexdigest()
+class _Reported:
+    """pooch's progress bar: tells `progress`, and ends what cannot be the trace."""
+
+    def __init__(self, url: str, progress: Progress | None) -> None:
+        self.total = 0  # set by pooch; 0 where the server does not say
+        self._url, self._progress, self._done = url, progress, 0
+
+    def update(self, size: int) -> None:
+        self._done += size
+        if self._done > MAX_BYTES:
+            raise NotReachable(f"{self._url}: more than {MAX_BYTES} bytes: not the trace")
+        if self._progress is not None:
+            done = min(
+                self._done, self.total or self._done
+            )  # the last piece is told as a whole one
+            self._progress(done, self.total or None)
+
+    def reset(self) -> None:
+        self._done = 0
+
+    def close(self) -> None:
+        pass

@@ -1,5 +1,6 @@
 """Writing a workload and reading it back changes nothing."""
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -148,10 +149,12 @@ def test_convert_never_replaces_what_it_reads(tmp_path, monkeypatch, overwrite):
     source = write_trace(synth("fixed:100,7", rate=2, count=5), tmp_path / "x.meta.json")
     with pytest.raises(WorkloadError, match="would replace"):
         convert(source, tmp_path / "x", overwrite=overwrite)
-    info = replace(catalog.BY_NAME["azure-2023:code"], sha256=None)
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n"
+    digest = hashlib.sha256(rows.encode()).hexdigest()
+    info = replace(catalog.BY_NAME["azure-2023:code"], sha256=digest)
     monkeypatch.setitem(catalog.BY_NAME, info.name, info)
     copy = tmp_path / info.files[0]
-    copy.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n")
+    copy.write_text(rows)
     with pytest.raises(WorkloadError, match="would replace" if overwrite else "is there already"):
         convert("azure-2023:code", copy, search_path=tmp_path, overwrite=overwrite)
     assert path.read_bytes() == before and copy.read_text().startswith("TIMESTAMP")
