@@ -324,6 +324,8 @@ def setting_claims(table: pd.DataFrame) -> list[Claim]:
         what = f"Echo over BS, {SHORT}, {row['change']}"
         paper = f"up to x {SPEEDUP:g}, objectives kept"
         found.append(
-            Claim.judged("Fig. 6", what, paper, ours, _keeping(row), causes.SETTINGS[row["change"]])
+            Claim.judged(
+                "Fig. 6", what, paper, ours, _keeping(row), causes.SETTINGS[row["change"]], False
+            )
         )
     return found

@@ -166,6 +166,7 @@ def claims(rows: pd.DataFrame) -> list[Claim]:
                 ours,
                 worst(*verdicts.values()),
                 why,
+                directed=False,
             )
         )
     return found

@@ -180,6 +180,11 @@ class Study:
         said = {"title": figure.title, "scale": asdict(scale), "claims": claims}
         write_atomically(folder / CLAIMS_FILE, dump_json(FIGURES.numbered(said)).encode())
 
+    def claims(self, out: Path) -> list[Claim]:
+        """Those of all figures that were run into `out`, and those that no figure speaks to."""
+        said = [_said(out / figure.name) or {"claims": []} for figure in self.figures]
+        return [*(Claim(**one) for part in said for one in part["claims"]), *self.absent]
+
     def markdown(self, out: Path) -> str:
         """All claims as one table, figure by figure; figures that were not run are named."""
         lines = [
@@ -188,13 +193,12 @@ class Study:
             f"Source of the paper's numbers: {self.paper}.",
             "",
         ]
-        claims, below = [], []
+        claims, below = self.claims(out), []
         for figure in self.figures:
             said = _said(out / figure.name)
             if said is None:
                 below += [f"- `{figure.name}` ({figure.title}): not run."]
                 continue
-            claims += [Claim(**one) for one in said["claims"]]
             seeds = ", ".join(map(str, said["scale"]["seeds"]))
             size = "quick, " if said["scale"]["quick"] else ""
             plot = f", [plot]({figure.name}/plot.png)" if figure.plot else ""
@@ -202,7 +206,6 @@ class Study:
                 f"- `{figure.name}` ({figure.title}): {size}seeds {seeds}; "
                 f"[table]({figure.name}/table.csv){plot}"
             ]
-        claims += self.absent
         lines += [summary(claims), ""]
         lines += table_lines(
             ["where", "what", "paper", "ours", "", "why"],

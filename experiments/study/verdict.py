@@ -45,7 +45,8 @@ class Claim:
     ours      mean and 95 % interval over seeds, see `grid.shown`
     verdict   see `judge`, `judge_direction` and `judge_bound`
     why       where it is not `agrees`: the run that shows what makes the difference, or `not known`
-    directed  it says that one thing is more or less than another; False: an amount, a bound
+    directed  the paper says that one thing is more or less than another; False: it says an amount
+              or a bound, or the row is a variant of ours
     """
 
     where: str
@@ -156,9 +157,9 @@ def counted(claims: Iterable[Claim]) -> dict[str, int]:
 
 
 def summary(claims: Iterable[Claim]) -> str:
-    """`counted` as a sentence, with the number of claims that have no direction."""
+    """`counted` as a sentence, with the number of rows that it leaves out."""
     claims = list(claims)
     words = counted(claims)
     rest = len([claim for claim in claims if not claim.directed])
     said = ", ".join(f"{number} {verdict}" for verdict, number in words.items())
-    return f"{sum(words.values())} claims of a direction: {said or 'none'}. {rest} of amounts."
+    return f"{sum(words.values())} claims of a direction: {said or 'none'}. {rest} others."

@@ -1,7 +1,9 @@
 """The runner of many points, and the studies on top of it."""
 
+import hashlib
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.grid import Point, run_grid
 from twinserve.sim.sweep.points import KEPT
 from twinserve.sim.sweep.statistics import interval, over_seeds, shown
+from twinserve.traces import catalog
 
 
 def points(scale: Scale) -> list[Point]:
@@ -72,6 +75,9 @@ def test_points_with_other_traces_are_run_again(tmp_path, monkeypatch):
         if content:
             (tmp_path / folder).mkdir(exist_ok=True)
             (tmp_path / folder / "mooncake_toolagent.jsonl").write_text(content)
+            published = hashlib.sha256(content.encode()).hexdigest()
+            info = replace(catalog.BY_NAME["mooncake:toolagent"], sha256=published)
+            monkeypatch.setitem(catalog.BY_NAME, info.name, info)
         monkeypatch.setenv("TWINSERVE_TRACES", str(tmp_path / folder))
         run_grid(square, points(Scale(seeds=(0,))), tmp_path / "out", workers=1, any_version=True)
         return len(CALLS) - before

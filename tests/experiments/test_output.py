@@ -174,8 +174,8 @@ def test_a_summary_counts_claims_of_a_direction_only():
         )
     ]
     assert counted(claims) == {"agrees": 2, "differs": 1}
-    assert summary(claims) == "3 claims of a direction: 2 agrees, 1 differs. 2 of amounts."
-    assert summary([]) == "0 claims of a direction: none. 0 of amounts."
+    assert summary(claims) == "3 claims of a direction: 2 agrees, 1 differs. 2 others."
+    assert summary([]) == "0 claims of a direction: none. 0 others."
 
 
 def test_a_reason_is_said_only_where_it_is_needed():

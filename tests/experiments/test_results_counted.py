@@ -1,0 +1,47 @@
+"""What README and result pages say of the four papers comes from the results that are here."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from twinserve.experiments.bros.main import STUDY as BROS
+from twinserve.experiments.echo.main import STUDY as ECHO
+from twinserve.experiments.justitia.main import STUDY as JUSTITIA
+from twinserve.experiments.layerkv.main import STUDY as LAYERKV
+from twinserve.experiments.study.study import Study
+from twinserve.experiments.study.verdict import Verdict, counted, summary
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+STUDIES = {"BROS": BROS, "Echo": ECHO, "LayerKV": LAYERKV, "Justitia": JUSTITIA}
+SHOWN = [verdict for verdict in get_args(Verdict) if verdict != "not reproduced"]
+
+
+def row(name: str, study: Study) -> str:
+    """The README's row of a system."""
+    words = counted(study.claims(RESULTS / study.system))
+    numbers = [str(words.get(verdict, 0)) for verdict in SHOWN]
+    link = f"[{name}](docs/results/{study.system}/{study.report})"
+    return "| " + " | ".join([link, *numbers]) + " |"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_readme_counts_what_the_results_say(name):
+    text = (ROOT / "README.md").read_text()
+    assert f"| | {' | '.join(SHOWN)} |" in text
+    assert row(name, STUDIES[name]) in text
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_a_result_page_is_the_one_of_its_figures(study):
+    folder = RESULTS / study.system
+    page = (folder / study.report).read_text()
+    assert page == study.markdown(folder)
+    assert summary(study.claims(folder)) in page
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_a_claim_that_does_not_agree_says_why(study):
+    for claim in study.claims(RESULTS / study.system):
+        assert claim.verdict == "agrees" or len(claim.why) > 8, claim
