@@ -10,6 +10,7 @@ import os
 import pytest
 from rich.console import Console
 
+from twinserve.experiments.benchmark import growth
 from twinserve.experiments.benchmark import main as benchmark
 from twinserve.experiments.benchmark import measure as bench_measure
 from twinserve.experiments.benchmark.tables import markdown_tables, rich_tables, tables
@@ -123,3 +124,38 @@ def test_one_core_is_given_back():
     with bench_measure.one_core() as core:
         assert os.sched_getaffinity(0) == {core}
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("power", [1.0, 1.5])
+def test_an_exponent_is_that_of_the_work_alone(power):
+    sizes = [10, 100, 1_000, 10_000]
+    values = [0.5 + 1e-3 * size**power for size in sizes]
+    assert growth.exponent(sizes, values, 0.5, 3.0) == pytest.approx(power)
+    assert growth.exponent(sizes[:2], values[:2], 0.5, 3.0) is None  # start-up is most of it
+
+
+@pytest.mark.slow
+def test_growth_is_measured_along_every_axis(tmp_path, capsys):
+    out = tmp_path / "growth.json"
+    with contextlib.suppress(SystemExit):
+        growth.main(["--quick", "--policy", "vllm", "--markdown", "--out", str(out)])
+    report = json.loads(out.read_text())
+    assert [series["axis"] for series in report["series"]] == list(growth.AXES)
+    for series in report["series"]:
+        assert [point["size"] for point in series["points"]] == list(growth.QUICK["requests"])
+        assert all(point["cpu_s"] > 0 < point["peak_rss_bytes"] for point in series["points"])
+    said = capsys.readouterr().out
+    assert said.count("| vllm |") == len(growth.AXES) and "exponent of time" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--axis", "seeds"], "--axis seeds: there are requests, together"),
+        (["--largest", "1"], "--largest 1: at least 2"),
+    ],
+)
+def test_growth_says_what_it_cannot_do(arguments, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        growth.main(arguments)
+    assert end.value.code == 2 and said in capsys.readouterr().err
