@@ -88,7 +88,10 @@ class _Filling:
         self.full = seats <= 0
         self._closed = False  # a row without memory found none
         self._granted: list[tuple[np.ndarray, np.ndarray]] = []
-        self._evicted: list[int] = []
+        # Of the order: indices of rows with memory. They are evicted from the end, so that the
+        # first `_kept` of them still have it.
+        self._holding = np.flatnonzero(requests.state[order] == _RUNNING)
+        self._kept = len(self._holding)
 
     def finish(self) -> StepPlan:
         if self._granted:
@@ -99,8 +102,8 @@ class _Filling:
     # -- rows that hold their memory -------------------------------------------------------------
     def go_on(self, start: int, end: int) -> None:
         rows = self.order[start:end]
-        if self._evicted:
-            rows = rows[~np.isin(rows, self._evicted)]
+        if self._kept < len(self._holding):
+            rows = rows[: max(int(self._holding[self._kept]) - start, 0)]
         if not len(rows):
             return
         computed = self.requests.computed_tokens[rows]
@@ -121,9 +124,9 @@ class _Filling:
             self.full |= n < len(rows)
             return
         for index in range(start, end):
+            if self._kept < len(self._holding) and index >= self._holding[self._kept]:
+                return  # it was evicted, and so were those behind it
             row = int(self.order[index])
-            if row in self._evicted:
-                continue
             known = int(self.requests.known_tokens(row))
             computed = int(self.requests.computed_tokens[row])
             new = self._part(known - computed)
@@ -206,14 +209,12 @@ class _Filling:
             return True
         if not evict:
             return False
-        ledger = self.ledger
-        behind = self.order[index + 1 :]
-        behind = behind[self.requests.state[behind] == _RUNNING]
+        ledger, kept = self.ledger, self._kept
         mark = ledger.mark()
         evicted = []
-        for row in behind[::-1].tolist():
-            if row in self._evicted:
-                continue
+        while kept and self._holding[kept - 1] > index:
+            kept -= 1
+            row = int(self.order[self._holding[kept]])
             kind = Preemption.SWAP
             if not (self.swap and ledger.swap_out(row)):
                 kind = Preemption.RECOMPUTE
@@ -222,7 +223,7 @@ class _Filling:
             if take():
                 ledger.commit(mark)
                 self.plan.preempted += evicted
-                self._evicted += [row for row, _ in evicted]
+                self._kept = kept
                 return True
         ledger.rollback(mark)
         return False
