@@ -43,7 +43,8 @@ from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.recorder import StepRecorder
 from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
 from twinserve.sim.setup.config import DEFAULT_PROFILE, SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Simulation, describe
 from twinserve.sim.twin.live import blank_settings, live_settings, owns_pool
 from twinserve.traces.apps.classes import KINDS

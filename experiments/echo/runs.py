@@ -23,7 +23,8 @@ from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.plan.capacity import WhileOnline, predicted_memory
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import run_simulation
 from twinserve.traces.generators.longdoc import NAMES, longdoc
 from twinserve.traces.generators.synth import synth

@@ -16,7 +16,8 @@ from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.results.metrics_jobs import fair_ratio, job_completion, summarise_fair_ratio
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation, run_policy, run_simulation
 from twinserve.traces.apps.classes import CLASSES, Sample, training_samples
 from twinserve.traces.apps.generate import applications, load

@@ -22,7 +22,8 @@ from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.profile import Profile
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
-from twinserve.sim.setup.inputs import Hardware, Inputs, make_estimator, resolve
+from twinserve.sim.setup.hardware import Hardware
+from twinserve.sim.setup.inputs import Inputs, make_estimator, resolve
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
 from twinserve.traces.generators.longdoc import longdoc

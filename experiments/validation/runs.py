@@ -23,7 +23,8 @@ from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.profile import Profile, derive_profile, load_profile
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import Hardware, Inputs
+from twinserve.sim.setup.hardware import Hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import simulated_backend
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload, WorkloadError

@@ -75,6 +75,7 @@ def simulate(
     quiet: bool
         No progress.
     """
+    from twinserve.sim.report.fleet import print_pools
     from twinserve.sim.report.table import overloaded, print_table
     from twinserve.sim.report.windows import print_windows
     from twinserve.sim.results.export import check_export, export_requests
@@ -95,8 +96,11 @@ def simulate(
         )
     if decisions and out is None:
         raise SettingsError("--decisions writes the plans into the results; say where with --out")
-    if decisions and config.replicas > 1:
-        raise SettingsError("--decisions writes the plans of one engine; drop --replicas")
+    if decisions and (config.replicas > 1 or config.fleet is not None):
+        drop = "--fleet" if config.fleet is not None else "--replicas"
+        raise SettingsError(f"--decisions writes the plans of one engine; drop {drop}")
+    if error_bars and config.fleet is not None:
+        raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
     if overwrite and out is None and export is None:
         raise SettingsError("--overwrite is for --out and --export, neither of which is given")
     if export is not None and len(config.policy) > 1:
@@ -138,6 +142,7 @@ def simulate(
         notes = [*inputs.notices, *_left_out(results), *loads, *_counted(results)]
         bars = [said_of_bars(inputs.hardware.profile)] if error_bars else []
         print_table(results, [*notes, *bars])
+        print_pools(results)
         print_windows(results)
 
 
@@ -195,7 +200,7 @@ def _counted(results: dict[str, RunResult]) -> list[str]:
 def _host_line(inputs: Inputs) -> list[str]:
     """How the host works, where that is not as in vLLM by default."""
     from twinserve.profiles.host import NO_HOST_TIME
-    from twinserve.sim.setup.inputs import host_of
+    from twinserve.sim.setup.hardware import host_of
 
     config, profile = inputs.config, inputs.hardware.profile
     host = host_of(profile, config)
@@ -211,7 +216,7 @@ def _host_line(inputs: Inputs) -> list[str]:
 def headline(inputs: Inputs) -> str:
     """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
     from twinserve.profiles.evidence import describe_step_times
-    from twinserve.sim.setup.inputs import offered_load
+    from twinserve.sim.setup.inputs import offered_load_of
 
     workload, config = inputs.workload, inputs.config
     span = workload.span_s
@@ -221,12 +226,12 @@ def headline(inputs: Inputs) -> str:
         " (embedded replica)" if workload.provenance.replica else ""
     )
     lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
-    engines = f"{config.replicas} x " if config.replicas > 1 else ""
-    hardware = inputs.hardware
-    lines.append(engines + hardware.profile.describe(step_times=False))
-    lines.append(describe_step_times(hardware.profile, hardware.why))
+    for hardware, count in inputs.machines:
+        engines = f"{count} x " if count > 1 else ""
+        lines.append(engines + hardware.profile.describe(step_times=False))
+        lines.append(describe_step_times(hardware.profile, hardware.why))
     lines += _host_line(inputs)
-    load = offered_load(workload, inputs.hardware, config.replicas)
+    load = offered_load_of(workload, inputs.machines)
     if load is not None:
         beside = ", the pool not counted" if config.pool else ""
         lines.append(f"requests ask for about {load:.0%} of estimated capacity{beside}")

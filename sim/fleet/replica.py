@@ -25,7 +25,7 @@ class Life(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """made_of  what a reader is told of it: policy, ledger, profile
+    """made_of  what a reader is told of it: policy, profile, pool of a fleet file
     life, since_s  what it does, and when (seconds) each part of its life began
     requests       by row of the engine's table
     """
@@ -63,4 +63,5 @@ class Replica:
             "block_tokens": ledger.block_tokens,
             **{f"{life}_s": self.since_s.get(life, math.nan) for life in Life},
             "failed": self.failed,
+            **({"pool": self.made_of["pool"]} if "pool" in self.made_of else {}),
         }

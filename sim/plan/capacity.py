@@ -23,7 +23,8 @@ from twinserve.profiles.profile import ProfileName
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation, run_simulation
 from twinserve.traces.transform import check_fits, merge, with_pool
 from twinserve.traces.transform import window as cut

@@ -80,6 +80,8 @@ SUMMARY = Shape(
         "goodput_objectives_ms": Shape("object", rest=_NUMBER, null=True),
         "applications": _NUMBERS,
         "fair_ratio": _NUMBERS,
+        "replicas": Shape("list", rest=_NUMBERS),
+        "pools": Shape("object", rest=_NUMBERS),
         "error_bars": Shape("object", rest=Shape("list", rest=Shape("scalar"), null=True)),
     },
     rest=_MAYBE,

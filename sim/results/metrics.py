@@ -21,6 +21,7 @@ from twinserve.sim.results.metrics_attainment import (
     mean,
 )
 from twinserve.sim.results.metrics_engine import describe_kv, describe_scheduler
+from twinserve.sim.results.metrics_fleet import describe_fleet
 from twinserve.sim.results.metrics_goodput import GoodputError, is_good, parse_goodput
 from twinserve.sim.results.metrics_jobs import (
     describe_jobs,
@@ -59,7 +60,8 @@ _PLAIN = MetricsOptions()
 
 def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     """summary.json: the whole run, then `classes`, `applications` (of groups), `kv`, `scheduler`;
-    and `warmup`, `windows`, `percentiles`, `objectives` where `options` ask for them.
+    of a fleet `replicas` and `pools`; and `warmup`, `windows`, `percentiles`, `objectives` where
+    `options` ask for them.
 
     Raises WorkloadError for a warm-up as long as the run, and ResultsError for one that the run
     was not made with.
@@ -99,6 +101,7 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
         summary["applications"] = found
     summary["kv"] = describe_kv(measured)
     summary["scheduler"] = describe_scheduler(measured, window.first_s, window.duration_s)
+    summary |= describe_fleet(measured, requests, window.duration_s)
     return plain(summary | _asked_for(rows, requests, window, options))
 
 

@@ -19,7 +19,8 @@ from twinserve.policies.requests import State
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 

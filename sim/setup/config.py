@@ -9,6 +9,8 @@ from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
+StepTimesName = Literal["auto", "roofline", "operators", "measured"]
+DEFAULT_ROUTER = "least-requests"
 GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
 
 
@@ -75,7 +77,7 @@ class SimulationConfig(BaseModel):
 
     profile: str = DEFAULT_PROFILE
     "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."
-    step_times: Literal["auto", "roofline", "operators", "measured"] = "auto"
+    step_times: StepTimesName = "auto"
     """Form of the step times: what the profile's name gives (auto), derived from specs (roofline),
     from kernel tables (operators), or fitted to the engine's own steps (docs/profiles.md)."""
     front_end: str = "none"
@@ -83,8 +85,11 @@ class SimulationConfig(BaseModel):
     file of `twinserve calibrate --front-end`. With it TTFT is the client's (docs/metrics.md)."""
     replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
-    router: str = "least-requests"
-    "Router of requests to replicas, with options after a colon (docs/fleet.md)."
+    router: Annotated[str, Parameter(name=["--router", "-r"])] = DEFAULT_ROUTER
+    """Router of requests to replicas, with options after a colon: session:backup=random; one of
+    your own as FILE.py:Class (docs/routers.md)."""
+    fleet: str | None = None
+    """File with pools of replicas that differ, instead of --replicas (docs/fleet.md)."""
     block_tokens: int = Field(16, ge=1)
     "Tokens in a KV block."
     num_blocks: int | None = Field(None, ge=1, le=10**15)
@@ -153,6 +158,10 @@ class SimulationConfig(BaseModel):
         if self.window is not None and not 0 <= self.window[0] < self.window[1]:
             raise ValueError(
                 f"--window {self.window[0]} {self.window[1]} is empty; START must be before END"
+            )
+        if self.fleet is not None and self.replicas != 1:
+            raise ValueError(
+                "--fleet and --replicas both say how many replicas there are; drop --replicas"
             )
         if self.kv == "bidirectional" and self.prefix_caching:
             raise ValueError(

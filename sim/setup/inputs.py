@@ -5,28 +5,33 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.base import Policy
 from twinserve.policies.parts.estimators import BatchEstimator, LinearEstimator, ModelEstimator
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.front_end import Delays, FrontEnd, load_front_end
-from twinserve.profiles.host import NO_HOST_TIME, HostTime, host_time
 from twinserve.profiles.profile import Profile
-from twinserve.profiles.step_times import Choice, StepTimes, choose
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
 from twinserve.sim.results.options import Objective
-from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig
+from twinserve.sim.setup.config import (
+    DEFAULT_ROUTER,
+    GENERATED_RATE,
+    SettingsError,
+    SimulationConfig,
+)
+from twinserve.sim.setup.hardware import READ, Hardware, Sources, resolve_hardware
 from twinserve.sim.setup.objectives import of_class, parse_objectives, pool_objectives
+from twinserve.sim.setup.pools import Pool, check_longest, resolve_pools
 from twinserve.traces.generators.synth import is_synthetic
 from twinserve.traces.load import has_name, load_trace
 from twinserve.traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
@@ -36,44 +41,24 @@ GENERATED_SECONDS = 600.0
 _GRID_TOKENS = 256  # isolated prefill times are computed on this grid and interpolated
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Who reads what the settings name. Many runs in one process may keep what was read."""
-
-    trace: Callable[..., Workload] = load_trace
-    profile: Callable[[str, StepTimes], Choice] = choose
-
-
-READ = Sources()
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
-    force. why: this form of step times."""
-
-    profile: Profile
-    model: StepTimeModel
-    limits: EngineLimits
-    num_blocks: int
-    host_blocks: int
-    block_tokens: int
-    why: str = "as given"
-
-    @property
-    def kv_tokens(self) -> int:
-        return self.num_blocks * self.block_tokens
+Machines = Sequence[tuple[Hardware, int]]  # of a fleet: hardware, and how many replicas have it
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that the runs of a comparison share."""
+    """Everything that the runs of a comparison share. pools: of a fleet file; `hardware` is then
+    that of the first one."""
 
     config: SimulationConfig
     workload: Workload
     hardware: Hardware
     policies: tuple[PolicySpec, ...]
     notices: tuple[str, ...]
+    pools: tuple[Pool, ...] = ()
+
+    @property
+    def machines(self) -> Machines:
+        return _machines(self.config, self.hardware, self.pools)
 
     @cached_property
     def estimator(self) -> BatchEstimator:
@@ -133,14 +118,51 @@ def resolve(config: SimulationConfig, progress=None, sources: Sources = READ) ->
         kv = spec.kv or config.kv
         if kv is not None:
             ledger_class(kv)
-    parse_router(config.router)
     parse_objectives(config.slo)
     load_front_end(config.front_end)
-    _check_used(config, policies)
-    _check_withdrawals(config, policies)
-    hardware = resolve_hardware(config, sources)
-    workload, notices = resolve_workload(config, hardware, progress, sources)
-    return Inputs(config, workload, hardware, policies, (*workload.provenance.notices, *notices))
+    config, pools = _fleet(config, sources)
+    parse_router(config.router)
+    policies = _of_pools(policies, pools)
+    used = (*policies, *(pool.spec for pool in pools if pool.spec is not None))
+    _check_used(config, used)
+    _check_withdrawals(config, used)
+    hardware = pools[0].hardware if pools else resolve_hardware(config, sources)
+    workload, notices = resolve_workload(config, hardware, progress, sources, pools)
+    said = (*workload.provenance.notices, *notices)
+    return Inputs(config, workload, hardware, policies, said, pools)
+
+
+def _fleet(config: SimulationConfig, sources: Sources) -> tuple[SimulationConfig, tuple[Pool, ...]]:
+    """The settings with the fleet file's content in place of its name, and its pools."""
+    if config.fleet is None:
+        return config, ()
+    from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
+
+    file = read_fleet(config.fleet)
+    router = file.settings.router
+    if router is not None and config.router not in (DEFAULT_ROUTER, router):
+        raise SettingsError(
+            f"{file.where}: router: {router!r}, and --router {config.router!r}; keep one of them"
+        )
+    config = config.model_copy(update={"fleet": file.text, "router": router or config.router})
+    return config, resolve_pools(file, config, sources)
+
+
+def _of_pools(policies: tuple[PolicySpec, ...], pools: tuple[Pool, ...]) -> tuple[PolicySpec, ...]:
+    """What is run: where every pool has a policy of its own, these are one run with their names."""
+    own = [pool.spec for pool in pools if pool.spec is not None]
+    if not own or len(own) < len(pools):
+        return policies
+    if len(policies) > 1:
+        raise SettingsError(
+            "--policy: every pool of --fleet has a policy of its own, so all runs would be the "
+            "same; drop --policy, or a pool's policy"
+        )
+    return (replace(own[0], label=" + ".join(dict.fromkeys(spec.label for spec in own))),)
+
+
+def _machines(config: SimulationConfig, hardware: Hardware, pools: tuple[Pool, ...]) -> Machines:
+    return [(pool.hardware, pool.replicas) for pool in pools] or [(hardware, config.replicas)]
 
 
 def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
@@ -185,52 +207,17 @@ def make_estimator(
     return LinearEstimator(BrosLinearModel.fit(hardware.model), swap)
 
 
-def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
-    chosen = sources.profile(config.profile, config.step_times)
-    profile = chosen.profile.with_host_time(host_of(chosen.profile, config))
-    per_block = profile.kv_bytes_per_token * config.block_tokens
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        num_blocks = profile.kv_capacity_tokens // config.block_tokens
-        if not num_blocks:
-            capacity = f"the KV memory of {profile.name} holds {profile.kv_capacity_tokens} tokens"
-            raise SettingsError(
-                f"--block-tokens {config.block_tokens}: {capacity}, less than one block; choose "
-                "smaller ones"
-            )
-    host_blocks = config.host_blocks
-    if host_blocks is None:
-        host_blocks = int(profile.host_swap_bytes // per_block)
-    limits = EngineLimits(
-        max_num_seqs=config.max_num_seqs or profile.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens or profile.max_num_batched_tokens,
-        max_model_len=min(profile.max_model_len, num_blocks * config.block_tokens),
-        kv_bytes_per_token=int(profile.kv_bytes_per_token),
-    )
-    return Hardware(
-        profile,
-        profile.model(limits.max_num_seqs),
-        limits,
-        num_blocks,
-        host_blocks,
-        config.block_tokens,
-        chosen.why,
-    )
-
-
-def host_of(profile: Profile, config: SimulationConfig) -> HostTime:
-    """What the settings add to the steps of `profile`. One that was measured step by step has had
-    its own, unless the settings say another in so many words."""
-    if config.host_time == "auto" and not profile.knows_host_time:
-        return NO_HOST_TIME
-    return host_time(config.host_time, config.async_scheduling)
-
-
 def resolve_workload(
-    config: SimulationConfig, hardware: Hardware, progress=None, sources: Sources = READ
+    config: SimulationConfig,
+    hardware: Hardware,
+    progress=None,
+    sources: Sources = READ,
+    pools: tuple[Pool, ...] = (),
 ) -> tuple[Workload, list[str]]:
     """The request list that every policy gets, and what the user should know about it."""
-    workload, notices = _with_rate(config, hardware, progress, sources)
+    machines = _machines(config, hardware, pools)
+    workload, notices = _with_rate(config, machines, progress, sources)
+    check_longest(pools, workload)
     workload = _of_fitting_length(workload, config, hardware.limits.max_model_len, notices)
     objectives = parse_objectives(config.slo)
     for service_class in ("rt", "be"):
@@ -244,10 +231,10 @@ def resolve_workload(
                 "drop --pool"
             )
         pool = BestEffortPool(config.pool, seed=config.seed)
-        if pool.longest > hardware.limits.max_model_len:
+        most = min(kind.limits.max_model_len for kind, _ in machines)
+        if pool.longest > most:
             raise SettingsError(
-                f"--pool: its requests have up to {pool.longest} tokens, the KV memory holds "
-                f"{hardware.limits.max_model_len}"
+                f"--pool: its requests have up to {pool.longest} tokens, the KV memory holds {most}"
             )
         workload = with_pool(workload, pool)
     if not len(workload) and not config.pool:
@@ -274,10 +261,10 @@ def _of_fitting_length(
 
 
 def _with_rate(
-    config: SimulationConfig, hardware: Hardware, progress, sources: Sources
+    config: SimulationConfig, machines: Machines, progress, sources: Sources
 ) -> tuple[Workload, list[str]]:
     if is_synthetic(config.trace):
-        return _generated(config, hardware)
+        return _generated(config, machines)
     if config.rate is not None or config.duration is not None:
         flag = "--rate" if config.rate is not None else "--duration"
         if not _needs_arrivals(config):
@@ -302,7 +289,7 @@ def _with_rate(
         workload = cap_length(workload, config.cap_length)
     factor, notices = config.rate_scale, []
     if config.load is not None:
-        factor, said = _scale_for_load(config, config.load, workload, hardware)
+        factor, said = _scale_for_load(config, config.load, workload, machines)
         notices.append(said)
     if factor is not None and factor != 1:
         workload = scale_rate(workload, factor)
@@ -314,7 +301,7 @@ def _needs_arrivals(config: SimulationConfig) -> bool:
     return config.rate is not None and config.duration is None and Path(config.trace).exists()
 
 
-def _generated(config: SimulationConfig, hardware: Hardware) -> tuple[Workload, list[str]]:
+def _generated(config: SimulationConfig, machines: Machines) -> tuple[Workload, list[str]]:
     if config.rate_scale is not None:
         raise SettingsError(
             f"--rate-scale is for recorded traces; {config.trace!r} is generated: use --rate"
@@ -334,11 +321,11 @@ def _generated(config: SimulationConfig, hardware: Hardware) -> tuple[Workload, 
         duration = GENERATED_SECONDS
     if config.load is not None:
         sample = load_trace(config.trace, seed=config.seed, rate=1.0, count=2000)
-        capacity = config.replicas * len(sample) / service_seconds(sample, hardware)
+        capacity = sum(n * len(sample) / service_seconds(sample, kind) for kind, n in machines)
         rate = float(f"{config.load * capacity:.3g}")
         notices.append(
             f"rate {rate:g} requests/s: --load {config.load:g} of estimated capacity "
-            f"({config.replicas} {_replicas(config)})"
+            f"({_replicas(machines)})"
         )
     elif rate is None:
         rate = GENERATED_RATE
@@ -352,7 +339,7 @@ def _generated(config: SimulationConfig, hardware: Hardware) -> tuple[Workload, 
 
 
 def _scale_for_load(
-    config: SimulationConfig, load: float, workload: Workload, hardware: Hardware
+    config: SimulationConfig, load: float, workload: Workload, machines: Machines
 ) -> tuple[float, str]:
     """The factor on the arrival rate that brings the online load to the share `load` of capacity.
     Raises SettingsError where there is no rate to scale."""
@@ -361,16 +348,27 @@ def _scale_for_load(
             f"--load {load:g}: the requests of {config.trace} come all at once, so they have no "
             "rate to set; drop it"
         )
-    factor = float(f"{load / offered_load(workload, hardware, config.replicas):.3g}")
+    factor = float(f"{load / offered_load_of(workload, machines):.3g}")
     return (
         factor,
-        f"rate scale {factor:g}: --load {load:g} of estimated capacity "
-        f"({config.replicas} {_replicas(config)})",
+        f"rate scale {factor:g}: --load {load:g} of estimated capacity ({_replicas(machines)})",
     )
 
 
-def _replicas(config: SimulationConfig) -> str:
-    return "replica" if config.replicas == 1 else "replicas"
+def _replicas(machines: Machines) -> str:
+    count = sum(n for _, n in machines)
+    return f"{count} replica{'s' * (count > 1)}"
+
+
+def offered_load_of(workload: Workload, machines: Machines) -> float | None:
+    """`offered_load` of replicas that may differ."""
+    if len(machines) == 1:
+        return offered_load(workload, *machines[0])
+    span = workload.span_s
+    if not len(workload):
+        return 0.0 if span > 0 else None
+    served = sum(n / service_seconds(workload, hardware) for hardware, n in machines)
+    return 1 / (served * span) if span > 0 else None
 
 
 def offered_load(workload: Workload, hardware: Hardware, replicas: int) -> float | None:

@@ -19,18 +19,43 @@ from twinserve.sim.fleet.contents import shared_contents
 from twinserve.sim.fleet.replica import Replica, Role
 from twinserve.sim.results.decisions import DecisionRecorder
 from twinserve.sim.results.recorder import StepRecorder
-from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.setup.inputs import Hardware, Inputs
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.hardware import Hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.traces.apps.truth import TrueDemand
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a replica is made of. spec: policy, its options and its ledger."""
+    """What a replica is made of.
+
+    spec    policy, its options and its ledger
+    config  its settings, where they are not those of the run
+    pool    of a fleet file; "": none
+    """
 
     hardware: Hardware
     spec: PolicySpec
     role: Role = Role.SERVE
+    config: SimulationConfig | None = None
+    pool: str = ""
+
+    def inputs(self, inputs: Inputs) -> Inputs:
+        """Those of a run, as a replica of this kind has them."""
+        config = self.config or inputs.config
+        if self.hardware is inputs.hardware and config is inputs.config:
+            return inputs
+        return replace(inputs, hardware=self.hardware, config=config)
+
+
+def kinds(inputs: Inputs, spec: PolicySpec) -> list[tuple[Description, int]]:
+    """What the replicas of a run of `spec` are made of, and how many there are of each."""
+    if not inputs.pools:
+        return [(Description(inputs.hardware, spec), inputs.config.replicas)]
+    return [
+        (Description(p.hardware, p.policy(spec), config=p.config, pool=p.name), p.replicas)
+        for p in inputs.pools
+    ]
 
 
 # Of a replica that is being composed: the run's inputs with its hardware, its policy's
@@ -48,13 +73,11 @@ def compose(
     decisions: bool = False,
     timed: bool = False,
 ) -> Replica:
-    """Replica number `index` of a fleet that serves `inputs`. decisions: it keeps its plans.
-    timed: and when each gap between tokens was.
+    """Replica number `index` of a fleet. inputs: as `description` has them. decisions: it keeps
+    its plans. timed: and when each gap between tokens was.
 
     Raises PolicyError or SettingsError where the parts do not fit together.
     """
-    if description.hardware is not inputs.hardware:
-        inputs = replace(inputs, hardware=description.hardware)
     config, spec = inputs.config, description.spec
     spec = replace(spec, kv=spec.kv or config.kv)
     requests = RequestTable()
@@ -68,7 +91,10 @@ def compose(
         decision_overhead=0.0 if config.decision_time == "none" else None,
     )
     profile = description.hardware.profile
-    return Replica(engine, description.role, {"policy": spec.label, "profile": profile.name})
+    made_of = {"policy": spec.label, "profile": profile.name}
+    if description.pool:
+        made_of["pool"] = description.pool
+    return Replica(engine, description.role, made_of)
 
 
 def simulated_backend(

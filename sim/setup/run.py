@@ -35,6 +35,7 @@ from twinserve.sim.setup.replicas import (
     BackendOf,
     Description,
     compose,
+    kinds,
     make_policy,
     simulated_backend,
 )
@@ -96,7 +97,8 @@ def run_each(
     """
     _check_options(options, inputs.workload)
     for spec in inputs.policies:
-        make_policy(inputs, spec)
+        for description, _ in kinds(inputs, spec):
+            make_policy(description.inputs(inputs), description.spec)
     for number, spec in enumerate(inputs.policies):
         if number:
             gc.collect()  # the last run's objects refer to each other in circles
@@ -144,7 +146,8 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
     }
     engine = simulation.engines[0]
     described = describe(inputs, spec, engine) | {
-        "fleet": simulation.fleet.described(),
+        "fleet": simulation.fleet.described()
+        | ({"pools": [p.described(spec) for p in inputs.pools]} if inputs.pools else {}),
         "metrics": options.described(),
     }
     counted = [e.core.policy.counters for e in simulation.engines]
@@ -222,7 +225,8 @@ class Simulation:
         self._backend = backend
         router = router or parse_router(inputs.config.router).build()
         self.fleet = Fleet(self.clock, (), router, migrates, offline_window)
-        own = [Description(inputs.hardware, spec)] * inputs.config.replicas
+        self._kinds: dict[int, tuple[Description, Inputs]] = {}  # by id of the description
+        own = [kind for kind, count in kinds(inputs, spec) for _ in range(count)]
         for description in own if made_of is None else made_of:
             self.add(description)
         self.source = RequestSource(
@@ -243,8 +247,10 @@ class Simulation:
 
     def add(self, description: Description, warm_up_s: float = 0.0) -> Replica:
         """A further replica of the fleet, now."""
+        if id(description) not in self._kinds:  # estimators are fitted once for all of a kind
+            self._kinds[id(description)] = description, description.inputs(self.inputs)
         replica = compose(
-            self.inputs,
+            self._kinds[id(description)][1],
             description,
             len(self.fleet.replicas),
             self.clock,

@@ -13,7 +13,8 @@ from twinserve.profiles.step_times import choose
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import add_error_bars
-from twinserve.sim.setup.inputs import Sources, resolve
+from twinserve.sim.setup.hardware import Sources
+from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import PLAIN, run_each
 from twinserve.sim.sweep.digests import sources_digest
 from twinserve.sim.sweep.points import Kept

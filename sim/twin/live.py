@@ -80,6 +80,8 @@ class LiveRun(Simulation):
     ) -> None:
         if inputs.config.replicas != 1:
             raise SettingsError("--replicas: one live engine is one replica; drop it")
+        if inputs.pools:
+            raise SettingsError("--fleet: one live engine is one replica; drop it")
         check_synchronous(inputs.config.async_scheduling)
         if inputs.front_end is not None:
             raise SettingsError("--front-end: an engine in this process has none; drop it")

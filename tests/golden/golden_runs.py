@@ -30,7 +30,8 @@ from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.versions import RENAMED
 from twinserve.sim.setup.audit import CROWDED, crowd
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Simulation
 
 GOLDEN = Path(__file__).with_name("golden.json")

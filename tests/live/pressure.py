@@ -13,7 +13,8 @@ from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.policies.registry import ledger_class, parse_policy, policy_class
 from twinserve.sim.results.decisions import DecisionLog, parse_log
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.live import settings_for
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload

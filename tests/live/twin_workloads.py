@@ -10,7 +10,8 @@ import numpy as np
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.traces.apps.classes import Sample
 from twinserve.traces.apps.generate import applications
 from twinserve.traces.generators.longdoc import DocumentShape, longdoc

@@ -14,7 +14,8 @@ from tests.policies.test_bros import Counter
 from twinserve.policies.bros.victims import Search, enough
 from twinserve.policies.registry import ledger_names, parse_policy
 from twinserve.sim.setup.audit import CROWDED, crowd
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
 
 

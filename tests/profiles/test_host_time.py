@@ -12,7 +12,8 @@ from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.simulate import headline
 from twinserve.sim.setup.config import PRESETS, SimulationConfig
-from twinserve.sim.setup.inputs import resolve, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import resolve
 
 FORMS = ["llama-3.1-8b@h100", "llama-3.1-8b@h100/operators", "qwen3-8b@l40s:tp2"]
 STEPS = [StepComposition(n, 700 * n, 900) for n in (1, 8, 64, 128)]

@@ -25,7 +25,8 @@ from twinserve.sim.plan.capacity import (
 )
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.generators.synth import synth
 from twinserve.traces.generators.tidal import tidal

@@ -13,7 +13,8 @@ from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.setup.audit import CROWDED
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.transform import take_rows
 from twinserve.traces.workload import Workload

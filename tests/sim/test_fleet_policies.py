@@ -16,7 +16,8 @@ from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.setup.audit import CROWDED, crowd
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import Description
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import BestEffortPool, Workload

@@ -12,7 +12,8 @@ from twinserve.policies.registry import parse_policy
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.setup.audit import CROWDED, crowd
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import Description
 from twinserve.sim.setup.run import Simulation, run_simulation
 from twinserve.traces.workload import Workload

@@ -11,7 +11,8 @@ from twinserve.policies.registry import parse_policy
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.plan.capacity import WhileOnline
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
 from twinserve.sim.twin.live import LiveRun, WallClock
 from twinserve.traces.workload import Workload

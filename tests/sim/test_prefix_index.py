@@ -20,7 +20,8 @@ from twinserve.policies.registry import ledger_class, ledger_names, parse_policy
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 from twinserve.sim.setup.audit import CROWDED, crowd
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
 
 LEDGERS = [name for name in ledger_names() if ledger_class(name).publishes_events]

@@ -19,7 +19,8 @@ from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import BestEffortPool, Workload
 

@@ -18,7 +18,8 @@ from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.options import Warmup
 from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import Description
 from twinserve.sim.setup.run import Simulation
 

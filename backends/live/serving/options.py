@@ -242,7 +242,8 @@ def _estimator(options: ServingOptions, spec: PolicySpec):
             "or a file of `twinserve calibrate`"
         )
     # Only here: pandas and SimPy come along.
-    from twinserve.sim.setup.inputs import make_estimator, resolve_hardware
+    from twinserve.sim.setup.hardware import resolve_hardware
+    from twinserve.sim.setup.inputs import make_estimator
 
     try:
         config = SimulationConfig(profile=options.profile, estimator=options.estimator)

@@ -1,0 +1,85 @@
+"""What a replica runs on: profile, step-time model, the limits in force and KV memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinserve.policies.base import EngineLimits
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.host import NO_HOST_TIME, HostTime, host_time
+from twinserve.profiles.profile import Profile
+from twinserve.profiles.step_times import Choice, StepTimes, choose
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.traces.load import load_trace
+from twinserve.traces.workload import Workload
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Who reads what the settings name. Many runs in one process may keep what was read."""
+
+    trace: Callable[..., Workload] = load_trace
+    profile: Callable[[str, StepTimes], Choice] = choose
+
+
+READ = Sources()
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
+    force. why: this form of step times."""
+
+    profile: Profile
+    model: StepTimeModel
+    limits: EngineLimits
+    num_blocks: int
+    host_blocks: int
+    block_tokens: int
+    why: str = "as given"
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens
+
+
+def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
+    chosen = sources.profile(config.profile, config.step_times)
+    profile = chosen.profile.with_host_time(host_of(chosen.profile, config))
+    per_block = profile.kv_bytes_per_token * config.block_tokens
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        num_blocks = profile.kv_capacity_tokens // config.block_tokens
+        if not num_blocks:
+            capacity = f"the KV memory of {profile.name} holds {profile.kv_capacity_tokens} tokens"
+            raise SettingsError(
+                f"--block-tokens {config.block_tokens}: {capacity}, less than one block; choose "
+                "smaller ones"
+            )
+    host_blocks = config.host_blocks
+    if host_blocks is None:
+        host_blocks = int(profile.host_swap_bytes // per_block)
+    limits = EngineLimits(
+        max_num_seqs=config.max_num_seqs or profile.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or profile.max_num_batched_tokens,
+        max_model_len=min(profile.max_model_len, num_blocks * config.block_tokens),
+        kv_bytes_per_token=int(profile.kv_bytes_per_token),
+    )
+    return Hardware(
+        profile,
+        profile.model(limits.max_num_seqs),
+        limits,
+        num_blocks,
+        host_blocks,
+        config.block_tokens,
+        chosen.why,
+    )
+
+
+def host_of(profile: Profile, config: SimulationConfig) -> HostTime:
+    """What the settings add to the steps of `profile`. One that was measured step by step has had
+    its own, unless the settings say another in so many words."""
+    if config.host_time == "auto" and not profile.knows_host_time:
+        return NO_HOST_TIME
+    return host_time(config.host_time, config.async_scheduling)

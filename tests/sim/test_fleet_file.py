@@ -1,0 +1,194 @@
+"""Fleet files: pools of replicas that differ, from the file to the results, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from twinserve.sim.cli.main import BAD_INPUT, simulate_main
+from twinserve.sim.results.files import read_run
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.fleet_file import read_fleet
+from twinserve.sim.setup.inputs import offered_load, offered_load_of, resolve
+from twinserve.sim.setup.run import Simulation, simulate
+
+TRAFFIC = "-t poisson --rate 8 --requests 80 --no-async-scheduling --quiet"
+SMALL = {"trace": "poisson", "rate": 8.0, "requests": 80, "async_scheduling": False}
+TWO = """
+pools:
+  - name: big
+    replicas: 2
+    profile: llama-3.1-8b@h100
+  - name: small   # older machines
+    profile: llama-3.1-8b@a100-40g
+    policy: sarathi
+    max_num_seqs: 32
+    ports: {pcie_gb_per_s: 20}
+router: spread
+"""
+
+
+@pytest.fixture
+def two(tmp_path):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(TWO)
+    return path
+
+
+def command(text: str, capsys) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        simulate_main(text.split())
+    said = capsys.readouterr()
+    return int(end.value.code or 0), said.out + said.err
+
+
+def test_each_pool_runs_what_the_file_says(two):
+    inputs = resolve(SimulationConfig(fleet=str(two), **SMALL))
+    run = Simulation(inputs, inputs.policies[0])
+    policies = [engine.core.policy for engine in run.engines]
+    assert [policy.name for policy in policies] == ["vllm", "vllm", "sarathi"]
+    assert [policy.limits.max_num_seqs for policy in policies] == [1024, 1024, 32]
+    rates = [engine.backend.link.to_host.bytes_per_s for engine in run.engines]
+    assert rates[2] == 20e9 and rates[0] == rates[1] != 20e9
+    assert run.fleet.router.name == "spread"
+
+
+def test_a_run_is_repeated_from_its_run_json_without_the_file(two, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    code, said = command(f"--fleet {two} {TRAFFIC} --out {first}", capsys)
+    assert code == 0 and "Pools, vllm" in said
+    two.unlink()
+    assert command(f"--config {first}/run.json --quiet --out {second}", capsys)[0] == 0
+    for file in sorted(first.iterdir()):
+        if file.name != "timing.json":
+            assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+def test_results_are_by_replica_pool_and_fleet(two, tmp_path, capsys):
+    assert command(f"--fleet {two} {TRAFFIC} --out {tmp_path}/run", capsys)[0] == 0
+    run = read_run(tmp_path / "run")
+    pools, replicas = run.summary["pools"], run.summary["replicas"]
+    assert run.rows.replicas["pool"].tolist() == ["big", "big", "small"]
+    assert {name: pool["replicas"] for name, pool in pools.items()} == {"big": 2, "small": 1}
+    for name in ("requests", "completed", "output_tokens", "steps"):
+        of_pools = [pool[name] for pool in pools.values()]
+        of_replicas = [replica[name] for replica in replicas]
+        assert of_pools == [of_replicas[0] + of_replicas[1], of_replicas[2]]
+    assert sum(replica["completed"] for replica in replicas) == run.summary["completed"] == 80
+    big = run.rows.requests[run.rows.requests.replica < 2]
+    mean_ms = (big.first_token_s - big.arrival_s).mean() * 1000
+    assert pools["big"]["mean_ttft_ms"] == pytest.approx(mean_ms)
+    described = run.config["fleet"]["pools"]
+    assert [(p["name"], p["policy"], p["profile"]["name"]) for p in described] == [
+        ("big", "vllm", "llama-3.1-8b@h100"),
+        ("small", "sarathi", "llama-3.1-8b@a100-40g"),
+    ]
+
+
+def test_one_pool_of_what_the_flags_say_is_the_run_with_these_flags():
+    flags = SMALL | {"profile": "llama-3.1-8b@a100-40g", "max_num_seqs": 16}
+    fleet = '{"pools": [{"replicas": 3, "max_num_seqs": 16, "profile": "llama-3.1-8b@a100-40g"}]}'
+    plain = simulate(SimulationConfig(replicas=3, **flags))["vllm"]
+    pooled = simulate(SimulationConfig(fleet=fleet, **SMALL))["vllm"]
+    assert plain.rows.requests.equals(pooled.rows.requests)
+    assert plain.rows.steps.equals(pooled.rows.steps)
+    assert plain.summary["replicas"] == pooled.summary["replicas"]
+
+
+def test_a_pool_without_a_policy_has_that_of_each_run(two):
+    results = simulate(SimulationConfig(fleet=str(two), policy=("vllm", "bros"), **SMALL))
+    ran = {label: result.rows.replicas["policy"].tolist() for label, result in results.items()}
+    assert ran == {"vllm": ["vllm", "vllm", "sarathi"], "bros": ["bros", "bros", "sarathi"]}
+
+
+def test_pools_with_policies_of_their_own_are_one_run_with_their_names():
+    fleet = json.dumps({"pools": [{"policy": "vllm"}, {"policy": "sarathi"}]})
+    ((label, result),) = simulate(SimulationConfig(fleet=fleet, **SMALL)).items()
+    assert label == "vllm + sarathi"
+    again = resolve(SimulationConfig(**result.config["config"]))
+    assert again.policies[0].label == label
+    with pytest.raises(SettingsError, match="every pool of --fleet has a policy of its own"):
+        resolve(SimulationConfig(fleet=fleet, policy=("bros", "echo"), **SMALL))
+
+
+def test_the_capacity_of_pools_adds_up():
+    """A load of 1 brings what both pools serve together."""
+    pools = [{"replicas": 2}, {"profile": "llama-3.1-8b@a100-40g"}]
+    more = {k: v for k, v in SMALL.items() if k != "rate"} | {"load": 1.0}
+    inputs = resolve(SimulationConfig(fleet=json.dumps({"pools": pools}), **more))
+    assert offered_load_of(inputs.workload, inputs.machines) == pytest.approx(1.0, rel=0.2)
+    shares = [1 / offered_load(inputs.workload, *machine) for machine in inputs.machines]
+    together = 1 / offered_load_of(inputs.workload, inputs.machines)
+    assert together == pytest.approx(sum(shares))
+
+
+# -- what is refused -------------------------------------------------------------------------------
+WRONG = {
+    "pools:\n - replcas: 2": (
+        r"pools\[0\].replcas: there is no such field \(did you mean 'replicas'\?\); there are"
+    ),
+    "pool:\n - replicas: 2": r"pool: there is no such field \(did you mean 'pools'\?\)",
+    "router: spread": "pools: is missing; give it",
+    "pools: []": "pools: the list is empty; write at least one pool",
+    "pools:\n - replicas: two": r"pools\[0\].replicas: .*integer \(given: 'two'\)",
+    "pools:\n - replicas: 0": r"pools\[0\].replicas: .*greater than or equal to 1 \(given: 0\)",
+    "pools:\n - {}\n - replicas: 4096": "pools: 4,097 replicas; at most 4,096",
+    "pools:\n - name: a\n - name: a": r"pools\[1\].name: 'a' is that of another pool; choose one",
+    "pools:\n - role: prefill": (
+        r"pools\[0\].role: prefill and decode apart are not simulated yet; write aggregated"
+    ),
+    "pools:\n - role: agregated": r"pools\[0\].role: there is no such role; write aggregated",
+    "pools:\n - ports: {pcie: 3}": (
+        r"pools\[0\].ports.pcie: there is no such field; there are pcie_gb_per_s"
+    ),
+    "pools:\n - policy: vlm": r"pools\[0\] \(pool-0\): no policy 'vlm' \(did you mean 'vllm'\?\)",
+    "pools:\n - kv: pagd": r"pools\[0\] \(pool-0\): no KV ledger 'pagd' \(did you mean 'paged'\?\)",
+    "pools:\n - profile: llama-3.1-70b@a100-40g": (
+        r"pools\[0\] \(pool-0\): llama-3.1-70b \(141.1 GB of weights\) leaves no KV memory"
+    ),
+    "pools:\n - num_blocks: 4": (
+        r"pools\[0\] \(pool-0\): a replica holds requests of 64 tokens at most, and the longest "
+        r"has [\d,]+; give the pool more memory, or cut requests with --cap-length 64"
+    ),
+    "pools:\n - role: x\n   role: y": "line 3: role is given twice; keep one of them",
+    "pools:\n - &a {}\n - *a": r"line 3: refers to another part \(\*\); write it out",
+    "pools: [": "line 1: this is not YAML",
+    "3: 4": "line 1: 3 is no name of a field",
+    "- 1": "holds no settings; write pools:",
+    "": "holds no settings; write pools:",
+    "[" * 2000: "parts within parts do not end",
+}
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG.items(), ids=lambda text: text[:30])
+def test_what_is_wrong_is_one_line_with_file_and_field(text, said, tmp_path, capsys):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+    code, line = command(f"--fleet {path} {TRAFFIC}", capsys)
+    assert code == BAD_INPUT and line.count("\n") == 1
+    with pytest.raises(SettingsError, match=said) as error:
+        resolve(SimulationConfig(fleet=str(path), **SMALL))
+    assert str(error.value).startswith(f"--fleet {path}: ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--fleet nowhere.yaml", "--fleet nowhere.yaml: there is no such file; check the path"),
+        ("--fleet {two} --replicas 2", "--fleet and --replicas both say how many"),
+        ("--fleet {two} --decisions --out x", "plans of one engine; drop --fleet"),
+        ("--fleet {two} --error-bars", "drop --fleet"),
+        ("--fleet {two} -r spread:x=1", "router: 'spread', and --router 'spread:x=1'"),
+    ],
+)
+def test_flags_that_do_not_go_with_a_fleet_file(flags, said, two, capsys):
+    code, line = command(f"{flags.format(two=two)} {TRAFFIC}", capsys)
+    assert code == BAD_INPUT and said in line and line.count("\n") == 1
+
+
+def test_a_file_is_kept_as_the_settings_that_it_gives():
+    text = read_fleet('{"pools": [{"replicas": 2}]}').text
+    assert read_fleet(text).text == text
+    assert yaml.safe_load(text) == {"pools": [{"replicas": 2}]}
