@@ -26,13 +26,8 @@ from twinserve.backends.simulated import SimulatedBackend
 from twinserve.experiments.study.output import check_target, markdown_table
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.registry import (
-    RegistryError,
-    ledger_names,
-    parse_policy,
-    policy_class,
-    policy_names,
-)
+from twinserve.policies.names import RegistryError
+from twinserve.policies.registry import ledger_names, parse_policy, policy_class, policy_names
 from twinserve.sim.cli.main import run_app
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore

@@ -8,27 +8,15 @@ imported, so its content is all there is to know of it.
 
 from __future__ import annotations
 
-import re
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.files import IN_FILE, WITH_OPTIONS, class_in_file
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.names import (
-    Names,
-    RegistryError,
-    check_class,
-    hint,
-    parse_options,
-    validated,
-)
+from twinserve.policies.names import Names, parse_options, validated
 from twinserve.policies.parts.estimators import BatchEstimator
 
 _HERE = __name__.rpartition(".")[0]
@@ -70,10 +58,6 @@ LEDGERS = Names("KV ledger", _HERE, _OWN_LEDGERS, "twinserve.kv", KvLedger)
 # name -> option, value, and the class that decides in its place where the option has that value
 _VARIANTS = {"bros": ("chunk", "fit", "bros.fit:BrosFitPolicy")}
 
-# a file's name may have colons: it ends where `.py` does
-_IN_FILE = re.compile(r"(?P<file>.+?\.py)(?::(?P<cls>[^:]*))?")
-_WITH_OPTIONS = re.compile(rf"(?P<name>{_IN_FILE.pattern})(?P<colon>:(?P<rest>.*))?", re.DOTALL)
-
 
 def policy_names() -> list[str]:
     """Every policy there is, sorted; nothing is imported."""
@@ -87,8 +71,8 @@ def ledger_names() -> list[str]:
 
 def policy_class(name: str) -> type[Policy]:
     """The class behind a policy's name, or `FILE.py:Class`. Raises RegistryError."""
-    if (given := _IN_FILE.fullmatch(name)) and name not in policy_names():
-        return _in_file(given["file"], given["cls"] or "")
+    if (given := IN_FILE.fullmatch(name)) and name not in policy_names():
+        return class_in_file(POLICIES, given["file"], given["cls"] or "")
     return POLICIES.find(name)
 
 
@@ -148,7 +132,7 @@ def parse_policy(text: str) -> PolicySpec:
     text = text.strip()
     name, colon, rest = (part.strip() for part in text.partition(":"))
     in_file = (
-        None if name in POLICIES.own or name in policy_names() else _WITH_OPTIONS.fullmatch(text)
+        None if name in POLICIES.own or name in policy_names() else WITH_OPTIONS.fullmatch(text)
     )
     if in_file:
         name, colon, rest = in_file["name"], in_file["colon"], in_file["rest"]
@@ -171,64 +155,3 @@ def _variant(name: str, given: Mapping[str, Any]) -> type[Policy] | None:
         return None
     module, _, attribute = where.partition(":")
     return getattr(import_module(f"{_HERE}.{module}"), attribute)
-
-
-# -- policies from files ---------------------------------------------------------------------------
-def _in_file(file: str, wanted: str) -> type[Policy]:
-    module = _module(file)
-    if not hasattr(module, wanted):
-        known = [
-            name
-            for name, value in vars(module).items()
-            if isinstance(value, type)
-            and issubclass(value, Policy)
-            and value.__module__ == module.__name__
-        ]
-        lacks = f"has no {wanted!r}{hint(wanted, known)}" if wanted else "needs a class"
-        there = f"write {file}:{' or '.join(known)}" if known else "it has no subclass of Policy"
-        raise RegistryError(f"policy file {file} {lacks}; {there}")
-    found, where = getattr(module, wanted), f"policy file {file}: {wanted}"
-    check_class(where, found, Policy)
-    name = getattr(found, "name", None)
-    if not (isinstance(name, str) and name):
-        raise RegistryError(f"{where} lacks a name; give it one, as name = {wanted.lower()!r}")
-    if name in policy_names():
-        raise RegistryError(f"{where} says name = {name!r}, which another policy has; choose one")
-    return found
-
-
-def _module(file: str) -> ModuleType:
-    """What is in `file`, run once in this process as long as it stays as it is."""
-    path = Path(file).expanduser().absolute()
-    try:
-        source = path.read_bytes()
-    except FileNotFoundError:
-        raise RegistryError(f"policy file {file}: there is no such file; check the path") from None
-    except OSError as error:
-        raise RegistryError(f"policy file {file}: cannot be read ({error.strerror})") from None
-    digest = sha256(source).hexdigest()
-    name = f"{path.stem}_{sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
-    if name not in sys.modules:
-        module = sys.modules[name] = ModuleType(name)
-        module.__dict__.update(__file__=str(path), __sha256__=digest)
-        try:
-            exec(compile(source, path, "exec"), vars(module))
-        except (Exception, SystemExit) as error:  # whatever the file's own code does
-            del sys.modules[name]
-            raise RegistryError(f"policy file {file}{_said(error, str(path))}") from error
-    return sys.modules[name]
-
-
-def _said(error: BaseException, path: str) -> str:
-    """`, line 3: NameError: name 'x' is not defined`; the last line of the file that led there."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    message = str(error)
-    if isinstance(error, SyntaxError) and error.filename == path:
-        lines, message = [error.lineno], error.msg
-    line = f", line {lines[-1]}" if lines else ""
-    return " ".join(f"{line}: {type(error).__name__}: {message}".split())
-
-
-def file_sha256(policy: type[Policy]) -> str | None:
-    """Of the file whose class it is, as it was when it was read; None for one from a package."""
-    return getattr(sys.modules.get(policy.__module__), "__sha256__", None)

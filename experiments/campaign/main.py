@@ -126,7 +126,7 @@ def _check(options: argparse.Namespace, stages: list[str], extra: dict) -> None:
     """Everything that can be known to be wrong before the first engine starts. Raises Bad."""
     try:
         from twinserve.experiments.campaign.needs import MissingError, require
-        from twinserve.policies.registry import RegistryError
+        from twinserve.policies.names import RegistryError
     except Exception as error:  # noqa: BLE001 - whatever happens at an import
         said = " ".join(str(error).split())
         raise Bad(f"the campaign cannot be imported: {type(error).__name__}: {said}") from error

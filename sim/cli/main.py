@@ -62,7 +62,7 @@ EXPECTED = (
     "twinserve.traces.workload:WorkloadError",
     "twinserve.profiles.specs:ProfileError",
     "twinserve.policies.errors:PolicyError",
-    "twinserve.policies.registry:RegistryError",
+    "twinserve.policies.names:RegistryError",
     "twinserve.sim.setup.config:SettingsError",
     "twinserve.sim.results.metrics_goodput:GoodputError",
     "twinserve.sim.results.files:ResultsError",

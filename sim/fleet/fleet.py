@@ -3,7 +3,7 @@ drain and fail while the clock runs (docs/fleet.md)."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import Application, End, State
 from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, Clock
 from twinserve.sim.engine.loop import NoProgressError
+from twinserve.sim.fleet.news import KvNews, News, deliver
 from twinserve.sim.fleet.order import FleetOrder
 from twinserve.sim.fleet.pool import FamilyPool, offline
 from twinserve.sim.fleet.replica import Life, Replica, Role
@@ -57,6 +58,7 @@ class Fleet:
         # that wait here, by number in order of coming: real-time ones, best-effort ones
         self._held: tuple[_Queue, _Queue] = (OrderedDict(), OrderedDict())
         self._held_s: dict[int, float] = {}  # since when
+        self._news: deque[News] = deque()  # of prefix caches, on the way to the router
         self._order: FleetOrder | None = None  # of applications, where the router stamps one
         self._ordered_by: Policy | None = None  # whose it is
         self._pool = None if offline_window is None else FamilyPool(offline_window)
@@ -69,7 +71,7 @@ class Fleet:
             [],
             [],
             [],
-            self.router.snapshot_age_s,
+            self.router.signals,
             lambda i, at_s: self.replicas[i].engine.load(at_s),
         )
         clock.at_end.append(self._nothing_left)
@@ -90,6 +92,10 @@ class Fleet:
         self.replicas.append(replica)
         self._view.takes.append(False)
         self._view.in_flight.append(0)
+        ledger = replica.engine.core.ledger
+        self._view.num_blocks.append(ledger.num_blocks)
+        self._view.block_tokens.append(ledger.block_tokens)
+        self._view.models.append(replica.model)
         replica.engine.on_ended = lambda rows: self._rows_ended(replica, rows)
         if type(self.router).on_first_token is not Router.on_first_token:
             replica.engine.on_first_token = lambda rows: self._first_tokens(replica, rows)
@@ -109,7 +115,7 @@ class Fleet:
         self.router.on_came(replica.index)
         ledger = replica.engine.core.ledger
         if ledger.publishes_events and self.router.hears_kv_events():
-            ledger.subscribe(_KvNews(replica, self.router))
+            ledger.subscribe(KvNews(replica, self.router, self.clock, self._news))
         self._ask_again()
         self._pull_soon()
 
@@ -272,7 +278,9 @@ class Fleet:
         view.now = self.clock.now
         if self._pool is not None and offline(request):
             return self._place_offline(request, self._pool)
-        choice = self.router.place(request, Role.SERVE, view) if view.up else Verdict.HOLD
+        if self._news:
+            deliver(self._news, self.clock.now)
+        choice = self._choose(request)
         if choice is Verdict.HOLD:
             self._queue(request)[request.number] = request
             self._held_s.setdefault(request.number, self.clock.now)
@@ -288,6 +296,13 @@ class Fleet:
                 "and no Verdict; give one of view.up"
             )
         return True
+
+    def _choose(self, request: Request) -> int | Verdict:
+        if not self._view.up:
+            return Verdict.HOLD
+        if self.router.sheds(request, self._view):
+            return Verdict.REJECT
+        return self.router.place(request, Role.SERVE, self._view)
 
     def _dispatch(self, request: Request, replica: Replica) -> None:
         if replica.life is not Life.UP:
@@ -441,19 +456,3 @@ class Fleet:
             if self._pool is not None:
                 since += self._pool.clear()
             self._ended([(r, End.FAILED, max(since_s, self._alone_s)) for r, since_s in since])
-
-
-class _KvNews:
-    """A KvListener: what a replica's prefix cache tells its router, until the replica is down."""
-
-    def __init__(self, replica: Replica, router: Router) -> None:
-        self._replica = replica
-        self._router = router
-
-    def stored(self, contents: np.ndarray) -> None:
-        if self._replica.life is not Life.DOWN:
-            self._router.on_stored(self._replica.index, contents)
-
-    def removed(self, contents: np.ndarray) -> None:
-        if self._replica.life is not Life.DOWN:
-            self._router.on_removed(self._replica.index, contents)

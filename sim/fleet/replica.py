@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.request import Request
 
@@ -26,6 +27,7 @@ class Life(StrEnum):
 @dataclass(slots=True, eq=False)
 class Replica:
     """made_of  what a reader is told of it: policy, profile, pool of a fleet file
+    model    of its step times, as it was measured beforehand; None: it was not
     life, since_s  what it does, and when (seconds) each part of its life began
     requests       by row of the engine's table
     """
@@ -33,6 +35,7 @@ class Replica:
     engine: Engine
     role: Role = Role.SERVE
     made_of: dict[str, str] = field(default_factory=dict)
+    model: StepTimeModel | None = None
     life: Life = Life.WARMING
     since_s: dict[Life, float] = field(default_factory=dict)
     failed: bool = False

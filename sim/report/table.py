@@ -104,6 +104,7 @@ SECTIONS: dict[str, list[Line]] = {
         *_attainment(_RT),
         Line("goodput, req/s", (f"{_RT}.request_goodput",), number, "high"),
         Line("request throughput, /s", ("classes.rt.request_throughput",), number, "high"),
+        Line("rejected", (f"{_RT}.rejected",), count, "low"),
     ],
     "Best-effort": [
         Line("queue", (f"{_BE}.saturation",), queue),
@@ -111,6 +112,7 @@ SECTIONS: dict[str, list[Line]] = {
         Line("throughput, tok/s", (f"{_BE}.window_total_token_throughput",), number, "high"),
         Line("latency mean, s", (f"{_BE}.mean_e2el_ms",), lambda ms: number(ms / 1000), "low"),
         *_attainment(_BE),
+        Line("rejected", (f"{_BE}.rejected",), count, "low"),
     ],
     "Applications": [
         Line("completion mean, s", ("applications.mean_jct_s",), number, "low"),
@@ -121,6 +123,7 @@ SECTIONS: dict[str, list[Line]] = {
         Line("requests completed", ("completed",), count),
         Line("requests unfinished", ("unfinished",), count, "low"),
         Line("requests timed out", ("timed_out",), count, "low"),
+        Line("requests rejected", ("rejected",), count, "low"),
         Line("failed with another", ("failed",), count, "low"),
         Line("requests never sent", ("never_sent",), count, "low"),
         Line("output tokens wasted", ("wasted_output_tokens",), count, "low"),
@@ -163,6 +166,8 @@ def overloaded(summary: Mapping, label: str) -> list[str]:
 _ONLY_IF_NONZERO = {
     "requests unfinished",
     "requests timed out",
+    "requests rejected",
+    "rejected",
     "failed with another",
     "requests never sent",
     "output tokens wasted",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from twinserve.formats import parse_json
-from twinserve.policies.registry import file_sha256, parse_policy
+from twinserve.policies.files import file_sha256
+from twinserve.policies.registry import parse_policy
 from twinserve.profiles.catalog import nearest
+from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import present_run
 from twinserve.sim.setup.config import PRESETS, SettingsError, SimulationConfig
 from twinserve.traces.generators.synth import is_synthetic
@@ -25,12 +27,15 @@ def with_defaults(
     instead of theirs, and the other way round. Raises SettingsError for an unknown preset, or a
     file that is no run.json.
     """
-    return over(defaults(preset, file, "policy" not in config.model_fields_set), config)
+    given = config.model_fields_set
+    return over(defaults(preset, file, "policy" not in given, "router" not in given), config)
 
 
-def defaults(preset: str | None, file: Path | None, policy_too: bool = True) -> dict:
-    """The settings of the run.json `file` over those of `preset`. policy_too: the file's policy
-    shall be what it was. Raises SettingsError."""
+def defaults(
+    preset: str | None, file: Path | None, policy_too: bool = True, router_too: bool = True
+) -> dict:
+    """The settings of the run.json `file` over those of `preset`. policy_too, router_too: the
+    file's policy, its router shall be what they were. Raises SettingsError."""
     base: dict = {}
     if preset is not None:
         if preset not in PRESETS:
@@ -40,7 +45,7 @@ def defaults(preset: str | None, file: Path | None, policy_too: bool = True) -> 
             )
         base.update(PRESETS[preset])
     if file is not None:
-        base.update(from_file(file, policy_too))
+        base.update(from_file(file, policy_too, router_too))
     return base
 
 
@@ -60,9 +65,9 @@ def over(base: dict, config: SimulationConfig) -> SimulationConfig:
     return SimulationConfig(**{**base, **given})
 
 
-def from_file(file: Path, policy_too: bool = True) -> dict:
-    """The settings in a run.json. policy_too: its policy shall be what it was. Raises
-    SettingsError."""
+def from_file(file: Path, policy_too: bool = True, router_too: bool = True) -> dict:
+    """The settings in a run.json. policy_too, router_too: its policy, its router shall be what they
+    were. Raises SettingsError."""
     try:
         document = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -90,6 +95,8 @@ def from_file(file: Path, policy_too: bool = True) -> dict:
         raise SettingsError(f"--config {file}: {error}") from None
     if policy_too:
         check_policy_file(stored)
+    if router_too:
+        check_router_file(stored)
     return settings
 
 
@@ -98,12 +105,23 @@ def check_policy_file(run: dict) -> None:
     changed since; RegistryError where it is gone."""
     policy = run.get("policy")
     then = policy.get("file_sha256") if isinstance(policy, dict) else None
-    said = str(then)[:12]
-    if then is None:
-        return
-    text = run["config"]["policy"][0]
-    if file_sha256(parse_policy(text).policy) != then:
+    if then is not None:
+        text = run["config"]["policy"][0]
+        _same_file("policy", text, then, file_sha256(parse_policy(text).policy))
+
+
+def check_router_file(run: dict) -> None:
+    """The same of its router."""
+    fleet = run.get("fleet")
+    then = fleet.get("router_file_sha256") if isinstance(fleet, dict) else None
+    if then is not None:
+        text = run["config"]["router"]
+        _same_file("router", text, then, file_sha256(parse_router(text).router))
+
+
+def _same_file(kind: str, text: str, then: str, now: str | None) -> None:
+    if now != then:
         raise SettingsError(
-            f"policy {text}: its file is not what it was in that run (sha256 {said}...); put "
-            f"it back, or simulate it as it is now with --policy {text}"
+            f"{kind} {text}: its file is not what it was in that run (sha256 {str(then)[:12]}...); "
+            f"put it back, or simulate it as it is now with --{kind} {text}"
         )

@@ -94,7 +94,7 @@ def compose(
     made_of = {"policy": spec.label, "profile": profile.name}
     if description.pool:
         made_of["pool"] = description.pool
-    return Replica(engine, description.role, made_of)
+    return Replica(engine, description.role, made_of, description.hardware.model)
 
 
 def simulated_backend(

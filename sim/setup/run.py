@@ -12,7 +12,8 @@ from importlib.metadata import version
 
 import numpy as np
 
-from twinserve.policies.registry import PolicySpec, file_sha256
+from twinserve.policies.files import file_sha256
+from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.front_end import NO_DELAYS
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.garbage import collected_seldom
@@ -147,6 +148,7 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
     engine = simulation.engines[0]
     described = describe(inputs, spec, engine) | {
         "fleet": simulation.fleet.described()
+        | _sha256_of(simulation.fleet.router)
         | ({"pools": [p.described(spec) for p in inputs.pools]} if inputs.pools else {}),
         "metrics": options.described(),
     }
@@ -344,6 +346,12 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
             **{name: _version(name) for name in ("twinserve", "numpy", "pandas", "simpy")},
         },
     }
+
+
+def _sha256_of(router: Router) -> dict[str, str]:
+    """Of the file that it is from, where it is from one."""
+    digest = file_sha256(type(router))
+    return {"router_file_sha256": digest} if digest else {}
 
 
 @cache

@@ -21,8 +21,9 @@ from twinserve.policies.bros.exact import BrosExactOptions, BrosExactPolicy
 from twinserve.policies.bros.milp import solve_milp
 from twinserve.policies.bros.problem import Instance, batch_seconds, enumerate_batches, solution
 from twinserve.policies.errors import PolicyError
+from twinserve.policies.names import RegistryError
 from twinserve.policies.parts.estimators import Batch, LinearEstimator, ModelEstimator
-from twinserve.policies.registry import RegistryError, parse_policy
+from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
 from twinserve.sim.setup.audit import Auditor

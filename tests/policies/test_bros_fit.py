@@ -19,8 +19,9 @@ from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.bros.fit_cost import AnyCost, FitCost, FitEstimator, FitModel, Load, cost_of
 from twinserve.policies.kv.paged.ledger import PagedLedger
+from twinserve.policies.names import RegistryError
 from twinserve.policies.parts.estimators import ModelEstimator
-from twinserve.policies.registry import RegistryError, ledger_names, parse_policy
+from twinserve.policies.registry import ledger_names, parse_policy
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.profile import load_profile

@@ -12,8 +12,9 @@ from tests.policies.policy_runs import BY_HAND
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.layerkv.lengths import LengthRange, TrueLength
+from twinserve.policies.names import RegistryError
 from twinserve.policies.parts.predictors import DemandOptions, make_predictor
-from twinserve.policies.registry import RegistryError, parse_policy, policy_names
+from twinserve.policies.registry import parse_policy, policy_names
 from twinserve.policies.requests import RequestTable
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve

@@ -9,7 +9,8 @@ import pytest
 
 from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.policies.registry import RegistryError, parse_policy, policy_class
+from twinserve.policies.names import RegistryError
+from twinserve.policies.registry import parse_policy, policy_class
 from twinserve.sim.cli import main as cli
 from twinserve.sim.setup.audit import check_policy
 from twinserve.sim.setup.config import SettingsError, SimulationConfig

@@ -11,9 +11,9 @@ from tests.parameters import mostly_slow
 from twinserve.policies import names, registry
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import (
     PolicySpec,
-    RegistryError,
     ledger_class,
     ledger_names,
     parse_policy,

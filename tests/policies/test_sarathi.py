@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.policies.policy_runs import Desk
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.registry import RegistryError, parse_policy
+from twinserve.policies.names import RegistryError
+from twinserve.policies.registry import parse_policy
 
 LIMITS = EngineLimits(max_num_seqs=8, max_model_len=64, kv_bytes_per_token=1)
 

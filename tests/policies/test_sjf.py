@@ -4,7 +4,8 @@ import pytest
 
 from tests.policies.justitia_reference import app, run
 from tests.policies.policy_runs import Desk
-from twinserve.policies.registry import RegistryError, parse_policy
+from twinserve.policies.names import RegistryError
+from twinserve.policies.registry import parse_policy
 
 TRUTH = "predictor=perfect"
 

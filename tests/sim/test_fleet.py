@@ -16,6 +16,7 @@ from twinserve.sim.engine.loop import NoProgressError
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
+from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.traces.workload import BestEffortPool, Workload
@@ -390,7 +391,7 @@ class LooksBack(LeastRequests):
     """Notes what it sees of the first replica, one and a half seconds late."""
 
     name = "looks-back"
-    snapshot_age_s = 1.5
+    signals = Signals(age_s=1.5)
 
     def setup(self):
         super().setup()

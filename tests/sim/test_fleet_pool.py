@@ -23,6 +23,7 @@ from twinserve.sim.fleet.pool import FamilyPool
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.spread import Spread
+from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.fleet.view import FleetView
 from twinserve.sim.setup.audit import crowd
 from twinserve.sim.setup.replicas import Description
@@ -390,7 +391,7 @@ def test_random_troubles_of_a_fleet_with_a_pool(seed, window, ahead):
 )
 def test_the_pool_is_a_list_of_families(events, window):
     """Beside lists that are searched from the front."""
-    pool, view = FamilyPool(window), FleetView(0.0, [0, 1, 2], [True] * 3, [0] * 3, 0.0, None)
+    pool, view = FamilyPool(window), FleetView(0.0, [0, 1, 2], [True] * 3, [0] * 3, Signals(), None)
     waiting, homes, here, number = [], {}, [0, 0, 0], 0
     for what, which in events:
         if what == "add":

@@ -59,7 +59,10 @@ def test_routers_of_other_packages_have_options(other_packages):
     "text, said",
     [
         ("lest-requests", r"no router 'lest-requests' \(did you mean 'least-requests'\?\)"),
-        ("least-requests:of=1", "router 'least-requests' has no option 'of'; it has none"),
+        (
+            "least-requests:of=1",
+            "router 'least-requests' has no option 'of'; it has shed_rt, shed_be",
+        ),
         ("last:off=1", r"router 'last' has no option 'off' \(did you mean 'of'\?\); it has of"),
         ("last:of=0", "router 'last', option of=0: should be greater than or equal to 1"),
         ("last:of", r"router 'last': expected option=value, not 'of' \(in 'last:of'\)"),

@@ -159,7 +159,8 @@ def _refusal_of(scope: Message) -> Callable[[RequestAttributes], str]:
     judges."""
     from twinserve.backends.live.serving.applications import RequestRules
     from twinserve.policies.errors import PolicyError
-    from twinserve.policies.registry import RegistryError, parse_policy
+    from twinserve.policies.names import RegistryError
+    from twinserve.policies.registry import parse_policy
 
     state = getattr(scope.get("app"), "state", None)
     settings = getattr(state, "vllm_config", None) or getattr(state, "args", None)

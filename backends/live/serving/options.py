@@ -17,7 +17,8 @@ from twinserve.backends.live.serving.applications import RequestRules
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.registry import PolicySpec, RegistryError, ledger_class, parse_policy
+from twinserve.policies.names import RegistryError
+from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.profile import ProfileError
 from twinserve.sim.engine.core import EngineCore

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from twinserve.policies.base import NoOptions, Options
+from twinserve.policies.requests import RequestClass
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.fleet.view import FleetView
 
 RouterOptions = TypeVar("RouterOptions", bound=Options)
@@ -25,12 +29,42 @@ class Verdict(Enum):
     REJECT = auto()  # it ends
 
 
+class Shedding(Options):
+    """Options of routers that reject requests under load, by class: one comes while every replica
+    that is up has so many requests in flight, of both classes.
+
+    shed_rt, shed_be  real-time requests; best-effort ones. None: none is rejected
+    """
+
+    shed_rt: int | None = Field(None, ge=1)
+    shed_be: int | None = Field(None, ge=1)
+
+
+class Measured(Shedding):
+    """Options of routers that decide by what replicas measure; see `Signals`."""
+
+    age: float = Field(0.0, ge=0, le=3600)
+    interval: float = Field(0.0, ge=0, le=3600)
+    lost: float = Field(0.0, ge=0, lt=1)
+    seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _polls(self) -> Measured:
+        if self.lost and not self.interval:
+            raise ValueError(f"lost={self.lost:g}: which measurements? give an interval, too")
+        return self
+
+    @property
+    def signals(self) -> Signals:
+        return Signals(self.age, self.interval, self.lost, seed=self.seed)
+
+
 class Router(ABC, Generic[RouterOptions]):
     """Decisions only, like a policy: same state, same view, same choice.
 
     It hears what a router in production would: what it dispatched, first tokens, ends, KV events,
     replicas that come, drain and fail. It never sees a replica's inside: `view` has its own exact
-    counts of requests in flight, and snapshots of replicas that are `snapshot_age_s` old.
+    counts of requests in flight, and snapshots of replicas as `signals` has it.
 
     A router that overrides `on_first_token`, or `on_stored` or `on_removed`, gets these events;
     otherwise nobody makes them. KV events of a replica come from `on_came` until it is down.
@@ -38,7 +72,7 @@ class Router(ABC, Generic[RouterOptions]):
 
     name: ClassVar[str]
     Options: type[RouterOptions] = NoOptions  # type: ignore[assignment]  # as of a Policy
-    snapshot_age_s: float = 0.0
+    signals = Signals()  # how old what it hears is; of its options, where these are `Measured`
     # True: requests of one application may go to several replicas, even while the first of these
     # is up. Refused with a policy that accounts for applications as a whole
     # (`Policy.orders_applications`), unless the fleet stamps an order of all replicas on requests:
@@ -48,6 +82,8 @@ class Router(ABC, Generic[RouterOptions]):
 
     def __init__(self, options: RouterOptions | None = None) -> None:
         self.options: RouterOptions = options or self.Options()
+        if isinstance(self.options, Measured):
+            self.signals = self.options.signals
         self.setup()
 
     def setup(self) -> None:
@@ -58,6 +94,15 @@ class Router(ABC, Generic[RouterOptions]):
         """The index of one of `view.up`, or why not. `view.up` is not empty. Of `request` it may
         use what a client sends (`values`, `contents`, `group`, `affinity`) and how often it was
         placed, not `output_tokens`."""
+
+    def sheds(self, request: Request, view: FleetView) -> bool:
+        """Whether the request is rejected before it is placed: by class, under load."""
+        options = self.options
+        if not isinstance(options, Shedding):
+            return False
+        real_time = request.values.get("service_class", 0) == RequestClass.REAL_TIME
+        most = options.shed_rt if real_time else options.shed_be
+        return most is not None and all(view.in_flight[i] >= most for i in view.up)
 
     @classmethod
     def hears_kv_events(cls) -> bool:
@@ -83,3 +128,17 @@ class Router(ABC, Generic[RouterOptions]):
     def on_draining(self, replica: int) -> None: ...
 
     def on_failed(self, replica: int) -> None: ...
+
+
+class PerRequest(Router[RouterOptions]):
+    """A router that looks at each request by itself: those of one application are spread, in one
+    order of the fleet where the policy has one."""
+
+    spreads_applications = True
+    stamps_order = True
+
+
+def fewest(view: FleetView, among: Sequence[int] | None = None) -> int:
+    """Of these replicas (default: all that are up), the one with the fewest requests in flight; the
+    first of them on a tie."""
+    return min(view.up if among is None else among, key=view.in_flight.__getitem__)

@@ -3,15 +3,15 @@ a prefix stay where the first of them went."""
 
 from __future__ import annotations
 
-from twinserve.policies.base import NoOptions
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import Router
+from twinserve.sim.fleet.routers.base import Router, Shedding, fewest
 from twinserve.sim.fleet.view import FleetView
 
 
-class LeastRequests(Router[NoOptions]):
+class LeastRequests(Router[Shedding]):
     name = "least-requests"
+    Options = Shedding
 
     def setup(self) -> None:
         self._home: dict[int, int] = {}  # affinity -> replica
@@ -20,7 +20,7 @@ class LeastRequests(Router[NoOptions]):
         home = self._home.get(request.affinity)
         if home is not None and view.takes[home]:
             return home
-        replica = min(view.up, key=view.in_flight.__getitem__)
+        replica = fewest(view)
         if request.affinity >= 0:
             self._home[request.affinity] = replica
         return replica

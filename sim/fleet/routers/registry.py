@@ -1,17 +1,27 @@
-"""Names of routers. Other packages add routers through entry points `twinserve.routers`."""
+"""Names of routers. Other packages add routers through entry points `twinserve.routers`; one
+without a package is named by its file, `FILE.py:Class`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from twinserve.policies.files import WITH_OPTIONS, class_in_file
 from twinserve.policies.names import Names, parse_options, validated
 from twinserve.sim.fleet.routers.base import Router
 
 ROUTERS = Names(
     "router",
     __name__.rpartition(".")[0],
-    {"least-requests": "least_requests:LeastRequests", "spread": "spread:Spread"},
+    {
+        "class-aware": "class_aware:ClassAware",
+        "least-requests": "least_requests:LeastRequests",
+        "least-tokens": "least_tokens:LeastTokens",
+        "random": "plain:Random",
+        "round-robin": "plain:RoundRobin",
+        "session": "session:Session",
+        "spread": "spread:Spread",
+    },
     "twinserve.routers",
     Router,
 )
@@ -19,15 +29,24 @@ ROUTERS = Names(
 
 @dataclass(frozen=True)
 class RouterSpec:
-    """What `name:option=value,...` says. options: those given, as the router's own types."""
+    """What `name:option=value,...` says.
+
+    options  those given, as the router's own types
+    own      a class from a file; None: the one that `name` stands for
+    """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    own: type[Router] | None = None
+
+    @property
+    def router(self) -> type[Router]:
+        """The router's class."""
+        return self.own or ROUTERS.find(self.name)
 
     def build(self) -> Router:
         """A new router with these options."""
-        kind = ROUTERS.find(self.name)
-        return kind(kind.Options(**self.options))
+        return self.router(self.router.Options(**self.options))
 
 
 def router_names() -> list[str]:
@@ -36,8 +55,15 @@ def router_names() -> list[str]:
 
 
 def parse_router(text: str) -> RouterSpec:
-    """Read `least-requests`, or `name:option=value,...`. Raises RegistryError."""
-    name, colon, rest = (part.strip() for part in text.strip().partition(":"))
-    what, kind = f"router {name!r}", ROUTERS.find(name)
+    """Read `least-requests`, `name:option=value,...`, or `FILE.py:Class:option=value`, whose path
+    is relative to the working directory. Raises RegistryError."""
+    text = text.strip()
+    name, colon, rest = (part.strip() for part in text.partition(":"))
+    own = None
+    if name not in router_names() and (found := WITH_OPTIONS.fullmatch(text)):
+        name, colon, rest = found["name"], found["colon"], found["rest"]
+        own = class_in_file(ROUTERS, found["file"], found["cls"] or "")
+    kind = own or ROUTERS.find(name)
+    what = f"router {name!r}"
     given = parse_options(what, rest, text) if colon else {}
-    return RouterSpec(name, validated(what, kind.Options, given))
+    return RouterSpec(name, validated(what, kind.Options, given), own)

@@ -8,17 +8,15 @@ the order of the fleet for that: `justitia` has one (its virtual finish times), 
 
 from __future__ import annotations
 
-from twinserve.policies.base import NoOptions
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import Router
+from twinserve.sim.fleet.routers.base import PerRequest, Shedding, fewest
 from twinserve.sim.fleet.view import FleetView
 
 
-class Spread(Router[NoOptions]):
+class Spread(PerRequest[Shedding]):
     name = "spread"
-    spreads_applications = True
-    stamps_order = True
+    Options = Shedding
 
     def place(self, request: Request, stage: Role, view: FleetView) -> int:
-        return min(view.up, key=view.in_flight.__getitem__)
+        return fewest(view)
