@@ -74,6 +74,7 @@ class Fleet:
             self.router.signals,
             lambda i, at_s: self.replicas[i].engine.load(at_s),
         )
+        self.router.view = self._view
         clock.at_end.append(self._nothing_left)
         for replica in replicas:
             self.add(replica)

@@ -47,6 +47,10 @@ class PrefixIndex:
         """`longest_prefix` of every replica."""
         return {name: cache.longest_prefix(contents) for name, cache in self._caches.items()}
 
+    def size(self, replica: int) -> int:
+        """How many contents the replica has. Raises KeyError where it is not here."""
+        return self._caches[replica].size
+
     def contents(self, replica: int) -> np.ndarray:
         """int64[n]: all that the replica has, ascending. Raises KeyError where it is not here."""
         return self._caches[replica].contents()
@@ -57,6 +61,7 @@ class _Cache:
     once, where a set would be asked block by block."""
 
     def __init__(self) -> None:
+        self.size = 0
         self._held = np.zeros(1024, bool)  # the last one stands for all that come after it: False
 
     def stored(self, contents: np.ndarray) -> None:
@@ -65,10 +70,12 @@ class _Cache:
             grown = np.zeros(max(need, 2 * len(self._held)), bool)
             grown[: len(self._held)] = self._held
             self._held = grown
+        self.size += len(contents) - int(np.count_nonzero(self._held[contents]))
         self._held[contents] = True
 
     def removed(self, contents: np.ndarray) -> None:
-        self._held[contents] = False
+        self.size -= int(np.count_nonzero(self._held.take(contents, mode="clip")))
+        self._held[contents[contents < len(self._held)]] = False
 
     def longest_prefix(self, contents: np.ndarray) -> int:
         if not len(contents):

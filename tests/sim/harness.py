@@ -267,7 +267,7 @@ def build(
         )
         if audit:
             audits.append(Audit(engines[-1], limits, recount))
-    made = [Replica(engine) for engine in engines]
+    made = [Replica(engine, model=model) for engine in engines]
     fleet = Fleet(clock, made[: replicas - spares], router, migrates)
     between = front_end or NO_DELAYS
     source = RequestSource(

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from tests.sim.harness import Affine
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router, Verdict
@@ -51,8 +52,9 @@ class Scene:
             self._load,
             [blocks] * replicas,
             [block] * replicas,
-            models or [None] * replicas,
+            models or [Affine()] * replicas,
         )
+        self.router.view = self.view
         for replica in range(replicas):
             self.router.on_came(replica)
 

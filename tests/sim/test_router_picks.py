@@ -29,7 +29,9 @@ def test_round_robin_takes_turns_and_passes_over_the_dead():
 def test_random_draws_each_replica_as_often_and_again_the_same():
     scenes = [Scene("random:seed=3", replicas=4) for _ in range(2)]
     picks, again = ([scene.send() for _ in range(4000)] for scene in scenes)
-    assert picks == again != [Scene("random:seed=4", replicas=4).send() for _ in range(4000)]
+    other = Scene("random:seed=4", replicas=4)
+    same = picks == again
+    assert same and any(other.send() != pick for pick in picks)
     assert all(abs(count - 1000) < 120 for count in Counter(picks).values())
 
 
@@ -163,8 +165,9 @@ def test_it_serves_a_workload_step_by_step_as_in_runs(name):
         for fast in (True, False)
     ]  # fmt: skip
     rows, exact = (run.rows for run in runs)
-    assert rows.requests.finished.all() and rows.requests.equals(exact.requests)
-    assert set(rows.requests.replica) <= {0, 1, 2}
+    left = rows.requests.outcome != "rejected"
+    assert rows.requests.finished[left].all() and rows.requests.equals(exact.requests)
+    assert set(rows.requests.replica) >= {0, 1, 2}
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ class Router(ABC, Generic[RouterOptions]):
     """
 
     name: ClassVar[str]
+    view: FleetView  # what `place` gets, for what it hears; set by the fleet
     Options: type[RouterOptions] = NoOptions  # type: ignore[assignment]  # as of a Policy
     signals = Signals()  # how old what it hears is; of its options, where these are `Measured`
     # True: requests of one application may go to several replicas, even while the first of these
@@ -104,10 +105,10 @@ class Router(ABC, Generic[RouterOptions]):
         most = options.shed_rt if real_time else options.shed_be
         return most is not None and all(view.in_flight[i] >= most for i in view.up)
 
-    @classmethod
-    def hears_kv_events(cls) -> bool:
+    def hears_kv_events(self) -> bool:
         """Whether it wants them: it overrides `on_stored` or `on_removed`."""
-        return cls.on_stored is not Router.on_stored or cls.on_removed is not Router.on_removed
+        kind = type(self)
+        return kind.on_stored is not Router.on_stored or kind.on_removed is not Router.on_removed
 
     # -- what it hears -----------------------------------------------------------------------------
     def on_dispatched(self, request: Request, replica: int) -> None: ...

@@ -1,0 +1,130 @@
+"""Mooncake's conductor (Qin et al., FAST 2025, Algorithm 1) where prompts and answers are computed
+on one replica.
+
+Of every replica it predicts the time to first token: the prefills that are queued there, one after
+another, and this prompt's without what is cached there. The shortest gets the request. Where even
+that breaks the request's TTFT objective, or its answer's tokens would come later than its TPOT
+objective (the paper's TBT), the request is rejected, as with HTTP 429.
+
+Times come from a model of the replica that was fitted beforehand, as in the paper; here it is the
+simulator's own. KV events tell what is cached.
+
+Differences. Prefixes are not fetched from other replicas, and so none are replicated: there are no
+transfers between replicas yet (the paper's branch above `kvcache_balancing_threshold`). The paper
+chooses a replica for the answer apart from that for the prompt. A prompt under way counts whole
+until its first token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import Field
+
+from twinserve.policies.errors import PolicyError
+from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.sim.fleet.replica import Role
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import PerRequest, Shedding, Verdict
+from twinserve.sim.fleet.routers.prefixes import Prefixes
+from twinserve.sim.fleet.signals import Signals
+from twinserve.sim.fleet.view import FleetView
+
+
+class ConductorOptions(Shedding):
+    """reject  requests whose objectives would be broken; else they are placed all the same
+    events_age, events_lost  of KV events: seconds until they come, share that does not
+    """
+
+    reject: bool = True
+    events_age: float = Field(0.0, ge=0, le=3600)
+    events_lost: float = Field(0.0, ge=0, lt=1)
+    seed: int = Field(0, ge=0)
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Of a replica. prefill_s: request without a first token -> predicted seconds of its prompt;
+    decoding: request with one -> its prompt's tokens."""
+
+    prefill_s: dict[Request, float] = field(default_factory=dict)
+    decoding: dict[Request, int] = field(default_factory=dict)
+
+
+class Conductor(PerRequest[ConductorOptions]):
+    name = "conductor"
+    Options = ConductorOptions
+
+    def setup(self) -> None:
+        options = self.options
+        self.signals = Signals(
+            events_age_s=options.events_age, events_lost=options.events_lost, seed=options.seed
+        )
+        self._prefixes = Prefixes(exact=True)
+        self._queues: dict[int, _Queue] = {}
+
+    def on_came(self, replica: int) -> None:
+        self._prefixes.came(replica, self.view)
+        self._queues[replica] = _Queue()
+
+    def on_failed(self, replica: int) -> None:
+        self._prefixes.gone(replica)
+
+    def on_stored(self, replica: int, contents: np.ndarray) -> None:
+        self._prefixes.stored(replica, contents)
+
+    def on_removed(self, replica: int, contents: np.ndarray) -> None:
+        self._prefixes.removed(replica, contents)
+
+    def on_dispatched(self, request: Request, replica: int) -> None:
+        blocks = self._prefixes.matched_at(request, replica, self.view)
+        self._queues[replica].prefill_s[request] = self._prefill_s(request, replica, blocks)
+
+    def on_first_token(self, request: Request, replica: int) -> None:
+        queue = self._queues[replica]
+        if queue.prefill_s.pop(request, None) is not None:
+            queue.decoding[request] = request.prompt_tokens
+
+    def on_ended(self, request: Request, replica: int) -> None:
+        queue = self._queues[replica]
+        queue.prefill_s.pop(request, None)
+        queue.decoding.pop(request, None)
+
+    def place(self, request: Request, stage: Role, view: FleetView) -> int | Verdict:
+        matched = self._prefixes.matched(request, view)
+        ttft_s = {i: self.ttft_s(request, i, matched[i]) for i in view.up}
+        best = min(view.up, key=ttft_s.__getitem__)
+        if self.options.reject and (
+            ttft_s[best] > request.values.get("slo_ttft_s", np.nan)  # NaN: no objective
+            or self.tbt_s(request, best) > request.values.get("slo_tpot_s", np.nan)
+        ):
+            return Verdict.REJECT
+        return best
+
+    def ttft_s(self, request: Request, replica: int, matched: int) -> float:
+        """Predicted seconds to its first token there, with so many leading blocks cached."""
+        queued = sum(self._queues[replica].prefill_s.values())
+        return queued + self._prefill_s(request, replica, matched)
+
+    def tbt_s(self, request: Request, replica: int) -> float:
+        """Predicted seconds of a step there in which all that have begun decode, and this one."""
+        contexts = [*self._queues[replica].decoding.values(), request.prompt_tokens]
+        work = StepComposition(len(contexts), sum(contexts), max(contexts))
+        return self._model(replica).step_seconds(work)
+
+    def _prefill_s(self, request: Request, replica: int, matched: int) -> float:
+        """Its last token is computed at least."""
+        cached = min(matched * self.view.block_tokens[replica], request.prompt_tokens - 1)
+        new = np.array([request.prompt_tokens - cached])
+        work = StepComposition(prefill_new=new, prefill_resident=np.array([cached]))
+        return self._model(replica).step_seconds(work)
+
+    def _model(self, replica: int) -> StepTimeModel:
+        model = self.view.models[replica]
+        if model is None:
+            raise PolicyError(
+                f"router 'conductor': nothing is known of the step times of replica {replica}; "
+                "use another router"
+            )
+        return model
