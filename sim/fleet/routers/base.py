@@ -99,7 +99,7 @@ class Router(ABC, Generic[RouterOptions]):
     def sheds(self, request: Request, view: FleetView) -> bool:
         """Whether the request is rejected before it is placed: by class, under load."""
         options = self.options
-        if not isinstance(options, Shedding):
+        if not isinstance(options, Shedding) or options.shed_rt is options.shed_be is None:
             return False
         real_time = request.values.get("service_class", 0) == RequestClass.REAL_TIME
         most = options.shed_rt if real_time else options.shed_be
