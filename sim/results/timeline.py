@@ -1,8 +1,9 @@
 """A run as a Chrome trace (JSON, gzip): open it at ui.perfetto.dev or chrome://tracing.
 
 One process a replica. Its steps are a thread of complete events, its batch, queue and KV use are
-counters, and each request is an asynchronous track: queued, prefill, decode, ended. Simulated
-seconds become microseconds.
+counters, and each request is an asynchronous track: queued, prefill, decode, ended. Where there are
+several replicas the router is a process, and requests are flows between it and them
+(timeline_flows.py). Simulated seconds become microseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.timeline_flows import ROUTER, router_events, router_names
 
 STEP_THREAD = 1
 MAX_REQUESTS = 1_000  # a track each: more cannot be read, and slow the viewer down
@@ -41,13 +43,24 @@ def trace_events(
 ) -> Iterator[dict]:
     """The trace's events one by one: metadata, steps and counters, then the requests' tracks."""
     steps = rows.steps.iloc[:max_steps]
-    requests = rows.requests.iloc[:max_requests]
+    requests, flows = rows.requests, _has_flows(rows)
+    if flows:  # else those of the first replica come first
+        requests = requests.sort_values("arrival_s", kind="stable")
+    requests = requests.iloc[:max_requests]
     replicas = np.union1d(steps["replica"].to_numpy(), requests["replica"].to_numpy())
     end_s = float(rows.steps["end_s"].max()) if len(rows.steps) else 0.0
-    yield from _names(replicas.astype(int).tolist())
+    yield from _names(replicas[replicas >= 0].astype(int).tolist())
+    if flows and rows.placements is not None:
+        yield from router_events(rows.placements, requests, steps)
+    elif (replicas < 0).any():
+        yield from router_names()
     yield from _steps(steps)
     yield from _counters(steps)
     yield from _requests(requests, end_s)
+
+
+def _has_flows(rows: RunRows) -> bool:
+    return rows.placements is not None and rows.replicas is not None and len(rows.replicas) > 1
 
 
 def _document(rows: RunRows, max_requests: int, max_steps: int) -> Iterator[str]:
@@ -163,7 +176,8 @@ def _kind(prefills: int, decodes: int) -> str:
 
 
 def _pid(replica: int) -> int:
-    return replica + 1  # viewers take process 0 for the idle task
+    """Viewers take process 0 for the idle task. What no replica got stays with the router."""
+    return ROUTER if replica < 0 else replica + 1
 
 
 def _us(seconds: float) -> float:
