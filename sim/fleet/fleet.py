@@ -311,6 +311,7 @@ class Fleet:
                 f"router {self.router.name!r} sent a request to {replica.label}, which is "
                 f"{replica.life}"
             )
+        self._view.now = self.clock.now
         engine, key = replica.engine, (replica.index, request.group)
         if request.group >= 0 and key not in self._announced:
             self._announced.add(key)

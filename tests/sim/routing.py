@@ -27,7 +27,7 @@ def prompt(*blocks: int, tokens: int | None = None, block: int = 16, **more) -> 
         "slo_ttft_s": more.pop("slo_ttft_s", NAN),
         "slo_tpot_s": more.pop("slo_tpot_s", NAN),
     }
-    return Request("r", 10, 0.0, values, lambda size: named if len(named) else None, **more)
+    return Request("r", 10, 0.0, values, lambda size: named, **more)
 
 
 class Scene:

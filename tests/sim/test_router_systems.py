@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.sim.harness import Affine
 from tests.sim.routing import Scene, prompt
 from twinserve.policies.errors import PolicyError
@@ -167,6 +170,41 @@ def test_what_it_dispatched_counts_for_two_minutes_without_events():
     assert scene.router.costs(document, scene.view) == [10, 20]
     scene.view.now = 121.0
     assert scene.router.costs(document, scene.view) == [20, 20]
+
+
+@examples(60)
+@given(st.data())
+def test_costs_are_those_of_a_recount(data):
+    """Of all requests that are there, from scratch, after any coming and going."""
+    scene, here = Scene("dynamo-kv", replicas=2), []  # request, replica, tokens to compute
+    for _ in range(data.draw(st.integers(1, 25))):
+        what = data.draw(st.sampled_from(["send", "send", "first", "end", "cached"]))
+        if what == "cached":
+            scene.stored(data.draw(st.integers(0, 1)), data.draw(st.integers(0, 5)))
+        elif what == "send" or not here:
+            blocks = data.draw(st.integers(0, 6))
+            request = prompt(*range(blocks), tokens=data.draw(st.integers(96, 140)))
+            cached = scene.router._prefixes.matched(request, scene.view)
+            replica = scene.send(request)
+            here.append([request, replica, request.prompt_tokens - 16 * cached[replica]])
+        else:
+            entry = data.draw(st.sampled_from(here))
+            if what == "first":
+                scene.first_token(*entry[:2])
+                entry[2] = 0
+            else:
+                scene.end(*entry[:2])
+                here.remove(entry)
+    request = prompt(*range(4), tokens=100)
+    cached = scene.router._prefixes.matched(request, scene.view)
+    expected = []
+    for replica in (0, 1):
+        mine = [entry for entry in here if entry[1] == replica]
+        named = {int(b) for r, *_ in mine for b in r.contents(16)} if mine else set()
+        others = sum(r.prompt_tokens // 16 - len(r.contents(16)) for r, *_ in mine)
+        prefill = sum(tokens for *_, tokens in mine) + 100 - 16 * cached[replica]
+        expected.append(prefill / 16 + len(named | set(range(4))) + others + 2)
+    assert scene.router.costs(request, scene.view) == expected
 
 
 # -- llm-d -----------------------------------------------------------------------------------------
