@@ -56,6 +56,7 @@ READERS = {
     "sim/cli/calibrate.py": VALUE,
     "sim/results/decisions.py": "decision logs",
     "sim/results/files.py": "result folders",
+    "sim/setup/fleet_file.py": OTHERS,
     "sim/setup/presets.py": "result folders",
     "sim/sweep/combinations.py": OTHERS,
     "sim/sweep/points.py": "kept points",
