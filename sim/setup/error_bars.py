@@ -22,6 +22,7 @@ from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_stats import percentile_name
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import lookup
+from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import PLAIN, Report, run_policy
 
@@ -141,7 +142,9 @@ def add_error_bars(
 ) -> None:
     """Run the corners of `spec`, and add to `result`, its run with step times as they are: the
     ranges to the summary (`error_bars`), the errors to what becomes run.json. errors: by default
-    those expected of the profile."""
+    those expected of the profile. Raises SettingsError for the pools of a fleet file."""
+    if inputs.pools:
+        raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
     errors = errors or expected_errors(inputs.hardware.profile)
     others = run_with_steps_off(inputs, spec, errors, report, options, begin)
     result.summary["error_bars"] = ranges([result.summary, *(o.summary for o in others)])

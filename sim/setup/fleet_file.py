@@ -88,6 +88,12 @@ class FleetSettings(_Part):
             raise ValueError(f"pools: {count:,} replicas; at most {MOST_REPLICAS:,} are simulated")
         return self
 
+    @property
+    def names(self) -> list[str]:
+        """Profiles, policies and the router that it names, which may be files."""
+        named = [name for pool in self.pools for name in (pool.profile, pool.policy)]
+        return [name for name in (*named, self.router) if name is not None]
+
     def name_of(self, index: int) -> str:
         return self.pools[index].name or f"pool-{index}"
 
@@ -95,7 +101,8 @@ class FleetSettings(_Part):
 @dataclass(frozen=True)
 class FleetFile:
     """where  as errors have it: `--fleet fleet.yaml`
-    text   the settings as one line of JSON: what run.json keeps, and `--fleet` takes
+    text   the pools as one line of JSON: what run.json keeps, and `--fleet` takes. The router is
+           kept as a setting of its own
     """
 
     where: str
@@ -119,7 +126,7 @@ def read_fleet(given: str) -> FleetFile:
         settings = FleetSettings.model_validate(content)
     except ValidationError as error:
         raise SettingsError(f"{where}: {_said(error)}") from None
-    text = json.dumps(settings.model_dump(exclude_unset=True), sort_keys=True)
+    text = json.dumps(settings.model_dump(exclude_unset=True, exclude={"router"}), sort_keys=True)
     return FleetFile(where, settings, text)
 
 

@@ -60,6 +60,10 @@ def over(base: dict, config: SimulationConfig) -> SimulationConfig:
         unwanted += ("rate", "rate_scale")
     elif given.get("rate") or given.get("rate_scale"):
         unwanted += ("load",)
+    if "fleet" in given or "replicas" in given:  # one says how many the other did
+        unwanted += ("replicas", "fleet")
+    if "fleet" in given:  # it may say its router
+        unwanted += ("router",)
     for name in unwanted:
         base.pop(name, None)
     return SimulationConfig(**{**base, **given})

@@ -19,17 +19,26 @@ def _named(trace: str) -> None:
 
 
 def check_names(config: SimulationConfig) -> None:
-    """Raises RegistryError, ProfileError, WorkloadError: a policy, ledger, router, profile or trace
-    that there is not, or options that it does not have."""
+    """Raises RegistryError, ProfileError, WorkloadError, SettingsError: a policy, ledger, router,
+    profile, fleet or trace that there is not, or options that it does not have."""
     for text in config.policy:
         _policy(text)
     if config.kv is not None:
         _ledger(config.kv)
     _router(config.router)
+    if config.fleet is not None:
+        _fleet(config.fleet)
     _profile(config.profile)
     _trace(config.trace)
     parse_objectives(config.slo)
     load_front_end(config.front_end)
+
+
+@cache
+def _fleet(given: str) -> None:
+    from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
+
+    read_fleet(given)
 
 
 # A sweep asks the same names of hundreds of runs; errors are not kept.

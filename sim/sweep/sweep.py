@@ -139,13 +139,17 @@ def digest_of(
 
 def contents_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """sha256 by path of the files that settings name: traces and what is said beside them,
-    profiles, policies, and files in options."""
+    profiles, policies, fleets and what these name, and files in options."""
     texts = [
         text
         for value in settings.values()
         for text in (value if isinstance(value, list) else [value])
         if isinstance(text, str)
     ]
+    if settings.get("fleet") is not None:
+        from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
+
+        texts += read_fleet(settings["fleet"]).settings.names
     paths = {word: Path(word).expanduser() for text in texts for word in _words(text)}
     paths |= {f"{word} beside": Path(path_of(path)) for word, path in paths.items()}
     return {word: content_digest(path) for word, path in sorted(paths.items()) if _is_file(path)}

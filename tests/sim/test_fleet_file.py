@@ -13,6 +13,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.fleet_file import read_fleet
 from twinserve.sim.setup.inputs import offered_load, offered_load_of, resolve
 from twinserve.sim.setup.run import Simulation, simulate
+from twinserve.sim.sweep.sweep import contents_of
 
 TRAFFIC = "-t poisson --rate 8 --requests 80 --no-async-scheduling --quiet"
 SMALL = {"trace": "poisson", "rate": 8.0, "requests": 80, "async_scheduling": False}
@@ -64,6 +65,33 @@ def test_a_run_is_repeated_from_its_run_json_without_the_file(two, tmp_path, cap
     for file in sorted(first.iterdir()):
         if file.name != "timing.json":
             assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+def test_flags_win_over_what_a_former_run_had(two, tmp_path, capsys):
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert command(f"--fleet {two} {TRAFFIC} --out {first}", capsys)[0] == 0
+    assert read_run(first).config["fleet"]["router"] == "spread"
+    flags = f"--config {first}/run.json --quiet --overwrite --out {again}"
+    assert command(f"{flags} --router round-robin", capsys)[0] == 0
+    run = read_run(again)
+    assert run.config["fleet"]["router"] == "round-robin" and len(run.rows.replicas) == 3
+    assert command(f"{flags} --replicas 5", capsys)[0] == 0
+    assert len(read_run(again).rows.replicas) == 5
+    flags = f"--config {again}/run.json --quiet --out {tmp_path}/third"
+    assert command(f"{flags} --fleet {two}", capsys)[0] == 0
+    third = read_run(tmp_path / "third")
+    assert len(third.rows.replicas) == 3 and third.config["fleet"]["router"] == "spread"
+
+
+def test_a_sweep_knows_when_what_a_file_names_has_changed(tmp_path):
+    policy, fleet = tmp_path / "mine.py", tmp_path / "fleet.yaml"
+    policy.write_text("")
+    fleet.write_text(f"pools:\n - policy: {policy}:Mine\n")
+    before = contents_of({"fleet": str(fleet)})
+    assert set(before) == {str(fleet), str(policy)}
+    policy.write_text("x = 1\n")
+    after = contents_of({"fleet": str(fleet)})
+    assert before[str(fleet)] == after[str(fleet)] and before[str(policy)] != after[str(policy)]
 
 
 def test_results_are_by_replica_pool_and_fleet(two, tmp_path, capsys):
