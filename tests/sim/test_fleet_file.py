@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,7 +12,7 @@ import yaml
 from twinserve.sim.cli.main import BAD_INPUT, simulate_main
 from twinserve.sim.results.files import read_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.fleet_file import read_fleet
+from twinserve.sim.setup.fleet_file import PoolSettings, read_fleet
 from twinserve.sim.setup.inputs import offered_load, offered_load_of, resolve
 from twinserve.sim.setup.run import Simulation, simulate
 from twinserve.sim.sweep.sweep import contents_of
@@ -220,3 +222,19 @@ def test_a_file_is_kept_as_the_settings_that_it_gives():
     text = read_fleet('{"pools": [{"replicas": 2}]}').text
     assert read_fleet(text).text == text
     assert yaml.safe_load(text) == {"pools": [{"replicas": 2}]}
+
+
+# -- the page --------------------------------------------------------------------------------------
+PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text("utf-8")
+
+
+def test_the_file_of_the_page_runs(tmp_path):
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "fleet.yaml").write_text(text)
+    (result,) = simulate(SimulationConfig(fleet=str(tmp_path / "fleet.yaml"), **SMALL)).values()
+    assert list(result.summary["pools"]) == ["new", "old"] and result.summary["completed"] == 80
+
+
+def test_the_page_names_every_field_of_a_pool():
+    (table,) = re.findall(r"^\| field of a pool.*?\n\n", PAGE, re.DOTALL | re.MULTILINE)
+    assert set(PoolSettings.model_fields) <= set(re.findall(r"`(\w+)`", table))
