@@ -45,7 +45,7 @@ WRONG = [
     ("--policy bros:chunk=0", "chunk=0"),
     ("-p bros -p bros", "given twice"),
     ("--kv foo", "no KV ledger 'foo'"),
-    ("--router nearest", "no router 'random'; there are least-requests, spread"),
+    ("--router nearest", "no router 'nearest'; there are class-aware, conductor"),
     ("--prefix-caching --kv bidirectional", "no prefix caching"),
     ("--step-times measured", "measure them with `twinserve calibrate`"),
     ("--step-times operators --profile qwen3-8b@rtx4090", "choose --step-times roofline"),
