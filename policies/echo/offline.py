@@ -10,7 +10,7 @@ import numpy as np
 from twinserve.policies.echo.climb import Climb
 from twinserve.policies.echo.forecast import MemoryForecast
 from twinserve.policies.echo.options import EchoOptions
-from twinserve.policies.echo.parts import StepInProgress, decoding
+from twinserve.policies.echo.parts import StepInProgress
 from twinserve.policies.echo.pool import FcfsPool, OfflinePool
 from twinserve.policies.echo.rank import Rank
 from twinserve.policies.parts.deadlines import RowSet
@@ -40,12 +40,11 @@ class OfflineRequests:
         change."""
         if not len(self.running) and not len(self.pool):
             return True
-        rows = step.here(self.running.rows)
-        decode = decoding(rows, step.requests)
+        decodes, prompts = step.here(self.running.rows)
         if self.options.kv_aware:
-            self.selection.serve(step, rows[decode], rows[~decode])
+            self.selection.serve(step, decodes, prompts)
             return not len(self.pool)
-        return self._in_order(step, rows[decode], rows[~decode])
+        return self._in_order(step, decodes, prompts)
 
     # -- first come, first served ------------------------------------------------------------------
     def _in_order(self, step: StepInProgress, decodes: np.ndarray, prompts: np.ndarray) -> bool:
@@ -89,9 +88,10 @@ class OfflineRequests:
     @staticmethod
     def grow_together(step: StepInProgress, rows: np.ndarray, resident: np.ndarray) -> bool:
         """Grant all a token each, if there is free memory for that."""
-        if len(rows) and (
-            step.ledger.missing_tokens(rows).any() or not step.ledger.grow_all(rows, resident + 1)
-        ):
+        if not len(rows):
+            return True
+        ledger = step.ledger
+        if np.count_nonzero(ledger.missing_tokens(rows)) or not ledger.grow_all(rows, resident + 1):
             return False
         step.grant_decodes(rows, resident)
         return True

@@ -93,7 +93,7 @@ class EchoPolicy(Policy[EchoOptions]):
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
         forecast = self.offline.forecast
-        if forecast is not None:
+        if forecast is not None and view.now >= forecast.next_s:
             forecast.observe(view.now, ledger.usage().real_time)
         limits = self.limits
         seats, tokens = limits.max_num_seqs, limits.max_num_batched_tokens

@@ -29,8 +29,9 @@ class Rank(Selection):
         before, under_way = len(step), prompts.tolist()
         fitting = self.offline.fitting(step, ready.resident)
         self.offline.decode(step, ready.rows, ready.resident, fitting)
-        served = step.granted | step.dropped
-        waiting = [row for row in ready.rows.tolist() if row not in served]
+        waiting = len(step) < before + len(ready) and any(
+            row not in step.granted and row not in step.dropped for row in ready.rows.tolist()
+        )
         self.pool.keep()
         self.add_prompts(step, ready, under_way, [], begin=not waiting)
         self.keep_added(step)

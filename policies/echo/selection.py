@@ -114,10 +114,13 @@ class Selection:
         best, best_reward = None, step.reward() if self.rising else -np.inf
         for row, resident, hit in candidates:
             left = int(requests.known_tokens(row)) - resident
-            new = step.chunk(left, resident)
             # One prompt at a time is computed piece by piece; others may overtake it where they end
             # in this iteration.
-            if new <= 0 or (new < left and under_way and row not in begun):
+            whole = under_way and row not in begun
+            if whole and not step.fits_whole(left, resident):
+                continue
+            new = step.chunk(left, resident)
+            if new <= 0 or (whole and new < left):
                 continue
             gained = hit + new - self.lost_tokens(step, ready, row, resident + new)
             seconds = step.cost.seconds([*step.prefills, (new, resident)], *step.decodes)

@@ -137,8 +137,9 @@ class KvLedger(ABC):
         return 0
 
     @property
-    def evicted_blocks(self) -> int | None:
-        """Cached blocks lost so far; None if nobody counts them."""
+    def lost_blocks(self) -> int | None:
+        """Grows whenever cached blocks that queued or running offline requests will use are
+        evicted; None if nobody counts them."""
         return None
 
     def missing_tokens(self, row):
