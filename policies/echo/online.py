@@ -14,6 +14,9 @@ from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.requests import RequestTable
 
 
+_NOBODY = np.zeros(0, np.int64)
+
+
 class OnlineRequests:
     """waiting  without KV; running: with KV
     factor   actual over estimated time of an iteration, where `feedback` asks for it
@@ -25,6 +28,8 @@ class OnlineRequests:
         self.waiting = RowSet()
         self.running = RowSet()
         self.factor = 1.0
+        # of the rows asked last: when a token 0 would be due, seconds between two
+        self._paces = _NOBODY, np.zeros(0), np.zeros(0)
 
     def serve(self, step: StepInProgress) -> bool:
         """Decodes, then prompts in order of arrival. Whether the first waiting request found no
@@ -137,14 +142,18 @@ class OnlineRequests:
     def due(self, rows: np.ndarray, requests: RequestTable) -> np.ndarray:
         """float64[n]: when each row's next token is due, seconds; inf without an objective (Sec.
         5.1)."""
-        emitted = requests.output_tokens[rows]
-        ttft, tpot = requests.slo_ttft_s[rows], requests.slo_tpot_s[rows]
-        if self.options.slo == "gap":
-            due = np.where(
-                emitted > 0, requests.last_token_s[rows] + tpot, requests.arrival_s[rows] + ttft
+        known, first, tpot = self._paces
+        if known is not rows:  # of the same set, mostly, as in the step before
+            first, tpot = (
+                requests.arrival_s[rows] + requests.slo_ttft_s[rows],
+                requests.slo_tpot_s[rows],
             )
+            self._paces = rows, first, tpot
+        emitted = requests.output_tokens[rows]
+        if self.options.slo == "gap":
+            due = np.where(emitted > 0, requests.last_token_s[rows] + tpot, first)
         else:
-            due = requests.arrival_s[rows] + ttft + np.where(emitted > 0, emitted * tpot, 0.0)
+            due = first + np.where(emitted > 0, emitted * tpot, 0.0)
         due[np.isnan(due)] = np.inf
         return due
 

@@ -81,7 +81,7 @@ class StepInProgress:
             return rows, _NOBODY
         other = (left > 0) & ~decode
         if gone:
-            kept = [r not in self.dropped and r not in ready for r in rows.tolist()]
+            kept = np.array([r not in self.dropped and r not in ready for r in rows.tolist()], bool)
             decode, other = decode & kept, other & kept
         return rows[decode], rows[other]
 
@@ -237,7 +237,8 @@ class AddedPrompt:
                    pushed out (eq. 2)
     admitted       it was queued before; led: it computed its family's shared text; under_way:
                    prompts begun before it
-    mark           the ledger's, from before; fixed: others lost their memory for it
+    mark           the ledger's, from before, where plans are tried; fixed: others lost their memory
+                   for it
     """
 
     row: int
@@ -267,10 +268,10 @@ class OfflineDecodes:
     def __init__(self, rows: np.ndarray, computed: np.ndarray, ledger: KvLedger) -> None:
         """computed: of each row of the table."""
         resident = computed[rows]
-        order = np.argsort(resident, kind="stable")
-        self.rows, self.resident = rows[order], resident[order]
-        self.totals = [0, *np.cumsum(self.resident).tolist()]
-        self.longest = [0, *self.resident.tolist()]
+        if len(rows) > 1:
+            order = np.argsort(resident, kind="stable")
+            rows, resident = rows[order], resident[order]
+        self.rows, self.resident = rows, resident
         self._computed, self._ledger = computed, ledger
 
     def __len__(self) -> int:
@@ -280,6 +281,14 @@ class OfflineDecodes:
         """From number `first` on, without those that were dropped."""
         rows = np.array([row for row in self.rows[first:].tolist() if row not in dropped], np.int64)
         return OfflineDecodes(rows, self._computed, self._ledger)
+
+    @cached_property
+    def totals(self) -> list[int]:
+        return [0, *np.cumsum(self.resident).tolist()]
+
+    @cached_property
+    def longest(self) -> list[int]:
+        return [0, *self.resident.tolist()]
 
     @cached_property
     def _growth(self) -> list[int]:

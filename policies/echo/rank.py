@@ -16,7 +16,7 @@ class Rank(Selection):
     candidate by eq. 4 and "will prefer scheduling more offline requests".
     """
 
-    rising = False
+    rising = tries = False
 
     def serve(self, step: StepInProgress, decodes: np.ndarray, prompts: np.ndarray) -> None:
         """Decodes, the shortest contexts first, as many as the bound allows: all count the same and

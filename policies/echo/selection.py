@@ -17,9 +17,11 @@ class Selection:
 
     offline  the requests that it chooses among
     rising   only what raises the reward is added
+    tries    what was added may be taken back
     """
 
     rising = True
+    tries = True
 
     def __init__(self, offline: OfflineRequests) -> None:
         self.offline, self.options, self.pool = offline, offline.options, offline.pool
@@ -51,7 +53,7 @@ class Selection:
                 return
 
     def keep_added(self, step: StepInProgress) -> None:
-        if step.added:
+        if step.added and self.tries:
             step.ledger.commit(step.added[0].mark)
 
     def _queued(self, step: StepInProgress, under_way: list[int]) -> list[tuple[int, int]]:
@@ -143,18 +145,18 @@ class Selection:
         resident: int,
         hit: int,
     ) -> bool:
-        """With its memory, in a try of the ledger: False and nothing changed where it finds
-        none."""
+        """With its memory: False and nothing changed where it finds none."""
         queued, others = row in self.pool, len(step.plan.preempted)
         lost, before = self.lost_tokens(step, ready, row, resident + new), tuple(under_way)
         led, keep = self.pool.leads(row), ready.growth(step.considered)
-        mark = step.ledger.mark()
+        mark = step.ledger.mark() if self.tries else 0
         if not (
             self.offline.admit(step, row, new, hit, keep)
             if queued
             else self.offline.continue_prompt(step, row, new, resident, keep)
         ):
-            step.ledger.rollback(mark)
+            if self.tries:
+                step.ledger.rollback(mark)
             return False
         fixed = len(step.plan.preempted) > others
         step.record(AddedPrompt(row, new, resident, hit, lost, queued, led, before, mark, fixed))
