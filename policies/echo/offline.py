@@ -10,10 +10,12 @@ import numpy as np
 from twinserve.policies.echo.climb import Climb
 from twinserve.policies.echo.forecast import MemoryForecast
 from twinserve.policies.echo.options import EchoOptions
-from twinserve.policies.echo.parts import StepInProgress
+from twinserve.policies.echo.parts import NOBODY, StepInProgress, phases
 from twinserve.policies.echo.pool import FcfsPool, OfflinePool
 from twinserve.policies.echo.rank import Rank
+from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
+from twinserve.policies.requests import RequestTable
 
 
 class OfflineRequests:
@@ -33,6 +35,7 @@ class OfflineRequests:
             else None
         )
         self.last = np.zeros(0, np.int64)
+        self._prompts = NOBODY, NOBODY  # of the rows asked last: tokens of their prompts
         self.selection = (Rank if options.offline == "rank" else Climb)(self)
 
     def serve(self, step: StepInProgress) -> bool:
@@ -136,7 +139,7 @@ class OfflineRequests:
         if not self.grow(step, row, resident + new, evict=not len(step) and not step.considered):
             return False
         step.grant_prompt(row, new, resident)
-        self._computed(step, row, resident, resident + new)
+        self.computed(step.requests, ledger, row, resident, resident + new)
         return True
 
     def admit(self, step: StepInProgress, row: int, new: int, hit: int, keep: int = 0) -> bool:
@@ -154,7 +157,7 @@ class OfflineRequests:
         self.running.add(row)
         step.plan.admitted.append((row, hit))
         step.grant_prompt(row, new, hit, hit)
-        self._computed(step, row, hit, hit + new)
+        self.computed(step.requests, ledger, row, hit, hit + new)
         return True
 
     def reserved_blocks(self, step: StepInProgress) -> int:
@@ -163,10 +166,21 @@ class OfflineRequests:
             return 0
         return self.forecast.reserve(step.ledger.usage().real_time)
 
-    def _computed(self, step: StepInProgress, row: int, before: int, after: int) -> None:
-        size = step.ledger.block_tokens
+    def computed(
+        self, requests: RequestTable, ledger: KvLedger, row: int, before: int, after: int
+    ) -> None:
+        """A prompt is computed from so many tokens on up to so many: others may find its text."""
+        size = ledger.block_tokens
         self.pool.passed(row, after // size)
-        self.pool.computed(step.requests.prefix[row], before // size)
+        self.pool.computed(requests.prefix[row], before // size)
+
+    def phases(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        """As `OnlineRequests.phases`."""
+        known, prompts = self._prompts
+        if known is not rows:
+            prompts = requests.prompt_tokens[rows]
+            self._prompts = rows, prompts
+        return phases(rows, prompts, requests)
 
     def victims(self, step: StepInProgress, row: int, need: int) -> Iterator[int]:
         """Offline requests that may lose their memory to `row`, which needs `need` blocks.

@@ -9,12 +9,9 @@ import numpy as np
 
 from twinserve.policies.echo.offline import OfflineRequests
 from twinserve.policies.echo.options import EchoOptions
-from twinserve.policies.echo.parts import StepInProgress
+from twinserve.policies.echo.parts import NOBODY, StepInProgress, phases
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.requests import RequestTable
-
-
-_NOBODY = np.zeros(0, np.int64)
 
 
 class OnlineRequests:
@@ -28,8 +25,9 @@ class OnlineRequests:
         self.waiting = RowSet()
         self.running = RowSet()
         self.factor = 1.0
-        # of the rows asked last: when a token 0 would be due, seconds between two
-        self._paces = _NOBODY, np.zeros(0), np.zeros(0)
+        # of the rows asked last: when a token 0 would be due, seconds between two, tokens of the
+        # prompts
+        self._columns = NOBODY, np.zeros(0), np.zeros(0), NOBODY
 
     def serve(self, step: StepInProgress) -> bool:
         """Decodes, then prompts in order of arrival. Whether the first waiting request found no
@@ -142,13 +140,7 @@ class OnlineRequests:
     def due(self, rows: np.ndarray, requests: RequestTable) -> np.ndarray:
         """float64[n]: when each row's next token is due, seconds; inf without an objective (Sec.
         5.1)."""
-        known, first, tpot = self._paces
-        if known is not rows:  # of the same set, mostly, as in the step before
-            first, tpot = (
-                requests.arrival_s[rows] + requests.slo_ttft_s[rows],
-                requests.slo_tpot_s[rows],
-            )
-            self._paces = rows, first, tpot
+        first, tpot, _ = self._fixed(rows, requests)
         emitted = requests.output_tokens[rows]
         if self.options.slo == "gap":
             due = np.where(emitted > 0, requests.last_token_s[rows] + tpot, first)
@@ -157,6 +149,23 @@ class OnlineRequests:
         due[np.isnan(due)] = np.inf
         return due
 
+    def _fixed(
+        self, rows: np.ndarray, requests: RequestTable
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What never changes of the rows. The same set is asked for, mostly, as in the step
+        before."""
+        known, first, tpot, prompts = self._columns
+        if known is not rows:
+            first = requests.arrival_s[rows] + requests.slo_ttft_s[rows]
+            tpot, prompts = requests.slo_tpot_s[rows], requests.prompt_tokens[rows]
+            self._columns = rows, first, tpot, prompts
+        return first, tpot, prompts
+
+    def phases(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        """int64[n]: tokens that each row has computed; bool[n]: which compute the one token after
+        their last emitted one."""
+        return phases(rows, self._fixed(rows, requests)[2], requests)
+
     def _protect(self, step: StepInProgress, rows: np.ndarray) -> None:
         """The iteration is bounded by the tightest SLO among those of `rows` that are in it (Sec.
         5.1)."""
@@ -164,11 +173,17 @@ class OnlineRequests:
             rows = np.array([row for row in rows.tolist() if row in step.granted], np.int64)
         if not len(rows):
             return
-        seconds = self.factor * step.seconds()
-        slack = self.due(rows, step.requests) - step.view.now
+        bound = self.bound(rows, step.requests, step.view.now, step.seconds())
+        step.bound = min(step.bound, bound)
+
+    def bound(self, rows: np.ndarray, requests: RequestTable, now: float, estimate: float) -> float:
+        """Estimated seconds that an iteration with `rows` may take, one that takes `estimate`
+        without offline work."""
+        seconds = self.factor * estimate
+        slack = self.due(rows, requests) - now
         least = float(slack.min())
         if least < seconds:  # what is too late already has its pace to keep
-            pace = step.requests.slo_tpot_s[rows]
+            pace = requests.slo_tpot_s[rows]
             pace = np.where(np.isnan(pace), np.inf, pace)
             least = float(np.where(slack >= seconds, slack, np.maximum(pace, seconds)).min())
-        step.bound = min(step.bound, least / self.factor)
+        return least / self.factor

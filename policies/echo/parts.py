@@ -16,7 +16,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable
 
-_NOBODY = np.zeros(0, np.int64)
+NOBODY = np.zeros(0, np.int64)
 
 
 class StepInProgress:
@@ -49,7 +49,7 @@ class StepInProgress:
         self.plan = StepPlan()
         self.seats, self.tokens = seats, tokens
         self.bound = np.inf
-        self.online = _NOBODY
+        self.online = NOBODY
         self.prefills: list[tuple[int, int]] = []
         self.decodes = self._granted_decodes = (0, 0, 0)
         self._granted_benefit = 0.0
@@ -78,7 +78,7 @@ class StepInProgress:
         decode = (left == 1) & (emitted > 0)
         gone = self.dropped or ready
         if not gone and np.count_nonzero(decode) == len(rows):
-            return rows, _NOBODY
+            return rows, NOBODY
         other = (left > 0) & ~decode
         if gone:
             kept = np.array([r not in self.dropped and r not in ready for r in rows.tolist()], bool)
@@ -297,6 +297,15 @@ class OfflineDecodes:
     def growth(self, k: int) -> int:
         """Blocks that the k shortest will newly take."""
         return self._growth[k] if k else 0
+
+
+def phases(
+    rows: np.ndarray, prompts: np.ndarray, requests: RequestTable
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n]: tokens that each row has computed; bool[n]: which compute the one token after their
+    last emitted one. prompts: tokens of theirs, int64[n]."""
+    emitted, computed = requests.output_tokens[rows], requests.computed_tokens[rows]
+    return computed, (prompts + emitted - computed == 1) & (emitted > 0)
 
 
 def rate(benefit: float, seconds: float) -> float:

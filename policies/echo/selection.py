@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twinserve.policies.echo.parts import AddedPrompt, OfflineDecodes, StepInProgress, rate
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.requests import RequestTable
 
 if TYPE_CHECKING:
     from twinserve.policies.echo.offline import OfflineRequests
@@ -47,7 +49,7 @@ class Selection:
                 return
         if len(prompts):  # one in pieces at a time
             return
-        for row, hit in self._queued(step, []):
+        for row, hit in self.queued(requests, step.ledger, []):
             new = step.chunk(int(requests.known_tokens(row)) - hit, hit)
             if new > 0 and row not in step.dropped and self.offline.admit(step, row, new, hit):
                 return
@@ -56,20 +58,22 @@ class Selection:
         if step.added and self.tries:
             step.ledger.commit(step.added[0].mark)
 
-    def _queued(self, step: StepInProgress, under_way: list[int]) -> list[tuple[int, int]]:
+    def queued(
+        self, requests: RequestTable, ledger: KvLedger, under_way: list[int]
+    ) -> list[tuple[int, int]]:
         """(row, tokens found in the cache) of the queued candidates. Who came more than
         `patience_s` after the first of those that wait, queued or under way, does not overtake it:
         a queued one stands in their place."""
-        found, first = self.pool.best(step.ledger), self.pool.first()
+        found, first = self.pool.best(ledger), self.pool.first()
         if first is None:
             return found
-        arrived = step.requests.arrival_s
+        arrived = requests.arrival_s
         latest = float(arrived[min(first, *under_way) if under_way else first])
         latest += self.options.patience_s
         kept = [one for one in found if arrived[one[0]] <= latest]
         if len(kept) == len(found) or arrived[first] > latest or self.pool.waits(first):
             return kept
-        kept.append((first, step.ledger.hit_tokens(first)))
+        kept.append((first, ledger.hit_tokens(first)))
         return list(dict.fromkeys(kept))
 
     def add_prompts(
@@ -110,7 +114,7 @@ class Selection:
         ]
         candidates += [
             (row, hit, hit)
-            for row, hit in (self._queued(step, under_way) if begin else ())
+            for row, hit in (self.queued(requests, step.ledger, under_way) if begin else ())
             if row not in refused and row not in step.dropped
         ]
         best, best_reward = None, step.reward() if self.rising else -np.inf

@@ -177,7 +177,7 @@ class CountedPool(BlockPool):
                 # taken: an entry that lists it twice is stale now
                 self._used_at[parts[-1]] = -at[chosen]
         evicted = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        needed = np.count_nonzero(self.rc[self.content[evicted]])
+        needed = int(np.count_nonzero(self.rc[self.content[evicted]]))
         if self.undo is not None:
             used_at, ranks = -self._used_at[evicted], self._rank[evicted]
 
