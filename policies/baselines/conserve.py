@@ -32,7 +32,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.paged.checkpointed import CheckpointedLedger
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.parts.fill import fill
-from twinserve.policies.parts.runs import LONGEST_RUN, further_decodes
+from twinserve.policies.parts.runs import LONGEST_RUN, further_decodes, further_steps
 from twinserve.policies.plan import DEVICE, Hold, KvMove, Preemption, StepPlan
 from twinserve.policies.requests import RequestClass, RequestTable, State
 
@@ -63,6 +63,7 @@ class ConservePolicy(Policy[ConserveOptions]):
 
     def setup(self) -> None:
         self.online, self.offline = RowSet(), RowSet()  # unfinished rows in order of arrival
+        self._tokens = self.limits.max_num_batched_tokens
         self._swap = self.options.preemption_mode == "swap"
 
     def step_tokens(self, longest: int) -> int:
@@ -96,7 +97,7 @@ class ConservePolicy(Policy[ConserveOptions]):
             ledger,
             np.concatenate(parts),
             seats=self.limits.max_num_seqs,
-            token_budget=self.limits.max_num_batched_tokens,
+            token_budget=self._tokens,
             split=True,
             swap=self._swap,
         )
@@ -117,10 +118,40 @@ class ConservePolicy(Policy[ConserveOptions]):
             # Memory, seats or budget keep the others out, and still do while nothing ends or comes.
             further = further_decodes(plan, requests, ledger)
         self._checkpoint(holders, plan, ledger)  # goes beside the first step of a run
-        plan.valid_for = (
-            self._before_checkpoint(holders, further, requests, ledger) if further else 0
-        )
+        if further:
+            plan.valid_for = self._before_checkpoint(holders, further, requests, ledger)
+        elif self._same_chunk(online, offline, plan, ledger):
+            plan.valid_for = further_steps(plan, requests, ledger, shut=True)
         return plan
+
+    def _same_chunk(self, online: _Rows, offline: _Rows, plan: StepPlan, ledger: KvLedger) -> bool:
+        """Whether the next plan is this one, as long as the prompt in it has chunks left. The token
+        budget ends in that prompt: nobody behind it is looked at, and what holds memory there
+        pauses. Online requests before it must not wait for memory, of which they may come to need
+        less; nor may a copy be due."""
+        if plan.admitted or plan.moves or sum(plan.tokens.tolist()) < self._tokens:
+            return False
+        if len(online.swapped):
+            return False
+        if int(plan.rows[-1]) in self.online:
+            return self._no_copy(offline.running, ledger)
+        return not len(online.waiting) and not self._copies(offline.running, ledger)
+
+    def _copies(self, rows: np.ndarray, ledger: KvLedger) -> bool:
+        """Whether full blocks of the offline `rows` are copied to the host at all."""
+        return bool(
+            self.options.checkpoint_blocks
+            and len(rows)
+            and isinstance(ledger, CheckpointedLedger)
+            and ledger.free_host_blocks
+        )
+
+    def _no_copy(self, rows: np.ndarray, ledger: KvLedger) -> bool:
+        """Whether none is due while the offline `rows` pause."""
+        if not self._copies(rows, ledger):
+            return True
+        assert isinstance(ledger, CheckpointedLedger)
+        return int(ledger.pending_blocks(rows).sum()) < self.options.checkpoint_blocks
 
     # -- coming back -------------------------------------------------------------------------------
     def _bring_back_online(
@@ -192,14 +223,10 @@ class ConservePolicy(Policy[ConserveOptions]):
         self, rows: np.ndarray, steps: int, requests: RequestTable, ledger: KvLedger
     ) -> int:
         """Of `steps` further decodes of `rows`, those before enough full blocks wait for a copy."""
-        most = self.options.checkpoint_blocks
-        if (
-            not most
-            or not len(rows)
-            or not isinstance(ledger, CheckpointedLedger)
-            or not ledger.free_host_blocks
-        ):
+        if not self._copies(rows, ledger):
             return steps
+        assert isinstance(ledger, CheckpointedLedger)
+        most = self.options.checkpoint_blocks
         size = ledger.block_tokens
         fills = size - requests.computed_tokens[rows] % size  # steps until the block is full
         full = np.bincount(fills, minlength=LONGEST_RUN + size)[: LONGEST_RUN + size]

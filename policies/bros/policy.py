@@ -29,6 +29,7 @@ from twinserve.policies.bros.parts import (
     within_tokens,
 )
 from twinserve.policies.bros.plain import all_fit, nobody_joins, place_all
+from twinserve.policies.bros.runs import chunks_stand
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import DeadlineQueue, RowSet
@@ -207,6 +208,8 @@ class BrosPolicy(Policy[BrosOptions]):
         tokens, ledger = self.limits.max_num_batched_tokens, step.ledger
         if all_fit(everyone, residual, size, tokens, self.estimator) and place_all(step, everyone):
             self._finish(step, everyone, n)
+            if self._computes_chunks(step, everyone):
+                chunks_stand(step, everyone, n, self.estimator)
             self._adapt(early_return=False)
             return True
         if not len(self.be_waiting) and not np.count_nonzero(everyone.swapped):
@@ -219,6 +222,17 @@ class BrosPolicy(Policy[BrosOptions]):
                 self._adapt(early_return=True)
                 return True
         return False
+
+    def _computes_chunks(self, step: PlanInProgress, everyone: Batch) -> bool:
+        """Whether the batch is the same in the next step, prompts in chunks among it."""
+        plan, options = step.plan, self.options
+        return bool(
+            options.chunk is not None
+            and options.group_size == 1
+            and not (plan.admitted or plan.preempted or plan.moves)
+            and len(everyone) == len(self.rt_pending) + len(self.be_pending)
+            and np.count_nonzero(everyone.is_prefill)
+        )
 
     def _choose(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> Choice:
         return self._greedy(urgent, candidates, size)

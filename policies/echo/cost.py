@@ -52,14 +52,26 @@ class EchoCost:
 
     def __init__(self, model: EchoModel) -> None:
         self.model = model
+        # the decodes that were asked last: most edits of a plan leave them as they are
+        self._decodes, self._decode_s = (0, 0, 0), 0.0
 
     def seconds(self, prefills: Prefills, n: int, total: int, longest: int) -> float:
-        model, prefill = self.model, 0.0
+        prefill = self._prefill_seconds(prefills)
+        return self._batch_seconds(prefill, (n, total, longest)) if n else prefill
+
+    def _prefill_seconds(self, prefills: Prefills) -> float:
+        prefill, of_one = 0.0, self.model.prefill_seconds
         for new, resident in prefills:
-            prefill += model.prefill_seconds(new, resident)
-        return (
-            model.batch_seconds(prefill, model.decode_seconds(n, total, longest)) if n else prefill
-        )
+            prefill += of_one(new, resident)
+        return prefill
+
+    def _decode_seconds(self, decodes: tuple[int, int, int]) -> float:
+        if decodes != self._decodes:
+            self._decodes, self._decode_s = decodes, self.model.decode_seconds(*decodes)
+        return self._decode_s
+
+    def _batch_seconds(self, prefill_s: float, decodes: tuple[int, int, int]) -> float:
+        return self.model.batch_seconds(prefill_s, self._decode_seconds(decodes))
 
     def decode_run(self, n: int, total: int, longest: int, steps: int) -> np.ndarray:
         return self.model.decode_run_seconds(n, total, longest, steps)
@@ -73,12 +85,14 @@ class EchoCost:
         bound: float,
     ) -> int:
         """Eq. 8 solved for the prefill time that is left, then eq. 6 for the length."""
-        model, decode = self.model, self.seconds((), *decodes)
+        model, n = self.model, decodes[0]
+        decode = self._batch_seconds(0.0, decodes) if n else 0.0
         if bound < decode:
             # as printed, eq. 8 may say that a short chunk makes a batch of decodes shorter
             return 0
         allowed = decode + (bound - decode) / model.lambda_ if decode and model.lambda_ else bound
-        left = allowed - self.seconds(prefills, 0, 0, 0)
+        spent = self._prefill_seconds(prefills)
+        left = allowed - spent
         if left <= 0.0:
             return 0
         # of eq. 6 at the chunk's end
@@ -89,7 +103,10 @@ class EchoCost:
         # the stable root of a x^2 + b x = end
         length = 2.0 * end / (b + math.sqrt(b * b + 4.0 * a * end)) if a or b else resident + limit
         chunk = int(min(limit, length - resident))
-        while chunk > 0 and self.seconds([*prefills, (chunk, resident)], *decodes) > bound:
+        while chunk > 0:
+            prefill = spent + model.prefill_seconds(chunk, resident)
+            if (self._batch_seconds(prefill, decodes) if n else prefill) <= bound:
+                break
             chunk -= 1  # rounding
         return max(chunk, 0)
 

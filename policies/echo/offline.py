@@ -10,10 +10,12 @@ import numpy as np
 from twinserve.policies.echo.climb import Climb
 from twinserve.policies.echo.forecast import MemoryForecast
 from twinserve.policies.echo.options import EchoOptions
-from twinserve.policies.echo.parts import StepInProgress, decoding
+from twinserve.policies.echo.parts import NOBODY, StepInProgress, phases
 from twinserve.policies.echo.pool import FcfsPool, OfflinePool
 from twinserve.policies.echo.rank import Rank
+from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
+from twinserve.policies.requests import RequestTable
 
 
 class OfflineRequests:
@@ -33,6 +35,7 @@ class OfflineRequests:
             else None
         )
         self.last = np.zeros(0, np.int64)
+        self._prompts = NOBODY, NOBODY  # of the rows asked last: tokens of their prompts
         self.selection = (Rank if options.offline == "rank" else Climb)(self)
 
     def serve(self, step: StepInProgress) -> bool:
@@ -40,12 +43,11 @@ class OfflineRequests:
         change."""
         if not len(self.running) and not len(self.pool):
             return True
-        rows = step.here(self.running.rows)
-        decode = decoding(rows, step.requests)
+        decodes, prompts = step.here(self.running.rows)
         if self.options.kv_aware:
-            self.selection.serve(step, rows[decode], rows[~decode])
+            self.selection.serve(step, decodes, prompts)
             return not len(self.pool)
-        return self._in_order(step, rows[decode], rows[~decode])
+        return self._in_order(step, decodes, prompts)
 
     # -- first come, first served ------------------------------------------------------------------
     def _in_order(self, step: StepInProgress, decodes: np.ndarray, prompts: np.ndarray) -> bool:
@@ -89,9 +91,10 @@ class OfflineRequests:
     @staticmethod
     def grow_together(step: StepInProgress, rows: np.ndarray, resident: np.ndarray) -> bool:
         """Grant all a token each, if there is free memory for that."""
-        if len(rows) and (
-            step.ledger.missing_tokens(rows).any() or not step.ledger.grow_all(rows, resident + 1)
-        ):
+        if not len(rows):
+            return True
+        ledger = step.ledger
+        if np.count_nonzero(ledger.missing_tokens(rows)) or not ledger.grow_all(rows, resident + 1):
             return False
         step.grant_decodes(rows, resident)
         return True
@@ -136,7 +139,7 @@ class OfflineRequests:
         if not self.grow(step, row, resident + new, evict=not len(step) and not step.considered):
             return False
         step.grant_prompt(row, new, resident)
-        self._computed(step, row, resident, resident + new)
+        self.computed(step.requests, ledger, row, resident, resident + new)
         return True
 
     def admit(self, step: StepInProgress, row: int, new: int, hit: int, keep: int = 0) -> bool:
@@ -154,7 +157,7 @@ class OfflineRequests:
         self.running.add(row)
         step.plan.admitted.append((row, hit))
         step.grant_prompt(row, new, hit, hit)
-        self._computed(step, row, hit, hit + new)
+        self.computed(step.requests, ledger, row, hit, hit + new)
         return True
 
     def reserved_blocks(self, step: StepInProgress) -> int:
@@ -163,10 +166,21 @@ class OfflineRequests:
             return 0
         return self.forecast.reserve(step.ledger.usage().real_time)
 
-    def _computed(self, step: StepInProgress, row: int, before: int, after: int) -> None:
-        size = step.ledger.block_tokens
+    def computed(
+        self, requests: RequestTable, ledger: KvLedger, row: int, before: int, after: int
+    ) -> None:
+        """A prompt is computed from so many tokens on up to so many: others may find its text."""
+        size = ledger.block_tokens
         self.pool.passed(row, after // size)
-        self.pool.computed(step.requests.prefix[row], before // size)
+        self.pool.computed(requests.prefix[row], before // size)
+
+    def phases(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        """As `OnlineRequests.phases`."""
+        known, prompts = self._prompts
+        if known is not rows:
+            prompts = requests.prompt_tokens[rows]
+            self._prompts = rows, prompts
+        return phases(rows, prompts, requests)
 
     def victims(self, step: StepInProgress, row: int, need: int) -> Iterator[int]:
         """Offline requests that may lose their memory to `row`, which needs `need` blocks.

@@ -9,7 +9,7 @@ import numpy as np
 
 from twinserve.policies.echo.offline import OfflineRequests
 from twinserve.policies.echo.options import EchoOptions
-from twinserve.policies.echo.parts import StepInProgress, decoding
+from twinserve.policies.echo.parts import NOBODY, StepInProgress, phases
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.requests import RequestTable
 
@@ -25,18 +25,20 @@ class OnlineRequests:
         self.waiting = RowSet()
         self.running = RowSet()
         self.factor = 1.0
+        # of the rows asked last: when a token 0 would be due, seconds between two, tokens of the
+        # prompts
+        self._columns = NOBODY, np.zeros(0), np.zeros(0), NOBODY
 
     def serve(self, step: StepInProgress) -> bool:
         """Decodes, then prompts in order of arrival. Whether the first waiting request found no
         memory."""
         requests = step.requests
-        rows = step.here(self.running.rows)
-        decode = decoding(rows, requests)
-        self._decode_online(step, rows[decode])
+        decodes, prompts = step.here(self.running.rows)
+        self._decode_online(step, decodes)
         if self.options.slo_aware:
-            self._protect(step, [row for row in rows[decode].tolist() if row in step.granted])
+            self._protect(step, decodes)
         first = True
-        for row in rows[~decode].tolist():
+        for row in prompts.tolist():
             if row in step.dropped:
                 continue
             resident = int(requests.computed_tokens[row])
@@ -54,7 +56,9 @@ class OnlineRequests:
     def _decode_online(self, step: StepInProgress, rows: np.ndarray) -> None:
         rows = rows[: max(0, min(step.seats, step.tokens))]
         computed = step.requests.computed_tokens[rows]
-        if not step.ledger.missing_tokens(rows).any() and step.ledger.grow_all(rows, computed + 1):
+        ledger = step.ledger
+        missing = np.count_nonzero(ledger.missing_tokens(rows))
+        if not missing and ledger.grow_all(rows, computed + 1):
             step.grant_decodes(rows, computed)
             return
         for row, resident in zip(rows.tolist(), computed.tolist(), strict=True):
@@ -130,31 +134,56 @@ class OnlineRequests:
         step.grant_prompt(row, new, resident, hit)
         self.offline.pool.computed(step.requests.prefix[row], resident // step.ledger.block_tokens)
         if self.options.slo_aware:
-            self._protect(step, [row])
+            self._protect(step, np.array([row]))
 
     # -- deadlines ---------------------------------------------------------------------------------
     def due(self, rows: np.ndarray, requests: RequestTable) -> np.ndarray:
         """float64[n]: when each row's next token is due, seconds; inf without an objective (Sec.
         5.1)."""
+        first, tpot, _ = self._fixed(rows, requests)
         emitted = requests.output_tokens[rows]
-        ttft, tpot = requests.slo_ttft_s[rows], requests.slo_tpot_s[rows]
         if self.options.slo == "gap":
-            due = np.where(
-                emitted > 0, requests.last_token_s[rows] + tpot, requests.arrival_s[rows] + ttft
-            )
+            due = np.where(emitted > 0, requests.last_token_s[rows] + tpot, first)
         else:
-            due = requests.arrival_s[rows] + ttft + np.where(emitted > 0, emitted * tpot, 0.0)
-        return np.where(np.isnan(due), np.inf, due)
+            due = first + np.where(emitted > 0, emitted * tpot, 0.0)
+        due[np.isnan(due)] = np.inf
+        return due
 
-    def _protect(self, step: StepInProgress, rows: list[int]) -> None:
-        """The iteration is bounded by the tightest SLO among `rows` (Sec. 5.1)."""
-        if not rows:
+    def _fixed(
+        self, rows: np.ndarray, requests: RequestTable
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What never changes of the rows. The same set is asked for, mostly, as in the step
+        before."""
+        known, first, tpot, prompts = self._columns
+        if known is not rows:
+            first = requests.arrival_s[rows] + requests.slo_ttft_s[rows]
+            tpot, prompts = requests.slo_tpot_s[rows], requests.prompt_tokens[rows]
+            self._columns = rows, first, tpot, prompts
+        return first, tpot, prompts
+
+    def phases(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        """int64[n]: tokens that each row has computed; bool[n]: which compute the one token after
+        their last emitted one."""
+        return phases(rows, self._fixed(rows, requests)[2], requests)
+
+    def _protect(self, step: StepInProgress, rows: np.ndarray) -> None:
+        """The iteration is bounded by the tightest SLO among those of `rows` that are in it (Sec.
+        5.1)."""
+        if len(rows) > len(step):
+            rows = np.array([row for row in rows.tolist() if row in step.granted], np.int64)
+        if not len(rows):
             return
-        chosen = np.array(rows)
-        seconds = self.factor * step.seconds()
-        slack = self.due(chosen, step.requests) - step.view.now
-        # What is too late already has its pace to keep.
-        pace = step.requests.slo_tpot_s[chosen]
-        pace = np.where(np.isnan(pace), np.inf, pace)
-        limits = np.where(slack >= seconds, slack, np.maximum(pace, seconds))
-        step.bound = min(step.bound, float(limits.min()) / self.factor)
+        bound = self.bound(rows, step.requests, step.view.now, step.seconds())
+        step.bound = min(step.bound, bound)
+
+    def bound(self, rows: np.ndarray, requests: RequestTable, now: float, estimate: float) -> float:
+        """Estimated seconds that an iteration with `rows` may take, one that takes `estimate`
+        without offline work."""
+        seconds = self.factor * estimate
+        slack = self.due(rows, requests) - now
+        least = float(slack.min())
+        if least < seconds:  # what is too late already has its pace to keep
+            pace = requests.slo_tpot_s[rows]
+            pace = np.where(np.isnan(pace), np.inf, pace)
+            least = float(np.where(slack >= seconds, slack, np.maximum(pace, seconds)).min())
+        return least / self.factor

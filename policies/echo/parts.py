@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import RequestTable
 
-_NOBODY = np.zeros(0, np.int64)
+NOBODY = np.zeros(0, np.int64)
 
 
 class StepInProgress:
@@ -49,7 +49,7 @@ class StepInProgress:
         self.plan = StepPlan()
         self.seats, self.tokens = seats, tokens
         self.bound = np.inf
-        self.online = _NOBODY
+        self.online = NOBODY
         self.prefills: list[tuple[int, int]] = []
         self.decodes = self._granted_decodes = (0, 0, 0)
         self._granted_benefit = 0.0
@@ -68,24 +68,30 @@ class StepInProgress:
     def benefit(self) -> float:
         return self.benefit_with(self.considered)
 
-    def here(self, rows: np.ndarray) -> np.ndarray:
+    def here(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Those of the rows with something to compute whose transfers have landed, as far as they
-        were not dropped in this step."""
-        requests = self.requests
-        rows = rows[requests.known_tokens(rows) > requests.computed_tokens[rows]]
-        gone = self.dropped or self.view.ready_s
+        were not dropped in this step: the ones that decode (compute the one token after their last
+        emitted one), and the others."""
+        requests, ready = self.requests, self.view.ready_s
+        emitted = requests.output_tokens[rows]
+        left = requests.prompt_tokens[rows] + emitted - requests.computed_tokens[rows]
+        decode = (left == 1) & (emitted > 0)
+        gone = self.dropped or ready
+        if not gone and np.count_nonzero(decode) == len(rows):
+            return rows, NOBODY
+        other = (left > 0) & ~decode
         if gone:
-            ready = self.view.ready_s
-            rows = rows[
-                np.array([r not in self.dropped and r not in ready for r in rows.tolist()], bool)
-            ]
-        return rows
+            kept = np.array([r not in self.dropped and r not in ready for r in rows.tolist()], bool)
+            decode, other = decode & kept, other & kept
+        return rows[decode], rows[other]
 
     def promised_blocks(self, *rows: np.ndarray) -> int:
         """Blocks that prompts which have been begun still need."""
         everyone = np.concatenate(rows)
         computed = self.requests.computed_tokens[everyone]
         unfinished = everyone[self.requests.known_tokens(everyone) - computed > 1]
+        if not len(unfinished):
+            return 0
         size, ledger = self.ledger.block_tokens, self.ledger
         known = self.requests.known_tokens(unfinished).tolist()
         return sum(
@@ -106,6 +112,15 @@ class StepInProgress:
         """Prompt tokens that the iteration still has room and time for, of `left` on `resident`
         ones."""
         return self.longest_chunk(self.prefills, resident, min(left, self.tokens))
+
+    def fits_whole(self, left: int, resident: int) -> bool:
+        """False where `chunk` is surely shorter than `left`: quicker to tell."""
+        if left > self.tokens:
+            return False
+        if self.bound == np.inf:
+            return True
+        whole = [*self.prefills, (left, resident)]
+        return self.cost.seconds(whole, *self.decodes) <= self.bound
 
     def longest_chunk(self, prefills: list[tuple[int, int]], resident: int, limit: int) -> int:
         """As many as `limit` tokens on `resident` ones, beside these prefills and the decodes."""
@@ -147,15 +162,14 @@ class StepInProgress:
         """In front of `added`. None may be considered any more."""
         if not len(rows):
             return
-        self._add(rows, np.ones(len(rows), np.int64), len(self._rows) - len(self.added))
         lengths = resident.tolist()
-        self.decodes = self._granted_decodes = self.with_decodes(
-            len(lengths), sum(lengths), max(lengths)
-        )
-        self._granted_benefit += self.b_decode * len(lengths)
+        n = len(lengths)
+        self._add(rows, np.ones(n, np.int64), rows.tolist(), n, len(self._rows) - len(self.added))
+        self.decodes = self._granted_decodes = self.with_decodes(n, sum(lengths), max(lengths))
+        self._granted_benefit += self.b_decode * n
 
     def grant_prompt(self, row: int, new: int, resident: int, hit: int = 0) -> None:
-        self._add(np.array([row]), np.array([new]), len(self._rows))
+        self._add(np.array([row]), np.array([new]), (row,), new, len(self._rows))
         self.prefills.append((new, resident))
         self._granted_benefit += new + hit
 
@@ -176,12 +190,15 @@ class StepInProgress:
         self._granted_benefit -= prompt.benefit
         return prompt
 
-    def _add(self, rows: np.ndarray, new: np.ndarray, at: int) -> None:
+    def _add(
+        self, rows: np.ndarray, new: np.ndarray, names: Sequence[int], tokens: int, at: int
+    ) -> None:
+        """names: `rows`, as plain numbers; tokens: the sum of `new`."""
         self._rows.insert(at, rows)
         self._tokens.insert(at, new)
-        self.granted.update(rows.tolist())
-        self.seats -= len(rows)
-        self.tokens -= int(new.sum())
+        self.granted.update(names)
+        self.seats -= len(names)
+        self.tokens -= tokens
 
     def finish(self) -> StepPlan:
         if self._rows:
@@ -220,7 +237,8 @@ class AddedPrompt:
                    pushed out (eq. 2)
     admitted       it was queued before; led: it computed its family's shared text; under_way:
                    prompts begun before it
-    mark           the ledger's, from before; fixed: others lost their memory for it
+    mark           the ledger's, from before, where plans are tried; fixed: others lost their memory
+                   for it
     """
 
     row: int
@@ -250,10 +268,10 @@ class OfflineDecodes:
     def __init__(self, rows: np.ndarray, computed: np.ndarray, ledger: KvLedger) -> None:
         """computed: of each row of the table."""
         resident = computed[rows]
-        order = np.argsort(resident, kind="stable")
-        self.rows, self.resident = rows[order], resident[order]
-        self.totals = [0, *np.cumsum(self.resident).tolist()]
-        self.longest = [0, *self.resident.tolist()]
+        if len(rows) > 1:
+            order = np.argsort(resident, kind="stable")
+            rows, resident = rows[order], resident[order]
+        self.rows, self.resident = rows, resident
         self._computed, self._ledger = computed, ledger
 
     def __len__(self) -> int:
@@ -265,6 +283,14 @@ class OfflineDecodes:
         return OfflineDecodes(rows, self._computed, self._ledger)
 
     @cached_property
+    def totals(self) -> list[int]:
+        return [0, *np.cumsum(self.resident).tolist()]
+
+    @cached_property
+    def longest(self) -> list[int]:
+        return [0, *self.resident.tolist()]
+
+    @cached_property
     def _growth(self) -> list[int]:
         return [0, *np.cumsum(self._ledger.slack_tokens(self.rows) < 1).tolist()]
 
@@ -273,10 +299,13 @@ class OfflineDecodes:
         return self._growth[k] if k else 0
 
 
-def decoding(rows: np.ndarray, requests: RequestTable) -> np.ndarray:
-    """bool[n]: which compute the one token after their last emitted one."""
-    left = requests.known_tokens(rows) - requests.computed_tokens[rows]
-    return (left == 1) & (requests.output_tokens[rows] > 0)
+def phases(
+    rows: np.ndarray, prompts: np.ndarray, requests: RequestTable
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n]: tokens that each row has computed; bool[n]: which compute the one token after their
+    last emitted one. prompts: tokens of theirs, int64[n]."""
+    emitted, computed = requests.output_tokens[rows], requests.computed_tokens[rows]
+    return computed, (prompts + emitted - computed == 1) & (emitted > 0)
 
 
 def rate(benefit: float, seconds: float) -> float:

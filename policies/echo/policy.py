@@ -29,6 +29,7 @@ from twinserve.policies.echo.options import (
     EchoOptions,
 )
 from twinserve.policies.echo.parts import StepInProgress
+from twinserve.policies.echo.plain import PlainPlans
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only, further_steps
 from twinserve.policies.plan import StepOutcome, StepPlan
@@ -56,6 +57,7 @@ class EchoPolicy(Policy[EchoOptions]):
         )
         self.offline = OfflineRequests(options)
         self.online = OnlineRequests(options, self.offline)
+        self.plain = PlainPlans(self.online, self.offline, self.cost, self.limits)
         self._requests: RequestTable  # from the first arrival on
         self._estimated: deque[float] = deque()  # seconds of the plans whose outcome is to come
 
@@ -93,8 +95,11 @@ class EchoPolicy(Policy[EchoOptions]):
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
         forecast = self.offline.forecast
-        if forecast is not None:
+        if forecast is not None and view.now >= forecast.next_s:
             forecast.observe(view.now, ledger.usage().real_time)
+        if not self.options.feedback and (plan := self.plain.plan(view, ledger)) is not None:
+            self.offline.last = plan.rows[len(self.online.running) :]
+            return plan
         limits = self.limits
         seats, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         step = StepInProgress(view, ledger, self.cost, seats, tokens, self.options.b_decode)

@@ -46,7 +46,7 @@ class Family:
     queued: int = 0
     leader: int | None = None
     hit: int = 0  # tokens, when last asked
-    asked: int | None = None  # evictions until then
+    asked: int | None = None  # blocks lost until then
     entry: int = 0  # number of its valid heap entry; 0: none
 
 
@@ -87,6 +87,8 @@ class OfflinePool:
         self._changed: dict[int, Family] = {}  # families to be asked anew, by id
         self._asked: list[Family] = []  # families asked since the last `keep`
         self._entries = 0
+        self._best: list[tuple[int, int]] = []  # the last answer, while nothing has changed
+        self._best_of: int | None = None  # blocks lost until then
         self._limits: dict[int, int] = {}  # of a heap's length, before it is cleared of old entries
 
     def __len__(self) -> int:
@@ -295,7 +297,7 @@ class OfflinePool:
         self._asked.append(family)
         family.hit, family.asked, family.entry = (
             ledger.hit_tokens(row),
-            ledger.evicted_blocks,
+            ledger.lost_blocks,
             self._entries,
         )
         heap = self._heaps[family.bucket]
@@ -309,16 +311,21 @@ class OfflinePool:
         """(row, tokens found in the cache) of each bucket's best candidate, shorter buckets first:
         the longest cached text; of those the family with most queued requests, then the
         earliest."""
+        lost = ledger.lost_blocks
+        if not self._changed and lost is not None and lost == self._best_of:
+            return self._best
         if self._changed:
             changed, self._changed = self._changed, {}
             for family in changed.values():
                 if family.queued and family.leader is None:
                     self._enter(family, ledger)
         tops = (self._top(self._heaps[bucket], ledger) for bucket in sorted(self._heaps))
-        return [(self._first(family), family.hit) for family in tops if family is not None]
+        self._best = [(self._first(family), family.hit) for family in tops if family is not None]
+        self._best_of = lost
+        return self._best
 
     def _top(self, heap: list, ledger: KvLedger) -> Family | None:
-        evictions = ledger.evicted_blocks
+        evictions = ledger.lost_blocks
         while heap:
             *_, entry, family = heap[0]
             if family.entry != entry:

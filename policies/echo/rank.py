@@ -16,7 +16,7 @@ class Rank(Selection):
     candidate by eq. 4 and "will prefer scheduling more offline requests".
     """
 
-    rising = False
+    rising = tries = False
 
     def serve(self, step: StepInProgress, decodes: np.ndarray, prompts: np.ndarray) -> None:
         """Decodes, the shortest contexts first, as many as the bound allows: all count the same and
@@ -29,8 +29,9 @@ class Rank(Selection):
         before, under_way = len(step), prompts.tolist()
         fitting = self.offline.fitting(step, ready.resident)
         self.offline.decode(step, ready.rows, ready.resident, fitting)
-        served = step.granted | step.dropped
-        waiting = [row for row in ready.rows.tolist() if row not in served]
+        waiting = len(step) < before + len(ready) and any(
+            row not in step.granted and row not in step.dropped for row in ready.rows.tolist()
+        )
         self.pool.keep()
         self.add_prompts(step, ready, under_way, [], begin=not waiting)
         self.keep_added(step)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twinserve.policies.echo.parts import AddedPrompt, OfflineDecodes, StepInProgress, rate
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.requests import RequestTable
 
 if TYPE_CHECKING:
     from twinserve.policies.echo.offline import OfflineRequests
@@ -17,9 +19,11 @@ class Selection:
 
     offline  the requests that it chooses among
     rising   only what raises the reward is added
+    tries    what was added may be taken back
     """
 
     rising = True
+    tries = True
 
     def __init__(self, offline: OfflineRequests) -> None:
         self.offline, self.options, self.pool = offline, offline.options, offline.pool
@@ -45,29 +49,31 @@ class Selection:
                 return
         if len(prompts):  # one in pieces at a time
             return
-        for row, hit in self._queued(step, []):
+        for row, hit in self.queued(requests, step.ledger, []):
             new = step.chunk(int(requests.known_tokens(row)) - hit, hit)
             if new > 0 and row not in step.dropped and self.offline.admit(step, row, new, hit):
                 return
 
     def keep_added(self, step: StepInProgress) -> None:
-        if step.added:
+        if step.added and self.tries:
             step.ledger.commit(step.added[0].mark)
 
-    def _queued(self, step: StepInProgress, under_way: list[int]) -> list[tuple[int, int]]:
+    def queued(
+        self, requests: RequestTable, ledger: KvLedger, under_way: list[int]
+    ) -> list[tuple[int, int]]:
         """(row, tokens found in the cache) of the queued candidates. Who came more than
         `patience_s` after the first of those that wait, queued or under way, does not overtake it:
         a queued one stands in their place."""
-        found, first = self.pool.best(step.ledger), self.pool.first()
+        found, first = self.pool.best(ledger), self.pool.first()
         if first is None:
             return found
-        arrived = step.requests.arrival_s
+        arrived = requests.arrival_s
         latest = float(arrived[min(first, *under_way) if under_way else first])
         latest += self.options.patience_s
         kept = [one for one in found if arrived[one[0]] <= latest]
         if len(kept) == len(found) or arrived[first] > latest or self.pool.waits(first):
             return kept
-        kept.append((first, step.ledger.hit_tokens(first)))
+        kept.append((first, ledger.hit_tokens(first)))
         return list(dict.fromkeys(kept))
 
     def add_prompts(
@@ -108,16 +114,19 @@ class Selection:
         ]
         candidates += [
             (row, hit, hit)
-            for row, hit in (self._queued(step, under_way) if begin else ())
+            for row, hit in (self.queued(requests, step.ledger, under_way) if begin else ())
             if row not in refused and row not in step.dropped
         ]
         best, best_reward = None, step.reward() if self.rising else -np.inf
         for row, resident, hit in candidates:
             left = int(requests.known_tokens(row)) - resident
-            new = step.chunk(left, resident)
             # One prompt at a time is computed piece by piece; others may overtake it where they end
             # in this iteration.
-            if new <= 0 or (new < left and under_way and row not in begun):
+            whole = under_way and row not in begun
+            if whole and not step.fits_whole(left, resident):
+                continue
+            new = step.chunk(left, resident)
+            if new <= 0 or (whole and new < left):
                 continue
             gained = hit + new - self.lost_tokens(step, ready, row, resident + new)
             seconds = step.cost.seconds([*step.prefills, (new, resident)], *step.decodes)
@@ -140,18 +149,18 @@ class Selection:
         resident: int,
         hit: int,
     ) -> bool:
-        """With its memory, in a try of the ledger: False and nothing changed where it finds
-        none."""
+        """With its memory: False and nothing changed where it finds none."""
         queued, others = row in self.pool, len(step.plan.preempted)
         lost, before = self.lost_tokens(step, ready, row, resident + new), tuple(under_way)
         led, keep = self.pool.leads(row), ready.growth(step.considered)
-        mark = step.ledger.mark()
+        mark = step.ledger.mark() if self.tries else 0
         if not (
             self.offline.admit(step, row, new, hit, keep)
             if queued
             else self.offline.continue_prompt(step, row, new, resident, keep)
         ):
-            step.ledger.rollback(mark)
+            if self.tries:
+                step.ledger.rollback(mark)
             return False
         fixed = len(step.plan.preempted) > others
         step.record(AddedPrompt(row, new, resident, hit, lost, queued, led, before, mark, fixed))

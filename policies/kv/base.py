@@ -137,8 +137,9 @@ class KvLedger(ABC):
         return 0
 
     @property
-    def evicted_blocks(self) -> int | None:
-        """Cached blocks lost so far; None if nobody counts them."""
+    def lost_blocks(self) -> int | None:
+        """Grows whenever cached blocks that queued or running offline requests will use are
+        evicted; None if nobody counts them."""
         return None
 
     def missing_tokens(self, row):
@@ -249,9 +250,11 @@ class KvLedger(ABC):
     def chunk_growth(self, decodes: np.ndarray, chunks: Chunks, steps: int) -> np.ndarray:
         """`block_growth` with prompts beside the decodes."""
         grown = self.block_growth(decodes, steps)
-        for row, tokens, computed in chunks:
-            ends = computed + tokens * np.arange(1, steps + 1)
-            need = np.maximum(-(-ends // self.block_tokens), self.held_blocks(row))
+        rows = np.array([row for row, _, _ in chunks], np.int64)
+        room = (self.slack_tokens(rows) + self.table.computed_tokens[rows]).tolist()
+        for (_, tokens, computed), filled in zip(chunks, room, strict=True):
+            over = computed + tokens * np.arange(1, steps + 1) - filled
+            need = np.maximum(-(-over // self.block_tokens), 0)
             grown[1:] += need[1:] - need[:-1]  # the first one's is there
         return grown
 

@@ -36,7 +36,11 @@ POLICIES = (
     "echo-bs",
     "echo-bs:threshold=true,sample_s=0.05,history_s=0.5",
     "conserve",
+    "conserve:checkpoint_blocks=2,preemption_mode=recompute",
+    "conserve:kv=paged",
     "bros:chunk=5",
+    "bros:chunk=3,kv=paged",
+    "bros:chunk=4,adaptive_batch=false",
 )
 
 
@@ -138,7 +142,8 @@ def test_one_step_at_a_time_gives_the_same_rows(policy, case):
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
-    "policy", ["vllm", "sarathi:chunk_size=8", "round-robin:chunk=7", "echo-bs"]
+    "policy",
+    ["vllm", "sarathi:chunk_size=8", "round-robin:chunk=7", "echo-bs", "conserve", "bros:chunk=7"],
 )
 def test_a_long_prompt_is_planned_a_few_times(policy, ahead):
     """Not once a chunk, whether or not another request decodes beside it."""

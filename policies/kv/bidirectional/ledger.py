@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.policies.kv.base import KvLedger, KvUsage, LedgerError
+from twinserve.policies.kv.base import Chunks, KvLedger, KvUsage, LedgerError
 from twinserve.policies.kv.bidirectional.audit import audit, render
 from twinserve.policies.kv.bidirectional.moves import Relocation, StepMoves
 from twinserve.policies.kv.bidirectional.place import Placement
@@ -252,6 +252,25 @@ class BidirectionalLedger(KvLedger):
 
     def extend(self, rows: np.ndarray, steps: int) -> None:
         if not self.grow_all(rows, self.table.computed_tokens[rows] + steps):
+            raise LedgerError(
+                f"{steps} steps of {len(rows)} rows do not fit into {self.free_blocks} free blocks"
+            )
+
+    @property
+    def runs_of_chunks(self) -> bool:
+        return True
+
+    def chunk_steps(self, decodes: np.ndarray, chunks: Chunks, limit: int) -> int:
+        """As the base says, but none while anybody's last block is shared."""
+        self._fit()
+        rows = np.append(decodes, [row for row, _, _ in chunks]).astype(np.int64)
+        _, _, other, _ = last_blocks(self._state, rows)
+        if np.count_nonzero(other) or np.count_nonzero(self._state.missing_tokens[rows]):
+            return 0
+        return super().chunk_steps(decodes, chunks, limit)
+
+    def extend_chunks(self, rows: np.ndarray, tokens: np.ndarray, steps: int) -> None:
+        if not self.grow_all(rows, self.table.computed_tokens[rows] + tokens * steps):
             raise LedgerError(
                 f"{steps} steps of {len(rows)} rows do not fit into {self.free_blocks} free blocks"
             )

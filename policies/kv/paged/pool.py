@@ -21,6 +21,7 @@ from twinserve.policies.kv.zeros import zeros_by_page
 
 # blocks of a cached chunk that are looked at beyond those wanted: some may be in use again
 LOOK_AHEAD = 64
+_NONE = np.zeros(0, np.int64)
 _FIRST = 64  # blocks that the columns reach when the first one is taken
 
 
@@ -124,13 +125,14 @@ class BlockPool:
         """`n` free blocks, referenced once each: blank ones first, then cached ones, which are
         evicted."""
         from_blank = min(n, self._blank.free)
-        blocks = self._blank.take(from_blank)
+        blocks = self._blank.take(from_blank) if from_blank else _NONE
         if self._blank.used > len(self.refs):
             self._reach(self._blank.used)
         if self.undo is not None:
             self.undo.append(lambda: self._blank.put(blocks[:from_blank]))
         if from_blank < n:
-            blocks = np.concatenate([blocks, self._evict(n - from_blank)])
+            evicted = self._evict(n - from_blank)
+            blocks = np.concatenate([blocks, evicted]) if from_blank else evicted
         self.refs[blocks] = 1
         if self.undo is not None:
             self.undo.append(lambda: self.refs.__setitem__(blocks, 0))

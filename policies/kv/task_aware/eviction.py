@@ -25,6 +25,7 @@ from twinserve.policies.kv.zeros import zeros_by_page
 
 # Priorities are kept doubled, as whole numbers.
 _OFFLINE, _ONLINE = 0, 1
+_FEW = 4  # blocks that are evicted one by one
 
 
 class CountedPool(BlockPool):
@@ -33,6 +34,7 @@ class CountedPool(BlockPool):
     by_priority  eviction in Echo's order; False: by last use alone, as vLLM does, with the counts
                  there to be read
     needed       cached blocks with rc > 0
+    lost         of them, how many were evicted so far; taken back evictions count again
     """
 
     _columns = {**BlockPool._columns, "online": False, "_rank": 0, "_used_at": 0}
@@ -44,6 +46,7 @@ class CountedPool(BlockPool):
         # an online request has used the block since it was filled
         self.online = np.zeros(0, bool)
         self.needed = 0
+        self.lost = 0
         self._rank = np.zeros(0, np.int64)  # doubled priority of a cached block
         # when it was last used, as a serial number; 0: not cached
         self._used_at = np.zeros(0, np.int64)
@@ -147,6 +150,10 @@ class CountedPool(BlockPool):
         findable."""
         parts, missing = [], n
         while missing:
+            if missing <= _FEW and (block := self._evict_first()) is not None:
+                parts.append(np.array([block]))
+                missing -= 1
+                continue
             rank, _, _, blocks, used_at = heapq.heappop(self._heap)
             self._listed -= len(blocks)
             # an entry may be a long prompt: not all of it for every block
@@ -170,15 +177,16 @@ class CountedPool(BlockPool):
                 # taken: an entry that lists it twice is stale now
                 self._used_at[parts[-1]] = -at[chosen]
         evicted = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        used_at, ranks = -self._used_at[evicted], self._rank[evicted]
-        needed = int((self.rc[self.content[evicted]] > 0).sum())
+        needed = int(np.count_nonzero(self.rc[self.content[evicted]]))
         if self.undo is not None:
+            used_at, ranks = -self._used_at[evicted], self._rank[evicted]
 
             def undo() -> None:
                 self._used_at[evicted], self._rank[evicted] = used_at, ranks
                 self.cached += n
                 self.needed += needed
                 self.evicted -= n
+                self.lost += needed  # what was told in between is not true any more
                 self._enter(evicted)
 
             self.undo.append(undo)
@@ -186,8 +194,25 @@ class CountedPool(BlockPool):
         self.cached -= n
         self.needed -= needed
         self.evicted += n
+        self.lost += needed
         self._forget(evicted)
         return evicted
+
+    def _evict_first(self) -> int | None:
+        """The block that the order begins with, marked as taken; None where that one is stale. What
+        a token takes is mostly a single block."""
+        rank, at, number, blocks, used_at = self._heap[0]
+        block = blocks.item(0)
+        if self._used_at.item(block) != at or self._rank.item(block) != rank:
+            return None
+        if len(blocks) > 1:
+            rest = (rank, used_at.item(1), number, blocks[1:], used_at[1:])
+            heapq.heapreplace(self._heap, rest)
+        else:
+            heapq.heappop(self._heap)
+        self._listed -= 1
+        self._used_at[block] = -at
+        return block
 
     # -- taking and giving -------------------------------------------------------------------------
     def take(self, n: int) -> np.ndarray:

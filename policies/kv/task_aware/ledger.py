@@ -40,8 +40,8 @@ class CountedLedger(PagedLedger):
         return self.pool.needed_among_first(-(-tokens // self.block_tokens)) * self.block_tokens
 
     @property
-    def evicted_blocks(self) -> int:
-        return self.pool.evicted
+    def lost_blocks(self) -> int:
+        return self.pool.lost
 
     def gained_blocks(self, row: int, victim: int) -> int:
         """Those that only the victim uses."""
