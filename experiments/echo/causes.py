@@ -14,6 +14,10 @@ _ESTIMATE = (
 )
 _SUMS = "Not known: the paper's trace, rates and pools are not public."
 SPEEDUP = {"paper": _ESTIMATE, "echo-sum": _SUMS, "perfect": _SUMS}
+BS_512 = (
+    "Which step the paper's BS runs is not printed: BS itself is slower with short steps (figure "
+    "`settings`), so the gain depends on it."
+)
 E = (
     "Short iterations cost throughput beside long prompts: BS itself loses as much with 512 "
     "tokens a step, iterations as short "

@@ -47,8 +47,9 @@ from twinserve.experiments.study.study import Figure, Study
 
 NAMES = dict(zip(LADDER, ("BS", "BS+E", "BS+E+S", "Echo"), strict=True))
 NAMES |= {points.ALONE: "online alone", points.PRINTED: "Echo, SLO as printed"}
-_TAB = ("tab:blue", "tab:orange", "tab:green", "tab:red", "black", "tab:brown")
-COLOURS = dict(zip((*LADDER, points.ALONE, points.PRINTED), _TAB, strict=True))
+NAMES |= {points.BS_512: "BS, 512 tokens a step"}
+_TAB = ("tab:blue", "tab:orange", "tab:green", "tab:red", "black", "tab:brown", "tab:cyan")
+COLOURS = dict(zip((*LADDER, points.ALONE, points.PRINTED, points.BS_512), _TAB, strict=True))
 HOUR = "hour of the day"
 
 
@@ -135,56 +136,46 @@ def _plot_latencies(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) ->
 def _plot_active(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     mine = [one for one in points.SERIES if one[0] == LADDER[-1]]
     axes = panels(canvas, 1, len(mine), width=3.6, height=3.0)[0]
-    for one, (policy, estimator, memory) in zip(axes, mine, strict=True):
-        series = profile_of_day(found, policy, estimator, memory)
+    for one, (policy, estimator) in zip(axes, mine, strict=True):
+        series = profile_of_day(found, policy, estimator)
         for name, colour in (("online", "tab:red"), ("offline", "tab:blue")):
-            one.plot(series.time_s / 60, series[name], label=name, color=colour, linewidth=1)
-        one.set(xlabel="minutes of the run", ylabel="requests with KV")
-        one.set_title(f"Echo, {BELIEFS[estimator]}, {memory} of the memory", fontsize=8)
+            one.plot(series.hour, series[name], label=name, color=colour, linewidth=1)
+        one.set(xlabel=HOUR, ylabel="requests with KV")
+        one.set_title(f"Echo, {BELIEFS[estimator]}", fontsize=8)
     legend(canvas, axes[0])
 
 
 def _plot_hits(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     axes = canvas.subplots()
-    for policy, estimator, memory in points.SERIES:
-        series = profile_of_day(found, policy, estimator, memory)
-        style = {("paper", "all"): "-", ("perfect", "all"): "--", ("paper", "half"): ":"}[
-            (estimator, memory)
-        ]
-        label = ", ".join(
-            [
-                NAMES[policy],
-                BELIEFS[estimator],
-                *(["half of the memory"] if memory == "half" else []),
-            ]
-        )
+    for policy, estimator in points.SERIES:
+        series = profile_of_day(found, policy, estimator)
         axes.plot(
-            series.time_s / 60, 100 * series.hit_rate, style, color=COLOURS[policy], label=label
+            series.hour,
+            100 * series.hit_rate,
+            "-" if estimator == "paper" else "--",
+            color=COLOURS[policy],
+            label=f"{NAMES[policy]}, {BELIEFS[estimator]}",
         )
     rate = axes.twinx()
-    rate.fill_between(series.time_s / 60, series.arrivals, color="tab:gray", alpha=0.2)
+    rate.fill_between(series.hour, series.arrivals, color="tab:gray", alpha=0.2)
     rate.set_ylabel("online requests/s (grey)")
     axes.axhline(78.6, color="black", linewidth=0.8, label="paper: 78.6 %")
-    axes.set(
-        xlabel="minutes of the run (2:00, 6:00, ... of the day)",
-        ylabel="prefix hit rate of a minute, %",
-        ylim=(0, 100),
-    )
+    axes.set(xlabel=HOUR, ylabel="prefix hit rate, %", ylim=(0, 100))
     axes.legend(loc="lower right", fontsize=8)
 
 
 def _plot_memory(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    axes = panels(canvas, 1, len(points.SERIES), width=2.6, height=3.0)[0]
-    for one, (policy, estimator, memory) in zip(axes, points.SERIES, strict=True):
-        series = profile_of_day(found, policy, estimator, memory)
+    axes = panels(canvas, 1, len(points.SERIES), width=3.2, height=3.0)[0]
+    for one, (policy, estimator) in zip(axes, points.SERIES, strict=True):
+        series = profile_of_day(found, policy, estimator)
         parts = {
             "occupied": series.online_used + series.offline_used,
             "online free": series.online_cached,
             "offline free": series.offline_cached,
         }
-        one.stackplot(series.time_s / 60, *(100 * v for v in parts.values()), labels=parts)
-        one.set(xlabel="minutes of the run", ylabel="share of memory, %", ylim=(0, 100))
-        one.set_title(f"{NAMES[policy]}, {BELIEFS[estimator]},\n{memory} of the memory", fontsize=8)
+        one.stackplot(series.hour, *(100 * v for v in parts.values()), labels=parts)
+        one.set(xlabel=HOUR, ylabel="share of memory, %", ylim=(0, 100))
+        one.set_title(f"{NAMES[policy]}, {BELIEFS[estimator]}", fontsize=8)
     legend(canvas, axes[0])
 
 
