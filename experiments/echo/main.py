@@ -34,6 +34,7 @@ from twinserve.experiments.echo.runs import (
 )
 from twinserve.experiments.echo.tables import (
     beside_bs,
+    beside_each,
     beside_lru,
     of_arrivals,
     of_days,
@@ -251,6 +252,19 @@ def _plot_caches(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> No
     legend(canvas, axes[0])
 
 
+def _plot_shared(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    axes = canvas.subplots()
+    once = table[table.shared_prefix]
+    for i, (pool, part) in enumerate(once.groupby("pool", sort=False)):
+        at = np.arange(len(part)) + 0.35 * i
+        error = np.nan_to_num(part.gain_ci)
+        axes.barh(at, part.gain, 0.35, xerr=error, label=pool, color=_TAB[i], capsize=2)
+    axes.set_yticks(np.arange(len(points.SHARING)) + 0.175, points.SHARING)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("offline tokens/s over those of attention that reads it for each")
+    axes.legend()
+
+
 FIG6 = beside_bs(["pool", "estimator", "policy"])
 STUDY = Study(
     "echo",
@@ -322,6 +336,14 @@ STUDY = Study(
             beside_lru,
             _plot_caches,
             cache_claims,
+        ),
+        Figure(
+            "shared",
+            "ours: attention that reads a document once for all decodes on it; sums, slo=gap",
+            points.shared,
+            serve,
+            beside_each,
+            _plot_shared,
         ),
         Figure(
             "settings",

@@ -96,6 +96,12 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
     AT_ONCE: BY_REWARD,
     OVER_TIME: BY_REWARD,
 }
+# name -> policy of figure `shared`
+SHARING = {
+    "BS": LADDER[0],
+    "Echo": f"{LADDER[-1]}:slo=gap",
+    "Echo, estimate corrected": f"{LADDER[-1]}:slo=gap,feedback=0.2",
+}
 DOCUMENTS = 12  # by half more than the memory holds
 SUBMITTED = 600  # one by one, questions of a run: more than can be answered
 QUICK_HISTORY_S = 60.0
@@ -198,6 +204,22 @@ def caches(scale: Scale) -> list[Point]:
         for part, policy in zip(PARTS, policies, strict=True)
     ]
     return _over(scale, settings, ("order", "part"))
+
+
+def shared(scale: Scale) -> list[Point]:
+    """What reading a document once for all decodes on it changes; without it the runs are those of
+    Fig. 6, but for the estimate that is corrected."""
+    settings = [
+        {"policy": p, "_policy": name, "pool": pool, "minutes": minutes(scale, 6)}
+        | ({"estimator": "echo-sum"} if p != LADDER[0] else {})
+        | {"shared_prefix": once}
+        | _small(pool, scale)
+        for pool in ((SHORT,) if scale.quick else (SHORT, "toolbench"))
+        for name, p in SHARING.items()
+        for once in (False, True)
+    ]
+    axes = ("pool", "policy", "shared_prefix")
+    return points_over(scale, settings, axes, {"shared_prefix": False})
 
 
 def varied(scale: Scale) -> list[Point]:

@@ -34,6 +34,10 @@ def _of(points: pd.DataFrame, policy: str, key: Sequence[str], value: str) -> np
     """For each row what `policy` has for `value` in the same setting and with the same seed; nan
     where it was not run."""
     theirs = points[points.policy == policy].set_index(list(key))[value]
+    return _reindexed(theirs, points, key)
+
+
+def _reindexed(theirs: pd.Series, points: pd.DataFrame, key: Sequence[str]) -> np.ndarray:
     return theirs.reindex(pd.MultiIndex.from_frame(points[list(key)])).to_numpy()
 
 
@@ -102,6 +106,25 @@ def beside_lru(points: pd.DataFrame) -> pd.DataFrame:
     )
     return over_seeds(
         here, ["order", "part"], [*CACHE, "hit_rate_trough", "hit_rate_peak", "gain", "more_hits"]
+    )
+
+
+def beside_each(points: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds with and without attention that reads shared prefixes once, and seed by seed
+    the offline tokens/s over those without (`gain`) and over those of BS with the same attention
+    (`speedup`)."""
+    key = ["pool", "policy", "seed"]
+    each = points[~points.shared_prefix].set_index(key).offline_tps
+    bs = points[points.policy == "BS"].set_index(["pool", "shared_prefix", "seed"]).offline_tps
+    found = points.assign(
+        gain=points.offline_tps.to_numpy() / _reindexed(each, points, key),
+        speedup=points.offline_tps.to_numpy()
+        / _reindexed(bs, points, ["pool", "shared_prefix", "seed"]),
+    )
+    return over_seeds(
+        found,
+        ["pool", "policy", "shared_prefix"],
+        ["offline_tps", "gain", "speedup", *ONLINE, "hit_rate", "step_ms"],
     )
 
 
