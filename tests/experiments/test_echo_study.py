@@ -239,7 +239,7 @@ def test_claims_of_throughput_can_differ():
             "estimator": "paper",
             "policy": p,
             "speedup": speedup,
-            "speedup_512": speedup,
+            "speedup_512": 0.5,
             "step": step,
             "attainment": 0.5,
         }
