@@ -77,6 +77,10 @@ MEMORY = (
     "Bursts of a minute make the load rise for longer than the history knows; without them "
     "(bursts 0) fewer seconds exceed it."
 )
+SHARED = (
+    "Not known: which attention kernel the paper's engine had is not printed, and its trace is not "
+    "public."
+)
 # what is changed in figure `settings` -> what it shows
 _EQ8 = (
     "Eq. 8 lets the longer phase hide the shorter one, so a chunk beside decodes takes longer than "

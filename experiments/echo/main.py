@@ -19,6 +19,7 @@ from twinserve.experiments.echo.claims import (
     occupied_claims,
     opposite_claims,
     setting_claims,
+    sharing_claims,
     throughput_claims,
 )
 from twinserve.experiments.echo.runs import (
@@ -344,6 +345,7 @@ STUDY = Study(
             serve,
             beside_each,
             _plot_shared,
+            sharing_claims,
         ),
         Figure(
             "settings",
