@@ -4,6 +4,7 @@ x, > 50 %, 90 %."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -211,6 +212,12 @@ def hit_claims(table: pd.DataFrame) -> list[Claim]:
             )
         )
     return found
+
+
+def whole_day_claims(table: pd.DataFrame) -> list[Claim]:
+    """Those of Figs. 8 to 10, of a day without a gap."""
+    found = [*opposite_claims(table), *hit_claims(table), *occupied_claims(table)]
+    return [replace(claim, what=f"{claim.what}, whole day") for claim in found]
 
 
 def cache_claims(table: pd.DataFrame) -> list[Claim]:

@@ -21,6 +21,7 @@ from twinserve.experiments.echo.claims import (
     setting_claims,
     sharing_claims,
     throughput_claims,
+    whole_day_claims,
 )
 from twinserve.experiments.echo.runs import (
     AIM,
@@ -310,6 +311,15 @@ STUDY = Study(
             of_series,
             _plot_memory,
             occupied_claims,
+        ),
+        Figure(
+            "day",
+            "Figs. 8 to 10 over a whole day",
+            points.whole_day,
+            watch,
+            of_series,
+            _plot_hits,
+            whole_day_claims,
         ),
         Figure(
             "fig11",

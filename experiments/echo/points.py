@@ -1,7 +1,7 @@
 """The grids of the Echo study.
 
-The paper's trace, the scale of its rates and the sizes of its pools are not public. Figs. 8 to 10
-are of a whole day, the other runs of some minutes from each part of a day (`runs.day`). Figure
+The paper's trace, the scale of its rates and the sizes of its pools are not public. Figure `day`
+is of a whole day, the other runs are of some minutes from each part of a day (`runs.day`). Figure
 `settings` varies what the paper leaves out.
 """
 
@@ -28,8 +28,11 @@ RUNGS = {
     "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
 }
 SERIES = ((LADDER[2], "paper"), (LADDER[3], "paper"), (LADDER[3], "echo-sum"))  # with estimator
-DAY_MINUTES = 1440
-DAY_BIN_S = 300.0
+# Figs. 8 to 10 show so many minutes of a day, and figure `day` all of them; the history of the
+# threshold is as large a part of the day in both
+SHOWN_MINUTES, DAY_MINUTES = 48, 1440
+SHOWN_HISTORY_S = HISTORY_S * SHOWN_MINUTES / DAY_MINUTES
+SHOWN_BIN_S, DAY_BIN_S = 60.0, 300.0
 # BS as an engine of the paper's time runs it: tokens of a step
 BS_512, BUDGET_512 = f"{LADDER[0]}, 512 tokens a step", 512
 HALF = 4985  # blocks
@@ -163,15 +166,30 @@ def latencies(scale: Scale) -> list[Point]:
 
 
 def series(scale: Scale) -> list[Point]:
-    """Figs. 8 to 10: a day beside a pool that is refilled."""
-    size: dict[str, Any] = {"minutes": DAY_MINUTES, "bin_s": DAY_BIN_S, "refill": True}
+    """Figs. 8 to 10: a minute of each half hour of a day, beside a pool that is refilled."""
+    size = {"minutes": SHOWN_MINUTES, "bin_s": SHOWN_BIN_S, "requests": 10_000}
+    return _series(scale, size | {"history_s": SHOWN_HISTORY_S}, f"history_s={SHOWN_HISTORY_S:g}")
+
+
+def whole_day(scale: Scale) -> list[Point]:
+    """The same over all minutes of the day."""
+    return _series(scale, {"minutes": DAY_MINUTES, "bin_s": DAY_BIN_S}, "")
+
+
+def _series(scale: Scale, size: Mapping[str, Any], option: str) -> list[Point]:
     if scale.quick:
         size = {"minutes": 1} | _small(SHORT, scale)
     settings = [
-        {"policy": p + ESTIMATORS[e], "_policy": p, "pool": SHORT, "estimator": e, **size}
+        {"policy": _with(p + ESTIMATORS[e], option), "_policy": p, "estimator": e}
+        | {"pool": SHORT, "refill": True, **size}
         for p, e in SERIES
     ]
     return _over(scale, settings, ("policy", "estimator"))
+
+
+def _with(policy: str, option: str) -> str:
+    """The policy with one more option; empty: as it is."""
+    return policy if not option else f"{policy}{',' if ':' in policy else ':'}{option}"
 
 
 def arrivals(scale: Scale) -> list[Point]:

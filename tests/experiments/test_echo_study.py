@@ -335,7 +335,12 @@ def test_claims_of_a_day_can_differ():
     found = measured(
         [series | {"policy": "echo", "drop": 0.1}, series | {"policy": "echo-bs-e-s", "drop": 0.0}]
     )
-    for builder in (claims.opposite_claims, claims.hit_claims, claims.occupied_claims):
+    for builder in (
+        claims.opposite_claims,
+        claims.hit_claims,
+        claims.occupied_claims,
+        claims.whole_day_claims,
+    ):
         all_differ(builder(found))
     wide = found.assign(drop_ci=0.5)
     assert [claim.verdict for claim in claims.hit_claims(wide)[1:]] == [
@@ -392,8 +397,9 @@ def test_the_full_study_runs_what_it_names():
     assert {a["pool"] for a in found} == set(POOLS) and {a["seed"] for a in found} == {0, 1, 2}
     steps = {a.get("budget") for a in found if a["policy"] == "echo-bs"}
     assert steps == {None, 512}  # None: the profile's 2,048
-    whole = points.series(Scale())
-    assert all(p.arguments["minutes"] == 1440 and p.arguments["refill"] for p in whole)
+    for figure, minutes in ((points.series, 48), (points.whole_day, 1440)):
+        size = {(p.arguments["minutes"], p.arguments["refill"]) for p in figure(Scale())}
+        assert size == {(minutes, True)}
     # BS asks no estimator: its run is the same for both
     assert all("estimator" not in a for a in found if a["policy"] == "echo-bs")
     changes = {p.axes["change"] for p in points.varied(Scale())}
