@@ -24,7 +24,7 @@ ENDS = (LADDER[0], LADDER[-1])
 # rungs that are run beside each pool; with exactly known step times runs take longest
 RUNGS = {
     "paper": dict.fromkeys(POOLS, LADDER),
-    "echo-sum": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
+    "echo-sum": {pool: LADDER if pool == SHORT else ENDS for pool in POOLS},
     "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
 }
 SERIES = ((LADDER[2], "paper"), (LADDER[3], "paper"), (LADDER[3], "echo-sum"))  # with estimator
