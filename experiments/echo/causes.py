@@ -74,11 +74,6 @@ SETTINGS = {
     ),
     "exact step times": f"{_SLACK} So does `exact step times, TPOT bounds gaps`.",
     "exact step times, TPOT bounds gaps": _PRIVATE,
-    "exact step times, TPOT bounds gaps, climb": (
-        "A resident decode pauses where the ratio falls: with offline tokens alone in the benefit "
-        "(the next row) none pays less than it costs, and more is done."
-    ),
-    "exact step times, TPOT bounds gaps, climb, offline benefit": _PRIVATE,
     "sums, TPOT bounds gaps, no threshold": (
         "The threshold keeps memory that this load does not need: with it (`sums, TPOT bounds "
         "gaps`) as much is done."

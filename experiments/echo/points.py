@@ -52,14 +52,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "estimate corrected, TPOT bounds gaps": {"options": "slo=gap,feedback=0.2"},
     "exact step times": {"estimator": "perfect"},
     "exact step times, TPOT bounds gaps": {"estimator": "perfect", "options": "slo=gap"},
-    "exact step times, TPOT bounds gaps, climb": {
-        "estimator": "perfect",
-        "options": "slo=gap,offline=climb",
-    },
-    "exact step times, TPOT bounds gaps, climb, offline benefit": {
-        "estimator": "perfect",
-        "options": "slo=gap,offline=climb,benefit=offline",
-    },
     "sums, TPOT bounds gaps, no threshold": {
         "estimator": "echo-sum",
         "options": "slo=gap,threshold=false",

@@ -19,10 +19,11 @@ from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.echo import EchoModel
 from twinserve.profiles.forms.shared_prefix import SharedPrefixModel
-from twinserve.profiles.profile import load_profile
+from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.specs import ProfileError
+from twinserve.sim.cli.simulate import headline
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve_hardware
+from twinserve.sim.setup.inputs import Inputs, resolve, resolve_hardware
 from twinserve.sim.setup.run import Simulation, run_simulation
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.generators.synth import synth
@@ -171,6 +172,19 @@ def test_nobody_counts_blocks_where_it_is_off():
 
 def test_step_times_of_whole_steps_are_refused(tmp_path):
     measured = ROOFLINE.model_copy(update={"step_model": EchoModel.fit(ROOFLINE.model())})
+    save_profile(measured, tmp_path / "measured.json")
+    config = SimulationConfig(profile=str(tmp_path / "measured.json"), shared_prefix=True)
     with pytest.raises(ProfileError, match=r"--shared-prefix: .* \(echo\) are of whole steps.*--"):
-        measured.check_shared_prefix()
-    ROOFLINE.check_shared_prefix()
+        resolve_hardware(config)
+    assert resolve_hardware(config.model_copy(update={"shared_prefix": False}))
+
+
+def test_the_headline_says_so():
+    config = SimulationConfig(trace="fixed:50,5", requests=3, rate=5.0)
+    plain, once = (
+        headline(resolve(config.model_copy(update={"shared_prefix": on}))) for on in (False, True)
+    )
+    assert (
+        once.replace("attention: decodes read the prefix they share once (docs/profiles.md)\n", "")
+        == plain
+    )
