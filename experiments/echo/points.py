@@ -30,7 +30,7 @@ RUNGS = {
 SERIES = ((LADDER[2], "paper"), (LADDER[3], "paper"), (LADDER[3], "echo-sum"))  # with estimator
 # Figs. 8 to 10 show so many minutes of a day, and figure `day` all of them; the history of the
 # threshold is as large a part of the day in both
-SHOWN_MINUTES, DAY_MINUTES = 48, 1440
+SHOWN_MINUTES, DAY_MINUTES = 24, 1440
 SHOWN_HISTORY_S = HISTORY_S * SHOWN_MINUTES / DAY_MINUTES
 SHOWN_BIN_S, DAY_BIN_S = 60.0, 300.0
 # BS as an engine of the paper's time runs it: tokens of a step
@@ -158,8 +158,8 @@ def latencies(scale: Scale) -> list[Point]:
 
 
 def series(scale: Scale) -> list[Point]:
-    """Figs. 8 to 10: a minute of each half hour of a day, beside a pool that is refilled."""
-    size = {"minutes": SHOWN_MINUTES, "bin_s": SHOWN_BIN_S, "requests": 10_000}
+    """Figs. 8 to 10: a minute of each hour of a day, beside a pool that is refilled."""
+    size = {"minutes": SHOWN_MINUTES, "bin_s": SHOWN_BIN_S, "requests": 5_000}
     return _series(scale, size | {"history_s": SHOWN_HISTORY_S}, f"history_s={SHOWN_HISTORY_S:g}")
 
 

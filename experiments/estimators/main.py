@@ -18,9 +18,10 @@ from matplotlib.figure import Figure as Canvas
 from twinserve.experiments.sensitivity.runs import KEPT, OFFLINE, TOKENS, TPOT, TTFT, Metric
 from twinserve.experiments.study.curves import legend, panels
 from twinserve.experiments.study.study import Figure, Scale, Study, points_over
+from twinserve.sim.plan.capacity import WhileOnline
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.sim.setup.run import run_each
+from twinserve.sim.setup.run import run_simulation
 from twinserve.sim.sweep.grid import Point
 from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.generators.longdoc import longdoc
@@ -35,7 +36,7 @@ BELIEFS = {"paper": "its own form", "echo-sum": "one form", EXACT: "exact"}
 LOADS: Mapping[str, Mapping[str, Any]] = {
     "chats, 8/s, beside batches": {"rate": 8.0, "pool": 64},
     "chats, 16/s, beside batches": {"rate": 16.0, "pool": 64},
-    "chats, 4/s, beside documents": {"rate": 4.0, "documents": 3000},
+    "chats, 4/s, beside documents": {"rate": 4.0, "documents": 1000},
 }
 METRICS: Mapping[str, Metric] = {
     "kept": KEPT,
@@ -53,7 +54,7 @@ def inputs_of(
     seed: int,
     pool: int = 0,
     documents: int = 0,
-    duration: float = 120.0,
+    duration: float = 60.0,
 ) -> Inputs:
     """Chats with ShareGPT's lengths for `duration` seconds, TTFT 1 s and TPOT 50 ms, beside a
     closed loop of best-effort batches of `pool` or questions on `documents` at once."""
@@ -79,8 +80,9 @@ def inputs_of(
 
 
 def run_point(**settings: Any) -> dict[str, float]:
-    """One run as a row. Arguments: see `inputs_of`."""
-    ((_, result),) = run_each(inputs_of(**settings))
+    """One run as a row; it ends with the last chat. Arguments: see `inputs_of`."""
+    inputs = inputs_of(**settings)
+    result = run_simulation(WhileOnline(inputs, inputs.policies[0]))
     return {name: metric.of(result.summary) for name, metric in METRICS.items()}
 
 

@@ -397,7 +397,7 @@ def test_the_full_study_runs_what_it_names():
     assert {a["pool"] for a in found} == set(POOLS) and {a["seed"] for a in found} == {0, 1, 2}
     steps = {a.get("budget") for a in found if a["policy"] == "echo-bs"}
     assert steps == {None, 512}  # None: the profile's 2,048
-    for figure, minutes in ((points.series, 48), (points.whole_day, 1440)):
+    for figure, minutes in ((points.series, 24), (points.whole_day, 1440)):
         size = {(p.arguments["minutes"], p.arguments["refill"]) for p in figure(Scale())}
         assert size == {(minutes, True)}
     # BS asks no estimator: its run is the same for both
