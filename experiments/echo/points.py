@@ -194,7 +194,7 @@ def memory(scale: Scale) -> list[Point]:
     size = (
         {"minutes": 2, "history_s": 30.0}
         if scale.quick
-        else {"minutes": 81, "history_s": HISTORY_S}
+        else {"minutes": 12, "history_s": 300.0}
     )
     settings = [size | {"pool": None, "burstiness": b} for b in (0.3, 0.0)]
     return _over(scale, settings, ("burstiness",))

@@ -341,12 +341,13 @@ def foretold_memory(
     burstiness: float = 0.3,
     policy: str = "echo",
 ) -> list[dict[str, Any]]:
-    """Sec. 5.3, on consecutive minutes that end at 14:00: blocks that online requests hold, as a
-    share of all of them, second by second, and mu + 2 sigma of the `history_s` seconds that ended a
+    """Sec. 5.3, on consecutive minutes from 12:00 on: blocks that online requests hold, as a share
+    of all of them, second by second, and mu + 2 sigma of the `history_s` seconds that ended a
     minute before."""
-    end = DAY_S * 14 / 24
     noon = cut_window(
-        tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed), end - minutes * BURST_S, end
+        tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed),
+        DAY_S / 2,
+        DAY_S / 2 + minutes * BURST_S,
     )
     load = set_slo(noon, TTFT_S, TPOT_S)
     _, run = _simulate(
