@@ -213,6 +213,15 @@ class Profile(BaseModel):
         the measured engine added is in them."""
         return isinstance(self.step_model, (RooflineForm, OperatorForm))
 
+    def check_shared_prefix(self) -> None:
+        """Raises ProfileError where its form cannot tell what reading less KV would save."""
+        if not isinstance(self.step_model, (RooflineForm, OperatorForm)):
+            raise ProfileError(
+                f"--shared-prefix: the step times of {self.name} ({self.step_model.form}) are of "
+                "whole steps, in which reading KV is no part by itself; choose --step-times "
+                "roofline or operators, or drop it"
+            )
+
     def with_host_time(self, host: HostTime) -> Profile:
         """The same engine whose GPU waits so much longer for its host, on top of the profile's own
         host terms. ProfileError for a form that has none."""

@@ -1,147 +1,102 @@
-"""Why our numbers differ from Echo's: what a run shows, or that it is a guess."""
+"""Why our numbers differ from Echo's: the run that shows it, or that it is not known."""
 
 from __future__ import annotations
 
 from twinserve.experiments.echo.points import ARRIVAL, AT_ONCE, BASE, OVER_TIME, PRINTED
 
-DAY = "The shape is the paper's; bursts of a minute make single days differ, which is a guess."
-_ESTIMATE = (
-    "The gain is there, and the objective as it is printed is kept by nearly all (`in_time`: last "
-    "token within TTFT + i TPOT). Mean TPOT is not: a first token that comes early leaves slack "
-    "that offline work uses. With TPOT as a bound on gaps eqs. 6-8 keep none, since eq. 8 hides "
-    "the shorter phase behind the longer one: with the phases added up (`sums` of figure "
-    "`settings`) both are kept."
+NOT_KNOWN = "Not known: no run of this study changes what could be the cause."
+_PRIVATE = "Not known: the paper's trace, rates and the order of its pools are not public."
+DAY = NOT_KNOWN
+_SLACK = (
+    "SLO_r as printed gives slack for a first token that comes early, and offline work uses it: "
+    "with `slo=gap` and the same exact step times all keep mean TPOT (`fig7`, rows of `perfect`)."
 )
-_SUMS = "Not known: the paper's trace, rates and pools are not public."
-SPEEDUP = {"paper": _ESTIMATE, "echo-sum": _SUMS, "perfect": _SUMS}
+_SUM = (
+    "Eq. 8 lets the longer phase hide the shorter one: with both added up all keep their "
+    "objectives (`sums, TPOT bounds gaps` of `settings`)."
+)
+SPEEDUP = {"paper": f"{_SUM} {_SLACK}", "echo-sum": _PRIVATE, "perfect": _PRIVATE}
+BS_512 = (
+    "Which step the paper's BS runs is not printed, and the gain depends on it: BS itself does "
+    "less with 512 tokens a step (`fig6`, row `echo-bs, 512 tokens a step`)."
+)
 E = (
-    "Short iterations cost throughput beside long prompts: BS itself loses as much with 512 "
-    "tokens a step, iterations as short "
-    "as BS+E's (figure `settings`). Beside chats, where BS's are short already, nothing is lost."
+    "Short iterations cost throughput: against a BS with 512 tokens a step, whose iterations are "
+    "about as short, little or nothing is lost (`fig6`, `speedup_512`)."
 )
+E_512 = NOT_KNOWN
 M = (
-    "M gains nothing where the scheduler chooses by cached text and all questions are there from "
-    "the beginning: one document "
-    "after another is finished, and none is wanted when it is evicted. Figure `cache` takes that "
-    "order away: first come, first "
-    "served over twelve documents, several are wanted at once, and M's eviction order finds and "
-    "gains more."
+    "M gains nothing where one document after another is finished: first come, first served over "
+    "twelve documents, several are wanted at once, and its eviction order gains (`cache`)."
 )
 NO_SHARING = (
-    "Chats share no text (hit rate 0), so there is nothing to choose by; beside the "
-    "other pools S gains."
+    "Chats share no text (hit rate 0 in `fig6`), so there is nothing to choose by; beside "
+    "documents S gains (the other rows of `fig6`)."
 )
-_SLACK = (
-    "The objective as printed, TTFT + i TPOT from the arrival, is kept. A first token that comes "
-    "early leaves slack that offline work uses, so mean TPOT exceeds 50 ms; with TPOT as a bound "
-    "on gaps (`slo=gap`) it does not."
-)
-TPOT = {
-    "paper": _SLACK + " Eq. 8 has batches of both phases too short, which the slack absorbs.",
-    "echo-sum": "Not known. Every request kept it in the runs of `fig7`.",
-    "perfect": "Not known. Every request kept it in the runs of `fig7`.",
-    PRINTED: _SLACK,
-}
+TPOT = {"paper": f"{_SUM} {_SLACK}", "echo-sum": NOT_KNOWN, "perfect": NOT_KNOWN, PRINTED: _SLACK}
 TTFT = (
-    "An online request waits for the step under way, and BS's are the longest, since nothing "
-    "bounds them. With 512 tokens a "
-    "step BS's TTFT falls to that of the others (`ttft_q50` of figure `settings`)."
+    "An online request waits for the step under way, and nothing bounds BS's: with 512 tokens a "
+    "step its median falls to a third (`fig7`, row `echo-bs, 512 tokens a step`)."
 )
-OPPOSITE = (
-    "Not known. Steps have time for both: no offline request has to leave while online ones grow "
-    "fourfold."
-)
+OPPOSITE = NOT_KNOWN
 HITS = (
-    "91 % of our prompt tokens are shared text (the paper's Table 1), and nearly all of that is "
-    "found. Half of the memory "
-    "changes nothing; in pools that share less, less is found (ToolBench 85 %, NExT-QA 88 %: "
-    "figure fig6)."
+    "What is shared is found: 91 % of the prompt tokens in this pool, less in pools that share "
+    "less (`hit_rate` of `fig6`). Why the paper finds less is not known."
 )
-PEAK = (
-    "With the scheduler that chooses by cached text, only the document whose questions are being "
-    "asked has to stay. That "
-    "it is lower at the peak first come, first served (figure `cache`) more seeds would have to "
-    "tell. Where "
-    "intervals are wide, few offline requests were begun at the peak."
-)
-OCCUPIED = "Not known. Offline requests end soon and hold little."
+PEAK = NOT_KNOWN
+OCCUPIED = NOT_KNOWN
 ARRIVALS = (
-    "The bursts of a minute, drawn anew each minute, cannot be foretold; without them "
-    "(bursts 0) the fit is close."
+    "The bursts of a minute, drawn anew each minute, cannot be foretold: without them (the rows "
+    "with bursts 0 of `fig11`) the fit is close."
 )
 MEMORY = (
-    "Bursts of a minute make the load rise for longer than the history knows; without them "
-    "(bursts 0) fewer seconds exceed it."
+    "Bursts of a minute make the load rise beyond what the history knows: without them (the rows "
+    "with bursts 0 of `memory`) it is another share."
 )
-# what is changed in figure `settings` -> what it shows
-_EQ8 = (
-    "Eq. 8 lets the longer phase hide the shorter one, so a chunk beside decodes takes longer than "
-    "estimated: with both added up (`sums`) the objectives are kept."
+SHARED = (
+    "Not known: which attention kernel the paper's engine had is not printed, and its trace is not "
+    "public."
 )
-_LATE = (
-    "A request that is late once is bounded by its pace alone, and an estimate that is too short "
-    "never lets it catch up."
-)
-_CLIMB = (
-    "A decode of 24,000 tokens adds fewer tokens a second than the online batch has, so it pauses "
-    "with its memory, and prompts find none."
-)
+# what is changed in figure `settings` -> the run beside it that shows why
 SETTINGS = {
-    BASE: _ESTIMATE,
-    "TPOT bounds gaps": _EQ8,
-    "climb": _ESTIMATE,
-    "total context in eq. 7": f"{_EQ8} {_LATE}",
-    "total context in eq. 7, TPOT bounds gaps": _EQ8,
-    "sums": _SLACK,
-    "sums, TPOT bounds gaps": _SUMS,
+    BASE: f"{_SUM} {_SLACK}",
+    "TPOT bounds gaps": _SUM,
+    "climb": (
+        "A resident decode pauses where the ratio falls: `as in Fig. 6` differs in that alone, and "
+        "does more."
+    ),
+    "total context in eq. 7": _SUM,
+    "total context in eq. 7, TPOT bounds gaps": _SUM,
+    "sums": f"{_SLACK} So does `sums, TPOT bounds gaps`.",
+    "sums, TPOT bounds gaps": _PRIVATE,
     "estimate corrected, TPOT bounds gaps": (
-        "One factor cannot tell batches with a long chunk from those without one."
+        f"{_SUM} One factor for all batches is not enough: this run has it."
     ),
-    "exact step times": _SLACK,
-    "exact step times, TPOT bounds gaps": _SUMS,
-    "exact step times, TPOT bounds gaps, climb": _CLIMB,
-    "exact step times, TPOT bounds gaps, climb, offline benefit": (
-        "Only offline tokens count, so decodes pay by themselves; rank needs no such change."
-    ),
+    "exact step times": f"{_SLACK} So does `exact step times, TPOT bounds gaps`.",
+    "exact step times, TPOT bounds gaps": _PRIVATE,
     "sums, TPOT bounds gaps, no threshold": (
-        "The threshold keeps memory free for online requests, which this load hardly needs."
+        "The threshold keeps memory that this load does not need: with it (`sums, TPOT bounds "
+        "gaps`) as much is done."
     ),
     "sums, TPOT bounds gaps, pool listed by document": (
-        "BS finds as much in its cache as Echo then: the gain is that of the order."
+        "The gain is that of the order: BS finds as much in its cache as Echo then (`hit_rate` of "
+        "this row)."
     ),
-    "sums, TPOT bounds gaps, one and a half of the online rate": (
-        "More of each step is the online requests', of BS's steps too."
-    ),
-    "sums, TPOT bounds gaps, half of the KV memory": (
-        "Fewer documents fit beside each other; seeds differ."
-    ),
+    "sums, TPOT bounds gaps, one and a half of the online rate": NOT_KNOWN,
+    "sums, TPOT bounds gaps, half of the KV memory": NOT_KNOWN,
     "sums, TPOT bounds gaps, 512 tokens a step": (
-        "BS's steps are as short as Echo's then, and it does less."
+        "BS does less with 512 tokens a step (`fig6`), and Echo, whose steps were as short before, "
+        "as much."
     ),
 }
 # in what order offline requests are begun in figure `cache` -> why LRU's hit rate does not drop;
 # why a part of M gains nothing
-_ONE = (
-    "Only the document whose questions are being asked has to stay: first come, first served "
-    "it may be lower."
-)
-LRU = {
-    ARRIVAL: (
-        "It is lower at the peak, but seeds, of which some begin few offline requests "
-        "there, differ by as much."
-    ),
-    AT_ONCE: _ONE,
-    OVER_TIME: _ONE,
-}
+LRU = {ARRIVAL: NOT_KNOWN, AT_ONCE: NOT_KNOWN, OVER_TIME: NOT_KNOWN}
 CACHE = {
-    ARRIVAL: "Seeds differ by more than what is gained.",
+    ARRIVAL: NOT_KNOWN,
     AT_ONCE: (
         "One document after another is finished, and none is wanted when it is evicted: with the "
-        "same memory and documents, "
-        "first come, first served, the eviction order gains."
+        "same memory and documents, first come, first served, the eviction order gains."
     ),
-    OVER_TIME: (
-        "The threshold keeps memory free for online requests: without it, in the row "
-        "above, it may be more."
-    ),
+    OVER_TIME: NOT_KNOWN,
 }

@@ -19,7 +19,9 @@ from twinserve.experiments.echo.claims import (
     occupied_claims,
     opposite_claims,
     setting_claims,
+    sharing_claims,
     throughput_claims,
+    whole_day_claims,
 )
 from twinserve.experiments.echo.runs import (
     AIM,
@@ -34,6 +36,7 @@ from twinserve.experiments.echo.runs import (
 )
 from twinserve.experiments.echo.tables import (
     beside_bs,
+    beside_each,
     beside_lru,
     of_arrivals,
     of_days,
@@ -47,8 +50,9 @@ from twinserve.experiments.study.study import Figure, Study
 
 NAMES = dict(zip(LADDER, ("BS", "BS+E", "BS+E+S", "Echo"), strict=True))
 NAMES |= {points.ALONE: "online alone", points.PRINTED: "Echo, SLO as printed"}
-_TAB = ("tab:blue", "tab:orange", "tab:green", "tab:red", "black", "tab:brown")
-COLOURS = dict(zip((*LADDER, points.ALONE, points.PRINTED), _TAB, strict=True))
+NAMES |= {points.BS_512: "BS, 512 tokens a step"}
+_TAB = ("tab:blue", "tab:orange", "tab:green", "tab:red", "black", "tab:brown", "tab:cyan")
+COLOURS = dict(zip((*LADDER, points.ALONE, points.PRINTED, points.BS_512), _TAB, strict=True))
 HOUR = "hour of the day"
 
 
@@ -135,56 +139,46 @@ def _plot_latencies(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) ->
 def _plot_active(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     mine = [one for one in points.SERIES if one[0] == LADDER[-1]]
     axes = panels(canvas, 1, len(mine), width=3.6, height=3.0)[0]
-    for one, (policy, estimator, memory) in zip(axes, mine, strict=True):
-        series = profile_of_day(found, policy, estimator, memory)
+    for one, (policy, estimator) in zip(axes, mine, strict=True):
+        series = profile_of_day(found, policy, estimator)
         for name, colour in (("online", "tab:red"), ("offline", "tab:blue")):
-            one.plot(series.time_s / 60, series[name], label=name, color=colour, linewidth=1)
-        one.set(xlabel="minutes of the run", ylabel="requests with KV")
-        one.set_title(f"Echo, {BELIEFS[estimator]}, {memory} of the memory", fontsize=8)
+            one.plot(series.hour, series[name], label=name, color=colour, linewidth=1)
+        one.set(xlabel=HOUR, ylabel="requests with KV")
+        one.set_title(f"Echo, {BELIEFS[estimator]}", fontsize=8)
     legend(canvas, axes[0])
 
 
 def _plot_hits(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     axes = canvas.subplots()
-    for policy, estimator, memory in points.SERIES:
-        series = profile_of_day(found, policy, estimator, memory)
-        style = {("paper", "all"): "-", ("perfect", "all"): "--", ("paper", "half"): ":"}[
-            (estimator, memory)
-        ]
-        label = ", ".join(
-            [
-                NAMES[policy],
-                BELIEFS[estimator],
-                *(["half of the memory"] if memory == "half" else []),
-            ]
-        )
+    for policy, estimator in points.SERIES:
+        series = profile_of_day(found, policy, estimator)
         axes.plot(
-            series.time_s / 60, 100 * series.hit_rate, style, color=COLOURS[policy], label=label
+            series.hour,
+            100 * series.hit_rate,
+            "-" if estimator == "paper" else "--",
+            color=COLOURS[policy],
+            label=f"{NAMES[policy]}, {BELIEFS[estimator]}",
         )
     rate = axes.twinx()
-    rate.fill_between(series.time_s / 60, series.arrivals, color="tab:gray", alpha=0.2)
+    rate.fill_between(series.hour, series.arrivals, color="tab:gray", alpha=0.2)
     rate.set_ylabel("online requests/s (grey)")
     axes.axhline(78.6, color="black", linewidth=0.8, label="paper: 78.6 %")
-    axes.set(
-        xlabel="minutes of the run (2:00, 6:00, ... of the day)",
-        ylabel="prefix hit rate of a minute, %",
-        ylim=(0, 100),
-    )
+    axes.set(xlabel=HOUR, ylabel="prefix hit rate, %", ylim=(0, 100))
     axes.legend(loc="lower right", fontsize=8)
 
 
 def _plot_memory(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    axes = panels(canvas, 1, len(points.SERIES), width=2.6, height=3.0)[0]
-    for one, (policy, estimator, memory) in zip(axes, points.SERIES, strict=True):
-        series = profile_of_day(found, policy, estimator, memory)
+    axes = panels(canvas, 1, len(points.SERIES), width=3.2, height=3.0)[0]
+    for one, (policy, estimator) in zip(axes, points.SERIES, strict=True):
+        series = profile_of_day(found, policy, estimator)
         parts = {
             "occupied": series.online_used + series.offline_used,
             "online free": series.online_cached,
             "offline free": series.offline_cached,
         }
-        one.stackplot(series.time_s / 60, *(100 * v for v in parts.values()), labels=parts)
-        one.set(xlabel="minutes of the run", ylabel="share of memory, %", ylim=(0, 100))
-        one.set_title(f"{NAMES[policy]}, {BELIEFS[estimator]},\n{memory} of the memory", fontsize=8)
+        one.stackplot(series.hour, *(100 * v for v in parts.values()), labels=parts)
+        one.set(xlabel=HOUR, ylabel="share of memory, %", ylim=(0, 100))
+        one.set_title(f"{NAMES[policy]}, {BELIEFS[estimator]}", fontsize=8)
     legend(canvas, axes[0])
 
 
@@ -260,6 +254,19 @@ def _plot_caches(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> No
     legend(canvas, axes[0])
 
 
+def _plot_shared(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    axes = canvas.subplots()
+    once = table[table.shared_prefix]
+    for i, (pool, part) in enumerate(once.groupby("pool", sort=False)):
+        at = np.arange(len(part)) + 0.35 * i
+        error = np.nan_to_num(part.gain_ci)
+        axes.barh(at, part.gain, 0.35, xerr=error, label=pool, color=_TAB[i], capsize=2)
+    axes.set_yticks(np.arange(len(points.SHARING)) + 0.175, points.SHARING)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xlabel("offline tokens/s over those of attention that reads it for each")
+    axes.legend()
+
+
 FIG6 = beside_bs(["pool", "estimator", "policy"])
 STUDY = Study(
     "echo",
@@ -306,6 +313,15 @@ STUDY = Study(
             occupied_claims,
         ),
         Figure(
+            "day",
+            "Figs. 8 to 10 over a whole day",
+            points.whole_day,
+            watch,
+            of_series,
+            _plot_hits,
+            whole_day_claims,
+        ),
+        Figure(
             "fig11",
             "expected arrivals",
             points.arrivals,
@@ -331,6 +347,15 @@ STUDY = Study(
             beside_lru,
             _plot_caches,
             cache_claims,
+        ),
+        Figure(
+            "shared",
+            "ours: attention that reads a document once for all decodes on it; sums, slo=gap",
+            points.shared,
+            serve,
+            beside_each,
+            _plot_shared,
+            sharing_claims,
         ),
         Figure(
             "settings",

@@ -1,8 +1,8 @@
 """The grids of the Echo study.
 
-The paper's trace, the scale of its rates and the sizes of its pools are not public. Runs are
-shorter than its day: some minutes from each part of a day (`runs.day`). Figure `settings`
-varies what the paper leaves out.
+The paper's trace, the scale of its rates and the sizes of its pools are not public. Figure `day`
+is of a whole day, the other runs are of some minutes from each part of a day (`runs.day`). Figure
+`settings` varies what the paper leaves out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from twinserve.experiments.echo.runs import LADDER, POOLS
+from twinserve.experiments.echo.runs import HISTORY_S, LADDER, POOLS
 from twinserve.experiments.study.study import Scale, points_over
 from twinserve.sim.sweep.grid import Point
 
@@ -24,17 +24,17 @@ ENDS = (LADDER[0], LADDER[-1])
 # rungs that are run beside each pool; with exactly known step times runs take longest
 RUNGS = {
     "paper": dict.fromkeys(POOLS, LADDER),
-    "echo-sum": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
+    "echo-sum": {pool: LADDER if pool == SHORT else ENDS for pool in POOLS},
     "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
 }
-# policy, estimator, KV memory
-SERIES = (
-    (LADDER[2], "paper", "all"),
-    (LADDER[3], "paper", "all"),
-    (LADDER[3], "perfect", "all"),
-    (LADDER[2], "paper", "half"),
-    (LADDER[3], "paper", "half"),
-)
+SERIES = ((LADDER[2], "paper"), (LADDER[3], "paper"), (LADDER[3], "echo-sum"))  # with estimator
+# Figs. 8 to 10 show so many minutes of a day, and figure `day` all of them; the history of the
+# threshold is as large a part of the day in both
+SHOWN_MINUTES, DAY_MINUTES = 24, 1440
+SHOWN_HISTORY_S = HISTORY_S * SHOWN_MINUTES / DAY_MINUTES
+SHOWN_BIN_S, DAY_BIN_S = 60.0, 300.0
+# BS as an engine of the paper's time runs it: tokens of a step
+BS_512, BUDGET_512 = f"{LADDER[0]}, 512 tokens a step", 512
 HALF = 4985  # blocks
 ALONE = "online alone"
 PRINTED = f"{LADDER[-1]}:slo=cumulative"
@@ -52,14 +52,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "estimate corrected, TPOT bounds gaps": {"options": "slo=gap,feedback=0.2"},
     "exact step times": {"estimator": "perfect"},
     "exact step times, TPOT bounds gaps": {"estimator": "perfect", "options": "slo=gap"},
-    "exact step times, TPOT bounds gaps, climb": {
-        "estimator": "perfect",
-        "options": "slo=gap,offline=climb",
-    },
-    "exact step times, TPOT bounds gaps, climb, offline benefit": {
-        "estimator": "perfect",
-        "options": "slo=gap,offline=climb,benefit=offline",
-    },
     "sums, TPOT bounds gaps, no threshold": {
         "estimator": "echo-sum",
         "options": "slo=gap,threshold=false",
@@ -99,8 +91,15 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
     AT_ONCE: BY_REWARD,
     OVER_TIME: BY_REWARD,
 }
+# name -> policy of figure `shared`
+SHARING = {
+    "BS": LADDER[0],
+    "Echo": f"{LADDER[-1]}:slo=gap",
+    "Echo, estimate corrected": f"{LADDER[-1]}:slo=gap,feedback=0.2",
+}
 DOCUMENTS = 12  # by half more than the memory holds
 SUBMITTED = 600  # one by one, questions of a run: more than can be answered
+QUICK_HISTORY_S = 60.0
 QUICK_VARIANTS = (BASE, "sums, TPOT bounds gaps", "exact step times")
 
 
@@ -113,7 +112,13 @@ _over = partial(points_over, unchanged={"estimator": "paper"})
 
 def _small(pool: str | None, scale: Scale) -> dict[str, Any]:
     """Arguments that make a run short, for tests."""
-    return {"requests": 25 if pool != "sharegpt" else 100, "peak_rate": 2.0} if scale.quick else {}
+    if not scale.quick:
+        return {}
+    return {
+        "requests": 25 if pool != "sharegpt" else 100,
+        "peak_rate": 2.0,
+        "history_s": QUICK_HISTORY_S,
+    }
 
 
 def days(scale: Scale) -> list[Point]:
@@ -122,9 +127,14 @@ def days(scale: Scale) -> list[Point]:
 
 
 def throughput(scale: Scale) -> list[Point]:
-    """Fig. 6. BS asks no estimator: its run stands beside both."""
+    """Fig. 6. BS asks no estimator: its run stands beside all. BS_512 stands beside the paper's."""
     pools = (SHORT, "sharegpt") if scale.quick else tuple(POOLS)
+    bs_512 = {"policy": LADDER[0], "_policy": BS_512, "_estimator": "paper", "budget": BUDGET_512}
     settings = [
+        bs_512 | {"pool": pool, "minutes": minutes(scale, 6)} | _small(pool, scale)
+        for pool in pools
+    ]
+    settings += [
         {"_policy": p, "pool": pool, "_estimator": estimator, "minutes": minutes(scale, 6)}
         | ({"policy": p} if p == LADDER[0] else {"policy": p + slo, "estimator": estimator})
         | _small(pool, scale)
@@ -139,9 +149,8 @@ def latencies(scale: Scale) -> list[Point]:
     """Fig. 7: those of Fig. 6 beside questions on LooGLE's short set, Echo with exact step times
     and the SLO as printed, and online requests alone."""
     mine = [p for p in throughput(scale) if p.axes["pool"] == SHORT]
-    alone = {"policy": LADDER[0], "pool": None, "minutes": minutes(scale, 6)} | (
-        {"peak_rate": 2.0} if scale.quick else {}
-    )
+    alone = {"policy": LADDER[0], "pool": None, "minutes": minutes(scale, 6)}
+    alone |= {k: v for k, v in _small(None, scale).items() if k != "requests"}
     alone |= {"_policy": ALONE, "_pool": SHORT, "_estimator": "paper"}
     printed = {"policy": PRINTED, "pool": SHORT, "minutes": minutes(scale, 6)}
     printed |= {"estimator": "perfect"} | _small(SHORT, scale)
@@ -149,21 +158,30 @@ def latencies(scale: Scale) -> list[Point]:
 
 
 def series(scale: Scale) -> list[Point]:
-    """Figs. 8 to 10."""
+    """Figs. 8 to 10: a minute of each hour of a day, beside a pool that is refilled."""
+    size = {"minutes": SHOWN_MINUTES, "bin_s": SHOWN_BIN_S, "requests": 5_000}
+    return _series(scale, size | {"history_s": SHOWN_HISTORY_S}, f"history_s={SHOWN_HISTORY_S:g}")
+
+
+def whole_day(scale: Scale) -> list[Point]:
+    """The same over all minutes of the day."""
+    return _series(scale, {"minutes": DAY_MINUTES, "bin_s": DAY_BIN_S}, "")
+
+
+def _series(scale: Scale, size: Mapping[str, Any], option: str) -> list[Point]:
+    if scale.quick:
+        size = {"minutes": 1} | _small(SHORT, scale)
     settings = [
-        {
-            "policy": p + ESTIMATORS[e],
-            "_policy": p,
-            "pool": SHORT,
-            "estimator": e,
-            "minutes": minutes(scale, 6),
-            "_memory": memory,
-        }
-        | ({"num_blocks": HALF} if memory == "half" else {})
-        | _small(SHORT, scale)
-        for p, e, memory in SERIES
+        {"policy": _with(p + ESTIMATORS[e], option), "_policy": p, "estimator": e}
+        | {"pool": SHORT, "refill": True, **size}
+        for p, e in SERIES
     ]
-    return _over(scale, settings, ("policy", "estimator", "memory"))
+    return _over(scale, settings, ("policy", "estimator"))
+
+
+def _with(policy: str, option: str) -> str:
+    """The policy with one more option; empty: as it is."""
+    return policy if not option else f"{policy}{',' if ':' in policy else ':'}{option}"
 
 
 def arrivals(scale: Scale) -> list[Point]:
@@ -173,7 +191,11 @@ def arrivals(scale: Scale) -> list[Point]:
 
 def memory(scale: Scale) -> list[Point]:
     """Sec. 5.3."""
-    size = {"minutes": 2, "history_s": 30.0} if scale.quick else {"minutes": 12, "history_s": 300.0}
+    size = (
+        {"minutes": 2, "history_s": 30.0}
+        if scale.quick
+        else {"minutes": 12, "history_s": 300.0}
+    )
     settings = [size | {"pool": None, "burstiness": b} for b in (0.3, 0.0)]
     return _over(scale, settings, ("burstiness",))
 
@@ -192,6 +214,22 @@ def caches(scale: Scale) -> list[Point]:
         for part, policy in zip(PARTS, policies, strict=True)
     ]
     return _over(scale, settings, ("order", "part"))
+
+
+def shared(scale: Scale) -> list[Point]:
+    """What reading a document once for all decodes on it changes; without it the runs are those of
+    Fig. 6, but for the estimate that is corrected."""
+    settings = [
+        {"policy": p, "_policy": name, "pool": pool, "minutes": minutes(scale, 6)}
+        | ({"estimator": "echo-sum"} if p != LADDER[0] else {})
+        | {"shared_prefix": once}
+        | _small(pool, scale)
+        for pool in ((SHORT,) if scale.quick else (SHORT, "toolbench"))
+        for name, p in SHARING.items()
+        for once in (False, True)
+    ]
+    axes = ("pool", "policy", "shared_prefix")
+    return points_over(scale, settings, axes, {"shared_prefix": False})
 
 
 def varied(scale: Scale) -> list[Point]:

@@ -3,11 +3,13 @@
 The testbed of Sec. 7.1: Llama-3.1-8B on one A100-PCIE-40G, TTFT 1 s and TPOT 0.05 s for online
 requests, offline requests all submitted at the beginning. A day is shown by some of its minutes, as
 many from each part of it, one after another: so tide and bursts are those of the day, and a run is
-short. Step times are those of a derived profile, nothing is measured.
+short; or by all of them. The threshold's history is that of an hour of online requests alone, which
+came before. Step times are those of a derived profile, not of an engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.policies.echo.forecast import ArrivalForecast
+from twinserve.policies.echo.policy import EchoPolicy
 from twinserve.policies.kv.task_aware.ledger import CountedLedger
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestClass, State
@@ -39,9 +42,12 @@ LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
 # requests/s; the GPU alone serves them without queueing (figure fig7, `online alone`)
 PEAK_RATE = 8.0
 TROUGH, PEAK = 0.4, 0.9  # parts of the peak's rate
+HISTORY_S = 3600.0  # Sec. 5.3: the threshold is of the last hour
 BIN_S = 10.0  # of the series
 SAMPLE_S = 1.0
 Samples = list[tuple[int, ...]]
+ONLINE_USED = 2  # of a sample
+REFILLED = 140_000  # questions on LooGLE's short set, more than a day of Echo answers
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 # requests of each pool, so many that some are left when the online ones have ended; documents in
 # proportion
@@ -60,14 +66,35 @@ def day(minutes: int, seed: int, peak_rate: float = PEAK_RATE, burstiness: float
     """`minutes` minutes of a tidal day, the middle ones of as many equal parts, with the day's
     rates and objectives."""
     stride = round(DAY_S / BURST_S) // minutes
+    return _minutes(stride // 2 + stride * np.arange(minutes), seed, peak_rate, burstiness)
+
+
+def _minutes(wanted: np.ndarray, seed: int, peak_rate: float, burstiness: float) -> Workload:
+    """The arrivals of these minutes of a day (int64[n]), one minute after another, from time 0
+    on."""
     whole = tidal(peak_rate=peak_rate, burstiness=burstiness, seed=seed)
     minute = (whole.arrival_s // BURST_S).astype(np.int64)
-    part, place = np.divmod(minute, stride)
-    chosen = np.flatnonzero((place == stride // 2) & (part < minutes))
+    place = np.full(round(DAY_S / BURST_S), -1)
+    place[wanted] = np.arange(len(wanted))
+    chosen = np.flatnonzero(place[minute] >= 0)
     cut = take_rows(whole, chosen)
-    at = cut.arrival_s - (minute - part)[chosen] * BURST_S
-    done = cut.provenance.then(f"minutes({minutes} of the day, every {stride})")
-    return set_slo(replace(cut, arrival_s=at, provenance=done), TTFT_S, TPOT_S)
+    at = cut.arrival_s - (minute - place[minute])[chosen] * BURST_S
+    order = np.argsort(at, kind="stable")
+    said = f"minutes({len(wanted)} of the day, from {int(wanted[0])} on)"
+    found = replace(cut, arrival_s=at, provenance=cut.provenance.then(said))
+    return set_slo(take_rows(found, order), TTFT_S, TPOT_S)
+
+
+@lru_cache(maxsize=16)
+def history(
+    minutes: int, seed: int, peak_rate: float, burstiness: float, history_s: float
+) -> tuple[int, ...]:
+    """Blocks that online requests alone hold, second by second of the `history_s` seconds before
+    the first minute of `day`; before midnight are the same day's last hours."""
+    first = round(DAY_S / BURST_S) // minutes // 2
+    before = np.arange(first - round(history_s / BURST_S), first) % round(DAY_S / BURST_S)
+    samples, _ = _simulate(LADDER[0], _minutes(before, seed, peak_rate, burstiness), seed=seed)
+    return tuple(look[ONLINE_USED] for look in samples[: round(history_s / SAMPLE_S)])
 
 
 def offline(
@@ -89,6 +116,25 @@ def offline(
     at = np.sort(np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x5B,))).random(n))
     said = f"over {submitted_s:g} s" if submitted_s else "all at once"
     return replace(made, arrival_s=at * submitted_s, provenance=made.provenance.then(said))
+
+
+def refilled(pool: str, seed: int, requests: int) -> Workload:
+    """A pool of questions on documents that is refilled: questions on as many documents as `pool`
+    has come at time 0, and when all questions on one have ended, those on another one come.
+    requests: questions in all."""
+    at_once = longdoc(pool, seed=seed)
+    size = len({name.partition("-")[2] for name in at_once.ids})
+    made = longdoc(pool, requests=requests, order="by-document", seed=seed)
+    document = np.array([int(name.partition("-doc")[2]) for name in made.ids])
+    first = document < size
+    return replace(
+        made,
+        arrival_s=np.where(first, 0.0, np.nan),
+        group=document % size,
+        stage=document // size,
+        group_names=[f"documents{i}" for i in range(size)],
+        provenance=made.provenance.then(f"{size} documents at a time"),
+    )
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -120,25 +166,35 @@ def _run(
     budget: int | None = None,
     documents: int | None = None,
     submitted_s: float = 0.0,
+    history_s: float = HISTORY_S,
+    refill: bool = False,
+    shared_prefix: bool = False,
 ) -> tuple[Samples, RunResult]:
     """As `_simulate`. pool: None: online requests alone. requests: of the pool, instead of POOLS.
-    budget: tokens of a step. documents, submitted_s: see `offline`."""
+    budget: tokens of a step. documents, submitted_s: see `offline`. refill: the pool is
+    `refilled`. shared_prefix: attention reads once what decodes share."""
     load = day(minutes, seed, peak_rate, burstiness)
-    if pool is not None:
+    if pool is not None and refill:
+        load = merge(load, refilled(pool, seed, requests or REFILLED))
+    elif pool is not None:
         load = merge(load, offline(pool, seed, requests, order, documents, submitted_s))
     return _simulate(
         policy,
         load,
+        lambda: history(minutes, seed, peak_rate, burstiness, history_s),
         seed=seed,
         estimator=estimator,
         num_blocks=num_blocks,
         max_num_batched_tokens=budget,
+        shared_prefix=shared_prefix,
     )
 
 
-def _simulate(policy: str, load: Workload, **settings: Any) -> tuple[Samples, RunResult]:
+def _simulate(
+    policy: str, load: Workload, before: Callable[[], Sequence[int]] = tuple, **settings: Any
+) -> tuple[Samples, RunResult]:
     """A run that ends with the last online request, and what `_look` finds in every one of its
-    seconds."""
+    seconds. before: what a threshold remembers of the time before, blocks second by second."""
     config = SimulationConfig(policy=(policy,), profile=PROFILE, **PAPERS_ENGINE, **settings)
     inputs = Inputs(config, load, resolve_hardware(config), (parse_policy(policy),), ())
     samples: Samples = []
@@ -148,6 +204,9 @@ def _simulate(policy: str, load: Workload, **settings: Any) -> tuple[Samples, Ru
         slice_s=SAMPLE_S,
         watch=lambda run: samples.append(_look(run.engines[0].core)),
     )
+    engine = simulation.engines[0].core.policy
+    if isinstance(engine, EchoPolicy) and engine.offline.forecast is not None:
+        engine.offline.forecast.remember(before())
     return samples, run_simulation(simulation)
 
 
@@ -194,38 +253,43 @@ def serve(**settings: Any) -> dict[str, Any]:
     }
 
 
-def watch(**settings: Any) -> list[dict[str, Any]]:
-    """One run, as a row for every ten seconds in which online requests arrive: means over the
+def watch(bin_s: float = BIN_S, **settings: Any) -> list[dict[str, Any]]:
+    """One run, as a row for every `bin_s` seconds in which online requests arrive: means over the
     samples, prompt tokens of offline requests that were begun in them and how many of these were
-    found in the cache (nan: none begun)."""
+    found in the cache, and how many offline requests were left at the end (`left`)."""
     samples, run = _run(**settings)
-    seconds = settings["minutes"] * BURST_S
     names = ("online", "offline", "online_used", "offline_used", "online_cached", "offline_cached")
     looks = pd.DataFrame(samples, columns=list(names))
-    looks["bin"] = (np.arange(len(looks)) * SAMPLE_S // BIN_S).astype(int)
+    looks["bin"] = (np.arange(len(looks)) * SAMPLE_S // bin_s).astype(int)
     series = looks.groupby("bin").mean()
     series[list(names[2:])] /= run.rows.kv_total_blocks
     rows = run.rows.requests
-    arrived = rows[rows.service_class == "rt"].arrival_s // BIN_S
-    series["arrivals"] = arrived.value_counts().reindex(series.index, fill_value=0) / BIN_S
+    arrived = rows[rows.service_class == "rt"].arrival_s // bin_s
+    series["arrivals"] = arrived.value_counts().reindex(series.index, fill_value=0) / bin_s
     pool = rows[(rows.service_class == "be") & rows.first_scheduled_s.notna()]
-    begun = pool.groupby(pool.first_scheduled_s // BIN_S)[["prompt_tokens", "hit_tokens"]].sum()
+    begun = pool.groupby(pool.first_scheduled_s // bin_s)[["prompt_tokens", "hit_tokens"]].sum()
     for name in begun:
         series[name] = begun[name].reindex(series.index, fill_value=0)
     steps = run.rows.steps
     busy = (
         (steps.kv_used_blocks > run.rows.kv_total_blocks / 2)
-        .groupby(steps.start_s // BIN_S)
+        .groupby(steps.start_s // bin_s)
         .agg(["sum", "size"])
     )
     series["steps_half_full"] = busy["sum"].reindex(series.index, fill_value=0)
     series["steps"] = busy["size"].reindex(series.index, fill_value=0)
-    series = series[series.index * BIN_S < seconds]
-    series.insert(0, "time_s", series.index * BIN_S)
+    series = series[series.index * bin_s < settings["minutes"] * BURST_S]
+    series.insert(0, "time_s", series.index * bin_s)
     part = series.time_s // BURST_S
     series.insert(1, "hour", (part + 0.5) * 24 / settings["minutes"])
     series.insert(2, "tide", tide(series.hour * 3600.0))
-    return series.to_dict("records")
+    rt, be = run.summary["classes"]["rt"], run.summary["classes"]["be"]
+    whole = {
+        "left": int(((rows.service_class == "be") & ~rows.finished).sum()),
+        "attainment": rt["slo_attainment"],
+        "offline_tps": be["window_total_token_throughput"],
+    }
+    return series.assign(**whole).to_dict("records")
 
 
 # -- the trace and what is foretold of it ----------------------------------------------------------

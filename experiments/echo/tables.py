@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.echo.points import ALONE, PARTS, PRINTED
-from twinserve.experiments.echo.runs import BIN_S, LADDER, PEAK, QUANTILES, TROUGH
+from twinserve.experiments.echo.points import ALONE, BS_512, PARTS, PRINTED
+from twinserve.experiments.echo.runs import LADDER, PEAK, QUANTILES, TROUGH
 from twinserve.sim.sweep.statistics import over_seeds
 
 RATES = ("offline_tps", "offline_rps")
@@ -34,14 +34,18 @@ def _of(points: pd.DataFrame, policy: str, key: Sequence[str], value: str) -> np
     """For each row what `policy` has for `value` in the same setting and with the same seed; nan
     where it was not run."""
     theirs = points[points.policy == policy].set_index(list(key))[value]
+    return _reindexed(theirs, points, key)
+
+
+def _reindexed(theirs: pd.Series, points: pd.DataFrame, key: Sequence[str]) -> np.ndarray:
     return theirs.reindex(pd.MultiIndex.from_frame(points[list(key)])).to_numpy()
 
 
 def beside_bs(by: Sequence[str]) -> Callable[[pd.DataFrame], pd.DataFrame]:
     """Means over seeds, and seed by seed the offline throughput over that of BS in the same
     setting: in tokens, prompt and output, of requests that ended (`speedup`), and in requests
-    (`speedup_rps`); and in tokens over that of the rung below (`step`; nan where that was not
-    run)."""
+    (`speedup_rps`); and in tokens over that of the rung below (`step`) and over that of BS with 512
+    tokens a step (`speedup_512`); nan where these were not run."""
 
     def table(points: pd.DataFrame) -> pd.DataFrame:
         key = [name for name in by if name != "policy"] + ["seed"]
@@ -54,7 +58,10 @@ def beside_bs(by: Sequence[str]) -> Callable[[pd.DataFrame], pd.DataFrame]:
             step = step.mask(
                 points.policy == rung, points.offline_tps / _of(points, below, key, "offline_tps")
             )
-        return over_seeds(points.assign(**gains, step=step), list(by), [*SHOWN, *GAINS])
+        beside = [name for name in key if name != "estimator"]
+        over_512 = points.offline_tps / _of(points, BS_512, beside, "offline_tps")
+        gained = points.assign(**gains, step=step, speedup_512=over_512)
+        return over_seeds(gained, list(by), [*SHOWN, *GAINS, "speedup_512"])
 
     return table
 
@@ -77,7 +84,7 @@ def quantiles(points: pd.DataFrame) -> pd.DataFrame:
             )
         )
     joined = pd.concat(found, ignore_index=True)
-    order = {name: i for i, name in enumerate((ALONE, *LADDER, PRINTED))}
+    order = {name: i for i, name in enumerate((ALONE, BS_512, *LADDER, PRINTED))}
     return joined.sort_values(
         ["estimator", "policy"],
         key=lambda c: c.map(order) if c.name == "policy" else c,
@@ -102,10 +109,29 @@ def beside_lru(points: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def beside_each(points: pd.DataFrame) -> pd.DataFrame:
+    """Means over seeds with and without attention that reads shared prefixes once, and seed by seed
+    the offline tokens/s over those without (`gain`) and over those of BS with the same attention
+    (`speedup`)."""
+    key = ["pool", "policy", "seed"]
+    each = points[~points.shared_prefix].set_index(key).offline_tps
+    bs = points[points.policy == "BS"].set_index(["pool", "shared_prefix", "seed"]).offline_tps
+    found = points.assign(
+        gain=points.offline_tps.to_numpy() / _reindexed(each, points, key),
+        speedup=points.offline_tps.to_numpy()
+        / _reindexed(bs, points, ["pool", "shared_prefix", "seed"]),
+    )
+    return over_seeds(
+        found,
+        ["pool", "policy", "shared_prefix"],
+        ["offline_tps", "gain", "speedup", *ONLINE, "hit_rate", "step_ms"],
+    )
+
+
 def of_series(points: pd.DataFrame) -> pd.DataFrame:
     """What the series of Figs. 8 to 10 amount to, run by run.
 
-    correlation       of online and offline requests with KV, over bins of ten seconds
+    correlation       of online and offline requests with KV, over the bins of the series
     correlation_used  of the memory that they use
     hit_rate          prompt tokens of offline requests found in the cache at their admission: in
                       all, in the trough (rates below 0.4 of the peak's) and at the peak (above 0.9)
@@ -113,7 +139,7 @@ def of_series(points: pd.DataFrame) -> pd.DataFrame:
     half_full         share of the iterations in which requests hold more than half of the memory
     """
     rows = []
-    key = ["policy", "estimator", "memory"]
+    key = ["policy", "estimator"]
     for axes, part in points.groupby([*key, "seed"], sort=False):
         row = dict(zip((*key, "seed"), axes, strict=True))
         row["correlation"] = correlation(part.online, part.offline)
@@ -129,6 +155,7 @@ def of_series(points: pd.DataFrame) -> pd.DataFrame:
             )
         row["drop"] = row["hit_rate_trough"] - row["hit_rate_peak"]
         row["half_full"] = part.steps_half_full.sum() / part.steps.sum()
+        row |= {name: part[name].iloc[0] for name in ("left", "attainment", "offline_tps")}
         row["online_cached"], row["offline_cached"] = (
             part.online_cached.mean(),
             part.offline_cached.mean(),
@@ -188,20 +215,11 @@ def of_memory(points: pd.DataFrame) -> pd.DataFrame:
     return over_seeds(pd.DataFrame(rows), ["burstiness"], ["exceeded", "spare", "held"])
 
 
-def profile_of_day(
-    points: pd.DataFrame, policy: str, estimator: str, memory: str = "all"
-) -> pd.DataFrame:
-    """The series of a policy: a row for each ten seconds, the mean over seeds; hit rates of a
-    minute (hits over prompts)."""
-    mine = points[
-        (points.policy == policy) & (points.estimator == estimator) & (points.memory == memory)
-    ]
+def profile_of_day(points: pd.DataFrame, policy: str, estimator: str) -> pd.DataFrame:
+    """The series of a policy: a row for each bin, the mean over seeds; hit rates of the prompts of
+    all seeds (hits over prompts)."""
+    mine = points[(points.policy == policy) & (points.estimator == estimator)]
     series = mine.groupby("time_s").mean(numeric_only=True)
-    sums = (
-        mine.groupby("time_s")[["hit_tokens", "prompt_tokens"]]
-        .sum()
-        .rolling(round(60 / BIN_S), min_periods=1)
-        .sum()
-    )
+    sums = mine.groupby("time_s")[["hit_tokens", "prompt_tokens"]].sum()
     series["hit_rate"] = sums.hit_tokens / sums.prompt_tokens.where(sums.prompt_tokens > 0)
     return series.reset_index()

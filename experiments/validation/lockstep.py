@@ -8,7 +8,7 @@ import numpy as np
 from twinserve.backends.base import Executed
 from twinserve.backends.links import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.kv.base import KvLedger
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.operators.model import OperatorModel
 from twinserve.sim.setup.inputs import Inputs
@@ -64,10 +64,10 @@ def lockstep() -> BackendOf:
     """Makes the backends of one simulation whose replicas are expert-parallel ranks."""
     steps: dict[int, tuple[float, float, int, int]] = {}
 
-    def backend(inputs: Inputs, spec, policy, requests: RequestTable) -> SimulatedBackend:
+    def backend(inputs: Inputs, spec, policy, ledger: KvLedger) -> SimulatedBackend:
         hardware = inputs.hardware
         rank = LockstepBackend(
-            requests,
+            ledger.table,
             SharedExperts(hardware.model),
             PcieLink(hardware.profile.pcie_bytes_per_s),
             hardware.limits,

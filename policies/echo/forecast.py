@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 
 class Window:
@@ -63,6 +64,13 @@ class MemoryForecast:
     def next_s(self) -> float:
         """When the next sample is due, seconds."""
         return self._taken * self.every_s
+
+    def remember(self, held: Iterable[int]) -> None:
+        """Samples from before the clock began, blocks, the oldest first; before the first
+        `observe`."""
+        for blocks in held:
+            self.window.add(blocks)
+        self.blocks = math.ceil(self.window.high(self.sigmas))
 
     def observe(self, now: float, held: int) -> None:
         """Online requests hold `held` blocks, and have since the last plan: samples that came due

@@ -131,6 +131,11 @@ class KvLedger(ABC):
         token."""
         return 0
 
+    def shared_tokens(self, rows: np.ndarray) -> int:
+        """Tokens of these rows (int64[n]) that are in the same memory as those of another of them,
+        each place counted once less than rows have it; 0 where no memory is shared."""
+        return 0
+
     def lost_tokens(self, tokens: int) -> int:
         """Cached tokens that queued or running offline requests will use, and that would be evicted
         if a request took memory for `tokens` further tokens now. 0 if nobody counts them."""

@@ -231,6 +231,8 @@ def headline(inputs: Inputs) -> str:
         lines.append(engines + hardware.profile.describe(step_times=False))
         lines.append(describe_step_times(hardware.profile, hardware.why))
     lines += _host_line(inputs)
+    if config.shared_prefix:
+        lines.append("attention: decodes read the prefix they share once (docs/profiles.md)")
     load = offered_load_of(workload, inputs.machines)
     if load is not None:
         beside = ", the pool not counted" if config.pool else ""

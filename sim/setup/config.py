@@ -80,6 +80,9 @@ class SimulationConfig(BaseModel):
     step_times: StepTimesName = "auto"
     """Form of the step times: what the profile's name gives (auto), derived from specs (roofline),
     from kernel tables (operators), or fitted to the engine's own steps (docs/profiles.md)."""
+    shared_prefix: Annotated[bool, Parameter(negative="")] = False
+    """Attention reads a prefix that decodes share in KV memory once for all of them, as cascade
+    attention does (docs/profiles.md). Policies are not told."""
     front_end: str = "none"
     """What lies between clients and the engine (HTTP, tokenising, detokenising): none, vllm, or a
     file of `twinserve calibrate --front-end`. With it TTFT is the client's (docs/metrics.md)."""

@@ -46,6 +46,8 @@ class Hardware:
 
 def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
     chosen = sources.profile(config.profile, config.step_times)
+    if config.shared_prefix:
+        chosen.profile.check_shared_prefix()
     profile = chosen.profile.with_host_time(host_of(chosen.profile, config))
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from twinserve.backends.base import Backend
 from twinserve.backends.links import PcieLink, allreduces_of, evenly
+from twinserve.backends.shared_prefix import SharedPrefixBackend
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import Policy
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.registry import PolicySpec, ledger_class
 from twinserve.policies.requests import RequestTable
+from twinserve.profiles.forms.shared_prefix import SharedPrefixModel
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
@@ -59,8 +62,8 @@ def kinds(inputs: Inputs, spec: PolicySpec) -> list[tuple[Description, int]]:
 
 
 # Of a replica that is being composed: the run's inputs with its hardware, its policy's
-# specification, the policy, and the table of its requests.
-BackendOf = Callable[[Inputs, PolicySpec, Policy, RequestTable], Backend]
+# specification, the policy, and the ledger, which has the table of its requests.
+BackendOf = Callable[[Inputs, PolicySpec, Policy, KvLedger], Backend]
 
 
 def compose(
@@ -86,7 +89,7 @@ def compose(
     engine = Engine(
         clock,
         EngineCore(requests, policy, ledger, config.async_scheduling),
-        backend(inputs, spec, policy, requests),
+        backend(inputs, spec, policy, ledger),
         (DecisionRecorder if decisions else StepRecorder)(index, timed),
         decision_overhead=0.0 if config.decision_time == "none" else None,
     )
@@ -98,13 +101,14 @@ def compose(
 
 
 def simulated_backend(
-    inputs: Inputs, spec: PolicySpec, policy: Policy, requests: RequestTable
+    inputs: Inputs, spec: PolicySpec, policy: Policy, ledger: KvLedger
 ) -> SimulatedBackend:
     """The hardware of `inputs`, simulated."""
     hardware, config = inputs.hardware, inputs.config
-    return SimulatedBackend(
-        requests,
-        hardware.model,
+    made = partial(SimulatedBackend, ledger.table, hardware.model)
+    if config.shared_prefix:
+        made = partial(SharedPrefixBackend, ledger, SharedPrefixModel(hardware.model))
+    return made(
         PcieLink(hardware.profile.pcie_bytes_per_s, sharing=policy.link_sharing or evenly),
         hardware.limits,
         layers=hardware.profile.llm.layers,

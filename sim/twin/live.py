@@ -12,9 +12,10 @@ from twinserve.backends.live.engine.backend import LiveBackend
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.policies.base import Policy
+from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.plan import DEVICE, HOST
 from twinserve.policies.registry import PolicySpec, ledger_class
-from twinserve.policies.requests import End, RequestTable
+from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
@@ -83,6 +84,10 @@ class LiveRun(Simulation):
         if inputs.pools:
             raise SettingsError("--fleet: one live engine is one replica; drop it")
         check_synchronous(inputs.config.async_scheduling)
+        if inputs.config.shared_prefix and not predicted:
+            raise SettingsError(
+                "--shared-prefix: how a live engine's attention reads KV is its own; drop it"
+            )
         if inputs.front_end is not None:
             raise SettingsError("--front-end: an engine in this process has none; drop it")
         self.live = engine
@@ -102,11 +107,11 @@ class LiveRun(Simulation):
         return self.engines[0].backend
 
     def _live_backend(
-        self, inputs: Inputs, spec: PolicySpec, policy: Policy, requests: RequestTable
+        self, inputs: Inputs, spec: PolicySpec, policy: Policy, ledger: KvLedger
     ) -> LiveBackend:
-        twin = simulated_backend(inputs, spec, policy, requests)
+        twin = simulated_backend(inputs, spec, policy, ledger)
         twin.fast = False
-        backend = LiveBackend(requests, self.live, twin, self._texts, self._wall_s)
+        backend = LiveBackend(ledger.table, self.live, twin, self._texts, self._wall_s)
         backend.on_answer = self.answers.append
         backend.predicted = self.predicted
         return backend

@@ -106,6 +106,11 @@ class PagedLedger(UndoLedger):
         """int64[held]: device blocks of the row, in order of its text."""
         return self._tables[row].blocks[: self.held_blocks(row)]
 
+    def shared_tokens(self, rows: np.ndarray) -> int:
+        """Only whole blocks of known text are shared, so all their tokens have been computed."""
+        tables = [self.blocks_of(row) for row in rows.tolist() if self.held_blocks(row)]
+        return self.pool.spared(tables) * self.block_tokens
+
     def hit_tokens(self, row: int) -> int:
         if not self.prefix_caching:
             return 0

@@ -210,6 +210,17 @@ class BlockPool:
         if len(holders) == 1:
             del self._copies[content]
 
+    def spared(self, tables: list[np.ndarray]) -> int:
+        """How many blocks fewer there are than entries in these block tables (int64[held] each, not
+        empty), which share leading blocks or none."""
+        sharing = [blocks for blocks in tables if self.refs[blocks[0]] > 1]
+        if len(sharing) < 2:
+            return 0
+        entries = np.concatenate(sharing)
+        seen = np.zeros(len(self.refs), bool)
+        seen[entries] = True
+        return len(entries) - int(np.count_nonzero(seen))
+
     def use(self, blocks: np.ndarray) -> None:
         """Another row uses these findable blocks; those nobody used leave the eviction order."""
         idle = blocks[self.refs[blocks] == 0]
