@@ -81,8 +81,8 @@ SETTINGS = {
     ),
     "sums, TPOT bounds gaps, one and a half of the online rate": NOT_KNOWN,
     "sums, TPOT bounds gaps, half of the KV memory": (
-        "BS does less with half of the memory (`offline_tps` of this row), and Echo as much as with "
-        "all of it (`sums, TPOT bounds gaps`)."
+        "BS does less with half of the memory (`offline_tps` of this row), and Echo as much as "
+        "with all of it (`sums, TPOT bounds gaps`)."
     ),
     "sums, TPOT bounds gaps, 512 tokens a step": (
         "BS does less with 512 tokens a step (`fig6`), and Echo, whose steps were as short before, "
