@@ -191,11 +191,7 @@ def arrivals(scale: Scale) -> list[Point]:
 
 def memory(scale: Scale) -> list[Point]:
     """Sec. 5.3."""
-    size = (
-        {"minutes": 2, "history_s": 30.0}
-        if scale.quick
-        else {"minutes": 12, "history_s": 300.0}
-    )
+    size = {"minutes": 2, "history_s": 30.0} if scale.quick else {"minutes": 12, "history_s": 300.0}
     settings = [size | {"pool": None, "burstiness": b} for b in (0.3, 0.0)]
     return _over(scale, settings, ("burstiness",))
 

@@ -34,7 +34,6 @@ EXACT = "perfect"
 BELIEFS = {"paper": "its own form", "echo-sum": "one form", EXACT: "exact"}
 # chats with objectives, requests/s -> what comes beside them
 LOADS: Mapping[str, Mapping[str, Any]] = {
-    "chats, 8/s, beside batches": {"rate": 8.0, "pool": 64},
     "chats, 16/s, beside batches": {"rate": 16.0, "pool": 64},
     "chats, 4/s, beside documents": {"rate": 4.0, "documents": 1000},
 }
