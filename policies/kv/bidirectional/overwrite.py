@@ -1,6 +1,6 @@
 """Overwriting in the bidirectional ledger: an owner of a block writes slots that its peer claims
-too, and what the peer had there survives on the host (lazy checkpoint). Done for many blocks, and
-for many growing rows, at once."""
+too, and what the peer had there survives on the host (lazy checkpoint). Done for many blocks at
+once."""
 
 from __future__ import annotations
 
@@ -100,36 +100,3 @@ class Overwriting:
                     if tokens <= state.on_host.free:
                         break
         return tokens <= state.on_host.free
-
-    def grow_in_place(self, rows: np.ndarray, tokens: np.ndarray) -> int:
-        """Growth of real-time rows within their last blocks, over slots of best-effort rows that do
-        not run: as many rows from the front of `rows` as that is all for, and the host has room for
-        without giving anything up. How many.
-
-        Takes the slots that `grow` would give them one by one: none of them touches what another
-        one looks at.
-        """
-        state = self.state
-        before, cells = state.tokens[rows], state.last[rows]
-        need = np.maximum(tokens - before, 0)
-        after = state.count[cells] + need
-        peers = state.peer[cells]
-        over = after + state.count[peers] - state.size
-        over[need == 0] = 0
-        plain = (
-            (after <= state.size)
-            & state.real_time[cells]
-            & (state.held[rows] > 0)
-            & (state.missing_tokens[rows] == 0)
-        )
-        plain &= (over <= 0) | ~state.is_pinned(state.owner[peers])
-        lost = np.maximum(over - state.lack[peers], 0)
-        plain &= lost.cumsum() <= state.on_host.free
-        n = len(rows) if plain.all() else int(plain.argmin())
-        if n:
-            rows, cells = rows[:n], cells[:n]
-            state.put("count", cells, after[:n])
-            state.put("tokens", rows, before[:n] + need[:n])
-            state.put("pinned", rows, state.step)
-            self.overwrite(cells[over[:n] > 0])
-        return n
