@@ -352,7 +352,7 @@ class BidirectionalLedger(KvLedger):
         self._give_back(row)
         state.put("missing_tokens", row, len(tokens))
         state.put("missing_blocks", row, -(-len(tokens) // self.block_tokens))
-        if not self._place.host_has_room(len(fresh)):
+        if not self._place.host_has_room({row: len(fresh)}):
             return False
         state.add_copies(row, fresh)
         return True

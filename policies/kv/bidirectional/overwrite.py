@@ -4,6 +4,8 @@ once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from twinserve.policies.kv.base import LedgerError
@@ -68,8 +70,10 @@ class Overwriting:
                 fresh[begin:end] = ~state.copied(row, tokens[begin:end])
             begin = end
         copies = int(np.count_nonzero(fresh))
-        if not self.host_has_room(copies):
-            return False
+        if copies > state.on_host.free:
+            of_each = np.add.reduceat(fresh, [0, *ends[:-1]], dtype=np.int64)
+            if not self.host_has_room(dict(zip(owned, of_each.tolist(), strict=True))):
+                return False
         if not copies:
             return True
         blocks = state.block[cells]
@@ -86,17 +90,25 @@ class Overwriting:
             begin = end
         return True
 
-    def host_has_room(self, tokens: int) -> bool:
-        """Room for so many more copies, after giving up copies of resident slots if needed, lowest
-        row first.
+    def host_has_room(self, fresh: Mapping[int, int]) -> bool:
+        """Room for copies of so many tokens of each row, which the device has lost just now, after
+        giving up copies of resident slots if needed, lowest row first.
 
         Rows of this step keep theirs: a copy may just be on its way to the device.
         """
-        state = self.state
-        if tokens > state.on_host.free:
-            for row in sorted(state.host):
-                if not state.is_pinned(row):
-                    state.drop_copies(row, keep_missing=True)
-                    if tokens <= state.on_host.free:
-                        break
-        return tokens <= state.on_host.free
+        state, tokens = self.state, sum(fresh.values())
+        if tokens <= state.on_host.free:
+            return True
+        rows = sorted(state.host)
+        # copies of what the device has lost stay; were they too many, all others would go for
+        # nothing
+        stay = int(state.missing_tokens[rows].sum())
+        stay -= sum(count for row, count in fresh.items() if row in state.host)
+        if tokens > state.on_host.free + state.on_host.used - stay:
+            return False
+        for row in rows:
+            if not state.is_pinned(row):
+                state.drop_copies(row, keep_missing=True)
+                if tokens <= state.on_host.free:
+                    return True
+        return False
