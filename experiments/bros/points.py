@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from twinserve.experiments.bros.runs import (
+    LLAMA,
     MODELS,
     NO_BI_CACHE,
     OPT,
@@ -25,7 +26,6 @@ from twinserve.experiments.bros.runs import (
 from twinserve.experiments.study.study import Scale, points_over
 from twinserve.sim.sweep.grid import Point
 
-LENGTHS = ("sharegpt", "lmsys")
 SECONDS = 600.0  # of arrivals (Sec. VII-A: "10-minute traces")
 ABLATION_RATE = 10.0  # Sec. VII-D
 SLOW = 3.0
@@ -59,9 +59,9 @@ BASE = {
     "duration": SECONDS,
 }
 VARIED = {
-    "pool": (32, 128, 512),
-    "slow": (1.0, 2.0, 3.0),
-    "memory": (1.0, 0.5, 0.25),
+    "pool": (128, 512),
+    "slow": (1.0, 3.0),
+    "memory": (1.0, 0.25),
     "duration": (60.0, SECONDS),
 }
 
@@ -76,31 +76,21 @@ def _pool(scale: Scale) -> int:
 
 def hybrid(scale: Scale) -> list[Point]:
     """Figs. 9 and 10."""
-    models, lengths, rates = (
-        (QWEN[:1], LENGTHS, (6.0, 12.0)) if scale.quick else (MODELS, LENGTHS, RATES)
-    )
+    return _hybrid(scale, QWEN[:1] if scale.quick else MODELS)
+
+
+def lmsys(scale: Scale) -> list[Point]:
+    """Figs. 10 and 11 of the ACM version, LMSYS lengths."""
+    return _hybrid(scale, QWEN[:1] if scale.quick else (*OPT, LLAMA), "lmsys")
+
+
+def _hybrid(
+    scale: Scale, models: Iterable[str], lengths: str = "sharegpt", **changes: float
+) -> list[Point]:
     settings = [
         {
             "profile": m,
-            "lengths": ln,
-            "rate": r,
-            "policy": p,
-            "duration": _seconds(scale),
-            "pool": _pool(scale),
-        }
-        for m in models
-        for ln in lengths
-        for r in rates
-        for p in POLICIES
-    ]
-    return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
-
-
-def _without_v1(scale: Scale, models: Iterable[str], **changes: float) -> list[Point]:
-    settings = [
-        {
-            "profile": m,
-            "lengths": "sharegpt",
+            "lengths": lengths,
             "rate": r,
             "policy": p,
             "duration": _seconds(scale),
@@ -108,21 +98,20 @@ def _without_v1(scale: Scale, models: Iterable[str], **changes: float) -> list[P
         }
         | changes
         for m in models
-        for r in ((6.0,) if scale.quick else RATES)
+        for r in ((6.0, 12.0) if scale.quick else RATES)
         for p in POLICIES
-        if p != "vllm"
     ]
     return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
 
 
 def slow(scale: Scale) -> list[Point]:
     """The hybrid loads on OPT with an engine whose steps take three times as long."""
-    return _without_v1(scale, OPT[:1] if scale.quick else OPT, slow=SLOW)
+    return _hybrid(scale, OPT[:1] if scale.quick else OPT, slow=SLOW)
 
 
 def batches(scale: Scale) -> list[Point]:
     """The hybrid loads with larger best-effort batches."""
-    return _without_v1(
+    return _hybrid(
         scale, QWEN[:1] if scale.quick else MODELS, pool=40 if scale.quick else LARGE_POOL
     )
 

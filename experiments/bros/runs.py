@@ -24,8 +24,8 @@ MODELS = (*QWEN, *OPT, LLAMA)
 RATES = (5.0, 10.0, 15.0)
 POOL = 128
 
-# vLLM of the paper's time, then vLLM as it is now
-POLICIES = ("vllm-v0", "vllm", "round-robin", "bros")
+# the first: vLLM of the paper's time
+POLICIES = ("vllm-v0", "round-robin", "bros")
 # Fig. 11. The paper's clients ask for as many tokens as they get; one number stands for all here:
 # the policy's default, and one near the mean answer.
 TGI = ("tgi", "tgi:max_new_tokens=256")

@@ -237,7 +237,8 @@ def plot(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> Canvas:
 
 def experiment(options: GridOptions) -> str:
     """Run everything, write iterations.csv, deadlines.csv, first_tokens.csv, optimality.md and
-    optimality.png, and return the report. quick: few and short, shows that it works and measures nothing."""
+    optimality.png, and return the report. quick: few and short, shows that it works and measures
+    nothing."""
     count, seconds, slos = (20, 3.0, OBJECTIVES[:1]) if options.quick else (500, 12.0, OBJECTIVES)
     iterations = run_iterations(options, count, seconds, slos)
     deadlines = run_deadlines(options, seconds, slos)
