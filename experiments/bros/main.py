@@ -15,12 +15,21 @@ from twinserve.experiments.bros import points
 from twinserve.experiments.bros.claims import (
     bi_cache_claims,
     hybrid_claims,
+    lmsys_claims,
     overhead_claims,
+    part_claims,
     preemption_claims,
     pure_claims,
 )
 from twinserve.experiments.bros.runs import overhead, serve
-from twinserve.experiments.bros.tables import caches, headline, per_setting, preemption, short
+from twinserve.experiments.bros.tables import (
+    caches,
+    headline,
+    parts,
+    per_setting,
+    preemption,
+    short,
+)
 from twinserve.experiments.study.curves import grid, legend, panels, ylog
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.sim.sweep.statistics import over_seeds
@@ -53,35 +62,11 @@ def _from_zero(axes, metric: str) -> None:
 
 def _plot_latency(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     metrics = {"normalized_ms": LATENCY, "be_rps": ("best-effort requests/s", 1.0)}
-    grid(
-        canvas,
-        table,
-        "profile",
-        metrics,
-        "rate",
-        "policy",
-        LOOKS,
-        _from_zero,
-        short,
-        RATE,
-        "lengths",
-    )
+    grid(canvas, table, "profile", metrics, "rate", "policy", LOOKS, _from_zero, short, RATE)
 
 
 def _plot_attainment(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    grid(
-        canvas,
-        table,
-        "profile",
-        ATTAINMENTS,
-        "rate",
-        "policy",
-        LOOKS,
-        _percent,
-        short,
-        RATE,
-        "lengths",
-    )
+    grid(canvas, table, "profile", ATTAINMENTS, "rate", "policy", LOOKS, _percent, short, RATE)
 
 
 def _plot_both(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
@@ -160,7 +145,15 @@ def _plot_overhead(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> 
     legend(canvas, axes)
 
 
+def _plot_parts(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    settings = [
+        f"{short(p)}, {r:g} requests/s" for p, r in zip(table.profile, table.rate, strict=True)
+    ]
+    _bars("variant", BARS, "setting")(canvas, table.assign(setting=settings), found)
+
+
 BARS = {"normalized_ms": LATENCY, **ATTAINMENTS, "be_rps": ("best-effort requests/s", 1.0)}
+ROOM = BARS | {"be_ttft_s": ("mean TTFT of best-effort requests, s", 1.0)}
 HYBRID = per_setting(["profile", "lengths", "rate", "policy"])
 STUDY = Study(
     "bros",
@@ -202,6 +195,15 @@ STUDY = Study(
             hybrid_claims,
         ),
         Figure(
+            "lmsys",
+            "Figs. 9 and 10 with LMSYS lengths, over all settings",
+            points.lmsys,
+            serve,
+            headline,
+            None,
+            lmsys_claims,
+        ),
+        Figure(
             "fig11",
             "real-time requests alone",
             points.pure,
@@ -234,11 +236,20 @@ STUDY = Study(
         ),
         Figure(
             "parts",
-            "ours: BROS without one of its parts, 10 requests/s",
+            "BROS without one of its parts, or with another",
             points.parts,
             serve,
-            per_setting(["profile", "variant"]),
-            _bars("variant", BARS, "profile"),
+            parts,
+            _plot_parts,
+            part_claims,
+        ),
+        Figure(
+            "room",
+            "ours: OPT-13B with more memory than it has, 10 requests/s",
+            points.room,
+            serve,
+            per_setting(["memory", "policy"]),
+            _bars("policy", ROOM, "memory"),
         ),
         Figure(
             "settings",
