@@ -187,7 +187,7 @@ STUDY = Study(
         ),
         Figure(
             "hybrid",
-            "Figs. 9 and 10 over all settings",
+            "Figs. 9 and 10 over all settings, models of the IEEE version",
             points.hybrid,
             serve,
             headline,
@@ -195,8 +195,17 @@ STUDY = Study(
             hybrid_claims,
         ),
         Figure(
+            "acm",
+            "the same with the models of the ACM version, over all settings",
+            points.acm,
+            serve,
+            headline,
+            None,
+            hybrid_claims,
+        ),
+        Figure(
             "lmsys",
-            "Figs. 9 and 10 with LMSYS lengths, over all settings",
+            "the same with LMSYS lengths, over all settings",
             points.lmsys,
             serve,
             headline,

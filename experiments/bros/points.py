@@ -28,6 +28,7 @@ from twinserve.sim.sweep.grid import Point
 
 SECONDS = 600.0  # of arrivals (Sec. VII-A: "10-minute traces")
 ABLATION_RATE = 10.0  # Sec. VII-D
+ACM = (*OPT, LLAMA)  # models of that version
 SLOW = 3.0
 LARGE_POOL = 512
 
@@ -75,13 +76,18 @@ def _pool(scale: Scale) -> int:
 
 
 def hybrid(scale: Scale) -> list[Point]:
-    """Figs. 9 and 10."""
-    return _hybrid(scale, QWEN[:1] if scale.quick else MODELS)
+    """Figs. 9 and 10 of the IEEE version."""
+    return _hybrid(scale, QWEN[:1] if scale.quick else QWEN)
+
+
+def acm(scale: Scale) -> list[Point]:
+    """Figs. 10 and 11 of the ACM version, ShareGPT lengths."""
+    return _hybrid(scale, QWEN[:1] if scale.quick else ACM)
 
 
 def lmsys(scale: Scale) -> list[Point]:
-    """Figs. 10 and 11 of the ACM version, LMSYS lengths."""
-    return _hybrid(scale, QWEN[:1] if scale.quick else (*OPT, LLAMA), "lmsys")
+    """The same with LMSYS lengths, which the ACM version alone has."""
+    return _hybrid(scale, QWEN[:1] if scale.quick else ACM, "lmsys")
 
 
 def _hybrid(

@@ -31,7 +31,7 @@ from twinserve.traces.write import write_atomically
 OBJECTIVES = ("ttft=0.4,tpot=0.2", "ttft=0.2,tpot=0.1", "ttft=0.1,tpot=0.05")
 SEEDS = 8
 RATE, POOL = 1.0, 3  # so that seldom more than 12 requests are in the system
-BLOCKS = (96, 160)  # of memory that binds; the longest request needs 64
+BLOCKS = (96, 160)  # of memory that binds; the longest request needs 72
 LEDGERS = ("paged", "bidirectional")
 LOADS = (15.0, 25.0)  # requests/s, of runs whose first tokens are beside the most possible
 FEW = 16  # best-effort requests beside those

@@ -84,5 +84,5 @@ def iterations_in_blocks(
     inputs = resolve(config(seed, seconds, rate, pool, slo, ("bros",), blocks))
     run_policy(inputs, PolicySpec("bros-placed", own=Watched, kv=kv))
     (ran,) = policies
-    rows = [row for name, pairs in ran.found.items() for row in gap_rows(name, pairs) if pairs]
+    rows = [row for name, pairs in ran.found.items() if pairs for row in gap_rows(name, pairs)]
     return [row | {"binding": ran.bound / max(ran.planned, 1)} for row in rows]
