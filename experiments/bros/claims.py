@@ -89,6 +89,19 @@ WHY_FIG2 = (
     "Where queueing begins, seeds "
     "differ much; at higher rates latency is higher and queueing lower beyond the spread (fig2)."
 )
+WHY_PARTS = {
+    "fixed batch size": (
+        "Table `parts`, beside `bros` on the same requests: `step_ms` and `batch` tell how much an "
+        "adaptive batch lengthens a step, `saturated` where 128 seats are too few."
+    ),
+    "no replacement": (
+        "Table `parts`: batches and steps are nearly the same without it (`batch`, `step_ms`)."
+    ),
+    "replacement until one fails": (
+        "Table `parts`: real-time requests pile up (`saturated`, `swaps`); where they do not, "
+        "batches are nearly the same (`batch`)."
+    ),
+}
 WHY_OVERHEAD = (
     "Planning time of our code in Python on a CPU of ours, over simulated steps: neither is the "
     "paper's. It differs with "
