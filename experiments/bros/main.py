@@ -153,7 +153,6 @@ def _plot_parts(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> Non
 
 
 BARS = {"normalized_ms": LATENCY, **ATTAINMENTS, "be_rps": ("best-effort requests/s", 1.0)}
-ROOM = BARS | {"be_ttft_s": ("mean TTFT of best-effort requests, s", 1.0)}
 HYBRID = per_setting(["profile", "lengths", "rate", "policy"])
 STUDY = Study(
     "bros",
@@ -245,20 +244,12 @@ STUDY = Study(
         ),
         Figure(
             "parts",
-            "BROS without one of its parts, or with another",
+            "BROS with and without its parts, Qwen2.5-14B",
             points.parts,
             serve,
             parts,
             _plot_parts,
             part_claims,
-        ),
-        Figure(
-            "room",
-            "ours: OPT-13B with more memory than it has, 10 requests/s",
-            points.room,
-            serve,
-            per_setting(["memory", "policy"]),
-            _bars("policy", ROOM, "memory"),
         ),
         Figure(
             "settings",

@@ -40,16 +40,9 @@ PARTS = {
     "replacement until one fails": {"policy": "bros:replacement=all"},
     "no replacement": {"policy": "bros:replacement=none"},
     "fixed batch size": {"policy": "bros:adaptive_batch=false"},
-    "no bi-cache, swap": {"policy": PAGED_SWAP},
-    "no bi-cache, recompute": {"policy": NO_BI_CACHE},
-    "prompts in chunks of 512": {"policy": "bros:chunk=512"},
-    "exact estimator": {"policy": "bros", "estimator": "perfect"},
     "chunk=fit (ours)": {"policy": "bros:chunk=fit"},
 }
-# OPT's memory is full at 10 requests/s already
-PART_SETTINGS = ((QWEN[0], ABLATION_RATE), (QWEN[0], 15.0), (OPT[0], ABLATION_RATE))
-ROOM = (1.0, 1.25, 1.5)
-ROOMY = ("bros", PAGED_SWAP, "bros:chunk=fit")
+PART_RATES = (ABLATION_RATE, 15.0)
 CACHES = {"bi-cache": "bros", "paged, recompute": NO_BI_CACHE, "paged, swap": PAGED_SWAP}
 
 BASE = {
@@ -166,24 +159,12 @@ def caches(scale: Scale) -> list[Point]:
 
 def parts(scale: Scale) -> list[Point]:
     settings = [
-        {"profile": m, "lengths": "sharegpt", "rate": r, "_variant": name, **choice}
+        {"profile": QWEN[0], "lengths": "sharegpt", "rate": r, "_variant": name, **choice}
         | {"duration": _seconds(scale), "pool": _pool(scale)}
-        for m, r in (PART_SETTINGS[:1] if scale.quick else PART_SETTINGS)
+        for r in (PART_RATES[:1] if scale.quick else PART_RATES)
         for name, choice in PARTS.items()
     ]
     return _over(scale, settings, ("profile", "rate", "variant"))
-
-
-def room(scale: Scale) -> list[Point]:
-    """OPT-13B with more memory than it has."""
-    factors = (1.0, 1.5) if scale.quick else ROOM
-    settings = [
-        {"profile": OPT[0], "lengths": "sharegpt", "rate": ABLATION_RATE, "policy": p}
-        | {"duration": _seconds(scale), "pool": _pool(scale), "memory": factor, "_memory": factor}
-        for factor in factors
-        for p in ROOMY
-    ]
-    return _over(scale, settings, ("memory", "policy"))
 
 
 def varied(scale: Scale) -> list[Point]:

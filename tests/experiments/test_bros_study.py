@@ -29,7 +29,7 @@ def test_every_figure_has_its_table_its_plot_and_its_claims(out):
 def test_shares_are_shares_and_figures_of_the_same_runs_agree(out):
     hybrid = table(out, "fig9")
     pd.testing.assert_frame_equal(hybrid, table(out, "fig10"))
-    for name in ("fig2", "fig9", "fig11", "fig12", "parts", "room", "settings", "slow"):
+    for name in ("fig2", "fig9", "fig11", "fig12", "parts", "settings", "slow"):
         found = table(out, name)
         for share in (
             "ttft_attainment",
