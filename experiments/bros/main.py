@@ -244,8 +244,17 @@ STUDY = Study(
         ),
         Figure(
             "parts",
-            "BROS with and without its parts, Qwen2.5-14B",
+            "BROS with and without its parts, Qwen2.5-14B, 10 requests/s",
             points.parts,
+            serve,
+            parts,
+            _plot_parts,
+            part_claims,
+        ),
+        Figure(
+            "parts_high",
+            "the same at 15 requests/s",
+            points.parts_high,
             serve,
             parts,
             _plot_parts,

@@ -44,7 +44,7 @@ PARTS = {
     "fixed batch size": {"policy": "bros:adaptive_batch=false"},
     "chunk=fit (ours)": {"policy": "bros:chunk=fit"},
 }
-PART_RATES = (ABLATION_RATE, 15.0)
+HIGH = 15.0
 CACHES = {"bi-cache": "bros", "paged, recompute": NO_BI_CACHE, "paged, swap": PAGED_SWAP}
 
 BASE = {
@@ -160,14 +160,18 @@ def caches(scale: Scale) -> list[Point]:
     return _over(scale, settings, ("profile", "cache"))
 
 
-def parts(scale: Scale) -> list[Point]:
+def parts(scale: Scale, rate: float = ABLATION_RATE) -> list[Point]:
     settings = [
-        {"profile": QWEN[0], "lengths": "sharegpt", "rate": r, "_variant": name, **choice}
+        {"profile": QWEN[0], "lengths": "sharegpt", "rate": rate, "_variant": name, **choice}
         | {"duration": _seconds(scale), "pool": _pool(scale)}
-        for r in (PART_RATES[:1] if scale.quick else PART_RATES)
         for name, choice in PARTS.items()
     ]
     return _over(scale, settings, ("profile", "rate", "variant"))
+
+
+def parts_high(scale: Scale) -> list[Point]:
+    """The same near the highest rate that BROS is stable at."""
+    return parts(scale, HIGH)
 
 
 def varied(scale: Scale) -> list[Point]:
