@@ -57,7 +57,6 @@ BASE = {
 VARIED = {
     "pool": (128, 512),
     "slow": (1.0, 3.0),
-    "memory": (1.0, 0.25),
     "duration": (60.0, SECONDS),
 }
 
