@@ -54,11 +54,7 @@ BASE = {
     "pool": POOL,
     "duration": SECONDS,
 }
-VARIED = {
-    "pool": (128, 512),
-    "slow": (1.0, 3.0),
-    "duration": (60.0, SECONDS),
-}
+VARIED = {"pool": (128, 512), "slow": (1.0, 3.0), "duration": (60.0, SECONDS)}
 
 
 def _seconds(scale: Scale) -> float:
