@@ -100,7 +100,11 @@ class StepMoves:
         if not self.leaving and not self.arriving:
             return []
         leaving = [
-            (row, *map(np.concatenate, list(zip(*pieces, strict=True))[1:]))
+            (
+                row,
+                np.concatenate([blocks for _, blocks, _ in pieces]),
+                np.concatenate([slots for _, _, slots in pieces]),
+            )
             for row, pieces in sorted(self.leaving.items())
         ]
         arriving = [
