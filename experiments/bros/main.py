@@ -15,12 +15,21 @@ from twinserve.experiments.bros import points
 from twinserve.experiments.bros.claims import (
     bi_cache_claims,
     hybrid_claims,
+    lmsys_claims,
     overhead_claims,
+    part_claims,
     preemption_claims,
     pure_claims,
 )
 from twinserve.experiments.bros.runs import overhead, serve
-from twinserve.experiments.bros.tables import caches, headline, per_setting, preemption, short
+from twinserve.experiments.bros.tables import (
+    caches,
+    headline,
+    parts,
+    per_setting,
+    preemption,
+    short,
+)
 from twinserve.experiments.study.curves import grid, legend, panels, ylog
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.sim.sweep.statistics import over_seeds
@@ -53,35 +62,11 @@ def _from_zero(axes, metric: str) -> None:
 
 def _plot_latency(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     metrics = {"normalized_ms": LATENCY, "be_rps": ("best-effort requests/s", 1.0)}
-    grid(
-        canvas,
-        table,
-        "profile",
-        metrics,
-        "rate",
-        "policy",
-        LOOKS,
-        _from_zero,
-        short,
-        RATE,
-        "lengths",
-    )
+    grid(canvas, table, "profile", metrics, "rate", "policy", LOOKS, _from_zero, short, RATE)
 
 
 def _plot_attainment(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    grid(
-        canvas,
-        table,
-        "profile",
-        ATTAINMENTS,
-        "rate",
-        "policy",
-        LOOKS,
-        _percent,
-        short,
-        RATE,
-        "lengths",
-    )
+    grid(canvas, table, "profile", ATTAINMENTS, "rate", "policy", LOOKS, _percent, short, RATE)
 
 
 def _plot_both(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
@@ -160,6 +145,13 @@ def _plot_overhead(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> 
     legend(canvas, axes)
 
 
+def _plot_parts(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    settings = [
+        f"{short(p)}, {r:g} requests/s" for p, r in zip(table.profile, table.rate, strict=True)
+    ]
+    _bars("variant", BARS, "setting")(canvas, table.assign(setting=settings), found)
+
+
 BARS = {"normalized_ms": LATENCY, **ATTAINMENTS, "be_rps": ("best-effort requests/s", 1.0)}
 HYBRID = per_setting(["profile", "lengths", "rate", "policy"])
 STUDY = Study(
@@ -194,12 +186,30 @@ STUDY = Study(
         ),
         Figure(
             "hybrid",
-            "Figs. 9 and 10 over all settings",
+            "Figs. 9 and 10 over all settings, models of the IEEE version",
             points.hybrid,
             serve,
             headline,
             None,
             hybrid_claims,
+        ),
+        Figure(
+            "acm",
+            "the same with the models of the ACM version, over all settings",
+            points.acm,
+            serve,
+            headline,
+            None,
+            hybrid_claims,
+        ),
+        Figure(
+            "lmsys",
+            "the same with LMSYS lengths, over all settings",
+            points.lmsys,
+            serve,
+            headline,
+            None,
+            lmsys_claims,
         ),
         Figure(
             "fig11",
@@ -234,11 +244,21 @@ STUDY = Study(
         ),
         Figure(
             "parts",
-            "ours: BROS without one of its parts, 10 requests/s",
+            "BROS with and without its parts, Qwen2.5-14B, 10 requests/s",
             points.parts,
             serve,
-            per_setting(["profile", "variant"]),
-            _bars("variant", BARS, "profile"),
+            parts,
+            _plot_parts,
+            part_claims,
+        ),
+        Figure(
+            "parts_high",
+            "the same at 15 requests/s",
+            points.parts_high,
+            serve,
+            parts,
+            _plot_parts,
+            part_claims,
         ),
         Figure(
             "settings",

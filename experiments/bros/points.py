@@ -1,7 +1,7 @@
 """The grids of the BROS study.
 
 Models, lengths and objectives are the paper's. Of the rates it gives only the highest, and the size
-of a best-effort batch not at all. Traces are shorter than its ten minutes; figure `settings` varies
+of a best-effort batch not at all. Traces are of ten minutes, as printed; figure `settings` varies
 that and what the paper leaves out.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from twinserve.experiments.bros.runs import (
+    LLAMA,
     MODELS,
     NO_BI_CACHE,
     OPT,
@@ -25,8 +26,11 @@ from twinserve.experiments.bros.runs import (
 from twinserve.experiments.study.study import Scale, points_over
 from twinserve.sim.sweep.grid import Point
 
-LENGTHS = ("sharegpt", "lmsys")
+SECONDS = 600.0  # of arrivals (Sec. VII-A: "10-minute traces")
 ABLATION_RATE = 10.0  # Sec. VII-D
+# a run of BROS takes minutes there
+LONG = {(QWEN[1], 15.0)}
+ACM = (*OPT, LLAMA)  # models of that version
 SLOW = 3.0
 LARGE_POOL = 512
 
@@ -35,13 +39,12 @@ _over = partial(points_over, unchanged=UNCHANGED)
 
 PARTS = {
     "bros": {"policy": "bros"},
-    "no replacement": {"policy": "bros:replacement=false"},
+    "replacement until one fails": {"policy": "bros:replacement=all"},
+    "no replacement": {"policy": "bros:replacement=none"},
     "fixed batch size": {"policy": "bros:adaptive_batch=false"},
-    "no bi-cache, swap": {"policy": PAGED_SWAP},
-    "no bi-cache, recompute": {"policy": NO_BI_CACHE},
-    "prompts in chunks of 512": {"policy": "bros:chunk=512"},
-    "exact estimator": {"policy": "bros", "estimator": "perfect"},
+    "chunk=fit (ours)": {"policy": "bros:chunk=fit"},
 }
+HIGH = 15.0
 CACHES = {"bi-cache": "bros", "paged, recompute": NO_BI_CACHE, "paged, swap": PAGED_SWAP}
 
 BASE = {
@@ -49,21 +52,13 @@ BASE = {
     "lengths": "sharegpt",
     "rate": ABLATION_RATE,
     "pool": POOL,
-    "duration": 60.0,
+    "duration": SECONDS,
 }
-VARIED = {
-    "pool": (32, 128, 512),
-    "slow": (1.0, 2.0, 3.0),
-    "memory": (1.0, 0.5, 0.25),
-    "duration": (60.0, 300.0),
-}
+VARIED = {"pool": (128, 512), "slow": (1.0, 3.0), "duration": (60.0, SECONDS)}
 
 
-def seconds(profile: str, scale: Scale) -> float:
-    """Length of a hybrid trace: shorter where memory is so short that a run takes long."""
-    if scale.quick:
-        return 6.0
-    return 30.0 if profile in OPT else 60.0
+def _seconds(scale: Scale) -> float:
+    return 6.0 if scale.quick else SECONDS
 
 
 def _pool(scale: Scale) -> int:
@@ -71,54 +66,49 @@ def _pool(scale: Scale) -> int:
 
 
 def hybrid(scale: Scale) -> list[Point]:
-    """Figs. 9 and 10."""
-    models, lengths, rates = (
-        (QWEN[:1], LENGTHS, (6.0, 12.0)) if scale.quick else (MODELS, LENGTHS, RATES)
-    )
+    """Figs. 9 and 10 of the IEEE version, without `LONG`."""
+    points = _hybrid(scale, QWEN[:1] if scale.quick else QWEN)
+    return [p for p in points if (p.axes["profile"], p.axes["rate"]) not in LONG]
+
+
+def acm(scale: Scale) -> list[Point]:
+    """Figs. 10 and 11 of the ACM version, ShareGPT lengths."""
+    return _hybrid(scale, QWEN[:1] if scale.quick else ACM)
+
+
+def lmsys(scale: Scale) -> list[Point]:
+    """The same with LMSYS lengths, which the ACM version alone has."""
+    return _hybrid(scale, QWEN[:1] if scale.quick else ACM, "lmsys")
+
+
+def _hybrid(
+    scale: Scale, models: Iterable[str], lengths: str = "sharegpt", **changes: float
+) -> list[Point]:
     settings = [
         {
             "profile": m,
-            "lengths": ln,
+            "lengths": lengths,
             "rate": r,
             "policy": p,
-            "duration": seconds(m, scale),
-            "pool": _pool(scale),
-        }
-        for m in models
-        for ln in lengths
-        for r in rates
-        for p in POLICIES
-    ]
-    return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
-
-
-def _without_v1(scale: Scale, models: Iterable[str], **changes: float) -> list[Point]:
-    settings = [
-        {
-            "profile": m,
-            "lengths": "sharegpt",
-            "rate": r,
-            "policy": p,
-            "duration": seconds(m, scale),
+            "duration": _seconds(scale),
             "pool": _pool(scale),
         }
         | changes
         for m in models
-        for r in ((6.0,) if scale.quick else RATES)
+        for r in ((6.0, 12.0) if scale.quick else RATES)
         for p in POLICIES
-        if p != "vllm"
     ]
     return _over(scale, settings, ("profile", "lengths", "rate", "policy"))
 
 
 def slow(scale: Scale) -> list[Point]:
     """The hybrid loads on OPT with an engine whose steps take three times as long."""
-    return _without_v1(scale, OPT[:1] if scale.quick else OPT, slow=SLOW)
+    return _hybrid(scale, OPT[:1] if scale.quick else OPT, slow=SLOW)
 
 
 def batches(scale: Scale) -> list[Point]:
     """The hybrid loads with larger best-effort batches."""
-    return _without_v1(
+    return _hybrid(
         scale, QWEN[:1] if scale.quick else MODELS, pool=40 if scale.quick else LARGE_POOL
     )
 
@@ -126,9 +116,8 @@ def batches(scale: Scale) -> list[Point]:
 def pure(scale: Scale) -> list[Point]:
     """Fig. 11."""
     models, rates = (QWEN[:1], (12.0,)) if scale.quick else ((*QWEN, *OPT), (9.0, 12.0, 15.0, 20.0))
-    duration = {m: 6.0 if scale.quick else 40.0 if m in OPT else 120.0 for m in models}
     settings = [
-        {"profile": m, "lengths": "sharegpt", "rate": r, "policy": p, "duration": duration[m]}
+        {"profile": m, "lengths": "sharegpt", "rate": r, "policy": p, "duration": _seconds(scale)}
         | {"_policy": "bros" if p == PURE else p}
         for m in models
         for r in rates
@@ -155,31 +144,34 @@ def preemptive(scale: Scale) -> list[Point]:
 
 
 def caches(scale: Scale) -> list[Point]:
-    """Fig. 12. Long enough for the memory to be full for most of the time."""
+    """Fig. 12."""
     models = OPT[1:] if scale.quick else (QWEN[1], *OPT)
     settings = [
         {"profile": m, "lengths": "sharegpt", "rate": ABLATION_RATE, "policy": p, "_cache": name}
-        | {"duration": 6.0 if scale.quick else 60.0, "pool": 60 if scale.quick else POOL}
+        | {"duration": _seconds(scale), "pool": 60 if scale.quick else POOL}
         for m in models
         for name, p in CACHES.items()
     ]
     return _over(scale, settings, ("profile", "cache"))
 
 
-def parts(scale: Scale) -> list[Point]:
-    models = QWEN[:1] if scale.quick else (QWEN[0], OPT[0])
+def parts(scale: Scale, rate: float = ABLATION_RATE) -> list[Point]:
     settings = [
-        {"profile": m, "lengths": "sharegpt", "rate": ABLATION_RATE, "_variant": name, **choice}
-        | {"duration": seconds(m, scale), "pool": _pool(scale)}
-        for m in models
+        {"profile": QWEN[0], "lengths": "sharegpt", "rate": rate, "_variant": name, **choice}
+        | {"duration": _seconds(scale), "pool": _pool(scale)}
         for name, choice in PARTS.items()
     ]
-    return _over(scale, settings, ("profile", "variant"))
+    return _over(scale, settings, ("profile", "rate", "variant"))
+
+
+def parts_high(scale: Scale) -> list[Point]:
+    """The same near the highest rate that BROS is stable at."""
+    return parts(scale, HIGH)
 
 
 def varied(scale: Scale) -> list[Point]:
     """One setting at a time is changed from `BASE`."""
-    base = BASE | ({"duration": 6.0, "pool": 12} if scale.quick else {})
+    base = BASE | ({"duration": _seconds(scale), "pool": 12} if scale.quick else {})
     values = {"slow": (1.0, 3.0), "memory": (1.0, 0.25)} if scale.quick else VARIED
     settings = [
         {**base, name: value, "policy": p, "_varied": name, "_value": value}
@@ -195,7 +187,7 @@ def overheads(scale: Scale) -> list[Point]:
     models, rates = (QWEN[:1], (6.0,)) if scale.quick else (QWEN, (6.0, 10.0))
     settings = [
         {"profile": m, "lengths": "sharegpt", "rate": r, "policy": "bros", "pool": _pool(scale)}
-        | {"duration": 3.0 if scale.quick else 30.0}
+        | {"duration": 3.0 if scale.quick else SECONDS}
         for m in models
         for r in rates
     ]

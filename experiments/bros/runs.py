@@ -24,8 +24,8 @@ MODELS = (*QWEN, *OPT, LLAMA)
 RATES = (5.0, 10.0, 15.0)
 POOL = 128
 
-# vLLM of the paper's time, then vLLM as it is now
-POLICIES = ("vllm-v0", "vllm", "round-robin", "bros")
+# the first: vLLM of the paper's time
+POLICIES = ("vllm-v0", "round-robin", "bros")
 # Fig. 11. The paper's clients ask for as many tokens as they get; one number stands for all here:
 # the policy's default, and one near the mean answer.
 TGI = ("tgi", "tgi:max_new_tokens=256")
@@ -102,19 +102,31 @@ def _run(
 
 def metrics(run: RunResult) -> dict[str, Any]:
     """What the paper's figures show of a run, and what explains it. Attainments and proportions are
-    shares; `be_rps` counts best-effort requests that ended while real-time ones arrived."""
+    shares; `be_rps` counts best-effort requests that ended while real-time ones arrived.
+
+    saturated, unclear  1 where the queue of real-time requests grows for as long as they arrive,
+                        or where that cannot be told (`sim.results.saturation`), else 0
+    growth_rps          by how many requests a second that queue grows; nan where it is unclear
+    """
     summary = run.summary
     rt, be = summary["classes"]["rt"], summary["classes"].get("be")
+    growth = rt["saturation"]["growth_per_s"]
     return {
         "normalized_ms": rt["normalized_latency_ms"],
         "queueing": rt["queueing_proportion"],
         "ttft_attainment": rt["ttft_attainment"],
         "tpot_attainment": rt["tpot_attainment"],
         "token_attainment": rt["tpot_token_attainment"],
+        "slo_attainment": rt["slo_attainment"],
         "ttft_s": rt["mean_ttft_ms"] / 1e3,
+        "ttft_p99_s": rt["p99_ttft_ms"] / 1e3,
         "tpot_s": rt["mean_tpot_ms"] / 1e3,
         "rt_rps": rt["request_throughput"],
         "be_rps": be["window_request_throughput"] if be else 0.0,
+        "be_ttft_s": be["mean_ttft_ms"] / 1e3 if be else float("nan"),
+        "saturated": float(rt["saturation"]["verdict"] == "saturated"),
+        "unclear": float(rt["saturation"]["verdict"] == "unclear"),
+        "growth_rps": float("nan") if growth is None else growth,
         "recomputes": summary["kv"]["preemptions"]["recompute"],
         "swaps": summary["kv"]["preemptions"]["swap"],
         "step_ms": summary["scheduler"]["mean_step_ms"],

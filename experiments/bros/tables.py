@@ -4,7 +4,9 @@ The paper's improvements are averages over settings, and its multipliers exceed 
 its own means allows (a TTFT attainment of 10.55 % times 11.75 is more than 100 %). So they must be
 means of the settings' ratios. Both are shown: `ratio` is the mean over settings of BROS over the
 baseline, without settings in which the baseline has 0, `of_means` BROS's mean over the baseline's.
-Intervals are over seeds, each of which gives one such mean.
+Intervals are over seeds, each of which gives one such mean. `bros_saturated` and `other_saturated`
+count the settings in which the queue of real-time requests grows for as long as they arrive: means
+of these depend on the length of the trace.
 """
 
 from __future__ import annotations
@@ -21,12 +23,24 @@ from twinserve.sim.sweep.statistics import over_seeds, shown
 # highest rate of the second average: at 15 requests/s some models are past their capacity
 LOW = 10.0
 VERSIONS = {"ACM": (*OPT, LLAMA), "IEEE": QWEN}  # the models of the two versions of the paper
-QUANTITIES = ("normalized_ms", "be_rps", "ttft_attainment", "tpot_attainment", "rt_rps")
+QUANTITIES = (
+    "normalized_ms",
+    "be_rps",
+    "ttft_attainment",
+    "tpot_attainment",
+    "rt_rps",
+    "ttft_p99_s",
+)
 SHOWN = (
     *QUANTITIES,
     "token_attainment",
+    "slo_attainment",
     "ttft_s",
     "tpot_s",
+    "be_ttft_s",
+    "saturated",
+    "unclear",
+    "growth_rps",
     "step_ms",
     "queueing",
     "recomputes",
@@ -74,6 +88,7 @@ NAMES = {
     "ttft_attainment": "TTFT attainment",
     "tpot_attainment": "TPOT attainment",
     "rt_rps": "throughput",
+    "ttft_p99_s": "P99 TTFT",
 }
 BASELINES = {"vllm-v0": "vLLM", "round-robin": "RR", "vllm": "vLLM V1", "bros": "BROS"}
 
@@ -116,6 +131,8 @@ def _compared(part: pd.DataFrame, baseline: str, quantity: str) -> dict:
             "ratio": ratios.mean() if some.any() else np.nan,
             "best": ratios.max() if some.any() else np.nan,
         }
+        growing = seed.pivot(index=["profile", "rate"], columns="policy", values="saturated")
+        one |= {"bros_saturated": growing["bros"].sum(), "other_saturated": growing[baseline].sum()}
         one |= {
             "lowest": ratios.min() if some.any() else np.nan,
             "of_means": of_means,
@@ -130,13 +147,16 @@ def _compared(part: pd.DataFrame, baseline: str, quantity: str) -> dict:
                 "quantity": quantity,
             }
         )
-    values = ("ratio", "of_means", "lowest", "best", "left_out", "bros", "other", "settings")
+    values = (
+        *("ratio", "of_means", "lowest", "best", "left_out", "bros", "other", "settings"),
+        *("bros_saturated", "other_saturated"),
+    )
     return over_seeds(pd.DataFrame(found), ["quantity"], values).iloc[0].to_dict()
 
 
 def improvements(marks: dict, where: str, why: dict[str, str]):
-    """Claims on `headline`: the ACM models are judged (the paper's "15 cases"), the IEEE ones stand
-    beside, and the ACM ones at the lower rates."""
+    """Claims on `headline`: the models of the ACM version are judged where they were run (the
+    paper's "15 cases"), else those of IEEE; beside them stand the same at the lower rates."""
 
     def claims(table: pd.DataFrame) -> list[Claim]:
         found = []
@@ -149,11 +169,12 @@ def improvements(marks: dict, where: str, why: dict[str, str]):
             rows = {row.version: row for row in part[part.rates == "all"].itertuples()}
             if not rows:
                 continue
-            judged = rows.get("ACM", rows.get("IEEE"))
+            version = "ACM" if "ACM" in rows else "IEEE"
+            judged = rows[version]
             rows |= {
-                f"ACM up to {LOW:g}/s": row
+                f"{version} up to {LOW:g}/s": row
                 for row in part[part.rates == "low"].itertuples()
-                if row.version == "ACM"
+                if row.version == version
             }
             change = paper < 0
             mean = judged.ratio - 1 if change else judged.ratio
@@ -217,6 +238,23 @@ def preemption(points: pd.DataFrame) -> pd.DataFrame:
         for name in ("normalized_ms", "queueing")
     }
     return over_seeds(points.assign(**lower), ["profile", "rate", "policy"], [*lower, *SHOWN])
+
+
+# of a variant beside BROS: changes relative to BROS's own value, and differences of shares
+RELATIVE = ("normalized_ms", "be_rps", "be_ttft_s", "ttft_p99_s", "tpot_s", "step_ms")
+SHARES = ("ttft_attainment", "tpot_attainment", "token_attainment", "slo_attainment")
+
+
+def parts(points: pd.DataFrame) -> pd.DataFrame:
+    """BROS without, or with another, of its parts: in each variant's row also NAME_change against
+    BROS as it is, seed by seed; relative, but of shares the difference."""
+    key = ["profile", "rate", "seed"]
+    whole = points[points.variant == "bros"].set_index(key)
+    whole = whole.loc[pd.MultiIndex.from_frame(points[key])]
+    changes = {
+        f"{name}_change": points[name] / whole[name].to_numpy() - 1.0 for name in RELATIVE
+    } | {f"{name}_change": points[name] - whole[name].to_numpy() for name in SHARES}
+    return over_seeds(points.assign(**changes), ["profile", "rate", "variant"], [*changes, *SHOWN])
 
 
 def caches(points: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,8 @@
 """How far Algorithm 1 of BROS is from the best batch: `python -m twinserve.experiments.optimality`.
 
 The gap on single iterations, random ones and those of runs, and what it comes to in short runs:
-deadlines that the greedy choice loses and the exact one keeps, and the other way round.
+deadlines that the greedy choice loses and the exact one keeps, and the other way round; both also
+where memory binds. Then first tokens in time beside the most that any schedule could have had.
 docs/optimality.md has the results and what they mean.
 """
 
@@ -12,6 +13,8 @@ from collections.abc import Callable
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
+from twinserve.experiments.optimality.first_tokens import first_tokens_of_runs
+from twinserve.experiments.optimality.memory import iterations_in_blocks
 from twinserve.experiments.optimality.runs import (
     deadlines_of_runs,
     iterations_of_a_run,
@@ -28,6 +31,10 @@ from twinserve.traces.write import write_atomically
 OBJECTIVES = ("ttft=0.4,tpot=0.2", "ttft=0.2,tpot=0.1", "ttft=0.1,tpot=0.05")
 SEEDS = 8
 RATE, POOL = 1.0, 3  # so that seldom more than 12 requests are in the system
+BLOCKS = (96, 160)  # of memory that binds; the longest request needs 72
+LEDGERS = ("paged", "bidirectional")
+LOADS = (15.0, 25.0)  # requests/s, of runs whose first tokens are beside the most possible
+FEW = 16  # best-effort requests beside those
 
 ITERATIONS = [
     "iterations of",
@@ -49,7 +56,8 @@ DEADLINES = [
     "later tokens: both",
     *OUTCOMES,
 ]
-DEADLINES += ["best-effort tokens", "left to Alg. 1"]
+DEADLINES += ["best-effort tokens", "left to Alg. 1", "swaps a run"]
+FIRST = ["requests/s", "objectives", "policy", "requests", "kept", "most possible", "of these kept"]
 SHARES = (
     "optimal",
     "outside",
@@ -77,24 +85,43 @@ def run_iterations(
         for s in range(options.seeds)
     ]
     drawn = _run(random_iterations, points, options, "random iterations")
+    watched = _of_runs("source", options.seeds, seconds, slos)
+    short = [
+        point
+        for blocks in (BLOCKS[:1] if options.quick else BLOCKS)
+        for kv in LEDGERS
+        for point in _of_runs("source", options.seeds, seconds, slos[:1], blocks=blocks, kv=kv)
+    ]
     return pd.concat(
         [
             drawn,
-            _run(
-                iterations_of_a_run,
-                _of_runs("source", options.seeds, seconds, slos),
-                options,
-                "runs",
-            ),
+            _run(iterations_of_a_run, watched, options, "runs"),
+            _run(iterations_in_blocks, short, options, "runs in little memory"),
         ]
     )
 
 
 def run_deadlines(options: GridOptions, seconds: float, slos: tuple[str, ...]) -> pd.DataFrame:
-    """Rows of `runs.deadlines_of_runs` with slo and seed."""
-    return _run(
-        deadlines_of_runs, _of_runs("slo", options.seeds, seconds, slos), options, "deadlines"
-    )
+    """Rows of `runs.deadlines_of_runs` with slo and seed; of the first and the last objectives also
+    in the least memory."""
+    points = _of_runs("slo", options.seeds, seconds, slos)
+    for slo in dict.fromkeys((slos[0], slos[-1])):
+        points += _of_runs("slo", options.seeds, seconds, (slo,), blocks=BLOCKS[0])
+    return _run(deadlines_of_runs, points, options, "deadlines")
+
+
+def run_first_tokens(options: GridOptions, seconds: float, slos: tuple[str, ...]) -> pd.DataFrame:
+    """Rows of `first_tokens.first_tokens_of_runs` with rate, slo and seed."""
+    points = [
+        Point(
+            {"rate": rate, "slo": slo, "seed": s},
+            {"seed": s, "seconds": seconds, "rate": rate, "pool": FEW, "slo": slo},
+        )
+        for rate in LOADS
+        for slo in slos
+        for s in range(options.seeds)
+    ]
+    return _run(first_tokens_of_runs, points, options, "first tokens")
 
 
 def _run(
@@ -103,17 +130,23 @@ def _run(
     return shown_grid(work, points, options.out, options.workers, label, options.any_version)
 
 
-def _of_runs(axis: str, seeds: int, seconds: float, slos: tuple[str, ...]) -> list[Point]:
-    settings = {"seconds": seconds, "rate": RATE, "pool": POOL}
+def _of_runs(
+    axis: str, seeds: int, seconds: float, slos: tuple[str, ...], **memory: int | str
+) -> list[Point]:
+    """memory: blocks, and of which ledger (kv); they are in the name of the source."""
+    settings = {"seconds": seconds, "rate": RATE, "pool": POOL, **memory}
+    said = "".join(
+        f", {value} blocks" if name == "blocks" else f", {value}" for name, value in memory.items()
+    )
     return [
-        Point({axis: slo, "seed": s}, {"seed": s, "slo": slo, **settings})
+        Point({axis: slo + said, "seed": s}, {"seed": s, "slo": slo, **settings})
         for slo in slos
         for s in range(seeds)
     ]
 
 
-def markdown(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> str:
-    """Two tables, means over seeds with 95 % intervals."""
+def markdown(iterations: pd.DataFrame, deadlines: pd.DataFrame, first_tokens: pd.DataFrame) -> str:
+    """Three tables, means over seeds with 95 % intervals."""
     whole = iterations[iterations.requests == 0]
     of_iterations = []
     for row in over_seeds(whole, ["source", "problem"], SHARES).to_dict("records"):
@@ -133,15 +166,29 @@ def markdown(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> str:
             [row["source"], row["problem"], f"{int(own.iterations.sum()):,}", *values, most]
         )
     of_runs = []
-    for row in over_seeds(deadlines, ["slo", "problem"], [*PAIRS, "be_tokens", "fallback"]).to_dict(
-        "records"
-    ):
+    shares = (*PAIRS, "be_tokens", "fallback")
+    for row in over_seeds(deadlines, ["slo", "problem"], [*shares, "swaps"]).to_dict("records"):
         own = deadlines[(deadlines.slo == row["slo"]) & (deadlines.problem == row["problem"])]
-        values = (_percent(row, name) for name in (*PAIRS, "be_tokens", "fallback"))
-        of_runs.append([row["slo"], row["problem"], f"{int(own.requests.sum()):,}", *values])
+        values = (_percent(row, name) for name in shares)
+        swaps = shown(row["swaps"], row["swaps_ci"])
+        of_runs.append([row["slo"], row["problem"], f"{int(own.requests.sum()):,}", *values, swaps])
     lines = ["### Single iterations", "", *table_lines(ITERATIONS, of_iterations), ""]
     lines += ["### Deadlines in runs", "", *table_lines(DEADLINES, of_runs), ""]
-    return "\n".join([*lines, "All but counts in percent.", ""])
+    lines += ["### First tokens", "", *table_lines(FIRST, _of_first(first_tokens)), ""]
+    return "\n".join([*lines, "All but counts and rates in percent.", ""])
+
+
+def _of_first(found: pd.DataFrame) -> list[list[str]]:
+    """Rows of the third table."""
+    found = found.assign(share=found.kept / found.bound)
+    rows = []
+    axes = ["rate", "slo", "policy"]
+    for row in over_seeds(found, axes, ["kept", "bound", "share"]).to_dict("records"):
+        own = found[(found[axes] == [row[name] for name in axes]).all(axis=1)]
+        values = (_percent(row, name) for name in ("kept", "bound", "share"))
+        name = f"`{row['policy']}`"
+        rows.append([f"{row['rate']:g}", row["slo"], name, f"{own.requests.sum():,}", *values])
+    return rows
 
 
 def _percent(row: dict, name: str) -> str:
@@ -189,13 +236,17 @@ def plot(iterations: pd.DataFrame, deadlines: pd.DataFrame) -> Canvas:
 
 
 def experiment(options: GridOptions) -> str:
-    """Run everything, write iterations.csv, deadlines.csv, optimality.md and optimality.png, and
-    return the report. quick: few and short, shows that it works and measures nothing."""
+    """Run everything, write iterations.csv, deadlines.csv, first_tokens.csv, optimality.md and
+    optimality.png, and return the report. quick: few and short, shows that it works and measures
+    nothing."""
     count, seconds, slos = (20, 3.0, OBJECTIVES[:1]) if options.quick else (500, 12.0, OBJECTIVES)
     iterations = run_iterations(options, count, seconds, slos)
     deadlines = run_deadlines(options, seconds, slos)
-    text = markdown(iterations, deadlines)
-    write_tables(options.out, {"iterations": iterations, "deadlines": deadlines})
+    first = run_first_tokens(options, 2.5 * seconds, (slos[0], slos[-1])[: len(slos)])
+    text = markdown(iterations, deadlines, first)
+    write_tables(
+        options.out, {"iterations": iterations, "deadlines": deadlines, "first_tokens": first}
+    )
     write_atomically(options.out / "optimality.md", text.encode())
     write_plot(options.out / "optimality.png", plot(iterations, deadlines), dpi=110)
     return text

@@ -3,7 +3,8 @@ iterations, and over short runs.
 
 Iterations are random ones (`random_iterations`), or those that a run of `bros` comes to
 (`iterations_of_a_run`). For each, the batch of Algorithm 1 and the best one are scored by the goals
-of `policies.bros.problem`. Memory is ample in both.
+of `policies.bros.problem`. Memory is ample in these iterations; `memory.py` has those in which it
+binds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ OPTIONS = {
 }
 # What stands beside `bros` in runs: the exact ones, and `bros` with prompts in parts, for what
 # whole ones cost.
-OTHERS = PROBLEMS | {"split prompts": "bros:chunk=256"}
+OTHERS = PROBLEMS | {"split prompts": "bros:chunk=256", "fitted chunks": "bros:chunk=fit"}
+CAP = 1024  # tokens of a request
 SIZES = (4, 10)  # requests of an iteration, from and to
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=8192)
 
@@ -138,7 +140,7 @@ def iterations_of_a_run(
                     found[name].append(_pair(policy, urgent, candidates, size, step.view.requests))
             return super()._choose(step, urgent, candidates, size)
 
-    inputs = resolve(_config(seed, seconds, rate, pool, slo, (GREEDY,)))
+    inputs = resolve(config(seed, seconds, rate, pool, slo, (GREEDY,)))
     run_policy(inputs, PolicySpec("bros-watched", own=Watched))
     return [row for name, pairs in found.items() for row in gap_rows(name, pairs)]
 
@@ -201,9 +203,16 @@ def gap_rows(problem: str, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
 
 
 # -- short runs ------------------------------------------------------------------------------------
-def _config(
-    seed: int, seconds: float, rate: float, pool: int, slo: str, policies: tuple[str, ...]
+def config(
+    seed: int,
+    seconds: float,
+    rate: float,
+    pool: int,
+    slo: str,
+    policies: tuple[str, ...],
+    blocks: int | None = None,
 ) -> SimulationConfig:
+    """blocks: of KV memory; None: all that the profile has."""
     return SimulationConfig(
         policy=policies,
         trace="sharegpt",
@@ -213,13 +222,14 @@ def _config(
         seed=seed,
         slo=slo,
         profile=PROFILE,
-        cap_length=1024,
+        cap_length=CAP,
+        num_blocks=blocks,
         **PAPERS_ENGINE,
     )
 
 
 def deadlines_of_runs(
-    seed: int, seconds: float, rate: float, pool: int, slo: str
+    seed: int, seconds: float, rate: float, pool: int, slo: str, blocks: int | None = None
 ) -> list[dict[str, Any]]:
     """The same requests under `bros` and under each of OTHERS; a row for each, real-time requests
     in pairs.
@@ -230,9 +240,10 @@ def deadlines_of_runs(
     be_tokens   best-effort tokens a second while real-time requests arrived, over those under
                 `bros`
     fallback    share of steps that were left to Algorithm 1
+    swaps       of requests, a run
     """
     labels = (GREEDY, *OTHERS.values())
-    results = simulate(_config(seed, seconds, rate, pool, slo, labels))
+    results = simulate(config(seed, seconds, rate, pool, slo, labels, blocks))
     kept = {label: _kept(result.rows.requests) for label, result in results.items()}
     served = {
         label: _best_effort_rate(result.rows.requests, seconds) for label, result in results.items()
@@ -253,6 +264,7 @@ def deadlines_of_runs(
             .get("counters", {"solved_steps": 0, "fallback_steps": 1})
         )
         row["be_tokens"] = served[label] / served[GREEDY] if served[GREEDY] else 0.0
+        row["swaps"] = results[label].summary["kv"]["preemptions"]["swap"]
         row["fallback"] = 1.0 - counters["solved_steps"] / sum(counters.values())
         rows.append(row)
     return rows

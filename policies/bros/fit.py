@@ -29,6 +29,7 @@ _RUNNING = int(State.RUNNING)
 _NOBODY = np.zeros(0, np.int64)
 # of fit_age_s, after which real-time newcomers leave memory to who waits so long
 _PATIENCE = 4
+_PROMPTS = 4  # a fourth of the seats at most are kept free of decodes for prompts
 _REACH = 512  # waiting requests that are looked at: first those that are not late yet
 
 
@@ -119,6 +120,7 @@ class BrosFitPolicy(BrosPolicy):
         residual = self._residual(decodes.rows, requests, step.view.now)
         if lead:
             residual = residual - np.where(requests.in_flight[decodes.rows] > 0, 0.0, lead)
+        decodes, residual, limit = self._resting(step, decodes, residual, len(begun))
         room = min(step.seats, step.tokens)
         batch = decodes.batch(self.limits.kv_bytes_per_token)
         if (
@@ -132,7 +134,35 @@ class BrosFitPolicy(BrosPolicy):
             decodes, residual = decodes[done], residual[done]
         step.grant_decodes(step.real_time, decodes)
         if len(decodes):
-            step.bound = self._bound(step, residual, requests.slo_tpot_s[decodes.rows])
+            bound = self._bound(step, residual, requests.slo_tpot_s[decodes.rows])
+            step.bound = min(bound, limit)
+
+    def _resting(
+        self, step: FitStep, decodes: Rows, residual: np.ndarray, begun: int
+    ) -> tuple[Rows, np.ndarray, float]:
+        """Seats for real-time prompts where decodes would take them all: the least urgent decodes
+        rest for an iteration, if they can still be in time in the next one. Returns the others, and
+        the estimated seconds that this iteration may then take.
+
+        Prompts that wait for a seat until a decode ends are late by seconds, though the decodes
+        have time to spare.
+        """
+        room = min(step.seats, step.tokens)
+        prompts = min(begun + len(self.rt_waiting), room // _PROMPTS)
+        over = len(decodes) + prompts - room
+        if not prompts or over <= 0:
+            return decodes, residual, np.inf
+        everyone = Load()
+        everyone.add_decodes(decodes.resident)
+        after = self._allowed(residual) - self.cost.seconds(everyone)
+        order = residual.argsort(kind="stable")
+        rest = order[-over:]
+        rest = rest[after[rest] >= self.cost.seconds(everyone)]
+        if not len(rest):
+            return decodes, residual, np.inf
+        stay = np.ones(len(decodes), bool)
+        stay[rest] = False
+        return decodes[stay], residual[stay], float(after[rest].min())
 
     def _place_decodes(
         self, step: FitStep, decodes: Rows, residual: np.ndarray, begun: Rows

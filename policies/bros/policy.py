@@ -464,13 +464,14 @@ class BrosPolicy(Policy[BrosOptions]):
         """Memory for best-effort candidates (line 19). One that finds none is skipped, and the next
         is considered in its place: a single stuck request must not starve the others."""
         accepted = EMPTY
-        if step.dropped:
-            candidates = candidates[step.keeps(candidates.rows)]
-            packed = min(packed, self._room(placed, candidates, bound, size))
         dropped, blocked = len(step.dropped), EMPTY
+        if dropped:
+            candidates = candidates[step.keeps(candidates.rows)]
         if step.ledger.overwrites:
             candidates, blocked = self._returning(step, candidates)
             packed = self._room(placed, candidates, bound, size)
+        elif dropped:
+            packed = min(packed, self._room(placed, candidates, bound, size))
         running = step.view.requests.state[candidates.rows] == _RUNNING
         hopeless = Hopeless(step)
         while packed > 0:

@@ -5,10 +5,10 @@ import pytest
 
 from tests.experiments.study_checks import check_figures, check_one_figure, quick_run, table
 from twinserve.experiments.bros import points
-from twinserve.experiments.bros.claims import nobody_in_time
+from twinserve.experiments.bros.claims import nobody_in_time, part_claims
 from twinserve.experiments.bros.main import STUDY
 from twinserve.experiments.bros.runs import NO_BI_CACHE, OPT, PURE, QWEN, TGI, serve
-from twinserve.experiments.bros.tables import SHOWN, caches, headline
+from twinserve.experiments.bros.tables import SHOWN, caches, headline, parts
 from twinserve.experiments.study.study import Scale
 
 out = quick_run(STUDY)
@@ -21,7 +21,7 @@ def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
 @pytest.mark.slow
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
     tables_only = {figure.name for figure in STUDY.figures if figure.plot is None}
-    assert tables_only == {"hybrid", "pure", "batches_means", "slow_means"}
+    assert tables_only == {"hybrid", "acm", "lmsys", "pure", "batches_means", "slow_means"}
     check_figures(STUDY, out, tables_only=tables_only, claims=False)
 
 
@@ -37,6 +37,8 @@ def test_shares_are_shares_and_figures_of_the_same_runs_agree(out):
             "token_attainment",
             "queueing",
             "kv_peak",
+            "saturated",
+            "unclear",
         ):
             assert found[share].between(0, 1).all(), (name, share)
     assert (hybrid.be_rps > 0).all() and (table(out, "fig11").be_rps == 0).all()
@@ -44,7 +46,8 @@ def test_shares_are_shares_and_figures_of_the_same_runs_agree(out):
 
 @pytest.mark.slow
 def test_bros_keeps_more_objectives_where_first_come_first_served_misses_some(out):
-    slow = table(out, "slow").set_index("policy")
+    slow = table(out, "slow")
+    slow = slow[slow.rate == 6.0].set_index("policy")
     assert slow.ttft_attainment["vllm-v0"] < slow.ttft_attainment["bros"]
     assert slow.normalized_ms["bros"] < slow.normalized_ms["vllm-v0"]
 
@@ -100,11 +103,15 @@ def test_what_bi_cache_gains_is_the_mean_of_ratios_of_the_same_seed():
 
 def test_runs_are_those_that_the_full_study_names():
     full = Scale()
-    hybrid = pd.DataFrame([p.arguments for p in points.hybrid(full)])
+    runs = [*points.hybrid(full), *points.acm(full), *points.lmsys(full)]
+    hybrid = pd.DataFrame([p.arguments for p in runs])
     assert not hybrid.duplicated().any()
+    # two models and three, three more with other lengths; three rates, three seeds; one is too long
     assert hybrid.groupby("policy").size().to_dict() == dict.fromkeys(
-        ("vllm-v0", "vllm", "round-robin", "bros"), 90
+        ("vllm-v0", "round-robin", "bros"), (8 * 3 - 1) * 3
     )
+    for figure in (points.hybrid, points.acm, points.pure, points.caches, points.parts):
+        assert {p.arguments["duration"] for p in figure(full)} == {600.0}  # as printed
     assert {p.arguments["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", *TGI, PURE}
     assert {p.axes["policy"] for p in points.pure(full)} == {"vllm-v0", "vllm", *TGI, "bros"}
     assert NO_BI_CACHE in {p.arguments["policy"] for p in points.caches(full)}
@@ -125,7 +132,7 @@ def made_up() -> pd.DataFrame:
     rows = []
     for (seed, rate), value in theirs.items():
         for policy, share in (("bros", 0.8 if rate == 3.0 else 0.6), ("vllm-v0", value)):
-            same = dict.fromkeys(("normalized_ms", "be_rps", "tpot_attainment", "rt_rps"), 1.0)
+            same = dict.fromkeys(SHOWN, 1.0) | {"saturated": float(share != 0.8)}
             where = {
                 "profile": OPT[0],
                 "lengths": "sharegpt",
@@ -149,5 +156,41 @@ def test_means_of_ratios_and_ratios_of_means_by_hand():
         and row.settings == 2
     )
     assert row.bros == pytest.approx(0.7) and row.other == pytest.approx(0.175)
+    # vLLM's queue grows in both settings, ours in one
+    assert row.other_saturated == 2 and row.bros_saturated == 1
     claim = nobody_in_time(found)
     assert (claim.ours, claim.verdict) == ("ACM: 0.5 ± 6.4 of 2", "cannot be told")
+
+
+def test_a_part_is_judged_against_the_whole_of_the_same_seed():
+    rows = []
+    for seed, whole in enumerate((50.0, 100.0)):
+        for variant, factor in (
+            ("bros", 1.0),
+            ("fixed batch size", 0.5 + 0.02 * seed),
+            ("no replacement", 1.0),
+            ("replacement until one fails", 2.0),
+        ):
+            where = {"profile": QWEN[0], "rate": 10.0, "variant": variant, "seed": seed}
+            same = dict.fromkeys(SHOWN, 0.5)
+            changed = {"normalized_ms": whole * factor, "be_rps": 3.0 * factor}
+            rows.append(where | same | changed)
+    table = parts(pd.DataFrame(rows))
+    found = table.set_index("variant")
+    assert found.normalized_ms_change["fixed batch size"] == pytest.approx(-0.49)
+    assert found.slo_attainment_change["fixed batch size"] == 0
+    assert found.be_rps_change["replacement until one fails"] == pytest.approx(1.0)
+    words = {(c.what.split(",")[1].strip(), c.what.split(",")[0]): c for c in part_claims(table)}
+    fixed = words["fixed batch size against `bros`", "normalised latency"]
+    assert fixed.ours.startswith("-49 ") and fixed.verdict == "differs"
+    more = words["replacement until one fails against `bros`", "best-effort throughput"]
+    assert more.verdict == "agrees"
+    assert words["no replacement against `bros`", "best-effort throughput"].verdict == "no effect"
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_too_high_is_seen_to_be():
+    run = dict(profile=QWEN[0], lengths="sharegpt", policy="vllm-v0", seed=0, pool=0)
+    high, low = serve(rate=60.0, duration=120.0, **run), serve(rate=3.0, duration=120.0, **run)
+    assert high["saturated"] == 1 and high["growth_rps"] > 10
+    assert low["saturated"] == 0 and low["ttft_p99_s"] >= low["ttft_s"]

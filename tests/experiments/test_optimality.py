@@ -1,10 +1,21 @@
 """The optimality experiment: its bookkeeping by hand, and the whole of it, small."""
 
+from itertools import combinations
+
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.examples import examples
 from twinserve.experiments.optimality import main as optimality
+from twinserve.experiments.optimality.first_tokens import (
+    first_tokens_of_runs,
+    least_token_s,
+    most_in_time,
+)
+from twinserve.experiments.optimality.memory import iterations_in_blocks
 from twinserve.experiments.optimality.runs import (
     OPTIONS,
     OTHERS,
@@ -16,6 +27,8 @@ from twinserve.experiments.optimality.runs import (
 )
 from twinserve.policies.bros.problem import Solution
 from twinserve.policies.registry import parse_policy
+from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.profile import load_profile
 
 
 def batch(rate: float, lost: int = 0, served: int = 0, feasible: bool = True) -> Solution:
@@ -78,6 +91,67 @@ def test_nobody_is_late_where_that_is_asked_for(drawn):
     assert kept.loses_more["own"] <= drawn.loses_more["own"]
 
 
+# -- the most first tokens -------------------------------------------------------------------------
+def by_trying_all(ready, due, cost) -> int:
+    """The largest set of jobs that, run in order of their due times, are all in time."""
+    n = len(ready)
+
+    def in_time(jobs) -> bool:
+        end = -np.inf
+        for j in jobs:
+            end = max(end, ready[j]) + cost[j]
+            if end > due[j]:
+                return False
+        return True
+
+    return max(k for k in range(n + 1) if any(map(in_time, combinations(range(n), k))))
+
+
+seconds = st.integers(0, 12).map(float)
+
+
+@given(jobs=st.lists(st.tuples(seconds, st.integers(1, 6).map(float)), max_size=7), slack=seconds)
+@examples(200)
+def test_the_most_in_time_is_what_trying_all_sets_finds(jobs, slack):
+    ready = np.sort(np.array([begin for begin, _ in jobs]))
+    cost = np.array([length for _, length in jobs])
+    due = ready + slack
+    assert most_in_time(ready, due, cost) == by_trying_all(ready, due, cost)
+
+
+def test_jobs_must_be_in_order():
+    with pytest.raises(ValueError, match="in order"):
+        most_in_time(np.array([1.0, 0.0]), np.array([2.0, 3.0]), np.ones(2))
+
+
+def test_no_step_computes_prompt_tokens_faster():
+    model = load_profile("qwen2.5-14b@a100-40g:tp2").model()
+    least = least_token_s(model)
+    for tokens in (1, 77, 1023, 1025, 3333, 16_000):
+        step = StepComposition(prefill_new=np.array([tokens]), prefill_resident=np.zeros(1, int))
+        assert model.step_seconds(step) >= tokens * least
+
+
+def test_no_run_keeps_more_first_tokens_than_are_possible():
+    rows = pd.DataFrame(first_tokens_of_runs(0, 1.0, 40.0, 4, "ttft=0.05,tpot=0.05"))
+    assert (rows.requests > 20).all() and rows.bound.nunique() == 1
+    assert (rows.kept <= rows.bound).all() and rows.kept.min() < 1
+
+
+# -- memory that binds -----------------------------------------------------------------------------
+@pytest.mark.parametrize("kv", ["paged", "bidirectional"])
+def test_iterations_in_which_memory_binds(kv):
+    arguments = dict(seed=0, seconds=1.0, rate=2.0, pool=3, slo="ttft=0.4,tpot=0.2", kv=kv)
+    rows = pd.DataFrame(iterations_in_blocks(blocks=74, **arguments))
+    whole = rows.query("requests == 0").set_index("problem")
+    assert list(whole.index) == list(PROBLEMS) and (whole.iterations > 20).all()
+    assert (whole.binding > 0).all() and (whole.binding <= 1).all()
+    parts = whole.optimal + whole.outside + whole.loses_more + whole.other_goal
+    assert (parts <= 1 + 1e-9).all()
+    # with ample memory it never binds
+    assert iterations_in_blocks(blocks=4000, **arguments) == []
+
+
 SMALL = dict(seconds=3.0, rate=1.0, pool=2, slo="ttft=0.2,tpot=0.1")
 
 
@@ -103,10 +177,14 @@ def test_the_command_writes_tables_and_a_plot(tmp_path, capsys):
     assert (tmp_path / "optimality.md").read_text(encoding="utf-8") == capsys.readouterr().out
     assert (tmp_path / "optimality.png").read_bytes()[1:4] == b"PNG"
     iterations = pd.read_csv(tmp_path / "iterations.csv")
-    assert set(iterations.source) == {"random", "random, none late", "ttft=0.4,tpot=0.2"} and set(
-        iterations.seed
-    ) == {0, 1}
-    assert set(pd.read_csv(tmp_path / "deadlines.csv").problem) == set(OTHERS)
+    slo = "ttft=0.4,tpot=0.2"
+    short = {f"{slo}, 96 blocks, {kv}" for kv in ("paged", "bidirectional")}
+    assert set(iterations.source) == {"random", "random, none late", slo, *short}
+    assert set(iterations.seed) == {0, 1}
+    deadlines = pd.read_csv(tmp_path / "deadlines.csv")
+    assert set(deadlines.problem) == set(OTHERS)
+    assert set(deadlines.slo) == {"ttft=0.4,tpot=0.2", "ttft=0.4,tpot=0.2, 96 blocks"}
+    assert set(pd.read_csv(tmp_path / "first_tokens.csv").rate) == {15.0, 25.0}
 
 
 @pytest.mark.parametrize(

@@ -48,16 +48,22 @@ def estimator_of(model: FitModel) -> FitEstimator:
     return FitEstimator(model, BY_HAND.swap, model, BY_HAND)
 
 
-def run(workload: Workload, policy: str, truth: FitModel = MODEL, believed: FitModel = MODEL):
+def run(
+    workload: Workload,
+    policy: str,
+    truth: FitModel = MODEL,
+    believed: FitModel = MODEL,
+    seats: int = 64,
+):
     """Steps and requests as frames; memory for all. truth: what steps take; believed: what the
     policy estimates."""
     table, spec = RequestTable(), parse_policy(policy)
     ledger = PagedLedger(
         table, 20_000, 4, 0, shared_contents=shared_contents(workload, 4), prefix_caching=True
     )
-    core = EngineCore(table, spec.build(limits(), estimator_of(believed)), ledger)
+    core = EngineCore(table, spec.build(limits(seats), estimator_of(believed)), ledger)
     clock, recorder = Clock(), StepRecorder()
-    backend = SimulatedBackend(table, truth, PcieLink(5e9), limits(), fast=False)
+    backend = SimulatedBackend(table, truth, PcieLink(5e9), limits(seats), fast=False)
     engine = Engine(clock, core, backend, recorder)
     source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
@@ -76,6 +82,16 @@ def requests(arrival, prompt, output, classes=None, ttft=100.0, tpot=0.03) -> Wo
         slo_ttft_s=np.where(real_time, ttft, np.nan),
         slo_tpot_s=np.where(real_time, tpot, np.nan),
     )
+
+
+# -- seats -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("tpot, in_time", [(0.03, True), (0.006, False)])
+def test_a_prompt_gets_a_seat_where_decodes_have_time_to_spare(tpot, in_time):
+    # four long decodes hold the four seats, in steps of 5 ms; then a short request arrives
+    workload = requests([0, 0, 0, 0, 0.5], [16] * 5, [300] * 4 + [4], ttft=0.1, tpot=tpot)
+    _, found = run(workload, PLAIN, seats=4)
+    assert (found.first_token_s.iloc[4] - 0.5 <= 0.1) == in_time
+    assert (found.late_tokens == 0).all()
 
 
 # -- worked examples -------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from twinserve.policies.kv.bidirectional.relief import (
     without_place,
 )
 from twinserve.policies.kv.bidirectional.state import SlotState
+from twinserve.policies.kv.bidirectional.together import grow_together
 from twinserve.policies.plan import KvMove
 from twinserve.policies.requests import RequestClass, RequestTable
 
@@ -229,7 +230,7 @@ class BidirectionalLedger(KvLedger):
         self._fit()
         done = 0
         while done < len(rows):
-            done += self._place.grow_in_place(rows[done:], tokens[done:])
+            done += grow_together(self._place, rows[done:], tokens[done:])
             if done < len(rows):
                 if not self.grow(int(rows[done]), int(tokens[done])):
                     break
@@ -370,7 +371,7 @@ class BidirectionalLedger(KvLedger):
         self._give_back(row)
         state.put("missing_tokens", row, len(tokens))
         state.put("missing_blocks", row, -(-len(tokens) // self.block_tokens))
-        if not self._place.host_has_room(len(fresh)):
+        if not self._place.host_has_room({row: len(fresh)}):
             return False
         state.add_copies(row, fresh)
         return True

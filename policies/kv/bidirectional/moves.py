@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinserve.policies.kv.bidirectional.state import SlotState
-from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove
+from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +99,21 @@ class StepMoves:
         """
         if not self.leaving and not self.arriving:
             return []
-        moves = [self._leaves(row) for row in sorted(self.leaving)]
-        moves += [self._arrives(row) for row in sorted(self.arriving)]
+        leaving = [
+            (
+                row,
+                np.concatenate([blocks for _, blocks, _ in pieces]),
+                np.concatenate([slots for _, _, slots in pieces]),
+            )
+            for row, pieces in sorted(self.leaving.items())
+        ]
+        arriving = [
+            (row, *self._places(row, np.concatenate([piece[0] for piece in pieces])))
+            for row, pieces in sorted(self.arriving.items())
+        ]
         for name in ("leaving", "arriving"):
             self._state.journal.put(self, name, None, {})
-        return moves
-
-    def _leaves(self, row: int) -> KvMove:
-        tokens, blocks, slots = map(np.concatenate, zip(*self.leaving[row], strict=True))
-        return KvMove(row, DEVICE, HOST, len(tokens), Hold.STEP, *_ranges(blocks, slots))
-
-    def _arrives(self, row: int) -> KvMove:
-        tokens = np.concatenate([piece[0] for piece in self.arriving[row]])
-        ranges = _ranges(*self._places(row, tokens))
-        return KvMove(row, HOST, DEVICE, len(tokens), Hold.STEP, *ranges)
+        return _moves(DEVICE, HOST, leaving) + _moves(HOST, DEVICE, arriving)
 
     def _places(self, row: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Block and slot of each token: real-time tokens lie from the left, best-effort ones from
@@ -129,12 +130,26 @@ class StepMoves:
         return (0, count) if cell < self._state.num_blocks else (size - count, size)
 
 
-def _ranges(blocks: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks int64[n] and half-open slot ranges int64[n, 2] that cover exactly these slots."""
-    order = np.lexsort((slots, blocks))
-    blocks, slots = blocks[order], slots[order]
+def _moves(
+    source: Place, target: Place, found: list[tuple[int, np.ndarray, np.ndarray]]
+) -> list[KvMove]:
+    """A KvMove of each (row, block of each token, slot of each): blocks, and the half-open slot
+    ranges that cover exactly these slots."""
+    if not found:
+        return []
+    counts = [len(blocks) for _, blocks, _ in found]
+    nth = np.arange(len(found)).repeat(counts)
+    blocks, slots = (np.concatenate([each[i] for each in found]) for i in (1, 2))
+    order = np.lexsort((slots, blocks, nth))
+    nth, blocks, slots = nth[order], blocks[order], slots[order]
     new = np.ones(len(slots), bool)
-    new[1:] = (np.diff(blocks) != 0) | (np.diff(slots) != 1)
-    first = np.flatnonzero(new)
-    end = np.append(first[1:], len(slots)) - 1
-    return blocks[first], np.stack([slots[first], slots[end] + 1], axis=1)
+    new[1:] = (np.diff(blocks) != 0) | (np.diff(slots) != 1) | (np.diff(nth) != 0)
+    first = new.nonzero()[0]
+    last = np.append(first[1:], len(slots)) - 1
+    blocks, ranges = blocks[first], np.stack([slots[first], slots[last] + 1], axis=1)
+    ends = np.bincount(nth[first]).cumsum().tolist()
+    begins = [0, *ends[:-1]]
+    return [
+        KvMove(row, source, target, tokens, Hold.STEP, blocks[begin:end], ranges[begin:end])
+        for (row, *_), tokens, begin, end in zip(found, counts, begins, ends, strict=True)
+    ]

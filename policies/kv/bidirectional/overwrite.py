@@ -1,8 +1,10 @@
 """Overwriting in the bidirectional ledger: an owner of a block writes slots that its peer claims
-too, and what the peer had there survives on the host (lazy checkpoint). Done for many blocks, and
-for many growing rows, at once."""
+too, and what the peer had there survives on the host (lazy checkpoint). Done for many blocks at
+once."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -68,8 +70,10 @@ class Overwriting:
                 fresh[begin:end] = ~state.copied(row, tokens[begin:end])
             begin = end
         copies = int(np.count_nonzero(fresh))
-        if not self.host_has_room(copies):
-            return False
+        if copies > state.on_host.free:
+            of_each = np.add.reduceat(fresh, [0, *ends[:-1]], dtype=np.int64)
+            if not self.host_has_room(dict(zip(owned, of_each.tolist(), strict=True))):
+                return False
         if not copies:
             return True
         blocks = state.block[cells]
@@ -86,50 +90,25 @@ class Overwriting:
             begin = end
         return True
 
-    def host_has_room(self, tokens: int) -> bool:
-        """Room for so many more copies, after giving up copies of resident slots if needed, lowest
-        row first.
+    def host_has_room(self, fresh: Mapping[int, int]) -> bool:
+        """Room for copies of so many tokens of each row, which the device has lost just now, after
+        giving up copies of resident slots if needed, lowest row first.
 
         Rows of this step keep theirs: a copy may just be on its way to the device.
         """
-        state = self.state
-        if tokens > state.on_host.free:
-            for row in sorted(state.host):
-                if not state.is_pinned(row):
-                    state.drop_copies(row, keep_missing=True)
-                    if tokens <= state.on_host.free:
-                        break
-        return tokens <= state.on_host.free
-
-    def grow_in_place(self, rows: np.ndarray, tokens: np.ndarray) -> int:
-        """Growth of real-time rows within their last blocks, over slots of best-effort rows that do
-        not run: as many rows from the front of `rows` as that is all for, and the host has room for
-        without giving anything up. How many.
-
-        Takes the slots that `grow` would give them one by one: none of them touches what another
-        one looks at.
-        """
-        state = self.state
-        before, cells = state.tokens[rows], state.last[rows]
-        need = np.maximum(tokens - before, 0)
-        after = state.count[cells] + need
-        peers = state.peer[cells]
-        over = after + state.count[peers] - state.size
-        over[need == 0] = 0
-        plain = (
-            (after <= state.size)
-            & state.real_time[cells]
-            & (state.held[rows] > 0)
-            & (state.missing_tokens[rows] == 0)
-        )
-        plain &= (over <= 0) | ~state.is_pinned(state.owner[peers])
-        lost = np.maximum(over - state.lack[peers], 0)
-        plain &= lost.cumsum() <= state.on_host.free
-        n = len(rows) if plain.all() else int(plain.argmin())
-        if n:
-            rows, cells = rows[:n], cells[:n]
-            state.put("count", cells, after[:n])
-            state.put("tokens", rows, before[:n] + need[:n])
-            state.put("pinned", rows, state.step)
-            self.overwrite(cells[over[:n] > 0])
-        return n
+        state, tokens = self.state, sum(fresh.values())
+        if tokens <= state.on_host.free:
+            return True
+        rows = sorted(state.host)
+        # copies of what the device has lost stay; were they too many, all others would go for
+        # nothing
+        stay = int(state.missing_tokens[rows].sum())
+        stay -= sum(count for row, count in fresh.items() if row in state.host)
+        if tokens > state.on_host.free + state.on_host.used - stay:
+            return False
+        for row in rows:
+            if not state.is_pinned(row):
+                state.drop_copies(row, keep_missing=True)
+                if tokens <= state.on_host.free:
+                    return True
+        return False

@@ -37,7 +37,7 @@ class Placement(Overwriting):
         """Real-time cells of the blocks that hold real-time slots only."""
         return np.flatnonzero(self.state.kind == _RT_ONLY)
 
-    def _emptiest(self, cells: np.ndarray, n: int) -> np.ndarray:
+    def emptiest(self, cells: np.ndarray, n: int) -> np.ndarray:
         """The first n of these cells: most empty slots first, ties by owner, then by place in its
         table.
         """
@@ -122,7 +122,7 @@ class Placement(Overwriting):
         if need == 0:
             return True
         blocks -= empty
-        victims = self._emptiest(self.preemptable(), blocks)
+        victims = self.emptiest(self.preemptable(), blocks)
         if len(victims) < blocks:
             return False
         cells = victims - state.num_blocks
@@ -144,7 +144,7 @@ class Placement(Overwriting):
             return True
         cells = self.sharable()
         blocks = -(-need // state.size)
-        victims = self._emptiest(cells[~state.is_pinned(state.owner[cells])], blocks)
+        victims = self.emptiest(cells[~state.is_pinned(state.owner[cells])], blocks)
         if len(victims) < blocks:
             return False
         cells = victims + state.num_blocks
@@ -160,7 +160,7 @@ class Placement(Overwriting):
         cells = cells[state.count[cells] < state.size]
         if not len(cells):
             return 0
-        cells = self._emptiest(cells, len(cells))
+        cells = self.emptiest(cells, len(cells))
         reach = np.cumsum(state.size - state.count[cells])
         cells = cells[: int(np.searchsorted(reach, need)) + 1]
         counts = state.size - state.count[cells]
@@ -246,7 +246,7 @@ class Placement(Overwriting):
 
     def _block_for_rt(self) -> int:
         """Cell of the best-effort owner to preempt, or -1."""
-        best = self._emptiest(self.preemptable(), 1)
+        best = self.emptiest(self.preemptable(), 1)
         return int(best[0]) if len(best) else -1
 
     def _block_for_be(self, count: int) -> int:
@@ -255,8 +255,8 @@ class Placement(Overwriting):
         """
         state = self.state
         cells = self.sharable()
-        best = self._emptiest(cells, 1)
+        best = self.emptiest(cells, 1)
         if len(best) and state.count[best[0]] + count <= state.size:
             return int(best[0])
-        best = self._emptiest(cells[~state.is_pinned(state.owner[cells])], 1)
+        best = self.emptiest(cells[~state.is_pinned(state.owner[cells])], 1)
         return int(best[0]) if len(best) else -1

@@ -217,25 +217,33 @@ class SlotState:
         `side`.
         """
         ends = fresh.cumsum()
+        if ends[-1] == len(rows):  # as in most steps
+            self.claim_one_each(rows, self.take_empty(len(rows)) + side, over)
+            return
         held, tokens = self.held[rows], self.tokens[rows]
-        if ends[-1] == len(rows):  # one block each, as in most steps
-            cells = last = self.take_empty(len(rows)) + side
-            self._occupy(cells, rows, over, held, tokens)
-        else:
-            which = np.arange(len(rows)).repeat(fresh)  # whose block each one is
-            nth = np.arange(len(which)) - (ends - fresh)[which]
-            cells = self.take_empty(len(which)) + side[which]
-            placed = nth * self.size
-            counts = np.minimum(over[which] - placed, self.size)
-            self._occupy(cells, rows[which], counts, held[which] + nth, tokens[which] + placed)
-            last = cells[ends - 1]
+        which = np.arange(len(rows)).repeat(fresh)  # whose block each one is
+        nth = np.arange(len(which)) - (ends - fresh)[which]
+        cells = self.take_empty(len(which)) + side[which]
+        placed = nth * self.size
+        counts = np.minimum(over[which] - placed, self.size)
+        self._occupy(cells, rows[which], counts, held[which] + nth, tokens[which] + placed)
         begin = 0
         for row, first, end in zip(rows.tolist(), held.tolist(), ends.tolist(), strict=True):
             self.append(row, first, cells[begin:end])
             begin = end
         self.put("held", rows, held + fresh)
-        self.put("last", rows, last)
+        self.put("last", rows, cells[ends - 1])
         self.put("tokens", rows, tokens + over)
+
+    def claim_one_each(self, rows: np.ndarray, cells: np.ndarray, counts: np.ndarray) -> None:
+        """The next `counts` tokens of each row go into one of the free `cells` each."""
+        held, tokens = self.held[rows], self.tokens[rows]
+        self._occupy(cells, rows, counts, held, tokens)
+        for i, (row, first) in enumerate(zip(rows.tolist(), held.tolist(), strict=True)):
+            self.append(row, first, cells[i : i + 1])
+        self.put("held", rows, held + 1)
+        self.put("last", rows, cells)
+        self.put("tokens", rows, tokens + counts)
 
     def append(self, row: int, held: int, cells: np.ndarray) -> None:
         """Write behind the valid part of the row's table: nothing to undo, since only `held` makes
