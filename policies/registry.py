@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.base import EngineLimits, Options, Policy
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.names import (
     Names,
@@ -130,7 +130,12 @@ class PolicySpec:
     @property
     def uses_estimator(self) -> bool:
         """Whether the policy, with these options, decides with step times."""
-        return self.policy.estimates(self.policy.Options(**self.options))
+        return self.policy.estimates(self.given)
+
+    @property
+    def given(self) -> Options:
+        """The policy's options, with its defaults for what is not given."""
+        return self.policy.Options(**self.options)
 
     @property
     def kv_name(self) -> str:
@@ -139,7 +144,7 @@ class PolicySpec:
 
     def build(self, limits: EngineLimits, estimator: BatchEstimator | None = None) -> Policy:
         """A new policy with these options. Raises PolicyError where it cannot serve `limits`."""
-        return self.policy(limits, self.policy.Options(**self.options), estimator)
+        return self.policy(limits, self.given, estimator)
 
 
 def parse_policy(text: str) -> PolicySpec:

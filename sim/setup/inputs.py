@@ -26,6 +26,7 @@ from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
 from twinserve.sim.results.options import Objective
 from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig
+from twinserve.sim.setup.earlier import Lengths, earlier_lengths
 from twinserve.sim.setup.objectives import of_class, parse_objectives, pool_objectives
 from twinserve.traces.generators.synth import is_synthetic
 from twinserve.traces.load import has_name, load_trace
@@ -67,13 +68,17 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that the runs of a comparison share."""
+    """Everything that the runs of a comparison share.
+
+    earlier  what predictors may learn from before a run; None: nothing
+    """
 
     config: SimulationConfig
     workload: Workload
     hardware: Hardware
     policies: tuple[PolicySpec, ...]
     notices: tuple[str, ...]
+    earlier: Lengths | None = None
 
     @cached_property
     def estimator(self) -> BatchEstimator:
@@ -140,7 +145,34 @@ def resolve(config: SimulationConfig, progress=None, sources: Sources = READ) ->
     _check_withdrawals(config, policies)
     hardware = resolve_hardware(config, sources)
     workload, notices = resolve_workload(config, hardware, progress, sources)
-    return Inputs(config, workload, hardware, policies, (*workload.provenance.notices, *notices))
+    earlier = _learned(config, workload, hardware, policies, notices, sources)
+    notices = [*workload.provenance.notices, *notices]
+    return Inputs(config, workload, hardware, policies, tuple(notices), earlier)
+
+
+def _learned(
+    config: SimulationConfig,
+    workload: Workload,
+    hardware: Hardware,
+    policies: tuple[PolicySpec, ...],
+    notices: list[str],
+    sources: Sources,
+) -> Lengths | None:
+    """What predictors learn from, where any of the policies asks for it; what the user should know
+    about their predictors is added to `notices`."""
+    earlier = None
+    wanting = [spec.label for spec in policies if spec.given.wants_sample]
+    if wanting:
+        longest = hardware.limits.max_model_len
+        earlier = earlier_lengths(config, workload, longest, sources.trace)
+        if earlier is None:
+            notices.append(
+                f"{wanting[0]}: the run leaves too few requests of {config.trace} to train its "
+                "predictor of output lengths, which learns from those that end"
+            )
+    if workload.applications:
+        notices += dict.fromkeys(spec.given.notice for spec in policies if spec.given.notice)
+    return earlier
 
 
 def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
