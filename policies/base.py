@@ -103,6 +103,7 @@ class RequestPredictor(Protocol):
     def learn(self, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
         """Requests like those to come, none of which is among them; int64[n] each, before the first
         request. Default: nothing to learn."""
+        return None
 
 
 class Policy(ABC, Generic[PolicyOptions]):

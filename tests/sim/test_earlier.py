@@ -57,5 +57,6 @@ def test_only_who_asks_for_it_gets_it():
 def test_the_predictor_knows_before_the_first_request():
     found = inputs(trace="fixed:2048,512", rate=1.0, requests=10)
     policy = Simulation(found, found.policies[0]).engines[0].core.policy
-    table = policy.predictor._of((2048).bit_length())
-    assert (table.lower, table.upper) == (512, 512)
+    table = RequestTable()
+    table.submit("r0", prompt_tokens=2048)
+    assert policy.predictor.predict(0, table) == LengthRange(512, 512, 512)
