@@ -115,7 +115,7 @@ class LayerMoves:
         most = self.options.max_parked
         if most is None or len(self.queues.running) < most:
             return False
-        return np.count_nonzero(self.ledger.host_layers(self.queues.rows)) >= most
+        return int(np.count_nonzero(self.ledger.host_layers(self.queues.rows))) >= most
 
     def _may_leave(self, row: int) -> bool:
         """Whether layers of this row may go to the host: it has some there, or is one more."""

@@ -60,7 +60,7 @@ NO_NETWORK = (
 )
 
 
-def usual_predictor() -> str:
+def usual_predictor() -> Literal["mlp", "class-mean"]:
     """`mlp`, or `class-mean` where scikit-learn is not installed. Imports nothing."""
     return "mlp" if find_spec("sklearn") else "class-mean"
 
