@@ -150,10 +150,20 @@ def compare(
 
 
 def fluid_ends(workload: Workload, ends_s: np.ndarray, M: int) -> np.ndarray:
-    """float64[applications], seconds: when GPS ends each, by number.
+    """float64[applications], seconds: when GPS ends each, by number. Arguments: `fluid_iterations`;
+    beyond the last iteration one takes their mean."""
+    _, ends = fluid_iterations(workload, ends_s, M)
+    return np.array([seconds_at(end, ends_s) for end in ends])
+
+
+def fluid_iterations(
+    workload: Workload, ends_s: np.ndarray, M: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(demands in token-iterations, iterations of the engine after which GPS ends each
+    application), float64[applications] each, by number.
 
     ends_s  float64[steps], ends of the engine's iterations: in each of them GPS serves M
-            token-iterations; beyond the last one an iteration takes their mean
+            token-iterations
     M       KV tokens of the device
     """
     group = workload.group
@@ -165,7 +175,7 @@ def fluid_ends(workload: Workload, ends_s: np.ndarray, M: int) -> np.ndarray:
     order = np.argsort(begun, kind="stable")
     ends = np.empty(len(demands))
     ends[order] = fluid_finish_times(begun[order].tolist(), demands[order].tolist(), M)
-    return np.array([seconds_at(end, ends_s) for end in ends])
+    return demands, ends
 
 
 def seconds_at(iterations: float, ends_s: np.ndarray) -> float:

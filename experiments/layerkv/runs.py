@@ -33,6 +33,8 @@ MODELS = {"llama-2-7b": 1, "yi-34b-200k": 2, "llama-3.1-70b": 4}  # degree of te
 VLLM = "vllm-v0"  # 0.5.5
 SAVABLE = "layerkv:savable_only=true"
 NO_SLO = "layerkv:slo_aware=false"
+HISTORY = "layerkv:predictor=history"
+KNOWN = "layerkv:predictor=oracle-length"
 
 
 def testbed(
@@ -159,9 +161,11 @@ class Watch:
         return rows, allowed
 
     def found(self) -> dict[str, float]:
-        """parked_most; parked, mean over plans; late_on_host, a share, nan where none was late."""
+        """parked_most; parked, mean over plans; late, negative allowances; late_on_host, those of
+        requests with layers on the host."""
         return {
             "parked_most": max(self._parked, default=0),
             "parked": float(np.mean(self._parked)) if self._parked else 0.0,
-            "late_on_host": self._late_on_host / self._late if self._late else float("nan"),
+            "late": self._late,
+            "late_on_host": self._late_on_host,
         }
