@@ -8,12 +8,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.justitia.figures import POOLS, jct_points
-from twinserve.experiments.justitia.runs import compare
+from twinserve.experiments.justitia.figures import POOLS, fair_seeds, jct_points, settings_of
+from twinserve.experiments.justitia.runs import LLAMA_7B, compare, fluid_ends, inputs_of, size_of
 from twinserve.experiments.justitia.tables import chosen, plain
-from twinserve.experiments.study.study import Figure
+from twinserve.experiments.study.study import Figure, Scale
 from twinserve.experiments.study.verdict import Claim, judge_bound
+from twinserve.sim.results.metrics_jobs import fair_ratio, job_completion
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.sweep.grid import Point
 from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.traces.apps.generate import load
 
 OURS, OTHER = "justitia", "srjf"
 # column of `compare`, in words, unit, factor to it, 1 where more is fairer
@@ -68,7 +72,7 @@ def plot(canvas: Canvas, rows: pd.DataFrame, points: pd.DataFrame) -> None:
         panel.invert_yaxis()
 
 
-WHY = "not known"
+WHY = "which applications are later under which of the two: `who`"
 
 
 def claims(rows: pd.DataFrame) -> list[Claim]:
@@ -97,4 +101,96 @@ FAIRNESS = Figure(
     table,
     plot,
     claims,
+)
+
+
+# -- who -------------------------------------------------------------------------------------------
+SIZES = ("small", "medium", "large")
+
+
+def delayed(seed: int, predictor: str, trace: str, profile: str, **settings) -> list[dict]:
+    """A row for each of the two policies: for each size of application the share that ends later
+    than under VTC (later_SIZE), the mean completion over VTC's (ratio_SIZE) and the most that one
+    ends after GPS (behind_SIZE, s).
+
+    settings  of the run, and of the workload count and offline
+    """
+    asked = {name: settings.pop(name) for name in ("count", "offline") if name in settings}
+    workload = load(trace, seed=seed, **asked)
+    names = [f"{policy}:predictor={predictor}" for policy in (OURS, OTHER)]
+    inputs = inputs_of(workload, [*names, "vtc"], seed, profile, settings)
+    done = {spec.label: run_policy(inputs, spec).rows for spec in inputs.policies}
+    sizes = {
+        workload.group_names[group]: size_of(info.kind)
+        for group, info in workload.applications.items()
+    }
+    number = {name: i for i, name in enumerate(workload.group_names)}
+    found = []
+    for name in names:
+        rows = done[name]
+        jobs = job_completion(rows.requests)
+        fluid = fluid_ends(workload, rows.steps["end_s"].to_numpy(), inputs.hardware.kv_tokens)
+        jobs["behind"] = jobs["end_s"] - fluid[[number[job] for job in jobs.index]]
+        jobs["ratio"] = fair_ratio(rows, done["vtc"])["fair_ratio"]
+        row: dict = {"policy": plain(name)}
+        for size, part in jobs.groupby([sizes[job] for job in jobs.index]):
+            row[f"later_{size}"] = float((part.ratio > 1).mean())
+            row[f"ratio_{size}"] = float(part.ratio.mean())
+            row[f"behind_{size}"] = float(part.behind.max())
+        found.append(row)
+    return found
+
+
+def who_points(scale: Scale) -> list[Point]:
+    asked = {"count": 40, "offline": True} if scale.quick else {}
+    return [
+        Point(
+            {"predictor": predictor, "pool": pool, "seed": seed},
+            {"seed": seed, "predictor": predictor, "trace": "apps:2x", "profile": LLAMA_7B}
+            | settings_of(blocks)
+            | asked,
+        )
+        for predictor in (("class-mean",) if scale.quick else ("mlp", "perfect"))
+        for pool, blocks in POOLS.items()
+        for seed in fair_seeds(scale)
+    ]
+
+
+def who_table(points: pd.DataFrame) -> pd.DataFrame:
+    """NAME_more: of Justitia above SRJF in the same seed."""
+    names = [f"{what}_{size}" for what in ("later", "ratio", "behind") for size in SIZES]
+    names = [name for name in names if name in points]
+    keys = ["predictor", "pool", "seed"]
+    other = points[points.policy == OTHER].set_index(keys)
+    theirs = other.loc[pd.MultiIndex.from_frame(points[keys])]
+    for name in names:
+        points = points.assign(**{f"{name}_more": points[name] - theirs[name].to_numpy()})
+    values = names + [f"{name}_more" for name in names]
+    return over_seeds(points, ["predictor", "pool", "policy"], values)
+
+
+def who_plot(canvas: Canvas, rows: pd.DataFrame, points: pd.DataFrame) -> None:
+    settings = list(dict.fromkeys(zip(rows.predictor, rows.pool, strict=True)))
+    panels = np.atleast_1d(canvas.subplots(1, len(settings), sharey=True))
+    canvas.set_size_inches(3 * len(settings), 3.4)
+    for panel, (predictor, pool) in zip(panels, settings, strict=True):
+        for i, policy in enumerate((OURS, OTHER)):
+            row = chosen(rows, predictor=predictor, pool=pool, policy=policy)
+            at = np.arange(len(SIZES)) + 0.4 * i
+            heights = [100 * row.get(f"later_{size}", np.nan) for size in SIZES]
+            halves = [100 * row.get(f"later_{size}_ci", np.nan) for size in SIZES]
+            panel.bar(at, heights, 0.4, yerr=np.nan_to_num(halves), label=policy)
+        panel.set_xticks(np.arange(len(SIZES)) + 0.2, SIZES)
+        panel.set_title(f"{predictor}, KV blocks: {pool}", fontsize=8)
+    panels[0].set_ylabel("later than under VTC, %")
+    panels[0].legend(fontsize=8)
+
+
+WHO = Figure(
+    "who",
+    "ours: which applications are later than under VTC, by their size, at 2x",
+    who_points,
+    delayed,
+    who_table,
+    who_plot,
 )

@@ -46,6 +46,11 @@ def resized(factors: Mapping[str, float]):
     return reshape
 
 
+def size_of(kind: str) -> str:
+    """small, medium or large: of a class of applications."""
+    return _SIZE[kind]
+
+
 def narrow(sample: Sample) -> Sample:
     """The same requests one after another."""
     return Sample(sample.kind, sample.text, tuple((request,) for request in sample.requests))

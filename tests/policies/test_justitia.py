@@ -188,7 +188,7 @@ def lateness(policy, arrivals, samples, blocks, size=64):
 @examples(60, suppress_health_check=list(HealthCheck))
 @given(one_stage())
 def test_no_application_ends_later_than_two_longest_requests_after_its_fair_end(case):
-    """docs/justitia.md, bound 1: f_j - gps_j <= 2 d_max - 1 - d_max / m, with room for m requests."""
+    """docs/justitia.md, bound 1: f_j - gps_j <= 2 d_max - 1 - d_max / m; m: requests in memory."""
     late, longest = lateness("justitia:watermark=0", *case)
     assert max(late) <= 2 * longest - 1 - longest / case[-1] + 1e-6
 
