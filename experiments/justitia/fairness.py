@@ -143,14 +143,14 @@ def delayed(seed: int, predictor: str, trace: str, profile: str, **settings) -> 
 
 def who_points(scale: Scale) -> list[Point]:
     asked = {"count": 40, "offline": True} if scale.quick else {}
+    predictor = "class-mean" if scale.quick else "mlp"
     return [
         Point(
-            {"predictor": predictor, "pool": pool, "seed": seed},
+            {"pool": pool, "seed": seed},
             {"seed": seed, "predictor": predictor, "trace": "apps:2x", "profile": LLAMA_7B}
             | settings_of(blocks)
             | asked,
         )
-        for predictor in (("class-mean",) if scale.quick else ("mlp", "perfect"))
         for pool, blocks in POOLS.items()
         for seed in fair_seeds(scale)
     ]
@@ -160,28 +160,27 @@ def who_table(points: pd.DataFrame) -> pd.DataFrame:
     """NAME_more: of Justitia above SRJF in the same seed."""
     names = [f"{what}_{size}" for what in ("later", "ratio", "behind") for size in SIZES]
     names = [name for name in names if name in points]
-    keys = ["predictor", "pool", "seed"]
+    keys = ["pool", "seed"]
     other = points[points.policy == OTHER].set_index(keys)
     theirs = other.loc[pd.MultiIndex.from_frame(points[keys])]
     for name in names:
         points = points.assign(**{f"{name}_more": points[name] - theirs[name].to_numpy()})
     values = names + [f"{name}_more" for name in names]
-    return over_seeds(points, ["predictor", "pool", "policy"], values)
+    return over_seeds(points, ["pool", "policy"], values)
 
 
 def who_plot(canvas: Canvas, rows: pd.DataFrame, points: pd.DataFrame) -> None:
-    settings = list(dict.fromkeys(zip(rows.predictor, rows.pool, strict=True)))
-    panels = np.atleast_1d(canvas.subplots(1, len(settings), sharey=True))
-    canvas.set_size_inches(3 * len(settings), 3.4)
-    for panel, (predictor, pool) in zip(panels, settings, strict=True):
+    pools = list(dict.fromkeys(rows.pool))
+    panels = np.atleast_1d(canvas.subplots(1, len(pools), sharey=True))
+    for panel, pool in zip(panels, pools, strict=True):
         for i, policy in enumerate((OURS, OTHER)):
-            row = chosen(rows, predictor=predictor, pool=pool, policy=policy)
+            row = chosen(rows, pool=pool, policy=policy)
             at = np.arange(len(SIZES)) + 0.4 * i
             heights = [100 * row.get(f"later_{size}", np.nan) for size in SIZES]
             halves = [100 * row.get(f"later_{size}_ci", np.nan) for size in SIZES]
             panel.bar(at, heights, 0.4, yerr=np.nan_to_num(halves), label=policy)
         panel.set_xticks(np.arange(len(SIZES)) + 0.2, SIZES)
-        panel.set_title(f"{predictor}, KV blocks: {pool}", fontsize=8)
+        panel.set_title(f"KV blocks: {pool}", fontsize=8)
     panels[0].set_ylabel("later than under VTC, %")
     panels[0].legend(fontsize=8)
 

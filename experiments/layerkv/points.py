@@ -125,7 +125,7 @@ def contexts(scale: Scale) -> list[Point]:
         | {"requests": 12 if scale.quick else 100}
         for m, tp in models.items()
         for c in ((128, 8192) if scale.quick else CONTEXTS)
-        for p in (VLLM, "layerkv", HISTORY, KNOWN, SAVABLE)
+        for p in (VLLM, "layerkv", *((HISTORY, KNOWN) if m == "llama-2-7b" else ()), SAVABLE)
     ]
     return _over(scale, settings, ("model", "context", "policy"))
 
