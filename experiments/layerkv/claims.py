@@ -377,16 +377,14 @@ WHY_THROUGHPUT = (
 )
 WHY_DEGREE = (
     "With four or eight GPUs memory suffices for this rate, and what is left of LayerKV is "
-    "Algorithm 1: it keeps a TPOT "
-    "of 0.2 s, which vLLM exceeds, by letting prompts wait. Without it (`slo_aware=false` in the "
-    "table) LayerKV is not "
-    "slower than vLLM. That vLLM exceeds it here and not in the paper is a guess at all-reduces "
-    "over PCIe; the paper gives "
-    "neither its context nor its step times."
+    "Algorithm 1: it keeps a TPOT of 0.2 s, which vLLM exceeds, by letting prompts wait. Without "
+    "it (`slo_aware=false` in the table) LayerKV is not slower than vLLM. What the rate of "
+    "all-reduces has to do with it: figure `links`."
 )
 WHY_LINK = (
-    "Without Algorithm 1 in the same figure: what is left of a loss is not its doing. A gain needs "
-    "memory to be short, which at four and eight ranks it is not (figure `fig5`, recomputes)."
+    "The rows of the same figure without Algorithm 1, and with faster all-reduces: where memory "
+    "suffices there is nothing to gain, and Algorithm 1 makes prompts wait as long as steps pass "
+    "the TPOT objective."
 )
 WHY_NARROWS = (
     "The gap that is left with more GPUs is Algorithm 1's, which lets prompts wait: without it "
@@ -395,8 +393,8 @@ WHY_NARROWS = (
 )
 WHY_RATE = (
     "As printed, one request with a negative allowance holds all prompts up, and at these rates "
-    "some short one nearly "
-    "always has one. Neither known lengths nor another TPOT in eq. 1 changes that (figure "
+    "some one nearly always has "
+    "one. Neither known lengths nor another TPOT in eq. 1 changes that (figure "
     "`rules`); leaving such requests "
     "out does. On larger models the TPOT objective makes prompts wait: without Algorithm 1 "
     "(`slo_aware=false` in the table) "
