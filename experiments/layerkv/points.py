@@ -74,7 +74,7 @@ WHERE_HIGHER = (
 # Fig. 5 where all-reduces are faster: the profile's rate of four and eight ranks, that of two, and
 # one at which they hardly count
 RATES_OF_ALLREDUCE = (1.0, 4.0, 16.0)
-LINKED = {"vLLM": VLLM, "LayerKV": "layerkv", "history": HISTORY, "no Algorithm 1": NO_SLO}
+LINKED = {"vLLM": VLLM, "LayerKV": "layerkv", "no Algorithm 1": NO_SLO}
 
 # how many may be parked on the host, and nobody: every decode fetches what is there
 PARKED = {
