@@ -44,9 +44,7 @@ def test_ttft_has_two_parts_and_violations_two_causes(out):
         assert (
             found.violations >= found[["ttft_violations", "tpot_violations"]].max(axis=1) - 1e-9
         ).all()
-        vllm = found[
-            found[found.columns[1] if "variant" in found else "policy"].isin([VLLM, "vLLM"])
-        ]
+        vllm = found[found["variant" if "variant" in found else "policy"].isin([VLLM, "vLLM"])]
         assert (
             (vllm.ttft_gain == 1).all()
             and (vllm.throughput_change == 0).all()
