@@ -33,6 +33,18 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @property
+    def wants_sample(self) -> bool:
+        """Whether a policy with these options learns from earlier requests before it begins
+        (`RequestPredictor.learn`)."""
+        return False
+
+    @property
+    def notice(self) -> str:
+        """What the user should know about a default that was chosen for want of something else; a
+        line, or nothing."""
+        return ""
+
 
 class NoOptions(Options):
     pass
@@ -87,6 +99,11 @@ class RequestPredictor(Protocol):
 
     needs_truth: bool = False
     truth: Truth | None = None
+
+    def learn(self, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
+        """Requests like those to come, none of which is among them; int64[n] each, before the first
+        request. Default: nothing to learn."""
+        return None
 
 
 class Policy(ABC, Generic[PolicyOptions]):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.base import EngineLimits, Options, Policy
 from twinserve.policies.files import IN_FILE, WITH_OPTIONS, class_in_file
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.names import Names, parse_options, validated
@@ -114,7 +114,12 @@ class PolicySpec:
     @property
     def uses_estimator(self) -> bool:
         """Whether the policy, with these options, decides with step times."""
-        return self.policy.estimates(self.policy.Options(**self.options))
+        return self.policy.estimates(self.given)
+
+    @property
+    def given(self) -> Options:
+        """The policy's options, with its defaults for what is not given."""
+        return self.policy.Options(**self.options)
 
     @property
     def kv_name(self) -> str:
@@ -123,7 +128,7 @@ class PolicySpec:
 
     def build(self, limits: EngineLimits, estimator: BatchEstimator | None = None) -> Policy:
         """A new policy with these options. Raises PolicyError where it cannot serve `limits`."""
-        return self.policy(limits, self.policy.Options(**self.options), estimator)
+        return self.policy(limits, self.given, estimator)
 
 
 def parse_policy(text: str) -> PolicySpec:

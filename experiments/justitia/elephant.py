@@ -9,12 +9,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.justitia.runs import LLAMA_7B, inputs_of, resized
+from twinserve.experiments.justitia.figures import fair_seeds
+from twinserve.experiments.justitia.runs import (
+    LLAMA_7B,
+    fluid_iterations,
+    inputs_of,
+    resized,
+    seconds_at,
+)
 from twinserve.experiments.justitia.tables import chosen, plain
 from twinserve.experiments.study.study import Figure, Scale
 from twinserve.experiments.study.verdict import Claim, judge_bound, worst
-from twinserve.policies.justitia.clock import fluid_finish_times
-from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.sim.results.metrics_jobs import job_completion
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.sweep.grid import Point
@@ -81,32 +86,16 @@ def elephant(
 
 def fair_end(workload: Workload, ends_s: np.ndarray, M: int) -> tuple[float, float]:
     """Seconds at which GPS ends application 0, which came at 0 s, and the same with bound 2 of
-    docs/justitia.md on top.
-
-    ends_s  float64[steps], ends of the engine's iterations: in each of them GPS serves M
-            token-iterations; beyond the last one an iteration takes their mean
-    M       KV tokens of the device
+    docs/justitia.md on top. Arguments: `fluid_iterations`.
 
     Bound 2 is proven for one graph among applications of one stage. The small ones here have
     several.
     """
-    group, outputs = workload.group, workload.output_tokens
-    costs = map(kv_token_time, workload.prompt_tokens.tolist(), outputs.tolist())
-    demands = np.bincount(group, np.fromiter(costs, float))
-    first = np.full(len(demands), np.inf)
-    np.fmin.at(first, group, workload.arrival_s)
-    begun = np.searchsorted(ends_s, first, side="right").astype(float)
-    gps = fluid_finish_times(begun.tolist(), demands.tolist(), M)[0]
-    mine = group == 0
+    demands, ends = fluid_iterations(workload, ends_s, M)
+    outputs, mine, gps = workload.output_tokens, workload.group == 0, float(ends[0])
     path = pd.Series(outputs[mine]).groupby(workload.stage[mine]).max()
     bound = gps + path.sum() + demands[0] / M + (len(path) + 1) * outputs.max()
-    return _seconds(gps, ends_s), _seconds(bound, ends_s)
-
-
-def _seconds(iterations: float, ends_s: np.ndarray) -> float:
-    steps = len(ends_s)
-    whole = int(np.ceil(iterations))
-    return float(ends_s[max(whole, 1) - 1] if whole <= steps else ends_s[-1] * iterations / steps)
+    return seconds_at(gps, ends_s), seconds_at(bound, ends_s)
 
 
 # -- figure ----------------------------------------------------------------------------------------
@@ -125,7 +114,7 @@ def points(scale: Scale) -> list[Point]:
         )
         for crowd, (sizes, blocks) in CROWDS.items()
         for mice in counts
-        for seed in scale.seeds
+        for seed in fair_seeds(scale)
     ]
 
 

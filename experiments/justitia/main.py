@@ -11,6 +11,7 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.justitia.causes import CAUSES
 from twinserve.experiments.justitia.elephant import FIG11
+from twinserve.experiments.justitia.fairness import FAIRNESS, WHO
 from twinserve.experiments.justitia.figures import (
     FIG3,
     FIG4,
@@ -311,7 +312,7 @@ TABLE3 = Figure(
 STUDY = Study(
     "justitia",
     'Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applications"',
-    (FIG3, FIG4, FIG8, FIG9, FIG10, FIG11, FIG12, TABLE2, TABLE3, CAUSES),
+    (FIG3, FIG4, FIG8, FIG9, FIG10, FIG11, FIG12, FAIRNESS, WHO, TABLE2, TABLE3, CAUSES),
     (
         Claim(
             "Table II",

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from twinserve.policies.justitia.clock import fluid_finish_times
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.results.metrics_jobs import fair_ratio, job_completion, summarise_fair_ratio
@@ -44,6 +45,11 @@ def resized(factors: Mapping[str, float]):
         return Sample(sample.kind, sample.text, tuple(map(tuple, stages)))
 
     return reshape
+
+
+def size_of(kind: str) -> str:
+    """small, medium or large: of a class of applications."""
+    return _SIZE[kind]
 
 
 def narrow(sample: Sample) -> Sample:
@@ -103,8 +109,9 @@ def compare(
     scaled        factors on parts of the profile's step times, see `Profile.scaled`
     Columns: mean_s, p90_s, worst_s (JCT); late_s, from the last arrival to the last end; load, the
     demand over memory x window at the engine's mean iteration; not_delayed (share) and worst, of
-    the ratios JCT / JCT under `fair`, whose quantiles are ratio_0 .. ratio_100; replica, whether
-    arrivals are those of the embedded replica.
+    the ratios JCT / JCT under `fair`, whose quantiles are ratio_0 .. ratio_100; late_gps_s, the
+    most that an application ends after its end in GPS, and within_gps, the share of those that do
+    not (`fluid_ends`); replica, whether arrivals are those of the embedded replica.
     """
     workload = load(trace, seed=seed, count=count, offline=offline, reshape=_reshape(sizes, shape))
     if rate_scale != 1.0:
@@ -118,13 +125,17 @@ def compare(
         inputs = replace(inputs, hardware=hardware)
     done = {spec.label: run_policy(inputs, spec).rows for spec in inputs.policies}
     cost = sum(map(kv_token_time, workload.prompt_tokens.tolist(), workload.output_tokens.tolist()))
+    number = {name: i for i, name in enumerate(workload.group_names)}
     found = []
     for label, rows in done.items():
-        jct = job_completion(rows.requests)["jct_s"].to_numpy()
+        jobs = job_completion(rows.requests)
+        jct = jobs["jct_s"].to_numpy()
         end = float(rows.requests["last_token_s"].max())
         ratios = fair_ratio(rows, done[fair])
         said = summarise_fair_ratio(ratios)
         steps = end / len(rows.steps)
+        fluid = fluid_ends(workload, rows.steps["end_s"].to_numpy(), inputs.hardware.kv_tokens)
+        behind = jobs["end_s"].to_numpy() - fluid[[number[name] for name in jobs.index]]
         found.append(
             {
                 "policy": label,
@@ -135,11 +146,48 @@ def compare(
                 "load": cost / inputs.hardware.kv_tokens * steps / workload.span_s,
                 "not_delayed": said["not_delayed"],
                 "worst": said["max_fair_ratio"],
+                "late_gps_s": float(behind.max()),
+                "within_gps": float((behind <= 0).mean()),
                 "replica": workload.provenance.replica,
             }
             | {f"ratio_{q}": float(np.percentile(ratios["fair_ratio"], q)) for q in QUANTILES}
         )
     return found
+
+
+def fluid_ends(workload: Workload, ends_s: np.ndarray, M: int) -> np.ndarray:
+    """float64[applications], seconds: when GPS ends each, by number. Arguments: `fluid_iterations`;
+    beyond the last iteration one takes their mean."""
+    _, ends = fluid_iterations(workload, ends_s, M)
+    return np.array([seconds_at(end, ends_s) for end in ends])
+
+
+def fluid_iterations(
+    workload: Workload, ends_s: np.ndarray, M: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(demands in token-iterations, iterations of the engine after which GPS ends each
+    application), float64[applications] each, by number.
+
+    ends_s  float64[steps], ends of the engine's iterations: in each of them GPS serves M
+            token-iterations
+    M       KV tokens of the device
+    """
+    group = workload.group
+    costs = map(kv_token_time, workload.prompt_tokens.tolist(), workload.output_tokens.tolist())
+    demands = np.bincount(group, np.fromiter(costs, float))
+    first = np.full(len(demands), np.inf)
+    np.fmin.at(first, group, workload.arrival_s)
+    begun = np.searchsorted(ends_s, first, side="right").astype(float)
+    order = np.argsort(begun, kind="stable")
+    ends = np.empty(len(demands))
+    ends[order] = fluid_finish_times(begun[order].tolist(), demands[order].tolist(), M)
+    return demands, ends
+
+
+def seconds_at(iterations: float, ends_s: np.ndarray) -> float:
+    """When so many iterations of the engine had ended; for `ends_s` see `fluid_ends`."""
+    steps, whole = len(ends_s), int(np.ceil(iterations))
+    return float(ends_s[max(whole, 1) - 1] if whole <= steps else ends_s[-1] * iterations / steps)
 
 
 # -- Fig. 3 ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from twinserve.experiments.layerkv.claims import (
     breakdown_claims,
     context_claims,
     degree_claims,
+    link_claims,
     of_contexts,
     of_degrees,
     of_rates,
@@ -22,7 +23,7 @@ from twinserve.experiments.layerkv.claims import (
     tail_claims,
     violation_claims,
 )
-from twinserve.experiments.layerkv.runs import NO_SLO, SAVABLE, VLLM, serve
+from twinserve.experiments.layerkv.runs import HISTORY, KNOWN, NO_SLO, SAVABLE, VLLM, serve
 from twinserve.experiments.study.curves import grid, legend, panels, ylog
 from twinserve.experiments.study.study import Figure, Study
 
@@ -31,6 +32,8 @@ LOOKS = {
     "layerkv": {"color": "tab:red"},
     SAVABLE: {"color": "tab:purple"},
     NO_SLO: {"color": "tab:green", "linestyle": "--"},
+    HISTORY: {"color": "tab:orange"},
+    KNOWN: {"color": "tab:brown", "linestyle": ":"},
 }
 TTFT = ("mean TTFT, s", 1.0)
 TPOT = ("mean TPOT, s", 1.0)
@@ -191,6 +194,28 @@ def _plot_contention(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
     _bars(canvas, table, "engine", metrics, "{}".format)
 
 
+def _plot_links(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
+    named = table.assign(
+        engine=[
+            f"{r.tp} GPUs, {r.context:,} tokens, all-reduces x {r.allreduce:g}"
+            for r in table.itertuples()
+        ]
+    )
+    _bars(canvas, named, "engine", metrics, "{}".format)
+
+
+def _plot_parking(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
+    metrics |= {"parked_most": ("most that are parked", 1.0)}
+    _bars(canvas, table, "context", metrics, "{:,} tokens".format)
+
+
+def _plot_lengths(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "ttft_p99_s": ("P99 TTFT, s", 1.0), "tpot_s": TPOT}
+    _bars(canvas, table, "requests", metrics, "{} requests".format)
+
+
 def _plot_higher(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     metrics = {
         "tokens_per_s": THROUGHPUT,
@@ -237,6 +262,31 @@ STUDY = Study(
             beside_vllm(["context", "tp", "policy"], along=("tp", of_degrees)),
             _plot_degrees,
             degree_claims,
+        ),
+        Figure(
+            "links",
+            "ours: Fig. 5 at four and eight GPUs, by the rate of all-reduces",
+            points.links,
+            serve,
+            beside_vllm(["context", "tp", "allreduce", "variant"], "variant", "vLLM"),
+            _plot_links,
+            link_claims,
+        ),
+        Figure(
+            "parking",
+            "ours: how many requests may wait on the host, Llama-2-7B, fixed prompts",
+            points.parking,
+            serve,
+            beside_vllm(["context", "variant"], "variant", "vLLM"),
+            _plot_parking,
+        ),
+        Figure(
+            "lengths",
+            "ours: what is known of lengths, Llama-2-7B, prompts of 4,096 tokens",
+            points.lengths,
+            serve,
+            beside_vllm(["requests", "variant"], "variant", "vLLM"),
+            _plot_lengths,
         ),
         Figure(
             "fig6", "ShareGPT lengths, rates", points.rates, serve, RATES, _plot_rates, rate_claims

@@ -11,6 +11,8 @@ from functools import partial
 
 from twinserve.experiments.layerkv.runs import (
     CONTEXTS,
+    HISTORY,
+    KNOWN,
     MODELS,
     NO_SLO,
     OUTPUT,
@@ -40,7 +42,7 @@ VARIED = {
     "TPOT objective (s), 4,096 tokens": (4096, "tpot_s", (0.1, 0.2, 0.4)),
 }
 # on one GPU, which has its link for itself
-UNCHANGED = {"link": 1.0, "memory": 1.0, "tpot_s": TPOT_S, "contention": True}
+UNCHANGED = {"link": 1.0, "memory": 1.0, "tpot_s": TPOT_S, "contention": True, "allreduce": 1.0}
 _over = partial(points_over, unchanged=UNCHANGED)
 
 # KV transfers and all-reduces on one link: no Algorithm 1, so that memory binds and layers move
@@ -69,12 +71,39 @@ WHERE_HIGHER = (
     ("yi-34b-200k", 16384),
 )
 
+# Fig. 5 where all-reduces are faster: the profile's rate of four and eight ranks, that of two, and
+# one at which they hardly count
+RATES_OF_ALLREDUCE = (1.0, 4.0, 16.0)
+LINKED = {"vLLM": VLLM, "LayerKV": "layerkv", "no Algorithm 1": NO_SLO}
+
+# how many may be parked on the host, and nobody: every decode fetches what is there
+PARKED = {
+    "vLLM": VLLM,
+    **{f"{n} parked at most": f"layerkv:max_parked={n}" for n in (0, 4, 16)},
+    "LayerKV (64)": "layerkv",
+    "any number parked": "layerkv:max_parked=none",
+    "nobody waits": "layerkv:park=false",
+}
+
+# what is known of lengths, and who counts in Algorithm 1
+LENGTHS = {
+    "vLLM": VLLM,
+    "history": HISTORY,
+    "trained": "layerkv",
+    "known": KNOWN,
+    "history, late ones left out": f"{SAVABLE},predictor=history",
+    "known, late ones left out": f"{SAVABLE},predictor=oracle-length",
+    "known, TPOT of a request": f"{KNOWN},current_tpot=request",
+    "no Algorithm 1": NO_SLO,
+}
+
 RULES = {
     "vLLM": VLLM,
     "LayerKV": "layerkv",
     "negative allowances left out": SAVABLE,
     "TPOT of a request": "layerkv:current_tpot=request",
-    "lengths known": "layerkv:predictor=perfect",
+    "lengths from history": HISTORY,
+    "lengths known": KNOWN,
     "no Algorithm 1": NO_SLO,
     "Algorithm 1 alone": "layerkv:layer_wise=false",
 }
@@ -96,7 +125,7 @@ def contexts(scale: Scale) -> list[Point]:
         | {"requests": 12 if scale.quick else 100}
         for m, tp in models.items()
         for c in ((128, 8192) if scale.quick else CONTEXTS)
-        for p in (VLLM, "layerkv", SAVABLE)
+        for p in (VLLM, "layerkv", *((HISTORY, KNOWN) if m == "llama-2-7b" else ()), SAVABLE)
     ]
     return _over(scale, settings, ("model", "context", "policy"))
 
@@ -115,9 +144,57 @@ def degrees(scale: Scale) -> list[Point]:
         | {"requests": 12 if scale.quick else 100, "_context": c}
         for c in ((4096,) if scale.quick else (1024, 4096))
         for tp in (DEGREES[:2] if scale.quick else DEGREES)
-        for p in (VLLM, "layerkv", SAVABLE, NO_SLO)
+        for p in (VLLM, "layerkv", HISTORY, KNOWN, SAVABLE, NO_SLO)
     ]
     return _over(scale, settings, ("context", "tp", "policy"))
+
+
+def _fixed(model: str, tp: int, context: int, policy: str, requests: int, **other) -> dict:
+    """Prompts of `context` tokens, 1 request/s."""
+    return {
+        "model": model,
+        "tp": tp,
+        "lengths": f"fixed:{context},{OUTPUT}",
+        "longest": LONG,
+        "rate": 1.0,
+        "policy": policy,
+        "requests": requests,
+        **other,
+    }
+
+
+def links(scale: Scale) -> list[Point]:
+    """Fig. 5's degrees at which all-reduces cross the host bridge, with other rates for them."""
+    settings = [
+        _fixed("yi-34b-200k", tp, c, p, 12 if scale.quick else 100, allreduce=factor)
+        | {"_context": c, "_allreduce": factor, "_variant": name}
+        for c in ((4096,) if scale.quick else (1024, 4096))
+        for tp in DEGREES[1:]
+        for factor in (RATES_OF_ALLREDUCE[:2] if scale.quick else RATES_OF_ALLREDUCE)
+        for name, p in LINKED.items()
+    ]
+    return _over(scale, settings, ("context", "tp", "allreduce", "variant"))
+
+
+def parking(scale: Scale) -> list[Point]:
+    """How many requests may wait on the host."""
+    settings = [
+        _fixed("llama-2-7b", 1, c, p, 12 if scale.quick else 100)
+        | {"_context": c, "_variant": name}
+        for c in ((8192,) if scale.quick else (2048, 4096))
+        for name, p in PARKED.items()
+    ]
+    return _over(scale, settings, ("context", "variant"))
+
+
+def lengths(scale: Scale) -> list[Point]:
+    """Prompts of 4,096 tokens: why known lengths do not always help."""
+    settings = [
+        _fixed("llama-2-7b", 1, 4096, p, n) | {"_requests": n, "_variant": name}
+        for n in ((12,) if scale.quick else (50, 100))
+        for name, p in LENGTHS.items()
+    ]
+    return _over(scale, settings, ("requests", "variant"))
 
 
 def rates(scale: Scale) -> list[Point]:

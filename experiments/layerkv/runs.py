@@ -9,12 +9,19 @@ measured.
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
+from twinserve.profiles.catalog import find_gpu
+from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
-from twinserve.sim.setup.run import simulate
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import Simulation, run_simulation
 
 TTFT_S, TPOT_S = 3.0, 0.2  # Sec. 5.2.4
 OUTPUT = 512
@@ -26,18 +33,36 @@ MODELS = {"llama-2-7b": 1, "yi-34b-200k": 2, "llama-3.1-70b": 4}  # degree of te
 VLLM = "vllm-v0"  # 0.5.5
 SAVABLE = "layerkv:savable_only=true"
 NO_SLO = "layerkv:slo_aware=false"
+HISTORY = "layerkv:predictor=history"
+KNOWN = "layerkv:predictor=oracle-length"
 
 
 def testbed(
-    model: str, tp: int, longest: int, memory: float = 1.0, link: float | None = None
+    model: str,
+    tp: int,
+    longest: int,
+    memory: float = 1.0,
+    link: float | None = None,
+    allreduce: float = 1.0,
 ) -> Profile:
     """A profile of `tp` L20s for inputs of up to `longest` tokens. memory: factor on the KV blocks;
-    link: on the PCIe rate, by default what sharing a link leaves."""
+    link: on the PCIe rate, by default what sharing a link leaves; allreduce: on the rate of
+    all-reduces alone."""
+    gpu = find_gpu("l20")
+    gpu = replace(gpu, pcie_bytes_per_s=gpu.pcie_bytes_per_s * allreduce)
     profile = derive_profile(
-        model, "l20", tp, max_model_len=longest, max_num_batched_tokens=max(longest, 2048)
+        model, gpu, tp, max_model_len=longest, max_num_batched_tokens=max(longest, 2048)
     )
     shared = (1.0 if tp == 1 else 0.5) if link is None else link
-    return profile.scaled(kv=memory, pcie=shared)
+    return profile.scaled(kv=memory, pcie=shared / allreduce)
+
+
+def allreduce_part(model: str, tp: int, tokens: int, allreduce: float = 1.0) -> float:
+    """Of the time of a prompt of so many tokens, what its all-reduces take."""
+    profile = testbed(model, tp, tokens + OUTPUT, allreduce=allreduce)
+    work = StepComposition(prefill_new=np.array([tokens]), prefill_resident=np.array([0]))
+    step = profile.model()
+    return step.allreduce_seconds(work) / step.step_seconds(work)
 
 
 def serve(
@@ -53,6 +78,7 @@ def serve(
     link: float | None = None,
     tpot_s: float = TPOT_S,
     contention: bool = True,
+    allreduce: float = 1.0,
 ) -> dict[str, Any]:
     """One run of one policy over `requests` Poisson arrivals at `rate` a second.
 
@@ -60,8 +86,9 @@ def serve(
              fixed:PROMPT,OUTPUT
     longest  tokens of the longest input that the engine is configured for
     contention  all-reduces go over the link of the KV transfers
+    allreduce  factor on the rate at which all-reduces alone go over the link
     """
-    profile = testbed(model, tp, longest, memory, link)
+    profile = testbed(model, tp, longest, memory, link, allreduce)
     settings = dict(
         trace=lengths,
         rate=rate,
@@ -76,11 +103,14 @@ def serve(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "testbed.json"
         save_profile(profile, file)
-        run = simulate(
+        inputs = resolve(
             SimulationConfig(
                 policy=(policy,), profile=str(file), host_blocks=host, **PAPERS_ENGINE, **settings
             )
-        )[policy]
+        )
+    simulation = Simulation(inputs, inputs.policies[0])
+    watch = Watch(simulation)
+    run = run_simulation(simulation)
     rt, kv = run.summary["classes"]["rt"], run.summary["kv"]
     rows = run.rows.requests
     queued = (rows.first_scheduled_s - rows.arrival_s).mean()
@@ -97,4 +127,45 @@ def serve(
         "tpot_violations": 1.0 - rt["tpot_attainment"],
         "recomputes": kv["preemptions"]["recompute"],
         "kv_blocks": profile.num_gpu_blocks,
+        **watch.found(),
     }
+
+
+class Watch:
+    """Looks at the plans of a run that has not begun: how many requests are parked, that is run
+    and do not decode for want of layers that are on the host; and of the allowances of eq. 1 that
+    are negative, how many are those of requests with layers on the host."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        policy = simulation.engines[0].core.policy
+        self._parked: list[int] = []
+        self._late = self._late_on_host = 0
+        self._plan, self._allowances = policy.plan, getattr(policy, "allowances", None)
+        self._ledger = simulation.engines[0].core.ledger
+        if isinstance(self._ledger, LayerwiseLedger) and self._allowances is not None:
+            self._queues = policy.queues
+            policy.plan, policy.allowances = self.plan, self.allowances
+
+    def plan(self, view, ledger):
+        made = self._plan(view, ledger)
+        rows = self._queues.rows
+        parked = rows[ledger.host_layers(rows) > 0]
+        self._parked.append(len(parked) - int(np.isin(parked, made.rows).sum()))
+        return made
+
+    def allowances(self, now, requests):
+        rows, allowed = self._allowances(now, requests)
+        late = rows[allowed < 0.0]
+        self._late += len(late)
+        self._late_on_host += int(np.count_nonzero(self._ledger.host_layers(late)))
+        return rows, allowed
+
+    def found(self) -> dict[str, float]:
+        """parked_most; parked, mean over plans; late, negative allowances; late_on_host, those of
+        requests with layers on the host."""
+        return {
+            "parked_most": max(self._parked, default=0),
+            "parked": float(np.mean(self._parked)) if self._parked else 0.0,
+            "late": self._late,
+            "late_on_host": self._late_on_host,
+        }

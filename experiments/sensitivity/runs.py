@@ -254,7 +254,13 @@ def perturbed(inputs: Inputs, part: str, factor: float) -> Inputs:
     )
     policies = tuple(misjudging(spec, part, factor) for spec in inputs.policies)
     return BelievingInputs(
-        inputs.config, inputs.workload, inputs.hardware, policies, inputs.notices, believed=believed
+        inputs.config,
+        inputs.workload,
+        inputs.hardware,
+        policies,
+        inputs.notices,
+        inputs.earlier,
+        believed=believed,
     )
 
 

@@ -87,15 +87,19 @@ class LayerMoves:
     def admit(self, row: int, known: int, keep_free: int) -> bool:
         """With as many layers on the device as there is room for, x at least (Sec. 3.1.1, 3.1.2).
 
-        While anybody's layers wait on the host, freed memory is for them: then x.
+        While anybody's layers wait on the host, freed memory is for them: then x. Where as many
+        wait as may (`max_parked`), only a prompt begins whose layers all stay.
         """
         ledger, options, layers = self.ledger, self.options, self.ledger.layers
         blocks = -(-known // ledger.block_tokens)
         x = self.cost.min_resident_layers(known) if options.x is None else min(options.x, layers)
         least = max(x, layers - ledger.free_host_cells // blocks)
+        full = self._full()
         most = min(layers, (ledger.free_cells - keep_free * layers) // blocks)
+        if full:
+            least = layers
         if most < least:
-            self.demand = least * blocks
+            self.demand = 0 if full else least * blocks  # no others are to make room for it
             return False
         resident = least
         others = self.queues.rows
@@ -105,6 +109,17 @@ class LayerMoves:
                 grown = blocks + options.horizon  # with the blocks that it takes itself
                 resident = min(most, max(least, self._spare_cells() // grown))
         return ledger.admit_layers(row, known, resident, keep_free)
+
+    def _full(self) -> bool:
+        """Whether as many requests have layers on the host as may (`max_parked`)."""
+        most = self.options.max_parked
+        if most is None or len(self.queues.running) < most:
+            return False
+        return int(np.count_nonzero(self.ledger.host_layers(self.queues.rows))) >= most
+
+    def _may_leave(self, row: int) -> bool:
+        """Whether layers of this row may go to the host: it has some there, or is one more."""
+        return bool(self.ledger.host_layers(row)) or not self._full()
 
     def prompt_seconds(self) -> float:
         """How long the link is idle beside the prompts of the plan."""
@@ -148,6 +163,8 @@ class LayerMoves:
                     ledger.free_host_cells // blocks,
                 )
                 n = min(wanted, limit)
+                if n > 0 and not self._may_leave(row):
+                    continue
                 if n > 0:
                     ledger.offload(row, n)
                     moved.add(row)
@@ -166,7 +183,11 @@ class LayerMoves:
             if other <= row:
                 break
             layers = 0 if any(other in rows for rows in fixed) else ledger.resident_layers(other)
-            if layers and ledger.offload(other, -(-layers // 2), at_once=True):
+            if (
+                layers
+                and self._may_leave(other)
+                and ledger.offload(other, -(-layers // 2), at_once=True)
+            ):
                 self._resting.add(other)
                 return True
         return False
@@ -213,7 +234,7 @@ class LayerMoves:
             if self._make_room_now(row):
                 continue
             if row != running[0]:
-                own = ledger.resident_layers(row)
+                own = ledger.resident_layers(row) if self._may_leave(row) else 0
                 if (not own and self._step) or (own and ledger.offload(row, -(-own // 2))):
                     self._resting.add(row)
                     return False
@@ -233,12 +254,12 @@ class LayerMoves:
         Otherwise it waits, and its layers come back, a few a step. Nobody overtakes. If nobody else
         runs, the first one does, however long that takes.
         """
-        ledger, running, step = self.ledger, self.queues.running, self._step
+        ledger, running, step, options = self.ledger, self.queues.running, self._step, self.options
         rows = [row for row in running if ledger.host_layers(row) and row not in self._resting]
         if not rows:
             return
         spare = -1
-        if self.options.promote:
+        if options.promote:
             # Up to twice the threshold only: else a layer would leave again as soon as it is back.
             spare = self._spare_cells() - self.threshold * ledger.layers
         computed, cost = self.requests.computed_tokens, self.cost
@@ -247,11 +268,11 @@ class LayerMoves:
             if row not in running:
                 break  # preempted for one before it
             host, tokens = int(ledger.host_layers(row)), int(computed[row])
-            runs = not step or cost.layer_seconds(tokens, host) <= seconds
+            runs = not options.park or not step or cost.layer_seconds(tokens, host) <= seconds
             if runs and not self._grow(row):
                 break
             blocks = int(ledger.table_blocks(row))
-            grown = blocks + self.options.horizon  # a layer on the device grows there
+            grown = blocks + options.horizon  # a layer on the device grows there
             back = min(
                 host, max(0, spare // grown), max(0, (ledger.free_cells - ledger.layers) // blocks)
             )

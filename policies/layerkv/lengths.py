@@ -60,11 +60,15 @@ class HistoryPredictor(LengthPredictor):
         self._seen.append((prompt_tokens.bit_length(), output_tokens))
 
     def predict(self, row: int, requests: RequestTable) -> LengthRange:
+        return self._of(int(requests.prompt_tokens[row]).bit_length())
+
+    def _of(self, size: int) -> LengthRange:
+        """Of outputs of prompts of so many bits."""
         if len(self._seen) < _ENOUGH:
             return LengthRange()
         seen = np.array(self._seen, np.int64)
         outputs = seen[:, 1]
-        alike = outputs[seen[:, 0] == int(requests.prompt_tokens[row]).bit_length()]
+        alike = outputs[seen[:, 0] == size]
         if len(alike) < _ENOUGH:
             alike = outputs
         edges = np.quantile(outputs, np.arange(1, self._classes) / self._classes)
@@ -74,6 +78,32 @@ class HistoryPredictor(LengthPredictor):
         if 2 * counts[best] >= len(alike):
             alike = alike[members == best]
         return LengthRange(float(alike.min()), float(np.median(alike)), float(alike.max()))
+
+
+class TrainedPredictor(HistoryPredictor):
+    """`HistoryPredictor` on a sample of other requests, learned before the first one comes; nothing
+    is added to it. With no sample it learns from requests that end."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__(classes)
+        self._trained = False
+        self._known: dict[int, LengthRange] = {}  # by bits of the prompt's length
+
+    def learn(self, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
+        sizes = (prompt.bit_length() for prompt in prompt_tokens.tolist())
+        self._seen = deque(zip(sizes, output_tokens.tolist(), strict=True))
+        self._trained = True
+
+    def _of(self, size: int) -> LengthRange:
+        if not self._trained:
+            return super()._of(size)
+        if size not in self._known:
+            self._known[size] = super()._of(size)
+        return self._known[size]
+
+    def observe(self, prompt_tokens: int, output_tokens: int) -> None:
+        if not self._trained:
+            super().observe(prompt_tokens, output_tokens)
 
 
 class TrueClass(LengthPredictor):
@@ -119,6 +149,6 @@ def _told(name: str, truth: Truth | None, row: int, requests: RequestTable) -> i
     if truth is None:
         raise PolicyError(
             f"policy 'layerkv': predictor={name}: this engine does not know how long outputs "
-            "will be; choose history"
+            "will be; choose trained or history"
         )
     return truth.output_tokens(requests.ids[row])

@@ -9,6 +9,8 @@ from pydantic import Field
 from twinserve.policies.baselines.vllm_v0 import VllmV0Options
 from twinserve.policies.parts.predictors import OracleByShortName
 
+MAX_PARKED = 64  # a quarter of the seats that an engine of the paper has
+
 
 class LayerKvOptions(VllmV0Options):
     """Those of `vllm-v0`, and the parts of the paper, each of which can be switched off.
@@ -22,12 +24,18 @@ class LayerKvOptions(VllmV0Options):
     retain        max: as many layers stay as the forecast has room for; min: x
     proactive     layers leave when the forecast says so; off: when a step finds no memory
     promote       layers come back while the forecast allows; off: they are fetched for every step
+    park          a request whose layers on the host cannot be fetched beside the step waits there;
+                  off: every request decodes in every step, which lasts as long as its transfers
+    max_parked    while so many requests have layers on the host, only prompts begin whose layers
+                  all stay on the device; None: as many as there are seats
     interleaved   every other layer leaves first; off: the first ones
     threshold     fraction of blocks; the paper's preset threshold of eq. 5
     horizon       stages of `block_tokens` steps that eq. 5 looks ahead
-    predictor     of output lengths. history: learns from requests that ended; perfect: is told the
-                  class, an ablation; oracle-length, or oracle: is told the length, a bound
-    length_classes  classes of `history`
+    predictor     of output lengths. trained: has learned from other requests of the same workload
+                  before the first one comes, and no more after it (from none: as history); history:
+                  learns from requests that ended; perfect: is told the class, an ablation;
+                  oracle-length, or oracle: is told the length, a bound
+    length_classes  classes of `trained` and `history`
     accuracy      of `perfect`: the share of requests whose class it says; of the others it says one
                   beside it
     current_tpot  of eq. 1. step: seconds of a decode step; request: of a step, times requests
@@ -53,9 +61,11 @@ class LayerKvOptions(VllmV0Options):
     interleaved: bool = True
     threshold: float = Field(0.05, ge=0.0, lt=1.0)
     horizon: int = Field(4, ge=0, le=10_000)
-    predictor: Annotated[Literal["history", "perfect", "oracle-length"], OracleByShortName] = (
-        "history"
-    )
+    park: bool = True
+    max_parked: int | None = Field(MAX_PARKED, ge=0)
+    predictor: Annotated[
+        Literal["trained", "history", "perfect", "oracle-length"], OracleByShortName
+    ] = "trained"
     length_classes: int = Field(4, ge=1, le=512)
     accuracy: float = Field(1.0, ge=0.0, le=1.0)
     current_tpot: Literal["step", "request"] = "step"
@@ -64,3 +74,7 @@ class LayerKvOptions(VllmV0Options):
     allreduce_check: bool = True
     allreduce_wait: float = Field(0.5, ge=0.01, le=1000.0)
     allreduce_unit: float = Field(0.25, ge=0.01, le=1000.0)
+
+    @property
+    def wants_sample(self) -> bool:
+        return self.predictor == "trained" and (self.slo_aware or self.layer_wise)

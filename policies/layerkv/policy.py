@@ -36,6 +36,7 @@ from twinserve.policies.layerkv.lengths import (
     HistoryPredictor,
     LengthPredictor,
     LengthRange,
+    TrainedPredictor,
     TrueClass,
     TrueLength,
 )
@@ -93,11 +94,10 @@ class LayerKvPolicy(VllmV0Policy):
         options = self.options
         if options.predictor == ORACLE:
             return TrueLength()
-        return (
-            TrueClass(options.accuracy)
-            if options.predictor == "perfect"
-            else HistoryPredictor(options.length_classes)
-        )
+        if options.predictor == "perfect":
+            return TrueClass(options.accuracy)
+        learns = TrainedPredictor if options.predictor == "trained" else HistoryPredictor
+        return learns(options.length_classes)
 
     # -- events ------------------------------------------------------------------------------------
     def on_arrival(self, row: int, requests: RequestTable) -> None:
@@ -183,11 +183,16 @@ class LayerKvPolicy(VllmV0Policy):
     # -- Algorithm 1 -------------------------------------------------------------------------------
     def allowed_seconds(self, now: float, requests: RequestTable) -> float:
         """Eq. 1's minimum over the requests that decode; inf if there are none."""
+        _, allowed = self.allowances(now, requests)
+        if self.options.savable_only:
+            allowed = allowed[allowed >= 0.0]
+        return float(allowed.min(initial=np.inf))
+
+    def allowances(self, now: float, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        """Eq. 1 of each request that decodes: its row, and seconds of prompts; int64[n],
+        float64[n]."""
         rows = self.queues.rows
-        past = requests.output_tokens[rows]
-        rows = rows[past > 0]
-        if not len(rows):
-            return np.inf
+        rows = rows[requests.output_tokens[rows] > 0]
         first = requests.first_token_s[rows]
         past_s = np.where(np.isnan(first), 0.0, now - first)
         allowed = allowed_prefill_seconds(
@@ -197,9 +202,7 @@ class LayerKvPolicy(VllmV0Policy):
             self._lower[rows],
             self.recent.tpot,
         )
-        if self.options.savable_only:
-            allowed = allowed[allowed >= 0.0]
-        return float(allowed.min(initial=np.inf))
+        return rows, allowed
 
     def _begin_prompts(
         self, plan: StepPlan, view: SystemView, ledger: KvLedger, layers: LayerMoves | None

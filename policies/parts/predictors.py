@@ -22,6 +22,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,13 +53,25 @@ def compute_tokens(p: int, d: int) -> int:
 COSTS: dict[str, Cost] = {"memory": kv_token_time, "compute": compute_tokens}
 
 
+# without scikit-learn, of the extra `learn`
+NO_NETWORK = (
+    "demands are predicted by the mean of each class: the network that Justitia has for it needs "
+    "scikit-learn (pip install 'twinserve[learn]')"
+)
+
+
+def usual_predictor() -> Literal["mlp", "class-mean"]:
+    """`mlp`, or `class-mean` where scikit-learn is not installed. Imports nothing."""
+    return "mlp" if find_spec("sklearn") else "class-mean"
+
+
 ORACLE = "oracle-length"
 # so that run.json has one name
 OracleByShortName = BeforeValidator(lambda name: ORACLE if name == "oracle" else name)
 
 
 class DemandOptions(Options):
-    """predictor  see above
+    """predictor  see above; by default `mlp`, without scikit-learn `class-mean`, which is said
     error      mean relative error of the noise that is put on each prediction; 0: none. A bound has
                none
     seed       of that noise, and of training (samples, first weights, order)
@@ -69,10 +82,15 @@ class DemandOptions(Options):
 
     predictor: Annotated[
         Literal["mlp", "class-mean", "perfect", "oracle-length"], OracleByShortName
-    ] = "mlp"
+    ] = Field(default_factory=usual_predictor)
     error: float = Field(0.0, ge=0.0, le=100.0)
     seed: int = Field(0, ge=0)
     training: str | None = None
+
+    @property
+    def notice(self) -> str:
+        chosen = "predictor" in self.model_fields_set or self.predictor == "mlp"
+        return "" if chosen else NO_NETWORK
 
     @field_validator("error")
     @classmethod

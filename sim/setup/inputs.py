@@ -29,6 +29,7 @@ from twinserve.sim.setup.config import (
     SettingsError,
     SimulationConfig,
 )
+from twinserve.sim.setup.earlier import Lengths, earlier_lengths
 from twinserve.sim.setup.hardware import READ, Hardware, Sources, resolve_hardware
 from twinserve.sim.setup.objectives import of_class, parse_objectives, pool_objectives
 from twinserve.sim.setup.pools import Pool, check_longest, resolve_pools
@@ -46,8 +47,11 @@ Machines = Sequence[tuple[Hardware, int]]  # of a fleet: hardware, and how many 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that the runs of a comparison share. pools: of a fleet file; `hardware` is then
-    that of the first one."""
+    """Everything that the runs of a comparison share.
+
+    pools    of a fleet file; `hardware` is then that of the first one
+    earlier  what predictors may learn from before a run; None: nothing
+    """
 
     config: SimulationConfig
     workload: Workload
@@ -55,6 +59,7 @@ class Inputs:
     policies: tuple[PolicySpec, ...]
     notices: tuple[str, ...]
     pools: tuple[Pool, ...] = ()
+    earlier: Lengths | None = None
 
     @property
     def machines(self) -> Machines:
@@ -128,8 +133,9 @@ def resolve(config: SimulationConfig, progress=None, sources: Sources = READ) ->
     _check_withdrawals(config, used)
     hardware = pools[0].hardware if pools else resolve_hardware(config, sources)
     workload, notices = resolve_workload(config, hardware, progress, sources, pools)
+    earlier = _learned(config, workload, hardware, used, notices, sources)
     said = (*workload.provenance.notices, *notices)
-    return Inputs(config, workload, hardware, policies, said, pools)
+    return Inputs(config, workload, hardware, policies, said, pools, earlier)
 
 
 def _fleet(config: SimulationConfig, sources: Sources) -> tuple[SimulationConfig, tuple[Pool, ...]]:
@@ -163,6 +169,31 @@ def _of_pools(policies: tuple[PolicySpec, ...], pools: tuple[Pool, ...]) -> tupl
 
 def _machines(config: SimulationConfig, hardware: Hardware, pools: tuple[Pool, ...]) -> Machines:
     return [(pool.hardware, pool.replicas) for pool in pools] or [(hardware, config.replicas)]
+
+
+def _learned(
+    config: SimulationConfig,
+    workload: Workload,
+    hardware: Hardware,
+    policies: tuple[PolicySpec, ...],
+    notices: list[str],
+    sources: Sources,
+) -> Lengths | None:
+    """What predictors learn from, where any of the policies asks for it; what the user should know
+    about their predictors is added to `notices`."""
+    earlier = None
+    wanting = [spec.label for spec in policies if spec.given.wants_sample]
+    if wanting:
+        longest = hardware.limits.max_model_len
+        earlier = earlier_lengths(config, workload, longest, sources.trace)
+        if earlier is None:
+            notices.append(
+                f"{wanting[0]}: the run leaves too few requests of {config.trace} to train its "
+                "predictor of output lengths, which learns from those that end"
+            )
+    if workload.applications:
+        notices += dict.fromkeys(spec.given.notice for spec in policies if spec.given.notice)
+    return earlier
 
 
 def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:

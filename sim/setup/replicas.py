@@ -166,5 +166,7 @@ def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
         )
     if policy.predictor is not None and policy.predictor.needs_truth:
         policy.predictor.truth = TrueDemand(inputs.workload)
+    if inputs.earlier is not None and policy.predictor is not None and spec.given.wants_sample:
+        policy.predictor.learn(inputs.earlier.prompt_tokens, inputs.earlier.output_tokens)
     policy.prepare({info.kind for info in inputs.workload.applications.values()})
     return policy

@@ -44,9 +44,7 @@ def test_ttft_has_two_parts_and_violations_two_causes(out):
         assert (
             found.violations >= found[["ttft_violations", "tpot_violations"]].max(axis=1) - 1e-9
         ).all()
-        vllm = found[
-            found[found.columns[1] if "variant" in found else "policy"].isin([VLLM, "vLLM"])
-        ]
+        vllm = found[found["variant" if "variant" in found else "policy"].isin([VLLM, "vLLM"])]
         assert (
             (vllm.ttft_gain == 1).all()
             and (vllm.throughput_change == 0).all()
@@ -86,7 +84,7 @@ def test_the_testbed_is_the_papers():
 
 def test_runs_are_those_that_the_full_study_names():
     found = pd.DataFrame([p.arguments for p in points.contexts(Scale())])
-    assert not found.duplicated().any() and len(found) == 3 * 7 * 3 * 3
+    assert not found.duplicated().any() and len(found) == (5 + 3 + 3) * 7 * len(Scale().seeds)
     assert {p.arguments["tp"] for p in points.degrees(Scale())} == {2, 4, 8}
     varied = [p for p in points.varied(Scale()) if p.axes["varied"].startswith("TPOT")]
     assert {(p.axes["value"], p.arguments.get("tpot_s", 0.2)) for p in varied} == {
@@ -225,11 +223,11 @@ def test_at_every_degree_is_at_all_of_them():
     told = [
         claim.verdict for claim in claims.degree_claims(_degrees((2.9, 1.5, 1.1), (0.5, 0.1), 0.2))
     ]
-    assert told == ["cannot be told", "cannot be told"]
+    assert set(told) == {"cannot be told"}
     told = [
         claim.verdict for claim in claims.degree_claims(_degrees((2.9, 1.5, 1.1), (0.5, 0.1), 0.01))
     ]
-    assert told == ["agrees", "agrees"]
+    assert set(told) == {"agrees"}
 
 
 def test_an_interval_that_holds_no_effect_tells_nothing():

@@ -246,13 +246,20 @@ def test_a_server_without_scikit_learn_does_not_start(tmp_path, monkeypatch):
     samples.write_text('{"kind": "mine", "text": "some words", "stages": [[[10, 20]]]}\n' * 20)
     monkeypatch.setitem(sys.modules, "sklearn.neural_network", None)
     with pytest.raises(LiveEngineError) as error:
-        decider_for(f"justitia:training={samples}")
+        decider_for(f"justitia:predictor=mlp,training={samples}")
     assert "scikit-learn" in str(error.value) and "predictor=class-mean" in str(error.value)
     assert "\n" not in str(error.value)
     assert (
         decider_for(f"justitia:predictor=class-mean,training={samples}").core.policy.name
         == "justitia"
     )
+
+
+def test_without_scikit_learn_a_server_says_that_class_means_predict(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert decider_for("justitia").core.policy.options.predictor == "class-mean"
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("policy justitia: ") and "twinserve[learn]" in said
 
 
 def test_a_class_that_contradicts_the_first():

@@ -21,6 +21,8 @@ VARIANTS = (
     "layerkv:x=1,promote=false",
     "layerkv:threshold=0,horizon=0,interleaved=false",
     "layerkv:retain=min,preemption_mode=swap",
+    "layerkv:x=0,park=false",
+    "layerkv:max_parked=1",
 )
 
 

@@ -14,7 +14,12 @@ from twinserve.policies.layerkv.cost import (
     layerkv_estimator,
 )
 from twinserve.policies.layerkv.forecast import allowed_prefill_seconds, available_cells
-from twinserve.policies.layerkv.lengths import HistoryPredictor, LengthRange, TrueClass
+from twinserve.policies.layerkv.lengths import (
+    HistoryPredictor,
+    LengthRange,
+    TrainedPredictor,
+    TrueClass,
+)
 from twinserve.policies.layerkv.link import beside_allreduce
 from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.requests import RequestTable
@@ -190,6 +195,26 @@ def test_history_admits_that_it_cannot_tell():
     for n in range(1, 41):
         predictor.observe(100, n)
     assert predictor.predict(0, table_of(100)) == LengthRange(1, 20.5, 40)
+
+
+def test_what_was_learned_before_the_run_is_not_changed_by_it():
+    rng = np.random.default_rng(0)
+    prompts, outputs = np.repeat([100, 1000], 20), np.concatenate([np.full(20, 7), np.full(20, 70)])
+    table, predictor = table_of(100, 1000), TrainedPredictor(classes=2)
+    order = rng.permutation(40)
+    predictor.learn(prompts[order], outputs[order])
+    for _ in range(600):  # more than any history holds
+        assert predictor.predict(0, table) == LengthRange(7, 7, 7)
+        assert predictor.predict(1, table) == LengthRange(70, 70, 70)
+        predictor.observe(100, 999)
+
+
+def test_with_nothing_to_learn_from_it_learns_from_what_ends():
+    table, trained, history = table_of(100), TrainedPredictor(2), HistoryPredictor(2)
+    for n in range(30):
+        assert trained.predict(0, table) == history.predict(0, table)
+        for predictor in (trained, history):
+            predictor.observe(100, 10 + n)
 
 
 def test_the_true_class_and_its_errors():

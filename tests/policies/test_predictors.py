@@ -19,6 +19,9 @@ from twinserve.policies.parts.predictors import (
     samples_of,
 )
 from twinserve.policies.requests import Application, RequestTable
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
 from twinserve.traces.apps.classes import KINDS, training_samples
 from twinserve.traces.apps.generate import from_samples
 from twinserve.traces.apps.truth import TrueDemand
@@ -110,7 +113,32 @@ def test_without_scikit_learn_there_is_one_line_that_says_so(monkeypatch):
 
     predictors_mlp.train.cache_clear()
     with pytest.raises(PolicyError, match="twinserve\\[learn\\].*class-mean"):
-        make_predictor(DemandOptions()).application(application("EV", "text"), kv_token_time)
+        make_predictor(DemandOptions(predictor="mlp")).application(
+            application("EV", "text"), kv_token_time
+        )
+
+
+@pytest.mark.parametrize("policy", ["justitia", "srjf"])
+def test_a_core_install_predicts_by_class_means_and_says_so_once(policy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as where it is not installed
+    both = SimulationConfig(
+        policy=(policy, f"{policy}:error=0"),
+        trace="apps",
+        requests=3,
+        seed=1,
+        offline=True,
+        profile="llama-3.1-8b@h100",
+        async_scheduling=True,
+    )
+    inputs = resolve(both)
+    said = [line for line in inputs.notices if "class" in line]
+    assert len(said) == 1 and "twinserve[learn]" in said[0] and "\n" not in said[0]
+    found = run_policy(inputs, inputs.policies[0])
+    assert found.config["policy"]["options"]["predictor"] == "class-mean"
+    named = both.model_copy(update={"policy": (f"{policy}:predictor=class-mean",)})
+    assert not [line for line in resolve(named).notices if "twinserve[learn]" in line]
+    no_apps = both.model_copy(update={"trace": "poisson"})
+    assert not [line for line in resolve(no_apps).notices if "twinserve[learn]" in line]
 
 
 def test_nothing_heavy_is_imported_for_a_policy():

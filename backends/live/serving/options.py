@@ -6,6 +6,7 @@ Nothing here needs vLLM: what the engine is like comes in as EngineFacts.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,6 +25,7 @@ from twinserve.profiles.profile import ProfileError
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
+_log = logging.getLogger(__name__)
 _WHERE = "--additional-config"
 # Keys that vLLM itself puts there, for options of its own.
 _OF_VLLM = {"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"}
@@ -148,6 +150,8 @@ def build_core(
                 f"policy {spec.label}: a server does not know what requests will need; "
                 "change predictor"
             )
+        for said in _unsaid(spec):
+            _log.warning("policy %s: %s", spec.label, said)
         policy.prepare(RequestRules.of(type(policy), policy.options).classes or ())
         requests = RequestTable()
         return EngineCore(requests, policy, ledger(requests, policy), asynchronous)
@@ -155,6 +159,12 @@ def build_core(
         raise LiveEngineError(f"{_WHERE}: {error}") from None
     except ValueError as error:  # a policy that cannot serve these limits
         raise LiveEngineError(f"{_WHERE}: {error}") from None
+
+
+def _unsaid(spec: PolicySpec) -> list[str]:
+    """What the user should know about what its predictor is on a server."""
+    untrained = "its predictor of output lengths learns from requests that end, none before them"
+    return [*filter(None, [spec.given.notice]), *([untrained] if spec.given.wants_sample else [])]
 
 
 def ledger_blocks(options: ServingOptions, facts: EngineFacts, spec: PolicySpec) -> int:

@@ -1,0 +1,67 @@
+"""Requests like those of a run, none of which is in it: what a predictor is trained on before the
+run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.traces.apps.generate import is_apps
+from twinserve.traces.generators.longdoc import is_longdoc
+from twinserve.traces.generators.synth import is_synthetic
+from twinserve.traces.load import TIDAL, load_trace
+from twinserve.traces.transform import cap_length
+from twinserve.traces.workload import Workload
+
+MOST, LEAST = 1000, 64  # requests
+_OTHER_SEED = 0xEA411E4  # spawn key: of draws that no run makes
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """prompt_tokens, output_tokens  int64[n], of requests that ended before a run"""
+
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+
+
+def earlier_lengths(
+    config: SimulationConfig,
+    workload: Workload,
+    longest: int,
+    trace: Callable[..., Workload] = load_trace,
+) -> Lengths | None:
+    """Up to `MOST` requests of the run's trace that are not in `workload`; None where fewer than
+    `LEAST` are left.
+
+    A generated trace is drawn once more with another seed; of a recorded one it is a draw from the
+    rows that the run leaves out.
+
+    longest  tokens of a request at most, as in the run
+    """
+    seeds = np.random.SeedSequence(config.seed, spawn_key=(_OTHER_SEED,))
+    rng, other = np.random.default_rng(seeds), int(seeds.generate_state(1)[0])
+    served: frozenset[str] = frozenset()
+    if is_synthetic(config.trace):
+        earlier = load_trace(config.trace, seed=other, rate=1.0, count=MOST)
+    elif is_apps(config.trace) or is_longdoc(config.trace) or config.trace == TIDAL:
+        earlier = trace(config.trace, seed=other, offline=config.offline)
+    else:
+        served = frozenset(workload.ids)
+        earlier = trace(
+            config.trace,
+            seed=config.seed,
+            offline=config.offline,
+            format=config.format,
+            raw_arrivals=config.raw_arrivals,
+            rate=config.rate,
+        )
+    earlier = cap_length(earlier, min(longest, config.cap_length or longest))
+    rows = np.array([i for i, name in enumerate(earlier.ids) if name not in served], np.int64)
+    if len(rows) < LEAST:
+        return None
+    rows = rng.permutation(rows)[:MOST]
+    return Lengths(earlier.prompt_tokens[rows], earlier.output_tokens[rows])
