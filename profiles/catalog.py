@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from twinserve.profiles.models.config import is_reference, read_model
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
 
 GIB = 2**30
@@ -133,7 +134,10 @@ SYSTEMS = {
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model of that name, in any case; ProfileError with the nearest name otherwise."""
+    """The model of that name, in any case, or of a config.json: a path, or an id in the local hub
+    cache (models/config.py). ProfileError with the nearest name otherwise."""
+    if name.lower() not in MODELS and is_reference(name):
+        return read_model(name)
     spec = MODELS.get(name.lower())
     if spec is None:
         known = nearest(name.lower(), MODELS) or f"; there are {', '.join(MODELS)}"

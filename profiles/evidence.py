@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
+from twinserve.profiles.catalog import MODELS
 from twinserve.profiles.forms.efficiency import BORROWED
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.profile import EVIDENCE_FILE, Profile, ProfileName
@@ -66,7 +67,8 @@ class Mark:
     def is_of(self, profile: Profile) -> bool:
         """Whether it was measured on the profile's engine."""
         model = ProfileName.parse(self.engine).model
-        return (model, self.gpu, self.tp) == (profile.llm.name, profile.gpu.name, profile.tp)
+        same = (model, self.gpu, self.tp) == (profile.llm.name, profile.gpu.name, profile.tp)
+        return same and MODELS.get(model) == profile.llm  # a config.json may bear its name
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,11 @@ class ExpectedErrors:
 
 
 def kind_of_model(llm: ModelSpec) -> str:
-    """dense GQA, dense MHA or MoE."""
+    """dense GQA, dense MHA, either with windows, or MoE."""
     if llm.experts:
         return "MoE"
-    return "dense MHA" if llm.kv_heads == llm.heads else "dense GQA"
+    heads = "dense MHA" if llm.kv_heads == llm.heads else "dense GQA"
+    return f"{heads} (windows)" if llm.window else heads
 
 
 @cache

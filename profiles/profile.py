@@ -4,6 +4,8 @@ file.
 load_profile("llama-3.1-8b@h100")            shipped with the package
 load_profile("llama-3.1-8b@h100/operators")   another shipped form of the same engine
 load_profile("qwen2.5-14b@a100-40g:tp2")     MODEL@GPU:tpN; derived from specs where none is shipped
+load_profile("cfg/nemo.json@h100")            a model by its config.json, or by its id in the local
+load_profile("Qwen/Qwen3-4B@h100")            Hugging Face cache
 load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate`
                                              wrote
 load_profile(...).scaled(decode=1.1)          the same engine, off on purpose
@@ -32,7 +34,7 @@ from pydantic.dataclasses import dataclass
 
 from twinserve.formats import Format, parse_json, whole_file
 from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
-from twinserve.profiles.catalog import ALIASES, find_gpu, find_model, nearest
+from twinserve.profiles.catalog import ALIASES, MODELS, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
@@ -42,6 +44,7 @@ from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.host import NO_HOST_TIME, HostTime
 from twinserve.profiles.measured.model import MeasuredModel
+from twinserve.profiles.models.config import is_reference
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
 
@@ -269,8 +272,9 @@ class Profile(BaseModel):
 
 @plain_dataclass(frozen=True)
 class ProfileName:
-    """MODEL@GPU[:tpN][/FORM], parsed; `str()` gives the canonical form. FORM names a shipped
-    alternative to the profile that the plain name gives."""
+    """MODEL@GPU[:tpN][/FORM], parsed; `str()` gives the canonical form. MODEL is a name of the
+    catalogue, a config.json or an id in the hub cache. FORM names a shipped alternative to the
+    profile that the plain name gives."""
 
     model: str
     gpu: str
@@ -292,7 +296,7 @@ class ProfileName:
     @classmethod
     def parse(cls, text: str) -> ProfileName:
         match = re.fullmatch(
-            r"([^@:/]+)@([^@:/]+)(?::tp([1-9]\d*))?(?:/([a-z0-9]+))?", text.strip().lower()
+            r"(.+)@([^@:/]+)(?::tp([1-9]\d*))?(?:/([a-z0-9]+))?", text.strip(), re.IGNORECASE
         )
         if not match:
             raise ProfileError(
@@ -300,7 +304,9 @@ class ProfileName:
                 f"{nearest(text.lower(), list_profiles())}"
             )
         model, gpu, tp, form = match.groups()
-        return cls(model, ALIASES.get(gpu, gpu), int(tp or 1), form or "")
+        model = model if is_reference(model) else model.lower()
+        gpu = ALIASES.get(gpu.lower(), gpu.lower())
+        return cls(model, gpu, int(tp or 1), (form or "").lower())
 
     @classmethod
     def of_file(cls, file_name: str) -> ProfileName:
@@ -327,9 +333,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return _read(read_json(Path(text)), text)
     name = ProfileName.parse(text)
     shipped = _shipped_folder() / name.file_name
-    if shipped.is_file():
+    if name.model in MODELS and shipped.is_file():
         return _read(parse_json(shipped.read_text(encoding="utf-8")), name.file_name)
     if name.form:
+        find_model(name.model)
         known = [str(n) for n in map(ProfileName.parse, list_profiles()) if n.form == name.form]
         raise ProfileError(f"no shipped profile {str(name)!r}{nearest(str(name), known)}")
     return derive_profile(name.model, name.gpu, name.tp)
@@ -411,6 +418,10 @@ def derive_profile(
 
 def _read(data: dict, where: str) -> Profile:
     """A profile as a file has it."""
+    if "model_type" in data or "architectures" in data:
+        raise ProfileError(
+            f"{where}: is a model's config.json, no profile; name its GPU as well: {where}@h100"
+        )
     return _validated(PROFILE.read(data, where, ProfileError), where)
 
 

@@ -199,6 +199,7 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
         raise ProfileError(
             f"no operator tables for GPU {gpu!r}; there are some for {', '.join(sorted(SYSTEMS))}"
         )
+    check_described(llm)
     llm.check_tp(tp)
     with _config_folder(llm) as folder, _quiet():
         try:
@@ -211,6 +212,23 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
             raise ProfileError(
                 f"{llm.name} on {gpu} tp={tp}: aiconfigurator has no tables ({line})"
             ) from None
+
+
+def check_described(llm: ModelSpec) -> None:
+    """ProfileError for a model that `_config_folder` would describe as another one."""
+    strange = {
+        "latent attention": llm.latent is not None,
+        "layers with a window": llm.window > 0,
+        "shared experts": llm.shared_intermediate > 0,
+        "dense layers in a mixture of experts": llm.dense_layers > 0,
+        "an MLP of two matrices": not llm.gated_mlp,
+    }
+    found = [what for what, there in strange.items() if there]
+    if found:
+        raise ProfileError(
+            f"{llm.name}: has {found[0]}, which the operator tables are not asked about; choose "
+            "--step-times roofline, or MODEL@GPU without tables"
+        )
 
 
 @contextlib.contextmanager
