@@ -11,7 +11,8 @@ computes them). `expected_errors` finds the marks nearest to a profile for each 
 Nearest first: this engine; its GPU; GPUs of its family; as soon as there are ENOUGH. Marks of other
 engines count with the errors of constants that had not seen them. Dense models and mixtures of
 experts say nothing of each other, nor does one rank of many. Where nothing is near, the error is
-not known, and the largest seen anywhere stands for it. An error is the largest of the marks found:
+not known, and the largest seen anywhere stands for it; so it is for quantised models, as every
+mark is of 16 bits. An error is the largest of the marks found:
 a mark is a mean over steps of one size, so what errs there errs in every such step.
 """
 
@@ -142,6 +143,8 @@ def own_errors(profile: Profile) -> dict[str, float]:
 def _expected(profile: Profile, kind: str, form: str) -> StepError:
     near = [mark for mark in marks() if mark.kind == kind and form in mark.errors]
     near = [m for m in near if (m.model_kind == "MoE") == bool(profile.llm.experts)]
+    if profile.llm.weights is not None or profile.llm.kv_dtype_bytes is not None:
+        near = []  # every mark is of 16 bits
     few: list[tuple[list[Mark], str]] = []
     for found, place in _places(near, profile):
         if len(found) >= ENOUGH:

@@ -34,7 +34,7 @@ from pydantic.dataclasses import dataclass
 
 from twinserve.formats import Format, parse_json, whole_file
 from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
-from twinserve.profiles.catalog import ALIASES, MODELS, find_gpu, find_model, nearest
+from twinserve.profiles.catalog import MODELS, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
@@ -42,6 +42,7 @@ from twinserve.profiles.forms.efficiency import family_error, find_efficiency
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
 from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
+from twinserve.profiles.gpus import ALIASES, gpu_for
 from twinserve.profiles.host import NO_HOST_TIME, HostTime
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.models.config import is_reference
@@ -57,6 +58,11 @@ EVIDENCE_FILE = "evidence.json"  # beside the shipped profiles, and none itself 
 PCIE_SHARE = 0.8
 # Host memory for swapped KV, per rank: an assumption about the server, not about the engine.
 HOST_SWAP_BYTES = 64 * 2**30
+
+
+# Families and GPUs with vLLM's larger budgets, which it gives from 70 GiB on (no A100). The shipped
+# files of B200 and RTX PRO 6000 have the smaller ones.
+LARGE = ("hopper", "hopper-capped", "cdna3", "gb200")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -369,13 +375,13 @@ def derive_profile(
 ) -> Profile:
     """A roofline profile from specs alone. `num_gpu_blocks`, if given, is taken as measured.
 
-    The token budget and batch limit default to those of vLLM's server: 8192 and 1024 on an 80 GB
-    Hopper or larger, 2048 and 256 elsewhere. `max_model_len` defaults to the model's, or to what
+    The token budget and batch limit default to those of vLLM's server: 8192 and 1024 on LARGE GPUs,
+    2048 and 256 elsewhere. `max_model_len` defaults to the model's, or to what
     the KV pool holds if that is less.
     """
     llm = find_model(model) if isinstance(model, str) else model
-    device = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    large = device.family == "hopper"
+    device = gpu_for(llm, find_gpu(gpu) if isinstance(gpu, str) else gpu)
+    large = device.family in LARGE or device.name in LARGE
     budget = (8192 if large else 2048) if max_num_batched_tokens is None else max_num_batched_tokens
     seqs = (1024 if large else 256) if max_num_seqs is None else max_num_seqs
     llm.check_tp(tp)

@@ -7,6 +7,7 @@ reaches of a GPU's peak numbers is another matter and lives in `forms/efficiency
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_serializer, model_validator
 from pydantic.dataclasses import dataclass
@@ -55,9 +56,21 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, config=STRICT)
+class WeightFormat:
+    """What quantised matrices are stored as. bits: of a weight, scales included; multiplies: in
+    what kernels multiply on a GPU that has tensor cores for it, else in 16 bits; experts_only: of
+    the routed experts alone. Embeddings, output projection and norms are not quantised."""
+
+    name: str = Field(min_length=1)
+    bits: float = Field(gt=0, le=16)
+    multiplies: Literal["bf16", "fp8", "int8", "fp4"] = "bf16"
+    experts_only: bool = False
+
+
+@dataclass(frozen=True, config=STRICT)
 class ModelSpec:
     """A decoder-only transformer. Sizes as in a Hugging Face config.json; `dtype_bytes` of weights
-    and KV.
+    that are not quantised (`weights`), and of KV where `kv_dtype_bytes` does not say otherwise.
 
     `experts`: MLPs a layer, of which a token passes `experts_per_token`; 0 = a dense model. Then
     `intermediate` is the width of one expert, and a router of `experts` rows stands before them.
@@ -99,6 +112,8 @@ class ModelSpec:
     window_layers: int = Field(default=0, ge=0)
     chunked_window: bool = False
     other_parameters: int = Field(default=0, ge=0)
+    weights: WeightFormat | None = None
+    kv_dtype_bytes: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _heads_divide(self):
@@ -221,7 +236,27 @@ class ModelSpec:
 
     @property
     def weight_bytes(self) -> float:
-        return self.parameters * self.dtype_bytes
+        if self.weights is None:
+            return self.parameters * self.dtype_bytes
+        quantised = self.expert_parameters
+        if not self.weights.experts_only:
+            routers = self.expert_layers * self.experts * self.hidden
+            quantised = self.matrix_parameters - routers
+        saved = self.dtype_bytes - self.weights.bits / 8
+        return self.parameters * self.dtype_bytes - quantised * saved
+
+    @property
+    def matrix_bytes(self) -> tuple[float, float]:
+        """Bytes a parameter of matrices that every token passes, and of routed experts."""
+        if self.weights is None:
+            return self.dtype_bytes, self.dtype_bytes
+        stored = self.weights.bits / 8
+        return (self.dtype_bytes if self.weights.experts_only else stored), stored
+
+    @property
+    def kv_value_bytes(self) -> float:
+        """Of one value in the KV cache."""
+        return self.kv_dtype_bytes or self.dtype_bytes
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -229,8 +264,8 @@ class ModelSpec:
         for TP). Layers with a window count in full, as vLLM stores them with
         `--disable-hybrid-kv-cache-manager`."""
         if self.latent is not None:
-            return self.layers * self.latent.cached * self.dtype_bytes
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+            return self.layers * self.latent.cached * self.kv_value_bytes
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_value_bytes
 
     def rank_kv_bytes_per_token(self, tp: int) -> float:
         """The same on one of `tp` ranks: heads are split, and copied once there are more ranks than
@@ -264,6 +299,7 @@ class ModelSpec:
             )
 
 
+FEW_BITS = ("fp8_flops", "int8_flops", "fp4_flops")
 # Fields of ModelSpec that older files do not have, and what they are there.
 NEWER = {
     "shared_intermediate": 0,
@@ -274,6 +310,8 @@ NEWER = {
     "window_layers": 0,
     "chunked_window": False,
     "other_parameters": 0,
+    "weights": None,
+    "kv_dtype_bytes": None,
 }
 
 
@@ -285,7 +323,8 @@ class GpuSpec:
     `peak_flops`: FLOP/s of bf16 tensor cores with fp32 accumulation (fp16 where there is no bf16).
     `memory_bytes`: what CUDA reports as the total, which is what vLLM's utilisation is a share of.
     `nvlink_bytes_per_s`: None = tensor parallelism goes over PCIe. `family`: whose efficiency
-    constants apply.
+    constants apply. `fp8_flops`, `int8_flops`, `fp4_flops`: of tensor cores for fewer bits, where
+    there are such; said in profiles of quantised models only.
     """
 
     name: str = Field(min_length=1)
@@ -295,6 +334,20 @@ class GpuSpec:
     memory_bytes: float = Field(gt=0)
     pcie_bytes_per_s: float = Field(gt=0)
     nvlink_bytes_per_s: float | None = Field(default=None, gt=0)
+    fp8_flops: float | None = Field(default=None, gt=0)
+    int8_flops: float | None = Field(default=None, gt=0)
+    fp4_flops: float | None = Field(default=None, gt=0)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump):
+        """Without rates that are not said, so that older files keep their bits."""
+        return {k: v for k, v in dump(self).items() if k not in FEW_BITS or v is not None}
+
+    def flops_of(self, multiplies: str) -> float:
+        """FLOP/s of products in "bf16", "fp8", "int8" or "fp4": of 16 bits where the GPU has no
+        such tensor cores."""
+        few = {"fp8": self.fp8_flops, "int8": self.int8_flops, "fp4": self.fp4_flops}
+        return few.get(multiplies) or self.peak_flops
 
     @property
     def link_bytes_per_s(self) -> float:

@@ -19,7 +19,8 @@ mixture, `gemm` reads the experts that even draws are expected to choose, E (1 -
 each expert multiplies its own few tokens. Layers with a window read and attend to it at most, where
 contexts are about equal; in those with chunks (Llama 4) a token counts as the last of its chunk.
 Decodes of latent attention multiply on the latent vectors, where that takes longer than reading
-them. Left
+them. Quantised weights are read as they are stored and multiplied at the peak rate of their format,
+with the shares that 16 bits reach; what unpacking costs is not known. Left
 out: padding to CUDA-graph sizes, and skew between context lengths (`decode_context_max` is not
 used).
 """
@@ -52,6 +53,12 @@ class Efficiency:
     host_request_s: float = Field(ge=0)
 
 
+# `half` of matrices that are unpacked to 16 bits while they are multiplied: Marlin, vLLM's kernel
+# for such, multiplies tiles of 16 tokens and keeps nearly the speed of reading up to 16 to 32
+# tokens (github.com/IST-DASLab/marlin).
+UNPACKED_HALF = 16.0
+
+
 class RooflineModel(StepTimeModel):
     """From a ModelSpec, a GpuSpec, the tensor-parallel degree and an Efficiency.
 
@@ -70,11 +77,19 @@ class RooflineModel(StepTimeModel):
         # out.
         matrix = (llm.matrix_parameters - llm.expert_parameters) / tp
         head = llm.head_parameters / tp
-        self._half = e.gemm_half_tokens
-        self._gemm_floor = matrix * size / memory
-        self._gemm_token = 2.0 * matrix / compute
+        self._half = self._matrix_half = self._expert_half = e.gemm_half_tokens
+        if llm.weights is not None and gpu.flops_of(llm.weights.multiplies) == gpu.peak_flops:
+            self._expert_half = min(UNPACKED_HALF, self._half)
+            self._matrix_half = self._half if llm.weights.experts_only else self._expert_half
+        stored, of_expert = llm.matrix_bytes
+        few_bits = gpu.flops_of("bf16" if llm.weights is None else llm.weights.multiplies)
+        expert_compute = few_bits * e.gemm_mfu
+        matrix_compute = compute if llm.weights and llm.weights.experts_only else expert_compute
+        self._gemm_floor = matrix * stored / memory
+        self._gemm_token = 2.0 * matrix / matrix_compute
         expert = llm.expert_layers * llm.mlp_parameters / tp
-        self._expert_read, self._expert_token = expert * size / memory, 2.0 * expert / compute
+        self._expert_read = expert * of_expert / memory
+        self._expert_token = 2.0 * expert / expert_compute
         self._head_floor = head * size / memory
         self._head_row = 2.0 * head / compute
 
@@ -132,11 +147,11 @@ class RooflineModel(StepTimeModel):
 
     def _gemm(self, tokens: int) -> float:
         llm = self.llm
-        dense = max(self._gemm_floor, self._gemm_token * (tokens + self._half))
+        dense = max(self._gemm_floor, self._gemm_token * (tokens + self._matrix_half))
         if not llm.experts:
             return dense
         chosen = llm.experts * (1.0 - (1.0 - llm.experts_per_token / llm.experts) ** tokens)
-        multiplied = tokens * llm.experts_per_token + chosen * self._half
+        multiplied = tokens * llm.experts_per_token + chosen * self._expert_half
         return dense + max(self._expert_read * chosen, self._expert_token * multiplied)
 
     def _prefill_totals(self, work: StepComposition) -> tuple[int, float, float]:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from twinserve.profiles.models.families import FAMILIES
 from twinserve.profiles.models.fields import Fields
+from twinserve.profiles.models.quantization import read_quantization
 from twinserve.profiles.models.vision import vision_parameters
 from twinserve.profiles.specs import ModelSpec, ProfileError, one_line, read_json
 
@@ -80,11 +81,19 @@ def read_config(config: dict | str | Path, name: str | None = None) -> ModelSpec
     where = "config.json"
     if not isinstance(config, dict):
         path, where = Path(config), str(config)
-        config = read_json(path)
+        config = _with_beside(read_json(path), path)
     whole = Fields(config, where)
     if not isinstance(whole.get("text_config"), dict):
         return _text_model(whole, name, {})
     return _nested(whole, name)
+
+
+def _with_beside(config: dict, path: Path) -> dict:
+    """With the quantisation that NVIDIA's ModelOpt writes into a file of its own."""
+    beside = path.with_name("hf_quant_config.json")
+    if config.get("quantization_config") or path.name != "config.json" or not beside.is_file():
+        return config
+    return {**config, "quantization_config": read_json(beside)}
 
 
 def _nested(whole: Fields, name: str | None) -> ModelSpec:
@@ -119,10 +128,7 @@ def _text_model(config: Fields, name: str | None, more: dict[str, int]) -> Model
     family = FAMILIES[kind]
     given = {**family.defaults, **{k: v for k, v in config.data.items() if v is not None}}
     fields = Fields(given, config.where)
-    if fields.get("quantization_config") or fields.get("compression_config"):
-        key = "quantization_config" if fields.get("quantization_config") else "compression_config"
-        fields.refuse(key, "quantised weights are not understood; give the unquantised model's")
-    found = _common(fields, family.width)
+    found = _common(fields, family.width) | read_quantization(fields)
     changes = family.read(fields)
     found["other_parameters"] = (
         found["other_parameters"]

@@ -222,6 +222,8 @@ def check_described(llm: ModelSpec) -> None:
         "shared experts": llm.shared_intermediate > 0,
         "dense layers in a mixture of experts": llm.dense_layers > 0,
         "an MLP of two matrices": not llm.gated_mlp,
+        "quantised weights": llm.weights is not None,
+        "a quantised KV cache": llm.kv_dtype_bytes is not None,
     }
     found = [what for what, there in strange.items() if there]
     if found:

@@ -192,7 +192,7 @@ def test_windows_are_those_of_the_layers_that_have_them():
         ({**NEMO, "model_type": "mamba2"}, "architecture 'mamba2' is not understood"),
         ({**NEMO, "model_type": None}, "model_type"),
         ({**NEMO, "state_size": 128}, "state_size 128: not understood"),
-        ({**NEMO, "quantization_config": {"quant_method": "eetq"}}, "quantization_config"),
+        ({**NEMO, "quantization_config": {"quant_method": "eetq"}}, "quant_method eetq"),
         ({**NEMO, "architectures": ["MistralForSequenceClassification"]}, "architectures"),
         ({**NEMO, "layer_types": ["linear_attention"] * 40}, "layer_types"),
         ({**NEMO, "hidden_size": "5120"}, "hidden_size '5120' is not a whole number"),
@@ -362,3 +362,109 @@ def test_show_and_simulate_accept_and_refuse_the_same(
     shown = said(lambda: show(name, step_times=step_times))
     assert shown == said(lambda: resolve_hardware(config))
     assert bool(capsys.readouterr().out) == (shown is None)
+
+
+_GROUP = {"targets": ["Linear"], "input_activations": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "bits", "multiplies"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "fp8", 8.0, "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 8 + 1 / 512, "fp8"),
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+            "awq",
+            4 + 20 / 128,
+            "bf16",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True},
+            "gptq",
+            4 + 20 / 32,
+            "bf16",
+        ),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "gptq-8bit", 8.0, "bf16"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "int-quantized",
+                "ignore": ["lm_head"],
+                "config_groups": {
+                    "group_0": {
+                        "targets": ["Linear"],
+                        "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+                        "input_activations": {"num_bits": 8, "type": "int"},
+                    }
+                },
+            },
+            "int8",
+            8.0,
+            "int8",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {
+                    "group_0": {
+                        **_GROUP,
+                        "weights": {"num_bits": 4, "type": "int", "group_size": 128},
+                    }
+                },
+            },
+            "int4",
+            4 + 20 / 128,
+            "bf16",
+        ),
+        (
+            {
+                "producer": {"name": "modelopt", "version": "0.33.0"},
+                "quantization": {"quant_algo": "NVFP4", "group_size": 16},
+            },
+            "nvfp4",
+            4.5,
+            "fp4",
+        ),
+    ],
+)
+def test_each_way_to_say_a_quantisation(given, name, bits, multiplies):
+    weights = read_config({**NEMO, "quantization_config": given}).weights
+    assert (weights.name, weights.multiplies) == (name, multiplies)
+    assert weights.bits == pytest.approx(bits)
+
+
+def test_mxfp4_of_gpt_oss_is_of_its_experts():
+    given = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    spec = read_config({**GPT_OSS, "quantization_config": given})
+    assert spec.weights.experts_only
+    saved = 2 * spec.parameters - spec.weight_bytes
+    assert saved == pytest.approx(24 * 32 * 3 * 2880 * 2880 * (2 - 4.25 / 8))
+
+
+def test_modelopts_file_beside_the_config_counts(tmp_path):
+    """With its FP8 KV cache, as vLLM's `--kv-cache-dtype auto` has it."""
+    folder = _write(tmp_path / "nemo-fp8", NEMO)
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    spec, plain = read_model(folder), read_config(NEMO)
+    assert spec.weights.name == "fp8" and spec.weight_bytes < 0.6 * plain.weight_bytes
+    assert spec.kv_bytes_per_token == plain.kv_bytes_per_token / 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"quant_method": "fp8", "ignored_layers": ["model.layers.0.mlp.up_proj"]}, "up_proj"),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits 3"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "dynamic"),
+        ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes"),
+        ({"quant_algo": "W4A8_AWQ"}, "quant_algo W4A8_AWQ"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}}, "several"),
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo NVFP4"),
+    ],
+)
+def test_a_quantisation_that_is_not_understood_is_refused_by_name(given, words):
+    with pytest.raises(ProfileError) as raised:
+        read_config({**NEMO, "quantization_config": given})
+    assert words in str(raised.value) and "\n" not in str(raised.value)

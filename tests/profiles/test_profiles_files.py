@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from twinserve.experiments.efficiency import decode_work
-from twinserve.profiles.catalog import GPUS, MODELS, find_gpu, find_model
+from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.echo import EchoModel
 from twinserve.profiles.forms.table import TableModel
@@ -23,36 +23,6 @@ from twinserve.profiles.profile import (
 )
 from twinserve.profiles.shipped import REPLACED, SHIPPED, shipped_profile, write_shipped
 from twinserve.profiles.specs import ProfileError
-
-# Published parameter counts, billions (model cards).
-PARAMETERS = {
-    "llama-7b": 6.74,
-    "llama-13b": 13.02,
-    "llama-2-7b": 6.74,
-    "llama-2-13b": 13.02,
-    "llama-2-70b": 68.98,
-    "codellama-34b": 33.74,
-    "llama-3-70b": 70.55,
-    "llama-3.1-8b": 8.03,
-    "llama-3.1-70b": 70.55,
-    "qwen2.5-7b": 7.62,
-    "qwen2.5-14b": 14.77,
-    "qwen2.5-32b": 32.76,
-    "qwen3-8b": 8.19,
-    "qwen3-14b": 14.77,
-    "qwen3-32b": 32.76,
-    "qwen3-30b-a3b": 30.53,
-    "mixtral-8x7b": 46.7,
-    "yi-34b-200k": 34.39,
-    "opt-13b": 12.85,
-    "opt-30b": 29.97,
-}
-
-
-def test_every_model_has_its_published_size():
-    assert PARAMETERS.keys() == MODELS.keys()
-    for name, billions in PARAMETERS.items():
-        assert round(MODELS[name].parameters / 1e9, 2) == billions, name
 
 
 def test_kv_bytes():
