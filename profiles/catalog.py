@@ -51,7 +51,6 @@ def _opt(name, layers, hidden, heads):
 MODELS: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
-        *MORE_MODELS,
         _llama("llama-7b", 32, 4096, 32, 32, 11008, 32000, 2048),
         _llama("llama-13b", 40, 5120, 40, 40, 13824, 32000, 2048),
         _llama("llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
@@ -87,13 +86,14 @@ MODELS: dict[str, ModelSpec] = {
         _llama("yi-34b-200k", 60, 7168, 56, 8, 20480, 64000, 200000),
         _opt("opt-13b", 40, 5120, 40),
         _opt("opt-30b", 48, 7168, 56),
+        *MORE_MODELS,
     )
 }
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; nearest: x` or nothing, for the end of an error line."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.45)
     return f"; nearest: {found[0]}" if found else ""
 
 
