@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.profiles.catalog import SYSTEMS
+from twinserve.profiles.gpus import FEW_BITS
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,
     all_chosen,
@@ -70,6 +71,10 @@ def form_from_aiconfigurator(
     """
     engine = _engine(llm, gpu, tp)
     token_s, comm_s = _by_tokens(engine, gpu, llm, tp)
+    if llm.weights is not None:
+        # a quantised model is taken to have an FP8 KV cache there, as vLLM's is only on request
+        llm = replace(llm, weights=None)
+        engine = _engine(llm, gpu, tp)
     rows = [_decode(engine, r, 128)["head"] for r in ROWS]
     longest = max(c for c in CONTEXTS if c <= max(llm.max_positions, 8192))
     contexts = [c for c in CONTEXTS if c <= longest]
@@ -199,9 +204,9 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
         raise ProfileError(
             f"no operator tables for GPU {gpu!r}; there are some for {', '.join(sorted(SYSTEMS))}"
         )
-    check_described(llm)
+    check_described(llm, gpu)
     llm.check_tp(tp)
-    with _config_folder(llm) as folder, _quiet():
+    with _config_folder(llm, gpu) as folder, _quiet():
         try:
             split = {"moe_tp_size": tp} if llm.experts else {}
             if expert_ranks > 1:
@@ -214,7 +219,7 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
             ) from None
 
 
-def check_described(llm: ModelSpec) -> None:
+def check_described(llm: ModelSpec, gpu: str) -> None:
     """ProfileError for a model that `_config_folder` would describe as another one."""
     strange = {
         "latent attention": llm.latent is not None,
@@ -222,7 +227,7 @@ def check_described(llm: ModelSpec) -> None:
         "shared experts": llm.shared_intermediate > 0,
         "dense layers in a mixture of experts": llm.dense_layers > 0,
         "an MLP of two matrices": not llm.gated_mlp,
-        "quantised weights": llm.weights is not None,
+        "quantised weights": llm.weights is not None and _fp8_config(llm, gpu) is None,
         "a quantised KV cache": llm.kv_dtype_bytes is not None,
     }
     found = [what for what, there in strange.items() if there]
@@ -231,6 +236,16 @@ def check_described(llm: ModelSpec) -> None:
             f"{llm.name}: has {found[0]}, which the operator tables are not asked about; choose "
             "--step-times roofline, or MODEL@GPU without tables"
         )
+
+
+def _fp8_config(llm: ModelSpec, gpu: str) -> dict | None:
+    """The `quantization_config` of FP8 weights, which have tables where the GPU multiplies in FP8:
+    in blocks, or with a scale a tensor."""
+    weights = llm.weights
+    if weights is None or weights.multiplies != "fp8" or FEW_BITS[gpu].fp8 is None:
+        return None
+    found = {"quant_method": "fp8", "activation_scheme": "static"}
+    return found if weights.bits == 8 else found | {"weight_block_size": [128, 128]}
 
 
 @contextlib.contextmanager
@@ -248,7 +263,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _config_folder(llm: ModelSpec) -> Iterator[str]:
+def _config_folder(llm: ModelSpec, gpu: str) -> Iterator[str]:
     """A folder with a config.json that describes `llm` to aiconfigurator."""
     kind = "dense" if not llm.experts else "mixtral" if llm.experts == 8 else "qwen3_moe"
     config = {
@@ -274,6 +289,9 @@ def _config_folder(llm: ModelSpec) -> Iterator[str]:
             "num_experts_per_tok": llm.experts_per_token,
             "moe_intermediate_size": llm.intermediate,
         }
+    quantization = _fp8_config(llm, gpu)
+    if quantization is not None:
+        config["quantization_config"] = quantization
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield folder

@@ -11,6 +11,7 @@ from twinserve.profiles.catalog import GPUS, MODELS, find_model
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.gpus import FEW_BITS
 from twinserve.profiles.models.published import PUBLISHED
+from twinserve.profiles.operators.shipped import operator_profile
 from twinserve.profiles.overview import gpu_rows, model_rows
 from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError
@@ -136,3 +137,27 @@ def test_each_verb_prints_a_table_and_json(verb, row, capsys):
     rows = json.loads(capsys.readouterr().out)
     assert row in {one["name"] for one in rows}
     assert all(one["source" if "source" in one else "hub"] and one["accuracy"] for one in rows)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "rtxpro6000"])
+def test_fp8_weights_have_tables_where_the_gpu_multiplies_in_fp8(gpu):
+    """Neither faster than the data sheet nor slower than 16 bits, and with the attention of a KV
+    cache in 16 bits."""
+    pytest.importorskip("aiconfigurator_core")
+    plain, fp8 = (operator_profile(f"qwen3-8b{suffix}", gpu) for suffix in ("", "-fp8"))
+    assert fp8.fit_error is None and "no mark is of quantised weights" in fp8.notes
+    assert fp8.step_model.decode_s == plain.step_model.decode_s
+    for work in (decode_work(1, 100), decode_work(64, 100), prefill_work(4096)):
+        ours, sixteen = (one.model().terms(work)["tokens"] for one in (fp8, plain))
+        tokens = work.new_tokens
+        read = fp8.llm.matrix_parameters / fp8.gpu.memory_bytes_per_s
+        multiplied = 2 * tokens * fp8.llm.matrix_parameters / fp8.gpu.fp8_flops
+        assert max(read, multiplied) < ours < sixteen
+    with pytest.raises(ProfileError, match="quantised weights"):
+        operator_profile("qwen3-8b-awq", gpu)
+
+
+def test_fp8_weights_have_no_tables_on_a_gpu_without_fp8():
+    pytest.importorskip("aiconfigurator_core")
+    with pytest.raises(ProfileError, match="quantised weights"):
+        operator_profile("qwen3-8b-fp8", "a100")
