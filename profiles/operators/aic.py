@@ -9,12 +9,14 @@ tabulated: a simulation needs the profile alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -57,6 +59,23 @@ ARCHITECTURES = {
 }
 
 
+Query = TypeVar("Query", bound=Callable)
+
+
+def _in_one_line(query: Query) -> Query:
+    """Also sizes that the tables lack are found out when they are asked: one line then."""
+
+    @functools.wraps(query)
+    def asked(llm: ModelSpec, gpu: str, tp: int, *args, **settings):
+        try:
+            return query(llm, gpu, tp, *args, **settings)
+        except RuntimeError as error:  # the base of the library's own errors
+            raise _no_tables(llm, gpu, tp, error) from None
+
+    return cast(Query, asked)
+
+
+@_in_one_line
 def form_from_aiconfigurator(
     llm: ModelSpec,
     gpu: str,
@@ -110,6 +129,7 @@ def form_from_aiconfigurator(
     )
 
 
+@_in_one_line
 def measured_tokens(
     llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -213,10 +233,12 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
                 split |= {"moe_ep_size": expert_ranks, "attention_dp_size": expert_ranks}
             return EngineHandle.compile(folder, system, "vllm", tp_size=tp, **split)
         except (RuntimeError, ValueError, LookupError, OSError, TypeError) as error:
-            line = " ".join(str(error).split())[:200]
-            raise ProfileError(
-                f"{llm.name} on {gpu} tp={tp}: aiconfigurator has no tables ({line})"
-            ) from None
+            raise _no_tables(llm, gpu, tp, error) from None
+
+
+def _no_tables(llm: ModelSpec, gpu: str, tp: int, error: Exception) -> ProfileError:
+    line = " ".join(str(error).split())[:200]
+    return ProfileError(f"{llm.name} on {gpu} tp={tp}: aiconfigurator has no tables ({line})")
 
 
 def check_described(llm: ModelSpec, gpu: str) -> None:

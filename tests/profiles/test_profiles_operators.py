@@ -397,8 +397,16 @@ def test_the_roofline_of_a_mixture_is_near_its_tables(name):
         assert ours.step_seconds(work) == pytest.approx(tables.model().step_seconds(work), rel=0.28)
 
 
+def test_a_model_whose_sizes_the_tables_lack_is_one_clear_line():
+    """Phi-4 has ten KV heads, of which no attention was timed."""
+    pytest.importorskip("aiconfigurator_core")
+    with pytest.raises(ProfileError, match="phi-4 on h100 tp=1: aiconfigurator has no tables"):
+        operator_profile("phi-4", "h100")
+
+
 @pytest.mark.parametrize("name", ["opt-13b", "cfg"])
 def test_tables_are_not_asked_about_what_they_would_take_for_another_model(name):
+    pytest.importorskip("aiconfigurator_core")
     model = (
         name if name == "opt-13b" else replace(find_model("qwen3-8b"), window=9, window_layers=2)
     )
