@@ -1,10 +1,7 @@
 """The models and GPUs known by name.
 
-Models: the config.json files on Hugging Face (checked by parameter count in the tests). GPUs:
-NVIDIA data sheets; memory is what CUDA reports as the device's total where a report was at hand
-(A100-40G, RTX 4090), else a total that agrees with KV pools seen on it (H100, H200) or with its
-siblings. PCIe is the lane rate of 16 lanes in one direction (gen 3, 4, 5: 16, 32, 64 GB/s), NVLink
-half the data sheet's bidirectional figure. The V100 is the PCIe card.
+Models: the config.json files on Hugging Face (checked by parameter count in the tests;
+`models/known.py` has more of them, `models/published.py` their sources). GPUs: `gpus.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from twinserve.profiles.gpus import ALIASES, GPUS
+from twinserve.profiles.models.config import is_reference, read_model
+from twinserve.profiles.models.known import MORE_MODELS
+from twinserve.profiles.models.quantization import FORMATS, quantized
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
-
-GIB = 2**30
 
 
 def _llama(name, layers, hidden, heads, kv_heads, intermediate, vocab, max_positions, **more):
@@ -87,37 +86,14 @@ MODELS: dict[str, ModelSpec] = {
         _llama("yi-34b-200k", 60, 7168, 56, 8, 20480, 64000, 200000),
         _opt("opt-13b", 40, 5120, 40),
         _opt("opt-30b", 48, 7168, 56),
+        *MORE_MODELS,
     )
-}
-
-GPUS: dict[str, GpuSpec] = {
-    spec.name: spec
-    for spec in (
-        GpuSpec("v100-16g", "volta", 112e12, 900e9, 15.77 * GIB, 16e9),
-        GpuSpec("a100-40g", "ampere", 312e12, 1555e9, 39.49 * GIB, 32e9, 300e9),
-        GpuSpec("a100-pcie-40g", "ampere", 312e12, 1555e9, 39.49 * GIB, 32e9),
-        GpuSpec("a100-80g", "ampere", 312e12, 2039e9, 79.2 * GIB, 32e9, 300e9),
-        GpuSpec("h100", "hopper", 989e12, 3350e9, 79.2 * GIB, 64e9, 450e9),
-        GpuSpec("h200", "hopper", 989e12, 4800e9, 139.8 * GIB, 64e9, 450e9),
-        GpuSpec("l20", "ada-capped", 119.5e12, 864e9, 44.5 * GIB, 32e9),
-        GpuSpec("l40s", "ada", 362e12, 864e9, 44.5 * GIB, 32e9),
-        GpuSpec("b200", "blackwell", 2250e12, 7700e9, 178.35 * GIB, 64e9, 900e9),
-        GpuSpec("rtxpro6000", "blackwell-workstation", 503.8e12, 1597e9, 97887 * 2**20, 64e9),
-        GpuSpec("rtx4090", "ada-geforce", 165.2e12, 1008e9, 25250627584, 32e9),
-    )
-}
-
-ALIASES = {
-    "a100": "a100-80g",
-    "a100-40g-pcie": "a100-pcie-40g",
-    "v100": "v100-16g",
-    "rtx-pro-6000": "rtxpro6000",
 }
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; nearest: x` or nothing, for the end of an error line."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.45)
     return f"; nearest: {found[0]}" if found else ""
 
 
@@ -133,8 +109,15 @@ SYSTEMS = {
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model of that name, in any case; ProfileError with the nearest name otherwise."""
+    """The model of that name, in any case, or of a config.json: a path, or an id in the local hub
+    cache (models/config.py). A format after a name, llama-3.1-70b-fp8, quantises its weights
+    (models/quantization.py). ProfileError with the nearest name otherwise."""
+    if name.lower() not in MODELS and is_reference(name):
+        return read_model(name)
     spec = MODELS.get(name.lower())
+    base, _, suffix = name.lower().rpartition("-")
+    if spec is None and suffix in FORMATS and base in MODELS:
+        return quantized(MODELS[base], suffix)
     if spec is None:
         known = nearest(name.lower(), MODELS) or f"; there are {', '.join(MODELS)}"
         raise ProfileError(f"unknown model {name!r}{known}")

@@ -11,7 +11,8 @@ computes them). `expected_errors` finds the marks nearest to a profile for each 
 Nearest first: this engine; its GPU; GPUs of its family; as soon as there are ENOUGH. Marks of other
 engines count with the errors of constants that had not seen them. Dense models and mixtures of
 experts say nothing of each other, nor does one rank of many. Where nothing is near, the error is
-not known, and the largest seen anywhere stands for it. An error is the largest of the marks found:
+not known, and the largest seen anywhere stands for it; so it is for quantised models, as every
+mark is of 16 bits. An error is the largest of the marks found:
 a mark is a mean over steps of one size, so what errs there errs in every such step.
 """
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
+from twinserve.profiles.catalog import MODELS
 from twinserve.profiles.forms.efficiency import BORROWED
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.profile import EVIDENCE_FILE, Profile, ProfileName
@@ -66,7 +68,8 @@ class Mark:
     def is_of(self, profile: Profile) -> bool:
         """Whether it was measured on the profile's engine."""
         model = ProfileName.parse(self.engine).model
-        return (model, self.gpu, self.tp) == (profile.llm.name, profile.gpu.name, profile.tp)
+        same = (model, self.gpu, self.tp) == (profile.llm.name, profile.gpu.name, profile.tp)
+        return same and MODELS.get(model) == profile.llm  # a config.json may bear its name
 
 
 @dataclass(frozen=True)
@@ -103,10 +106,11 @@ class ExpectedErrors:
 
 
 def kind_of_model(llm: ModelSpec) -> str:
-    """dense GQA, dense MHA or MoE."""
+    """dense GQA, dense MHA, either with windows, or MoE."""
     if llm.experts:
         return "MoE"
-    return "dense MHA" if llm.kv_heads == llm.heads else "dense GQA"
+    heads = "dense MHA" if llm.kv_heads == llm.heads else "dense GQA"
+    return f"{heads} (windows)" if llm.window else heads
 
 
 @cache
@@ -139,6 +143,8 @@ def own_errors(profile: Profile) -> dict[str, float]:
 def _expected(profile: Profile, kind: str, form: str) -> StepError:
     near = [mark for mark in marks() if mark.kind == kind and form in mark.errors]
     near = [m for m in near if (m.model_kind == "MoE") == bool(profile.llm.experts)]
+    if profile.llm.weights is not None or profile.llm.kv_dtype_bytes is not None:
+        near = []  # every mark is of 16 bits
     few: list[tuple[list[Mark], str]] = []
     for found, place in _places(near, profile):
         if len(found) >= ENOUGH:

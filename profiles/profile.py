@@ -4,6 +4,8 @@ file.
 load_profile("llama-3.1-8b@h100")            shipped with the package
 load_profile("llama-3.1-8b@h100/operators")   another shipped form of the same engine
 load_profile("qwen2.5-14b@a100-40g:tp2")     MODEL@GPU:tpN; derived from specs where none is shipped
+load_profile("cfg/nemo.json@h100")            a model by its config.json, or by its id in the local
+load_profile("Qwen/Qwen3-4B@h100")            Hugging Face cache
 load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate`
                                              wrote
 load_profile(...).scaled(decode=1.1)          the same engine, off on purpose
@@ -32,7 +34,7 @@ from pydantic.dataclasses import dataclass
 
 from twinserve.formats import Format, parse_json, whole_file
 from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
-from twinserve.profiles.catalog import ALIASES, find_gpu, find_model, nearest
+from twinserve.profiles.catalog import MODELS, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
@@ -40,8 +42,10 @@ from twinserve.profiles.forms.efficiency import family_error, find_efficiency
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
 from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
+from twinserve.profiles.gpus import ALIASES, gpu_for
 from twinserve.profiles.host import NO_HOST_TIME, HostTime
 from twinserve.profiles.measured.model import MeasuredModel
+from twinserve.profiles.models.config import is_reference
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
 
@@ -54,6 +58,11 @@ EVIDENCE_FILE = "evidence.json"  # beside the shipped profiles, and none itself 
 PCIE_SHARE = 0.8
 # Host memory for swapped KV, per rank: an assumption about the server, not about the engine.
 HOST_SWAP_BYTES = 64 * 2**30
+
+
+# Families and GPUs with vLLM's larger budgets, which it gives from 70 GiB on (no A100). The shipped
+# files of B200 and RTX PRO 6000 have the smaller ones.
+LARGE = ("hopper", "hopper-capped", "cdna3", "gb200")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -278,8 +287,9 @@ class Profile(BaseModel):
 
 @plain_dataclass(frozen=True)
 class ProfileName:
-    """MODEL@GPU[:tpN][/FORM], parsed; `str()` gives the canonical form. FORM names a shipped
-    alternative to the profile that the plain name gives."""
+    """MODEL@GPU[:tpN][/FORM], parsed; `str()` gives the canonical form. MODEL is a name of the
+    catalogue, a config.json or an id in the hub cache. FORM names a shipped alternative to the
+    profile that the plain name gives."""
 
     model: str
     gpu: str
@@ -301,7 +311,7 @@ class ProfileName:
     @classmethod
     def parse(cls, text: str) -> ProfileName:
         match = re.fullmatch(
-            r"([^@:/]+)@([^@:/]+)(?::tp([1-9]\d*))?(?:/([a-z0-9]+))?", text.strip().lower()
+            r"(.+)@([^@:/]+)(?::tp([1-9]\d*))?(?:/([a-z0-9]+))?", text.strip(), re.IGNORECASE
         )
         if not match:
             raise ProfileError(
@@ -309,7 +319,9 @@ class ProfileName:
                 f"{nearest(text.lower(), list_profiles())}"
             )
         model, gpu, tp, form = match.groups()
-        return cls(model, ALIASES.get(gpu, gpu), int(tp or 1), form or "")
+        model = model if is_reference(model) else model.lower()
+        gpu = ALIASES.get(gpu.lower(), gpu.lower())
+        return cls(model, gpu, int(tp or 1), (form or "").lower())
 
     @classmethod
     def of_file(cls, file_name: str) -> ProfileName:
@@ -336,9 +348,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return _read(read_json(Path(text)), text)
     name = ProfileName.parse(text)
     shipped = _shipped_folder() / name.file_name
-    if shipped.is_file():
+    if name.model in MODELS and shipped.is_file():
         return _read(parse_json(shipped.read_text(encoding="utf-8")), name.file_name)
     if name.form:
+        find_model(name.model)
         known = [str(n) for n in map(ProfileName.parse, list_profiles()) if n.form == name.form]
         raise ProfileError(f"no shipped profile {str(name)!r}{nearest(str(name), known)}")
     return derive_profile(name.model, name.gpu, name.tp)
@@ -371,13 +384,13 @@ def derive_profile(
 ) -> Profile:
     """A roofline profile from specs alone. `num_gpu_blocks`, if given, is taken as measured.
 
-    The token budget and batch limit default to those of vLLM's server: 8192 and 1024 on an 80 GB
-    Hopper or larger, 2048 and 256 elsewhere. `max_model_len` defaults to the model's, or to what
+    The token budget and batch limit default to those of vLLM's server: 8192 and 1024 on LARGE GPUs,
+    2048 and 256 elsewhere. `max_model_len` defaults to the model's, or to what
     the KV pool holds if that is less.
     """
     llm = find_model(model) if isinstance(model, str) else model
-    device = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    large = device.family == "hopper"
+    device = gpu_for(llm, find_gpu(gpu) if isinstance(gpu, str) else gpu)
+    large = device.family in LARGE or device.name in LARGE
     budget = (8192 if large else 2048) if max_num_batched_tokens is None else max_num_batched_tokens
     seqs = (1024 if large else 256) if max_num_seqs is None else max_num_seqs
     llm.check_tp(tp)
@@ -420,6 +433,10 @@ def derive_profile(
 
 def _read(data: dict, where: str) -> Profile:
     """A profile as a file has it."""
+    if "model_type" in data or "architectures" in data:
+        raise ProfileError(
+            f"{where}: is a model's config.json, no profile; name its GPU as well: {where}@h100"
+        )
     return _validated(PROFILE.read(data, where, ProfileError), where)
 
 

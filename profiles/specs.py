@@ -7,8 +7,9 @@ reaches of a GPU's peak numbers is another matter and lives in `forms/efficiency
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_serializer, model_validator
 from pydantic.dataclasses import dataclass
 
 from twinserve.formats import parse_json
@@ -31,16 +32,59 @@ def one_line(error: ValidationError) -> str:
 
 
 @dataclass(frozen=True, config=STRICT)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): one latent vector a token is
+    cached for all heads. Sizes as in config.json; `q_rank` 0 = queries are projected directly."""
+
+    kv_rank: int = Field(gt=0)
+    q_rank: int = Field(ge=0)
+    nope_dim: int = Field(gt=0)
+    rope_dim: int = Field(gt=0)
+    v_dim: int = Field(gt=0)
+
+    @property
+    def cached(self) -> int:
+        """Values a token and layer in the KV cache."""
+        return self.kv_rank + self.rope_dim
+
+    def projections(self, hidden: int, heads: int) -> int:
+        """Parameters of one layer's projections."""
+        q = heads * (self.nope_dim + self.rope_dim)
+        queries = hidden * self.q_rank + self.q_rank * q if self.q_rank else hidden * q
+        keys = hidden * self.cached + self.kv_rank * heads * (self.nope_dim + self.v_dim)
+        return queries + keys + heads * self.v_dim * hidden
+
+
+@dataclass(frozen=True, config=STRICT)
+class WeightFormat:
+    """What quantised matrices are stored as. bits: of a weight, scales included; multiplies: in
+    what kernels multiply on a GPU that has tensor cores for it, else in 16 bits; experts_only: of
+    the routed experts alone. Embeddings, output projection and norms are not quantised."""
+
+    name: str = Field(min_length=1)
+    bits: float = Field(gt=0, le=16)
+    multiplies: Literal["bf16", "fp8", "int8", "fp4"] = "bf16"
+    experts_only: bool = False
+
+
+@dataclass(frozen=True, config=STRICT)
 class ModelSpec:
     """A decoder-only transformer. Sizes as in a Hugging Face config.json; `dtype_bytes` of weights
-    and KV.
+    that are not quantised (`weights`), and of KV where `kv_dtype_bytes` does not say otherwise.
 
     `experts`: MLPs a layer, of which a token passes `experts_per_token`; 0 = a dense model. Then
     `intermediate` is the width of one expert, and a router of `experts` rows stands before them.
+    `shared_intermediate`: width of the experts that every token passes, together.
+    `dense_layers`: layers of a mixture that have one MLP of width `dense_intermediate` instead.
+
+    `latent`: multi-head latent attention; `kv_heads` is 1 then, as vLLM counts it.
+    `window`: tokens that `window_layers` of the layers attend to at most, the new one included;
+    `chunked_window`: not the last ones, but those since the last multiple of `window` (Llama 4).
 
     `gated_mlp`: three MLP matrices (SwiGLU) or two (OPT). `biases`: None, "qkv" (Qwen2) or "all"
     (OPT). `qk_norm`: a norm over each head of q and k (Qwen3). `learned_positions`: rows of a
-    position table (OPT), else 0.
+    position table (OPT), else 0. `other_parameters`: of the whole model, in memory but too small,
+    or idle in text, to count in a step: more norms, biases of experts, a vision tower.
     """
 
     name: str = Field(min_length=1)
@@ -60,6 +104,16 @@ class ModelSpec:
     learned_positions: int = Field(default=0, ge=0)
     experts: int = Field(default=0, ge=0)
     experts_per_token: int = Field(default=0, ge=0)
+    shared_intermediate: int = Field(default=0, ge=0)
+    dense_layers: int = Field(default=0, ge=0)
+    dense_intermediate: int = Field(default=0, ge=0)
+    latent: LatentAttention | None = None
+    window: int = Field(default=0, ge=0)
+    window_layers: int = Field(default=0, ge=0)
+    chunked_window: bool = False
+    other_parameters: int = Field(default=0, ge=0)
+    weights: WeightFormat | None = None
+    kv_dtype_bytes: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _heads_divide(self):
@@ -75,25 +129,84 @@ class ModelSpec:
             )
         return self
 
+    @model_validator(mode="after")
+    def _layers_add_up(self):
+        if self.dense_layers and not (
+            self.experts and self.dense_intermediate and self.dense_layers < self.layers
+        ):
+            raise ValueError(
+                f"{self.dense_layers} of {self.layers} layers cannot be dense: that is said of a "
+                "mixture of experts, with dense_intermediate"
+            )
+        if self.shared_intermediate and not self.experts:
+            raise ValueError("shared_intermediate is said of a mixture of experts")
+        if bool(self.window) != bool(self.window_layers) or self.window_layers > self.layers:
+            raise ValueError(
+                f"window {self.window} in {self.window_layers} of {self.layers} layers cannot be"
+            )
+        if self.latent is not None and self.kv_heads != 1:
+            raise ValueError("latent attention caches one vector for all heads: kv_heads is 1")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump):
+        """Without what only newer kinds of models have, so that files of others keep their bits."""
+        data = dump(self)
+        return {k: v for k, v in data.items() if k not in NEWER or v != NEWER[k]}
+
     @property
     def layer_matrix_parameters(self) -> int:
-        """Parameters of one layer's matrices, all experts; attention scores left out."""
-        return self.attention_parameters + max(self.experts, 1) * self.mlp_parameters
+        """Parameters of one layer's matrices, all experts; attention scores left out. Of a mixture,
+        a layer that has experts."""
+        return self.attention_parameters + max(self.experts, 1) * self.mlp_parameters + self.shared
 
     @property
     def attention_parameters(self) -> int:
         """Of one layer's projections, and of its router where there are experts."""
-        projections = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return projections + self.experts * self.hidden
+        return self._projections + self.experts * self.hidden
+
+    @property
+    def _projections(self) -> int:
+        if self.latent is not None:
+            return self.latent.projections(self.hidden, self.heads)
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     @property
     def mlp_parameters(self) -> int:
         """Of one MLP or expert."""
-        return (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
+        return self._matrices * self.hidden * self.intermediate
+
+    @property
+    def _matrices(self) -> int:
+        return 3 if self.gated_mlp else 2
+
+    @property
+    def shared(self) -> int:
+        """Parameters of the experts of one layer that every token passes."""
+        return self._matrices * self.hidden * self.shared_intermediate
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers that have experts; 0 for a dense model."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of all routed experts of all layers."""
+        return self.expert_layers * self.experts * self.mlp_parameters
 
     @property
     def matrix_parameters(self) -> int:
-        return self.layers * self.layer_matrix_parameters
+        dense = self._projections + self._matrices * self.hidden * self.dense_intermediate
+        return (
+            self.layers - self.dense_layers
+        ) * self.layer_matrix_parameters + self.dense_layers * dense
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token passes, embeddings left out and the output projection not."""
+        idle = self.expert_layers * (self.experts - self.experts_per_token) * self.mlp_parameters
+        return self.matrix_parameters - idle + self.head_parameters
 
     @property
     def head_parameters(self) -> int:
@@ -118,17 +231,41 @@ class ModelSpec:
             + per_norm
             + tables
             + self.learned_positions * self.hidden
+            + self.other_parameters
         )
 
     @property
     def weight_bytes(self) -> float:
-        return self.parameters * self.dtype_bytes
+        if self.weights is None:
+            return self.parameters * self.dtype_bytes
+        quantised = self.expert_parameters
+        if not self.weights.experts_only:
+            routers = self.expert_layers * self.experts * self.hidden
+            quantised = self.matrix_parameters - routers
+        saved = self.dtype_bytes - self.weights.bits / 8
+        return self.parameters * self.dtype_bytes - quantised * saved
+
+    @property
+    def matrix_bytes(self) -> tuple[float, float]:
+        """Bytes a parameter of matrices that every token passes, and of routed experts."""
+        if self.weights is None:
+            return self.dtype_bytes, self.dtype_bytes
+        stored = self.weights.bits / 8
+        return (self.dtype_bytes if self.weights.experts_only else stored), stored
+
+    @property
+    def kv_value_bytes(self) -> float:
+        """Of one value in the KV cache."""
+        return self.kv_dtype_bytes or self.dtype_bytes
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """K and V of one token over all layers, in bytes, stored once (see
-        `rank_kv_bytes_per_token` for TP)."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+        """What all layers cache of one token, in bytes, stored once (see `rank_kv_bytes_per_token`
+        for TP). Layers with a window count in full, as vLLM stores them with
+        `--disable-hybrid-kv-cache-manager`."""
+        if self.latent is not None:
+            return self.layers * self.latent.cached * self.kv_value_bytes
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_value_bytes
 
     def rank_kv_bytes_per_token(self, tp: int) -> float:
         """The same on one of `tp` ranks: heads are split, and copied once there are more ranks than
@@ -138,8 +275,20 @@ class ModelSpec:
     @property
     def attention_flops_per_pair(self) -> int:
         """Scores and weighted values of one (query token, key token) pair over all layers and
-        heads."""
+        heads; of latent attention, as prompts compute it."""
+        if self.latent is not None:
+            width = self.latent.nope_dim + self.latent.rope_dim + self.latent.v_dim
+            return 2 * self.layers * self.heads * width
         return 4 * self.layers * self.heads * self.head_dim
+
+    @property
+    def decode_flops_per_pair(self) -> int:
+        """The same as decodes compute it: latent attention works on the latent vectors
+        themselves."""
+        if self.latent is None:
+            return self.attention_flops_per_pair
+        width = self.latent.cached + self.latent.kv_rank
+        return 2 * self.layers * self.heads * width
 
     def check_tp(self, tp: int) -> None:
         """Raise ProfileError if `tp` ranks cannot split the heads as vLLM requires."""
@@ -149,66 +298,21 @@ class ModelSpec:
                 f" tp={tp}; choose a tp that divides the head counts"
             )
 
-    @classmethod
-    def from_config(cls, config: dict | str | Path, name: str | None = None) -> ModelSpec:
-        """From a Hugging Face config.json (a path or its dict); ProfileError names a missing or
-        unfit field.
 
-        Of mixtures of experts, those whose layers are all routed experts are known (Mixtral,
-        Qwen3-MoE); others (shared experts, some dense layers) and state-space models are refused:
-        their cost per token is not this spec's.
-        """
-        where = "config.json"
-        if not isinstance(config, dict):
-            where, config = str(config), read_json(Path(config))
-        kind = str(config.get("model_type", ""))
-        experts = config.get("num_experts") or config.get("num_local_experts") or 0
-        if experts and kind not in ("mixtral", "qwen3_moe"):
-            raise ProfileError(
-                f"{where}: {kind or 'model'} is a mixture of experts of a kind that is not "
-                "supported;"
-                " mixtral and qwen3_moe are"
-            )
-        known = {
-            "layers": "num_hidden_layers",
-            "hidden": "hidden_size",
-            "heads": "num_attention_heads",
-            "intermediate": {"opt": "ffn_dim", "qwen3_moe": "moe_intermediate_size"}.get(
-                kind, "intermediate_size"
-            ),
-            "vocab": "vocab_size",
-            "max_positions": "max_position_embeddings",
-        }
-        missing = [key for key in known.values() if config.get(key) is None]
-        if missing:
-            raise ProfileError(f"{where}: no field {missing[0]!r}; give a Hugging Face config.json")
-        fields = {ours: config[key] for ours, key in known.items()}
-        heads = fields["heads"]
-        dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
-        sizes = {"float32": 4, "bfloat16": 2, "float16": 2}
-        if dtype not in sizes:
-            raise ProfileError(f"{where}: torch_dtype {dtype!r} is not one of {', '.join(sizes)}")
-        biases = "all" if kind == "opt" else "qkv" if kind == "qwen2" else None
-        if config.get("attention_bias"):
-            biases = "qkv"
-        try:
-            return cls(
-                name=name or str(config.get("_name_or_path") or kind or "model"),
-                kv_heads=config.get("num_key_value_heads") or heads,
-                head_dim=config.get("head_dim") or fields["hidden"] // heads,
-                tied_embeddings=bool(config.get("tie_word_embeddings", kind == "opt")),
-                dtype_bytes=sizes[dtype],
-                gated_mlp=kind != "opt",
-                biases=biases,
-                qk_norm=kind in ("qwen3", "qwen3_moe"),
-                experts=experts,
-                experts_per_token=(config.get("num_experts_per_tok") or 0) if experts else 0,
-                # OPT's table has two rows before position 0.
-                learned_positions=fields["max_positions"] + 2 if kind == "opt" else 0,
-                **fields,
-            )
-        except ValidationError as error:
-            raise ProfileError(f"{where}: {one_line(error)}") from None
+FEW_BITS = ("fp8_flops", "int8_flops", "fp4_flops")
+# Fields of ModelSpec that older files do not have, and what they are there.
+NEWER = {
+    "shared_intermediate": 0,
+    "dense_layers": 0,
+    "dense_intermediate": 0,
+    "latent": None,
+    "window": 0,
+    "window_layers": 0,
+    "chunked_window": False,
+    "other_parameters": 0,
+    "weights": None,
+    "kv_dtype_bytes": None,
+}
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -219,7 +323,8 @@ class GpuSpec:
     `peak_flops`: FLOP/s of bf16 tensor cores with fp32 accumulation (fp16 where there is no bf16).
     `memory_bytes`: what CUDA reports as the total, which is what vLLM's utilisation is a share of.
     `nvlink_bytes_per_s`: None = tensor parallelism goes over PCIe. `family`: whose efficiency
-    constants apply.
+    constants apply. `fp8_flops`, `int8_flops`, `fp4_flops`: of tensor cores for fewer bits, where
+    there are such; said in profiles of quantised models only.
     """
 
     name: str = Field(min_length=1)
@@ -229,6 +334,20 @@ class GpuSpec:
     memory_bytes: float = Field(gt=0)
     pcie_bytes_per_s: float = Field(gt=0)
     nvlink_bytes_per_s: float | None = Field(default=None, gt=0)
+    fp8_flops: float | None = Field(default=None, gt=0)
+    int8_flops: float | None = Field(default=None, gt=0)
+    fp4_flops: float | None = Field(default=None, gt=0)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump):
+        """Without rates that are not said, so that older files keep their bits."""
+        return {k: v for k, v in dump(self).items() if k not in FEW_BITS or v is not None}
+
+    def flops_of(self, multiplies: str) -> float:
+        """FLOP/s of products in "bf16", "fp8", "int8" or "fp4": of 16 bits where the GPU has no
+        such tensor cores."""
+        few = {"fp8": self.fp8_flops, "int8": self.int8_flops, "fp4": self.fp4_flops}
+        return few.get(multiplies) or self.peak_flops
 
     @property
     def link_bytes_per_s(self) -> float:

@@ -60,7 +60,7 @@ def choose(name: str, wanted: StepTimes = "auto") -> Choice:
 
 def _refuse_other_name(name: str, profile: Profile, wanted: str) -> None:
     """A name with /FORM has said already which one."""
-    if "/" in name and not name.lower().endswith(".json"):
+    if not name.lower().endswith(".json") and ProfileName.parse(name).form:
         raise ProfileError(
             f"--step-times {wanted}: {name} names step times of {profile.step_model.form}; drop "
             f"/{ProfileName.parse(name).form} or --step-times"
@@ -112,15 +112,14 @@ def _why(name: str, profile: Profile) -> str:
     """Why the name gives this form, in a few words."""
     if str(name).lower().endswith(".json"):
         return "as the file has them"
-    form, errors = profile.step_model.form, own_errors(profile)
+    form, errors, parsed = profile.step_model.form, own_errors(profile), ProfileName.parse(name)
     if form in errors and len(errors) == len(FORMS):
         (other,) = (one for one in FORMS if one != form)
         mine, theirs = f"{errors[form]:.1%}", f"{errors[other]:.1%}"
-        if "/" not in name and errors[form] <= errors[other]:
+        if not parsed.form and errors[form] <= errors[other]:
             return f"nearer to its decode marks than {other}, {mine} against {theirs}"
-        if "/" not in name:
+        if not parsed.form:
             return f"as shipped, though {other} is nearer to its marks, {theirs} against {mine}"
-    parsed = ProfileName.parse(name)
     if parsed.form:
         return "as named"
     if str(parsed) in list_profiles():

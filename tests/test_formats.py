@@ -50,6 +50,7 @@ READERS = {
     "profiles/front_end.py": "front ends",
     "profiles/measured/samples.py": "calibration samples",
     "profiles/measured/step_files.py": OTHERS,
+    "profiles/models/config.py": OTHERS,
     "profiles/operators/layers.py": OTHERS,
     "profiles/profile.py": "profiles",
     "profiles/specs.py": "profiles",

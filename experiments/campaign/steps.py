@@ -24,8 +24,9 @@ from twinserve.experiments.campaign.setup import (
 )
 from twinserve.profiles.measured.profile import measured_profile
 from twinserve.profiles.measured.samples import Measurement, read_samples, write_samples
+from twinserve.profiles.models.config import read_config
 from twinserve.profiles.profile import save_profile
-from twinserve.profiles.specs import ModelSpec, ProfileError
+from twinserve.profiles.specs import ProfileError
 
 PROFILES = "profiles"
 SAVE_EVERY_S = 20.0
@@ -313,7 +314,7 @@ def make_profile(store: Store, key: str, graphs: bool):
     measured = read_samples(path)
     swaps = raw_path(store, key, graphs, "-swap")
     transfers = read_samples(swaps).swaps if swaps.exists() else []
-    llm = ModelSpec.from_config(model_config(key), MODEL_SIZES[key].name)
+    llm = read_config(model_config(key), MODEL_SIZES[key].name)
     target = store.path(PROFILES, f"{mode_name(key, graphs)}.json")
     try:
         profile = measured_profile(Measurement(measured.steps, transfers, measured.provenance), llm)

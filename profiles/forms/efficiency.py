@@ -9,7 +9,7 @@ residuals):
 - ada-geforce (RTX 4090): per-layer kernel times of vLLM 0.19.0 for Llama-3.1-8B; its host and
   all-reduce terms are assumed, not measured.
 - blackwell (B200) and blackwell-workstation (RTX PRO 6000): operator tables alone.
-- volta and the L20 are not measured at all: see their comments.
+- those of BORROWED are not measured at all: see their comments.
 """
 
 from __future__ import annotations
@@ -107,6 +107,12 @@ FAMILIES: dict[str, Efficiency] = {
     # the cap.
     "ada-capped": replace(ADA, gemm_mfu=0.9, attention_mfu=0.75),
     "volta": VOLTA,
+    # Assumed, as nothing was measured on them: constants of the nearest family.
+    "turing": VOLTA,
+    "ampere-ga10x": AMPERE,
+    "ada-l4": ADA,
+    "hopper-capped": replace(HOPPER, gemm_mfu=0.9, attention_mfu=0.75),  # as on the L20
+    "cdna3": HOPPER,
     "blackwell": BLACKWELL,
     "blackwell-workstation": BLACKWELL_WORKSTATION,
 }
@@ -126,7 +132,7 @@ def find_efficiency(gpu: GpuSpec) -> Efficiency:
 FAMILY_FIT_ERROR: dict[str, float] = {"hopper": 0.025, "ampere": 0.022, "ada": 0.012}
 # Families whose constants are borrowed, and the error of the three measured ones on those steps
 # with each other's (9 to 30 % on average, largest 51 %).
-BORROWED = ("volta", "ada-capped")
+BORROWED = ("volta", "ada-capped", "turing", "ampere-ga10x", "ada-l4", "hopper-capped", "cdna3")
 BORROWED_ERROR = 0.18
 
 

@@ -1,4 +1,4 @@
-"""Step time of any dense model on any GPU from their specs: no measurement of that pair is needed.
+"""Step time of any model on any GPU from their specs: no measurement of that pair is needed.
 
 A step is the sum of named terms; each is work over a rate, and the rates are peak numbers times the
 efficiency constants of the GPU's family (`efficiency.py` says where those come from). With T tokens
@@ -14,7 +14,13 @@ per tensor-parallel rank:
     layers       kernel start and tail time that no amount of work hides, per layer
     host         scheduler, input preparation, sampling: constant + per request
 
-`half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate. Left
+`half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate. Of a
+mixture, `gemm` reads the experts that even draws are expected to choose, E (1 - (1 - k/E)^T), and
+each expert multiplies its own few tokens. Layers with a window read and attend to it at most, where
+contexts are about equal; in those with chunks (Llama 4) a token counts as the last of its chunk.
+Decodes of latent attention multiply on the latent vectors, where that takes longer than reading
+them. Quantised weights are read as they are stored and multiplied at the peak rate of their format,
+with the shares that 16 bits reach; what unpacking costs is not known. Left
 out: padding to CUDA-graph sizes, and skew between context lengths (`decode_context_max` is not
 used).
 """
@@ -26,7 +32,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
-from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError
+from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -47,46 +53,60 @@ class Efficiency:
     host_request_s: float = Field(ge=0)
 
 
+# `half` of matrices that are unpacked to 16 bits while they are multiplied: Marlin, vLLM's kernel
+# for such, multiplies tiles of 16 tokens and keeps nearly the speed of reading up to 16 to 32
+# tokens (github.com/IST-DASLab/marlin).
+UNPACKED_HALF = 16.0
+
+
 class RooflineModel(StepTimeModel):
     """From a ModelSpec, a GpuSpec, the tensor-parallel degree and an Efficiency.
 
-    ProfileError if the heads cannot be split over `tp` ranks, and for mixtures of experts.
-    Immutable after construction.
+    ProfileError if the heads cannot be split over `tp` ranks. Immutable after construction.
     """
 
     knows_host = True
 
     def __init__(self, llm: ModelSpec, gpu: GpuSpec, tp: int, efficiency: Efficiency):
         llm.check_tp(tp)
-        if llm.experts:
-            raise ProfileError(
-                f"{llm.name} is a mixture of experts, whose weights a step reads in part: the "
-                "roofline does"
-                " not know how; build its profile from operator tables (twinserve profiles build)"
-            )
         self.llm, self.gpu, self.tp, self.efficiency = llm, gpu, tp, efficiency
         e, size = efficiency, llm.dtype_bytes
         compute = gpu.peak_flops * e.gemm_mfu
         memory = gpu.memory_bytes_per_s * e.gemm_mbu
         # GQA heads fewer than ranks are copied, which costs their matrices again; small, and left
         # out.
-        matrix = llm.matrix_parameters / tp
+        matrix = (llm.matrix_parameters - llm.expert_parameters) / tp
         head = llm.head_parameters / tp
-        self._half = e.gemm_half_tokens
-        self._gemm_floor = matrix * size / memory
-        self._gemm_token = 2.0 * matrix / compute
+        self._half = self._matrix_half = self._expert_half = e.gemm_half_tokens
+        if llm.weights is not None and gpu.flops_of(llm.weights.multiplies) == gpu.peak_flops:
+            self._expert_half = min(UNPACKED_HALF, self._half)
+            self._matrix_half = self._half if llm.weights.experts_only else self._expert_half
+        stored, of_expert = llm.matrix_bytes
+        few_bits = gpu.flops_of("bf16" if llm.weights is None else llm.weights.multiplies)
+        expert_compute = few_bits * e.gemm_mfu
+        matrix_compute = compute if llm.weights and llm.weights.experts_only else expert_compute
+        self._gemm_floor = matrix * stored / memory
+        self._gemm_token = 2.0 * matrix / matrix_compute
+        expert = llm.expert_layers * llm.mlp_parameters / tp
+        self._expert_read = expert * of_expert / memory
+        self._expert_token = 2.0 * expert / expert_compute
         self._head_floor = head * size / memory
         self._head_row = 2.0 * head / compute
 
         kv_rate = gpu.memory_bytes_per_s * e.kv_mbu
         self._kv_token = llm.rank_kv_bytes_per_token(tp) / kv_rate
         self._pair = llm.attention_flops_per_pair / tp / (gpu.peak_flops * e.attention_mfu)
+        self._decode_token = self._kv_token
+        if llm.latent is not None:
+            multiplied = llm.decode_flops_per_pair / tp / (gpu.peak_flops * e.attention_mfu)
+            self._decode_token = max(self._kv_token, multiplied)
+        self._windowed = llm.window_layers / llm.layers
 
         # Read and written per token and layer: two norms with residual (4 x hidden each), q in and
         # out, gate, up, act.
         activations = (
             8.0 * llm.hidden
-            + (2.0 * llm.heads * llm.head_dim + (3 if llm.gated_mlp else 2) * llm.intermediate) / tp
+            + (2.0 * llm.heads * llm.head_dim + (3 if llm.gated_mlp else 2) * _mlp_width(llm)) / tp
         )
         elementwise_rate = gpu.memory_bytes_per_s * e.elementwise_mbu
         self._elementwise_token = llm.layers * activations * size / elementwise_rate
@@ -105,22 +125,47 @@ class RooflineModel(StepTimeModel):
         """Seconds of one step. A step that computes no token costs the host's constant."""
         n = work.decode_requests
         if len(work.prefill_new) == 0:
-            return self._without_decode_kv(n, n, 0.0) + self._kv_token * (work.decode_context + n)
-        new, pairs, attended = _prefill_totals(work)
+            return self._without_decode_kv(n, n, 0.0) + self._decode_kv(work.decode_context + n, n)
+        new, pairs, attended = self._prefill_totals(work)
         attention = max(self._pair * pairs, self._kv_token * attended)
         base = self._without_decode_kv(n + new, n + len(work.prefill_new), attention)
-        return base + self._kv_token * (work.decode_context + n)
+        return base + self._decode_kv(work.decode_context + n, n)
 
     def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
         """float64[steps], seconds; bit-identical to `step_seconds` since only the last sum depends
         on the step."""
         attended = (context + n) + n * np.arange(steps, dtype=np.int64)
-        return self._without_decode_kv(n, n, 0.0) + self._kv_token * attended
+        return self._without_decode_kv(n, n, 0.0) + self._decode_kv(attended, n)
+
+    def _decode_kv(self, attended, n: int):
+        """Seconds, of one number of tokens or an array of them."""
+        if not self._windowed:
+            return self._decode_token * attended
+        within = np.minimum(attended, n * self.llm.window)
+        read = (1.0 - self._windowed) * attended + self._windowed * within
+        return self._decode_token * read
+
+    def _gemm(self, tokens: int) -> float:
+        llm = self.llm
+        dense = max(self._gemm_floor, self._gemm_token * (tokens + self._matrix_half))
+        if not llm.experts:
+            return dense
+        chosen = llm.experts * (1.0 - (1.0 - llm.experts_per_token / llm.experts) ** tokens)
+        multiplied = tokens * llm.experts_per_token + chosen * self._expert_half
+        return dense + max(self._expert_read * chosen, self._expert_token * multiplied)
+
+    def _prefill_totals(self, work: StepComposition) -> tuple[int, float, float]:
+        new, pairs, attended = _prefill_totals(work)
+        if not self._windowed:
+            return new, pairs, attended
+        near_pairs, near = pairs_within(work, self.llm.window)
+        full, part = 1.0 - self._windowed, self._windowed
+        return new, full * pairs + part * near_pairs, full * attended + part * near
 
     def _without_decode_kv(self, tokens: int, rows: int, prefill_attention: float) -> float:
         if not tokens:
             return self.efficiency.host_s
-        gemm = max(self._gemm_floor, self._gemm_token * (tokens + self._half))
+        gemm = self._gemm(tokens)
         head = max(self._head_floor, self._head_row * (rows + self._half))
         per_token = (self._elementwise_token + self._allreduce_token) * tokens
         return self._fixed + gemm + head + per_token + self._row * rows + prefill_attention
@@ -138,22 +183,30 @@ class RooflineModel(StepTimeModel):
         """The terms named in the module's docstring, seconds; their sum is `step_seconds` up to
         rounding."""
         n, rows = work.decode_requests, work.decode_requests + len(work.prefill_new)
-        new, pairs, attended = _prefill_totals(work)
+        new, pairs, attended = self._prefill_totals(work)
         tokens = n + new
         e = self.efficiency
         if not tokens:
             return {"host": e.host_s}
         return {
-            "gemm": max(self._gemm_floor, self._gemm_token * (tokens + self._half)),
+            "gemm": self._gemm(tokens),
             "head": max(self._head_floor, self._head_row * (rows + self._half))
             + self._gather_row * rows,
-            "decode_kv": self._kv_token * (work.decode_context + n),
+            "decode_kv": float(self._decode_kv(work.decode_context + n, n)),
             "prefill_attention": max(self._pair * pairs, self._kv_token * attended),
             "elementwise": self._elementwise_token * tokens,
             "allreduce": self._allreduce_fixed + self._allreduce_token * tokens,
             "layers": self.llm.layers * e.layer_s,
             "host": e.host_s + e.host_request_s * rows,
         }
+
+
+def _mlp_width(llm: ModelSpec) -> float:
+    """Of the MLPs that a token passes in a layer, on average over the layers."""
+    if not llm.experts:
+        return llm.intermediate
+    mixed = llm.experts_per_token * llm.intermediate + llm.shared_intermediate
+    return (llm.expert_layers * mixed + llm.dense_layers * llm.dense_intermediate) / llm.layers
 
 
 def _pcie_sharing(gpu: GpuSpec, tp: int) -> float:
@@ -180,3 +233,16 @@ def _prefill_totals(work: StepComposition) -> tuple[int, float, int]:
         twice_pairs += new * (2 * resident + new + 1)
         attended += resident + new
     return new_tokens, twice_pairs / 2, attended
+
+
+def pairs_within(work: StepComposition, window: int) -> tuple[float, int]:
+    """(query, key) pairs and tokens attended to in a layer whose tokens see `window` at most."""
+    twice_pairs = attended = 0
+    for new, resident in zip(
+        work.prefill_new.tolist(), work.prefill_resident.tolist(), strict=True
+    ):
+        # token i sees min(resident + i, window): the first `growing` of them see all
+        growing = min(max(window - resident, 0), new)
+        twice_pairs += growing * (2 * resident + growing + 1) + 2 * (new - growing) * window
+        attended += min(resident + new, window + new - 1)
+    return twice_pairs / 2, attended

@@ -13,6 +13,7 @@ from twinserve.profiles.forms.bros import SwapTimeModel
 from twinserve.profiles.measured.fit import LEAVING, fit_steps
 from twinserve.profiles.measured.model import HostTimes
 from twinserve.profiles.measured.samples import Measurement, StepSample, by_point
+from twinserve.profiles.models.config import read_config
 from twinserve.profiles.profile import HOST_SWAP_BYTES, Profile, ProfileName
 from twinserve.profiles.sampling import relative_nnls
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError, one_line
@@ -24,7 +25,7 @@ def model_spec(folder: str | Path, name: str | None = None, dtype: str | None = 
     """From the config.json in `folder`, named after the folder; dtype: what the engine computes in,
     where that is not the config's. ProfileError for models whose cost a profile cannot hold."""
     folder = Path(folder)
-    spec = ModelSpec.from_config(folder / "config.json", name or folder.resolve().name.lower())
+    spec = read_config(folder / "config.json", name or folder.resolve().name.lower())
     return replace(spec, dtype_bytes=_DTYPE_BYTES[dtype]) if dtype in _DTYPE_BYTES else spec
 
 

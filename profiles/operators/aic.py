@@ -9,16 +9,19 @@ tabulated: a simulation needs the profile alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar, cast
 
 import numpy as np
 
 from twinserve.profiles.catalog import SYSTEMS
+from twinserve.profiles.gpus import FEW_BITS
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,
     all_chosen,
@@ -56,6 +59,23 @@ ARCHITECTURES = {
 }
 
 
+Query = TypeVar("Query", bound=Callable)
+
+
+def _in_one_line(query: Query) -> Query:
+    """Also sizes that the tables lack are found out when they are asked: one line then."""
+
+    @functools.wraps(query)
+    def asked(llm: ModelSpec, gpu: str, tp: int, *args, **settings):
+        try:
+            return query(llm, gpu, tp, *args, **settings)
+        except RuntimeError as error:  # the base of the library's own errors
+            raise _no_tables(llm, gpu, tp, error) from None
+
+    return cast(Query, asked)
+
+
+@_in_one_line
 def form_from_aiconfigurator(
     llm: ModelSpec,
     gpu: str,
@@ -70,6 +90,10 @@ def form_from_aiconfigurator(
     """
     engine = _engine(llm, gpu, tp)
     token_s, comm_s = _by_tokens(engine, gpu, llm, tp)
+    if llm.weights is not None:
+        # a quantised model is taken to have an FP8 KV cache there, as vLLM's is only on request
+        llm = replace(llm, weights=None)
+        engine = _engine(llm, gpu, tp)
     rows = [_decode(engine, r, 128)["head"] for r in ROWS]
     longest = max(c for c in CONTEXTS if c <= max(llm.max_positions, 8192))
     contexts = [c for c in CONTEXTS if c <= longest]
@@ -105,6 +129,7 @@ def form_from_aiconfigurator(
     )
 
 
+@_in_one_line
 def measured_tokens(
     llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -199,18 +224,50 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
         raise ProfileError(
             f"no operator tables for GPU {gpu!r}; there are some for {', '.join(sorted(SYSTEMS))}"
         )
+    check_described(llm, gpu)
     llm.check_tp(tp)
-    with _config_folder(llm) as folder, _quiet():
+    with _config_folder(llm, gpu) as folder, _quiet():
         try:
             split = {"moe_tp_size": tp} if llm.experts else {}
             if expert_ranks > 1:
                 split |= {"moe_ep_size": expert_ranks, "attention_dp_size": expert_ranks}
             return EngineHandle.compile(folder, system, "vllm", tp_size=tp, **split)
         except (RuntimeError, ValueError, LookupError, OSError, TypeError) as error:
-            line = " ".join(str(error).split())[:200]
-            raise ProfileError(
-                f"{llm.name} on {gpu} tp={tp}: aiconfigurator has no tables ({line})"
-            ) from None
+            raise _no_tables(llm, gpu, tp, error) from None
+
+
+def _no_tables(llm: ModelSpec, gpu: str, tp: int, error: Exception) -> ProfileError:
+    line = " ".join(str(error).split())[:200]
+    return ProfileError(f"{llm.name} on {gpu} tp={tp}: aiconfigurator has no tables ({line})")
+
+
+def check_described(llm: ModelSpec, gpu: str) -> None:
+    """ProfileError for a model that `_config_folder` would describe as another one."""
+    strange = {
+        "latent attention": llm.latent is not None,
+        "layers with a window": llm.window > 0,
+        "shared experts": llm.shared_intermediate > 0,
+        "dense layers in a mixture of experts": llm.dense_layers > 0,
+        "an MLP of two matrices": not llm.gated_mlp,
+        "quantised weights": llm.weights is not None and _fp8_config(llm, gpu) is None,
+        "a quantised KV cache": llm.kv_dtype_bytes is not None,
+    }
+    found = [what for what, there in strange.items() if there]
+    if found:
+        raise ProfileError(
+            f"{llm.name}: has {found[0]}, which the operator tables are not asked about; choose "
+            "--step-times roofline, or MODEL@GPU without tables"
+        )
+
+
+def _fp8_config(llm: ModelSpec, gpu: str) -> dict | None:
+    """The `quantization_config` of FP8 weights, which have tables where the GPU multiplies in FP8:
+    in blocks, or with a scale a tensor."""
+    weights = llm.weights
+    if weights is None or weights.multiplies != "fp8" or FEW_BITS[gpu].fp8 is None:
+        return None
+    found = {"quant_method": "fp8", "activation_scheme": "static"}
+    return found if weights.bits == 8 else found | {"weight_block_size": [128, 128]}
 
 
 @contextlib.contextmanager
@@ -228,7 +285,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _config_folder(llm: ModelSpec) -> Iterator[str]:
+def _config_folder(llm: ModelSpec, gpu: str) -> Iterator[str]:
     """A folder with a config.json that describes `llm` to aiconfigurator."""
     kind = "dense" if not llm.experts else "mixtral" if llm.experts == 8 else "qwen3_moe"
     config = {
@@ -254,6 +311,9 @@ def _config_folder(llm: ModelSpec) -> Iterator[str]:
             "num_experts_per_tok": llm.experts_per_token,
             "moe_intermediate_size": llm.intermediate,
         }
+    quantization = _fp8_config(llm, gpu)
+    if quantization is not None:
+        config["quantization_config"] = quantization
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield folder

@@ -53,6 +53,7 @@ RUN_NOTE = (
     " Llama-3.1-8B on this GPU (vLLM 0.19.0), simulated with such a profile; other models are "
     "not validated."
 )
+_NO_QUANTISED = " No error is claimed: no mark is of quantised weights."
 _NO_MIXTURE = " No error is claimed: no mark is of a mixture of experts."
 # What the marks say nothing about, though they are of that GPU: no error is claimed.
 UNMARKED = {
@@ -178,6 +179,8 @@ def _known_error(base: Profile) -> tuple[str, float | None]:
     llm, gpu, tp = base.llm, base.gpu.name, base.tp
     if (llm.name, gpu, tp) in UNMARKED:
         return AIC_NOTE.format(unseen="") + UNMARKED[llm.name, gpu, tp], None
+    if llm.weights is not None:
+        return AIC_NOTE.format(unseen="") + _NO_QUANTISED, None
     if gpu == "rtxpro6000" and tp == 1 and not llm.experts:
         return RUN_NOTE, RUN_ERROR
     if llm.experts:

@@ -38,6 +38,9 @@ VERBS = {
     ),
     "trace": (f"{_CLI}.trace:trace_app", "Request traces: list, fetch, inspect, convert, synth."),
     "profiles": (f"{_CLI}.profiles:profiles_app", "Hardware and model profiles."),
+    "models": (f"{_CLI}.catalogue:models", "The models known by name: sizes, sources, accuracy."),
+    "gpus": (f"{_CLI}.catalogue:gpus", "The GPUs known by name: rates, sources, accuracy."),
+    "policies": (f"{_CLI}.catalogue:policies", "The policies known by name: sources, accuracy."),
     "report": (
         f"{_CLI}.report:report",
         "One self-contained HTML page, with its plots beside it, that compares runs.",

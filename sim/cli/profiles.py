@@ -41,6 +41,7 @@ def show(name: str, *, step_times: _StepTimes = "auto") -> None:
     from twinserve.profiles.step_times import choose
 
     chosen = choose(name, step_times)
+    chosen.profile.model()  # what a run would refuse is refused here
     print(chosen.profile.model_dump_json(indent=2))
     print(describe_step_times(chosen.profile, chosen.why), file=sys.stderr)
 
@@ -62,7 +63,7 @@ def build(
     Parameters
     ----------
     model: str
-        Known name, or a config.json of a Llama, Qwen, Mistral, Yi, Mixtral or Qwen3-MoE model.
+        Known name, a config.json, or an id in the local Hugging Face cache.
     gpu: str
         h100, h200, a100, l40s, b200 or rtxpro6000.
     out: Path
@@ -81,20 +82,14 @@ def build(
     from twinserve.profiles.catalog import find_gpu
     from twinserve.profiles.operators.shipped import operator_profile
     from twinserve.profiles.profile import save_profile
-    from twinserve.profiles.specs import ModelSpec
 
     check_target(out, overwrite)
-    spec = (
-        ModelSpec.from_config(model, Path(model).resolve().parent.name.lower())
-        if model.endswith(".json")
-        else model
-    )
     settings = {
         "num_gpu_blocks": num_blocks,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    profile = operator_profile(spec, find_gpu(gpu).name, tp, **settings)
+    profile = operator_profile(model, find_gpu(gpu).name, tp, **settings)
     save_profile(profile, out)
     print(profile.describe())
 

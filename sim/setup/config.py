@@ -76,7 +76,8 @@ class SimulationConfig(BaseModel):
     none."""
 
     profile: str = DEFAULT_PROFILE
-    "Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file."
+    """Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file. MODEL: of the
+    catalogue, a config.json, or an id in the local Hugging Face cache."""
     step_times: StepTimesName = "auto"
     """Form of the step times: what the profile's name gives (auto), derived from specs (roofline),
     from kernel tables (operators), or fitted to the engine's own steps (docs/profiles.md)."""
@@ -97,6 +98,15 @@ class SimulationConfig(BaseModel):
     "Tokens in a KV block."
     num_blocks: int | None = Field(None, ge=1, le=10**15)
     "KV blocks of one replica, instead of the profile's."
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    "Share of each GPU's memory that vLLM may use, instead of the profile's (vLLM: 0.9)."
+    max_model_len: int | None = Field(None, ge=1)
+    "Longest request, prompt and output, instead of the profile's."
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    "Type of the KV cache: the model's (auto), or FP8, which holds twice the tokens."
+    kv_from_log: str | None = None
+    """File with the log of a vLLM server's start, whose line `GPU KV cache size` gives the KV
+    blocks."""
     host_blocks: int | None = Field(None, ge=0, le=10**15)
     "Blocks of host memory for swapped KV, instead of the profile's."
     max_num_seqs: int | None = Field(None, ge=1)
@@ -166,6 +176,11 @@ class SimulationConfig(BaseModel):
             raise ValueError(
                 "--fleet and --replicas both say how many replicas there are; drop --replicas"
             )
+        if self.kv_from_log is not None:
+            for name in ("num_blocks", "gpu_memory_utilization"):
+                if getattr(self, name) is not None:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise ValueError(f"--kv-from-log and {flag} both set the KV memory; drop one")
         if self.kv == "bidirectional" and self.prefix_caching:
             raise ValueError(
                 "--kv bidirectional has no prefix caching; drop --prefix-caching or choose --kv "

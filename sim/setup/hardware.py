@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from twinserve.policies.base import EngineLimits
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.host import NO_HOST_TIME, HostTime, host_time
+from twinserve.profiles.memory import (
+    with_blocks_of_log,
+    with_fp8_kv,
+    with_max_model_len,
+    with_utilization,
+)
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.step_times import Choice, StepTimes, choose
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -48,7 +55,8 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
     chosen = sources.profile(config.profile, config.step_times)
     if config.shared_prefix:
         chosen.profile.check_shared_prefix()
-    profile = chosen.profile.with_host_time(host_of(chosen.profile, config))
+    profile = _with_memory(chosen.profile, config)
+    profile = profile.with_host_time(host_of(profile, config))
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -77,6 +85,22 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         config.block_tokens,
         chosen.why,
     )
+
+
+def _with_memory(profile: Profile, config: SimulationConfig) -> Profile:
+    """With the engine's memory as the settings have it. ProfileError where vLLM would not start."""
+    if config.kv_cache_dtype == "fp8":
+        profile = with_fp8_kv(profile)
+    if config.kv_from_log is not None:
+        profile = with_blocks_of_log(profile, Path(config.kv_from_log))
+    if config.gpu_memory_utilization is not None:
+        profile = with_utilization(profile, config.gpu_memory_utilization)
+    if config.max_model_len is None:
+        return profile
+    if config.num_blocks is not None:  # these hold the request then, and not the profile's
+        held = config.num_blocks * config.block_tokens // profile.block_tokens
+        profile = profile.model_copy(update={"num_gpu_blocks": max(held, 1)})
+    return with_max_model_len(profile, config.max_model_len)
 
 
 def host_of(profile: Profile, config: SimulationConfig) -> HostTime:

@@ -133,7 +133,7 @@ def test_no_host_explains_how_steps_of_the_a100_rise_with_requests():
     assert found["l40s"] == pytest.approx([0.85, -0.018], rel=0.05)
 
 
-@pytest.mark.parametrize(("model", "gpu"), [("llama-2-13b", "rtxpro6000"), ("opt-13b", "l40s")])
+@pytest.mark.parametrize(("model", "gpu"), [("llama-2-13b", "rtxpro6000"), ("llama-13b", "l40s")])
 def test_models_without_a_file_read_kv_from_memory_too(model, gpu):
     """40 KV heads: entries between the measured sizes."""
     pytest.importorskip("aiconfigurator_core")

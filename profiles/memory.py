@@ -1,0 +1,109 @@
+"""A profile with other settings of the engine's memory: the share that vLLM may use, the longest
+request, the KV cache's type, and KV blocks as the engine's own start-up log says them.
+
+The functions change copies; step times change with the KV cache's type alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from twinserve.profiles.profile import Profile, RooflineForm
+from twinserve.profiles.specs import ProfileError
+
+# vLLM V1, one line an engine core: `GPU KV cache size: 41,408 tokens`; V0: `# GPU blocks: 2588`.
+_TOKENS = re.compile(r"GPU KV cache size:\s*([\d,]+)\s*tokens")
+_BLOCKS = re.compile(r"# (?:GPU|cuda) blocks:\s*([\d,]+)")
+
+
+def with_utilization(profile: Profile, utilization: float) -> Profile:
+    """The engine with another `--gpu-memory-utilization`: what the share of each rank's memory
+    gives or takes is KV blocks. ProfileError where none are left."""
+    changed = utilization - profile.gpu_memory_utilization
+    more = changed * profile.gpu.memory_bytes * profile.tp // profile.block_bytes
+    blocks = profile.num_gpu_blocks + int(more)
+    if blocks < 1:
+        raise ProfileError(
+            f"{profile.name}: --gpu-memory-utilization {utilization:g} leaves no KV memory; "
+            f"the profile's {profile.num_gpu_blocks} KV blocks are of "
+            f"{profile.gpu_memory_utilization:g}"
+        )
+    return _with_blocks(profile, blocks, "derived", {"gpu_memory_utilization": utilization})
+
+
+def with_max_model_len(profile: Profile, tokens: int) -> Profile:
+    """The engine with another `--max-model-len`. ProfileError where vLLM would not start: more than
+    the model has positions, or than the KV memory holds."""
+    if tokens > profile.llm.max_positions:
+        raise ProfileError(
+            f"{profile.name}: --max-model-len {tokens} is more than the {profile.llm.max_positions}"
+            " positions of the model"
+        )
+    if tokens > profile.kv_capacity_tokens:
+        raise ProfileError(
+            f"{profile.name}: --max-model-len {tokens} is more than the "
+            f"{profile.kv_capacity_tokens} tokens that {profile.num_gpu_blocks} KV blocks hold; "
+            "lower it, raise --gpu-memory-utilization, or use more ranks"
+        )
+    return profile.model_copy(update={"max_model_len": tokens})
+
+
+def with_fp8_kv(profile: Profile) -> Profile:
+    """The engine with `--kv-cache-dtype fp8`: as many bytes hold more tokens, and fewer are read.
+    ProfileError for step times that were tabulated or measured with another type."""
+    if profile.llm.kv_value_bytes == 1:
+        return profile
+    if not isinstance(profile.step_model, RooflineForm):
+        raise ProfileError(
+            f"{profile.name}: its step times ({profile.step_model.form}) are those of KV of "
+            f"{profile.llm.kv_value_bytes:g} bytes a value; choose --step-times roofline"
+        )
+    room = profile.num_gpu_blocks * profile.block_bytes
+    changed = profile.model_copy(update={"llm": replace(profile.llm, kv_dtype_bytes=1.0)})
+    return _with_blocks(changed, int(room // changed.block_bytes), "derived", {})
+
+
+def with_blocks_of_log(profile: Profile, path: Path) -> Profile:
+    """The engine with the KV memory that vLLM's own log of its start says."""
+    tokens = kv_tokens_of_log(path, profile.block_tokens)
+    if tokens < profile.block_tokens:
+        raise ProfileError(f"{path}: its KV cache of {tokens} tokens is less than one block")
+    return _with_blocks(profile, tokens // profile.block_tokens, "measured", {})
+
+
+def kv_tokens_of_log(path: Path, block_tokens: int) -> int:
+    """Tokens of KV memory in a vLLM log; where it has several engines, of the one with the least.
+    ProfileError where it has no such line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read ({error.strerror})") from None
+    tokens = [_number(found) for found in _TOKENS.findall(text)]
+    tokens = tokens or [_number(found) * block_tokens for found in _BLOCKS.findall(text)]
+    if not tokens:
+        raise ProfileError(
+            f"{path}: no line 'GPU KV cache size: N tokens' (or # GPU blocks: N); give the "
+            "log of a vLLM server's start"
+        )
+    return min(tokens)
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _with_blocks(profile: Profile, blocks: int, source: str, more: dict) -> Profile:
+    """With the longest request that the blocks hold, up to what the model has."""
+    known = blocks * profile.block_tokens
+    full = profile.max_model_len == profile.kv_capacity_tokens
+    longest = profile.llm.max_positions if full else profile.max_model_len
+    return profile.model_copy(
+        update={
+            "num_gpu_blocks": blocks,
+            "num_gpu_blocks_source": source,
+            "max_model_len": min(longest, known),
+            **more,
+        }
+    )

@@ -1,0 +1,200 @@
+"""A model from a Hugging Face config.json: a file, a folder, or an id in the local hub cache.
+
+Nothing is fetched. What is not understood is refused by name: an architecture (`families.py`), a
+quantisation, a field that may change memory or compute (`fields.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from twinserve.profiles.models.families import FAMILIES
+from twinserve.profiles.models.fields import Fields
+from twinserve.profiles.models.quantization import read_quantization
+from twinserve.profiles.models.vision import vision_parameters
+from twinserve.profiles.specs import ModelSpec, ProfileError, one_line, read_json
+
+SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Model types that hold a text model's config as `text_config`, and how that calls itself.
+NESTED = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def is_reference(name: str) -> bool:
+    """Whether a model's name means a config.json (a path or a hub id) and none of the catalogue."""
+    return "/" in name or name.lower().endswith(".json") or Path(name, "config.json").is_file()
+
+
+def read_model(reference: str | Path) -> ModelSpec:
+    """The model of a config.json, of a folder that holds one, or of an id in the local hub cache.
+    It is called after the file or, where that is config.json, after its folder or id."""
+    path = Path(reference)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file() and _ID.fullmatch(str(reference)) and path.suffix != ".json":
+        return read_config(cached_config(str(reference)), model_name(str(reference)))
+    stem = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return read_config(path, model_name(stem))
+
+
+def model_name(text: str) -> str:
+    """A name that can stand in MODEL@GPU: the last part of an id or path, in small letters."""
+    last = text.rstrip("/").rpartition("/")[2].lower()
+    return re.sub(r"[^a-z0-9.-]+", "-", last).strip("-") or "model"
+
+
+def hub_cache() -> Path:
+    """The folder where huggingface_hub keeps what it fetched, as its documentation says."""
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
+    found = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(found or os.path.join(home, "hub")).expanduser()
+
+
+def cached_config(model: str) -> Path:
+    """The config.json of an id in the local hub cache: of its main revision, else the last one that
+    was fetched. ProfileError where there is none."""
+    folder = hub_cache() / f"models--{model.replace('/', '--')}"
+    main = folder / "refs" / "main"
+    if main.is_file():
+        path = folder / "snapshots" / main.read_text(encoding="utf-8").strip() / "config.json"
+        if path.is_file():
+            return path
+    found = sorted(folder.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ProfileError(
+            f"{model}: no config.json at that path, and none in the Hugging Face cache "
+            f"({hub_cache()}); fetch it with `hf download {model} config.json`, or give a path"
+        )
+    return found[-1]
+
+
+def read_config(config: dict | str | Path, name: str | None = None) -> ModelSpec:
+    """From a config.json (a path or its dict). ProfileError names the field that is missing, unfit
+    or not understood."""
+    where = "config.json"
+    if not isinstance(config, dict):
+        path, where = Path(config), str(config)
+        config = _with_beside(read_json(path), path)
+    whole = Fields(config, where)
+    if not isinstance(whole.get("text_config"), dict):
+        return _text_model(whole, name, {})
+    return _nested(whole, name)
+
+
+def _with_beside(config: dict, path: Path) -> dict:
+    """With the quantisation that NVIDIA's ModelOpt writes into a file of its own."""
+    beside = path.with_name("hf_quant_config.json")
+    if config.get("quantization_config") or path.name != "config.json" or not beside.is_file():
+        return config
+    return {**config, "quantization_config": read_json(beside)}
+
+
+def _nested(whole: Fields, name: str | None) -> ModelSpec:
+    """A text model inside another one, whose vision tower lies in memory too."""
+    kind = str(whole.get("model_type", ""))
+    if kind not in NESTED:
+        _unknown(whole, kind, NESTED)
+    _no_other_task(whole)
+    text = Fields(
+        {"model_type": NESTED[kind], **whole.get("text_config")}, f"{whole.where}: text_config"
+    )
+    inherited = {
+        key: whole.get(key)
+        for key in ("torch_dtype", "dtype", "tie_word_embeddings", "quantization_config")
+        if whole.get(key) is not None and text.data.get(key) is None
+    }
+    text = Fields({**inherited, **text.data}, text.where)
+    vision = whole.get("vision_config")
+    more = {}
+    if vision:
+        tower = Fields(vision, f"{whole.where}: vision_config")
+        more["other_parameters"] = vision_parameters(kind, tower, text.need("hidden_size"))
+    whole.check_rest()
+    return _text_model(text, name or _own_name(whole, kind), more)
+
+
+def _text_model(config: Fields, name: str | None, more: dict[str, int]) -> ModelSpec:
+    kind = str(config.get("model_type", ""))
+    if kind not in FAMILIES:
+        _unknown(config, kind, {**FAMILIES, **NESTED})
+    _no_other_task(config)
+    family = FAMILIES[kind]
+    given = {**family.defaults, **{k: v for k, v in config.data.items() if v is not None}}
+    fields = Fields(given, config.where)
+    found = _common(fields, family.width) | read_quantization(fields)
+    changes = family.read(fields)
+    found["other_parameters"] = (
+        found["other_parameters"]
+        + changes.pop("other_parameters", 0)
+        + more.get("other_parameters", 0)
+    )
+    if "layer_types" in fields.data and "window" not in changes:
+        _all_full(fields)
+    fields.get("model_type")
+    fields.check_rest()
+    try:
+        return ModelSpec(name=name or _own_name(config, kind), **{**found, **changes})
+    except ValidationError as error:
+        raise ProfileError(f"{config.where}: {one_line(error)}") from None
+
+
+def _common(config: Fields, width: str) -> dict[str, Any]:
+    """What all decoders have."""
+    layers, hidden = config.need("num_hidden_layers"), config.need("hidden_size")
+    heads = config.need("num_attention_heads")
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
+    config.get("dtype")
+    if dtype not in SIZES:
+        raise ProfileError(
+            f"{config.where}: torch_dtype {dtype!r} is not one of {', '.join(SIZES)}"
+        )
+    biased = bool(config.get("attention_bias"))
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": config.number("num_key_value_heads", heads),
+        "head_dim": config.number("head_dim", hidden // max(heads, 1)),
+        "intermediate": config.need(width),
+        "vocab": config.need("vocab_size"),
+        "max_positions": config.need("max_position_embeddings"),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "dtype_bytes": SIZES[dtype],
+        "biases": "qkv" if biased else None,
+        "other_parameters": layers * hidden if biased else 0,  # that of the output projection
+    }
+
+
+def _all_full(config: Fields) -> None:
+    """Layers of a kind that the family does not have are refused."""
+    strange = {*config.get("layer_types")} - {"full_attention"}
+    if strange and not (strange == {"sliding_attention"} and config.get("sliding_window")):
+        config.refuse("layer_types", "layers of these kinds are not understood")
+
+
+def _no_other_task(config: Fields) -> None:
+    for one in config.get("architectures", ()):
+        if not one.endswith(("ForCausalLM", "ForConditionalGeneration")):
+            config.refuse("architectures", "does not generate text")
+
+
+def _own_name(config: Fields, kind: str) -> str:
+    return model_name(str(config.data.get("_name_or_path") or kind or "model"))
+
+
+def _unknown(config: Fields, kind: str, known) -> None:
+    if not kind:
+        raise ProfileError(
+            f"{config.where}: no field 'model_type'; give a Hugging Face config.json"
+        )
+    raise ProfileError(
+        f"{config.where}: architecture {kind!r} is not understood; those are: "
+        f"{', '.join(sorted(known))}"
+    )

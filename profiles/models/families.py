@@ -1,0 +1,235 @@
+"""What each architecture adds to a plain decoder: experts, windows, norms, biases, latent
+attention. A family is known by the `model_type` of its config.json; one that is not here is
+refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinserve.profiles.models.fields import Fields
+from twinserve.profiles.specs import LatentAttention
+
+Changes = dict[str, Any]  # fields of ModelSpec
+
+
+@dataclass(frozen=True)
+class Family:
+    """read: what it adds. defaults: of fields that its config.json may leave out. width: the
+    field with the width of the MLP, of one expert where there are some."""
+
+    read: Callable[[Fields], Changes]
+    defaults: dict[str, Any] = field(default_factory=dict)
+    width: str = "intermediate_size"
+
+
+def _plain(config: Fields) -> Changes:
+    return {}
+
+
+def _llama(config: Fields) -> Changes:
+    if not config.get("mlp_bias"):
+        return {}
+    widths = 2 * config.need("intermediate_size") + config.need("hidden_size")
+    return {"other_parameters": config.need("num_hidden_layers") * widths}
+
+
+def _all_windowed(config: Fields) -> Changes:
+    """Mistral, Phi-3: the window, where there is one, is every layer's."""
+    return window(config, config.number("sliding_window"), config.need("num_hidden_layers"))
+
+
+def _qwen_window(config: Fields) -> Changes:
+    """Layers from `max_window_layers` on, where `use_sliding_window` says so."""
+    size, first = config.number("sliding_window"), config.number("max_window_layers")
+    if not config.get("use_sliding_window"):
+        return {}
+    return window(config, size, max(config.need("num_hidden_layers") - first, 0))
+
+
+def _qwen2(config: Fields) -> Changes:
+    return {"biases": "qkv", **_qwen_window(config)}
+
+
+def _qwen3(config: Fields) -> Changes:
+    config.get("use_qk_norm")  # always
+    return {"qk_norm": True, **_qwen_window(config)}
+
+
+def _qwen3_moe(config: Fields) -> Changes:
+    if config.number("decoder_sparse_step", 1) != 1:
+        config.refuse("decoder_sparse_step", "only mixtures in every layer are understood")
+    dense = len(config.get("mlp_only_layers", ()))
+    found = {**_qwen3(config), **experts(config, "num_experts")}
+    return {**found, **_dense_layers(dense, config.number("intermediate_size"))}
+
+
+def _qwen2_moe(config: Fields) -> Changes:
+    if config.number("decoder_sparse_step", 1) != 1:
+        config.refuse("decoder_sparse_step", "only mixtures in every layer are understood")
+    dense = len(config.get("mlp_only_layers", ()))
+    layers = config.need("num_hidden_layers")
+    return {
+        **_qwen2(config),
+        **experts(config, "num_experts"),
+        **_dense_layers(dense, config.number("intermediate_size")),
+        "shared_intermediate": config.need("shared_expert_intermediate_size"),
+        # the gate of the shared expert
+        "other_parameters": (layers - dense) * config.need("hidden_size"),
+    }
+
+
+def _mixtral(config: Fields) -> Changes:
+    return {**_all_windowed(config), **experts(config, "num_local_experts")}
+
+
+def _opt(config: Fields) -> Changes:
+    if config.number("word_embed_proj_dim", config.need("hidden_size")) != config.need(
+        "hidden_size"
+    ):
+        config.refuse("word_embed_proj_dim", "embeddings narrower than the model are not known")
+    for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"):
+        if config.get(key, True) is not True:
+            config.refuse(key, "only true is understood")
+    # OPT's table has two rows before position 0.
+    positions = config.need("max_position_embeddings") + 2
+    return {"gated_mlp": False, "biases": "all", "learned_positions": positions}
+
+
+def _gemma(config: Fields, qk_norm: bool, every: int) -> Changes:
+    """Norms also behind attention and MLP; each `every`-th layer sees everything."""
+    layers, hidden = config.need("num_hidden_layers"), config.need("hidden_size")
+    every = config.number("sliding_window_pattern", every)
+    size = config.number("sliding_window", 4096)
+    found = window(config, size, layers - layers // every)
+    if config.get("use_bidirectional_attention") is True:
+        config.refuse("use_bidirectional_attention", "an encoder generates no text")
+    return {"qk_norm": qk_norm, "other_parameters": 2 * layers * hidden, **found}
+
+
+def _gemma2(config: Fields) -> Changes:
+    return _gemma(config, qk_norm=False, every=2)
+
+
+def _gemma3(config: Fields) -> Changes:
+    return _gemma(config, qk_norm=True, every=6)
+
+
+def _deepseek(config: Fields) -> Changes:
+    """DeepSeek-V2 and V3, Kimi K2: latent attention, shared experts, some dense layers first."""
+    if config.number("moe_layer_freq", 1) != 1:
+        config.refuse("moe_layer_freq", "only mixtures in every layer are understood")
+    latent = LatentAttention(
+        kv_rank=config.need("kv_lora_rank"),
+        q_rank=config.number("q_lora_rank"),
+        nope_dim=config.need("qk_nope_head_dim"),
+        rope_dim=config.need("qk_rope_head_dim"),
+        v_dim=config.need("v_head_dim"),
+    )
+    layers, dense = config.need("num_hidden_layers"), config.number("first_k_dense_replace")
+    found = experts(config, "n_routed_experts")
+    norms = layers * (latent.kv_rank + latent.q_rank)
+    # what balances the load without a loss: a bias an expert
+    biased = config.get("topk_method") == "noaux_tc"
+    config.get("num_key_value_heads")  # one vector is cached for all heads
+    return {
+        "latent": latent,
+        "kv_heads": 1,
+        "head_dim": latent.nope_dim + latent.rope_dim,
+        **found,
+        **_dense_layers(dense, config.need("intermediate_size")),
+        "shared_intermediate": config.number("n_shared_experts")
+        * config.need("moe_intermediate_size"),
+        "other_parameters": norms + (layers - dense) * found["experts"] * biased,
+    }
+
+
+def _gpt_oss(config: Fields) -> Changes:
+    """Biases everywhere, a sink a head; every other layer has a window."""
+    layers, hidden = config.need("num_hidden_layers"), config.need("hidden_size")
+    found = experts(config, "num_local_experts")
+    config.get("experts_per_token")  # the same under another name
+    count, width = found["experts"], config.need("intermediate_size")
+    of_experts = count * (2 * width + hidden) + count  # and the router's
+    return {
+        **found,
+        **window(config, config.number("sliding_window"), layers - layers // 2),
+        "other_parameters": layers * (of_experts + config.need("num_attention_heads")),
+    }
+
+
+def _llama4(config: Fields) -> Changes:
+    """A shared expert beside the routed ones; three of four layers attend within chunks."""
+    layers, step = config.need("num_hidden_layers"), config.number("interleave_moe_layer_step", 1)
+    moe = config.get("moe_layers")
+    dense = layers - (len(moe) if moe else layers // step)
+    config.get("no_rope_layers")
+    every = config.number("no_rope_layer_interval", 4)
+    config.get("use_qk_norm")  # a norm without weights
+    size = config.number("attention_chunk_size")
+    found = window(config, size, layers - layers // every)
+    if found:
+        found["chunked_window"] = True
+    return {
+        **experts(config, "num_local_experts"),
+        **found,
+        **_dense_layers(dense, config.need("intermediate_size_mlp")),
+        "shared_intermediate": config.need("intermediate_size"),
+    }
+
+
+def experts(config: Fields, key: str) -> Changes:
+    """The number of routed experts, and of those that a token passes."""
+    return {"experts": config.need(key), "experts_per_token": config.need("num_experts_per_tok")}
+
+
+def _dense_layers(dense: int, width: int) -> Changes:
+    return {"dense_layers": dense, "dense_intermediate": width} if dense else {}
+
+
+def window(config: Fields, size: int, layers: int) -> Changes:
+    """`layers` that attend to `size` tokens; as many as `layer_types` has, where it is given."""
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        strange = {*kinds} - {"full_attention", "sliding_attention", "chunked_attention"}
+        if strange or len(kinds) != config.need("num_hidden_layers"):
+            config.refuse(
+                "layer_types",
+                "only full_attention, sliding_attention and chunked_attention are understood, one "
+                "a layer",
+            )
+        layers = sum(kind != "full_attention" for kind in kinds)
+    if not size or not layers or size >= config.need("max_position_embeddings", 2**62):
+        return {}
+    return {"window": size, "window_layers": layers}
+
+
+_GEMMA3 = {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+}
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(_llama),
+    "mistral": Family(_all_windowed),
+    "mixtral": Family(_mixtral),
+    "qwen2": Family(_qwen2),
+    "qwen2_moe": Family(_qwen2_moe, width="moe_intermediate_size"),
+    "qwen3": Family(_qwen3),
+    "qwen3_moe": Family(_qwen3_moe, width="moe_intermediate_size"),
+    "opt": Family(_opt, {"tie_word_embeddings": True}, width="ffn_dim"),
+    "phi3": Family(_all_windowed),
+    "gemma": Family(_plain, {"tie_word_embeddings": True, "head_dim": 256}),
+    "gemma2": Family(_gemma2, {"tie_word_embeddings": True, "head_dim": 256}),
+    "gemma3_text": Family(_gemma3, _GEMMA3),
+    "deepseek_v2": Family(_deepseek, width="moe_intermediate_size"),
+    "deepseek_v3": Family(_deepseek, width="moe_intermediate_size"),
+    "kimi_k2": Family(_deepseek, width="moe_intermediate_size"),
+    "gpt_oss": Family(_gpt_oss, {"head_dim": 64}),
+    "llama4_text": Family(_llama4),
+}

@@ -1,0 +1,71 @@
+"""The fields of a config.json, and which of them were asked for: what nobody asked for and what is
+not known to leave memory and compute alone is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from twinserve.profiles.specs import ProfileError
+
+# Names, of documentation, sampling, training, positions and activations: they change neither
+# memory nor, beyond what is noise here, compute.
+HARMLESS = re.compile(
+    r"^_|token_id|token_index|dropout|_pdrop$|layerdrop|rope|rotary|theta|_eps$|epsilon|^initializer"
+    r"|_init_|init_std|loss|^output_|^return_|softcapping|^hidden_act|activation|^transformers_ver"
+    r"|^use_cache$|^cache_implementation$|^auto_map$|^architectures$|^task_specific_params$"
+    r"|^pretraining_tp$|^original_max_position_embeddings$|^tokenizer_class$|^prefix$|^torchscript$"
+    # how a router weighs its choice
+    r"|^norm_topk_prob$|^n_group$|^topk_group$|^topk_method$|^routed_scaling_factor$"
+    r"|^scoring_func$|^seq_aux$|^aux_loss_alpha$|^router_jitter_noise$|^ep_size$"
+    # how scores are scaled
+    r"|^query_pre_attn_scalar$|^swiglu_limit$|^attn_scale$|^floor_scale$|^attn_temperature_tuning$"
+    r"|^initial_context_length$|^for_llm_compressor$|^mm_tokens_per_image$|^image_size$"
+    # layers that only speculation loads
+    r"|^num_nextn_predict_layers$"
+)
+
+
+class Fields:
+    """One object of a config.json. where: its name in error lines."""
+
+    def __init__(self, data: Mapping[str, Any], where: str):
+        self.data, self.where = data, where
+        self._asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or `default` where it is missing or null."""
+        self._asked.add(key)
+        found = self.data.get(key)
+        return default if found is None else found
+
+    def need(self, key: str, default: int | None = None) -> int:
+        """A whole number. ProfileError where it is missing or none."""
+        found = self.get(key, default)
+        if found is None:
+            raise ProfileError(f"{self.where}: no field {key!r}; give a Hugging Face config.json")
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise ProfileError(f"{self.where}: {key} {found!r} is not a whole number")
+        return found
+
+    def number(self, key: str, default: int = 0) -> int:
+        """The same where it may be missing."""
+        return self.need(key, default)
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """ProfileError that names the field and its value."""
+        shown = str(self.data.get(key))
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise ProfileError(f"{self.where}: {key} {shown}: {why}")
+
+    def check_rest(self) -> None:
+        """ProfileError for a field that nobody asked for and that may change memory or compute."""
+        for key, value in self.data.items():
+            if key in self._asked or HARMLESS.search(key) or not value:
+                continue
+            self.refuse(
+                key,
+                "not understood, and it may change memory or compute; where it does not, take it "
+                "out of a copy of the file",
+            )

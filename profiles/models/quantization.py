@@ -1,0 +1,169 @@
+"""Quantised weights: how many bits a format keeps of one, scales included, and how the
+`quantization_config` of a config.json says which it is.
+
+Bits: weights, and the scales of their group (formats' own documents). INT4 of AWQ and GPTQ: 16 bits
+of scale and 4 of zero point a group; MXFP4 (OCP): 8 bits for 32; NVFP4: 8 bits for 16; FP8 in
+blocks: 32 bits for 128 x 128, else one scale a channel or tensor, which is nothing. Norms,
+embeddings, the output projection and routers are left as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from twinserve.profiles.models.fields import Fields
+from twinserve.profiles.specs import ModelSpec, ProfileError, WeightFormat
+
+FORMATS = {
+    "fp8": WeightFormat("fp8", bits=8.0, multiplies="fp8"),
+    "int8": WeightFormat("int8", bits=8.0, multiplies="int8"),
+    "int4": WeightFormat("int4", bits=4.0 + 20 / 128),
+    "awq": WeightFormat("awq", bits=4.0 + 20 / 128),
+    "gptq": WeightFormat("gptq", bits=4.0 + 20 / 128),
+    "mxfp4": WeightFormat("mxfp4", bits=4.0 + 8 / 32),
+    "nvfp4": WeightFormat("nvfp4", bits=4.0 + 8 / 16, multiplies="fp4"),
+}
+FP8_BLOCK = 32 / 128**2  # bits
+# Modules that are never counted as quantised.
+_PLAIN = re.compile(
+    r"lm_head|embed|norm|router|gate$|mlp\.gate\b|vision|visual|multi_modal|re:.*(lm_head|gate\$)"
+)
+_HARMLESS = {
+    "quant_method", "fmt", "activation_scheme", "version", "desc_act", "static_groups",
+    "damp_percent", "true_sequential", "model_name_or_path", "model_file_base_name",
+    "checkpoint_format",
+    "meta", "quantizer", "producer", "zero_point", "sym", "is_marlin_format", "backend", "do_fuse",
+    "exllama", "exllama_config", "quantization_status", "global_compression_ratio", "pack_dtype",
+    "quantization", "scale_fmt",
+}  # fmt: skip
+
+
+def quantized(llm: ModelSpec, name: str) -> ModelSpec:
+    """`llm` with weights of a format of FORMATS. ProfileError for a model that has one already."""
+    if llm.weights is not None:
+        raise ProfileError(f"{llm.name}: its weights are {llm.weights.name} already")
+    return with_format(llm, FORMATS[name], f"{llm.name}-{name}")
+
+
+def with_format(llm: ModelSpec, weights: WeightFormat, name: str) -> ModelSpec:
+    """`llm` under another name, with these weights."""
+    return replace(llm, weights=weights, name=name)
+
+
+def read_quantization(config: Fields) -> dict[str, Any]:
+    """Fields of ModelSpec from a `quantization_config`. ProfileError, which names the field, for
+    a format or an exception that is not understood."""
+    given = config.get("quantization_config") or config.get("compression_config")
+    if not given:
+        return {}
+    whole = Fields(given, f"{config.where}: quantization_config")
+    inner = whole.get("quantization")
+    found = Fields(inner, whole.where) if isinstance(inner, dict) else whole
+    method = str(found.get("quant_method", "modelopt")).lower()
+    readers = {
+        "fp8": _fp8,
+        "awq": _packed,
+        "gptq": _packed,
+        "mxfp4": _mxfp4,
+        "modelopt": _modelopt,
+        "modelopt_fp4": _modelopt,
+        "compressed-tensors": _compressed,
+    }
+    if method not in readers:
+        found.refuse("quant_method", f"only {', '.join(sorted(readers))} are understood")
+    reader = _compressed if found.get("config_groups") else readers[method]
+    weights = reader(found, method)
+    _check_exceptions(found, weights)
+    changes: dict[str, Any] = {"weights": weights}
+    if _kv_is_fp8(found):
+        changes["kv_dtype_bytes"] = 1.0
+    _check_rest(found)
+    return changes
+
+
+def _fp8(config: Fields, method: str) -> WeightFormat:
+    block = config.get("weight_block_size")
+    return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8")
+
+
+def _packed(config: Fields, method: str) -> WeightFormat:
+    """AWQ and GPTQ: integers in groups."""
+    bits = config.number("bits", 0) or config.number("w_bit", 4)
+    if bits not in (4, 8):
+        config.refuse("bits", "only 4 and 8 are understood")
+    group = config.number("group_size", 0) or config.number("q_group_size", 128)
+    extra = 0.0 if group < 0 else (16 + bits) / group
+    return WeightFormat(method if bits == 4 else f"{method}-8bit", bits + extra)
+
+
+def _mxfp4(config: Fields, method: str) -> WeightFormat:
+    return WeightFormat("mxfp4", FORMATS["mxfp4"].bits, experts_only=True)
+
+
+def _modelopt(config: Fields, method: str) -> WeightFormat:
+    algo = str(config.get("quant_algo", "")).upper()
+    if algo == "FP8":
+        return FORMATS["fp8"]
+    if algo == "NVFP4":
+        if config.number("group_size", 16) != 16:
+            config.refuse("group_size", "NVFP4 has groups of 16")
+        return FORMATS["nvfp4"]
+    config.refuse("quant_algo", "only FP8 and NVFP4 are understood")
+
+
+def _compressed(config: Fields, method: str) -> WeightFormat:
+    """compressed-tensors: one group of all matrices."""
+    groups, form = config.get("config_groups", {}), config.get("format")
+    config.get("quant_algo")
+    if len(groups) != 1:
+        config.refuse("config_groups", "several groups are not understood")
+    (group,) = groups.values()
+    if set(group.get("targets") or ["Linear"]) != {"Linear"}:
+        config.refuse("config_groups", "only groups of all Linear layers are understood")
+    weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    if (bits, kind) == (8, "float"):
+        block = weights.get("block_structure") or weights.get("strategy") == "block"
+        return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8" if inputs else "bf16")
+    if (bits, kind) == (8, "int"):
+        return WeightFormat(
+            "int8", 8.0 + (16 / size if size else 0.0), "int8" if inputs else "bf16"
+        )
+    if (bits, kind) == (4, "int") and not inputs:
+        return WeightFormat("int4", 4.0 + (20 / size if size else 0.0))
+    if (bits, kind) == (4, "float") and size == 16:
+        return WeightFormat("nvfp4", FORMATS["nvfp4"].bits, "fp4" if inputs else "bf16")
+    config.refuse("config_groups", f"weights of {bits} bits ({kind}, {form}) are not understood")
+
+
+def _check_exceptions(config: Fields, weights: WeightFormat) -> None:
+    """What is left unquantised must be what is counted so."""
+    for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"):
+        for module in config.get(key, ()):
+            if _PLAIN.search(module) or (weights.experts_only and "self_attn" in module):
+                continue
+            raise ProfileError(
+                f"{config.where}: {key} {module!r}: matrices that are left unquantised are not "
+                "understood, beside routers, embeddings, the output projection and vision towers"
+            )
+
+
+def _kv_is_fp8(config: Fields) -> bool:
+    """What vLLM's `--kv-cache-dtype auto` takes from a checkpoint."""
+    scheme, algo = config.get("kv_cache_scheme"), config.get("kv_cache_quant_algo")
+    if isinstance(scheme, dict):
+        if (scheme.get("num_bits"), scheme.get("type")) != (8, "float"):
+            config.refuse("kv_cache_scheme", "only FP8 is understood")
+        return True
+    for key, value in (("kv_cache_scheme", scheme), ("kv_cache_quant_algo", algo)):
+        if value is not None and str(value).upper() != "FP8":
+            config.refuse(key, "only FP8 is understood")
+    return bool(scheme or algo)
+
+
+def _check_rest(config: Fields) -> None:
+    for key in _HARMLESS:
+        config.get(key)
+    config.check_rest()

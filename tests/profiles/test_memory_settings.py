@@ -1,0 +1,127 @@
+"""KV memory as the engine has it: its share of the GPU, the longest request, FP8, its own log; and
+the shipped numbers against measured runs."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from twinserve.experiments.efficiency import decode_work
+from twinserve.profiles.profile import derive_profile, load_profile
+from twinserve.profiles.specs import ProfileError
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import resolve_hardware
+
+LOG = """INFO 11-20 10:02:11 [gpu_worker.py:359] Available KV cache memory: 5.05 GiB
+(EngineCore_DP0 pid=42) INFO 11-20 10:02:12 [kv_cache_utils.py:1286] GPU KV cache size: 41,408 tokens
+(EngineCore_DP0 pid=42) INFO 11-20 10:02:12 [kv_cache_utils.py:1291] Maximum concurrency for 32,768 tokens per request: 1.26x
+"""  # noqa: E501
+
+
+def _hardware(profile="llama-3.1-8b@h100", **settings):
+    return resolve_hardware(SimulationConfig(profile=profile, async_scheduling=True, **settings))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("utilization", [0.5, 0.85, 0.95])
+def test_another_share_of_the_memory_is_what_a_derivation_gives(tp, utilization):
+    ours = _hardware(f"llama-3.1-8b@l40s:tp{tp}", gpu_memory_utilization=utilization)
+    derived = derive_profile("llama-3.1-8b", "l40s", tp, utilization=utilization)
+    assert abs(ours.num_blocks - derived.num_gpu_blocks) <= 1
+    assert ours.profile.gpu_memory_utilization == utilization
+
+
+def test_a_measured_number_of_blocks_moves_by_the_share():
+    """2,588 blocks of 2 MiB at 0.9 of 25.25 GB."""
+    more = _hardware("llama-3.1-8b@rtx4090", gpu_memory_utilization=0.95)
+    assert more.num_blocks == 2588 + int(0.05 * 25250627584 / 2**21)
+    assert more.limits.max_model_len == more.num_blocks * 16  # the pool bounds it, as before
+    assert _hardware("llama-3.1-8b@rtx4090", gpu_memory_utilization=0.9).num_blocks == 2588
+
+
+def test_settings_that_are_not_given_change_nothing():
+    assert _hardware().profile == load_profile("llama-3.1-8b@h100")
+
+
+def test_the_log_of_vllms_start_says_the_blocks(tmp_path):
+    path = tmp_path / "serve.log"
+    path.write_text(LOG)
+    assert _hardware(kv_from_log=str(path)).num_blocks == 2588
+    # two engines: the one with less; and vLLM's older line
+    path.write_text(LOG + LOG.replace("41,408", "41,392"))
+    assert _hardware(kv_from_log=str(path)).num_blocks == 2587
+    path.write_text("INFO # GPU blocks: 7447, # CPU blocks: 2048\n")
+    assert _hardware(kv_from_log=str(path)).num_blocks == 7447
+
+
+def test_fp8_keys_and_values_hold_twice_the_tokens_and_are_read_in_half_the_time():
+    plain, fp8 = _hardware(), _hardware(kv_cache_dtype="fp8")
+    assert fp8.num_blocks == 2 * plain.num_blocks
+    assert fp8.limits.kv_bytes_per_token == plain.limits.kv_bytes_per_token / 2
+    work = decode_work(64, 2000)
+    halves = [one.model.terms(work)["decode_kv"] for one in (plain, fp8)]
+    assert halves[1] == pytest.approx(halves[0] / 2)
+
+
+def test_a_longest_request_is_taken_or_refused_as_vllm_does():
+    assert _hardware(max_model_len=8192).limits.max_model_len == 8192
+    small = {"profile": "llama-3.1-8b@rtx4090"}
+    assert _hardware(**small, max_model_len=41408).limits.max_model_len == 41408
+    assert _hardware(**small, max_model_len=50000, num_blocks=4000).limits.max_model_len == 50000
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_model_len": 131073}, "131072 positions of the model"),
+        ({"profile": "llama-3.1-8b@rtx4090", "max_model_len": 41409}, "2588 KV blocks hold"),
+        ({"gpu_memory_utilization": 0.2}, "leaves no KV memory"),
+        ({"profile": "qwen3-14b@h100", "kv_cache_dtype": "fp8"}, "--step-times roofline"),
+        ({"kv_from_log": "nowhere.log"}, "nowhere.log: cannot be read"),
+        ({"kv_from_log": os.devnull}, "no line 'GPU KV cache size"),
+    ],
+)
+def test_memory_that_cannot_be_had_is_one_clear_line(settings, words):
+    with pytest.raises(ProfileError) as raised:
+        _hardware(**settings)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_log_and_a_number_contradict_each_other():
+    with pytest.raises(SettingsError, match="--kv-from-log and --num-blocks"):
+        SimulationConfig(kv_from_log="x", num_blocks=9, async_scheduling=True)
+
+
+def _truth() -> Path:
+    for folder in os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep):
+        if folder and (Path(folder) / "vllm_runs").is_dir():
+            return Path(folder)
+    pytest.skip("measured runs not found; set TWINSERVE_TRUTH to the folder that holds vllm_runs/")
+
+
+def test_shipped_blocks_are_those_of_the_measured_runs():
+    """Where a run recorded its KV blocks: the shipped file has them, and what is derived from
+    specifications alone is within 1 %."""
+    truth = _truth()
+    meta = json.loads((truth / "vllm_runs" / "RTX4090__Llama-3.1-8B" / "meta.json").read_text())
+    with gzip.open(truth / "steps" / "h100_vllm_steps.csv.gz", "rt") as file:
+        steps = pd.read_csv(file)
+    totals = {int(n) for n in steps.kv_blocks_total.unique()}
+    measured = {("llama-3.1-8b", "rtx4090", 1): meta["kv_cache"]["num_gpu_blocks"]}
+    for key in (("llama-2-70b", "h100", 4), ("codellama-34b", "h100", 2)):
+        shipped = load_profile(f"{key[0]}@{key[1]}:tp{key[2]}")
+        assert shipped.num_gpu_blocks in totals
+        measured[key] = shipped.num_gpu_blocks
+    for (model, gpu, tp), blocks in measured.items():
+        shipped = load_profile(f"{model}@{gpu}:tp{tp}")
+        budgets = {
+            "max_num_batched_tokens": shipped.max_num_batched_tokens,
+            "max_num_seqs": shipped.max_num_seqs,
+        }
+        assert shipped.num_gpu_blocks == blocks
+        assert derive_profile(model, gpu, tp, **budgets).num_gpu_blocks == pytest.approx(
+            blocks, rel=0.01
+        )
