@@ -31,7 +31,7 @@ GPUS: dict[str, GpuSpec] = {
         GpuSpec("a10", "ampere-ga10x", 125e12, 600e9, 22.06 * GIB, 32e9),
         GpuSpec("a10g", "ampere-ga10x", 70e12, 600e9, 22.06 * GIB, 32e9),
         GpuSpec("l4", "ada-l4", 121e12, 300e9, 22.04 * GIB, 32e9),
-        GpuSpec("h20", "hopper-capped", 148e12, 4000e9, 95.22 * GIB, 64e9, 450e9),
+        GpuSpec("h20", "hopper-capped", 148e12, 4000e9, 97871 * 2**20, 64e9, 450e9),
         GpuSpec("gb200", "blackwell", 2500e12, 8000e9, 184.31 * GIB, 64e9, 900e9),
         # seven links of 64 GB/s in one direction, one to each other GPU of the server
         GpuSpec("mi300x", "cdna3", 1307.4e12, 5300e9, 191.69 * GIB, 64e9, 448e9),
@@ -49,7 +49,8 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class FewBits:
-    """Rates of tensor cores for fewer than 16 bits, FLOP/s, None: there are none. capability: the
+    """Rates of tensor cores for fewer than 16 bits, FLOP/s; None: there are none, or (INT8 of A10,
+    A10G and L20, FP8 of L20) no source was at hand, and 16 bits stand for them. capability: the
     compute capability x 10 by which vLLM tells what it can run; None: not NVIDIA's."""
 
     capability: int | None
@@ -64,10 +65,10 @@ FEW_BITS: dict[str, FewBits] = {
     "a100-40g": FewBits(80, int8=624e12),
     "a100-pcie-40g": FewBits(80, int8=624e12),
     "a100-80g": FewBits(80, int8=624e12),
-    "a10": FewBits(86, int8=250e12),
-    "a10g": FewBits(86, int8=140e12),
+    "a10": FewBits(86),
+    "a10g": FewBits(86),
     "l4": FewBits(89, fp8=242e12, int8=242e12),
-    "l20": FewBits(89, fp8=239e12, int8=239e12),
+    "l20": FewBits(89),
     "l40s": FewBits(89, fp8=733e12, int8=733e12),
     "rtx4090": FewBits(89, fp8=330.3e12, int8=660.6e12),
     "h20": FewBits(90, fp8=296e12, int8=296e12),
@@ -86,7 +87,7 @@ SOURCES: dict[str, str] = {
     "a10": f"{_NVIDIA} (A10); memory as on the A10G",
     "a10g": f"{_NVIDIA} (A10G, for AWS g5); total that CUDA reports",
     "l4": f"{_NVIDIA} (L4); total that CUDA reports",
-    "h20": "published figures of the H20 (96 GB); NVIDIA has no public data sheet",
+    "h20": "published figures of the H20 (96 GB), no data sheet of NVIDIA; memory of nvidia-smi",
     "b200": "NVIDIA Blackwell data sheet, as aiconfigurator-core 0.12.0 has it",
     "gb200": "NVIDIA Blackwell data sheet, one GPU of an NVL72; total that CUDA reports",
     "mi300x": "AMD Instinct MI300X data sheet; total that ROCm reports",
