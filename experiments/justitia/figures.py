@@ -35,7 +35,7 @@ DENSITIES = ("1x", "2x", "3x")
 # KV blocks: what the profile derives, and those of Fig. 3
 POOLS = {"profile": None, "459": PAPER_BLOCKS}
 # with the error that the paper reports of its predictor, DistilBERT (Table II)
-SJF = "vllm-sjf:error=4.52"
+SJF = "vllm-sjf:error=4.52"  # its default, told where it is shown
 FAIR_SEEDS = 10  # at least, of everything that is said about fairness
 POLICIES = ("justitia", "srjf", SJF, "vtc", "parrot", "vllm", "vllm-v0", "justitia:cost=compute")
 SHOWN = ("justitia", "srjf", "vtc", "parrot", "vllm", "vllm-v0", SJF)

@@ -2,9 +2,9 @@
 V-A).
 
 `vllm-sjf`  requests by their predicted duration. The paper predicts it with DistilBERT; here by the
-            class and stage of a request, with `error` for how wrong that is: `error=4.52` is what
-            the paper reports of DistilBERT (Table II), and what its figures are made with. A
-            request's duration is the number of its decodes.
+            class and stage of a request, with `error` for how wrong that is: by default the 452 %
+            that the paper reports of DistilBERT (Table II). A request's duration is the number of
+            its decodes.
 `srjf`      applications by the cost that is left of them: what was predicted minus what their
             requests that have ended really took, never below 0. A request counts as a whole until
             it ends.
@@ -14,18 +14,31 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from pydantic import Field, model_validator
+
 from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
 from twinserve.policies.justitia.queues import OwnersQueue, RankedQueue
 from twinserve.policies.parts.predictors import OracleByShortName
 from twinserve.policies.requests import Application
 
+DISTILBERT_ERROR = 4.52  # mean relative error, Table II
+
 
 class SjfOptions(DemandQueueOptions):
-    """predictor  of requests; `mlp` is about whole applications, and so no choice here"""
+    """predictor  of requests; `mlp` is about whole applications, and so no choice here
+    error      by default that of the paper's baseline; 0 where a predictor is named that is exact
+    """
 
     predictor: Annotated[Literal["class-mean", "perfect", "oracle-length"], OracleByShortName] = (
         "class-mean"
     )
+    error: float = Field(DISTILBERT_ERROR, ge=0.0, le=100.0)
+
+    @model_validator(mode="after")
+    def _exact_ones_have_none(self) -> SjfOptions:
+        if self.predictor != "class-mean" and "error" not in self.model_fields_set:
+            object.__setattr__(self, "error", 0.0)  # a default still: nobody has set it
+        return self
 
     @property
     def notice(self) -> str:

@@ -118,7 +118,7 @@ def test_the_finish_time_is_predicted_from_the_text(tmp_path):
 ORDERS = {
     "justitia:predictor=class-mean": [1, 3, 0, 2],
     "srjf:predictor=class-mean": [1, 3, 0, 2],
-    "vllm-sjf": [1, 3, 0, 2],  # by the class of each
+    "vllm-sjf:error=0": [1, 3, 0, 2],  # by the class of each
     "parrot": [0, 2, 1, 3],
 }
 

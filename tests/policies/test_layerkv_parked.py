@@ -55,7 +55,8 @@ def test_who_is_not_parked_decodes_in_each_step_and_it_waits_for_the_transfers()
 
 @pytest.mark.parametrize("option", ["max_parked=-1", "park=maybe"])
 def test_bad_options_are_refused(option):
-    from twinserve.policies.registry import RegistryError, parse_policy
+    from twinserve.policies.names import RegistryError
+    from twinserve.policies.registry import parse_policy
 
     with pytest.raises(RegistryError, match=option.partition("=")[0]):
         parse_policy(f"layerkv:{option}")

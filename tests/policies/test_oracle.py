@@ -82,7 +82,7 @@ def test_it_works_on_any_requests_and_only_it_knows_their_lengths():
     assert order("vllm-sjf:predictor=oracle-length") == sorted(LENGTHS)
     assert order("srjf:predictor=oracle") == sorted(LENGTHS)
     assert order("justitia:predictor=oracle-length") == sorted(LENGTHS)
-    assert order("vllm-sjf") == LENGTHS  # as they came
+    assert order("vllm-sjf:error=0") == LENGTHS  # as they came
 
 
 def test_it_knows_the_pool():

@@ -42,19 +42,34 @@ def test_of_equals_the_one_that_came_last_gives_way(policy):
 
 
 def test_requests_of_unknown_length_are_taken_as_they_come():
-    desk = Desk("vllm-sjf", 20)
+    desk = Desk("vllm-sjf:error=0", 20)
     for name in "abc":
         desk.submit(name, 4, 3)
     assert list(desk.step().scheduled) == ["a", "b", "c"]
 
 
 def test_predictions_follow_what_has_ended():
-    desk = Desk("vllm-sjf", 20)
+    desk = Desk("vllm-sjf:error=0", 20)
     desk.submit("a", 4, 2)
     desk.scheduled(2)
     desk.submit("b", 4, 2)
     desk.step()
     assert desk.policy._duration == {1: 129}  # (256 + 2) / 2
+
+
+def test_the_usual_error_is_that_of_the_papers_baseline():
+    errors = {
+        text: parse_policy(text).given.error
+        for text in (
+            "vllm-sjf",
+            "vllm-sjf:predictor=class-mean",
+            "vllm-sjf:error=0.5",
+            "vllm-sjf:predictor=perfect",
+            "vllm-sjf:predictor=oracle",
+            "vllm-sjf:predictor=perfect,error=1",
+        )
+    }
+    assert list(errors.values()) == [4.52, 4.52, 0.5, 0.0, 0.0, 1.0], errors
 
 
 def test_a_predictor_of_applications_is_no_choice_for_requests():
