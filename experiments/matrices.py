@@ -59,6 +59,9 @@ class Cell:
 
 Table = dict[str, dict[str, Cell]]  # policy -> column -> cell
 
+# Where predictions are wrong at random by default, the order of applications is that of the dice.
+WITHOUT_NOISE = {"vllm-sjf": "vllm-sjf:error=0"}
+
 
 def tried(attempt: Callable[[], str]) -> Cell:
     """What `attempt` says, or why it was refused. Anything else that goes wrong is a defect, and
@@ -127,13 +130,11 @@ def served(policy: str, asynchronous: bool = False) -> str:
         prefix_caching=True,
         host_blocks=CROWDED.host_blocks,
     )
-    options = read_options(
-        {"policy": policy} | ({"profile": DEFAULT_PROFILE} if spec.uses_estimator else {})
-    )
+    profile = {"profile": DEFAULT_PROFILE} if spec.uses_estimator else {}
+    options = read_options({"policy": policy} | profile)
     if spec.policy.on_application is not Policy.on_application:
-        _serve_applications(
-            Decider(build_core(options, replace(facts, max_num_seqs=1), asynchronous))
-        )
+        told = read_options({"policy": WITHOUT_NOISE.get(policy, policy)} | profile)
+        _serve_applications(Decider(build_core(told, replace(facts, max_num_seqs=1), asynchronous)))
     core = build_core(options, facts, asynchronous)
     limits = EngineLimits(
         facts.max_num_seqs, facts.max_step_tokens, facts.max_model_len, facts.kv_bytes_per_token
