@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from twinserve.sim.cli.main import BAD_INPUT, simulate_main
-from twinserve.sim.results.files import read_run
+from twinserve.sim.results.files import read_run, write_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.fleet_file import PoolSettings, read_fleet
 from twinserve.sim.setup.inputs import offered_load, offered_load_of, resolve
+from twinserve.sim.setup.presets import from_file
 from twinserve.sim.setup.run import Simulation, simulate
 from twinserve.sim.sweep.sweep import contents_of
 
@@ -67,6 +68,44 @@ def test_a_run_is_repeated_from_its_run_json_without_the_file(two, tmp_path, cap
     for file in sorted(first.iterdir()):
         if file.name != "timing.json":
             assert file.read_bytes() == (second / file.name).read_bytes(), file.name
+
+
+MINE = """
+from twinserve.policies.baselines.vllm import VllmPolicy
+
+class Mine(VllmPolicy):
+    name = "mine"
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("{mine}", None), (None, "{mine}")])
+def test_a_run_whose_pool_has_a_policy_from_a_file_is_repeated(first, second, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(MINE)
+    named = [text and text.format(mine=f"{tmp_path}/mine.py:Mine") for text in (first, second)]
+    fleet = json.dumps({"pools": [{"policy": text} if text else {} for text in named]})
+    (result,) = simulate(SimulationConfig(fleet=fleet, **SMALL)).values()
+    write_run(tmp_path / "run", result)
+    again = resolve(SimulationConfig(**from_file(tmp_path / "run" / "run.json")))
+    ran = [pool.policy(again.policies[0]).policy.name for pool in again.pools]
+    assert ran == ["mine" if text else "vllm" for text in named]
+
+
+@pytest.mark.parametrize("policies", [("vllm", "bros"), ("bros", "vllm")])
+def test_settings_that_any_pool_makes_use_of_are_kept_for_repeating(policies):
+    fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})
+    flags = SMALL | {"estimator": "perfect", "prefix_caching": True, "requests": 5}
+    (result,) = simulate(SimulationConfig(fleet=fleet, **flags)).values()
+    kept = result.config["config"]
+    assert (kept["estimator"], kept["prefix_caching"]) == ("perfect", True)
+
+
+@pytest.mark.parametrize("policies", [("vllm", "bros-exact"), ("bros-exact", "vllm")])
+def test_what_policies_count_is_of_the_pools_that_count_it(policies):
+    fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})
+    (result,) = simulate(SimulationConfig(fleet=fleet, **SMALL | {"requests": 5})).values()
+    counted = result.config["policy"]["counters"]
+    steps = result.rows.steps.groupby("replica").size()
+    assert sum(counted.values()) == steps[policies.index("bros-exact")]
 
 
 def test_flags_win_over_what_a_former_run_had(two, tmp_path, capsys):
