@@ -90,9 +90,16 @@ def test_memory_that_cannot_be_had_is_one_clear_line(settings, words):
     assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_log_and_a_number_contradict_each_other():
-    with pytest.raises(SettingsError, match="--kv-from-log and --num-blocks"):
-        SimulationConfig(kv_from_log="x", num_blocks=9, async_scheduling=True)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kv_from_log": "x", "num_blocks": 9}, "--kv-from-log and --num-blocks"),
+        ({"gpu_memory_utilization": 0.95, "num_blocks": 9}, "--gpu-memory-utilization and --num"),
+    ],
+)
+def test_two_sizes_of_the_kv_memory_contradict_each_other(settings, words):
+    with pytest.raises(SettingsError, match=words):
+        SimulationConfig(**settings, async_scheduling=True)
 
 
 def _truth() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -12,9 +13,11 @@ from pydantic import Field
 from twinserve.policies import names
 from twinserve.policies.base import Options
 from twinserve.policies.names import RegistryError
+from twinserve.policies.registry import parse_policy
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
+from twinserve.sim.setup.config import SimulationConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 
@@ -71,6 +74,12 @@ def test_routers_of_other_packages_have_options(other_packages):
 def test_a_wrong_name_or_option_is_one_line(text, said, other_packages):
     with pytest.raises(RegistryError, match=said):
         parse_router(text)
+
+
+def test_the_examples_of_the_help_exist():
+    examples = re.findall(r"options after a colon: (\S+);", inspect.getsource(SimulationConfig))
+    policy, router = examples
+    assert parse_policy(policy).given and parse_router(router).build()
 
 
 def test_the_python_of_the_page_runs(capsys):
