@@ -319,7 +319,9 @@ class ProfileName:
                 f"{nearest(text.lower(), list_profiles())}"
             )
         model, gpu, tp, form = match.groups()
-        model = model if is_reference(model) else model.lower()
+        # a folder that bears a name of the catalogue is not it, as `find_model` has it
+        known = model.lower() in MODELS
+        model = model.lower() if known or not is_reference(model) else model
         gpu = ALIASES.get(gpu.lower(), gpu.lower())
         return cls(model, gpu, int(tp or 1), (form or "").lower())
 
