@@ -16,7 +16,8 @@ from twinserve.sim.setup.fleet_file import PoolSettings, read_fleet
 from twinserve.sim.setup.inputs import offered_load, offered_load_of, resolve
 from twinserve.sim.setup.presets import from_file
 from twinserve.sim.setup.run import Simulation, simulate
-from twinserve.sim.sweep.sweep import contents_of
+from twinserve.sim.sweep.combinations import Run
+from twinserve.sim.sweep.sweep import Sweep, contents_of
 
 TRAFFIC = "-t poisson --rate 8 --requests 80 --no-async-scheduling --quiet"
 SMALL = {"trace": "poisson", "rate": 8.0, "requests": 80, "async_scheduling": False}
@@ -133,6 +134,28 @@ def test_a_sweep_knows_when_what_a_file_names_has_changed(tmp_path):
     policy.write_text("x = 1\n")
     after = contents_of({"fleet": str(fleet)})
     assert before[str(fleet)] == after[str(fleet)] and before[str(policy)] != after[str(policy)]
+
+
+def test_a_sweep_knows_when_the_config_of_a_model_has_changed(tmp_path):
+    (tmp_path / "nemo").mkdir()
+    file, folder = tmp_path / "nemo.json", tmp_path / "nemo"
+    for path in (file, folder / "config.json"):
+        path.write_text("{}")
+    settings = {"profile": f"{file}@h100:tp2", "trace": f"{folder}@l40s"}
+    fleet = {"fleet": json.dumps({"pools": [{"profile": f"{folder}@h100/operators"}]})}
+    before = contents_of(settings), contents_of(fleet)
+    assert [set(found) for found in before] == [
+        {str(file), str(folder / "config.json")},
+        {str(folder / "config.json")},
+    ]
+    (folder / "config.json").write_text('{"x": 1}')
+    assert contents_of(fleet) != before[1]
+
+
+def test_a_sweep_of_fleets_has_no_error_bars(two, tmp_path):
+    runs = [Run({}, SimulationConfig(fleet=str(two), **SMALL), "here")]
+    with pytest.raises(SettingsError, match="drop --fleet"):
+        Sweep(runs, tmp_path / "out", error_bars=True)
 
 
 def test_results_are_by_replica_pool_and_fleet(two, tmp_path, capsys):
