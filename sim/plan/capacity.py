@@ -438,8 +438,8 @@ def _inputs(config: SimulationConfig, workload: Workload) -> Inputs:
     check_fits(workload, hardware.limits.max_model_len)
     spec = parse_policy(config.policy[0])
     untrained = (
-        f"{spec.label}: its predictor of output lengths learns from requests that end: there are no "
-        "others to train it on",
+        f"{spec.label}: its predictor of output lengths learns from requests that end, as there "
+        "are no others to train it on",
     )
     notices = untrained if spec.given.wants_sample else ()
     return Inputs(config, workload, hardware, (spec,), notices)

@@ -439,7 +439,10 @@ _GROUP = {"targets": ["Linear"], "input_activations": None}
             {
                 "quant_method": "compressed-tensors",
                 "config_groups": {
-                    "group_0": {**_GROUP, "weights": {"num_bits": 4, "type": "int", "group_size": -1}}
+                    "group_0": {
+                        **_GROUP,
+                        "weights": {"num_bits": 4, "type": "int", "group_size": -1},
+                    }
                 },
             },
             "int4",
