@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 StepTimesName = Literal["auto", "roofline", "operators", "measured"]
 DEFAULT_ROUTER = "least-requests"
+KV_SIZES = ("kv_from_log", "gpu_memory_utilization", "num_blocks")  # settings; one at most
 GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
 
 
@@ -176,8 +177,7 @@ class SimulationConfig(BaseModel):
             raise ValueError(
                 "--fleet and --replicas both say how many replicas there are; drop --replicas"
             )
-        sizes = ("kv_from_log", "gpu_memory_utilization", "num_blocks")
-        given = [f"--{s.replace('_', '-')}" for s in sizes if getattr(self, s) is not None]
+        given = [f"--{s.replace('_', '-')}" for s in KV_SIZES if getattr(self, s) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} both set the KV memory; drop one")
         if self.kv == "bidirectional" and self.prefix_caching:
