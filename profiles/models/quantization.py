@@ -96,7 +96,7 @@ def _packed(config: Fields, method: str) -> WeightFormat:
         config.refuse("bits", "only 4 and 8 are understood")
     group = config.number("group_size", 0) or config.number("q_group_size", 128)
     extra = (16 + bits) / group if group > 0 else 0.0
-    return WeightFormat(method if bits == 4 else f"{method}-8bit", bits + extra)
+    return WeightFormat(method if bits == 4 else f"{method}-8bit", bits=bits + extra)
 
 
 def _mxfp4(config: Fields, method: str) -> WeightFormat:
@@ -132,10 +132,10 @@ def _compressed(config: Fields, method: str) -> WeightFormat:
         return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8" if inputs else "bf16")
     if (bits, kind) == (8, "int"):
         return WeightFormat(
-            "int8", 8.0 + (16 / size if size else 0.0), "int8" if inputs else "bf16"
+            "int8", bits=8.0 + (16 / size if size else 0.0), multiplies="int8" if inputs else "bf16"
         )
     if (bits, kind) == (4, "int") and not inputs:
-        return WeightFormat("int4", 4.0 + (20 / size if size else 0.0))
+        return WeightFormat("int4", bits=4.0 + (20 / size if size else 0.0))
     if (bits, kind) == (4, "float") and size == 16:
         return WeightFormat("nvfp4", FORMATS["nvfp4"].bits, "fp4" if inputs else "bf16")
     config.refuse("config_groups", f"weights of {bits} bits ({kind}, {form}) are not understood")
