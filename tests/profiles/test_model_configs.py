@@ -249,11 +249,11 @@ def test_a_model_is_called_after_its_file_folder_or_id(tmp_path, monkeypatch):
 
 
 def test_a_folder_called_as_a_known_model_does_not_change_it(tmp_path, monkeypatch):
-    shipped = load_profile("Llama-3.1-8B@h100")
-    _write(tmp_path / "Llama-3.1-8B", NEMO)
+    shipped = load_profile("Qwen3-14B@h100")
+    _write(tmp_path / "Qwen3-14B", NEMO)
     monkeypatch.chdir(tmp_path)
-    assert load_profile("Llama-3.1-8B@h100") == shipped
-    assert load_profile("./Llama-3.1-8B@h100").llm.layers == NEMO["num_hidden_layers"]
+    assert load_profile("Qwen3-14B@h100") == shipped
+    assert load_profile("./Qwen3-14B@h100").llm.layers == NEMO["num_hidden_layers"]
 
 
 def test_an_id_that_was_not_fetched_is_one_clear_line(tmp_path, monkeypatch):
