@@ -223,7 +223,13 @@ class Profile(BaseModel):
         return isinstance(self.step_model, (RooflineForm, OperatorForm))
 
     def check_shared_prefix(self) -> None:
-        """Raises ProfileError where its form cannot tell what reading less KV would save."""
+        """Raises ProfileError where its form cannot tell what reading less KV would save, and for
+        latent attention: its decodes may take as long as they multiply, which nobody shares."""
+        if self.llm.latent is not None:
+            raise ProfileError(
+                f"--shared-prefix: decodes of {self.llm.name} have latent attention, and multiply "
+                "by each request what they read once; drop it"
+            )
         if not isinstance(self.step_model, (RooflineForm, OperatorForm)):
             raise ProfileError(
                 f"--shared-prefix: the step times of {self.name} ({self.step_model.form}) are of "
@@ -319,7 +325,9 @@ class ProfileName:
                 f"{nearest(text.lower(), list_profiles())}"
             )
         model, gpu, tp, form = match.groups()
-        model = model if is_reference(model) else model.lower()
+        # a folder that bears a name of the catalogue is not it, as `find_model` has it
+        known = model.lower() in MODELS
+        model = model.lower() if known or not is_reference(model) else model
         gpu = ALIASES.get(gpu.lower(), gpu.lower())
         return cls(model, gpu, int(tp or 1), (form or "").lower())
 

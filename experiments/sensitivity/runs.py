@@ -12,7 +12,7 @@ that much more, and the other half that much less.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -253,15 +253,8 @@ def perturbed(inputs: Inputs, part: str, factor: float) -> Inputs:
         inputs.hardware, profile.scaled(step=factor) if part == "belief" else profile
     )
     policies = tuple(misjudging(spec, part, factor) for spec in inputs.policies)
-    return BelievingInputs(
-        inputs.config,
-        inputs.workload,
-        inputs.hardware,
-        policies,
-        inputs.notices,
-        inputs.earlier,
-        believed=believed,
-    )
+    same = {part.name: getattr(inputs, part.name) for part in fields(Inputs)}
+    return BelievingInputs(**{**same, "policies": policies}, believed=believed)
 
 
 def inputs_of(setting: str, seed: int, quick: bool) -> Inputs:

@@ -111,10 +111,9 @@ def _nested(whole: Fields, name: str | None) -> ModelSpec:
         if whole.get(key) is not None and text.data.get(key) is None
     }
     text = Fields({**inherited, **text.data}, text.where)
-    vision = whole.get("vision_config")
+    tower = whole.part("vision_config")
     more = {}
-    if vision:
-        tower = Fields(vision, f"{whole.where}: vision_config")
+    if tower.data:
         more["other_parameters"] = vision_parameters(kind, tower, text.need("hidden_size"))
     whole.check_rest()
     return _text_model(text, name or _own_name(whole, kind), more)
@@ -128,18 +127,18 @@ def _text_model(config: Fields, name: str | None, more: dict[str, int]) -> Model
     family = FAMILIES[kind]
     given = {**family.defaults, **{k: v for k, v in config.data.items() if v is not None}}
     fields = Fields(given, config.where)
-    found = _common(fields, family.width) | read_quantization(fields)
-    changes = family.read(fields)
-    found["other_parameters"] = (
-        found["other_parameters"]
-        + changes.pop("other_parameters", 0)
-        + more.get("other_parameters", 0)
-    )
-    if "layer_types" in fields.data and "window" not in changes:
-        _all_full(fields)
-    fields.get("model_type")
-    fields.check_rest()
     try:
+        found = _common(fields, family.width) | read_quantization(fields)
+        changes = family.read(fields)
+        found["other_parameters"] = (
+            found["other_parameters"]
+            + changes.pop("other_parameters", 0)
+            + more.get("other_parameters", 0)
+        )
+        if "layer_types" in fields.data and "window" not in changes:
+            _all_full(fields)
+        fields.get("model_type")
+        fields.check_rest()
         return ModelSpec(name=name or _own_name(config, kind), **{**found, **changes})
     except ValidationError as error:
         raise ProfileError(f"{config.where}: {one_line(error)}") from None
@@ -174,13 +173,13 @@ def _common(config: Fields, width: str) -> dict[str, Any]:
 
 def _all_full(config: Fields) -> None:
     """Layers of a kind that the family does not have are refused."""
-    strange = {*config.get("layer_types")} - {"full_attention"}
+    strange = {*config.items("layer_types", str)} - {"full_attention"}
     if strange and not (strange == {"sliding_attention"} and config.get("sliding_window")):
         config.refuse("layer_types", "layers of these kinds are not understood")
 
 
 def _no_other_task(config: Fields) -> None:
-    for one in config.get("architectures", ()):
+    for one in config.items("architectures", str):
         if not one.endswith(("ForCausalLM", "ForConditionalGeneration")):
             config.refuse("architectures", "does not generate text")
 

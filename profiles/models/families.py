@@ -60,7 +60,7 @@ def _qwen3(config: Fields) -> Changes:
 def _qwen3_moe(config: Fields) -> Changes:
     if config.number("decoder_sparse_step", 1) != 1:
         config.refuse("decoder_sparse_step", "only mixtures in every layer are understood")
-    dense = len(config.get("mlp_only_layers", ()))
+    dense = len(config.items("mlp_only_layers", int))
     found = {**_qwen3(config), **experts(config, "num_experts")}
     return {**found, **_dense_layers(dense, config.number("intermediate_size"))}
 
@@ -68,7 +68,7 @@ def _qwen3_moe(config: Fields) -> Changes:
 def _qwen2_moe(config: Fields) -> Changes:
     if config.number("decoder_sparse_step", 1) != 1:
         config.refuse("decoder_sparse_step", "only mixtures in every layer are understood")
-    dense = len(config.get("mlp_only_layers", ()))
+    dense = len(config.items("mlp_only_layers", int))
     layers = config.need("num_hidden_layers")
     return {
         **_qwen2(config),
@@ -100,7 +100,7 @@ def _opt(config: Fields) -> Changes:
 def _gemma(config: Fields, qk_norm: bool, every: int) -> Changes:
     """Norms also behind attention and MLP; each `every`-th layer sees everything."""
     layers, hidden = config.need("num_hidden_layers"), config.need("hidden_size")
-    every = config.number("sliding_window_pattern", every)
+    every = config.divisor("sliding_window_pattern", every)
     size = config.number("sliding_window", 4096)
     found = window(config, size, layers - layers // every)
     if config.get("use_bidirectional_attention") is True:
@@ -161,11 +161,11 @@ def _gpt_oss(config: Fields) -> Changes:
 
 def _llama4(config: Fields) -> Changes:
     """A shared expert beside the routed ones; three of four layers attend within chunks."""
-    layers, step = config.need("num_hidden_layers"), config.number("interleave_moe_layer_step", 1)
-    moe = config.get("moe_layers")
+    layers, step = config.need("num_hidden_layers"), config.divisor("interleave_moe_layer_step", 1)
+    moe = config.items("moe_layers", int)
     dense = layers - (len(moe) if moe else layers // step)
     config.get("no_rope_layers")
-    every = config.number("no_rope_layer_interval", 4)
+    every = config.divisor("no_rope_layer_interval", 4)
     config.get("use_qk_norm")  # a norm without weights
     size = config.number("attention_chunk_size")
     found = window(config, size, layers - layers // every)
@@ -190,8 +190,8 @@ def _dense_layers(dense: int, width: int) -> Changes:
 
 def window(config: Fields, size: int, layers: int) -> Changes:
     """`layers` that attend to `size` tokens; as many as `layer_types` has, where it is given."""
-    kinds = config.get("layer_types")
-    if kinds is not None:
+    if config.get("layer_types") is not None:
+        kinds = config.items("layer_types", str)
         strange = {*kinds} - {"full_attention", "sliding_attention", "chunked_attention"}
         if strange or len(kinds) != config.need("num_hidden_layers"):
             config.refuse(

@@ -53,6 +53,28 @@ class Fields:
         """The same where it may be missing."""
         return self.need(key, default)
 
+    def divisor(self, key: str, default: int) -> int:
+        """The same of what others are divided by: at least 1."""
+        found = self.number(key, default)
+        if found < 1:
+            self.refuse(key, "is not at least 1")
+        return found
+
+    def items(self, key: str, of: type) -> list[Any]:
+        """A list of such; empty where it is missing or null. ProfileError where it is no such
+        list."""
+        found = self.get(key, [])
+        if not isinstance(found, (list, tuple)) or not all(isinstance(one, of) for one in found):
+            self.refuse(key, f"is not a list of {'names' if of is str else 'whole numbers'}")
+        return list(found)
+
+    def part(self, key: str) -> Fields:
+        """An object; empty where it is missing or null. ProfileError where it is none."""
+        found = self.get(key, {})
+        if not isinstance(found, Mapping):
+            self.refuse(key, "is not an object")
+        return Fields(found, f"{self.where}: {key}")
+
     def refuse(self, key: str, why: str) -> NoReturn:
         """ProfileError that names the field and its value."""
         shown = str(self.data.get(key))

@@ -55,10 +55,11 @@ def with_format(llm: ModelSpec, weights: WeightFormat, name: str) -> ModelSpec:
 def read_quantization(config: Fields) -> dict[str, Any]:
     """Fields of ModelSpec from a `quantization_config`. ProfileError, which names the field, for
     a format or an exception that is not understood."""
-    given = config.get("quantization_config") or config.get("compression_config")
-    if not given:
+    whole = config.part("quantization_config")
+    if not whole.data:
+        whole = config.part("compression_config")
+    if not whole.data:
         return {}
-    whole = Fields(given, f"{config.where}: quantization_config")
     inner = whole.get("quantization")
     found = Fields(inner, whole.where) if isinstance(inner, dict) else whole
     method = str(found.get("quant_method", "modelopt")).lower()
@@ -94,8 +95,8 @@ def _packed(config: Fields, method: str) -> WeightFormat:
     if bits not in (4, 8):
         config.refuse("bits", "only 4 and 8 are understood")
     group = config.number("group_size", 0) or config.number("q_group_size", 128)
-    extra = 0.0 if group < 0 else (16 + bits) / group
-    return WeightFormat(method if bits == 4 else f"{method}-8bit", bits + extra)
+    extra = (16 + bits) / group if group > 0 else 0.0
+    return WeightFormat(method if bits == 4 else f"{method}-8bit", bits=bits + extra)
 
 
 def _mxfp4(config: Fields, method: str) -> WeightFormat:
@@ -115,24 +116,26 @@ def _modelopt(config: Fields, method: str) -> WeightFormat:
 
 def _compressed(config: Fields, method: str) -> WeightFormat:
     """compressed-tensors: one group of all matrices."""
-    groups, form = config.get("config_groups", {}), config.get("format")
+    groups, form = config.part("config_groups"), config.get("format")
     config.get("quant_algo")
-    if len(groups) != 1:
+    if len(groups.data) != 1:
         config.refuse("config_groups", "several groups are not understood")
-    (group,) = groups.values()
-    if set(group.get("targets") or ["Linear"]) != {"Linear"}:
+    (name,) = groups.data
+    group = groups.part(name)
+    if {*group.items("targets", str)} not in ({"Linear"}, set()):
         config.refuse("config_groups", "only groups of all Linear layers are understood")
-    weights, inputs = group.get("weights") or {}, group.get("input_activations")
-    bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    weights, inputs = group.part("weights"), group.get("input_activations")
+    bits, kind = weights.get("num_bits"), weights.get("type")
+    size = max(weights.number("group_size"), 0)  # -1: a scale a channel
     if (bits, kind) == (8, "float"):
         block = weights.get("block_structure") or weights.get("strategy") == "block"
         return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8" if inputs else "bf16")
     if (bits, kind) == (8, "int"):
         return WeightFormat(
-            "int8", 8.0 + (16 / size if size else 0.0), "int8" if inputs else "bf16"
+            "int8", bits=8.0 + (16 / size if size else 0.0), multiplies="int8" if inputs else "bf16"
         )
     if (bits, kind) == (4, "int") and not inputs:
-        return WeightFormat("int4", 4.0 + (20 / size if size else 0.0))
+        return WeightFormat("int4", bits=4.0 + (20 / size if size else 0.0))
     if (bits, kind) == (4, "float") and size == 16:
         return WeightFormat("nvfp4", FORMATS["nvfp4"].bits, "fp4" if inputs else "bf16")
     config.refuse("config_groups", f"weights of {bits} bits ({kind}, {form}) are not understood")
@@ -141,7 +144,7 @@ def _compressed(config: Fields, method: str) -> WeightFormat:
 def _check_exceptions(config: Fields, weights: WeightFormat) -> None:
     """What is left unquantised must be what is counted so."""
     for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"):
-        for module in config.get(key, ()):
+        for module in config.items(key, str):
             if _PLAIN.search(module) or (weights.experts_only and "self_attn" in module):
                 continue
             raise ProfileError(

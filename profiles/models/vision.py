@@ -26,7 +26,7 @@ def _encoder(vision: Fields, layers: int, width: int, inner: int) -> int:
 
 def _siglip(vision: Fields, hidden: int) -> int:
     """Gemma 3's: a SigLIP with a norm and a matrix to the text model."""
-    width, patch = vision.need("hidden_size", 1152), vision.need("patch_size", 14)
+    width, patch = vision.need("hidden_size", 1152), vision.divisor("patch_size", 14)
     places = (vision.need("image_size", 896) // patch) ** 2
     found = _encoder(
         vision, vision.need("num_hidden_layers", 27), width, vision.need("intermediate_size", 4304)
@@ -36,7 +36,7 @@ def _siglip(vision: Fields, hidden: int) -> int:
 
 
 def _llama4(vision: Fields, hidden: int) -> int:
-    width, patch = vision.need("hidden_size", 1408), vision.need("patch_size", 14)
+    width, patch = vision.need("hidden_size", 1408), vision.divisor("patch_size", 14)
     inner = vision.need("intermediate_size", 5632)
     places = (vision.need("image_size", 336) // patch) ** 2 + 1
     into, out = vision.need("projector_input_dim", 4096), vision.need("projector_output_dim", 4096)

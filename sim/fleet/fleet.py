@@ -169,6 +169,7 @@ class Fleet:
 
     def _becomes(self, replica: Replica, life: Life) -> None:
         self._count_service()
+        self._view.now = self.clock.now
         replica.becomes(life, self.clock.now)
         self._view.takes[replica.index] = life is Life.UP
         self._view.up = [i for i, takes in enumerate(self._view.takes) if takes]
@@ -336,12 +337,14 @@ class Fleet:
         self.router.on_dispatched(request, replica.index)
 
     def _first_tokens(self, replica: Replica, rows: list[int]) -> None:
+        self._view.now = self.clock.now
         for row in rows:
             self.router.on_first_token(replica.requests[row], replica.index)
 
     def _rows_ended(self, replica: Replica, rows: list[int]) -> None:
         """All that ended on one replica at one boundary: first they are gone, then what follows."""
         self._count_service()
+        self._view.now = self.clock.now
         index, table = replica.index, replica.engine.core.requests
         self._view.in_flight[index] -= len(rows)
         moving: list[Request] = []

@@ -57,6 +57,7 @@ class KvNews:
     def arrive(self, stored: bool, contents: np.ndarray) -> None:
         """The router hears it now."""
         if self._replica.life is not Life.DOWN:
+            self._router.view.now = self._clock.now
             hear = self._router.on_stored if stored else self._router.on_removed
             hear(self._replica.index, contents)
 

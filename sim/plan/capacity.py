@@ -71,8 +71,10 @@ def size_of(config: SimulationConfig) -> tuple[int, int, int, int]:
     """What makes resources larger, the first difference counts: GPUs, KV tokens of all replicas,
     token budget, seats.
 
-    GPUs of different kinds compare by number. Raises ProfileError where the model does not fit.
+    GPUs of different kinds compare by number. Raises ProfileError where the model does not fit,
+    SettingsError for a fleet file.
     """
+    _check_alike(config)
     hardware = resolve_hardware(config)
     limits, n = hardware.limits, config.replicas
     return (
@@ -427,13 +429,27 @@ def _held(steps: pd.DataFrame, sample_s: float) -> np.ndarray:
 # -- both ------------------------------------------------------------------------------------------
 def _inputs(config: SimulationConfig, workload: Workload) -> Inputs:
     """Of one policy. Raises WorkloadError where a request is longer than the memory."""
+    _check_alike(config)
     if len(config.policy) != 1:
         raise SettingsError(
             f"one policy decides: {', '.join(config.policy)} are {len(config.policy)}"
         )
     hardware = resolve_hardware(config)
     check_fits(workload, hardware.limits.max_model_len)
-    return Inputs(config, workload, hardware, (parse_policy(config.policy[0]),), ())
+    spec = parse_policy(config.policy[0])
+    untrained = (
+        f"{spec.label}: its predictor of output lengths learns from requests that end, as there "
+        "are no others to train it on",
+    )
+    notices = untrained if spec.given.wants_sample else ()
+    return Inputs(config, workload, hardware, (spec,), notices)
+
+
+def _check_alike(config: SimulationConfig) -> None:
+    if config.fleet is not None:
+        raise SettingsError(
+            "--fleet: resources are replicas of one kind here; give profile and replicas instead"
+        )
 
 
 def _check_online(online: Workload) -> None:

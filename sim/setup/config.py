@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 StepTimesName = Literal["auto", "roofline", "operators", "measured"]
 DEFAULT_ROUTER = "least-requests"
+KV_SIZES = ("kv_from_log", "gpu_memory_utilization", "num_blocks")  # settings; one at most
 GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
 
 
@@ -90,7 +91,7 @@ class SimulationConfig(BaseModel):
     replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
     router: Annotated[str, Parameter(name=["--router", "-r"])] = DEFAULT_ROUTER
-    """Router of requests to replicas, with options after a colon: session:backup=random; one of
+    """Router of requests to replicas, with options after a colon: llm-d:prefix=5,age=0.2; one of
     your own as FILE.py:Class (docs/routers.md)."""
     fleet: str | None = None
     """File with pools of replicas that differ, instead of --replicas (docs/fleet.md)."""
@@ -176,11 +177,9 @@ class SimulationConfig(BaseModel):
             raise ValueError(
                 "--fleet and --replicas both say how many replicas there are; drop --replicas"
             )
-        if self.kv_from_log is not None:
-            for name in ("num_blocks", "gpu_memory_utilization"):
-                if getattr(self, name) is not None:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise ValueError(f"--kv-from-log and {flag} both set the KV memory; drop one")
+        given = [f"--{s.replace('_', '-')}" for s in KV_SIZES if getattr(self, s) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} both set the KV memory; drop one")
         if self.kv == "bidirectional" and self.prefix_caching:
             raise ValueError(
                 "--kv bidirectional has no prefix caching; drop --prefix-caching or choose --kv "

@@ -169,6 +169,9 @@ def _parsed(where: str, text: str) -> Any:
             if isinstance(event, yaml.AliasEvent):
                 line = event.start_mark.line + 1
                 raise ValueError(f"line {line}: refers to another part (*); write it out")
+            if getattr(event, "tag", None):  # what it makes of a value may be any error
+                line = event.start_mark.line + 1
+                raise ValueError(f"line {line}: has a tag ({event.tag}); drop it")
             opens = isinstance(event, yaml.CollectionStartEvent)
             depth += opens - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.policies.base import Policy
+from twinserve.policies.names import RegistryError
 from twinserve.policies.parts.estimators import BatchEstimator, LinearEstimator, ModelEstimator
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
@@ -150,6 +151,11 @@ def _fleet(config: SimulationConfig, sources: Sources) -> tuple[SimulationConfig
         raise SettingsError(
             f"{file.where}: router: {router!r}, and --router {config.router!r}; keep one of them"
         )
+    if router is not None:
+        try:
+            parse_router(router)
+        except RegistryError as error:
+            raise SettingsError(f"{file.where}: router: {error}") from None
     config = config.model_copy(update={"fleet": file.text, "router": router or config.router})
     return config, resolve_pools(file, config, sources)
 

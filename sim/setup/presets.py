@@ -10,7 +10,7 @@ from twinserve.policies.registry import parse_policy
 from twinserve.profiles.catalog import nearest
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import present_run
-from twinserve.sim.setup.config import PRESETS, SettingsError, SimulationConfig
+from twinserve.sim.setup.config import KV_SIZES, PRESETS, SettingsError, SimulationConfig
 from twinserve.traces.generators.synth import is_synthetic
 
 # What belongs to a trace of one kind and is refused for the other.
@@ -60,6 +60,8 @@ def over(base: dict, config: SimulationConfig) -> SimulationConfig:
         unwanted += ("rate", "rate_scale")
     elif given.get("rate") or given.get("rate_scale"):
         unwanted += ("load",)
+    if any(given.get(name) is not None for name in KV_SIZES):
+        unwanted += KV_SIZES
     if "fleet" in given or "replicas" in given:  # one says how many the other did
         unwanted += ("replicas", "fleet")
     if "fleet" in given:  # it may say its router

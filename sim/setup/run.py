@@ -153,9 +153,10 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
         "metrics": options.described(),
     }
     counted = [e.core.policy.counters for e in simulation.engines]
-    if counted[0]:
+    if any(counted):  # replicas may differ in policy
         described["policy"]["counters"] = {
-            name: sum(c[name] for c in counted) for name in counted[0]
+            name: sum(c.get(name, 0) for c in counted)
+            for name in dict.fromkeys(name for c in counted for name in c)
         }
     log = (
         log_bytes(described, engine.core.requests, engine.recorder, engine.backend.moved)
@@ -301,13 +302,15 @@ class Simulation:
         return fleet_rows(self.fleet, self.source.group_names, self.warmup, self.inputs.delays)
 
 
-def effective(config: SimulationConfig, spec: PolicySpec) -> SimulationConfig:
-    """The settings of `spec`'s run alone, without those that it makes no use of: given back, they
-    are accepted."""
+def effective(inputs: Inputs, spec: PolicySpec) -> SimulationConfig:
+    """The settings of `spec`'s run alone, without those that none of its replicas makes use of:
+    given back, they are accepted."""
+    config = inputs.config
+    used = [description.spec for description, _ in kinds(inputs, spec)]
     changes: dict = {"policy": (spec.text,)}
-    if not spec.uses_estimator:
+    if not any(one.uses_estimator for one in used):
         changes["estimator"] = "paper"
-    if config.prefix_caching and not spec.policy.uses_prefix_cache:
+    if config.prefix_caching and not any(one.policy.uses_prefix_cache for one in used):
         changes["prefix_caching"] = None
     return config.model_copy(update=changes)
 
@@ -316,7 +319,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
     """run.json: all that is needed to understand the run and to repeat it."""
     hardware, workload = inputs.hardware, inputs.workload
     policy, ledger = engine.core.policy, engine.core.ledger
-    digest = file_sha256(type(policy))
+    digest = file_sha256(spec.policy)  # of `config`: a pool may have another policy
     return {
         "label": spec.label,
         "policy": {
@@ -340,7 +343,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
         "profile": hardware.profile.model_dump(mode="json"),
         **({} if inputs.front_end is None else {"front_end": asdict(inputs.front_end)}),
         "notices": list(inputs.notices),
-        "config": effective(inputs.config, spec).model_dump(mode="json"),
+        "config": effective(inputs, spec).model_dump(mode="json"),
         "versions": {
             "python": platform.python_version(),
             **{name: _version(name) for name in ("twinserve", "numpy", "pandas", "simpy")},

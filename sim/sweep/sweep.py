@@ -32,7 +32,7 @@ class Sweep:
     any_version   take results of other versions of the code too
     retry_failed  runs that failed before are run again
     options       further metrics of each run
-    error_bars    of each run: four more with step times off
+    error_bars    of each run: four more with step times off; SettingsError for a fleet file
     """
 
     def __init__(
@@ -44,6 +44,8 @@ class Sweep:
         options: MetricsOptions = PLAIN,
         error_bars: bool = False,
     ) -> None:
+        if error_bars and any(run.config.fleet is not None for run in runs):
+            raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
         self._options = options
         self._error_bars = error_bars
         self.runs = runs
@@ -156,10 +158,13 @@ def contents_of(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _words(text: str) -> set[str]:
-    """What of a setting may be a path: all of it, what ends in `.py`, an option's value."""
+    """What of a setting may be a path: all of it, what ends in `.py`, an option's value, a
+    profile's model."""
     in_file = re.match(r".+?\.py(?=:|$)", text)
     values = (part.rpartition("=")[2] for part in text.split(","))
-    return {text, *values, *([in_file[0]] if in_file else [])} - {""}
+    model, at, _ = text.rpartition("@")  # a config.json, or the folder that holds it
+    of_model = [model, f"{model}/config.json", f"{model}/hf_quant_config.json"] if at else []
+    return {text, *values, *([in_file[0]] if in_file else []), *of_model} - {""}
 
 
 def _is_file(path: Path) -> bool:

@@ -27,7 +27,7 @@ from twinserve.experiments.sensitivity.runs import (
 from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy, policy_class
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.replicas import make_policy
+from twinserve.sim.setup.replicas import kinds, make_policy
 
 BROS = policy_class("bros")
 
@@ -198,6 +198,13 @@ def test_what_echo_believes_is_off_and_its_memory_stays_what_was_set(setting):
     assert (believed == truth) == (setting == "echo-exact")
     assert perturbed(inputs, "kv", 0.9).hardware.num_blocks == pytest.approx(9_000, abs=1)
     assert perturbed(inputs, "step", 0.9).hardware.num_blocks == 10_000
+
+
+def test_predictors_are_trained_on_the_same_requests_whatever_is_believed():
+    inputs = inputs_of("memory", 0, True)
+    off = perturbed(inputs, "belief", 1.1)
+    assert inputs.earlier is not None and off.earlier is inputs.earlier
+    assert [kind.spec for spec in off.policies for kind, _ in kinds(off, spec)] == [*off.policies]
 
 
 @pytest.mark.slow

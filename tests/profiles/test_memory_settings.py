@@ -14,6 +14,7 @@ from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve_hardware
+from twinserve.sim.setup.presets import over
 
 LOG = """INFO 11-20 10:02:11 [gpu_worker.py:359] Available KV cache memory: 5.05 GiB
 (EngineCore_DP0 pid=42) INFO 11-20 10:02:12 [kv_cache_utils.py:1286] GPU KV cache size: 41,408 tokens
@@ -90,9 +91,22 @@ def test_memory_that_cannot_be_had_is_one_clear_line(settings, words):
     assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_log_and_a_number_contradict_each_other():
-    with pytest.raises(SettingsError, match="--kv-from-log and --num-blocks"):
-        SimulationConfig(kv_from_log="x", num_blocks=9, async_scheduling=True)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kv_from_log": "x", "num_blocks": 9}, "--kv-from-log and --num-blocks"),
+        ({"gpu_memory_utilization": 0.95, "num_blocks": 9}, "--gpu-memory-utilization and --num"),
+    ],
+)
+def test_two_sizes_of_the_kv_memory_contradict_each_other(settings, words):
+    with pytest.raises(SettingsError, match=words):
+        SimulationConfig(**settings, async_scheduling=True)
+
+
+def test_a_size_that_is_given_wins_over_another_one_of_a_former_run():
+    config = over({"num_blocks": 9, "seed": 4}, SimulationConfig(gpu_memory_utilization=0.8))
+    assert (config.num_blocks, config.gpu_memory_utilization, config.seed) == (None, 0.8, 4)
+    assert over({"num_blocks": 9}, SimulationConfig(seed=4)).num_blocks == 9
 
 
 def _truth() -> Path:

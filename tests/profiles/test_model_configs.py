@@ -201,6 +201,16 @@ def test_windows_are_those_of_the_layers_that_have_them():
         ({**DEEPSEEK_V3, "index_topk": 2048}, "index_topk 2048"),
         ({**GEMMA_3, "audio_config": {"layers": 2}}, "audio_config"),
         ({**GEMMA_3, "model_type": "gemma9"}, "architecture 'gemma9' is not understood"),
+        ({**NEMO, "layer_types": 40}, "layer_types 40: is not a list of names"),
+        ({**NEMO, "architectures": "MistralForCausalLM"}, "MistralForCausalLM: is not a list"),
+        ({**NEMO, "quantization_config": "fp8"}, "quantization_config fp8: is not an object"),
+        ({**DEEPSEEK_V3, "kv_lora_rank": 0}, "kv_rank"),
+        (
+            {**MAVERICK, "text_config": {**MAVERICK["text_config"], "no_rope_layer_interval": 0}},
+            "no_rope_layer_interval 0: is not at least 1",
+        ),
+        ({**SCOUT, "vision_config": {"patch_size": 0}}, "vision_config: patch_size 0"),
+        ({**SCOUT, "vision_config": [1]}, "vision_config [1]: is not an object"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(config, words):
@@ -236,6 +246,14 @@ def test_a_model_is_called_after_its_file_folder_or_id(tmp_path, monkeypatch):
         assert read_model(reference) == read_config(NEMO, name)
         profile = load_profile(f"{reference}@H100:tp2")
         assert profile.name == f"{name}@h100:tp2" and profile.llm.layers == 40
+
+
+def test_a_folder_called_as_a_known_model_does_not_change_it(tmp_path, monkeypatch):
+    shipped = load_profile("Qwen3-14B@h100")
+    _write(tmp_path / "Qwen3-14B", NEMO)
+    monkeypatch.chdir(tmp_path)
+    assert load_profile("Qwen3-14B@h100") == shipped
+    assert load_profile("./Qwen3-14B@h100").llm.layers == NEMO["num_hidden_layers"]
 
 
 def test_an_id_that_was_not_fetched_is_one_clear_line(tmp_path, monkeypatch):
@@ -419,6 +437,20 @@ _GROUP = {"targets": ["Linear"], "input_activations": None}
         ),
         (
             {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        **_GROUP,
+                        "weights": {"num_bits": 4, "type": "int", "group_size": -1},
+                    }
+                },
+            },
+            "int4",
+            4.0,
+            "bf16",
+        ),
+        (
+            {
                 "producer": {"name": "modelopt", "version": "0.33.0"},
                 "quantization": {"quant_algo": "NVFP4", "group_size": 16},
             },
@@ -462,6 +494,9 @@ def test_modelopts_file_beside_the_config_counts(tmp_path):
         ({"quant_algo": "W4A8_AWQ"}, "quant_algo W4A8_AWQ"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}}, "several"),
         ({"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo NVFP4"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 1}, "bits"),
+        ({"quant_method": "compressed-tensors", "config_groups": [1]}, "config_groups [1]: is not"),
+        ({"quant_method": "fp8", "ignore": 7}, "ignore 7: is not a list"),
     ],
 )
 def test_a_quantisation_that_is_not_understood_is_refused_by_name(given, words):

@@ -179,6 +179,12 @@ def test_step_times_of_whole_steps_are_refused(tmp_path):
     assert resolve_hardware(config.model_copy(update={"shared_prefix": False}))
 
 
+def test_latent_attention_is_refused_as_it_multiplies_no_less():
+    config = SimulationConfig(profile="deepseek-v3@h200:tp8", shared_prefix=True)
+    with pytest.raises(ProfileError, match="--shared-prefix: .* latent attention"):
+        resolve_hardware(config)
+
+
 def test_the_headline_says_so():
     config = SimulationConfig(trace="fixed:50,5", requests=3, rate=5.0)
     plain, once = (

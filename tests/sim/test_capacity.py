@@ -36,6 +36,9 @@ from twinserve.traces.workload import BestEffortPool, Workload, WorkloadError
 A100 = {"profile": "llama-3.1-8b@a100-40g", "policy": ("echo",)}
 
 
+POOLS = '{"pools": [{"replicas": 2}]}'
+
+
 def at_once(n: int, output: int = 100, ttft: float = 0.25) -> Workload:
     """`n` online requests at time 0."""
     return set_slo(Workload.build(np.zeros(n), np.full(n, 16), np.full(n, output)), ttft)
@@ -244,6 +247,17 @@ def test_online_requests_are_waited_for_and_sessions_too():
     )
 
 
+@pytest.mark.parametrize(("policy", "said"), [("layerkv", 1), ("layerkv:predictor=history", 0)])
+def test_a_predictor_that_nothing_has_trained_is_said(policy, said):
+    online = set_slo(Workload.build([0.0, 1.0], [16] * 2, [5] * 2), 1.0)
+    config = SimulationConfig(
+        profile="llama-3.1-8b@a100-40g", policy=(policy,), async_scheduling=False
+    )
+    found = offline_throughput(online, longdoc("toolbench", requests=2), config)
+    notices = found.result.config["notices"]
+    assert len(notices) == said and all("learns from requests that end" in n for n in notices)
+
+
 @pytest.mark.parametrize("first_s", [None, 5.1])
 def test_a_run_while_online_requests_last_is_watched_slice_by_slice(first_s):
     """Two of them, the later at 5 s, when the first has long ended; and offline requests that take
@@ -355,6 +369,18 @@ def test_nothing_is_held_while_nothing_runs():
             lambda w, c: smallest_resources(synth("fixed:9,9", rate=1.0, count=3), [c]),
             WorkloadError,
             "no online request has",
+        ),
+        (
+            lambda w, c: smallest_resources(w, [c.model_copy(update={"fleet": POOLS})]),
+            SettingsError,
+            "--fleet: resources are replicas of one kind",
+        ),
+        (
+            lambda w, c: offline_throughput(
+                w, BestEffortPool(4), c.model_copy(update={"fleet": POOLS})
+            ),
+            SettingsError,
+            "--fleet: resources are replicas of one kind",
         ),
         (lambda w, c: offline_throughput(w, w, c), WorkloadError, "class be"),
         (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.sim.harness import Affine, build
+from tests.sim.harness import Affine, build, hybrid
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.requests import End, RequestClass
 from twinserve.sim.engine.clock import BEFORE_STEPS
@@ -385,6 +385,47 @@ def test_what_a_router_hears(fast):
         ("ended", "r1", 2),
         ("ended", "r0", 0),
     ]
+
+
+class Dated(LeastRequests):
+    """Notes what time it is by the view, whatever it hears."""
+
+    name = "dated"
+
+    def setup(self):
+        super().setup()
+        self.heard = []
+
+    def on_came(self, replica):
+        self.heard.append(("came", self.view.now))
+
+    def on_first_token(self, request, replica):
+        self.heard.append(("first token", self.view.now))
+
+    def on_stored(self, replica, contents):
+        self.heard.append(("stored", self.view.now))
+
+    def on_ended(self, request, replica):
+        self.heard.append(("ended", self.view.now))
+
+    def on_draining(self, replica):
+        self.heard.append(("draining", self.view.now))
+
+
+def test_the_view_is_of_the_time_at_which_a_router_hears():
+    load = hybrid(4, 1, sessions=0, applications=0, prefix_block=16)
+    router = Dated()
+    events = [(0.25, lambda fleet: fleet.drain(1))]
+    sim = small(load, events, router=router, caching=True).run()
+    (request,) = sim.requests.itertuples()
+    said = {what: now for what, now in router.heard}
+    assert said == {
+        "came": 0.0,
+        "stored": request.first_scheduled_s,
+        "draining": 0.25,
+        "first token": request.first_token_s,
+        "ended": request.last_token_s,
+    }
 
 
 class LooksBack(LeastRequests):

@@ -10,12 +10,14 @@ import pytest
 import yaml
 
 from twinserve.sim.cli.main import BAD_INPUT, simulate_main
-from twinserve.sim.results.files import read_run
+from twinserve.sim.results.files import read_run, write_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.fleet_file import PoolSettings, read_fleet
 from twinserve.sim.setup.inputs import offered_load, offered_load_of, resolve
+from twinserve.sim.setup.presets import from_file
 from twinserve.sim.setup.run import Simulation, simulate
-from twinserve.sim.sweep.sweep import contents_of
+from twinserve.sim.sweep.combinations import Run
+from twinserve.sim.sweep.sweep import Sweep, contents_of
 
 TRAFFIC = "-t poisson --rate 8 --requests 80 --no-async-scheduling --quiet"
 SMALL = {"trace": "poisson", "rate": 8.0, "requests": 80, "async_scheduling": False}
@@ -69,6 +71,44 @@ def test_a_run_is_repeated_from_its_run_json_without_the_file(two, tmp_path, cap
             assert file.read_bytes() == (second / file.name).read_bytes(), file.name
 
 
+MINE = """
+from twinserve.policies.baselines.vllm import VllmPolicy
+
+class Mine(VllmPolicy):
+    name = "mine"
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("{mine}", None), (None, "{mine}")])
+def test_a_run_whose_pool_has_a_policy_from_a_file_is_repeated(first, second, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(MINE)
+    named = [text and text.format(mine=f"{tmp_path}/mine.py:Mine") for text in (first, second)]
+    fleet = json.dumps({"pools": [{"policy": text} if text else {} for text in named]})
+    (result,) = simulate(SimulationConfig(fleet=fleet, **SMALL)).values()
+    write_run(tmp_path / "run", result)
+    again = resolve(SimulationConfig(**from_file(tmp_path / "run" / "run.json")))
+    ran = [pool.policy(again.policies[0]).policy.name for pool in again.pools]
+    assert ran == ["mine" if text else "vllm" for text in named]
+
+
+@pytest.mark.parametrize("policies", [("vllm", "bros"), ("bros", "vllm")])
+def test_settings_that_any_pool_makes_use_of_are_kept_for_repeating(policies):
+    fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})
+    flags = SMALL | {"estimator": "perfect", "prefix_caching": True, "requests": 5}
+    (result,) = simulate(SimulationConfig(fleet=fleet, **flags)).values()
+    kept = result.config["config"]
+    assert (kept["estimator"], kept["prefix_caching"]) == ("perfect", True)
+
+
+@pytest.mark.parametrize("policies", [("vllm", "bros-exact"), ("bros-exact", "vllm")])
+def test_what_policies_count_is_of_the_pools_that_count_it(policies):
+    fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})
+    (result,) = simulate(SimulationConfig(fleet=fleet, **SMALL | {"requests": 5})).values()
+    counted = result.config["policy"]["counters"]
+    steps = result.rows.steps.groupby("replica").size()
+    assert sum(counted.values()) == steps[policies.index("bros-exact")]
+
+
 def test_flags_win_over_what_a_former_run_had(two, tmp_path, capsys):
     first, again = tmp_path / "first", tmp_path / "again"
     assert command(f"--fleet {two} {TRAFFIC} --out {first}", capsys)[0] == 0
@@ -94,6 +134,25 @@ def test_a_sweep_knows_when_what_a_file_names_has_changed(tmp_path):
     policy.write_text("x = 1\n")
     after = contents_of({"fleet": str(fleet)})
     assert before[str(fleet)] == after[str(fleet)] and before[str(policy)] != after[str(policy)]
+
+
+def test_a_sweep_knows_when_the_config_of_a_model_has_changed(tmp_path):
+    (tmp_path / "nemo").mkdir()
+    file, folder = tmp_path / "nemo.json", tmp_path / "nemo"
+    for path in (file, folder / "config.json"):
+        path.write_text("{}")
+    assert [*contents_of({"profile": f"{file}@h100:tp2"})] == [str(file)]
+    fleet = {"fleet": json.dumps({"pools": [{"profile": f"{folder}@h100/operators"}]})}
+    before = contents_of(fleet)
+    assert [*before] == [str(folder / "config.json")]
+    (folder / "config.json").write_text('{"x": 1}')
+    assert contents_of(fleet) != before
+
+
+def test_a_sweep_of_fleets_has_no_error_bars(two, tmp_path):
+    runs = [Run({}, SimulationConfig(fleet=str(two), **SMALL), "here")]
+    with pytest.raises(SettingsError, match="drop --fleet"):
+        Sweep(runs, tmp_path / "out", error_bars=True)
 
 
 def test_results_are_by_replica_pool_and_fleet(two, tmp_path, capsys):
@@ -184,6 +243,10 @@ WRONG = {
     ),
     "pools:\n - role: x\n   role: y": "line 3: role is given twice; keep one of them",
     "pools:\n - &a {}\n - *a": r"line 3: refers to another part \(\*\); write it out",
+    "pools:\n - {}\nrouter: sprad": r"router: no router 'sprad' \(did you mean 'spread'\?\)",
+    "pools:\n - {}\nrouter: spread:x=1": "router: router 'spread' has no option 'x'",
+    "pools:\n - prefix_caching: !!bool maybe": "line 2: has a tag",
+    "pools: !!map [1]": "line 1: has a tag",
     "pools: [": "line 1: this is not YAML",
     "3: 4": "line 1: 3 is no name of a field",
     "- 1": "holds no settings; write pools:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -12,9 +13,11 @@ from pydantic import Field
 from twinserve.policies import names
 from twinserve.policies.base import Options
 from twinserve.policies.names import RegistryError
+from twinserve.policies.registry import parse_policy
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
+from twinserve.sim.setup.config import SimulationConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 
@@ -65,12 +68,31 @@ def test_routers_of_other_packages_have_options(other_packages):
         ),
         ("last:off=1", r"router 'last' has no option 'off' \(did you mean 'of'\?\); it has of"),
         ("last:of=0", "router 'last', option of=0: should be greater than or equal to 1"),
+        (
+            "llm-d:events_lost=0.1",
+            "router 'llm-d', option events_lost=0.1: index=approximate hears no KV events",
+        ),
+        ("dynamo-kv:index=approximate,events_age=1", "option events_age=1: index=approximate"),
+        ("dynamo-kv:ttl=60", "option ttl=60: index=exact forgets by KV events"),
         ("last:of", r"router 'last': expected option=value, not 'of' \(in 'last:of'\)"),
     ],
 )
 def test_a_wrong_name_or_option_is_one_line(text, said, other_packages):
     with pytest.raises(RegistryError, match=said):
         parse_router(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["dynamo-kv:ttl=60,index=approximate", "llm-d:events_age=0,events_lost=0.1,index=exact"]
+)
+def test_options_of_the_index_go_with_it_in_any_order(text):
+    assert parse_router(text).build()
+
+
+def test_the_examples_of_the_help_exist():
+    examples = re.findall(r"options after a colon: (\S+);", inspect.getsource(SimulationConfig))
+    policy, router = examples
+    assert parse_policy(policy).given and parse_router(router).build()
 
 
 def test_the_python_of_the_page_runs(capsys):

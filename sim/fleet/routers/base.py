@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from twinserve.policies.base import NoOptions, Options
 from twinserve.policies.requests import RequestClass
@@ -57,6 +57,13 @@ class Measured(Shedding):
     @property
     def signals(self) -> Signals:
         return Signals(self.age, self.interval, self.lost, seed=self.seed)
+
+
+def of_events(value: float, others: ValidationInfo) -> float:
+    """An option of KV events, where another one, `index`, says whether these are heard."""
+    if value and others.data.get("index") == "approximate":
+        raise ValueError("index=approximate hears no KV events; drop one of the two")
+    return value
 
 
 class Router(ABC, Generic[RouterOptions]):

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import PerRequest, Shedding
+from twinserve.sim.fleet.routers.base import PerRequest, Shedding, of_events
 from twinserve.sim.fleet.routers.prefixes import Prefixes, blocks_of
 from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.fleet.view import FleetView
@@ -47,6 +47,14 @@ class DynamoOptions(Shedding):
     events_age: float = Field(0.0, ge=0, le=3600)
     events_lost: float = Field(0.0, ge=0, lt=1)
     seed: int = Field(0, ge=0)
+    _are_heard = field_validator("events_age", "events_lost")(of_events)
+
+    @field_validator("ttl")
+    @classmethod
+    def _of_dispatches(cls, ttl: float, others: ValidationInfo) -> float:
+        if others.data.get("index") == "exact":
+            raise ValueError("index=exact forgets by KV events; give index=approximate, or drop it")
+        return ttl
 
 
 @dataclass(slots=True)

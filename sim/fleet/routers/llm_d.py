@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import Measured, PerRequest
+from twinserve.sim.fleet.routers.base import Measured, PerRequest, of_events
 from twinserve.sim.fleet.routers.prefixes import Prefixes
 from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.fleet.view import FleetView
@@ -39,6 +39,7 @@ class LlmDOptions(Measured):
     index: Literal["approximate", "exact"] = "approximate"
     events_age: float = Field(0.0, ge=0, le=3600)
     events_lost: float = Field(0.0, ge=0, lt=1)
+    _are_heard = field_validator("events_age", "events_lost")(of_events)
 
     @property
     def signals(self) -> Signals:
