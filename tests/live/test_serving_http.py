@@ -96,7 +96,8 @@ def test_attributes_reach_the_policy_and_bad_ones_the_client(servers):
 def hang_up(server: Server) -> tuple[dict, dict]:
     """Four requests whose clients leave among twenty others; the server's counts before and
     after."""
-    before = stats(server, 0)
+    server.complete("w1", max_tokens=1)  # its file is there from its first request
+    before = stats(server, 1)
     with ThreadPoolExecutor(24) as pool:
         leaving = [
             pool.submit(server.leave_early, [5 + i] * 300, 200, 0.1 + 0.02 * i) for i in range(4)
