@@ -26,8 +26,8 @@ from twinserve.policies.errors import PolicyError
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import PerRequest, Shedding, Verdict
-from twinserve.sim.fleet.routers.prefixes import Prefixes
+from twinserve.sim.fleet.routers.base import Shedding, Verdict
+from twinserve.sim.fleet.routers.prefixes import OfPrefixes, Prefixes
 from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.fleet.view import FleetView
 
@@ -52,7 +52,7 @@ class _Queue:
     decoding: dict[Request, int] = field(default_factory=dict)
 
 
-class Conductor(PerRequest[ConductorOptions]):
+class Conductor(OfPrefixes[ConductorOptions]):
     name = "conductor"
     Options = ConductorOptions
 
@@ -65,17 +65,8 @@ class Conductor(PerRequest[ConductorOptions]):
         self._queues: dict[int, _Queue] = {}
 
     def on_came(self, replica: int) -> None:
-        self._prefixes.came(replica, self.view)
+        super().on_came(replica)
         self._queues[replica] = _Queue()
-
-    def on_failed(self, replica: int) -> None:
-        self._prefixes.gone(replica)
-
-    def on_stored(self, replica: int, contents: np.ndarray) -> None:
-        self._prefixes.stored(replica, contents)
-
-    def on_removed(self, replica: int, contents: np.ndarray) -> None:
-        self._prefixes.removed(replica, contents)
 
     def on_dispatched(self, request: Request, replica: int) -> None:
         blocks = self._prefixes.matched_at(request, replica, self.view)

@@ -25,8 +25,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import PerRequest, Shedding, of_events
-from twinserve.sim.fleet.routers.prefixes import Prefixes, blocks_of
+from twinserve.sim.fleet.routers.base import Shedding, of_events
+from twinserve.sim.fleet.routers.prefixes import OfPrefixes, Prefixes, blocks_of
 from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.fleet.view import FleetView
 
@@ -99,7 +99,7 @@ class _Active:
         self.blocks -= self.new(named, others)
 
 
-class DynamoKv(PerRequest[DynamoOptions]):
+class DynamoKv(OfPrefixes[DynamoOptions]):
     name = "dynamo-kv"
     Options = DynamoOptions
 
@@ -112,21 +112,9 @@ class DynamoKv(PerRequest[DynamoOptions]):
         self._active: dict[int, _Active] = {}
         self._rng = np.random.default_rng(options.seed)
 
-    def hears_kv_events(self) -> bool:
-        return self._prefixes.exact
-
     def on_came(self, replica: int) -> None:
-        self._prefixes.came(replica, self.view)
+        super().on_came(replica)
         self._active[replica] = _Active()
-
-    def on_failed(self, replica: int) -> None:
-        self._prefixes.gone(replica)
-
-    def on_stored(self, replica: int, contents: np.ndarray) -> None:
-        self._prefixes.stored(replica, contents)
-
-    def on_removed(self, replica: int, contents: np.ndarray) -> None:
-        self._prefixes.removed(replica, contents)
 
     def on_dispatched(self, request: Request, replica: int) -> None:
         size = self.view.block_tokens[replica]

@@ -20,8 +20,8 @@ from pydantic import Field, field_validator
 
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import Measured, PerRequest, of_events
-from twinserve.sim.fleet.routers.prefixes import Prefixes
+from twinserve.sim.fleet.routers.base import Measured, of_events
+from twinserve.sim.fleet.routers.prefixes import OfPrefixes, Prefixes
 from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.fleet.view import FleetView
 
@@ -48,28 +48,13 @@ class LlmDOptions(Measured):
         )
 
 
-class LlmD(PerRequest[LlmDOptions]):
+class LlmD(OfPrefixes[LlmDOptions]):
     name = "llm-d"
     Options = LlmDOptions
 
     def setup(self) -> None:
         self._prefixes = Prefixes(self.options.index == "exact")
         self._rng = np.random.default_rng(self.options.seed)
-
-    def hears_kv_events(self) -> bool:
-        return self._prefixes.exact
-
-    def on_came(self, replica: int) -> None:
-        self._prefixes.came(replica, self.view)
-
-    def on_failed(self, replica: int) -> None:
-        self._prefixes.gone(replica)
-
-    def on_stored(self, replica: int, contents: np.ndarray) -> None:
-        self._prefixes.stored(replica, contents)
-
-    def on_removed(self, replica: int, contents: np.ndarray) -> None:
-        self._prefixes.removed(replica, contents)
 
     def on_dispatched(self, request: Request, replica: int) -> None:
         self._prefixes.dispatched(request, replica, self.view)

@@ -9,6 +9,7 @@ from twinserve.policies.kv.events import KvListener
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 from twinserve.sim.fleet.recent_prefixes import RecentPrefixes
 from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import PerRequest, RouterOptions
 from twinserve.sim.fleet.view import FleetView
 
 NOTHING = np.zeros(0, np.int64)
@@ -87,3 +88,25 @@ class Prefixes:
         if self.exact:
             return self._index.longest_prefix(replica, blocks)
         return self._recent.longest_prefix(replica, blocks, now)
+
+
+class OfPrefixes(PerRequest[RouterOptions]):
+    """A router that knows what is cached. It keeps `_prefixes`, which its `setup` makes, up to date
+    with replicas and KV events; what dispatches say is its own affair."""
+
+    _prefixes: Prefixes
+
+    def hears_kv_events(self) -> bool:
+        return self._prefixes.exact
+
+    def on_came(self, replica: int) -> None:
+        self._prefixes.came(replica, self.view)
+
+    def on_failed(self, replica: int) -> None:
+        self._prefixes.gone(replica)
+
+    def on_stored(self, replica: int, contents: np.ndarray) -> None:
+        self._prefixes.stored(replica, contents)
+
+    def on_removed(self, replica: int, contents: np.ndarray) -> None:
+        self._prefixes.removed(replica, contents)

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import PerRequest, Shedding, fewest
-from twinserve.sim.fleet.routers.prefixes import Prefixes
+from twinserve.sim.fleet.routers.base import Shedding, fewest
+from twinserve.sim.fleet.routers.prefixes import OfPrefixes, Prefixes
 from twinserve.sim.fleet.view import FleetView
 
 
@@ -33,24 +33,18 @@ class SglangOptions(Shedding):
     tree_tokens: int = Field(2**24, ge=1)
 
 
-class SglangCacheAware(PerRequest[SglangOptions]):
+class SglangCacheAware(OfPrefixes[SglangOptions]):
     name = "sglang"
     Options = SglangOptions
 
     def setup(self) -> None:
-        self._tree = Prefixes(exact=False, tokens=self.options.tree_tokens)
-
-    def on_came(self, replica: int) -> None:
-        self._tree.came(replica, self.view)
+        self._prefixes = Prefixes(exact=False, tokens=self.options.tree_tokens)
 
     def on_draining(self, replica: int) -> None:
-        self._tree.gone(replica)
-
-    def on_failed(self, replica: int) -> None:
-        self._tree.gone(replica)
+        self._prefixes.gone(replica)
 
     def on_dispatched(self, request: Request, replica: int) -> None:
-        self._tree.dispatched(request, replica, self.view)
+        self._prefixes.dispatched(request, replica, self.view)
 
     def place(self, request: Request, stage: Role, view: FleetView) -> int:
         loads = [view.in_flight[i] for i in view.up]
@@ -58,7 +52,7 @@ class SglangCacheAware(PerRequest[SglangOptions]):
         options = self.options
         if most - least > options.balance_abs and most > options.balance_rel * least:
             return fewest(view)
-        matched = self._tree.matched(request, view)
+        matched = self._prefixes.matched(request, view)
         sent = {i: blocks * view.block_tokens[i] for i, blocks in matched.items()}
         best = max(view.up, key=sent.__getitem__)
         if sent[best] > options.cache_threshold * request.prompt_tokens:
