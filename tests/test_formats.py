@@ -64,6 +64,8 @@ READERS = {
     "traces/generators/replica.py": "a part of the program: no other one reads it",
     "traces/readers/csvfile.py": OTHERS,
     "traces/readers/formats.py": OTHERS,
+    "traces/readers/measured/document.py": OTHERS,
+    "traces/readers/measured/inference_perf.py": OTHERS,
     "traces/readers/sidecar.py": "traces' sidecars",
     "traces/readers/text.py": OTHERS,
 }

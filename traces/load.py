@@ -49,6 +49,7 @@ def load_trace(
     duration_s: float | None = None,
     block_tokens: int | None = None,
     time_unit: str | None = None,
+    columns: str | None = None,
 ) -> Workload:
     """The workload of a trace, by its name (`trace list` has them) or by the path of a file.
 
@@ -63,6 +64,8 @@ def load_trace(
     format        the name of a file's format, where its content does not tell
     block_tokens, time_unit   tokens a hash id covers (Mooncake, Bailian), "ms" or "s" (Mooncake,
                   `custom`): where they are not the format's; refused for other formats
+    columns       which column of a CSV file is what: arrival=ts,prompt=in,output=out
+                  (readers/measured/table.py)
     progress      called with (bytes done, bytes in all or None) while downloading
 
     Raises WorkloadError with one line for an unknown name or anything wrong with a file.
@@ -77,6 +80,7 @@ def load_trace(
         "format": format,
         "block_size": block_tokens,
         "time_unit": time_unit,
+        "columns": columns,
     }
     places = {
         "search_path": search_path,
@@ -140,9 +144,10 @@ def _recorded(name: str, seed: int, raw: bool, places: dict) -> Workload:
 
 
 def _file(
-    name: str, seed: int, raw: bool, places: dict, format, block_tokens, time_unit, rate
+    name: str, seed: int, raw: bool, places: dict, format, block_tokens, time_unit, rate, columns
 ) -> Workload:
-    return _read(existing(name), format, ReadOptions(block_tokens, time_unit, rate, seed), raw)
+    options = ReadOptions(block_tokens, time_unit, rate, seed, columns)
+    return _read(existing(name), format, options, raw)
 
 
 # Kinds of names: how one is told, which settings it takes, and its loader. The first that fits.
@@ -152,7 +157,7 @@ _KINDS: tuple[tuple[Callable[[str], object], tuple[str, ...], Callable[..., Work
     (is_longdoc, ("count",), _longdoc),
     (TIDAL.__eq__, (), _tidal),
     (catalog.resolve, (), _recorded),
-    (lambda name: True, ("format", "block_size", "time_unit", "rate"), _file),
+    (lambda name: True, ("format", "block_size", "time_unit", "rate", "columns"), _file),
 )
 
 

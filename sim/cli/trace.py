@@ -55,6 +55,7 @@ def inspect(
     trace: str,
     *,
     format: str | None = None,
+    columns: str | None = None,
     seed: int = 0,
     rate: float | None = None,
     offline: _Flag = False,
@@ -68,6 +69,8 @@ def inspect(
         Name or file.
     format: str
         Format of a file whose content does not tell.
+    columns: str
+        Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
     seed: int
         Seed of generated arrivals and lengths.
     rate: float
@@ -82,7 +85,13 @@ def inspect(
 
     with RunProgress(shown=not as_json) as progress:
         workload = load.load_trace(
-            trace, format=format, seed=seed, rate=rate, offline=offline, progress=progress.download
+            trace,
+            format=format,
+            columns=columns,
+            seed=seed,
+            rate=rate,
+            offline=offline,
+            progress=progress.download,
         )
     found = verbs.inspect(workload)
     if as_json:
@@ -112,6 +121,7 @@ def convert(
     target: Path,
     *,
     format: str | None = None,
+    columns: str | None = None,
     rate: float | None = None,
     raw_arrivals: _Flag = False,
     overwrite: _Flag = False,
@@ -126,6 +136,8 @@ def convert(
         The .jsonl file to write.
     format: str
         Format of a source whose content does not tell.
+    columns: str
+        Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
     rate: float
         Requests a second, for sources that have lengths only.
     raw_arrivals: bool
@@ -135,8 +147,11 @@ def convert(
     """
     from twinserve.traces import verbs
 
-    options = {"format": format, "rate": rate, "raw_arrivals": raw_arrivals}
-    print(verbs.describe(verbs.convert(source, target, overwrite=overwrite, **options)))
+    options = {"format": format, "columns": columns, "rate": rate, "raw_arrivals": raw_arrivals}
+    workload = verbs.convert(source, target, overwrite=overwrite, **options)
+    print(verbs.describe(workload))
+    for notice in workload.provenance.notices:
+        print(f"note: {notice}")
 
 
 @trace_app.command

@@ -4,7 +4,8 @@
     2023-11-16 18:15:46.6805900,374,44
 
 Timestamps are calendar times, with up to nine decimals or none; 2024's end in +00:00. Arrivals are
-seconds from the first row.
+seconds from the first row. Multimodal traces have a column NumImages: a notice says how many images
+there were, since nothing here computes an image.
 Patel et al., Splitwise, ISCA 2024; Stojkovic et al., DynamoLLM, HPCA 2025.
 """
 
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.traces.readers.columns import assemble
+from twinserve.traces.readers.columns import assemble, unused
 from twinserve.traces.readers.csvfile import Table
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import Workload
 
 NAME = "azure"
+COLUMNS = ("timestamp", "contexttokens", "generatedtokens")
+IMAGES = "numimages"
 
 
 def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Workload:
@@ -40,4 +43,17 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
         arrival_s=arrival,
         prompt_tokens=table.rows.whole("ContextTokens", table.numbers("ContextTokens")),
         output_tokens=table.rows.whole("GeneratedTokens", table.numbers("GeneratedTokens")),
+        notices=[*unused(table.names, (*COLUMNS, IMAGES)), *_images(table)],
     )
+
+
+def _images(table: Table) -> list[str]:
+    if IMAGES not in table.columns:
+        return []
+    images = table.rows.whole("NumImages", table.numbers("NumImages"))
+    if not images.any():
+        return []
+    return [
+        f"{int(images.sum())} images in {int((images > 0).sum())} requests (NumImages): their "
+        "encoding is not simulated, and of their tokens only those that ContextTokens counts"
+    ]

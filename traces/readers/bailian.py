@@ -12,12 +12,23 @@ in the Wild, USENIX ATC 2025.
 from __future__ import annotations
 
 from twinserve.traces.readers import jsonl
-from twinserve.traces.readers.columns import assemble
+from twinserve.traces.readers.columns import assemble, unused
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import Workload
 
 NAME = "bailian"
 BLOCK_TOKENS = 16
+# parent_chat_id and turn say what the block ids say too; type is text, image, file or search
+FIELDS = (
+    "chat_id",
+    "parent_chat_id",
+    "turn",
+    "type",
+    "timestamp",
+    "input_length",
+    "output_length",
+    "hash_ids",
+)
 
 
 def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Workload:
@@ -39,4 +50,5 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
         hash_ids=hashes and where.hash_lists("hash_ids", hashes, prompt, block, 1),
         block_tokens=block,
         ids=ids,
+        notices=unused([name for row in rows for name in row], FIELDS),
     )

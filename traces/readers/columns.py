@@ -29,21 +29,24 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a file are: its path and the 1-based line of every row."""
+    """Where the rows of a file are: its path and the 1-based number of every row, which counts
+    lines or what `unit` says.
+    """
 
     path: str
     lines: Sequence[int]
+    unit: str = "line"
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def fail(self, row: int, field: str, problem: str, remedy: str = FIX) -> NoReturn:
         raise WorkloadError(
-            f"{self.path}: line {self.lines[row]}: field '{field}' {problem}: {remedy}"
+            f"{self.path}: {self.unit} {self.lines[row]}: field '{field}' {problem}: {remedy}"
         )
 
     def kept(self, rows: np.ndarray) -> Rows:
-        return Rows(self.path, [self.lines[i] for i in rows])
+        return Rows(self.path, [self.lines[i] for i in rows], self.unit)
 
     def whole(
         self, field: str, values: Sequence, low: int = 0, high: int = MAX_TOKENS
@@ -170,6 +173,12 @@ class Rows:
             self.fail(row, field, f"is {text}{_quoted(value)}, not a number")
 
 
+def unused(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """A notice that names the fields of a file of which no use is made; none where all are used."""
+    rest = [name for name in dict.fromkeys(names) if name not in known]
+    return [f"fields not used: {', '.join(map(shown, rest))}"] if rest else []
+
+
 def _quoted(value: object) -> str:
     return repr(shown(value)) if isinstance(value, str) else shown(value)
 
@@ -254,7 +263,8 @@ def _need_unique(rows: Rows, ids: list[str]) -> None:
     for row, name in enumerate(ids):
         if name in first:
             at = rows.lines[first[name]]
-            rows.fail(row, "request id", f"is '{shown(name)}', as on line {at}", "make ids unique")
+            said = f"is '{shown(name)}', as on {rows.unit} {at}"
+            rows.fail(row, "request id", said, "make ids unique")
         first[name] = row
 
 

@@ -52,6 +52,7 @@ class Table:
             )
         except (pa.ArrowException, ValueError) as e:
             raise WorkloadError(self._explain(text, path, str(e), len(names))) from None
+        self.names = keys
         self.columns = dict(zip(keys, (c.slice(1) for c in table.columns), strict=True))
         self.rows = Rows(path, Lines(text, max(table.num_rows - 1, 0)))
         if not len(self.rows):
@@ -83,9 +84,18 @@ class Table:
 
         return pc.utf8_trim_whitespace(self.columns[name.lower()]).combine_chunks()
 
-    def numbers(self, name: str) -> np.ndarray:
-        """A column as float64."""
-        return self.cast(name, "double", "a number")
+    def numbers(
+        self, name: str, may_lack: np.ndarray | None = None, instead: float = 0.0
+    ) -> np.ndarray:
+        """A column as float64; empty cells of rows in `may_lack` (bool[rows]) are `instead`."""
+        array = self.text(name)
+        if may_lack is not None:
+            import pyarrow as pa
+            import pyarrow.compute as pc
+
+            lacks = pc.and_(pc.equal(array, ""), pa.array(may_lack))
+            array = pc.if_else(lacks, str(instead), array)
+        return self.cast(name, "double", "a number", array)
 
     def cast(self, name: str, to, meaning: str, array=None) -> np.ndarray:
         """A column cast by arrow; names the first row that cannot be."""

@@ -9,14 +9,38 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from twinserve.traces.measurement import Measurement, workload_of
 from twinserve.traces.readers import azure as read_azure
 from twinserve.traces.readers import bailian as read_bailian
 from twinserve.traces.readers import burstgpt as read_burstgpt
 from twinserve.traces.readers import mooncake as read_mooncake
 from twinserve.traces.readers import sidecar
 from twinserve.traces.readers import text as read_text
+from twinserve.traces.readers.columns import shown
+from twinserve.traces.readers.measured import (
+    aiperf,
+    guidellm,
+    inference_perf,
+    otel,
+    prometheus,
+    table,
+    vllm_bench,
+    vllm_log,
+)
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import Workload, WorkloadError
+
+MEASURED: dict[str, Callable[[bytes, str, ReadOptions], Measurement]] = {
+    module.NAME: module.read
+    for module in (vllm_bench, aiperf, guidellm, inference_perf, vllm_log, otel, prometheus, table)
+}
+
+
+def _workload_of(
+    read: Callable[[bytes, str, ReadOptions], Measurement],
+) -> Callable[[bytes, str, ReadOptions], Workload]:
+    return lambda data, path, options: workload_of(read(data, path, options))
+
 
 READERS: dict[str, Callable[[bytes, str, ReadOptions], Workload]] = {
     "mooncake": read_mooncake.read,
@@ -25,9 +49,14 @@ READERS: dict[str, Callable[[bytes, str, ReadOptions], Workload]] = {
     "burstgpt": read_burstgpt.read,
     "sharegpt": read_text.read_sharegpt,
     "custom": read_text.read_custom,
+    **{name: _workload_of(read) for name, read in MEASURED.items() if name != prometheus.NAME},
 }
 # Which formats leave open what a caller can set.
-OVERRIDES = {"time_unit": ("mooncake", "custom"), "block_tokens": ("mooncake", "bailian")}
+OVERRIDES = {
+    "time_unit": ("mooncake", "custom"),
+    "block_tokens": ("mooncake", "bailian"),
+    "columns": (table.NAME,),
+}
 MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 HEAD_BYTES = 1 << 16
 
@@ -42,25 +71,62 @@ def detect_format(data: bytes, path: str) -> str:
         raise WorkloadError(f"{path}: the file is empty: check the path, or fetch it again")
     if head.startswith("version https://git-lfs"):
         raise WorkloadError(f"{path}: a Git LFS pointer, not the trace: run 'git lfs pull' there")
-    line = head.split("\n", 1)[0].strip()
-    found = None
     if head.startswith("["):
-        found = "sharegpt"
+        found = _by_item(head)
     elif head.startswith("{"):
-        found = _by_keys(data.decode("utf-8-sig", "replace").lstrip().split("\n", 1)[0])
+        first = data.decode("utf-8-sig", "replace").lstrip().split("\n", 1)[0]
+        found = _by_keys(first) or _by_document(data)
+        if found is None and b'"input_config"' in data and b'"request_latency"' in data:
+            raise WorkloadError(
+                f"{path}: the summary of an aiperf run, without its requests: give "
+                "profile_export.jsonl, which stands beside it"
+            )
     else:
-        names = {name.strip().strip('"').strip().lower() for name in line.split(",")}
-        if {"contexttokens", "generatedtokens"} <= names:
-            found = "azure"
-        elif {"request tokens", "response tokens"} <= names:
-            found = "burstgpt"
+        found = _by_header(head)
     if found is None:
         known = ", ".join(READERS)
         raise WorkloadError(
             f"{path}: line 1: not the start of any known trace format ({known}): "
-            "check the file, or name its format (--format)"
+            "check the file, name its format (--format), or the columns of a CSV file (--columns)"
         )
     return found
+
+
+def _by_header(head: str) -> str | None:
+    line = head.split("\n", 1)[0].strip()
+    names = {name.strip().strip('"').strip().lower() for name in line.split(",")}
+    if {"contexttokens", "generatedtokens"} <= names:
+        return "azure"
+    if {"request tokens", "response tokens"} <= names:
+        return "burstgpt"
+    return vllm_log.NAME if vllm_log.RECEIVED.search(head) else None
+
+
+def _by_item(head: str) -> str | None:
+    """An array's format, by the keys of its first item, which may be longer than the head."""
+    if '"conversations"' in head or '"conversation"' in head:
+        return "sharegpt"
+    if '"start_time"' in head and '"info"' in head:
+        return inference_perf.NAME
+    keys = {key for key in ("chat_id", "timestamp", "hash_ids", "delay") if f'"{key}"' in head}
+    if "chat_id" in keys:
+        return "bailian"
+    if keys and ('"input_length"' in head or '"input_tokens"' in head):
+        return "mooncake"
+    return "custom" if "timestamp" in keys and '"prompt"' in head else "sharegpt"
+
+
+def _by_document(data: bytes) -> str | None:
+    """A tool's result that is one JSON object over many lines, by names that stand in it."""
+    if b'"resourceSpans"' in data or (b'"spans"' in data and b'"traceID"' in data):
+        return otel.NAME
+    if b'"resultType"' in data:
+        return prometheus.NAME
+    if b'"benchmarks"' in data:
+        return guidellm.NAME
+    if b'"total_output_tokens"' in data and b'"request_throughput"' in data:
+        return vllm_bench.NAME
+    return None
 
 
 def _by_keys(line: str) -> str | None:
@@ -76,6 +142,8 @@ def _by_keys(line: str) -> str | None:
         return None
     if "chat_id" in row:
         return "bailian"
+    if "metadata" in row and "metrics" in row:
+        return aiperf.NAME
     if "input_length" in row or "input_tokens" in row or "hash_ids" in row:
         return "mooncake"
     return "custom" if "prompt" in row else None
@@ -97,7 +165,21 @@ def read_bytes(
         raise WorkloadError(
             f"rate {options.rate} is not a finite number above 0: give requests a second"
         )
-    name = format or detect_format(data, path)
+    name = format or _detected(data, path, options)
+    _check_options(options, name, path)
+    if name == prometheus.NAME:
+        raise WorkloadError(
+            f"{path}: histograms over time tell no single requests: twinserve compare reads them"
+        )
+    return READERS[name](data, path, options)
+
+
+def _detected(data: bytes, path: str, options: ReadOptions) -> str:
+    return table.NAME if options.columns is not None else detect_format(data, path)
+
+
+def _check_options(options: ReadOptions, name: str, path: str) -> None:
+    """Raises WorkloadError for an option that the format has no use for."""
     if options.rate is not None and name not in (read_text.SHAREGPT, read_text.CUSTOM):
         raise WorkloadError(f"{path}: {read_text.HAS_ARRIVALS}")
     for option, formats in OVERRIDES.items():
@@ -107,18 +189,36 @@ def read_bytes(
             raise WorkloadError(
                 f"{path}: {option} ({given}) is for {takes} files, this one is {name}: leave it out"
             )
-    return READERS[name](data, path, options)
+
+
+def read_measurement(
+    path: str | Path, format: str | None = None, options: ReadOptions = ReadOptions()
+) -> Measurement:
+    """What a file says of requests that were served. Raises WorkloadError, also for files that say
+    only what was asked for."""
+    data = _content(path)
+    name = format or _detected(data, str(path), options)
+    if name not in MEASURED:
+        raise WorkloadError(
+            f"{path}: a {shown(name)} file says what was sent, not how it was served: give one of "
+            f"{', '.join(MEASURED)}"
+        )
+    return MEASURED[name](data, str(path), options)
+
+
+def _content(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as e:
+        reason = e.strerror or str(e)
+        raise WorkloadError(f"{path}: cannot be read ({reason}): check the path") from None
 
 
 def read_file(
     path: str | Path, format: str | None = None, options: ReadOptions = ReadOptions()
 ) -> Workload:
     """The workload of a trace file, with what its sidecar adds. Raises WorkloadError."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as e:
-        reason = e.strerror or str(e)
-        raise WorkloadError(f"{path}: cannot be read ({reason}): check the path") from None
+    data = _content(path)
     digest = hashlib.sha256(data).hexdigest()
     meta = sidecar.load(path)
     if meta is not None and format in (None, "mooncake"):

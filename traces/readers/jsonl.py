@@ -28,7 +28,8 @@ def no_constant(name: str):
 def parse(
     data: bytes, path: str, parse_float: Callable[[str], object] | None = None
 ) -> tuple[list[dict], Rows]:
-    """The objects of a JSONL file and where they stand. Blank lines are skipped.
+    """The objects of a JSONL file, or of one JSON array, and where they stand. Blank lines are
+    skipped.
 
     Raises WorkloadError at the first line that is no JSON object; a last line without its end of
     line is then reported as torn (a copy or download that stopped half-way).
@@ -36,7 +37,10 @@ def parse(
     decode = json.JSONDecoder(parse_float=parse_float, parse_constant=no_constant).decode
     rows: list[dict] = []
     lines: list[int] = []
-    text = decode_text(data, path).split("\n")
+    content = decode_text(data, path)
+    if content.lstrip().startswith("["):
+        return _array(content, decode, path)
+    text = content.split("\n")
     for number, line in enumerate(text, 1):
         line = line.strip()
         if not line:
@@ -58,6 +62,24 @@ def parse(
     if not rows:
         raise WorkloadError(f"{path}: the file has no rows: check the path, or fetch it again")
     return rows, Rows(path, lines)
+
+
+def _array(text: str, decode: Callable[[str], list], path: str) -> tuple[list[dict], Rows]:
+    try:
+        rows = decode(text.strip())
+    except (ValueError, RecursionError) as e:
+        raise WorkloadError(
+            f"{path}: not a JSON array ({shown(_reason(e))}): copy or download the file again"
+        ) from None
+    where = Rows(path, range(1, len(rows) + 1), "item")
+    for number, row in enumerate(rows, 1):
+        if type(row) is not dict:
+            raise WorkloadError(
+                f"{path}: item {number}: not a JSON object but {shown(row)}: fix or remove it"
+            )
+    if not rows:
+        raise WorkloadError(f"{path}: the file has no rows: check the path, or fetch it again")
+    return rows, where
 
 
 def _reason(error: Exception) -> str:

@@ -19,12 +19,32 @@ from __future__ import annotations
 import numpy as np
 
 from twinserve.traces.readers import jsonl
-from twinserve.traces.readers.columns import MAX_SECONDS, Rows, assemble, default_ids, shown
+from twinserve.traces.readers.columns import MAX_SECONDS, Rows, assemble, default_ids, shown, unused
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import CLASS_NAMES, Workload
 
 NAME = "mooncake"
 BLOCK_TOKENS = 512
+FIELDS = (
+    "timestamp",
+    "input_length",
+    "input_tokens",
+    "output_length",
+    "output_tokens",
+    "hash_ids",
+    "session_id",
+    "delay",
+    "delay_ms",
+    "priority",
+    "request_id",
+    "class",
+    "slo_ttft_s",
+    "slo_tpot_s",
+    "group",
+    "app",
+    "stage",
+    "block_size",
+)
 INT64 = (-(2**63), 2**63 - 1)
 
 
@@ -62,7 +82,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
     arrival, delay = _times(rows, where, options, group, stage)
     hashes = jsonl.column(rows, "hash_ids")
     ids = jsonl.column(rows, "request_id")
-    notices = []
+    notices = unused([name for row in rows for name in row], FIELDS)
     if hashes is not None:
         missing = sum(h is None for h in hashes)
         if missing:

@@ -16,9 +16,11 @@ class ReadOptions:
     time_unit      "ms" or "s"; None = the format's. Mooncake and `custom`
     rate           requests a second of generated Poisson arrivals; None = 1
     seed           of those arrivals
+    columns        which column of a CSV file is what (`readers/measured/table.py`)
     """
 
     block_tokens: int | None = None
     time_unit: str | None = None
     rate: float | None = None
     seed: int = 0
+    columns: str | None = None

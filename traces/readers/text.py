@@ -17,7 +17,7 @@ import json
 import numpy as np
 
 from twinserve.traces.readers import jsonl
-from twinserve.traces.readers.columns import Rows, assemble, shown
+from twinserve.traces.readers.columns import Rows, assemble, shown, unused
 from twinserve.traces.readers.options import DEFAULT_RATE, ReadOptions
 from twinserve.traces.workload import Workload, WorkloadError
 
@@ -57,7 +57,11 @@ def read_custom(data: bytes, path: str, options: ReadOptions) -> Workload:
             prompts[row], estimated = estimate_tokens(text), True
     output = where.whole("output_tokens", jsonl.required(rows, where, *OUTPUT_NAMES))
     stamps = jsonl.column(rows, "timestamp")
-    notices = [ESTIMATED] if estimated else []
+    notices = unused(
+        [name for row in rows for name in row],
+        ("prompt", "timestamp", *PROMPT_NAMES, *OUTPUT_NAMES),
+    )
+    notices += [ESTIMATED] if estimated else []
     if stamps is None and options.time_unit is not None:
         raise WorkloadError(
             f"{path}: has no timestamps, a time_unit ({options.time_unit}) would be ignored: "
@@ -102,7 +106,7 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions) -> Workload:
         raise WorkloadError(f"{path}: not JSON ({shown(str(e))}): fetch the file again") from None
     if type(talks) is not list or not talks:
         raise WorkloadError(f"{path}: not a list of conversations: check the path and the format")
-    where = Rows(path, _Items(len(talks)))
+    where = Rows(path, range(1, len(talks) + 1), "item")
     prompt, output, estimated, kept = [], [], False, []
     for row, talk in enumerate(talks):
         if type(talk) is not dict:
@@ -131,7 +135,7 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions) -> Workload:
     if len(kept) < len(talks):
         skipped = len(talks) - len(kept)
         notices.append(f"{skipped} conversations without a prompt and an answer dropped")
-    where = Rows(path, [where.lines[row] for row in kept])
+    where = where.kept(kept)
     return assemble(
         where,
         name=SHAREGPT,
@@ -140,19 +144,6 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions) -> Workload:
         output_tokens=where.whole("output_tokens", output),
         notices=notices,
     )
-
-
-class _Items:
-    """Items of one JSON array have no lines of their own: errors count them."""
-
-    def __init__(self, n: int):
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, row: int) -> str:
-        return f"(item {row + 1} of the array)"
 
 
 def _first_pair(talk: dict, where: Rows, row: int) -> tuple[str, str] | None:

@@ -1,0 +1,247 @@
+"""What tools measured: each one's file gives the same three requests, as workload and as
+measurement, and says what is not in it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.traces import measured_files
+from tests.traces.measured_files import FILES
+from twinserve.traces.load import load_trace
+from twinserve.traces.measurement import SERVER
+from twinserve.traces.readers.columns import check_workload
+from twinserve.traces.readers.formats import detect_format, read_bytes, read_measurement
+from twinserve.traces.readers.options import ReadOptions
+from twinserve.traces.workload import WorkloadError
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """A function from a file's text to its measurement."""
+
+    def read(text, format=None, **options):
+        path = tmp_path / "file"
+        path.write_text(text)
+        return read_measurement(path, format, ReadOptions(**options))
+
+    return read
+
+
+def said(notices) -> str:
+    return " | ".join(notices)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_tool_is_told_by_the_content(name):
+    assert detect_format(FILES[name]().encode(), "f") == name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_requests_that_were_served_become_a_workload(name):
+    w = read_bytes(FILES[name]().encode(), "f")
+    check_workload(w)
+    assert w.prompt_tokens.tolist() == [10, 20] and w.output_tokens.tolist() == [3, 2]
+    later = {"vllm-log": 1.0, "aiperf": np.nan}.get(name, 0.5)
+    assert w.arrival_s.tolist() == pytest.approx([0.0, later], nan_ok=True)
+    assert "no prompt shares blocks" in said(w.provenance.notices)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "vllm-log"])
+def test_latencies_are_those_of_the_file(name, measure):
+    found = measure(FILES[name]())
+    assert found.ttft_s[:2].tolist() == pytest.approx([0.2, 0.3])
+    assert found.e2el_s[:2].tolist() == pytest.approx([0.4, 0.35])
+    assert found.tpot_s[:2].tolist() == pytest.approx([0.1, 0.05])
+    if found.gaps_s is not None:
+        assert sorted(found.gaps_s) == pytest.approx([0.05, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "otel"])
+def test_a_failed_request_is_counted_and_has_no_latency(name, measure):
+    found = measure(FILES[name]())
+    assert len(found) == 3 and found.failed == 1
+    assert np.isnan(found.ttft_s[2]) and np.isnan(found.e2el_s[2])
+    assert "1 of 3 requests failed" in said(found.notices)
+    w = read_bytes(FILES[name]().encode(), "f")
+    assert "1 of 3 requests failed" in said(w.provenance.notices)
+
+
+def test_a_bench_result_without_details_has_only_its_own_numbers(measure):
+    content = json.loads(measured_files.vllm_bench())
+    short = {k: v for k, v in content.items() if not isinstance(v, list)}
+    found = measure(json.dumps(short))
+    assert len(found) == 0 and found.stated["mean_ttft_ms"] == 250.0
+    with pytest.raises(WorkloadError, match="--save-detailed"):
+        read_bytes(json.dumps(short).encode(), "f")
+
+
+def test_a_bench_result_without_latencies_ends_with_its_last_gap(measure):
+    content = json.loads(measured_files.vllm_bench())
+    del content["latencies"]
+    assert measure(json.dumps(content)).e2el_s[:2].tolist() == pytest.approx([0.4, 0.35])
+
+
+def test_a_closed_loop_of_a_bench_is_told():
+    w = read_bytes(measured_files.vllm_bench(max_concurrency=8).encode(), "f")
+    assert "--max-concurrency 8" in said(w.provenance.notices)
+
+
+def test_several_results_in_one_file_are_refused():
+    twice = measured_files.vllm_bench() + "\n" + measured_files.vllm_bench()
+    with pytest.raises(WorkloadError, match="holds 2 results: --append-result wrote them"):
+        read_bytes(twice.encode(), "f")
+
+
+def test_turns_of_a_measured_session_wait_for_each_other():
+    w = read_bytes(FILES["aiperf"]().encode(), "f")
+    assert w.stage.tolist() == [0, 1] and np.isnan(w.arrival_s[1])
+    assert w.delay_s[1] == pytest.approx(0.5)  # sent 0.9 s after a turn that took 0.4 s
+    assert "1 requests of the warm-up left out" in said(w.provenance.notices)
+
+
+def test_a_sweep_of_guidellm_is_refused():
+    report = json.loads(FILES["guidellm"]())
+    report["benchmarks"] *= 2
+    with pytest.raises(WorkloadError, match="holds 2 benchmarks"):
+        read_bytes(json.dumps(report).encode(), "f")
+
+
+def test_a_log_over_new_year_goes_on(measure):
+    found = measure(FILES["vllm-log"]())
+    assert found.arrival_s.tolist() == [0.0, 1.0, 5.0] and found.where == SERVER
+    assert found.e2el_s[:2].tolist() == [3.0, 3.0]
+    assert "whole seconds" in said(found.notices)
+
+
+def test_a_log_without_token_ids_says_at_which_level_to_log():
+    lines = [line for line in FILES["vllm-log"]().splitlines() if not line.startswith("DEBUG")]
+    with pytest.raises(WorkloadError, match="VLLM_LOGGING_LEVEL=DEBUG"):
+        read_bytes("\n".join(lines).encode(), "f")
+
+
+def test_outputs_that_a_log_lacks_are_said_to_be_the_most_they_can_be(measure):
+    lines = [line for line in FILES["vllm-log"]().splitlines() if "Generated" not in line]
+    found = measure("\n".join(lines))
+    assert found.output_tokens.tolist() == [9, 9, 9] and found.failed == 0
+    assert "3 output lengths are max_tokens" in said(found.notices)
+
+
+def test_spans_of_jaeger_are_those_of_otlp(measure):
+    spans = json.loads(FILES["otel"]())["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    rows = [
+        {
+            "operationName": span["name"],
+            "startTime": int(span["startTimeUnixNano"]) // 1000,
+            "tags": [
+                {"key": a["key"], "value": float(*a["value"].values())} for a in span["attributes"]
+            ],
+        }
+        for span in spans
+    ]
+    jaeger = measure(json.dumps({"data": [{"traceID": "1", "spans": rows}]}))
+    otlp = measure(FILES["otel"]())
+    assert jaeger.ttft_s.tolist() == otlp.ttft_s.tolist() == [0.2, 0.3]
+    assert jaeger.arrival_s.tolist() == pytest.approx(otlp.arrival_s.tolist())
+    assert "1 spans of other kinds not used" in said(otlp.notices)
+
+
+def test_histograms_are_what_the_counters_grew_by(measure):
+    found = measure(measured_files.prometheus()).histograms["ttft"]
+    assert found.times_s.tolist() == [0.0, 60.0, 120.0]
+    # 3 and 2 new values, then a restart: 2 and 2
+    assert found.counts.tolist() == [[3.0, 2.0, 0.0], [2.0, 2.0, 0.0]]
+    assert found.count == 9 and found.mean() == pytest.approx((1.5 + 0.8) / 9)
+    assert found.share_below().tolist() == pytest.approx([5 / 9, 1, 1])
+
+
+def test_histograms_are_no_workload():
+    with pytest.raises(WorkloadError, match="no single requests"):
+        read_bytes(measured_files.prometheus().encode(), "f")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"status": "error", "error": "bad query"}, "bad query"),
+        ({"data": {"resultType": "vector", "result": []}}, "query_range"),
+        ({"data": {"resultType": "matrix", "result": []}}, "no histogram of vLLM"),
+        (
+            {"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}},
+            "without rate|__name__",
+        ),
+    ],
+)
+def test_an_answer_that_is_no_histogram_says_what_to_query(change, says, measure):
+    content = json.loads(measured_files.prometheus()) | change
+    with pytest.raises(WorkloadError, match=says):
+        measure(json.dumps(content), "prometheus")
+
+
+TABLE = "ts,model,in,out,first_ms,err\n1000,x,10,3,200,\n1500,x,20,2,300,\n1750,x,30,,,boom\n"
+COLUMNS = "arrival=ts:ms,prompt=in,output=out,ttft=first_ms:ms,error=err"
+
+
+def test_any_table_is_read_by_the_names_of_its_columns(tmp_path, measure):
+    (tmp_path / "t.csv").write_text(TABLE)
+    w = load_trace(tmp_path / "t.csv", columns=COLUMNS)
+    assert w.arrival_s.tolist() == [0.0, 0.5] and w.output_tokens.tolist() == [3, 2]
+    assert "fields not used: model" in said(w.provenance.notices)
+    found = measure(TABLE, columns=COLUMNS)
+    assert found.ttft_s[:2].tolist() == [0.2, 0.3] and found.failed == 1
+
+
+def test_calendar_times_of_a_table_are_seconds_from_the_first():
+    text = b"when,in,out\n2025-01-01T00:00:02Z,5,6\n2025-01-01T00:00:00.5Z,7,8\n"
+    options = ReadOptions(columns="arrival=when,prompt=in,output=out")
+    w = read_bytes(text, "f", None, options)
+    assert w.arrival_s.tolist() == [0.0, 1.5] and w.prompt_tokens.tolist() == [7, 5]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ("arrival", "'?arrival'? is not understood"),
+        ("when=ts", "write FIELD=COLUMN"),
+        ("prompt=in,prompt=out", "prompt stands twice"),
+        ("arrival=ts,prompt=inn,output=out", "no column 'inn'"),
+        (
+            "arrival=model,prompt=in,output=out",
+            "line 2: field 'model' is x, not a number",
+        ),
+        ("arrival=ts:ms,prompt=in,output=out", "line 4: field 'out' is missing"),
+        ("arrival=ts:ms,prompt=in,error=err", "output tokens' is missing"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(columns, says):
+    with pytest.raises(WorkloadError, match=says):
+        read_bytes(TABLE.encode(), "f", None, ReadOptions(columns=columns))
+
+
+def test_an_array_of_mooncake_rows_keeps_their_arrivals():
+    rows = [
+        {"timestamp": 5, "input_length": 3, "output_length": 4},
+        {"timestamp": 9, "input_length": 6, "output_length": 2},
+    ]
+    w = read_bytes(json.dumps(rows).encode(), "f")
+    assert w.provenance.name == "mooncake" and w.arrival_s.tolist() == [0.005, 0.009]
+    rows[1]["output_length"] = -1
+    with pytest.raises(WorkloadError, match="item 2: field 'output_length' is -1"):
+        read_bytes(json.dumps(rows).encode(), "f")
+
+
+def test_images_of_azure_requests_are_counted_not_dropped():
+    text = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-10-01 00:00:00,3,374,44\n"
+    w = read_bytes(text.encode(), "f")
+    assert "3 images in 1 requests (NumImages)" in said(w.provenance.notices)
+
+
+def test_fields_that_no_reader_uses_are_named():
+    row = {"timestamp": 5, "input_length": 3, "output_length": 4, "tenant": "x"}
+    w = read_bytes(json.dumps(row).encode(), "f")
+    assert said(w.provenance.notices) == "fields not used: tenant"
+
+
+def test_what_was_only_sent_is_no_measurement(measure):
+    with pytest.raises(WorkloadError, match="says what was sent, not how it was served"):
+        measure('{"timestamp": 5, "input_length": 3, "output_length": 4}\n')

@@ -1,0 +1,254 @@
+"""What somebody measured of requests that were served: the rows of a benchmark's result, of a
+server's log or spans, or the histograms of a monitoring system. Units: seconds, tokens.
+
+A reader of `traces/readers/measured` makes a Measurement of a file; `workload_of` makes a workload
+of it, where it says when requests came and how long they were.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twinserve.traces.readers.columns import Rows, assemble
+from twinserve.traces.workload import Workload, WorkloadError
+
+CLIENT, SERVER = "client", "server"
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of values by bucket, over windows of time, as Prometheus keeps them.
+
+    times_s   float64[w + 1], from the first sample; window i is times_s[i] .. times_s[i + 1]
+    edges     float64[b], upper bounds of the buckets, ascending, the last one infinite
+    counts    float64[w, b], values that fell into each bucket in each window
+    sums      float64[w], the sum of the values in each window
+    """
+
+    times_s: np.ndarray
+    edges: np.ndarray
+    counts: np.ndarray
+    sums: np.ndarray
+
+    @property
+    def count(self) -> float:
+        return float(self.counts.sum())
+
+    def mean(self) -> float:
+        """Of all values; NaN where there is none."""
+        return float(self.sums.sum() / self.count) if self.count else float("nan")
+
+    def share_below(self) -> np.ndarray:
+        """float64[b]: the share of all values that are at or below each edge."""
+        total = np.cumsum(self.counts.sum(axis=0))
+        return total / total[-1] if total[-1] else np.full(len(total), np.nan)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Requests and how they were served. Arrays have one entry a request, failed ones too, in the
+    order of the file.
+
+    arrival_s   from the first request on; NaN where the file does not say
+    prompt_tokens, output_tokens   int64; -1 where the file does not say
+    ttft_s, e2el_s, tpot_s, queued_s   NaN where not measured; tpot_s is the time from the first
+                token to the last by the tokens after the first
+    gaps_s      inter-token gaps of all requests, pooled; None: not measured
+    errors      "" of a request that was served; else why it was not
+    ids, session, service_class, priority   names and classes; empty lists where there are none
+    turn        int64, place in the session
+    where       CLIENT, or SERVER where times begin in the engine
+    stated      numbers that the file states itself, as mean_ttft_ms
+    histograms  by metric: ttft, tpot, itl, e2el, queued (seconds)
+    notices     what is not in here, or is an estimate
+    """
+
+    name: str
+    path: str
+    arrival_s: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    ttft_s: np.ndarray
+    e2el_s: np.ndarray
+    tpot_s: np.ndarray
+    queued_s: np.ndarray
+    gaps_s: np.ndarray | None = None
+    errors: Sequence[str] = ()
+    ids: Sequence[str] = ()
+    session: Sequence[str | None] = ()
+    turn: np.ndarray | None = None
+    service_class: Sequence[str] = ()
+    priority: np.ndarray | None = None
+    where: str = CLIENT
+    stated: Mapping[str, float] = field(default_factory=dict)
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def served(self) -> np.ndarray:
+        """bool[n]: requests that did not fail."""
+        return np.array([not error for error in self.errors], bool)
+
+    @property
+    def failed(self) -> int:
+        return int((~self.served).sum())
+
+
+def measured(
+    name: str,
+    path: str,
+    n: int,
+    *,
+    arrival_s=None,
+    prompt_tokens=None,
+    output_tokens=None,
+    ttft_s=None,
+    e2el_s=None,
+    tpot_s=None,
+    queued_s=None,
+    errors: Sequence[str] | None = None,
+    notices: Sequence[str] = (),
+    **columns,
+) -> Measurement:
+    """A Measurement of n requests from the columns that a file has. Arrivals are counted from the
+    first one; `tpot_s` follows from the others where it is not given; failed requests are told in a
+    notice."""
+
+    def number(values) -> np.ndarray:
+        return np.full(n, np.nan) if values is None else np.asarray(values, np.float64)
+
+    def whole(values) -> np.ndarray:
+        return np.full(n, -1, np.int64) if values is None else np.asarray(values, np.int64)
+
+    arrival, ttft, e2el = number(arrival_s), number(ttft_s), number(e2el_s)
+    if not np.isnan(arrival).all():
+        arrival = arrival - np.nanmin(arrival)
+    output = whole(output_tokens)
+    tpot = number(tpot_s)
+    derived = np.where(output > 1, (e2el - ttft) / np.maximum(output - 1, 1), np.nan)
+    said = [*notices]
+    errors = [""] * n if errors is None else list(errors)
+    if failures := failures_line(errors):
+        said.append(failures)
+    return Measurement(
+        name,
+        path,
+        arrival,
+        whole(prompt_tokens),
+        output,
+        ttft,
+        e2el,
+        np.where(np.isnan(tpot), derived, tpot),
+        number(queued_s),
+        errors=errors,
+        notices=tuple(said),
+        **columns,
+    )
+
+
+def failures_line(errors: Sequence[str]) -> str:
+    """How many requests failed, and of what; nothing where none did."""
+    kinds = Counter(" ".join(error.split())[:60] for error in errors if error)
+    if not kinds:
+        return ""
+    shown = ", ".join(f"{count} x '{kind}'" for kind, count in kinds.most_common(3))
+    more = f" and {len(kinds) - 3} other errors" if len(kinds) > 3 else ""
+    return f"{sum(kinds.values())} of {len(errors)} requests failed ({shown}{more})"
+
+
+def workload_of(found: Measurement) -> Workload:
+    """The requests of a measurement as a workload: those that were served, at the times at which
+    they were sent. Turns of a session wait for the turn before them, as long as they did.
+
+    Raises WorkloadError where the measurement does not say when requests came, or how long they
+    were.
+    """
+    rows = Rows(found.path, range(1, len(found) + 1), "request")
+    _need_rows(found)
+    served = np.flatnonzero(found.served)
+    if not len(served):
+        raise WorkloadError(f"{found.path}: all {len(found)} requests failed: measure again")
+    for column, what in ((found.prompt_tokens, "prompt"), (found.output_tokens, "output")):
+        if (column[served] < 0).any():
+            row = int(served[(column[served] < 0).argmax()])
+            rows.fail(row, f"{what} tokens", "is missing", "record with token counts")
+    if np.isnan(found.arrival_s[served]).any():
+        row = int(served[np.isnan(found.arrival_s[served]).argmax()])
+        rows.fail(row, "arrival", "is missing", "record when requests were sent")
+    notices = list(found.notices)
+    group, stage, delay, names = _sessions(found, notices)
+    arrival = np.where(stage > 0, np.nan, found.arrival_s)
+    notices.append("prompts' texts are not in the file: no prompt shares blocks with another one")
+    if len(served) < len(found):
+        notices.append(f"failed requests left out: {len(found) - len(served)}")
+    return assemble(
+        rows.kept(served),
+        name=found.name,
+        arrival_s=arrival[served] - np.nanmin(arrival[served]),
+        prompt_tokens=found.prompt_tokens[served],
+        output_tokens=found.output_tokens[served],
+        ids=[found.ids[i] for i in served] if len(found.ids) else None,
+        group=group[served] if names else None,
+        notices=notices,
+        **_columns(found, served, stage, delay, names),
+    )
+
+
+def _columns(found: Measurement, served, stage, delay, names) -> dict:
+    columns: dict = {}
+    if names:
+        columns |= {"stage": stage[served], "delay_s": delay[served], "group_names": names}
+    if len(found.service_class):
+        best_effort = np.array([name == "be" for name in found.service_class])
+        columns["service_class"] = best_effort[served].astype(np.int8)
+    if found.priority is not None:
+        columns["priority"] = found.priority[served]
+    return columns
+
+
+def _need_rows(found: Measurement) -> None:
+    if len(found):
+        return
+    hint = "give the file with one entry a request"
+    if found.name == "vllm-bench":
+        hint = "run vllm bench serve with --save-detailed"
+    raise WorkloadError(f"{found.path}: has no single requests: {hint}")
+
+
+def _sessions(found: Measurement, notices: list[str]):
+    """Group, stage and delay of each request, and the groups' names: sessions of which every turn
+    was served and timed. Requests of other sessions keep the times at which they were sent."""
+    n = len(found)
+    group, stage, delay = np.full(n, -1, np.int64), np.zeros(n, np.int64), np.zeros(n)
+    members: dict[str, list[int]] = {}
+    for row, name in enumerate(found.session):
+        if name is not None:
+            members.setdefault(name, []).append(row)
+    names: list[str] = []
+    broken = 0
+    served = found.served
+    for name, rows in members.items():
+        if len(rows) < 2:
+            continue
+        if found.turn is not None:
+            rows = sorted(rows, key=lambda row: (found.turn[row], found.arrival_s[row]))
+        ends = found.arrival_s[rows] + found.e2el_s[rows]
+        if not served[rows].all() or np.isnan(ends).any() or np.isnan(found.arrival_s[rows]).any():
+            broken += 1
+            continue
+        group[rows], stage[rows] = len(names), np.arange(len(rows))
+        delay[rows[1:]] = np.maximum(found.arrival_s[rows[1:]] - ends[:-1], 0)
+        names.append(name)
+    if broken:
+        notices.append(
+            f"{broken} sessions with failed or untimed turns: their turns keep the times at which "
+            "they were sent"
+        )
+    return group, stage, delay, names
