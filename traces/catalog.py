@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from twinserve.traces.apps import generate as apps
-from twinserve.traces.generators import longdoc, synth
+from twinserve.traces.generators import in_a_line, longdoc, synth
 from twinserve.traces.workload import WorkloadError
 
 MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/"
@@ -107,6 +107,7 @@ SYNTHETIC = {
     "tidal": (
         "a day of online requests, one a second at the peak (Echo's load; --rate-scale for more)"
     ),
+    **in_a_line.DESCRIPTIONS,
     **{name: "offline questions on long shared documents, all at once" for name in longdoc.NAMES},
 }
 

@@ -21,6 +21,7 @@ from twinserve.traces.download import (
 )
 from twinserve.traces.generators import replica as replicas
 from twinserve.traces.generators import synth
+from twinserve.traces.generators.in_a_line import in_a_line, is_in_a_line
 from twinserve.traces.generators.longdoc import is_longdoc, longdoc
 from twinserve.traces.generators.tidal import tidal
 from twinserve.traces.readers.formats import read_file
@@ -121,6 +122,10 @@ def _tidal(name: str, seed: int, raw: bool, places: dict) -> Workload:
     return tidal(seed=seed)
 
 
+def _in_a_line(name: str, seed: int, raw: bool, places: dict) -> Workload:
+    return in_a_line(name, seed)
+
+
 def _recorded(name: str, seed: int, raw: bool, places: dict) -> Workload:
     info = catalog.resolve(name)
     try:
@@ -156,6 +161,7 @@ _KINDS: tuple[tuple[Callable[[str], object], tuple[str, ...], Callable[..., Work
     (apps.is_apps, ("count",), _apps),
     (is_longdoc, ("count",), _longdoc),
     (TIDAL.__eq__, (), _tidal),
+    (is_in_a_line, (), _in_a_line),
     (catalog.resolve, (), _recorded),
     (lambda name: True, ("format", "block_size", "time_unit", "rate", "columns"), _file),
 )
@@ -204,6 +210,8 @@ def fetch(
     """
     info = catalog.resolve(name)
     if info is None:
+        if is_in_a_line(name):
+            raise WorkloadError(f"'{name}' is generated: there is nothing to fetch")
         if apps.is_apps(name):
             raise WorkloadError(
                 f"'{name}' is generated: fetch {apps.ARRIVALS}, whose arrivals it takes"

@@ -54,6 +54,8 @@ class Measurement:
     order of the file.
 
     arrival_s   from the first request on; NaN where the file does not say
+    due_s       when it would have been sent if the client had no limit on how many it has under
+                way; None: at `arrival_s`
     prompt_tokens, output_tokens   int64; -1 where the file does not say
     ttft_s, e2el_s, tpot_s, queued_s   NaN where not measured; tpot_s is the time from the first
                 token to the last by the tokens after the first
@@ -61,6 +63,7 @@ class Measurement:
     errors      "" of a request that was served; else why it was not
     ids, session, service_class, priority   names and classes; empty lists where there are none
     turn        int64, place in the session
+    concurrency most requests that the client had under way at once; None: no limit
     where       CLIENT, or SERVER where times begin in the engine
     stated      numbers that the file states itself, as mean_ttft_ms
     histograms  by metric: ttft, tpot, itl, e2el, queued (seconds)
@@ -83,6 +86,8 @@ class Measurement:
     turn: np.ndarray | None = None
     service_class: Sequence[str] = ()
     priority: np.ndarray | None = None
+    concurrency: int | None = None
+    due_s: np.ndarray | None = None
     where: str = CLIENT
     stated: Mapping[str, float] = field(default_factory=dict)
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
@@ -184,7 +189,8 @@ def workload_of(found: Measurement) -> Workload:
         rows.fail(row, "arrival", "is missing", "record when requests were sent")
     notices = list(found.notices)
     group, stage, delay, names = _sessions(found, notices)
-    arrival = np.where(stage > 0, np.nan, found.arrival_s)
+    sent = found.arrival_s if found.due_s is None else found.due_s
+    arrival = np.where(stage > 0, np.nan, sent)
     notices.append("prompts' texts are not in the file: no prompt shares blocks with another one")
     if len(served) < len(found):
         notices.append(f"failed requests left out: {len(found) - len(served)}")
@@ -196,6 +202,7 @@ def workload_of(found: Measurement) -> Workload:
         output_tokens=found.output_tokens[served],
         ids=[found.ids[i] for i in served] if len(found.ids) else None,
         group=group[served] if names else None,
+        concurrency=found.concurrency,
         notices=notices,
         **_columns(found, served, stage, delay, names),
     )

@@ -59,6 +59,7 @@ def statistics(w: Workload) -> dict:
         "rows": len(w),
         "closed_loop_rows": len(w) - len(known),
         "groups": len(w.group_names),
+        "concurrency": w.concurrency,
         "best_effort_rows": int((w.service_class == 1).sum()),
         "first_arrival_s": float(known[0]) if len(known) else 0.0,
         "span_s": span,

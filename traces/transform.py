@@ -224,6 +224,10 @@ def merge(a: Workload, b: Workload) -> Workload:
     of a and b share no prefix. Equal arrivals put a's rows first.
     """
     _need(a.pool is None or b.pool is None, "both workloads have a best-effort pool: drop one")
+    _need(
+        a.concurrency is None and b.concurrency is None,
+        "a closed loop limits all requests of its list: run the workloads one by one",
+    )
     prefix = None
     if a.prefix is not None or b.prefix is not None:
         size = (a.prefix or b.prefix).block_tokens

@@ -66,6 +66,8 @@ def describe(w: Workload) -> str:
     ]
     if len(known) < len(w):
         parts.append(f"{len(w) - len(known):,} rows in closed loops")
+    if w.concurrency is not None:
+        parts.append(f"at most {w.concurrency:,} at once")
     if w.pool is not None:
         parts.append(f"best-effort pool of {w.pool.batch}")
     return ", ".join(parts)

@@ -110,6 +110,9 @@ class Workload:
                    the last row of (group, stage) has ended: a session is a group with one row a
                    stage (its turns), an application a group with several.
     ids            request names, unique
+    concurrency    most requests of the list that clients have under way at once; those beyond it
+                   are sent in their order as others end (a closed loop). None: no limit. The pool
+                   is not counted
     group_names    one a group; applications: what is known of a group, for those that are task
                    graphs
     """
@@ -130,6 +133,7 @@ class Workload:
     prefix: PrefixBlocks | None = None
     pool: BestEffortPool | None = None
     provenance: Provenance = Provenance("unnamed")
+    concurrency: int | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)

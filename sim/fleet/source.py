@@ -62,6 +62,10 @@ class RequestSource:
         self._stages: dict[int, dict[int, list[int]]] = {}
         # group -> unfinished requests of the stages released so far
         self._open: dict[int, int] = {}
+        # of a closed loop: requests of the list under way, and rows that wait for one to end
+        self._busy = 0
+        self._waiting: deque[int] = deque()
+        self._filling = False
         self._pool: _PoolFeed | None = None
         self.pool_group = -2  # group of the pool's requests; -2: no request has it
         fleet.on_ended = self._ended
@@ -93,6 +97,20 @@ class RequestSource:
             self._submit_row(row)
 
     def _submit_row(self, row: int) -> None:
+        limit = self.workload.concurrency
+        if limit is None:
+            self._send_row(row)
+        elif self._busy < limit and not self._waiting:
+            self._send_in_loop(row)
+        else:
+            self._waiting.append(row)
+
+    def _send_in_loop(self, row: int) -> None:
+        if int(self.workload.group[row]) not in self._failed:  # else it is never sent
+            self._busy += 1
+        self._send_row(row)
+
+    def _send_row(self, row: int) -> None:
         if int(self.workload.group[row]) in self._failed:
             self.fleet.never_sent(self._request(row, math.nan))
         else:
@@ -190,6 +208,8 @@ class RequestSource:
         for request in requests:
             self._stop_watch()
             group = request.group
+            if self.workload.concurrency is not None and group != self.pool_group:
+                self._busy -= 1
             if group < 0:
                 continue
             self._members.get(group, {}).pop(request.number, None)
@@ -202,6 +222,19 @@ class RequestSource:
             stages = self._stages.get(group)
             if self._open[group] == 0 and stages:
                 self._release(group, min(stages))
+        if self._waiting:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Those of a closed loop that waited are sent. What no replica takes ends at once, and must
+        not fill again from within."""
+        limit = self.workload.concurrency
+        if self._filling or limit is None:
+            return
+        self._filling = True
+        while self._waiting and self._busy < limit:
+            self._send_in_loop(self._waiting.popleft())
+        self._filling = False
 
     # -- what does not complete --------------------------------------------------------------------
     def _give_up(self):

@@ -10,6 +10,7 @@ import numpy as np
 
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.traces.apps.generate import is_apps
+from twinserve.traces.generators.in_a_line import is_in_a_line
 from twinserve.traces.generators.longdoc import is_longdoc
 from twinserve.traces.generators.synth import is_synthetic
 from twinserve.traces.load import TIDAL, load_trace
@@ -26,6 +27,11 @@ class Lengths:
 
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
+
+
+def _drawn_again(trace: str) -> bool:
+    """Whether another seed gives other requests, without settings of its own."""
+    return is_apps(trace) or is_longdoc(trace) or is_in_a_line(trace) or trace == TIDAL
 
 
 def earlier_lengths(
@@ -47,7 +53,7 @@ def earlier_lengths(
     served: frozenset[str] = frozenset()
     if is_synthetic(config.trace):
         earlier = load_trace(config.trace, seed=other, rate=1.0, count=MOST)
-    elif is_apps(config.trace) or is_longdoc(config.trace) or config.trace == TIDAL:
+    elif _drawn_again(config.trace):
         earlier = trace(config.trace, seed=other, offline=config.offline)
     else:
         served = frozenset(workload.ids)

@@ -205,10 +205,7 @@ def test_calendar_times_of_a_table_are_seconds_from_the_first():
         ("when=ts", "write FIELD=COLUMN"),
         ("prompt=in,prompt=out", "prompt stands twice"),
         ("arrival=ts,prompt=inn,output=out", "no column 'inn'"),
-        (
-            "arrival=model,prompt=in,output=out",
-            "line 2: field 'model' is x, not a number",
-        ),
+        ("arrival=model,prompt=in,output=out", "line 2: field 'model' is x, not a number"),
         ("arrival=ts:ms,prompt=in,output=out", "line 4: field 'out' is missing"),
         ("arrival=ts:ms,prompt=in,error=err", "output tokens' is missing"),
     ],

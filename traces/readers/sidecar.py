@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from twinserve.formats import Format, parse_json
+from twinserve.formats import Format, parse_json, same
 from twinserve.traces.readers.columns import MAX_SECONDS, MAX_TOKENS, shown
 from twinserve.traces.workload import (
     ApplicationInfo,
@@ -22,9 +22,10 @@ from twinserve.traces.workload import (
 FORMAT = "mooncake+"
 SIDECAR: Format[dict] = Format(
     "traces' sidecars",
-    version=1,
+    version=2,
     by="twinserve trace convert, trace synth, or simulate --export",
     oldest=1,
+    upgrades=(same,),  # from 1, which had no closed loops over the list
 )
 SUFFIX = ".meta.json"
 
@@ -67,8 +68,9 @@ class Source(BaseModel):
 
 class Meta(BaseModel):
     """Content of a sidecar. `sha256` is that of the data file; `prefix` False means that the hash
-    ids were made up for tools that need them and share nothing; `group_names` only where the rows
-    do not tell their order; `applications` by the name of their group.
+    ids were made up for tools that need them and share nothing; `concurrency` is that of a closed
+    loop; `group_names` only where the rows do not tell their order; `applications` by the name of
+    their group.
     """
 
     format: str = FORMAT
@@ -81,6 +83,7 @@ class Meta(BaseModel):
     group_names: list[str] | None = None
     applications: dict[str, App] | None = None
     pool: Pool | None = None
+    concurrency: int | None = Field(default=None, ge=1)
     source: Source
     transforms: list[str] = []
     notices: list[str] = []
@@ -129,6 +132,7 @@ def describe(w: Workload, digest: str, block_size: int, first_seen: list[str]) -
         applications={w.group_names[g]: App(**asdict(a)) for g, a in w.applications.items()}
         or None,
         pool=Pool(**asdict(w.pool)) if w.pool is not None else None,
+        concurrency=w.concurrency,
         source=Source(name=p.name, path=p.path, sha256=p.sha256, replica=p.replica),
         transforms=list(p.transforms),
         notices=list(p.notices),
@@ -154,7 +158,13 @@ def apply(w: Workload, meta: Meta, digest: str) -> Workload:
         notices=(*meta.notices, *p.notices, *edited),
     )
     pool = BestEffortPool(**meta.pool.model_dump()) if meta.pool is not None else None
-    w = replace(w, provenance=source, pool=pool, prefix=w.prefix if meta.prefix else None)
+    w = replace(
+        w,
+        provenance=source,
+        pool=pool,
+        concurrency=meta.concurrency,
+        prefix=w.prefix if meta.prefix else None,
+    )
     return _with_applications(w if edited else _renumbered(w, meta), meta)
 
 

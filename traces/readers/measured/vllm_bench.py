@@ -6,9 +6,10 @@
      "errors": ["", "Service Unavailable"], "mean_ttft_ms": 210.0, ...}
 
 Source: `benchmark` and `main_async` of vllm/benchmarks/serve.py, vLLM 0.32.0. `start_times` are
-seconds of a clock without a date, when the client sent the request (after it waited for
-`--max-concurrency`). Earlier versions lack `latencies`: the end is then the first token and all
-gaps after it. Without --save-detailed a result holds no requests, only numbers over all of them.
+seconds of a clock without a date, when the client sent the request. With --max-concurrency it may
+have waited `queue_times` seconds for that, and the workload is a closed loop. Earlier versions lack
+`latencies`: the end is then the first token and all gaps after it. Without --save-detailed a result
+holds no requests, only numbers over all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from twinserve.traces.measurement import Measurement, measured
-from twinserve.traces.readers.columns import MAX_SECONDS, Rows, unused
+from twinserve.traces.readers.columns import MAX_SECONDS, Rows, shown, unused
 from twinserve.traces.readers.measured.document import document, lists, numbers_of
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
@@ -80,7 +81,13 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     e2el = _seconds(where, columns, "latencies", served)
     if e2el is None and ttft is not None and gaps is not None:
         e2el = np.where(served, ttft + np.array([sum(row) for row in gaps]), np.nan)
-    notices += _told(content, columns)
+    limit = _limit(content, path)
+    arrival = _seconds(where, columns, "start_times")
+    waited = _seconds(where, columns, "queue_times")
+    due = None
+    if limit is not None and arrival is not None and waited is not None:
+        due = arrival - waited
+    notices += _told(limit, columns)
     pooled = None
     if gaps is not None:
         pooled = np.array([gap for row, ok in zip(gaps, served, strict=True) if ok for gap in row])
@@ -88,7 +95,9 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         NAME,
         path,
         n,
-        arrival_s=_seconds(where, columns, "start_times"),
+        arrival_s=arrival,
+        due_s=due,
+        concurrency=None if due is None else limit,
         prompt_tokens=prompt,
         output_tokens=output,
         ttft_s=ttft,
@@ -119,10 +128,18 @@ def _gaps(where: Rows, rows: list | None) -> list[list[float]] | None:
     return rows
 
 
-def _told(content: dict, columns: dict) -> list[str]:
-    said = []
+def _limit(content: dict, path: str) -> int | None:
     limit = content.get("max_concurrency")
-    if limit is not None:
+    if limit is None or (type(limit) is int and limit >= 1):
+        return limit
+    raise WorkloadError(
+        f"{path}: field 'max_concurrency' is {shown(limit)}, no number of requests: measure again"
+    )
+
+
+def _told(limit: int | None, columns: dict) -> list[str]:
+    said = []
+    if limit is not None and "queue_times" not in columns:
         said.append(
             f"sent with --max-concurrency {limit}: arrivals are when the client sent the requests, "
             "which depends on how fast this server was"

@@ -1,0 +1,53 @@
+"""Closed loops: clients send the next request of the list when one of theirs has ended."""
+
+import numpy as np
+
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.run import simulate
+
+
+def rows_of(trace, **settings):
+    config = SimulationConfig(trace=trace, slo="none", async_scheduling=False, **settings)
+    (result,) = simulate(config).values()
+    return result.rows.requests
+
+
+def under_way(requests, at):
+    return int(((requests["arrival_s"] <= at) & (requests["ended_s"] > at)).sum())
+
+
+def test_as_many_are_under_way_as_the_loop_allows():
+    requests = rows_of("closed:concurrency=4,requests=40,input=64,output=20")
+    assert requests["finished"].all() and len(requests) == 40
+    starts = requests["arrival_s"].sort_values()
+    last = starts.iloc[-1]
+    assert {under_way(requests, at) for at in starts if 0 < at} == {4}
+    assert under_way(requests, last) == 4
+
+
+def test_requests_are_sent_in_the_order_of_the_list():
+    requests = rows_of("closed:concurrency=3,requests=30,lengths=sharegpt")
+    in_list = requests.set_index("request_id")["arrival_s"].loc[[f"r{i}" for i in range(30)]]
+    assert (np.diff(in_list) >= 0).all()
+
+
+def test_the_next_request_is_sent_at_the_instant_an_end_is_seen():
+    requests = rows_of("closed:concurrency=1,requests=5,input=64,output=8")
+    requests = requests.sort_values("arrival_s")
+    assert requests["arrival_s"].iloc[1:].tolist() == requests["ended_s"].iloc[:-1].tolist()
+
+
+def test_a_limit_that_is_never_reached_changes_nothing():
+    name = "vllm:request_rate=2,num_prompts=20,random_input_len=64,random_output_len=8"
+    free, loose = rows_of(name), rows_of(f"{name},max_concurrency=20")
+    assert free.equals(loose)
+
+
+def test_a_client_that_gives_up_makes_room():
+    requests = rows_of("closed:concurrency=2,requests=6,input=64,output=2000", client_timeout=0.5)
+    assert len(requests) == 6 and (requests["outcome"] == "timed_out").all()
+
+
+def test_a_staggered_loop_begins_one_by_one():
+    requests = rows_of("closed:concurrency=4,requests=8,stagger=0.4,input=64,output=400")
+    assert np.allclose(requests["arrival_s"].sort_values().iloc[:4], [0, 0.1, 0.2, 0.3])
