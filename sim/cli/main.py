@@ -36,7 +36,10 @@ VERBS = {
         f"{_CLI}.sweep:sweep",
         "Run simulate over combinations of its settings: files and grids are crossed.",
     ),
-    "trace": (f"{_CLI}.trace:trace_app", "Request traces: list, fetch, inspect, convert, synth."),
+    "trace": (
+        f"{_CLI}.trace:trace_app",
+        "Request traces: list, fetch, inspect, convert, anonymise, make.",
+    ),
     "profiles": (f"{_CLI}.profiles:profiles_app", "Hardware and model profiles."),
     "models": (f"{_CLI}.catalogue:models", "The models known by name: sizes, sources, accuracy."),
     "gpus": (f"{_CLI}.catalogue:gpus", "The GPUs known by name: rates, sources, accuracy."),

@@ -1,4 +1,4 @@
-"""`twinserve trace`: list, fetch, inspect, convert and make request traces."""
+"""`twinserve trace`: list, fetch, inspect, convert, anonymise and make request traces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from cyclopts import Parameter
 
 from twinserve.sim.cli.progress import RunProgress
 
-trace_app = cyclopts.App(name="trace", help="Request traces: list, fetch, inspect, convert, synth.")
+trace_app = cyclopts.App(
+    name="trace", help="Request traces: list, fetch, inspect, convert, anonymise, make."
+)
 _Flag = Annotated[bool, Parameter(negative="")]
 
 
@@ -152,6 +154,53 @@ def convert(
     print(verbs.describe(workload))
     for notice in workload.provenance.notices:
         print(f"note: {notice}")
+
+
+@trace_app.command
+def anonymise(
+    source: str,
+    target: Path,
+    *,
+    format: str | None = None,
+    columns: str | None = None,
+    salt: str | None = None,
+    jitter: float = 0.0,
+    overwrite: _Flag = False,
+) -> None:
+    """Write a trace without names, texts and dates, and show which statistics are kept.
+
+    Parameters
+    ----------
+    source: str
+        Name or file.
+    target: Path
+        The .jsonl file to write.
+    format: str
+        Format of a source whose content does not tell.
+    columns: str
+        Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
+    salt: str
+        Secret from which names of blocks and the jitter are drawn. [default: a new one, not kept]
+    jitter: float
+        Seconds by which each arrival moves at most, either way.
+    overwrite: bool
+        Replace the target if it is there already.
+    """
+    from twinserve.traces import anonymise as anonymous
+    from twinserve.traces import verbs
+    from twinserve.traces.load import load_trace
+    from twinserve.traces.write import check_target, write_trace
+
+    check_target(target, overwrite, source)
+    found = load_trace(source, format=format, columns=columns, raw_arrivals=True)
+    check_target(target, overwrite, found.provenance.path)
+    shared = anonymous.anonymise(found, salt=salt, jitter_s=jitter)
+    write_trace(shared, target)
+    print(verbs.describe(shared))
+    for name, before, after in anonymous.kept(found, shared):
+        change = "kept" if before == after else f"was {_shown(before)}"
+        print(f"{name:>24}  {_shown(after):>12}  {change}")
+    print("lengths in tokens are exact, and so are gaps between arrivals without --jitter")
 
 
 @trace_app.command

@@ -33,7 +33,7 @@ PAGES = [
     *(f"twinserve {verb} --help" for verb in VERBS),
     *(
         f"twinserve trace {verb} --help"
-        for verb in ("list", "fetch", "inspect", "convert", "synth")
+        for verb in ("list", "fetch", "inspect", "convert", "anonymise", "synth")
     ),
     *(f"twinserve profiles {verb} --help" for verb in ("list", "show", "build", "scale", "fit")),
 ]
