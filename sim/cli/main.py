@@ -57,6 +57,10 @@ VERBS = {
         "Measure how long the steps of a vLLM engine take on this machine, and write a profile; "
         "or fit recorded steps.",
     ),
+    "compare": (
+        f"{_CLI}.compare:compare",
+        "Compare simulated runs with measured ones, metric by metric, and say where they part.",
+    ),
     "validate": (
         f"{_CLI}.validate:validate",
         "Run one workload simulated and live, policy by policy, and compare.",

@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.names import RegistryError
+from twinserve.profiles.specs import ProfileError
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
@@ -61,8 +64,7 @@ def terms(config: SimulationConfig) -> list[Term]:
             "queueing",
             said,
             lambda inputs: _again(
-                inputs,
-                {"max_num_seqs": max(1, int(inputs.hardware.limits.max_num_seqs * factor))},
+                inputs, {"max_num_seqs": max(1, int(inputs.hardware.limits.max_num_seqs * factor))}
             ),
         )
 
@@ -139,7 +141,7 @@ def rerun(
     before = error(table(measured, [of_run("run", result, server)]), 0)
     for term in terms(config):
         try:
-            changed = term.inputs(inputs)
-        except SettingsError:
-            continue
-        yield Rerun(term.term, term.change, error_of(changed, term.change), before)
+            found = error_of(term.inputs(inputs), term.change)
+        except (SettingsError, PolicyError, RegistryError, ProfileError):
+            continue  # this run cannot be without it
+        yield Rerun(term.term, term.change, found, before)

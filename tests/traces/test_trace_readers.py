@@ -228,7 +228,8 @@ def test_burstgpt_in_both_layouts():
     assert six.arrival_s.tolist() == [5.0] and eight.arrival_s.tolist() == [5.5]
     assert six.prompt_tokens.tolist() == eight.prompt_tokens.tolist() == [472]
     assert six.output_tokens.tolist() == eight.output_tokens.tolist() == [18]
-    assert six.provenance.notices == ("1 rows without prompt or output tokens dropped",)
+    dropped = "1 rows without prompt or output tokens dropped"
+    assert six.provenance.notices == ("fields not used: model, log type", dropped)
 
 
 def test_sharegpt_takes_the_first_prompt_and_its_answer():

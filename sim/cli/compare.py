@@ -1,0 +1,126 @@
+"""`twinserve compare`: simulated runs beside what somebody measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from twinserve.sim.cli.progress import RunProgress
+
+if TYPE_CHECKING:
+    from twinserve.traces.measurement import Measurement
+
+_Flag = Annotated[bool, Parameter(negative="")]
+
+
+def compare(
+    paths: Annotated[list[Path], Parameter(negative="")],
+    *,
+    format: str | None = None,
+    columns: str | None = None,
+    metrics_every: float | None = None,
+    rerun: _Flag = False,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    overwrite: _Flag = False,
+) -> None:
+    """Compare simulated runs with measured ones, metric by metric, and say where they part.
+
+    Parameters
+    ----------
+    paths: list[Path]
+        Folders that `simulate --out` wrote, and files of measurements; several files are repeats
+        of one load.
+    format: str
+        Format of the measured files, where their content does not tell.
+    columns: str
+        Columns of any CSV file: arrival=ts,prompt=in,output=out,ttft=first:ms (docs/traces.md).
+    metrics_every: float
+        Seconds of a window in which runs may part; a tenth of the measurement unless given.
+    rerun: bool
+        Simulate again with one term changed after another, and name those that come closer.
+    out: Path
+        Folder for compare.json, compare.md and cdf.png.
+    overwrite: bool
+        Replace a former comparison in --out.
+    """
+    from twinserve.sim.results.files import find_runs, read_run
+    from twinserve.sim.twin import compare as comparing
+    from twinserve.sim.twin.compare_report import Comparison, check_target, lines, write
+    from twinserve.sim.twin.compare_terms import rerun as run_again
+    from twinserve.sim.twin.served import of_measurement, of_run
+
+    if metrics_every is not None and not 0 < metrics_every < float("inf"):
+        from twinserve.sim.setup.config import SettingsError
+
+        raise SettingsError(f"--metrics-every {metrics_every} is no number of seconds above 0")
+    if out is not None:
+        check_target(out, overwrite)
+    folders, found = _sides(paths, format, columns)
+    server = _server(found)
+    results = {str(folder): read_run(folder) for folder in find_runs(folders)}
+    measured = [of_measurement(one) for one in found]
+    runs = [of_run(name, result, server) for name, result in results.items()]
+    rows = comparing.table(measured, runs)
+    _need_common(rows)
+    reruns = []
+    if rerun:
+        with RunProgress(shown=True) as progress:
+            for result in results.values():
+                reruns.append(list(run_again(result, measured, server, progress.begin)))
+    comparison = Comparison(
+        measured,
+        runs,
+        rows,
+        comparing.windows(measured, runs, metrics_every),
+        reruns,
+        tuple(dict.fromkeys(f"{one.path}: {notice}" for one in found for notice in one.notices)),
+    )
+    print("\n".join(lines(comparison)))
+    if out is not None:
+        print(write(out, comparison, overwrite))
+
+
+def _sides(
+    paths: list[Path], format: str | None, columns: str | None
+) -> tuple[list[Path], list[Measurement]]:
+    """Folders of runs, and measurements. Raises ResultsError where either is missing."""
+    from twinserve.sim.results.folders import ResultsError
+    from twinserve.traces.readers.formats import read_measurement
+    from twinserve.traces.readers.options import ReadOptions
+
+    folders = [path for path in paths if path.is_dir()]
+    files = [path for path in paths if not path.is_dir()]
+    if not folders:
+        raise ResultsError("no folder of a run: give one that `simulate --out` wrote")
+    if not files:
+        raise ResultsError("no measured file: give one beside the runs (docs/traces.md)")
+    options = ReadOptions(columns=columns)
+    return folders, [read_measurement(path, format, options) for path in files]
+
+
+def _server(found: list[Measurement]) -> bool:
+    """Whether they were measured in the server. Raises ResultsError where some were and some not,
+    or some have no single requests."""
+    from twinserve.sim.results.folders import ResultsError
+    from twinserve.sim.twin.served import from_server
+
+    sides = {from_server(one) for one in found}
+    kinds = {bool(one.histograms) for one in found}
+    if len(sides) > 1 or len(kinds) > 1:
+        raise ResultsError(
+            "measurements of clients, of servers and of histograms are no repeats of one another: "
+            "compare them one by one"
+        )
+    return sides.pop()
+
+
+def _need_common(rows) -> None:
+    from twinserve.sim.results.folders import ResultsError
+
+    if not rows:
+        raise ResultsError(
+            "nothing that both sides have: give measurements with latencies of single requests, "
+            "as vllm bench serve --save-detailed writes, or histograms"
+        )

@@ -1,0 +1,178 @@
+"""A comparison in words, numbers and curves: for the terminal, and as a folder of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from twinserve.sim.report.axes import GREY, RUN_COLOURS
+from twinserve.sim.report.figures import STYLE, new_figure, png
+from twinserve.sim.results.files import dump_json
+from twinserve.sim.results.folders import may_replace, resolved, whole_folder
+from twinserve.sim.twin import compare
+from twinserve.sim.twin.compare import Row, Window
+from twinserve.sim.twin.compare_terms import CLOSER, Rerun
+from twinserve.sim.twin.served import Served
+
+FILES = ("compare.json", "compare.md", "cdf.png")
+DRAWN = ("ttft", "tpot", "itl", "e2el")
+NAMES = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2el": "E2E latency",
+    "queued": "queueing",
+    "prompt": "prompt tokens",
+    "output": "output tokens",
+    "throughput": "throughput",
+}
+SECONDS = ("ttft", "tpot", "itl", "e2el", "queued")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both sides, and what was found. reruns: by run, in their order; empty where none were asked
+    for. notices: of the measured files."""
+
+    measured: Sequence[Served]
+    runs: Sequence[Served]
+    rows: Sequence[Row]
+    windows: Sequence[Window]
+    reruns: Sequence[Sequence[Rerun]] = ()
+    notices: Sequence[str] = field(default_factory=tuple)
+
+
+def lines(found: Comparison) -> Iterator[str]:
+    """The comparison as Markdown, which reads as text too."""
+    repeats = len(found.measured)
+    yield (
+        "| class | metric | | measured | spread | "
+        + " | ".join(f"{run.name} | error" for run in found.runs)
+        + " |"
+    )
+    yield "|---|---|---|---:|---:|" + "---:|---:|" * len(found.runs)
+    for row in found.rows:
+        spread = "-" if row.spread is None else f"{row.spread:.1%}"
+        cells = [
+            f"{_shown(row, value)} | {off:+.1%}"
+            for value, off in zip(row.simulated, row.errors(), strict=True)
+        ]
+        yield (
+            f"| {row.service_class} | {NAMES[row.metric]} | {row.statistic} | "
+            f"{_shown(row, row.measured)} | {spread} | {' | '.join(cells)} |"
+        )
+    yield ""
+    if repeats == 1:
+        yield (
+            "One measurement: how far it moves by itself is not known. Differences below "
+            f"{compare.TOLERANCE:.0%} are not told apart."
+        )
+    for number, run in enumerate(found.runs):
+        yield from _of_run(found, number, run)
+    for notice in found.notices:
+        yield f"note: {notice}"
+
+
+def _of_run(found: Comparison, number: int, run: Served) -> Iterator[str]:
+    served = [len(s) for s in found.measured]
+    if all(served) and any(len(run) != n for n in served):
+        theirs = ", ".join(f"{n:,}" for n in served)
+        yield f"{run.name}: {len(run):,} requests were served, measured {theirs}: not the same load"
+    yield f"{run.name}: mean error of the latencies {compare.error(found.rows, number):.1%}"
+    for metric in DRAWN:
+        apart = compare.distance(metric, found.measured, run)
+        if apart is not None:
+            yield (
+                f"{run.name}: {NAMES[metric]} is furthest apart at {apart.seconds * 1000:,.4g} ms: "
+                f"{apart.measured:.0%} measured are at or below it, {apart.simulated:.0%} simulated"
+            )
+    window = compare.parting(found.windows, number)
+    if window is not None:
+        yield (
+            f"{run.name}: parts from the measurement first in {window.start_s:,.4g} .. "
+            f"{window.end_s:,.4g} s, by {NAMES[window.metric]}: mean "
+            f"{window.simulated[number] * 1000:,.4g} ms, measured {window.measured * 1000:,.4g} ms "
+            f"({window.requests} requests)"
+        )
+    elif found.windows:
+        yield f"{run.name}: parts from the measurement in no window of time"
+    if number < len(found.reruns):
+        yield from _suggestions(run.name, found.reruns[number])
+
+
+def _suggestions(name: str, reruns: Sequence[Rerun]) -> Iterator[str]:
+    closer = sorted((r for r in reruns if r.closer), key=lambda r: r.error)
+    for found in closer:
+        yield (
+            f"{name}: look at {found.term}: with {found.change} the mean error is "
+            f"{found.error:.1%}, {found.before:.1%} as it is"
+        )
+    if reruns and not closer:
+        yield (
+            f"{name}: none of {len(reruns)} runs with one term changed came closer by "
+            f"{CLOSER:.0%} of the error: which term to look at is not known"
+        )
+
+
+def _shown(row: Row, value: float) -> str:
+    return f"{value * 1000:,.4g} ms" if row.metric in SECONDS else f"{value:,.4g}"
+
+
+def check_target(out: Path, overwrite: bool) -> None:
+    """Raises ResultsError where `write` could not write."""
+    may_replace(resolved(out), FILES, overwrite)
+
+
+def write(out: Path, found: Comparison, overwrite: bool = False) -> Path:
+    """compare.json, compare.md and cdf.png in a folder. Raises ResultsError."""
+    target = resolved(out)
+    may_replace(target, FILES, overwrite)
+    document = {
+        "measured": [served.name for served in found.measured],
+        "runs": [run.name for run in found.runs],
+        "rows": [asdict(row) | {"errors": row.errors()} for row in found.rows],
+        "windows": [asdict(window) for window in found.windows],
+        "reruns": [[asdict(one) for one in of_run] for of_run in found.reruns],
+        "notices": list(found.notices),
+    }
+    with whole_folder(target) as partial:
+        (partial / "compare.json").write_text(dump_json(document), encoding="utf-8")
+        text = "\n".join(lines(found)) + "\n\n![distributions](cdf.png)\n"
+        (partial / "compare.md").write_text(text, encoding="utf-8")
+        (partial / "cdf.png").write_bytes(curves(found))
+    return target
+
+
+def curves(found: Comparison) -> bytes:
+    """PNG bytes: the share of values at or below each, measured and simulated, by metric."""
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(11.5, 7.0)
+        for axes, metric in zip(figure.subplots(2, 2).flat, DRAWN, strict=True):
+            for number, served in enumerate((*found.measured, *found.runs)):
+                theirs = number < len(found.measured)
+                colour = GREY if theirs else RUN_COLOURS[number % len(RUN_COLOURS)]
+                at, below = _curve(served, metric)
+                if len(at):
+                    name = f"measured {Path(served.name).name}" if theirs else served.name
+                    axes.plot(at * 1000, below, color=colour, linewidth=1.2, label=name)
+            axes.set_title(NAMES[metric])
+            axes.set_xlabel("ms")
+            if axes.lines:
+                axes.legend(fontsize=7.5)
+        return png(figure)
+
+
+def _curve(served: Served, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    if served.histograms is not None:
+        histogram = served.histograms.get(metric)
+        if histogram is None:
+            return np.zeros(0), np.zeros(0)
+        return histogram.edges[:-1], histogram.share_below()[:-1]
+    values, counts = served.values(metric)
+    if not len(values):
+        return values, counts
+    return values, np.cumsum(counts) / counts.sum()

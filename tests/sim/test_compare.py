@@ -1,0 +1,179 @@
+"""Simulated beside measured: the "measurement" is a simulation of other hardware, so that what
+differs, and why, is known."""
+
+import json
+
+import numpy as np
+import pytest
+
+from twinserve.sim.cli.main import main
+from twinserve.sim.results.files import write_run
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin import compare
+from twinserve.sim.twin.compare_terms import rerun
+from twinserve.sim.twin.served import Served, of_measurement, of_run
+from twinserve.traces.readers.formats import read_bytes, read_measurement
+
+LOAD = "vllm:request_rate=20,num_prompts=60,random_input_len=400,random_output_len=40"
+
+
+def run_of(decode=1.0, prefill=1.0, **settings):
+    inputs = resolve(
+        SimulationConfig(**{"trace": LOAD, "slo": "none", "async_scheduling": True, **settings})
+    )
+    return run_policy(with_steps_off(inputs, StepsOff("", decode, prefill)), inputs.policies[0])
+
+
+def bench(result, **changes) -> str:
+    """What vllm bench serve would have written of a run; gaps are even within a request."""
+    r = result.rows.requests
+    tokens = r["output_tokens"]
+    ttft = r["first_token_s"] - r["arrival_s"]
+    gap = (r["last_token_s"] - r["first_token_s"]) / (tokens - 1)
+    content = {
+        "request_throughput": 1.0,
+        "total_output_tokens": int(tokens.sum()),
+        "max_concurrency": None,
+        "input_lens": r["prompt_tokens"].tolist(),
+        "output_lens": tokens.tolist(),
+        "start_times": (r["arrival_s"] + 700).tolist(),
+        "ttfts": ttft.tolist(),
+        "itls": [[g] * (n - 1) for g, n in zip(gap, tokens, strict=True)],
+        "latencies": (r["last_token_s"] - r["arrival_s"]).tolist(),
+        "errors": [""] * len(r),
+    }
+    return json.dumps(content | changes)
+
+
+@pytest.fixture(scope="module")
+def base():
+    return run_of()
+
+
+@pytest.fixture
+def measured(tmp_path):
+    def make(result, name="bench.json", **changes):
+        (tmp_path / name).write_text(bench(result, **changes))
+        return of_measurement(read_measurement(tmp_path / name))
+
+    return make
+
+
+def row(rows, metric, statistic):
+    return next(r for r in rows if (r.metric, r.statistic) == (metric, statistic))
+
+
+def test_a_run_is_no_different_from_itself(base, measured):
+    theirs, ours = [measured(base)], [of_run("run", base)]
+    rows = compare.table(theirs, ours)
+    assert compare.error([r for r in rows if r.metric != "itl"], 0) < 1e-9
+    assert compare.parting(compare.windows(theirs, ours), 0) is None
+    apart = compare.distance("ttft", theirs, ours[0])
+    assert apart.measured == pytest.approx(apart.simulated, abs=0.05)
+
+
+def test_slower_decodes_are_seen_in_tpot_and_not_in_lengths(base, measured):
+    rows = compare.table([measured(run_of(decode=1.5))], [of_run("run", base)])
+    assert row(rows, "tpot", "mean").errors()[0] == pytest.approx(1 / 1.5 - 1, abs=0.08)
+    assert row(rows, "prompt", "mean").errors()[0] == row(rows, "output", "p90").errors()[0] == 0
+    found = compare.distance("tpot", [measured(run_of(decode=1.5))], of_run("run", base))
+    assert found.simulated - found.measured > 0.5
+
+
+def test_the_place_where_a_run_parts_is_where_its_times_do(base, measured):
+    content = json.loads(bench(base))
+    late = [t - 700 > 1.5 for t in content["start_times"]]
+    slow = [t * (3 if x else 1) for t, x in zip(content["ttfts"], late, strict=True)]
+    theirs, ours = [measured(base, ttfts=slow)], [of_run("run", base)]
+    window = compare.parting(compare.windows(theirs, ours, 0.5), 0)
+    assert window.metric == "ttft" and 1.0 <= window.start_s <= 1.5
+
+
+def test_what_repeats_differ_by_is_no_parting(base, measured):
+    ours = [of_run("run", base)]
+    slower = run_of(decode=1.3)
+    one, other = measured(slower, "a.json"), measured(run_of(decode=0.7), "b.json")
+    assert compare.parting(compare.windows([one], ours), 0) is not None
+    both = compare.windows([one, other], ours)
+    assert compare.parting([w for w in both if w.metric == "tpot"], 0) is None
+    assert row(compare.table([one, other], ours), "tpot", "mean").spread > 0.4
+
+
+def test_classes_stand_beside_each_other(base):
+    def half(served):
+        names = np.array(["rt", "be"] * (len(served) // 2), object)
+        return Served(**{**vars(served), "service_class": names})
+
+    side = half(of_run("run", base))
+    assert {r.service_class for r in compare.table([side], [side])} == {"all", "rt", "be"}
+
+
+def test_a_term_is_named_only_where_its_run_came_closer(base, measured):
+    found = list(rerun(base, [measured(run_of(decode=1.2))], server=False))
+    best = min(found, key=lambda one: one.error)
+    assert (best.term, best.change) == ("step times", "decodes 20 % longer")
+    assert best.closer and best.error < best.before / 4
+    worse = [one for one in found if one.change == "decodes 20 % shorter"]
+    assert len(worse) == 1 and not worse[0].closer
+    assert not any(one.closer for one in found if one.term == "memory")
+
+
+def test_the_measured_load_can_be_simulated(base):
+    workload = read_bytes(bench(base).encode(), "f")
+    assert workload.prompt_tokens.tolist() == base.rows.requests["prompt_tokens"].tolist()
+
+
+@pytest.fixture
+def on_disk(base, tmp_path):
+    write_run(tmp_path / "run", base)
+    (tmp_path / "bench.json").write_text(bench(run_of(decode=1.5)))
+    return tmp_path
+
+
+def status(*words) -> int:
+    with pytest.raises(SystemExit) as e:
+        main([str(word) for word in words])
+    return e.value.code or 0
+
+
+def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
+    out = on_disk / "out"
+    words = ("compare", on_disk / "run", on_disk / "bench.json", "--out", out)
+    assert status(*words) == 0
+    shown = capsys.readouterr().out
+    assert "| all | TPOT | mean |" in shown and "furthest apart" in shown
+    assert "One measurement" in shown and "parts from the measurement first" in shown
+    document = json.loads((out / "compare.json").read_text())
+    assert {row["metric"] for row in document["rows"]} >= {"ttft", "tpot", "itl", "e2el"}
+    assert (out / "cdf.png").read_bytes().startswith(b"\x89PNG")
+    assert status(*words) == 2 and "--overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run"], "no measured file"),
+        (["bench.json"], "no folder of a run"),
+        (["run", "missing.json"], "cannot be read"),
+        (["run", "bench.json", "--metrics-every", "-1"], "no number of seconds above 0"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_line(words, says, on_disk, capsys):
+    paths = [w if w.startswith("-") else str(on_disk / w) for w in words[:2]]
+    assert status("compare", *paths, *words[2:]) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def test_histograms_are_compared_by_their_buckets(base, tmp_path):
+    from tests.traces.measured_files import prometheus
+
+    (tmp_path / "p.json").write_text(prometheus())
+    theirs = of_measurement(read_measurement(tmp_path / "p.json"))
+    rows = compare.table([theirs], [of_run("run", base, server=True)])
+    assert row(rows, "ttft", "mean").measured == pytest.approx(2.3 / 9)
+    assert row(rows, "ttft", "p50").measured == pytest.approx(0.09)
+    assert compare.distance("ttft", [theirs], of_run("run", base)) is not None
