@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twinserve.sim.results.metrics_stats import MS, describe_counted_ms
 from twinserve.sim.twin.served import METRICS, Served
 
 TOLERANCE = 0.10  # of a mean, where no repeats say how far it moves by itself
 WINDOWS = 10
 LEAST = 5  # requests of a window whose mean is compared
-STATISTICS = ("mean", "p50", "p90", "p99")
+PERCENTILES = (50, 90, 99)
+STATISTICS = ("mean", *(f"p{q}" for q in PERCENTILES))
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,9 @@ def number(served: Served, metric: str, statistic: str) -> float:
         return _of_histogram(served, metric, statistic)
     else:
         values, counts = served.values(metric)
-    total = counts.sum()
-    if not total:
-        return np.nan
-    if statistic == "mean":
-        return float((values * counts).sum() / total)
-    share = float(statistic[1:]) / 100
-    return float(values[np.searchsorted(np.cumsum(counts), share * total)])
+    found = describe_counted_ms("", values, counts.astype(np.int64), PERCENTILES)
+    value = found[f"{statistic}__ms"]
+    return np.nan if value is None else value / MS
 
 
 def _of_histogram(served: Served, metric: str, statistic: str) -> float:

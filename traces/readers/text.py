@@ -107,7 +107,7 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions) -> Workload:
     if type(talks) is not list or not talks:
         raise WorkloadError(f"{path}: not a list of conversations: check the path and the format")
     where = Rows(path, range(1, len(talks) + 1), "item")
-    prompt, output, estimated, kept = [], [], False, []
+    prompt, output, estimated, kept, longer = [], [], False, [], 0
     for row, talk in enumerate(talks):
         if type(talk) is not dict:
             where.fail(row, "conversations", f"is missing: the item is {shown(talk)}")
@@ -121,6 +121,7 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions) -> Workload:
                 continue
             own = [estimate_tokens(t) for t in pair]
             estimated = True
+            longer += _answers(talk) > 1
         prompt.append(own[0])
         output.append(own[1])
         kept.append(row)
@@ -132,6 +133,10 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions) -> Workload:
     notices = [notice]
     if estimated:
         notices.insert(0, ESTIMATED.replace("prompt tokens", "prompt and output tokens"))
+    if longer:
+        notices.append(
+            f"{longer} conversations have further turns: only the first prompt and answer is taken"
+        )
     if len(kept) < len(talks):
         skipped = len(talks) - len(kept)
         notices.append(f"{skipped} conversations without a prompt and an answer dropped")
@@ -144,6 +149,12 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions) -> Workload:
         output_tokens=where.whole("output_tokens", output),
         notices=notices,
     )
+
+
+def _answers(talk: dict) -> int:
+    turns = talk.get("conversations", talk.get("conversation"))
+    said = [t.get("from", t.get("role")) for t in turns if type(t) is dict]
+    return sum(isinstance(who, str) and who in ANSWERERS for who in said)
 
 
 def _first_pair(talk: dict, where: Rows, row: int) -> tuple[str, str] | None:
