@@ -64,10 +64,11 @@ def _moved(w: Workload, jitter_s: float, rng: np.random.Generator) -> Workload:
         arrival += rng.uniform(-jitter_s, jitter_s, len(w))
         delay += np.where(delay > 0, rng.uniform(-jitter_s, jitter_s, len(w)), 0.0)
         delay = np.maximum(delay, 0.0)
-    if known.any():
-        arrival -= np.nanmin(arrival)
+    first = float(np.nanmin(arrival)) if known.any() else 0.0
+    stages = tuple(moment - first for moment in w.stages_s)
     order = np.argsort(arrival, kind="stable")
-    return take_rows(replace(w, arrival_s=arrival, delay_s=delay), order)
+    moved = replace(w, arrival_s=arrival - first, delay_s=delay, stages_s=stages)
+    return take_rows(moved, order)
 
 
 def _renamed(prefix: PrefixBlocks, rng: np.random.Generator) -> PrefixBlocks:

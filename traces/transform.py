@@ -77,7 +77,10 @@ def scale_rate(w: Workload, factor: float) -> Workload:
         "larger one",
     )
     return replace(
-        w, arrival_s=w.arrival_s / factor, provenance=w.provenance.then(f"scale-rate({factor:g})")
+        w,
+        arrival_s=w.arrival_s / factor,
+        stages_s=tuple(moment / factor for moment in w.stages_s),
+        provenance=w.provenance.then(f"scale-rate({factor:g})"),
     )
 
 
@@ -86,7 +89,11 @@ def rebase(w: Workload) -> Workload:
     known = w.known_arrivals_s
     start = float(known[0]) if len(known) else 0.0
     done = w.provenance.then(f"rebase(start={start!r}s)")
-    return replace(w, arrival_s=w.arrival_s - start, provenance=done)
+    return replace(w, arrival_s=w.arrival_s - start, stages_s=_shifted(w, start), provenance=done)
+
+
+def _shifted(w: Workload, start_s: float) -> tuple[float, ...]:
+    return tuple(moment - start_s for moment in w.stages_s)
 
 
 def window(w: Workload, start_s: float, end_s: float) -> Workload:
@@ -101,7 +108,8 @@ def window(w: Workload, start_s: float, end_s: float) -> Workload:
     )
     cut = take_rows(w, _keep(w, inside))
     done = cut.provenance.then(f"window({start_s:g}s, {end_s:g}s)")
-    return replace(cut, arrival_s=cut.arrival_s - start_s, provenance=done)
+    stages = _shifted(cut, start_s)
+    return replace(cut, arrival_s=cut.arrival_s - start_s, stages_s=stages, provenance=done)
 
 
 def head(w: Workload, n: int) -> Workload:

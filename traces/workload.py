@@ -113,6 +113,8 @@ class Workload:
     concurrency    most requests of the list that clients have under way at once; those beyond it
                    are sent in their order as others end (a closed loop). None: no limit. The pool
                    is not counted
+    stages_s       moments (seconds) between which the load was stated to be one and the same, its
+                   end too; empty: nobody said. A run's metrics have a window each
     group_names    one a group; applications: what is known of a group, for those that are task
                    graphs
     """
@@ -134,6 +136,7 @@ class Workload:
     pool: BestEffortPool | None = None
     provenance: Provenance = Provenance("unnamed")
     concurrency: int | None = None
+    stages_s: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrival_s)

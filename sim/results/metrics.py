@@ -119,7 +119,7 @@ def _asked_for(
         }
     if verdicts := judge(measured, options.objectives):
         found |= {"objectives": verdicts, "objectives_met": all_met(verdicts)}
-    if options.every_s is not None:
+    if options.every_s is not None or options.stages_s:
         times = rows.requests[["arrival_s", "last_token_s", "ended_s"]].to_numpy(np.float64)
         end_s = _last(times.ravel())
         found["windows"] = describe_windows(rows.requests, options, window.first_s, end_s)

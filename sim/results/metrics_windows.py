@@ -20,7 +20,7 @@ def describe_windows(
     requests: pd.DataFrame, options: MetricsOptions, first_s: float, end_s: float
 ) -> list[dict]:
     """`windows` of summary.json, `options.every_s` seconds each, from `first_s` on until all that
-    comes and ends until `end_s` has (seconds on the clock of the run).
+    comes and ends until `end_s` has (seconds on the clock of the run); or a stage each.
 
         first_s                                     end_s
         |---------- every ---------|-- every --|-- rest --|
@@ -29,11 +29,10 @@ def describe_windows(
     attainment are of the requests that arrived in it, whenever they ended; served and in_system
     of all, also of those that arrived before `first_s`.
     """
-    if options.every_s is None or not math.isfinite(first_s) or not end_s >= first_s:
+    if not math.isfinite(first_s) or not end_s >= first_s:
         return []
-    n = max(math.ceil((end_s - first_s) / options.every_s), 1)
-    edges = np.minimum(first_s + options.every_s * np.arange(n + 1), end_s)
-    edges[-1] = end_s
+    edges = _edges(options, first_s, end_s)
+    n = len(edges) - 1
     r = RequestColumns.of(requests)
     arrived = _window_of(r.arrival, edges)
     ended = _window_of(requests["ended_s"].to_numpy(np.float64), edges)
@@ -56,6 +55,20 @@ def describe_windows(
             window["classes"][name] = _describe(part, flow, i, span, options) | attained
         windows.append(window)
     return windows
+
+
+def _edges(options: MetricsOptions, first_s: float, end_s: float) -> np.ndarray:
+    """float64[n + 1] of n windows. The first stage begins before the first request does, but a
+    warm-up cuts it; what ends after the last stage has a window of its own."""
+    if options.every_s is not None:
+        n = max(math.ceil((end_s - first_s) / options.every_s), 1)
+        edges = np.minimum(first_s + options.every_s * np.arange(n + 1), end_s)
+        edges[-1] = end_s
+        return edges
+    begun = [moment for moment in options.stages_s if moment <= first_s]
+    start = max(begun) if begun and options.warmup is None else first_s
+    within = [moment for moment in options.stages_s if start < moment < end_s]
+    return np.array([start, *within, end_s])
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ class MetricsOptions:
 
     goodput      objectives in ms from `parse_goodput`, by metric
     every_s      seconds of a window of `windows`
+    stages_s     moments at which a window begins and the last one ends, where `every_s` is not
+                 given; those of the workload
     percentiles  beside those that are always there
     objectives   of the classes; those with a statistic get a verdict
     """
@@ -68,6 +70,7 @@ class MetricsOptions:
     goodput: Mapping[str, float] = field(default_factory=dict)
     warmup: Warmup | None = None
     every_s: float | None = None
+    stages_s: tuple[float, ...] = ()
     percentiles: tuple[float, ...] = ()
     objectives: tuple[Objective, ...] = ()
 
@@ -77,6 +80,7 @@ class MetricsOptions:
             "goodput_ms": dict(self.goodput) or None,
             "warmup": None if self.warmup is None else asdict(self.warmup),
             "every_s": self.every_s,
+            **({"stages_s": list(self.stages_s)} if self.stages_s else {}),
             "percentiles": list(self.percentiles),
             "objectives": [asdict(objective) for objective in self.objectives],
         }
@@ -90,6 +94,7 @@ def read_options(run: Mapping) -> MetricsOptions:
         goodput=said.get("goodput_ms") or {},
         warmup=None if warmup is None else Warmup(**warmup),
         every_s=said.get("every_s"),
+        stages_s=tuple(said.get("stages_s", ())),
         percentiles=tuple(said.get("percentiles", ())),
         objectives=tuple(Objective(**objective) for objective in said.get("objectives", ())),
     )

@@ -130,6 +130,8 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
     rows = simulation.rows()
     objectives = parse_objectives(inputs.config.slo)
     options = replace(options, warmup=simulation.warmup, objectives=objectives)
+    if options.every_s is None:
+        options = replace(options, stages_s=inputs.workload.stages_s)
     summary = summarise(rows, options)
     decisions = np.array(
         [s for engine in simulation.engines for s in engine.decision_seconds] or [0.0]
@@ -178,6 +180,11 @@ def _check_options(options: MetricsOptions, workload: Workload) -> None:
         raise SettingsError(
             f"--metrics-every {options.every_s:g}: cuts {last - first:,.0f} s of arrivals into "
             f"more than {_MOST_WINDOWS:,} windows; choose longer ones"
+        )
+    if options.every_s is None and len(workload.stages_s) > _MOST_WINDOWS:
+        raise SettingsError(
+            f"the trace has more than {_MOST_WINDOWS:,} stages, and metrics a window of each; "
+            "choose fewer, or windows with --metrics-every"
         )
     warmup = options.warmup
     if warmup is None:

@@ -16,10 +16,11 @@ from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.report.windows import MOST_LINES, print_windows
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import latencies, summarise
-from twinserve.sim.results.options import MetricsOptions, Objective, Warmup
+from twinserve.sim.results.options import MetricsOptions, Objective, Warmup, read_options
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.measured import metrics_options
 from twinserve.sim.setup.run import simulate
+from twinserve.traces.load import load_trace
 
 
 def by(every_s: float, **more) -> MetricsOptions:
@@ -159,3 +160,23 @@ def test_a_few_windows_are_printed_and_many_are_not():
     many = printed(0.01)
     assert "too many to print" in many and len(many.splitlines()) == 2
     assert MOST_LINES < 100
+
+
+def test_stages_of_a_stated_load_are_windows():
+    name = "stages:4x10/16x5/2x10,input=64,output=8"
+    (result,) = simulate(SimulationConfig(trace=name, slo="none")).values()
+    windows = result.summary["windows"]
+    assert [w["start_s"] for w in windows[:3]] == [0.0, 10.0, 15.0]
+    assert [w["end_s"] for w in windows[:2]] == [10.0, 15.0]
+    workload = load_trace(name)
+    counts, _ = np.histogram(workload.arrival_s, [0, 10, 15, 25])
+    assert [w["requests"] for w in windows[:3]] == counts.tolist()
+    assert windows[1]["arrivals_per_s"] == pytest.approx(counts[1] / 5)
+    assert summarise(result.rows, read_options(result.config))["windows"] == windows
+
+
+def test_stages_give_way_to_windows_that_were_asked_for():
+    config = SimulationConfig(trace="stages:4x10/16x5,input=64,output=8", slo="none")
+    (result,) = simulate(config, options=by(3.0)).values()
+    assert all(w["end_s"] - w["start_s"] <= 3.0 + 1e-9 for w in result.summary["windows"])
+    assert "stages_s" not in result.config["metrics"]

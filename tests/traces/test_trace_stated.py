@@ -8,6 +8,7 @@ from twinserve.traces.generators.in_a_line import DESCRIPTIONS, KINDS
 from twinserve.traces.load import load_trace
 from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.readers.formats import read_file
+from twinserve.traces.transform import scale_rate, window
 from twinserve.traces.verbs import describe
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_trace
@@ -36,7 +37,7 @@ def test_each_kind_is_a_workload_that_is_written_and_read_back(name, tmp_path):
     assert load_trace(name, seed=3).prompt_tokens.tolist() == w.prompt_tokens.tolist()
     again = read_file(write_trace(w, tmp_path / "w.jsonl"))
     assert again.arrival_s.tolist() == pytest.approx(w.arrival_s.tolist(), abs=0, nan_ok=True)
-    assert again.concurrency == w.concurrency
+    assert (again.concurrency, again.stages_s) == (w.concurrency, w.stages_s)
 
 
 def test_every_kind_is_tried_and_listed():
@@ -48,6 +49,13 @@ def test_each_stage_has_its_rate():
     counts = per_window(load_trace(f"stages:2x1000/10x500/1x2000,{FIXED}"), 0, 1000, 1500, 3500)
     for count, expected in zip(counts, (2000, 5000, 2000), strict=True):
         assert abs(count - expected) < 5 * expected**0.5
+
+
+def test_stages_keep_their_place_when_a_trace_is_changed():
+    w = load_trace(f"stages:2x100/10x50,{FIXED}")
+    assert w.stages_s == (0, 100, 150)
+    assert scale_rate(w, 2.0).stages_s == (0, 50, 75)
+    assert window(w, 90, 150).stages_s == (-90, 10, 60)
 
 
 def test_a_ramp_has_the_rate_of_its_line():

@@ -43,19 +43,19 @@ def stated(name: str, seed: int = 0) -> Workload:
     else:
         rate = RATES[options.kind](options)
         at = arrivals(options, rate, gaps)
-        marks = tuple(rate[0][::2].tolist()) if options.kind == "stages" else ()
+        if options.kind == "stages":
+            marks = (*map(float, np.round(rate[0][::2], 9)), float(rate[0][-1]))
     prompt, output = _lengths(options, len(at), sizes)
     prompt, prefix = _system(options, prompt, groups)
     options.done()
     made = f"{options.kind}({name}, seed={seed})"
-    if marks:
-        made += f" stages from {', '.join(f'{mark:g}' for mark in marks)} s"
     return Workload.build(
         at,
         prompt,
         output,
         prefix=prefix,
         concurrency=limit,
+        stages_s=marks,
         provenance=Provenance(name, transforms=(made,)),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -25,7 +26,7 @@ SIDECAR: Format[dict] = Format(
     version=2,
     by="twinserve trace convert, trace synth, or simulate --export",
     oldest=1,
-    upgrades=(same,),  # from 1, which had no closed loops over the list
+    upgrades=(same,),  # from 1, which had no closed loops over the list and no stages
 )
 SUFFIX = ".meta.json"
 
@@ -69,8 +70,8 @@ class Source(BaseModel):
 class Meta(BaseModel):
     """Content of a sidecar. `sha256` is that of the data file; `prefix` False means that the hash
     ids were made up for tools that need them and share nothing; `concurrency` is that of a closed
-    loop; `group_names` only where the rows do not tell their order; `applications` by the name of
-    their group.
+    loop, `stages_s` are those of a stated load; `group_names` only where the rows do not tell their
+    order; `applications` by the name of their group.
     """
 
     format: str = FORMAT
@@ -84,6 +85,7 @@ class Meta(BaseModel):
     applications: dict[str, App] | None = None
     pool: Pool | None = None
     concurrency: int | None = Field(default=None, ge=1)
+    stages_s: list[Annotated[float, Field(allow_inf_nan=False)]] = []
     source: Source
     transforms: list[str] = []
     notices: list[str] = []
@@ -133,6 +135,7 @@ def describe(w: Workload, digest: str, block_size: int, first_seen: list[str]) -
         or None,
         pool=Pool(**asdict(w.pool)) if w.pool is not None else None,
         concurrency=w.concurrency,
+        stages_s=list(w.stages_s),
         source=Source(name=p.name, path=p.path, sha256=p.sha256, replica=p.replica),
         transforms=list(p.transforms),
         notices=list(p.notices),
@@ -163,6 +166,7 @@ def apply(w: Workload, meta: Meta, digest: str) -> Workload:
         provenance=source,
         pool=pool,
         concurrency=meta.concurrency,
+        stages_s=tuple(meta.stages_s),
         prefix=w.prefix if meta.prefix else None,
     )
     return _with_applications(w if edited else _renumbered(w, meta), meta)
