@@ -87,7 +87,8 @@ def detect_format(data: bytes, path: str) -> str:
         known = ", ".join(READERS)
         raise WorkloadError(
             f"{path}: line 1: not the start of any known trace format ({known}): "
-            "check the file, name its format (--format), or the columns of a CSV file (--columns)"
+            "check the file, name its format (--format), or convert a CSV file "
+            "(twinserve trace convert --columns)"
         )
     return found
 

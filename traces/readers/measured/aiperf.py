@@ -11,8 +11,8 @@
                  "inter_chunk_latency": {"value": [4.9, ...], "unit": "ms"}},
      "error": null}
 
-Source: docs/tutorials/working-with-profile-exports.md of ai-dynamo/aiperf, as of its 0.2 to 0.5. A
-metric says its unit. Rows of another phase than `profiling` are a warm-up.
+Source: docs/tutorials/working-with-profile-exports.md of aiperf (nvda-ci/aiperf at 8e6a033, a copy
+of ai-dynamo/aiperf). A metric says its unit. Rows of another phase than `profiling` are a warm-up.
 """
 
 from __future__ import annotations

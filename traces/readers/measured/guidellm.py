@@ -7,10 +7,10 @@
                         "info": {"timings": {...}, "conversation_id": null, ...}}, ...],
         "incomplete": [...], "errored": [...]}}]}
 
-Source: GenerativeRequestStats (src/guidellm/schemas/request_stats.py) and GenerativeBenchmark of
-vllm-project/guidellm, as of its 0.4 to 0.6. Their TPOT divides the whole time by all tokens; the
-inter-token latency is what is called TPOT here. A report may hold a sample of the requests only
-(--sample-requests).
+Source: GenerativeRequestStats (src/guidellm/schemas/request_stats.py at 06cef29) and
+GenerativeBenchmark (src/guidellm/benchmark/schemas at 03820eb) of vllm-project/guidellm. Their TPOT
+divides the whole time by all tokens; the inter-token latency is what is called TPOT here. A report
+may hold a sample of the requests only.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
                                     "server_usage": {"completion_tokens": 128}}},
       "error": null}]
 
-Source: `generate_request_lifecycle_reports` (inference_perf/reportgen/base.py) and
-RequestLifecycleMetric (inference_perf/apis/base.py) of kubernetes-sigs/inference-perf, 2026; in
-2025 `output_tokens` and `output_token_times` stood in `info` itself. Times are seconds of a clock
+Source: inference_perf/reportgen/base.py at 010d12f and RequestLifecycleMetric of
+inference_perf/apis/base.py at 03e89d4, kubernetes-sigs/inference-perf. In earlier files
+`output_tokens` and `output_token_times` stand in `info` itself. Times are seconds of a clock
 without a date. Where the server says how many tokens it gave, that count is taken.
 """
 

@@ -31,7 +31,7 @@ METRICS = {
     "vllm:time_to_first_token_seconds": "ttft",
     "vllm:request_time_per_output_token_seconds": "tpot",
     "vllm:inter_token_latency_seconds": "itl",
-    "vllm:time_per_output_token_seconds": "itl",  # its name until 0.11
+    "vllm:time_per_output_token_seconds": "itl",  # its former name
     "vllm:e2e_request_latency_seconds": "e2el",
     "vllm:request_queue_time_seconds": "queued",
     "vllm:request_prompt_tokens": "prompt_tokens",

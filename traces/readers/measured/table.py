@@ -49,7 +49,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     """The measurement in a CSV file. Raises WorkloadError."""
     if options.columns is None:
         raise WorkloadError(
-            f"{path}: a CSV file needs its columns named: --columns "
+            f"{path}: a CSV file needs its columns named: twinserve trace convert --columns "
             "arrival=COLUMN,prompt=COLUMN,output=COLUMN"
         )
     names = parse_columns(options.columns)

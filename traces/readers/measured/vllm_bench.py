@@ -145,5 +145,7 @@ def _told(limit: int | None, columns: dict) -> list[str]:
             "which depends on how fast this server was"
         )
     if "start_times" not in columns:
-        said.append("no start_times (vLLM before 0.11 or so): when requests came is not known")
+        said.append(
+            "no start_times, as from older versions of vLLM: when requests came is not known"
+        )
     return said

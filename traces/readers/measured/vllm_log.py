@@ -8,7 +8,7 @@
         output_token_ids: [3, 4]
     INFO 11-23 01:00:09 [...] Generated response cmpl-1-0 (streaming complete): output: '...', ...
 
-Source: vllm/entrypoints/serve/utils/request_logger.py of vLLM 0.32.0; versions up to 0.9 or so have
+Source: vllm/entrypoints/serve/utils/request_logger.py of vLLM 0.32.0; older versions have
 prompt_token_ids in the line of the request and output_token_ids in that of the response, which are
 read too. Stamps have whole seconds and no year. Prompt lengths are in the log only where token ids
 are: at level DEBUG (VLLM_LOGGING_LEVEL=DEBUG) today.
