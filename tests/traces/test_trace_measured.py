@@ -107,6 +107,14 @@ def test_a_sweep_of_guidellm_is_refused():
         read_bytes(json.dumps(report).encode(), "f")
 
 
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_sample_of_requests_is_said_to_be_one(earlier, measure):
+    report = json.loads(FILES["guidellm"]())
+    totals = {"request_totals": {"successful": 80, "total": 90}}
+    report["benchmarks"][0] |= totals if earlier else {"metrics": totals}
+    assert "a sample of 3 of 90 requests" in said(measure(json.dumps(report)).notices)
+
+
 def test_a_log_over_new_year_goes_on(measure):
     found = measure(FILES["vllm-log"]())
     assert found.arrival_s.tolist() == [0.0, 1.0, 5.0] and found.where == SERVER

@@ -97,6 +97,8 @@ def _lengths(where: Rows, rows, errors, name: str, usage: str) -> np.ndarray:
 
 def _sampled(benchmark: dict, n: int) -> list[str]:
     total = at(benchmark, "metrics", "request_totals", "total")
+    if total is None:
+        total = at(benchmark, "request_totals", "total")  # as in earlier reports
     if type(total) is int and total > n:
         return [f"the report holds a sample of {n} of {total} requests"]
     return []
