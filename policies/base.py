@@ -178,6 +178,11 @@ class Policy(ABC, Generic[PolicyOptions]):
         """Whether it takes requests of that class if it has these options."""
         return True
 
+    def reads_texts(self) -> bool:
+        """Whether it looks at input texts of applications (`Application.text`,
+        `RequestTable.text`). A server keeps none for a policy that does not."""
+        return False
+
     def fleet_order(self) -> ApplicationOrder | None:
         """A new order of applications over all replicas of a fleet, of which this policy, prepared,
         is one. It then goes by the stamps that it finds (`RequestTable.order`). None: it has no

@@ -42,6 +42,9 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
         """What applications are charged for."""
         return COSTS["memory"]
 
+    def reads_texts(self) -> bool:
+        return self.predictor.reads_texts
+
     def prepare(self, kinds: Iterable[str]) -> None:
         self.predictor.prepare(kinds, self.cost)
 

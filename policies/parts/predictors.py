@@ -105,6 +105,8 @@ class DemandOptions(Options):
 class Predictor(RequestPredictor):
     """Predicts by class means; the others build on it."""
 
+    reads_texts = False  # of applications
+
     def __init__(self, options: DemandOptions) -> None:
         if options.training is not None:
             read_training(options.training)  # refused here, whether or not an application comes

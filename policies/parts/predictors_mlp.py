@@ -35,6 +35,8 @@ class TextPredictor(Predictor):
     """Applications by their text; those without one, and classes with fewer than 20 samples, by the
     class's mean."""
 
+    reads_texts = True
+
     def prepare(self, kinds: Iterable[str], cost: Cost) -> None:
         for kind in sorted(kinds):
             self._model(kind, cost)

@@ -70,6 +70,13 @@ class Engine:
         return self.order
 
 
+def with_texts(tmp_path) -> Engine:
+    """Of a policy that reads them."""
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text('{"kind": "CC", "text": "some words", "stages": [[[10, 20]]]}\n')
+    return Engine(f"justitia:predictor=mlp,training={samples}")
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_requests_of_one_application_share_one_finish_time(asynchronous):
     engine = Engine("justitia:predictor=class-mean", asynchronous=asynchronous)
@@ -195,8 +202,8 @@ def test_who_hangs_up_is_not_counted_and_who_comes_again_is():
     assert len(engine.policy.F) == 1
 
 
-def test_a_restart_is_no_end():
-    decider = decider_for("justitia:predictor=class-mean")
+def test_a_restart_is_no_end(tmp_path):
+    decider = with_texts(tmp_path).decider
     attributes = read_attributes({**SMALL, "app_text": "some words", "app_requests": 1})
     decider.submit("r", 10, attributes, 0.0)
     decider.plan(1.0)
@@ -209,6 +216,52 @@ def test_a_restart_is_no_end():
     decider.complete(2.5, {"r"}, {"r"}, {})
     decider.check()
     assert len(decider.applications) == 0
+
+
+@pytest.mark.parametrize("policy", ["parrot", "justitia:predictor=class-mean", "vtc"])
+def test_a_policy_that_reads_no_texts_keeps_none(policy):
+    engine = Engine(policy)
+    engine.send({**SMALL, "app_text": "x" * 65_536})
+    assert engine.decider.applications.text_characters == 0
+    assert engine.decider.core.requests.text == [None]
+    engine.drain()
+    assert engine.decider.applications.text_characters == 0
+
+
+def test_one_that_never_ends_is_ended_with_its_text(tmp_path):
+    engine = with_texts(tmp_path)
+    for number in range(5):
+        engine.send({"app": f"left-{number}", "app_class": "CC", "app_text": "words " * 100})
+    engine.drain()
+    assert len(engine.decider.applications) == 5
+    assert engine.decider.applications.text_characters == 3000
+    engine.now += 3601
+    engine.send(None)  # any request
+    assert len(engine.decider.applications) == engine.decider.applications.text_characters == 0
+
+
+def test_one_that_has_a_request_here_is_not_ended_however_long_it_takes(tmp_path):
+    engine = with_texts(tmp_path)
+    engine.send({**SMALL, "app_text": "words"})
+    engine.now += 100_000
+    engine.send(SMALL)
+    assert len(engine.decider.applications) == 1
+    assert set(engine.decider.core.requests.group.tolist()) == {0}
+    engine.drain()
+    engine.now += 3000
+    engine.send(SMALL)  # the hour counts from when the last one left
+    assert engine.decider.core.requests.group.tolist() == [0, 0, 0]
+
+
+def test_those_left_open_are_bounded_in_number():
+    engine = Engine("parrot")
+    for number in range(1200):
+        engine.send({"app": f"left-{number}"})
+        engine.step()
+    assert len(engine.decider.applications) == 1000
+    engine.send({"app": "left-1199"})  # the latest are kept
+    engine.send({"app": "left-0"})
+    assert engine.decider.core.requests.group.tolist()[-2:] == [1199, 1200]
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -280,6 +333,8 @@ def test_a_class_that_contradicts_the_first():
         {"app": "a", "app_class": 3},
         {"app": "a", "app_text": "x" * 65_537},
         {"app": "a", "app_requests": 0},
+        {"app": "a", "app_requests": 1_000_001},
+        {"app": "a", "stage": 1_000_001},
         {"app": "a", "app_requests": 1.5},
         {"app": "a", "app_clas": "CC"},
     ],

@@ -9,6 +9,7 @@ import math
 
 import pytest
 
+from twinserve.backends.live.serving import attributes
 from twinserve.backends.live.serving.attributes import (
     BadAttributeError,
     CheckAttributes,
@@ -134,6 +135,10 @@ BAD = [
     {"slo_tpot_s": 10**400},
     {"priority": 1.5},
     {"priority": 2**63},
+    {"priority": -(2**63)},
+    {"priority": 10**3000},
+    {"slo_ttft_s": 1e-9},
+    {"slo_tpot_s": 86_401},
     {"app": ""},
     {"app": "x" * 300},
     {"stage": 1},
@@ -147,6 +152,34 @@ def test_bad_attributes_are_named(given):
         read_attributes(given)
     assert next(iter(set(given) - {"app"} or given)) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({f"key-{i}": i for i in range(50_000)}, "50,000 names"),
+        ({"k" * 65: 1}, "a name of 65 characters"),
+        ({"mine": "x" * 65_537}, "vllm_xargs.mine"),
+        ({"mine": [1] * 65_537}, "vllm_xargs.mine"),
+        ({f"key-{i}": "x" * 10_000 for i in range(7)}, "vllm_xargs.key-6"),
+        ({"mine": ["x" * 70_000]}, "vllm_xargs.mine"),
+        ({"app": "x" * 10**6}, "a text of 1,000,000 characters"),
+        ({"class": {str(i): i for i in range(10**5)}}, "a dict of 100,000"),
+    ],
+    ids=lambda given: str(given)[:30],
+)
+def test_what_is_large_is_refused_before_it_is_looked_at(given, said, monkeypatch):
+    """With one short line, and without comparing its names with ours, which takes long."""
+    monkeypatch.setattr(attributes, "get_close_matches", None)
+    with pytest.raises(BadAttributeError) as error:
+        read_attributes(given)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+def test_what_others_need_goes_through():
+    read_attributes({f"key-{i}": "x" * 2000 for i in range(32)})
+    read_attributes({"bad_words": ["a word"] * 5000, "kv_transfer_params": {"x": ["y"] * 10**5}})
 
 
 def ask(body: bytes, method: str = "POST", pieces: int = 1) -> tuple[int, bytes]:

@@ -13,6 +13,9 @@ from twinserve.policies.requests import Application
 from twinserve.sim.engine.core import EngineCore
 from twinserve.traces.apps.classes import KINDS
 
+IDLE_S = 3600.0  # an application without requests for so long has ended
+MOST_IDLE = 1000  # applications of a client that stay open without requests
+
 
 @dataclass(frozen=True)
 class RequestRules:
@@ -56,46 +59,63 @@ class RequestRules:
 
 @dataclass(slots=True)
 class _Open:
-    """here: requests that came and have not ended; finished: that got their last token; total:
-    announced, if at all."""
+    """text: where the policy reads texts; here: requests that came and have not ended; finished:
+    that got their last token; total: announced, if at all; idle_s: when the last one left."""
 
-    application: Application
+    group: int
+    name: str
+    kind: str
+    text: str | None
     here: int = 0
     finished: int = 0
     total: int | None = None
+    idle_s: float = 0.0
 
 
 class Applications:
     """Those that are open, by name. An application begins with its first request, which says its
     class and input text, and the policy is told of it once. It ends when as many of its requests
-    have finished as the client announced and no other one is here; where nothing is announced it
-    stays open, as the next stage may always come. A name is free again after the end."""
+    have finished as the client announced and no other one is here. Where nothing is announced the
+    next stage may always come, so it stays open until none of its requests has been here for
+    `idle_s` seconds, or until `most_idle` others have been without requests for a shorter time. A
+    name is free again after the end."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(
+        self, core: EngineCore, idle_s: float = IDLE_S, most_idle: int = MOST_IDLE
+    ) -> None:
         self._core = core
+        self._idle_s, self._most_idle = idle_s, most_idle
+        self._keeps_texts = core.policy.reads_texts()
         self._named: dict[str, _Open] = {}
         self._grouped: dict[int, _Open] = {}
+        # those without requests here, by when the last one left: the first has waited longest
+        self._idle: dict[int, _Open] = {}
         self._groups = 0  # numbers given so far
 
     def __len__(self) -> int:
         return len(self._named)
 
+    @property
+    def text_characters(self) -> int:
+        """Of the texts that are kept."""
+        return sum(len(known.text or "") for known in self._grouped.values())
+
     def contradiction(self, attributes: RequestAttributes) -> str:
         """In what way the request is at odds with its application, in one line; empty where it is
         not."""
         known = self._named.get(attributes.app) if attributes.app is not None else None
-        kind = known.application.kind if known else None
-        if not kind or attributes.app_class in (None, kind):
+        if not known or not known.kind or attributes.app_class in (None, known.kind):
             return ""
         return (
             f"vllm_xargs.app_class is {attributes.app_class!r}, but application "
-            f"{attributes.app!r} began as {kind!r}; "
+            f"{attributes.app!r} began as {known.kind!r}; "
             "send the same, or choose another name for the application"
         )
 
     def join(self, attributes: RequestAttributes, arrival_s: float) -> tuple[int, str | None]:
         """A request arrived. Returns the number of its application and that one's input text; -1
         and None without one."""
+        self.expire(arrival_s)
         name = attributes.app
         if name is None:
             return -1, None
@@ -104,15 +124,17 @@ class Applications:
             # "": an application of no named class. None would be a session, of which policies think
             # otherwise.
             kind = attributes.app_class or ""
-            known = _Open(Application(self._groups, name, arrival_s, kind, attributes.app_text))
+            text = attributes.app_text if self._keeps_texts else None
+            known = _Open(self._groups, name, kind, text)
             self._named[name] = self._grouped[self._groups] = known
             self._groups += 1
-            self._core.announce(known.application)
+            self._core.announce(Application(known.group, name, arrival_s, kind, text))
+        self._idle.pop(known.group, None)
         known.here += 1
         known.total = attributes.app_requests or known.total
-        return known.application.group, known.application.text
+        return known.group, known.text
 
-    def leave(self, group: int, finished: bool) -> None:
+    def leave(self, group: int, finished: bool, now: float) -> None:
         """A request of application `group` ended; finished: with its last token, not because its
         client hung up."""
         known = self._grouped.get(group)
@@ -120,5 +142,23 @@ class Applications:
             return
         known.here -= 1
         known.finished += finished
-        if not known.here and known.total is not None and known.finished >= known.total:
-            del self._grouped[group], self._named[known.application.name]
+        if known.here:
+            return
+        if known.total is not None and known.finished >= known.total:
+            self._end(known)
+            return
+        known.idle_s = now
+        self._idle[group] = known
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """End those that have been without requests for too long, or are too many."""
+        while self._idle:
+            longest = next(iter(self._idle.values()))
+            if len(self._idle) <= self._most_idle and now - longest.idle_s <= self._idle_s:
+                return
+            del self._idle[longest.group]
+            self._end(longest)
+
+    def _end(self, known: _Open) -> None:
+        del self._grouped[known.group], self._named[known.name]

@@ -5,7 +5,8 @@ web framework.
      "app": "agent-7", "app_class": "CC", "app_text": "write a ..", "app_requests": 12, "stage": 1}
 
 All are optional. Other names are left to whoever knows them, unless they look like a mistyped one
-of these.
+of these. The engine reads these between two steps, so all sizes are bounded, and looked at before
+anything that takes time.
 """
 
 from __future__ import annotations
@@ -27,8 +28,14 @@ _OF_APPS = ("app_class", "app_text", "app_requests", "stage")  # say something o
 NAMES = ("class", "priority", "slo_ttft_s", "slo_tpot_s", "app", *_OF_APPS)
 _LONGEST_NAME = 256  # characters of the name of an application or of its class
 _LONGEST_TEXT = 65_536  # characters of its input text
-_INT64 = 2**63
-_LONGEST_S = 1e9
+_MOST_NAMES = 48  # in vllm_xargs, those of others included
+_LONGEST_KEY = 64  # characters of such a name
+_MOST_OF_OTHERS = 65_536  # characters and elements of their values together
+_MISTYPED = 28  # longer names are not like one of ours
+_MOST = 1_000_000  # of a priority, either way, of stages and of requests
+_LEAST_S, _MOST_S = 0.001, 86_400.0  # objectives
+# vLLM itself puts these beside what the client said
+_OF_VLLM = frozenset({"kv_transfer_params", "ec_transfer_params"})
 
 
 class BadAttributeError(ValueError):
@@ -58,9 +65,9 @@ def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
         raise BadAttributeError(
             f"vllm_xargs must be an object of names and values, not {_shown(given)}"
         )
-    for name in given:
-        if name not in NAMES and (close := get_close_matches(str(name), NAMES, n=1)):
-            raise BadAttributeError(f"vllm_xargs has no {name!r}; did you mean {close[0]!r}?")
+    if len(given) > _MOST_NAMES:
+        raise BadAttributeError(f"vllm_xargs has {len(given):,} names; send at most {_MOST_NAMES}")
+    _check_others([name for name in given if name not in NAMES and name not in _OF_VLLM], given)
     service_class = given.get("class", "rt")
     if not isinstance(service_class, str) or service_class not in _CLASSES:
         raise BadAttributeError(
@@ -73,7 +80,7 @@ def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
             raise BadAttributeError(f"vllm_xargs.{name} is of an application; name it with app")
     return RequestAttributes(
         service_class=_CLASSES[service_class],
-        priority=_integer(given, "priority", -_INT64) if "priority" in given else None,
+        priority=_integer(given, "priority", -_MOST) if "priority" in given else None,
         slo_ttft_s=_seconds(given, "slo_ttft_s"),
         slo_tpot_s=_seconds(given, "slo_tpot_s"),
         app=app,
@@ -82,6 +89,37 @@ def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
         app_requests=_integer(given, "app_requests", 1) if "app_requests" in given else None,
         stage=_integer(given, "stage", 0) if "stage" in given else 0,
     )
+
+
+def _check_others(names: list[Any], given: Mapping[str, Any]) -> None:
+    """Names that are not ours: short, and none that looks like a mistyped one of ours."""
+    room = _MOST_OF_OTHERS
+    for name in names:
+        if len(str(name)) > _LONGEST_KEY:
+            raise BadAttributeError(
+                f"vllm_xargs has a name of {len(str(name)):,} characters; send names of at most "
+                f"{_LONGEST_KEY}"
+            )
+        room -= _size(given[name], room)
+        if room < 0:
+            raise BadAttributeError(
+                f"vllm_xargs.{name}: the values of names that the server does not know are longer "
+                f"than {_MOST_OF_OTHERS:,} characters together; send less"
+            )
+    for name in names:
+        if len(str(name)) > _MISTYPED:
+            continue
+        if close := get_close_matches(str(name), NAMES, n=1):
+            raise BadAttributeError(f"vllm_xargs has no {name!r}; did you mean {close[0]!r}?")
+
+
+def _size(value: Any, most: int) -> int:
+    """Characters of a text, or elements of a list and their characters; counted up to `most`."""
+    if isinstance(value, str):
+        return len(value)
+    if not isinstance(value, list | tuple) or len(value) > most:
+        return len(value) if isinstance(value, list | tuple) else 1
+    return sum(1 + len(one) if isinstance(one, str) else 1 for one in value)
 
 
 def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
@@ -95,9 +133,10 @@ def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
 
 def _integer(given: Mapping[str, Any], name: str, least: int) -> int:
     value = given[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _INT64:
-        kind = f"an integer of {least} or more" if least >= 0 else "an integer"
-        raise BadAttributeError(f"vllm_xargs.{name} must be {kind}, not {_shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise BadAttributeError(
+            f"vllm_xargs.{name} must be an integer from {least:,} to {_MOST:,}, not {_shown(value)}"
+        )
     return value
 
 
@@ -106,14 +145,22 @@ def _seconds(given: Mapping[str, Any], name: str) -> float:
         return math.nan
     value = given[name]
     number = not isinstance(value, bool) and isinstance(value, int | float)
-    if not number or not 0 < value < _LONGEST_S:
+    if not number or not _LEAST_S <= value <= _MOST_S:
         raise BadAttributeError(
-            f"vllm_xargs.{name} must be a number of seconds above 0, not {_shown(value)}"
+            f"vllm_xargs.{name} must be a number of seconds from {_LEAST_S:g} to {_MOST_S:,.0f}, "
+            f"not {_shown(value)}"
         )
     return float(value)
 
 
 def _shown(value: Any) -> str:
+    """A few words of it; nothing of what is large is written out."""
+    if isinstance(value, str) and len(value) > 80:
+        return f"a text of {len(value):,} characters"
+    if isinstance(value, list | tuple | dict) and len(value) > 10:
+        return f"a {type(value).__name__} of {len(value):,}"
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return "one of more than 63 bits"  # Python refuses to write very long ones
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep
-from twinserve.backends.live.serving.applications import Applications, RequestRules
+from twinserve.backends.live.serving.applications import IDLE_S, Applications, RequestRules
 from twinserve.backends.live.serving.attributes import RequestAttributes
 from twinserve.backends.live.serving.texts import TextNames
 from twinserve.policies.plan import StepOutcome, StepPlan
@@ -63,7 +63,11 @@ class Decider:
     """
 
     def __init__(
-        self, core: EngineCore, slo_ttft_s: float | None = None, slo_tpot_s: float | None = None
+        self,
+        core: EngineCore,
+        slo_ttft_s: float | None = None,
+        slo_tpot_s: float | None = None,
+        app_idle_s: float = IDLE_S,
     ) -> None:
         self.core = core
         self.texts = TextNames(core.ledger)
@@ -71,7 +75,7 @@ class Decider:
         self.decision_seconds = 0.0
         self.restarts = 0
         self._slo = {"slo_ttft_s": slo_ttft_s, "slo_tpot_s": slo_tpot_s}
-        self.applications = Applications(core)
+        self.applications = Applications(core, app_idle_s)
         self._rules = RequestRules.of(type(core.policy), core.policy.options)
         self._on_engine = EngineRequests(core.requests.ids)
         self._most_tokens: dict[int, int] = {}  # row -> prompt and output, at most
@@ -179,7 +183,7 @@ class Decider:
         for row in over:
             self.core.withdraw(row, End.COMPLETED, end)  # nothing where that was expected
         for row in outcome.finished:
-            self._forget(row, finished=True)
+            self._forget(row, True, end)
         self._settle(end)
         found = ""
         for name, state in states.items():
@@ -203,15 +207,15 @@ class Decider:
             if end == End.MOVED:
                 self._drop(row)
             else:
-                self._forget(row, finished=end == End.COMPLETED)
+                self._forget(row, end == End.COMPLETED, now)
 
-    def _forget(self, row: int, finished: bool) -> None:
+    def _forget(self, row: int, finished: bool, now: float) -> None:
         """The request is no more; finished: it got its last token."""
         name = self.core.requests.ids[row]
         if self.rows.get(name) == row:
             self._on_engine.forget(name)
         self._drop(row)
-        self.applications.leave(int(self.core.requests.group[row]), finished)
+        self.applications.leave(int(self.core.requests.group[row]), finished, now)
 
     def _drop(self, row: int) -> None:
         """The row is no more."""

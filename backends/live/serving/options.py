@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from twinserve.backends.live.serving.applications import RequestRules
+from twinserve.backends.live.serving.applications import IDLE_S, RequestRules
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
@@ -44,6 +44,7 @@ class ServingOptions(BaseModel):
     estimator   as --estimator of the simulator
     max_num_batched_tokens  new tokens a step that the policy plans with
     slo_ttft_s, slo_tpot_s  seconds; objectives of real-time requests that bring none
+    app_idle_s  seconds after which an application without requests has ended
     strict      stop the server at the first step that differs from its plan
     stats_path  JSON file with counts and decision times, rewritten while the server runs
     log_every   steps between two log lines
@@ -61,6 +62,7 @@ class ServingOptions(BaseModel):
     max_num_batched_tokens: int | None = Field(None, ge=1)
     slo_ttft_s: float | None = Field(None, gt=0)
     slo_tpot_s: float | None = Field(None, gt=0)
+    app_idle_s: float = Field(IDLE_S, gt=0)
     strict: bool = False
     stats_path: Path | None = None
     log_every: int = Field(1000, ge=1)

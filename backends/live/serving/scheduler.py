@@ -24,7 +24,11 @@ from vllm.v1.request import Request, RequestStatus
 from twinserve.backends.counts import LAYERS_STAY_TOGETHER
 from twinserve.backends.live.engine.planned import PlannedStep
 from twinserve.backends.live.engine.scheduler import Steering
-from twinserve.backends.live.serving.attributes import BadAttributeError, read_attributes
+from twinserve.backends.live.serving.attributes import (
+    BadAttributeError,
+    RequestAttributes,
+    read_attributes,
+)
 from twinserve.backends.live.serving.decider import Decider, EngineState
 from twinserve.backends.live.serving.engine import engine_facts, unsupported
 from twinserve.backends.live.serving.options import build_core, read_options
@@ -75,7 +79,7 @@ class PolicyScheduling(Steering):
             super().__init__(vllm_config, *args, **kwargs)
             facts = engine_facts(self)
             core = build_core(options, facts, self.asynchronous)
-            self.decider = Decider(core, options.slo_ttft_s, options.slo_tpot_s)
+            self.decider = Decider(core, options.slo_ttft_s, options.slo_tpot_s, options.app_idle_s)
         except LiveEngineError as error:
             if multiprocessing.parent_process() is None:
                 raise
@@ -95,7 +99,8 @@ class PolicyScheduling(Steering):
         self._strict = options.strict
         self._started, self._wall_started = time.monotonic(), time.time()
         self._budget = facts.max_step_tokens
-        self._newcomers: dict[str, Request] = {}  # the policy does not know them yet
+        # the policy does not know them yet
+        self._newcomers: dict[str, tuple[Request, RequestAttributes]] = {}
         self._refused: set[str] = set()
         self._rest = PlannedStep()  # of the plan, for which the engine's steps so far had no room
         self._plan: _Plan | None = None  # of which a step is still to be scheduled
@@ -121,14 +126,15 @@ class PolicyScheduling(Steering):
             "streaming input is not supported; send the whole prompt" if request.resumable else ""
         )
         try:
-            read_attributes(request.sampling_params and request.sampling_params.extra_args)
+            given = request.sampling_params and request.sampling_params.extra_args
+            attributes = read_attributes(given)
         except BadAttributeError as error:
             fault = str(error)
         self.stats.arrived += 1
         if fault:
             self._refuse(request.request_id, fault)
         else:
-            self._newcomers[request.request_id] = request
+            self._newcomers[request.request_id] = request, attributes
 
     def _refuse(self, name: str, fault: str) -> None:
         self._refused.add(name)
@@ -142,11 +148,10 @@ class PolicyScheduling(Steering):
             getattr(self, "_handle_blocked_waiting_request", None)
             or self._try_promote_blocked_waiting_request
         )
-        for name, request in list(self._newcomers.items()):
+        for name, (request, attributes) in list(self._newcomers.items()):
             if request.status != RequestStatus.WAITING and not promote(request):
                 continue
             del self._newcomers[name]
-            attributes = read_attributes(request.sampling_params.extra_args)
             # after those before it, which may have begun its application
             fault = self.decider.refusal(attributes)
             if fault:
