@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from twinserve.formats import DEEPEST
 from twinserve.policies.names import hint
 from twinserve.sim.setup.config import SettingsError, StepTimesName
+from twinserve.sim.setup.yaml_text import parse_yaml, text_of
 
 AGGREGATED = "aggregated"
 _APART = ("prefill", "decode")
@@ -115,8 +113,8 @@ def read_fleet(given: str) -> FleetFile:
     if given.lstrip().startswith("{"):
         where, text = "--fleet", given
     else:
-        where, text = f"--fleet {given}", _text_of(given)
-    content = _parsed(where, text)
+        where, text = f"--fleet {given}", text_of(f"--fleet {given}", given)
+    content = parse_yaml(where, text)
     if not isinstance(content, dict):
         raise SettingsError(
             f"{where}: holds no settings; write pools: and below it a list of pools, as docs/"
@@ -128,61 +126,6 @@ def read_fleet(given: str) -> FleetFile:
         raise SettingsError(f"{where}: {_said(error)}") from None
     text = json.dumps(settings.model_dump(exclude_unset=True, exclude={"router"}), sort_keys=True)
     return FleetFile(where, settings, text)
-
-
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SettingsError(f"--fleet {path}: there is no such file; check the path") from None
-    except OSError as error:
-        raise SettingsError(f"--fleet {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"--fleet {path}: this is no text; name a YAML file") from None
-
-
-# -- YAML ------------------------------------------------------------------------------------------
-class _Loader(yaml.SafeLoader):
-    """Refuses what a reader of the file would miss: a field that is given twice."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        line = key_node.start_mark.line + 1
-        if not isinstance(key, str):
-            raise ValueError(f"line {line}: {key!r} is no name of a field")
-        if key in found:
-            raise ValueError(f"line {line}: {key} is given twice; keep one of them")
-        found[key] = loader.construct_object(value_node, deep=True)
-    return found
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _parsed(where: str, text: str) -> Any:
-    try:
-        depth = 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                line = event.start_mark.line + 1
-                raise ValueError(f"line {line}: refers to another part (*); write it out")
-            if getattr(event, "tag", None):  # what it makes of a value may be any error
-                line = event.start_mark.line + 1
-                raise ValueError(f"line {line}: has a tag ({event.tag}); drop it")
-            opens = isinstance(event, yaml.CollectionStartEvent)
-            depth += opens - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise ValueError("parts within parts do not end")
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise SettingsError(f"{where}: {line}this is not YAML ({error.problem})") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None
 
 
 # -- errors ----------------------------------------------------------------------------------------

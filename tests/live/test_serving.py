@@ -55,7 +55,7 @@ class Served:
             LONGEST,
             prefix_caching=True,
             scheduler=SCHEDULER,
-            extra={"additional_config": options},
+            extra={"additional_config": {"clients": "trusted", **options}},
         )
         self.engine = VllmEngine(settings)
         self.core = self.engine._client.engine_core

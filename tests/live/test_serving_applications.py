@@ -364,7 +364,7 @@ def test_the_middleware_knows_the_servers_policy(where):
         await send({"type": "http.response.body", "body": b"{}"})
 
     def status(policy: str, attributes: dict) -> tuple[int, str]:
-        settings = SimpleNamespace(additional_config={"policy": policy})
+        settings = SimpleNamespace(additional_config={"policy": policy, "clients": "trusted"})
         scope = {
             "type": "http",
             "method": "POST",

@@ -28,6 +28,7 @@ def server(vllm, tmp_path_factory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
     options = {
         "policy": "justitia:predictor=class-mean",
+        "clients": "trusted",
         "strict": True,
         "stats_path": str(folder / "stats.json"),
     }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twinserve.backends.live.serving.attributes import RequestAttributes
+from twinserve.backends.live.serving.clients import Client
 from twinserve.policies.base import Options, Policy
 from twinserve.policies.justitia.demand import DemandPolicy
 from twinserve.policies.parts.predictors import read_training
@@ -59,10 +60,12 @@ class RequestRules:
 
 @dataclass(slots=True)
 class _Open:
-    """text: where the policy reads texts; here: requests that came and have not ended; finished:
-    that got their last token; total: announced, if at all; idle_s: when the last one left."""
+    """client: whose it is; text: where the policy reads texts; here: requests that came and have
+    not ended; finished: that got their last token; total: announced, if at all; idle_s: when the
+    last one left."""
 
     group: int
+    client: str
     name: str
     kind: str
     text: str | None
@@ -73,12 +76,17 @@ class _Open:
 
 
 class Applications:
-    """Those that are open, by name. An application begins with its first request, which says its
+    """Those that are open, by client and name: no client can join, end or outlast another one's. An
+    application begins with its first request, which says its
     class and input text, and the policy is told of it once. It ends when as many of its requests
     have finished as the client announced and no other one is here. Where nothing is announced the
     next stage may always come, so it stays open until none of its requests has been here for
-    `idle_s` seconds, or until `most_idle` others have been without requests for a shorter time. A
-    name is free again after the end."""
+    `idle_s` seconds, or until `most_idle` others of its client have been without requests for a
+    shorter time. A name is free again after the end.
+
+    Requests of a named client that belong to no application belong to the client: it is their owner
+    where owners share (`vtc`, `kv-share`), and for other policies they are each by itself.
+    """
 
     def __init__(
         self, core: EngineCore, idle_s: float = IDLE_S, most_idle: int = MOST_IDLE
@@ -86,10 +94,12 @@ class Applications:
         self._core = core
         self._idle_s, self._most_idle = idle_s, most_idle
         self._keeps_texts = core.policy.reads_texts()
-        self._named: dict[str, _Open] = {}
+        self._named: dict[tuple[str, str], _Open] = {}  # by client and name
         self._grouped: dict[int, _Open] = {}
         # those without requests here, by when the last one left: the first has waited longest
         self._idle: dict[int, _Open] = {}
+        self._idle_of: dict[str, dict[int, _Open]] = {}  # by client
+        self._owners: dict[str, int] = {}  # client -> group of its requests without an application
         self._groups = 0  # numbers given so far
 
     def __len__(self) -> int:
@@ -100,10 +110,10 @@ class Applications:
         """Of the texts that are kept."""
         return sum(len(known.text or "") for known in self._grouped.values())
 
-    def contradiction(self, attributes: RequestAttributes) -> str:
+    def contradiction(self, attributes: RequestAttributes, client: Client) -> str:
         """In what way the request is at odds with its application, in one line; empty where it is
         not."""
-        known = self._named.get(attributes.app) if attributes.app is not None else None
+        known = self._named.get((client.name, attributes.app or ""))
         if not known or not known.kind or attributes.app_class in (None, known.kind):
             return ""
         return (
@@ -112,27 +122,47 @@ class Applications:
             "send the same, or choose another name for the application"
         )
 
-    def join(self, attributes: RequestAttributes, arrival_s: float) -> tuple[int, str | None]:
-        """A request arrived. Returns the number of its application and that one's input text; -1
-        and None without one."""
+    def join(
+        self, attributes: RequestAttributes, client: Client, arrival_s: float
+    ) -> tuple[int, str | None]:
+        """A request arrived, of which this is believed. Returns the number of its application, or
+        of its client (-1 for one without a name), and the application's input text or None."""
         self.expire(arrival_s)
-        name = attributes.app
-        if name is None:
-            return -1, None
-        known = self._named.get(name)
+        if attributes.app is None:
+            return self._owner(client, arrival_s), None
+        known = self._named.get((client.name, attributes.app))
         if known is None:
-            # "": an application of no named class. None would be a session, of which policies think
-            # otherwise.
-            kind = attributes.app_class or ""
-            text = attributes.app_text if self._keeps_texts else None
-            known = _Open(self._groups, name, kind, text)
-            self._named[name] = self._grouped[self._groups] = known
-            self._groups += 1
-            self._core.announce(Application(known.group, name, arrival_s, kind, text))
+            known = self._begin(attributes, attributes.app, client, arrival_s)
         self._idle.pop(known.group, None)
+        self._idle_of.get(client.name, {}).pop(known.group, None)
         known.here += 1
         known.total = attributes.app_requests or known.total
         return known.group, known.text
+
+    def _begin(
+        self, attributes: RequestAttributes, name: str, client: Client, arrival_s: float
+    ) -> _Open:
+        # "": an application of no named class. None would be a session, of which policies think
+        # otherwise.
+        kind = attributes.app_class or ""
+        text = attributes.app_text if self._keeps_texts else None
+        known = _Open(self._next_group(), client.name, name, kind, text)
+        self._named[client.name, name] = self._grouped[known.group] = known
+        self._core.announce(Application(known.group, name, arrival_s, kind, text))
+        return known
+
+    def _next_group(self) -> int:
+        self._groups += 1
+        return self._groups - 1
+
+    def _owner(self, client: Client, arrival_s: float) -> int:
+        if not client.named:
+            return -1
+        group = self._owners.get(client.name)
+        if group is None:
+            group = self._owners[client.name] = self._next_group()
+            self._core.announce(Application(group, client.name, arrival_s))
+        return group
 
     def leave(self, group: int, finished: bool, now: float) -> None:
         """A request of application `group` ended; finished: with its last token, not because its
@@ -148,17 +178,21 @@ class Applications:
             self._end(known)
             return
         known.idle_s = now
-        self._idle[group] = known
+        mine = self._idle_of.setdefault(known.client, {})
+        self._idle[group] = mine[group] = known
+        if len(mine) > self._most_idle:
+            self._end(next(iter(mine.values())))
         self.expire(now)
 
     def expire(self, now: float) -> None:
-        """End those that have been without requests for too long, or are too many."""
+        """End those that have been without requests for too long."""
         while self._idle:
             longest = next(iter(self._idle.values()))
-            if len(self._idle) <= self._most_idle and now - longest.idle_s <= self._idle_s:
+            if now - longest.idle_s <= self._idle_s:
                 return
-            del self._idle[longest.group]
             self._end(longest)
 
     def _end(self, known: _Open) -> None:
-        del self._grouped[known.group], self._named[known.name]
+        del self._grouped[known.group], self._named[known.client, known.name]
+        self._idle.pop(known.group, None)
+        self._idle_of.get(known.client, {}).pop(known.group, None)

@@ -12,30 +12,33 @@ anything that takes time.
 from __future__ import annotations
 
 import json
-import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twinserve.policies.requests import RequestClass
 
-_log = logging.getLogger(__name__)
-_OURS = b"vllm_xargs"
+if TYPE_CHECKING:
+    from twinserve.backends.live.serving.gate import Gate, Verdict
+
+_NOT_BELIEVED = b"x-twinserve-not-believed"
 _CLASSES = {"rt": RequestClass.REAL_TIME, "be": RequestClass.BEST_EFFORT}
 _OF_APPS = ("app_class", "app_text", "app_requests", "stage")  # say something of an application
 NAMES = ("class", "priority", "slo_ttft_s", "slo_tpot_s", "app", *_OF_APPS)
 _LONGEST_NAME = 256  # characters of the name of an application or of its class
 _LONGEST_TEXT = 65_536  # characters of its input text
+# whose request it is, as the server's own middleware says (serving/gate.py); no client may say so
+STAMP = "twinserve_client"
 _MOST_NAMES = 48  # in vllm_xargs, those of others included
 _LONGEST_KEY = 64  # characters of such a name
 _MOST_OF_OTHERS = 65_536  # characters and elements of their values together
 _MISTYPED = 28  # longer names are not like one of ours
-_MOST = 1_000_000  # of a priority, either way, of stages and of requests
-_LEAST_S, _MOST_S = 0.001, 86_400.0  # objectives
-# vLLM itself puts these beside what the client said
-_OF_VLLM = frozenset({"kv_transfer_params", "ec_transfer_params"})
+MOST = 1_000_000  # of a priority, either way, of stages and of requests
+LEAST_S, MOST_S = 0.001, 86_400.0  # objectives
+# put beside what the client said
+_OF_SERVER = frozenset({STAMP, "kv_transfer_params", "ec_transfer_params"})
 
 
 class BadAttributeError(ValueError):
@@ -44,7 +47,8 @@ class BadAttributeError(ValueError):
 
 @dataclass(frozen=True)
 class RequestAttributes:
-    """Seconds; NaN where the client named no objective. priority None: the request's own."""
+    """Seconds; NaN where the client named no objective. priority None: the request's own. client:
+    whose it is, as the server found out; None where it did not look."""
 
     service_class: RequestClass = RequestClass.REAL_TIME
     priority: int | None = None
@@ -55,6 +59,7 @@ class RequestAttributes:
     app_text: str | None = None
     app_requests: int | None = None
     stage: int = 0
+    client: str | None = None
 
 
 def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
@@ -67,7 +72,7 @@ def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
         )
     if len(given) > _MOST_NAMES:
         raise BadAttributeError(f"vllm_xargs has {len(given):,} names; send at most {_MOST_NAMES}")
-    _check_others([name for name in given if name not in NAMES and name not in _OF_VLLM], given)
+    _check_others([name for name in given if name not in NAMES and name not in _OF_SERVER], given)
     service_class = given.get("class", "rt")
     if not isinstance(service_class, str) or service_class not in _CLASSES:
         raise BadAttributeError(
@@ -80,7 +85,7 @@ def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
             raise BadAttributeError(f"vllm_xargs.{name} is of an application; name it with app")
     return RequestAttributes(
         service_class=_CLASSES[service_class],
-        priority=_integer(given, "priority", -_MOST) if "priority" in given else None,
+        priority=_integer(given, "priority", -MOST) if "priority" in given else None,
         slo_ttft_s=_seconds(given, "slo_ttft_s"),
         slo_tpot_s=_seconds(given, "slo_tpot_s"),
         app=app,
@@ -88,6 +93,7 @@ def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
         app_text=_text(given, "app_text", _LONGEST_TEXT),
         app_requests=_integer(given, "app_requests", 1) if "app_requests" in given else None,
         stage=_integer(given, "stage", 0) if "stage" in given else 0,
+        client=_text(given, STAMP, _LONGEST_KEY),
     )
 
 
@@ -133,9 +139,9 @@ def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
 
 def _integer(given: Mapping[str, Any], name: str, least: int) -> int:
     value = given[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
         raise BadAttributeError(
-            f"vllm_xargs.{name} must be an integer from {least:,} to {_MOST:,}, not {_shown(value)}"
+            f"vllm_xargs.{name} must be an integer from {least:,} to {MOST:,}, not {_shown(value)}"
         )
     return value
 
@@ -145,9 +151,9 @@ def _seconds(given: Mapping[str, Any], name: str) -> float:
         return math.nan
     value = given[name]
     number = not isinstance(value, bool) and isinstance(value, int | float)
-    if not number or not _LEAST_S <= value <= _MOST_S:
+    if not number or not LEAST_S <= value <= MOST_S:
         raise BadAttributeError(
-            f"vllm_xargs.{name} must be a number of seconds from {_LEAST_S:g} to {_MOST_S:,.0f}, "
+            f"vllm_xargs.{name} must be a number of seconds from {LEAST_S:g} to {MOST_S:,.0f}, "
             f"not {_shown(value)}"
         )
     return float(value)
@@ -165,19 +171,22 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
+Header = tuple[bytes, bytes]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
 class CheckAttributes:
-    """ASGI middleware for `vllm serve --middleware`: a request whose vllm_xargs make no sense, or
+    """ASGI middleware for `vllm serve --middleware`. A request whose vllm_xargs make no sense, or
     lack what the server's policy needs, is answered with 400 and one line, before anything is
-    queued. The scheduler runs in another process and could only answer with a server error."""
+    queued; the scheduler runs in another process and could only answer with a server error. Where
+    clients are told apart it adds whose request it is. What of the attributes is not believed is
+    named in a header of the answer, `x-twinserve-not-believed`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self.app = app
-        self._refusal: Callable[[RequestAttributes], str] | None = None  # of the server's policy
+        self._gate: Gate | None = None  # of the server's policy and clients
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -186,65 +195,49 @@ class CheckAttributes:
         messages = [await receive()]
         while messages[-1]["type"] == "http.request" and messages[-1].get("more_body"):
             messages.append(await receive())
+        if messages[-1]["type"] != "http.request":
+            return  # the client left
         body = b"".join(message.get("body", b"") for message in messages)
-        if self._refusal is None and _OURS in body:
-            self._refusal = _refusal_of(scope)
-        fault = _fault(body, self._refusal)
-        if fault:
-            await _refuse(send, fault)
+        if self._gate is None:
+            self._gate = _gate_of(scope)
+        verdict = self._gate.judge(scope.get("headers", ()), body)
+        if verdict.fault:
+            await _refuse(send, verdict)
             return
+        if verdict.body is not body:
+            scope = {**scope, "headers": _of_length(scope.get("headers", ()), len(verdict.body))}
+        waiting = [{"type": "http.request", "body": verdict.body, "more_body": False}]
 
         async def again() -> Message:
-            return messages.pop(0) if messages else await receive()
+            return waiting.pop() if waiting else await receive()
 
-        await self.app(scope, again, send)
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start" and verdict.unbelieved:
+                line = (_NOT_BELIEVED, ", ".join(verdict.unbelieved).encode())
+                message = {**message, "headers": [*message.get("headers", ()), line]}
+            await send(message)
+
+        await self.app(scope, again, told)
 
 
-def _refusal_of(scope: Message) -> Callable[[RequestAttributes], str]:
-    """What the policy of the server that handles `scope` says of requests; vLLM keeps its settings
-    in the application's state. Where they, or what they name, are not there the scheduler alone
-    judges."""
-    from twinserve.backends.live.serving.applications import RequestRules
-    from twinserve.policies.errors import PolicyError
-    from twinserve.policies.names import RegistryError
-    from twinserve.policies.registry import parse_policy
+def _gate_of(scope: Message) -> Gate:
+    """Of the server that handles `scope`; vLLM keeps its settings in the application's state."""
+    # only here: it reads these attributes, and the policies that may be served
+    from twinserve.backends.live.serving.gate import gate_of
 
     state = getattr(scope.get("app"), "state", None)
-    settings = getattr(state, "vllm_config", None) or getattr(state, "args", None)
-    given = getattr(settings, "additional_config", None)
-    if not isinstance(given, Mapping) or not isinstance(given.get("policy"), str):
-        return lambda attributes: ""
-    # the scheduler has read it before, but a file may be gone since, or not be in this process's
-    # sight
-    try:
-        spec = parse_policy(given["policy"])
-        return RequestRules.of(spec.policy, spec.policy.Options(**spec.options)).refusal
-    except (PolicyError, RegistryError) as error:
-        _log.warning("the policy's requests are judged by the scheduler alone: %s", error)
-        return lambda attributes: ""
+    return gate_of(getattr(state, "vllm_config", None) or getattr(state, "args", None))
 
 
-def _fault(body: bytes, refusal: Callable[[RequestAttributes], str] | None) -> str:
-    """What is wrong with the body's vllm_xargs; empty where nothing is, or where it is not ours to
-    judge."""
-    if _OURS not in body or refusal is None:
-        return ""
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        return ""  # the API says so itself
-    if not isinstance(parsed, dict):
-        return ""
-    try:
-        return refusal(read_attributes(parsed.get("vllm_xargs")))
-    except BadAttributeError as error:
-        return str(error)
+def _of_length(headers: Iterable[Header], length: int) -> list[Header]:
+    kept = [(name, value) for name, value in headers if name.lower() != b"content-length"]
+    return [*kept, (b"content-length", str(length).encode())]
 
 
-async def _refuse(send: Send, line: str) -> None:
-    body = json.dumps(
-        {"error": {"message": line, "type": "BadRequestError", "param": "vllm_xargs", "code": 400}}
-    ).encode()
+async def _refuse(send: Send, verdict: Verdict) -> None:
+    kind = "BadRequestError" if verdict.status < 500 else "InternalServerError"
+    error = {"message": verdict.fault, "type": kind, "param": "vllm_xargs", "code": verdict.status}
+    body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.start", "status": verdict.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

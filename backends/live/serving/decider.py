@@ -17,6 +17,7 @@ import numpy as np
 from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep
 from twinserve.backends.live.serving.applications import IDLE_S, Applications, RequestRules
 from twinserve.backends.live.serving.attributes import RequestAttributes
+from twinserve.backends.live.serving.clients import ALL_TRUSTED, Clients
 from twinserve.backends.live.serving.texts import TextNames
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import End, State
@@ -68,6 +69,7 @@ class Decider:
         slo_ttft_s: float | None = None,
         slo_tpot_s: float | None = None,
         app_idle_s: float = IDLE_S,
+        clients: Clients = ALL_TRUSTED,
     ) -> None:
         self.core = core
         self.texts = TextNames(core.ledger)
@@ -75,6 +77,7 @@ class Decider:
         self.decision_seconds = 0.0
         self.restarts = 0
         self._slo = {"slo_ttft_s": slo_ttft_s, "slo_tpot_s": slo_tpot_s}
+        self._clients = clients
         self.applications = Applications(core, app_idle_s)
         self._rules = RequestRules.of(type(core.policy), core.policy.options)
         self._on_engine = EngineRequests(core.requests.ids)
@@ -83,7 +86,11 @@ class Decider:
 
     def refusal(self, attributes: RequestAttributes) -> str:
         """Why such a request cannot be served now, in one line; empty where it can."""
-        return self._rules.refusal(attributes) or self.applications.contradiction(attributes)
+        fault = self._clients.refusal(attributes.client)
+        if fault:
+            return fault
+        believed, client = self._clients.believed(attributes), self._clients.of(attributes.client)
+        return self._rules.refusal(believed) or self.applications.contradiction(believed, client)
 
     def submit(
         self,
@@ -97,14 +104,17 @@ class Decider:
     ) -> None:
         """A request arrived. most_tokens: prompt and output together, at most. hashes: of the full
         KV blocks of its text, chained, so that equal hash means equal text up to the block's end;
-        none where prefixes are not cached. priority: where the attributes name none."""
+        none where prefixes are not cached. priority: where the attributes name none. Of both no
+        more counts than is believed of the client."""
+        client = self._clients.of(attributes.client)
+        attributes = self._clients.believed(attributes, priority)
         values = {name: getattr(attributes, name) for name in ("slo_ttft_s", "slo_tpot_s")}
         if not attributes.service_class:
             values = {
                 n: self._slo[n] if np.isnan(v) and self._slo[n] is not None else v
                 for n, v in values.items()
             }
-        group, text = self.applications.join(attributes, arrival_s)
+        group, text = self.applications.join(attributes, client, arrival_s)
         self._submit(
             request_id,
             hashes,
@@ -112,7 +122,7 @@ class Decider:
             prompt_tokens=prompt_tokens,
             arrival_s=arrival_s,
             service_class=int(attributes.service_class),
-            priority=priority if attributes.priority is None else attributes.priority,
+            priority=attributes.priority,
             group=group,
             stage=attributes.stage,
             text=text,

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from twinserve.backends.live.serving.applications import IDLE_S, RequestRules
+from twinserve.backends.live.serving.clients import Clients, read_clients
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
@@ -44,6 +45,8 @@ class ServingOptions(BaseModel):
     estimator   as --estimator of the simulator
     max_num_batched_tokens  new tokens a step that the policy plans with
     slo_ttft_s, slo_tpot_s  seconds; objectives of real-time requests that bring none
+    clients     file that says who the clients are and which of their claims are believed, or
+                `trusted`: everybody, everything
     app_idle_s  seconds after which an application without requests has ended
     strict      stop the server at the first step that differs from its plan
     stats_path  JSON file with counts and decision times, rewritten while the server runs
@@ -62,6 +65,7 @@ class ServingOptions(BaseModel):
     max_num_batched_tokens: int | None = Field(None, ge=1)
     slo_ttft_s: float | None = Field(None, gt=0)
     slo_tpot_s: float | None = Field(None, gt=0)
+    clients: str | None = None
     app_idle_s: float = Field(IDLE_S, gt=0)
     strict: bool = False
     stats_path: Path | None = None
@@ -161,6 +165,29 @@ def build_core(
         raise LiveEngineError(f"{_WHERE}: {error}") from None
     except ValueError as error:  # a policy that cannot serve these limits
         raise LiveEngineError(f"{_WHERE}: {error}") from None
+
+
+def clients_of(options: ServingOptions, policy: Policy) -> Clients:
+    """The server's clients. Raises LiveEngineError with one line, also where the policy could not
+    serve one of them."""
+    try:
+        clients = read_clients(options.clients, options.slo_ttft_s, options.slo_tpot_s)
+    except SettingsError as error:
+        raise LiveEngineError(f"{_WHERE}: {error}") from None
+    best_effort = policy.serves_best_effort(policy.options)
+    for client in clients.all:
+        if client.beliefs.service_class == "be" and not best_effort:
+            raise LiveEngineError(
+                f"{_WHERE}: clients {options.clients}: {client.name!r} is best-effort, which "
+                f"policy {options.policy} does not serve; write class: rt, or change the policy"
+            )
+    if policy.orders_applications and not any(one.beliefs.applications for one in clients.all):
+        _log.warning(
+            "policy %s: applications are believed of no client, so that requests count one by one, "
+            'or for their client; say of whom they are believed ("clients", docs/serving.md)',
+            options.policy,
+        )
+    return clients
 
 
 def _unsaid(spec: PolicySpec) -> list[str]:

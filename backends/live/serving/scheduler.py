@@ -31,7 +31,7 @@ from twinserve.backends.live.serving.attributes import (
 )
 from twinserve.backends.live.serving.decider import Decider, EngineState
 from twinserve.backends.live.serving.engine import engine_facts, unsupported
-from twinserve.backends.live.serving.options import build_core, read_options
+from twinserve.backends.live.serving.options import build_core, clients_of, read_options
 from twinserve.backends.live.serving.stats import ServingStats
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 
@@ -79,7 +79,10 @@ class PolicyScheduling(Steering):
             super().__init__(vllm_config, *args, **kwargs)
             facts = engine_facts(self)
             core = build_core(options, facts, self.asynchronous)
-            self.decider = Decider(core, options.slo_ttft_s, options.slo_tpot_s, options.app_idle_s)
+            clients = clients_of(options, core.policy)
+            self.decider = Decider(
+                core, options.slo_ttft_s, options.slo_tpot_s, options.app_idle_s, clients
+            )
         except LiveEngineError as error:
             if multiprocessing.parent_process() is None:
                 raise

@@ -1,0 +1,67 @@
+"""Settings as YAML or JSON: whatever is wrong is one line, with where it is and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from twinserve.formats import DEEPEST
+from twinserve.sim.setup.config import SettingsError
+
+
+def text_of(where: str, path: str) -> str:
+    """A file's text. where: as errors have it. Raises SettingsError with one line."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(f"{where}: there is no such file; check the path") from None
+    except OSError as error:
+        raise SettingsError(f"{where}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{where}: this is no text; name a YAML file") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what a reader of the file would miss: a field that is given twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, str):
+            raise ValueError(f"line {line}: {key!r} is no name of a field")
+        if key in found:
+            raise ValueError(f"line {line}: {key} is given twice; keep one of them")
+        found[key] = loader.construct_object(value_node, deep=True)
+    return found
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse_yaml(where: str, text: str) -> Any:
+    """The content of a YAML or JSON text. Raises SettingsError with one line."""
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1
+                raise ValueError(f"line {line}: refers to another part (*); write it out")
+            if getattr(event, "tag", None):  # what it makes of a value may be any error
+                line = event.start_mark.line + 1
+                raise ValueError(f"line {line}: has a tag ({event.tag}); drop it")
+            opens = isinstance(event, yaml.CollectionStartEvent)
+            depth += opens - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ValueError("parts within parts do not end")
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise SettingsError(f"{where}: {line}this is not YAML ({error.problem})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None

@@ -1,0 +1,265 @@
+"""The file that says who a server's clients are, and what stands in front of the server: whose a
+request is, what of it is believed, and that nobody can say it is somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from twinserve.backends.live.serving.attributes import STAMP, CheckAttributes
+from twinserve.backends.live.serving.clients import ALL_TRUSTED, OTHERS, read_clients
+from twinserve.backends.live.serving.options import (
+    EngineFacts,
+    build_core,
+    clients_of,
+    read_options,
+)
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.sim.setup.config import SettingsError
+
+KEY = sha256(b"secret").hexdigest()
+FILE = f"""
+header: X-Client
+default: {{class: be}}
+clients:
+  chat:
+    key_sha256: [{KEY}]
+    header: [chat, chat-2]
+    class: rt
+    priority: -3
+    slo_ttft_s: 0.2
+    applications: true
+  nightly:
+    header: [nightly]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "clients.yaml").write_text(FILE)
+    return tmp_path / "clients.yaml"
+
+
+def test_the_file_says_who_they_are_and_what_is_believed(file):
+    clients = read_clients(str(file))
+    chat, nightly = clients.of("chat").beliefs, clients.of("nightly").beliefs
+    assert (chat.service_class, chat.priority, chat.slo_ttft_s, chat.slo_tpot_s) == (
+        "rt",
+        -3,
+        0.2,
+        None,
+    )
+    assert chat.applications and not nightly.applications
+    assert nightly.service_class == "be"  # as the default
+    assert clients.of(OTHERS).beliefs.service_class == "be"
+
+
+BEARER = (b"authorization", b"Bearer secret")
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ([], OTHERS),
+        ([BEARER], "chat"),
+        ([(b"authorization", b"bearer secret")], "chat"),
+        ([(b"authorization", b"Bearer other")], OTHERS),
+        ([(b"authorization", b"secret")], OTHERS),
+        ([(b"authorization", b"Bearer \xff")], OTHERS),
+        ([(b"x-client", b"chat-2")], "chat"),
+        ([(b"x-client", b"nightly"), BEARER], "nightly"),
+        ([(b"x-client", b"nobody"), BEARER], "chat"),
+        ([(b"x-client", b"nightly"), (b"x-client", b"chat")], OTHERS),
+        ([BEARER, BEARER], OTHERS),
+        ([(b"x-other", b"chat")], OTHERS),
+    ],
+    ids=str,
+)
+def test_whose_request_it_is(file, headers, name):
+    assert read_clients(str(file)).identify(headers) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("clients: [1]", "clients: "),
+        ("", "holds no settings"),
+        ("defalt: {class: be}", "did you mean 'default'"),
+        ("default: {clas: be}", "default.clas: there is no such field (did you mean 'class'?)"),
+        ("default: {class: gold}", "default.class: "),
+        ("default: {priority: -1000001}", "default.priority: "),
+        ("default: {priority: low}", "default.priority: "),
+        ("default: {slo_ttft_s: 0}", "default.slo_ttft_s: "),
+        ("default: {slo_tpot_s: .inf}", "default.slo_tpot_s: "),
+        ("default: {applications: 1}", "default.applications: "),
+        ("header: X Client", "header: "),
+        ("clients: {a: {priority: -1}}", "clients.a: nothing says"),
+        ("clients: {a: {header: [a]}}", "clients.a.header: the file names no header"),
+        ("clients: {a: {key_sha256: [secret]}}", "clients.a.key_sha256: "),
+        (f"clients: {{a: {{key_sha256: {KEY}}}}}", "clients.a.key_sha256: "),
+        (f"clients: {{default: {{key_sha256: [{KEY}]}}}}", "clients.default: "),
+        (f"clients: {{a b: {{key_sha256: [{KEY}]}}}}", "clients.a b: "),
+        (
+            f"clients: {{a: {{key_sha256: [{KEY}]}}, b: {{key_sha256: [{KEY}]}}}}",
+            "clients.b.key_sha256: ",
+        ),
+        ("clients: {a: {key: x}}", "clients.a.key: there is no such field"),
+        ("default: {class: be}\ndefault: {class: rt}", "default is given twice"),
+        ("default: [", "not YAML"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_one_line(tmp_path, text, said):
+    path = tmp_path / "clients.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as error:
+        read_clients(str(path))
+    assert said in str(error.value) and "clients.yaml: " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_with_clients_it_cannot_have_does_not_start(tmp_path):
+    def start(policy: str, clients: str):
+        options = read_options({"policy": policy, "clients": clients})
+        core = build_core(options, EngineFacts(65, 8, 1, 64, 128, 1024, True))
+        return clients_of(options, core.policy)
+
+    assert start("vtc", "trusted") is ALL_TRUSTED
+    with pytest.raises(LiveEngineError, match="there is no such file"):
+        start("vtc", str(tmp_path / "none.yaml"))
+    path = tmp_path / "clients.yaml"
+    path.write_text("default: {class: be}")
+    assert start("vtc", str(path)).stamped
+    (tmp_path / "mine.py").write_text(
+        "from twinserve.policies.baselines.vllm import VllmPolicy\n"
+        "class Mine(VllmPolicy):\n"
+        "    name = 'mine'\n"
+        "    @classmethod\n"
+        "    def serves_best_effort(cls, options):\n"
+        "        return False\n"
+    )
+    with pytest.raises(LiveEngineError, match="'default' is best-effort"):
+        start(f"{tmp_path / 'mine.py'}:Mine", str(path))
+
+
+def test_a_server_on_which_applications_mean_nothing_says_so(caplog):
+    options = read_options({"policy": "vtc"})
+    core = build_core(options, EngineFacts(65, 8, 1, 64, 128, 1024, True))
+    clients_of(options, core.policy)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("policy vtc: ") and '"clients"' in said
+
+
+# -- in front of the server ------------------------------------------------------------------------
+def ask(
+    body: bytes | dict, headers: list | None = None, **options
+) -> tuple[int, bytes, dict[bytes, bytes], dict[bytes, bytes]]:
+    """Status, what the server got or the client was told, headers of the answer, headers that the
+    server got."""
+    seen: dict = {}
+
+    async def server(scope, receive, send):
+        seen["body"] = (await receive())["body"]
+        seen["headers"] = dict(scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    given = json.dumps(body).encode() if isinstance(body, dict) else body
+    outbox: list[dict] = []
+
+    async def receive():
+        return {"type": "http.request", "body": given}
+
+    async def send(message):
+        outbox.append(message)
+
+    settings = SimpleNamespace(additional_config={"policy": "vtc", **options})
+    length = (b"content-length", str(len(given)).encode())
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "headers": [length, *(headers or [])],
+        "app": SimpleNamespace(state=SimpleNamespace(vllm_config=settings)),
+    }
+    asyncio.run(CheckAttributes(server)(scope, receive, send))
+    answered = seen.get("body", outbox[1]["body"])
+    return outbox[0]["status"], answered, dict(outbox[0]["headers"]), seen.get("headers", {})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "w1"},
+        {"messages": [], "vllm_xargs": None},
+        {"prompt": "w1", "vllm_xargs": {"class": "rt", "mine": [1]}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("headers", "name"), [([BEARER], "chat"), ([], OTHERS)], ids=str)
+def test_each_request_gets_its_client(file, body, headers, name):
+    status, seen, _, told = ask(body, headers, clients=str(file))
+    assert status == 200
+    given = body.get("vllm_xargs") or {}
+    assert json.loads(seen) == {**body, "vllm_xargs": {**given, STAMP: name}}
+    assert told[b"content-length"] == str(len(seen)).encode()
+
+
+def test_a_request_in_tokens_has_it_in_its_sampling_parameters(file):
+    body = {"token_ids": [1], "sampling_params": {"extra_args": {"class": "be"}, "max_tokens": 3}}
+    _, seen, _, _ = ask(body, [BEARER], clients=str(file))
+    assert json.loads(seen)["sampling_params"] == {
+        "extra_args": {"class": "be", STAMP: "chat"},
+        "max_tokens": 3,
+    }
+
+
+FORGED = [
+    f'{{"prompt": "w1", "vllm_xargs": {{"{STAMP}": "chat"}}}}'.encode(),
+    b'{"prompt": "w1", "vllm_xargs": {"twinserve\\u005fclient": "chat"}}',
+    b'{"prompt": "w1", "\\u0076llm_xargs": {"twinserve_client": "chat"}}',
+    f'{{"prompt": "w1", "sampling_params": {{"extra_args": {{"{STAMP}": "chat"}}}}}}'.encode(),
+    f'{{"prompt": "w1", "vllm_xargs": {{"{STAMP}": "chat"}}}}'.encode("utf-16"),
+    f'[{{"prompt": "w1", "vllm_xargs": {{"{STAMP}": "chat"}}}}]'.encode(),
+    f'--x\r\ncontent-disposition: form-data; name="vllm_xargs"\r\n\r\n{{"{STAMP}": ""}}'.encode(),
+]
+
+
+@pytest.mark.parametrize("body", FORGED, ids=range(len(FORGED)))
+def test_nobody_can_say_that_a_request_is_anothers(file, body):
+    status, said, _, _ = ask(body, clients=str(file))
+    line = json.loads(said)["error"]["message"]
+    assert status == 400 and "\n" not in line
+
+
+def test_what_only_looks_forged_goes_through(file):
+    body = {"prompt": f'the name "{STAMP}" in a text', "vllm_xargs": {STAMP + "s": 1}}
+    assert ask(body, clients=str(file))[0] == 200
+    assert ask(b"", clients=str(file))[:2] == (200, b"")  # /pause and the like
+
+
+def test_the_answer_names_what_is_not_believed(file):
+    claims = {"class": "rt", "priority": -9, "slo_ttft_s": 0.1, "slo_tpot_s": 0.1, "app": "a"}
+    body = {"prompt": "w1", "vllm_xargs": claims}
+    line = b"x-twinserve-not-believed"
+    answered = [
+        ask(body, headers, clients=str(file), slo_tpot_s=0.05)[2].get(line)
+        for headers in ([BEARER], [])
+    ]
+    assert answered == [b"priority, slo_ttft_s", b"class, priority, slo_ttft_s, app"]
+    assert line not in ask(body, clients="trusted")[2]
+    assert ask(body)[2][line] == b"priority, slo_ttft_s, slo_tpot_s, app"
+    assert line not in ask({"prompt": "w1", "vllm_xargs": {"class": "be", "priority": 2}})[2]
+
+
+def test_without_a_file_bodies_stay_as_they_are():
+    for body in (b'{"prompt": 1,   "vllm_xargs": {}}', b"no json", b'{"vllm_xargs": '):
+        assert ask(body)[:2] == (200, body)
+
+
+def test_a_file_that_is_gone_lets_nobody_in(tmp_path):
+    status, said, _, _ = ask({"prompt": "w1"}, clients=str(tmp_path / "gone.yaml"))
+    assert status == 500 and "there is no such file" in json.loads(said)["error"]["message"]
