@@ -42,9 +42,14 @@ class Server(ServerProcess):
         super().__init__(folder, model, given, NAME, environment)
 
     def complete(
-        self, prompt: str | list[int], timeout_s: float = 60.0, name: str = "", **values
+        self,
+        prompt: str | list[int],
+        timeout_s: float = 60.0,
+        name: str = "",
+        key: str | None = None,
+        **values,
     ) -> tuple[int, dict]:
-        """POST /v1/completions; (status, answer). name: see `answered`."""
+        """POST /v1/completions; (status, answer). name: see `answered`; key: the client's."""
         body = {
             "model": NAME,
             "prompt": prompt,
@@ -53,10 +58,11 @@ class Server(ServerProcess):
             "ignore_eos": True,
             **values,
         }
+        bearer = {} if key is None else {"Authorization": f"Bearer {key}"}
         request = urllib.request.Request(
             f"{self.url}/v1/completions?{name}",
             json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", **bearer},
         )
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as response:

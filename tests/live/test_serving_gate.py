@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,17 @@ def test_the_file_says_who_they_are_and_what_is_believed(file):
     assert chat.applications and not nightly.applications
     assert nightly.service_class == "be"  # as the default
     assert clients.of(OTHERS).beliefs.service_class == "be"
+
+
+def test_the_file_of_the_docs_is_one(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    path = tmp_path / "clients.yaml"
+    path.write_text(re.search("```yaml\n(.*?)```", page, re.S)[1])
+    clients = read_clients(str(path))
+    assert clients.identify([(b"authorization", b"Bearer secret")]) == "chat"
+    assert clients.of("chat").beliefs.priority == -10
+    assert clients.of("agents").beliefs.applications
+    assert clients.of("agents").beliefs.service_class == "be"
 
 
 BEARER = (b"authorization", b"Bearer secret")

@@ -185,7 +185,11 @@ class CheckAttributes:
     named in a header of the answer, `x-twinserve-not-believed`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        # not above: it reads these attributes. Not with the first request: that would wait for it
+        from twinserve.backends.live.serving.gate import gate_of
+
         self.app = app
+        self._gate_of = gate_of
         self._gate: Gate | None = None  # of the server's policy and clients
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -199,7 +203,10 @@ class CheckAttributes:
             return  # the client left
         body = b"".join(message.get("body", b"") for message in messages)
         if self._gate is None:
-            self._gate = _gate_of(scope)
+            # vLLM keeps its settings in the application's state
+            state = getattr(scope.get("app"), "state", None)
+            settings = getattr(state, "vllm_config", None) or getattr(state, "args", None)
+            self._gate = self._gate_of(settings)
         verdict = self._gate.judge(scope.get("headers", ()), body)
         if verdict.fault:
             await _refuse(send, verdict)
@@ -218,15 +225,6 @@ class CheckAttributes:
             await send(message)
 
         await self.app(scope, again, told)
-
-
-def _gate_of(scope: Message) -> Gate:
-    """Of the server that handles `scope`; vLLM keeps its settings in the application's state."""
-    # only here: it reads these attributes, and the policies that may be served
-    from twinserve.backends.live.serving.gate import gate_of
-
-    state = getattr(scope.get("app"), "state", None)
-    return gate_of(getattr(state, "vllm_config", None) or getattr(state, "args", None))
 
 
 def _of_length(headers: Iterable[Header], length: int) -> list[Header]:
