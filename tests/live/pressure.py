@@ -55,7 +55,7 @@ def workload(seed: int, requests: int) -> Workload:
     )
 
 
-def pressed(seed: int, policy: str, requests: int = 16) -> Inputs:
+def pressed(seed: int, policy: str, requests: int = 16, asynchronous: bool = False) -> Inputs:
     """Memory for a few of the requests; chunks, seats and host memory drawn as well."""
     rng, spec = np.random.default_rng([seed, 2]), parse_policy(policy)
     ledger = ledger_class(spec.kv or policy_class(spec.name).default_kv)
@@ -67,7 +67,7 @@ def pressed(seed: int, policy: str, requests: int = 16) -> Inputs:
         max_num_seqs=int(rng.integers(4, 13)),
         max_num_batched_tokens=int(rng.choice([32, 64, 192, 256])),
         prefix_caching=ledger.caches_prefixes and seed % 2 == 1,
-        async_scheduling=False,
+        async_scheduling=asynchronous,
     )
     load = workload(seed, requests)
     return Inputs(config, load, resolve_hardware(config), (spec,), ())

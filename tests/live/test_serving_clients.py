@@ -183,15 +183,17 @@ def test_a_priority_is_believed_as_far_as_the_file_says():
 def test_a_tight_objective_gains_nothing(said):
     """In the order of first tokens under BROS, which serves the nearest deadline first."""
 
-    def order(claims: dict | None) -> list[str]:
+    def order(claims: dict | None, believed: Beliefs | None = None) -> list[str]:
         slo = {"slo_ttft_s": 5.0, "slo_tpot_s": 1.0}
-        engine = Engine(BROS, clients_with(**slo), seats=2, **slo)
+        engine = Engine(BROS, clients_with(believed, **slo), seats=2, **slo)
         for _ in range(4):
             engine.send("honest", prompt=30, output=3)
             engine.send("greedy", claims, prompt=30, output=3)
         return engine.drain()
 
     assert order(said) == order(None)
+    if "slo_ttft_s" in said:
+        assert order(said, VIP) != order(None, VIP)  # as it does where it is believed
 
 
 def test_best_effort_is_believed_and_real_time_as_far_as_the_file_says():
@@ -261,10 +263,12 @@ def test_a_client_that_leaves_many_open_ends_its_own_only():
     assert engine.group(engine.send("honest", {"app": "agent"})) == mine
 
 
-@pytest.mark.parametrize("policy", ["justitia", "srjf", "vllm-sjf", "parrot"])
+@pytest.mark.parametrize(
+    "policy",
+    ["justitia:predictor=class-mean", "srjf:predictor=class-mean", "vllm-sjf:error=0", "parrot"],
+)
 def test_a_class_that_is_not_believed_gains_nothing(policy):
     """The cheapest class, in one application or in many: the order is that of arrival."""
-    policy += {"justitia": ":predictor=class-mean", "srjf": ":predictor=class-mean"}.get(policy, "")
     engine = Engine(policy, clients_with())
     for i in range(4):
         engine.send("honest")
