@@ -176,8 +176,8 @@ def _locked(
     from twinserve.sim.twin.replay_physical import replay_physical
 
     log = read_log(run / FILE)
-    check_synchronous(log.run["config"]["async_scheduling"])
     physical = options["physical"]
+    check_synchronous(log.run["config"]["async_scheduling"], physical)
     settings = settings_for(
         log.run, log.longest, log.step_tokens, blank_settings(**options), log.blocks
     )
@@ -211,6 +211,7 @@ def locked_summary(
     from twinserve.sim.twin.live import owns_pool
 
     run = log.run
+    ahead = run["config"]["async_scheduling"]
     return {
         "policy": run["label"],
         "ledger": run["kv"]["ledger"],
@@ -221,7 +222,8 @@ def locked_summary(
         "drift": found.drift,
         "first_drift": found.first_drift,
         "parted": found.parted,
-        "free_blocks_differ": found.free_blocks_differ if owns_pool(run) else None,
+        "free_blocks_differ": found.free_blocks_differ if owns_pool(run) and not ahead else None,
+        "planned_ahead": ahead,
         "evictions": found.evictions,
         "step_time": found.error(),
         "predicted_s": float(found.steps["predicted_s"].sum()),
@@ -251,7 +253,8 @@ def locked_lines(
             )
         )
     elif owns_pool(run):
-        lines.append(("free blocks differ after", f"{found.free_blocks_differ:,} steps"))
+        if not run["config"]["async_scheduling"]:
+            lines.append(("free blocks differ after", f"{found.free_blocks_differ:,} steps"))
         lines.append(("cached blocks evicted", f"{found.evictions:,}"))
         lines.append(("KV memory", "physical: vLLM's pool is the ledger's, to the block"))
     else:
@@ -301,7 +304,7 @@ def _free(
         check_target(out, overwrite)
     simulated = read_run(run)
     inputs = resolve(SimulationConfig(**from_file(run / "run.json")))
-    check_synchronous(inputs.config.async_scheduling)
+    check_synchronous(inputs.config.async_scheduling, options["physical"])
     (spec,) = inputs.policies
     settings = live_settings(inputs, spec, blank_settings(**options))
     with (

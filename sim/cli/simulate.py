@@ -115,11 +115,6 @@ def simulate(
             check_export(export, inputs.workload, overwrite)
         if not as_json:
             progress.say(headline(inputs))
-            if decisions and config.async_scheduling:
-                progress.say(
-                    "--decisions: planned ahead; to execute the plans with twinserve replay, give "
-                    "--no-async-scheduling"
-                )
         results: dict[str, RunResult] = {}
         for spec, result in run_each(
             inputs, progress.report, options, decisions, begin=progress.begin

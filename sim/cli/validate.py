@@ -75,7 +75,7 @@ def validate(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.files import dump_json
     from twinserve.sim.setup.inputs import resolve
-    from twinserve.sim.twin.live import blank_settings, check_synchronous, live_settings
+    from twinserve.sim.twin.live import blank_settings, live_settings
     from twinserve.sim.twin.validate import validate_each
     from twinserve.sim.twin.validate_report import check_folder, metric_lines, write_validation
 
@@ -85,7 +85,11 @@ def validate(
         check_folder(out, overwrite)
     if "async_scheduling" not in config.model_fields_set:  # the live engine steps synchronously
         config = config.model_copy(update={"async_scheduling": False})
-    check_synchronous(config.async_scheduling)
+    if config.async_scheduling:
+        raise SettingsError(
+            "--async-scheduling: the engine in this process does its steps one after another, so "
+            "that its times are those of synchronous steps; drop it"
+        )
     inputs = resolve(config)
     options = {
         "weights": weights,

@@ -49,12 +49,14 @@ class WallClock(Clock):
         super().step()
 
 
-def check_synchronous(asynchronous: bool) -> None:
-    """Raises SettingsError for a run that plans ahead: an engine in this process does not."""
-    if asynchronous:
+def check_synchronous(asynchronous: bool, physical: bool) -> None:
+    """Raises SettingsError for a run that plans ahead on a layout made real: its slots change with
+    the plan, and the engine would do the step before on those of the step after."""
+    if asynchronous and physical:
         raise SettingsError(
-            "asynchronous scheduling, the default of simulate, is not for an engine in this "
-            "process, which steps synchronously; give --no-async-scheduling"
+            "--physical: KV lies where the plan of the step says, and asynchronous scheduling, the "
+            "default of simulate, makes the next plan before the step has ended; give "
+            "--no-async-scheduling"
         )
 
 
@@ -83,7 +85,7 @@ class LiveRun(Simulation):
             raise SettingsError("--replicas: one live engine is one replica; drop it")
         if inputs.pools:
             raise SettingsError("--fleet: one live engine is one replica; drop it")
-        check_synchronous(inputs.config.async_scheduling)
+        check_synchronous(inputs.config.async_scheduling, engine.settings.physical)
         if inputs.config.shared_prefix and not predicted:
             raise SettingsError(
                 "--shared-prefix: how a live engine's attention reads KV is its own; drop it"

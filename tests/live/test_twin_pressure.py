@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,8 @@ from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.sim.results.decisions import DecisionLog
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.live import LiveRun, live_settings, owns_pool
 from twinserve.sim.twin.replay import replay_locked
 
@@ -38,6 +41,7 @@ POLICIES = [f"{policy}:kv={kv}" for policy in policy_names() for kv in ledger_na
     "bros:chunk=48",
     "bros:swap=false",
 ]
+AHEAD = [*policy_names(), "vllm-v0:preemption_mode=swap", "bros:chunk=48"]
 SIZES = [12] if settings.default.max_examples <= AS_WRITTEN else [12, 40, 80]  # requests
 
 
@@ -86,11 +90,41 @@ def references(vllm, tmp_path_factory) -> Iterator[References]:
 )
 @given(seed=st.integers(0, 10**6), size=st.sampled_from(SIZES))
 def test_own_log_is_carried_out_to_the_letter(references, policy, seed, size):
-    log, engine = logged(pressed(seed, policy, size)), references.engine
+    carry_out(references, pressed(seed, policy, size), seed, size)
+
+
+@pytest.mark.parametrize("policy", AHEAD)
+@examples(
+    2,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
+@given(seed=st.integers(0, 10**6), size=st.sampled_from(SIZES))
+def test_own_log_planned_ahead_is_carried_out_to_the_letter(references, policy, seed, size):
+    """Locked, and free: the same decisions, made again while the engine carries them out."""
+    inputs = pressed(seed, policy, size, asynchronous=True)
+    carry_out(references, inputs, seed, size)
+    (spec,), engine = inputs.policies, references.engine
+    settings = live_settings(inputs, spec, LiveSettings(None, None, 0, 0, 0, 0))
+    with as_large_as(engine, settings):
+        engine.scheduler.forget_counts()
+        run = LiveRun(inputs, spec, engine, wall=False, predicted=True)
+        run.run()
+    assert run.parted() == ""
+    simulated = run_policy(inputs, spec).rows
+    for table in ("requests", "steps"):
+        pd.testing.assert_frame_equal(
+            getattr(run.rows(), table), getattr(simulated, table), check_exact=True
+        )
+
+
+def carry_out(references: References, inputs: Inputs, seed: int, size: int) -> None:
+    log, engine = logged(inputs), references.engine
     with as_large_as(engine, settings_of(log)):
         found = replay_locked(log, engine, texts())
     assert not found.parted and found.drift == 0, found.parted
-    if owns_pool(log.run):
+    if owns_pool(log.run) and not inputs.config.async_scheduling:
         assert found.free_blocks_differ == 0
     references.check(log, found.tokens, seed, size)
 

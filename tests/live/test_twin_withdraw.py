@@ -48,8 +48,9 @@ def bench(vllm, tmp_path_factory) -> Iterator[Bench]:
 PATIENCE = {"preemptive-wait": 1.5, "layerkv": 0.5}
 
 
-def impatient(policy: str) -> Inputs:
-    return inputs_for(policy, client_timeout=PATIENCE.get(policy, 0.8), exact=True)
+def impatient(policy: str, asynchronous: bool) -> Inputs:
+    patience = PATIENCE.get(policy, 0.8)
+    return inputs_for(policy, client_timeout=patience, exact=True, async_scheduling=asynchronous)
 
 
 def of_workload(inputs: Inputs) -> tuple[list[str], list[int]]:
@@ -66,13 +67,15 @@ def fresh(bench: Bench) -> VllmEngine:
 
 
 def check(bench: Bench, run: LiveRun, requests: pd.DataFrame) -> None:
-    """Each answer is what the request would have been told alone, up to where its client left."""
+    """Each answer is what the request would have been told alone, up to where its client left. The
+    token of a step that was under way then is nobody's."""
     texts, answers = PromptTexts(VOCAB, 32), tokens_of(run.answers)
     whole = dict(zip(*of_workload(run.inputs), strict=True))
     outputs = requests.set_index("request_id")["output_tokens"]
     for request in run.engines[0].core.requests:
         told = answers.get(request.id, [])
-        assert len(told) == outputs[request.id]
+        under_way = len(told) - outputs[request.id]
+        assert 0 <= under_way <= run.inputs.config.async_scheduling
         if told:
             prompt = texts.tokens(request.id, request.prompt_tokens, request.prefix)
             expected, margins = bench.undisturbed(request.id, prompt, whole[request.id])
@@ -80,10 +83,11 @@ def check(bench: Bench, run: LiveRun, requests: pd.DataFrame) -> None:
             assert told[:tie] == expected[: len(told)][:tie], request.id
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_engine_forgets_whom_the_policy_forgets(bench, policy):
+def test_an_engine_forgets_whom_the_policy_forgets(bench, policy, asynchronous):
     """Row for row the simulated run, executed; answers of those who stayed are whole."""
-    inputs = impatient(policy)
+    inputs = impatient(policy, asynchronous)
     engine = fresh(bench)
     run = LiveRun(inputs, inputs.policies[0], engine, wall=False, predicted=True)
     run.run()

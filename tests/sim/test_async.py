@@ -295,7 +295,7 @@ def test_a_policy_that_needs_the_tokens_is_refused_in_one_line():
     build(Workload.build([0.0], [8], [2]), Synchronous)
 
 
-def test_only_simulated_engines_are_asynchronous():
+def test_an_engine_that_does_not_know_outcomes_ahead_is_refused():
     with asynchronous():
         engine = build(Workload.build([0.0], [8], [2])).engines[0]
     backend = engine.backend

@@ -45,10 +45,16 @@ class TimedStep:
 class LiveBackend(Backend):
     """`twin` predicts; `engine` acts.
 
+    With asynchronous scheduling the engine has done its step when the next plan is made. That plan
+    sees what it would see if the step were under way, so decisions and memory are those of an
+    engine that does both at once; the time that this saves is not in what is measured.
+
     texts   token ids of the prompts
     pace    seconds on the clock that paces the run, e.g. time.monotonic less its value at the
             start; None: the clock runs on measured step times alone, and idle time costs nothing
     """
+
+    plans_ahead = True
 
     def __init__(
         self,
@@ -94,9 +100,11 @@ class LiveBackend(Backend):
         )
 
     def withdraw(self, row: int) -> None:
-        """The engine gives its memory back, host copies too."""
+        """The engine gives its memory back, host copies too. Nothing where it has done the step
+        that ends the request already (asynchronous scheduling)."""
         name = self.requests.ids[row]
-        del self._rows[name]
+        if self._rows.pop(name, None) is None:
+            return
         self._on_engine.forget(name)
         self.engine.abort(name)
 
