@@ -36,6 +36,11 @@ VERBS = {
         f"{_CLI}.sweep:sweep",
         "Run simulate over combinations of its settings: files and grids are crossed.",
     ),
+    "plan": (
+        f"{_CLI}.plan:plan",
+        "The cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how "
+        "to start them.",
+    ),
     "trace": (
         f"{_CLI}.trace:trace_app",
         "Request traces: list, fetch, inspect, convert, anonymise, make.",

@@ -257,9 +257,7 @@ def resolve_workload(
     check_longest(pools, workload)
     workload = _of_fitting_length(workload, config, hardware.limits.max_model_len, notices)
     objectives = parse_objectives(config.slo)
-    for service_class in ("rt", "be"):
-        if found := of_class(objectives, service_class):
-            workload = _with_objectives(workload, hardware, service_class, found)
+    workload = with_objectives(workload, hardware, objectives)
     if config.pool:
         pool_objectives(objectives)
         if POOL_GROUP in workload.group_names:
@@ -279,6 +277,17 @@ def resolve_workload(
             f"{config.trace}: no requests are left to simulate; widen --window or --requests"
         )
     return workload, notices
+
+
+def with_objectives(
+    workload: Workload, hardware: Hardware, objectives: Sequence[Objective]
+) -> Workload:
+    """Objectives for every row that brings none of its own; those that grow with the prompt by the
+    step times of `hardware`."""
+    for service_class in ("rt", "be"):
+        if found := of_class(objectives, service_class):
+            workload = _with_objectives(workload, hardware, service_class, found)
+    return workload
 
 
 def _of_fitting_length(

@@ -1,0 +1,185 @@
+"""`twinserve plan`: which GPUs, and how many, for a trace and its objectives."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.setup.config import SettingsError, StepTimesName
+
+_MOST_WORKERS = 1000
+
+
+def plan(
+    *,
+    model: str,
+    trace: Annotated[list[str], Parameter(name=["--trace", "-t"], negative="")],
+    slo: str,
+    gpus: str = "h100,h200,l40s,a100",
+    tp: str = "1,2,4,8",
+    policy: Annotated[list[str] | None, Parameter(name=["--policy", "-p"], negative="")] = None,
+    router: Annotated[list[str] | None, Parameter(name=["--router", "-r"], negative="")] = None,
+    prices: Path | None = None,
+    grow: float = 1.0,
+    peak: float = 300.0,
+    lead: float = 30.0,
+    seeds: int = 1,
+    most_gpus: int = 512,
+    pool: int = 0,
+    step_times: StepTimesName = "auto",
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+    gpu_memory_utilization: float | None = None,
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    async_scheduling: bool = True,
+    all_sizes: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    workers: int | None = None,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+) -> None:
+    """The cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how to
+    start them.
+
+    Parameters
+    ----------
+    model: str
+        Model of the catalogue, a config.json, or an id in the local Hugging Face cache.
+    trace: list[str]
+        Recorded trace, name or file; given again, the plan holds on the peak of each.
+    slo: str
+        Objectives with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms".
+    gpus: str
+        GPU kinds to choose from.
+    tp: str
+        Tensor-parallel degrees of a replica.
+    policy: list[str]
+        Policy, with options after a colon; several are compared. [default: vllm]
+    router: list[str]
+        Router of requests to replicas; several are compared. [default: least-requests]
+    prices: Path
+        CSV with columns gpu and usd_per_hour, instead of the table that ships (docs/plan.md).
+    grow: float
+        Factor on the rate of the recording.
+    peak: float
+        Seconds of the peak that are judged.
+    lead: float
+        Seconds before it that fill the engines.
+    seeds: int
+        Draws of the peak for the first row: as recorded, and with lengths dealt anew.
+    most_gpus: int
+        Most GPUs of a candidate.
+    pool: int
+        Offline requests in each batch of a closed loop: also plan a day with that beside the online
+        requests. 0: none.
+    step_times: str
+        As of simulate.
+    kv_cache_dtype: str
+        As of simulate.
+    gpu_memory_utilization: float
+        As of simulate.
+    max_model_len: int
+        As of simulate.
+    max_num_seqs: int
+        As of simulate.
+    max_num_batched_tokens: int
+        As of simulate.
+    async_scheduling: bool
+        As of simulate.
+    all_sizes: bool
+        Size every candidate, also where another one is cheaper for sure.
+    workers: int
+        Processes; by default one for each core.
+    out: Path
+        Folder for plan.json.
+    as_json: bool
+        Print plan.json and nothing else.
+    quiet: bool
+        No progress.
+    """
+    from twinserve.sim.plan.planner import Question, make_plan
+    from twinserve.sim.plan.prices import load_prices
+    from twinserve.sim.plan.show import described, print_plan
+    from twinserve.sim.plan.waves import WAVE
+    from twinserve.sim.results.files import dump_json
+    from twinserve.sim.results.folders import resolved, try_to_write
+    from twinserve.sim.sweep.executors import local
+    from twinserve.traces.write import write_atomically
+
+    if workers is not None and not 1 <= workers <= _MOST_WORKERS:
+        raise SettingsError(f"--workers {workers}: give 1 to {_MOST_WORKERS}")
+    given = {
+        "step_times": step_times,
+        "kv_cache_dtype": kv_cache_dtype,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "async_scheduling": async_scheduling,
+    }
+    question = Question(
+        model=model,
+        traces=tuple(trace),
+        slo=slo,
+        gpus=tuple(_list("gpus", gpus)),
+        tp=tuple(_counts("tp", tp)),
+        policies=tuple(policy or ("vllm",)),
+        **({"routers": tuple(router)} if router else {}),
+        settings=given,
+        grow=grow,
+        peak_s=peak,
+        lead_s=lead,
+        draws=seeds,
+        most_gpus=most_gpus,
+        all_sizes=all_sizes,
+        pool=pool,
+    )
+    table = load_prices(prices)
+    file = None if out is None else resolved(out) / "plan.json"
+    if file is not None:
+        try_to_write(file.parent)
+    with RunProgress(shown=not (quiet or as_json)) as progress:
+        progress.begin("plan")
+        processes = local(workers, WAVE)
+        try:
+            found = make_plan(
+                question,
+                table,
+                processes,
+                lambda trials, left: progress.part(0.0, f"{trials} trials, {left} candidates left"),
+            )
+        except BaseException:
+            processes.stop()
+            raise
+        processes.shutdown()
+    text = dump_json(described(found, table))
+    if file is not None:
+        write_atomically(file, text.encode())
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        print_plan(found, table)
+
+
+def _list(flag: str, text: str) -> list[str]:
+    """Names between commas. Raises SettingsError for an empty one."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise SettingsError(f"--{flag} {text!r}: a name is empty; write names with commas between")
+    return names
+
+
+def _counts(flag: str, text: str) -> list[int]:
+    counts = []
+    for word in _list(flag, text):
+        if not (word.isascii() and word.isdigit()) or len(word) > 4:
+            raise SettingsError(
+                f"--{flag} {text!r}: {word!r} is no count; write whole numbers, as 1,2,4,8"
+            )
+        counts.append(int(word))
+    return counts

@@ -1,0 +1,110 @@
+"""What a plan chooses from: GPU kinds, tensor-parallel degrees, policies and routers, as replicas
+of one kind. Who cannot hold the model or the longest request is left out, and it is said why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twinserve.profiles.catalog import find_gpu, find_model
+from twinserve.profiles.profile import ProfileName
+from twinserve.profiles.specs import ProfileError
+from twinserve.sim.plan.prices import Prices
+from twinserve.sim.plan.trial import SOURCES
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.hardware import Hardware, resolve_hardware
+
+GPUS = ("h100", "h200", "l40s", "a100")
+TP = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kind of replica. config: its settings, with one policy and one replica; usd_per_hour: of
+    one replica, None where no price of its GPU is known."""
+
+    gpu: str
+    tp: int
+    policy: str
+    router: str
+    config: SimulationConfig
+    hardware: Hardware
+    usd_per_hour: float | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.gpu} tp{self.tp} {self.policy} {self.router}"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A candidate that no number of replicas makes fit, and why."""
+
+    gpu: str
+    tp: int
+    reason: str
+
+
+def candidates(
+    base: SimulationConfig,
+    model: str,
+    gpus: Sequence[str],
+    tp: Sequence[int],
+    routers: Sequence[str],
+    prices: Prices,
+    longest: int,
+) -> tuple[list[Candidate], list[LeftOut]]:
+    """All combinations, in the order given.
+
+    base     settings that all have in common, with the policies
+    longest  tokens of the longest request, prompt and output
+
+    Raises ProfileError for a model or a GPU that nobody knows, SettingsError for a list that holds
+    nothing, or the same twice.
+    """
+    find_model(model)
+    names = [find_gpu(gpu).name for gpu in gpus]
+    for flag, given in (("gpus", names), ("tp", tp), ("policy", base.policy), ("router", routers)):
+        check_list(flag, list(given))
+    found, left_out = [], []
+    for gpu in names:
+        for ranks in tp:
+            try:
+                hardware = _hardware(base, model, gpu, ranks, longest)
+            except (ProfileError, SettingsError) as error:
+                left_out.append(LeftOut(gpu, ranks, str(error)))
+                continue
+            price = prices.get(gpu)
+            for policy in base.policy:
+                for router in routers:
+                    config = _config(base, model, gpu, ranks).model_copy(
+                        update={"policy": (policy,), "router": router}
+                    )
+                    usd = None if price is None else price.usd_per_hour * ranks
+                    found.append(Candidate(gpu, ranks, policy, router, config, hardware, usd))
+    return found, left_out
+
+
+def check_list(flag: str, given: list) -> None:
+    """Raises SettingsError where it is empty, holds a count below 1, or something twice."""
+    if not given:
+        raise SettingsError(f"--{flag}: names nothing; give at least one")
+    for one in given:
+        if isinstance(one, int) and one < 1:
+            raise SettingsError(f"--{flag} {one}: is no count; give whole numbers above 0")
+        if given.count(one) > 1:
+            raise SettingsError(f"--{flag}: {one} is there twice; keep one of them")
+
+
+def _config(base: SimulationConfig, model: str, gpu: str, tp: int) -> SimulationConfig:
+    return base.model_copy(update={"profile": str(ProfileName(model, gpu, tp))})
+
+
+def _hardware(base: SimulationConfig, model: str, gpu: str, tp: int, longest: int) -> Hardware:
+    hardware = resolve_hardware(_config(base, model, gpu, tp), SOURCES)
+    most = hardware.limits.max_model_len
+    if longest > most:
+        raise SettingsError(
+            f"the longest request has {longest:,} tokens, and a replica holds {most:,}"
+        )
+    return hardware

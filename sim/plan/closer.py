@@ -1,0 +1,97 @@
+"""A closer look at the size that was chosen: other draws of the same peak, the size below it, what
+the error of the step times makes of it, and what a division by one replica's rate would have
+said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twinserve.profiles.evidence import expected_errors
+from twinserve.sim.plan.search import smallest
+from twinserve.sim.plan.sizes import Size, Trials, on_peaks
+from twinserve.sim.plan.trial import Trial
+from twinserve.sim.plan.verdicts import Attained, attained, together
+from twinserve.sim.results.options import Objective
+
+MORE = 4  # sizes above the chosen one that are looked at until one surely meets the objectives
+_HALVINGS = 5  # of the rate of one replica: to 3 %
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Some replicas on the peaks. attained: by peak, of all draws."""
+
+    replicas: int
+    attained: tuple[tuple[Attained, ...], ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def answer(self) -> str:
+        return together([one for peak in self.attained for one in peak])
+
+
+def sized(n: int, objectives: Sequence[Objective], draws: Sequence[Sequence[Trial]]) -> Sized:
+    """draws: of each draw, a trial a peak."""
+    by_peak = zip(*draws, strict=True)
+    found = tuple(attained(objectives, trials) for trials in by_peak)
+    return Sized(n, found, tuple(draws[0]))
+
+
+def drawn(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> Trials:
+    """`n` replicas under so many draws, each to its end. Returns a Sized."""
+    found = []
+    for draw in range(draws):
+        if draw == 0 and n in size.trials and not any(t.early for t in size.trials[n]):
+            found.append(size.trials[n])
+        else:
+            trials = yield from on_peaks(size.candidate, size.peaks, n, whole=True, draw=draw)
+            found.append(trials)
+    return sized(n, objectives, found)
+
+
+def surely(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> Trials:
+    """The sizes from `n` on, until one meets the objectives beyond doubt. Returns list[Sized]."""
+    found: list[Sized] = []
+    for number in range(n, min(n + MORE, size.most) + 1):
+        one = yield from drawn(size, objectives, number, draws)
+        found.append(one)
+        if one.answer == "meets":
+            break
+    return found
+
+
+def with_error(size: Size, n: int, sign: int) -> Trials:
+    """The smallest number where all steps take longer (sign 1) or less (-1) by what is expected of
+    the profile; None: not even the largest is enough."""
+    errors = expected_errors(size.candidate.hardware.profile)
+    off = ((1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign)
+    numbers: Any = smallest(n, 1, size.most)
+    try:
+        number = next(numbers)
+        while True:
+            trials = yield from on_peaks(size.candidate, size.peaks, number, off=off)
+            number = numbers.send(all(trial.keeps for trial in trials))
+    except StopIteration as end:
+        return end.value.number
+
+
+def perfect_knowledge(size: Size, n: int) -> Trials:
+    """ceil(rate / rate that one replica keeps): what a router that knew everything could do no
+    better than by much, and a division says. Returns (that bound, that rate as a share of the
+    peak's), or None where one replica keeps not even a small part of it."""
+    if n == 1:
+        return 1, 1.0
+    fails, keeps = 1.0, 0.0
+    share = 1.0 / n
+    for _ in range(_HALVINGS):
+        trials = yield from on_peaks(size.candidate, size.peaks, 1, speed=share)
+        if all(trial.keeps for trial in trials):
+            keeps = share
+            share = min((keeps + fails) / 2, 1.3 * keeps if fails == 1 else fails)
+        else:
+            fails = share
+            share = (keeps + fails) / 2 if keeps else share / 2
+    return None if not keeps else (math.ceil(1 / keeps - 1e-9), keeps)

@@ -1,0 +1,58 @@
+"""The `vllm serve` command lines that deploy a plan, one for each replica."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from twinserve.policies.registry import parse_policy
+from twinserve.profiles.models.published import PUBLISHED
+from twinserve.sim.plan.candidates import Candidate
+
+FIRST_PORT = 8000
+_SCHEDULER = "twinserve.backends.live.serving.scheduler"
+
+
+def serve_command(candidate: Candidate, index: int, slo: tuple[float | None, float | None]) -> str:
+    """Of replica `index`, for a shell. slo: (TTFT, TPOT) seconds, told to policies that go by
+    deadlines."""
+    return shlex.join(serve_arguments(candidate, index, slo))
+
+
+def serve_arguments(
+    candidate: Candidate, index: int, slo: tuple[float | None, float | None]
+) -> list[str]:
+    hardware, config = candidate.hardware, candidate.config
+    profile, limits = hardware.profile, hardware.limits
+    words = ["vllm", "serve", hub_id(profile.llm.name), "--port", str(FIRST_PORT + index)]
+    words += ["--tensor-parallel-size", str(candidate.tp)]
+    words += ["--max-model-len", str(limits.max_model_len)]
+    words += ["--max-num-seqs", str(limits.max_num_seqs)]
+    words += ["--max-num-batched-tokens", str(limits.max_num_batched_tokens)]
+    words += ["--block-size", str(hardware.block_tokens)]
+    if config.gpu_memory_utilization is not None:
+        words += ["--gpu-memory-utilization", f"{config.gpu_memory_utilization:g}"]
+    if config.kv_cache_dtype != "auto":
+        words += ["--kv-cache-dtype", config.kv_cache_dtype]
+    words += ["--async-scheduling" if config.async_scheduling else "--no-async-scheduling"]
+    return words + _policy(candidate, slo)
+
+
+def hub_id(model: str) -> str:
+    """The id on Hugging Face of a model of the catalogue; the name itself of any other."""
+    known = PUBLISHED.get(model.lower())
+    return model if known is None else known.hub
+
+
+def _policy(candidate: Candidate, slo: tuple[float | None, float | None]) -> list[str]:
+    """vLLM's own scheduler needs no word; any other policy decides inside of it."""
+    if parse_policy(candidate.policy).text == "vllm":
+        return []
+    kind = "PolicyAsyncScheduler" if candidate.config.async_scheduling else "PolicyScheduler"
+    told: dict[str, object] = {"policy": candidate.policy, "profile": candidate.config.profile}
+    told |= {
+        name: value
+        for name, value in zip(("slo_ttft_s", "slo_tpot_s"), slo, strict=True)
+        if value is not None
+    }
+    return ["--scheduler-cls", f"{_SCHEDULER}.{kind}", "--additional-config", json.dumps(told)]

@@ -1,0 +1,117 @@
+"""The part of a trace that a plan is made for: its peak, as recorded, with what comes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from twinserve.sim.plan.capacity import peak_window
+from twinserve.sim.plan.trial import SOURCES
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.traces.generators.synth import is_synthetic
+from twinserve.traces.generators.tidal import DAY_S
+from twinserve.traces.transform import scale_rate, take_rows, window
+from twinserve.traces.workload import REAL_TIME, Workload, WorkloadError
+
+
+@dataclass(frozen=True)
+class Peak:
+    """trace     name or file
+    window_s     (start, end) of what is simulated, seconds of the recording
+    since_s      arrivals from here on are judged, seconds of the run
+    judged       their requests, without objectives
+    longest      tokens of the longest request of the whole trace
+    tokens_per_s of the whole trace on the mean, prompt and output, as grown
+    requests_per_s   of the peak, as grown
+    day          float64[1440]: tokens that arrive in each minute of its first day, as a share of
+                 those of a minute of the peak, smoothed over a quarter of an hour; None: it is
+                 shorter
+    """
+
+    trace: str
+    window_s: tuple[float, float]
+    since_s: float
+    judged: Workload
+    longest: int
+    tokens_per_s: float
+    requests_per_s: float
+    day: np.ndarray | None = None
+
+    @property
+    def settings(self) -> dict:
+        """Of a SimulationConfig."""
+        return {"trace": self.trace, "window": self.window_s}
+
+
+def find_peak(trace: str, grow: float, peak_s: float, lead_s: float) -> Peak:
+    """peak_s: seconds of the run, so that a trace that grows by 1.5 gives 1.5 times as many seconds
+    of its recording; lead_s: seconds of the run before them. Raises SettingsError, WorkloadError.
+    """
+    if is_synthetic(trace):
+        raise SettingsError(
+            f"--trace {trace}: is generated, and has no peak of its own; write one with `twinserve "
+            "trace synth`, or name a recorded trace"
+        )
+    whole = _load(trace)
+    if not (whole.service_class == REAL_TIME).all():
+        raise WorkloadError(
+            f"--trace {trace}: holds best-effort requests, which have no objectives; give the "
+            "online ones alone"
+        )
+    start, end = peak_window(whole, peak_s * grow)
+    end = min(end, float(np.nextafter(whole.last_arrival_s, np.inf)))
+    lead = min(lead_s * grow, start)
+    ran = scale_rate(window(whole, start - lead, end), grow)
+    since = max(lead / grow - 1e-6, 0.0)  # where subtractions have rounded
+    judged = take_rows(ran, np.flatnonzero(~(ran.arrival_s < since)))
+    if not judged.span_s:
+        raise WorkloadError(
+            f"--trace {trace}: all requests of its peak arrive at once, so there is no rate to "
+            "plan for"
+        )
+    tokens = float((whole.prompt_tokens + whole.output_tokens).sum())
+    return Peak(
+        trace,
+        (start - lead, end),
+        since,
+        replace(judged, arrival_s=judged.arrival_s - since),
+        whole.longest,
+        tokens / whole.span_s * grow,
+        len(judged) / judged.span_s,
+        _day(whole, end - start, start),
+    )
+
+
+def _day(whole: Workload, peak_s: float, start_s: float) -> np.ndarray | None:
+    if whole.span_s < DAY_S:
+        return None
+    known = ~np.isnan(whole.arrival_s)
+    at = whole.arrival_s[known]
+    at, tokens = at - at.min(), (whole.prompt_tokens + whole.output_tokens)[known]
+    a_minute = np.bincount((at[at < DAY_S] // 60).astype(int), tokens[at < DAY_S], minlength=1440)
+    smooth = np.convolve(np.concatenate([a_minute[-7:], a_minute, a_minute[:7]]), np.ones(15) / 15)
+    inside = (whole.arrival_s >= start_s) & (whole.arrival_s < start_s + peak_s)
+    at_peak = (whole.prompt_tokens + whole.output_tokens)[inside].sum() * 60 / peak_s
+    return smooth[14:-14] / at_peak
+
+
+def _load(trace: str) -> Workload:
+    """What trials of this process will find read already."""
+    config = SimulationConfig(trace=trace)
+    return SOURCES.trace(
+        config.trace,
+        seed=config.seed,
+        offline=config.offline,
+        format=config.format,
+        raw_arrivals=config.raw_arrivals,
+        rate=config.rate,
+        progress=None,
+    )
+
+
+def check_traces(traces: Sequence[str]) -> None:
+    for trace in traces:
+        if list(traces).count(trace) > 1:
+            raise SettingsError(f"--trace {trace}: is there twice; keep one of them")

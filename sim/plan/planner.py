@@ -1,0 +1,338 @@
+"""Which GPUs, and how many of them, keep the objectives at the peak of a trace at the least cost:
+step 1 of Echo's toolkit (Sec. 5.4), over kinds of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+
+from twinserve.profiles.evidence import expected_errors
+from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
+from twinserve.sim.plan.closer import Sized, drawn, perfect_knowledge, sized, surely, with_error
+from twinserve.sim.plan.day import Day, plan_day
+from twinserve.sim.plan.peaks import Peak, check_traces, find_peak
+from twinserve.sim.plan.prices import Prices
+from twinserve.sim.plan.sizes import Size
+from twinserve.sim.plan.verdicts import Attained
+from twinserve.sim.plan.waves import Task, drive
+from twinserve.sim.results.options import Objective
+from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError, SimulationConfig
+from twinserve.sim.setup.objectives import parse_objectives
+
+PEAK_S, LEAD_S = 300.0, 30.0
+MOST_GPUS = 512
+_MOST_DRAWS = 100
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to plan for.
+
+    traces    recorded ones; the plan holds on the peak of each
+    settings  of a SimulationConfig, for engines: limits, memory, scheduling
+    grow      factor on the rate of the recordings
+    draws     of the peak: as recorded, and with lengths dealt anew
+    priced    by this table; where it lacks one of the GPUs, candidates rank by GPUs
+    pool      offline requests in a batch of the closed loop of step 2; 0: no step 2
+    all_sizes no candidate is given up because another one is cheaper
+    """
+
+    model: str
+    traces: tuple[str, ...]
+    slo: str
+    gpus: tuple[str, ...] = GPUS
+    tp: tuple[int, ...] = TP
+    policies: tuple[str, ...] = ("vllm",)
+    routers: tuple[str, ...] = (DEFAULT_ROUTER,)
+    settings: dict = field(default_factory=dict)
+    grow: float = 1.0
+    peak_s: float = PEAK_S
+    lead_s: float = LEAD_S
+    draws: int = 1
+    most_gpus: int = MOST_GPUS
+    all_sizes: bool = False
+    pool: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate's end.
+
+    status      "enough": `sized` is the smallest that keeps the objectives as recorded; "dearer":
+                given up, at least `at_least` replicas; "never": `reason`; "too few": not even
+                `at_least`, the most allowed
+    monotone    whether more replicas were always better among those tried
+    usd_per_hour  of `sized`, None: no price
+    binds       the objectives that break with one replica less
+    """
+
+    candidate: Candidate
+    status: str
+    at_least: int
+    sized: Sized | None = None
+    monotone: bool = True
+    reason: str = ""
+    tried: tuple[int, ...] = ()
+    usd_per_hour: float | None = None
+    usd_per_million_tokens: float | None = None
+    binds: tuple[Objective, ...] = ()
+
+    @property
+    def replicas(self) -> int | None:
+        return None if self.sized is None else self.sized.replicas
+
+    @property
+    def gpus(self) -> int | None:
+        return None if self.sized is None else self.sized.replicas * self.candidate.tp
+
+
+@dataclass(frozen=True)
+class Closer:
+    """What is known of the best candidate beyond its row.
+
+    sizes       from the smallest on, up to the first that surely meets the objectives
+    below       one replica less; None: there is none
+    fast, slow  smallest numbers where steps take less, and longer, by what is expected of the
+                profile; None: none is enough
+    errors      what is expected of it
+    bound       ceil(rate / rate that one replica keeps), and that rate as a share of the peak's;
+                None: one replica keeps next to nothing
+    """
+
+    sizes: tuple[Sized, ...]
+    below: Sized | None
+    fast: int | None
+    slow: int | None
+    errors: str
+    bound: tuple[int, float] | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """rows: enough ones by rank, then the others. priced: rank is by dollars, else by GPUs. day:
+    the cheapest beside offline work; None where that was not asked for, or where none keeps the
+    objectives."""
+
+    question: Question
+    objectives: tuple[Objective, ...]
+    peaks: tuple[Peak, ...]
+    rows: tuple[Row, ...]
+    left_out: tuple[LeftOut, ...]
+    priced: bool
+    closer: Closer | None
+    trials: int
+    day: Day | None = None
+
+    @property
+    def best(self) -> Row | None:
+        return next((row for row in self.rows if row.status == "enough"), None)
+
+
+def plan_objectives(text: str) -> tuple[Objective, ...]:
+    """Objectives of real-time requests, each with a percentile. Raises SettingsError."""
+    objectives = parse_objectives(text)
+    if not objectives:
+        raise SettingsError(f"--slo {text!r}: a plan needs objectives; write 'ttft p90 < 1 s'")
+    for one in objectives:
+        if one.service_class != "rt":
+            raise SettingsError(
+                f"--slo {text!r}: {str(one)!r}: a plan is for real-time requests; drop be"
+            )
+        if one.share is None:
+            raise SettingsError(
+                f"--slo {text!r}: {str(one)!r}: how many requests must keep it? Write a percentile,"
+                f" '{one.metric} p90 < ...'"
+            )
+    return objectives
+
+
+def make_plan(
+    question: Question,
+    prices: Prices,
+    workers: Executor,
+    report: Callable[[int, int], None] = lambda trials, left: None,
+) -> Plan:
+    """report(trials so far, candidates under way). Raises SettingsError, ProfileError or
+    WorkloadError in one line; what a trial raises, too."""
+    objectives = plan_objectives(question.slo)
+    _check(question)
+    peaks = tuple(
+        find_peak(trace, question.grow, question.peak_s, question.lead_s)
+        for trace in question.traces
+    )
+    base = SimulationConfig(
+        **question.settings, policy=question.policies, slo=question.slo, rate_scale=question.grow
+    )
+    longest = max(peak.longest for peak in peaks)
+    found, left_out = candidates(
+        base, question.model, question.gpus, question.tp, question.routers, prices, longest
+    )
+    if not found:
+        raise SettingsError(
+            f"no candidate holds {question.model} and the longest request: {left_out[0].gpu} "
+            f"tp{left_out[0].tp}: {left_out[0].reason}"
+        )
+    priced = all(one.usd_per_hour is not None for one in found)
+    sizes = [Size.of(one, peaks, objectives, question.most_gpus // one.tp) for one in found]
+    trials = _search(sizes, priced, question.all_sizes, workers, report)
+    rows = _ranked(sizes, objectives, peaks, priced)
+    best = next((row for row in rows if row.status == "enough"), None)
+    closer = day = None
+    if best is not None:
+        size = _of(sizes, best)
+        closer, more = _closer(size, best, objectives, question.draws, workers, report)
+        trials += more
+        if question.pool:
+            ranked = [(_of(sizes, r), r.at_least) for r in rows if r.status == "enough"]
+            day, more = plan_day(
+                ranked, lambda s, n: s.cost(n, priced), objectives, question.pool, workers, report
+            )
+            trials += more
+    else:
+        rows, more = _how_far(rows, sizes, objectives, workers, report)
+        trials += more
+    return Plan(
+        question, objectives, peaks, tuple(rows), tuple(left_out), priced, closer, trials, day
+    )
+
+
+def _of(sizes: Sequence[Size], row: Row) -> Size:
+    return next(size for size in sizes if size.candidate is row.candidate)
+
+
+def _check(question: Question) -> None:
+    check_list("trace", list(question.traces))
+    check_traces(question.traces)
+    for flag, value in (("grow", question.grow), ("peak", question.peak_s)):
+        if not 0 < value < 1e6:
+            raise SettingsError(f"--{flag} {value:g}: give a number above 0, below 1e6")
+    if not 0 <= question.lead_s < 1e6:
+        raise SettingsError(f"--lead {question.lead_s:g}: give seconds, 0 or more")
+    if not 1 <= question.draws <= _MOST_DRAWS:
+        raise SettingsError(f"--seeds {question.draws}: give 1 to {_MOST_DRAWS}")
+    if not 0 <= question.pool <= 1_000_000:
+        raise SettingsError(f"--pool {question.pool}: give 0 to 1,000,000")
+    if question.most_gpus < 1:
+        raise SettingsError(f"--most-gpus {question.most_gpus}: give a number above 0")
+
+
+def _search(
+    sizes: Sequence[Size],
+    priced: bool,
+    all_sizes: bool,
+    workers: Executor,
+    report: Callable[[int, int], None],
+) -> int:
+    """Every candidate to its smallest number, or to where it must cost more than another one
+    does."""
+
+    def cheapest() -> tuple[float, int] | None:
+        known = [s.cost(n, priced) for s in sizes if (n := s.at_most) is not None]
+        return min(known, default=None)
+
+    def rank(size: Size) -> tuple[float, int] | None:
+        least, best = size.cost(size.at_least, priced), cheapest()
+        return None if not all_sizes and best is not None and least > best else least
+
+    tasks = [
+        Task(size.search(), lambda size=size: rank(size))  # type: ignore[misc]
+        for size in sizes
+        if size.hopeless is None and size.most > 0
+    ]
+    return drive(tasks, workers, report)
+
+
+def _ranked(
+    sizes: Sequence[Size], objectives: Sequence[Objective], peaks: Sequence[Peak], priced: bool
+) -> list[Row]:
+    rows = [(size, _row(size, objectives, peaks)) for size in sizes]
+    order = {"enough": 0, "dearer": 1, "too few": 2, "never": 3}
+
+    def key(pair: tuple[Size, Row]):
+        size, row = pair
+        n = row.replicas or row.at_least
+        return order[row.status], size.cost(n, priced)
+
+    return [row for _, row in sorted(rows, key=key)]
+
+
+def _row(size: Size, objectives: Sequence[Objective], peaks: Sequence[Peak]) -> Row:
+    candidate, tried = size.candidate, tuple(sorted(size.trials))
+    if size.hopeless is not None or not size.most:
+        reason = size.hopeless or f"--most-gpus allows fewer than {candidate.tp}"
+        return Row(candidate, "never", size.least, reason=reason)
+    n = size.number
+    if n is None and size.found is not None:
+        return Row(candidate, "too few", size.most, tried=tried)
+    if n is None:
+        return Row(candidate, "dearer", size.at_least, tried=tried)
+    usd = size.usd_per_hour(n)
+    tokens = max(peak.tokens_per_s for peak in peaks)
+    below = size.trials.get(n - 1, ())
+    missed = {i for trial in below for i in trial.missed}
+    return Row(
+        candidate,
+        "enough",
+        n,
+        _as_recorded(n, size, objectives),
+        size.monotone,
+        tried=tried,
+        usd_per_hour=usd,
+        usd_per_million_tokens=None if usd is None else usd / (3600 * tokens) * 1e6,
+        binds=tuple(o for i, o in enumerate(objectives) if i in missed),
+    )
+
+
+def _as_recorded(n: int, size: Size, objectives: Sequence[Objective]) -> Sized:
+    return sized(n, objectives, [size.trials[n]])
+
+
+def _closer(
+    size: Size,
+    best: Row,
+    objectives: Sequence[Objective],
+    draws: int,
+    workers: Executor,
+    report: Callable[[int, int], None],
+) -> tuple[Closer, int]:
+    n = best.at_least
+    searches = [
+        surely(size, objectives, n, draws),
+        with_error(size, n, -1),
+        with_error(size, n, 1),
+        perfect_knowledge(size, n),
+    ]
+    if n > 1:
+        searches.append(drawn(size, objectives, n - 1, draws))
+    tasks = [Task(search, lambda: 0) for search in searches]
+    trials = drive(tasks, workers, report)
+    sizes, fast, slow, bound = (task.found for task in tasks[:4])
+    below = tasks[4].found if n > 1 else None
+    errors = str(expected_errors(size.candidate.hardware.profile))
+    return Closer(tuple(sizes), below, fast, slow, errors, bound), trials
+
+
+def _how_far(
+    rows: Sequence[Row],
+    sizes: Sequence[Size],
+    objectives: Sequence[Objective],
+    workers: Executor,
+    report: Callable[[int, int], None],
+) -> tuple[list[Row], int]:
+    """Where nothing is enough: what the most replicas of each candidate attain."""
+    short = [row for row in rows if row.status == "too few"]
+    tasks = [Task(drawn(_of(sizes, row), objectives, row.at_least, 1), lambda: 0) for row in short]
+    trials = drive(tasks, workers, report)
+    found = {id(row): task.found for row, task in zip(short, tasks, strict=True)}
+    return [replace(row, sized=found.get(id(row), row.sized)) for row in rows], trials
+
+
+def least_slack(found: Sequence[Sequence[Attained]]) -> dict[str, float]:
+    """By metric, of all peaks: how far below its bound an objective stays, as a share of it."""
+    slack: dict[str, float] = {}
+    for one in (one for peak in found for one in peak):
+        if one.slack is not None:
+            metric = one.objective.metric
+            slack[metric] = min(slack.get(metric, one.slack), one.slack)
+    return slack

@@ -1,0 +1,87 @@
+"""The smallest number that is enough, from as few trials as there can be.
+
+A search is a generator: it yields the number to try next and is sent whether that is enough. So
+whoever runs the trials may run those of many searches at once, and may give a search up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+Trying = Generator[int, bool, "Smallest"]
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """number: the smallest that was seen to be enough; None: not even the largest was. tried: every
+    number that was, and whether it is enough."""
+
+    number: int | None
+    tried: Mapping[int, bool]
+
+    @property
+    def monotone(self) -> bool:
+        """Whether, of what was tried, all below `number` fail and all above it are enough."""
+        return all(
+            ok == (self.number is not None and n >= self.number) for n, ok in self.tried.items()
+        )
+
+
+def smallest(guess: int, least: int, most: int) -> Trying:
+    """From `guess` by growing strides up or down to where the answer changes, then by halves.
+
+    least  none below it should be enough; it is checked, one below the answer, and not believed
+    most   the largest that is tried
+
+    The number below the answer and the one above it are always tried. Where more is not always
+    better (`monotone`), the answer is the smallest of those tried.
+    """
+    tried: dict[int, bool] = {}
+    first = min(max(guess, least, 1), most)
+    enough = yield first
+    tried[first] = enough
+    if enough:
+        yield from _down(first, min(max(least, 1), first), tried)
+    else:
+        yield from _up(first, most, tried)
+    good = [n for n, ok in tried.items() if ok]
+    if not good:
+        return Smallest(None, tried)
+    while min(good) > 1 and min(good) - 1 not in tried:
+        below = min(good) - 1
+        tried[below] = yield below
+        good = [n for n, ok in tried.items() if ok]
+    above = min(good) + 1
+    if above <= most and above not in tried:
+        tried[above] = yield above
+    return Smallest(min(good), tried)
+
+
+def _up(fails: int, most: int, tried: dict[int, bool]) -> Generator[int, bool, None]:
+    stride = 1
+    while fails < most:
+        number = min(fails + stride, most)
+        tried[number] = yield number
+        if tried[number]:
+            yield from _between(fails, number, tried)
+            return
+        fails, stride = number, 2 * stride
+
+
+def _down(good: int, least: int, tried: dict[int, bool]) -> Generator[int, bool, None]:
+    stride = 1
+    while good > least:
+        number = max(good - stride, least)
+        tried[number] = yield number
+        if not tried[number]:
+            yield from _between(number, good, tried)
+            return
+        good, stride = number, 2 * stride
+
+
+def _between(fails: int, good: int, tried: dict[int, bool]) -> Generator[int, bool, None]:
+    while good - fails > 1:
+        middle = (fails + good) // 2
+        tried[middle] = yield middle
+        fails, good = (fails, middle) if tried[middle] else (middle, good)

@@ -1,0 +1,335 @@
+"""A plan as a table with its notes, and as what plan.json holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from twinserve.sim.plan.candidates import Candidate
+from twinserve.sim.plan.closer import Sized
+from twinserve.sim.plan.commands import serve_command
+from twinserve.sim.plan.day import Day
+from twinserve.sim.plan.planner import Closer, Plan, Row, least_slack
+from twinserve.sim.plan.prices import Prices
+from twinserve.sim.plan.verdicts import Attained
+from twinserve.sim.results.options import Objective, spoken
+
+VERSION = 1  # of plan.json
+_WIDEST = 160  # of the table where it goes into a file
+_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
+
+
+# -- for people ------------------------------------------------------------------------------------
+def print_plan(plan: Plan, prices: Prices, console: Console | None = None) -> None:
+    console = console or Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDEST)
+    for line in head_lines(plan):
+        console.print(line, markup=False)
+    console.print(_table(plan))
+    for line in foot_lines(plan, prices):
+        console.print(line, markup=False)
+
+
+def head_lines(plan: Plan) -> list[str]:
+    lines = []
+    for peak in plan.peaks:
+        lines.append(
+            f"{peak.trace}: peak of {peak.judged.span_s:,.0f} s from {peak.window_s[0]:,.0f} s of "
+            f"the recording on, {len(peak.judged):,} requests, {peak.requests_per_s:.2f} a second"
+            + (f", grown by {plan.question.grow:g}" if plan.question.grow != 1 else "")
+        )
+    said = ", ".join(str(o) for o in plan.objectives)
+    return [*lines, f"objectives: {said}"]
+
+
+def foot_lines(plan: Plan, prices: Prices) -> list[str]:
+    lines = [f"left out: {o.gpu} tp{o.tp}: {o.reason}" for o in plan.left_out]
+    lines += [
+        f"never: {named(row.candidate, plan)}: {row.reason}"
+        for row in plan.rows
+        if row.status == "never"
+    ]
+    lines += [
+        f"note: {named(row.candidate, plan)}: more replicas were not always better; tried "
+        f"{', '.join(map(str, row.tried))}"
+        for row in plan.rows
+        if row.status == "enough" and not row.monotone
+    ]
+    if plan.closer is not None and plan.best is not None:
+        lines += closer_lines(plan, plan.best, plan.closer)
+    else:
+        lines += _nothing(plan)
+    if plan.question.pool and plan.best is not None:
+        lines += day_lines(plan)
+    return lines + _price_lines(plan, prices)
+
+
+def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
+    """Of the first row: sizes around it, errors, the bound, and how to start it."""
+    n = best.replicas or 0
+    lines = [f"first row, {named(best.candidate, plan)}:"]
+    if closer.below is not None:
+        lines.append(f"  {_counted(n - 1)}: {_said(closer.below)}")
+    lines += [f"  {_counted(one.replicas)}: {_said(one)}" for one in closer.sizes]
+    if closer.sizes[-1].answer != "meets":
+        lines.append("  no size that was looked at meets the objectives beyond doubt; more --seeds")
+    fast, slow = (_or_none(number) for number in (closer.fast, closer.slow))
+    lines.append(f"  step times off by what is expected ({closer.errors}): {fast} to {slow}")
+    if closer.bound is None:
+        lines.append("  one replica keeps the objectives at no rate that was tried")
+    else:
+        bound, share = closer.bound
+        lines.append(
+            f"  one replica keeps {share:.0%} of the peak's rate, which would make {bound} if load "
+            "could be divided"
+        )
+    return [*lines, "  to start it:", *(f"    {line}" for line in commands(plan, best))]
+
+
+def day_lines(plan: Plan) -> list[str]:
+    """Step 2: what the cheapest plan beside offline work is, and what that work gets."""
+    day = plan.day
+    if day is None:
+        return [
+            f"a day beside a closed loop of {plan.question.pool:,} offline requests: no number of "
+            "replicas keeps the objectives; choose a policy that lets online requests pass (echo, "
+            "bros)"
+        ]
+    lines = [
+        f"a day beside a closed loop of {plan.question.pool:,} offline requests "
+        f"({day.profile}): {_counted(day.replicas or 0)} of {named(day.candidate, plan)}, "
+        f"{day.offline_tokens_per_day / 1e6:,.0f} M offline tokens"
+        + ("" if day.holds else "; the objectives break at a lower load than the peak's")
+    ]
+    return lines + [
+        f"  at {share:.0%} of the peak: {rate:,.0f} offline tokens/s; {_said(one)}"
+        for share, rate, one in day.levels
+    ]
+
+
+def commands(plan: Plan, row: Row) -> list[str]:
+    """One a replica."""
+    slo = tuple(
+        next((o.bound_s for o in plan.objectives if o.metric == metric), None)
+        for metric in ("ttft", "tpot")
+    )
+    return [serve_command(row.candidate, i, slo) for i in range(row.replicas or 0)]  # type: ignore[arg-type]
+
+
+def named(candidate: Candidate, plan: Plan) -> str:
+    """GPU and ranks; policy and router where the plan has several."""
+    parts = [candidate.gpu, f"tp{candidate.tp}"]
+    parts += [candidate.policy] if len(plan.question.policies) > 1 else []
+    parts += [candidate.router] if len(plan.question.routers) > 1 else []
+    return " ".join(parts)
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("replicas of")
+    for name in ("replicas", "GPUs", "$/hour", "$/M tokens"):
+        table.add_column(name, justify="right")
+    for objective in plan.objectives:
+        table.add_column(f"{_NAMES[objective.metric]} kept", justify="right")
+        table.add_column("slack", justify="right")
+    for name in ("answer", "binds"):
+        table.add_column(name)
+    for row in plan.rows:
+        if row.status != "never":
+            table.add_row(*_cells(row, plan))
+    return table
+
+
+def _cells(row: Row, plan: Plan) -> list[str]:
+    name = named(row.candidate, plan)
+    if row.status == "dearer":
+        n = row.at_least
+        usd = row.candidate.usd_per_hour
+        at_least = [f">= {n:,}", f">= {n * row.candidate.tp:,}"]
+        at_least += ["-" if usd is None else f">= {usd * n:,.2f}", "-"]
+        return [name, *at_least, *["-"] * (2 * len(plan.objectives)), "dearer, not sized", "-"]
+    money = [
+        "-" if value is None else f"{value:,.2f}"
+        for value in (row.usd_per_hour, row.usd_per_million_tokens)
+    ]
+    cells = [name, f"{row.at_least:,}", f"{row.at_least * row.candidate.tp:,}", *money]
+    worst = _worst(row.sized, plan.objectives)
+    for objective in plan.objectives:
+        one = worst.get(objective.metric)
+        cells += ["-", "-"] if one is None else [_share(one), _slack(one)]
+    binds = ", ".join(_NAMES[o.metric] for o in row.binds) or "-"
+    answer = row.sized.answer if row.sized is not None else "fails"
+    return [*cells, answer if row.status == "enough" else f"too few: {answer}", binds]
+
+
+def _worst(sized: Sized | None, objectives: Sequence[Objective]) -> dict[str, Attained]:
+    """By metric, of the peak that keeps least of it."""
+    found: dict[str, Attained] = {}
+    for one in (one for peak in (sized.attained if sized else ()) for one in peak):
+        known = found.get(one.objective.metric)
+        if known is None or one.share < known.share:
+            found[one.objective.metric] = one
+    return found
+
+
+def _share(one: Attained) -> str:
+    return f"{_percent(one.share)} [{_percent(one.low)}, {_percent(one.high)}]"
+
+
+def _percent(share: float) -> str:
+    """Only a true 100 % may read as one."""
+    return f"{min(share * 100, 99.9) if share < 1 else 100:.1f}"
+
+
+def _slack(one: Attained) -> str:
+    return "-" if one.slack is None else f"{one.slack:+.0%}"
+
+
+def _said(sized: Sized) -> str:
+    parts = [
+        f"{one.objective.statistic} of {_NAMES[one.objective.metric]} "
+        + ("without end" if one.value_s is None else spoken(float(f"{one.value_s:.3g}")))
+        + f", kept by {_share(one)} %"
+        for peak in sized.attained
+        for one in peak
+    ]
+    return f"{sized.answer}; {'; '.join(parts)}"
+
+
+def _counted(n: int) -> str:
+    return f"{n:,} replica" + ("s" if n != 1 else "")
+
+
+def _or_none(number: int | None) -> str:
+    return "no number is enough" if number is None else _counted(number)
+
+
+def _nothing(plan: Plan) -> list[str]:
+    lines = [f"nothing keeps the objectives within --most-gpus {plan.question.most_gpus}"]
+    for row in plan.rows:
+        if row.sized is not None:
+            lines.append(
+                f"  {_counted(row.at_least)} of {named(row.candidate, plan)}: {_said(row.sized)}"
+            )
+    return lines
+
+
+def _price_lines(plan: Plan, prices: Prices) -> list[str]:
+    gpus = dict.fromkeys(row.candidate.gpu for row in plan.rows)
+    known = [f"prices an hour: {'; '.join(str(prices[g]) for g in gpus if g in prices)}"]
+    unknown = [gpu for gpu in gpus if gpu not in prices]
+    if unknown:
+        known = known if len(unknown) < len(gpus) else []
+        known.append(f"$/hour of {', '.join(unknown)} is not known: ranked by GPUs; give --prices")
+    return known
+
+
+# -- for programs ----------------------------------------------------------------------------------
+def described(plan: Plan, prices: Prices) -> dict[str, Any]:
+    """plan.json."""
+    return {
+        "version": VERSION,
+        "question": asdict(plan.question),
+        "objectives": [asdict(objective) for objective in plan.objectives],
+        "peaks": [
+            {
+                "trace": peak.trace,
+                "window_s": list(peak.window_s),
+                "judged_since_s": peak.since_s,
+                "requests": len(peak.judged),
+                "requests_per_s": peak.requests_per_s,
+                "mean_tokens_per_s": peak.tokens_per_s,
+            }
+            for peak in plan.peaks
+        ],
+        "ranked_by": "usd" if plan.priced else "gpus",
+        "prices": {gpu: asdict(price) for gpu, price in prices.items()},
+        "rows": [_row(row, plan) for row in plan.rows],
+        "left_out": [asdict(one) for one in plan.left_out],
+        "closer": None if plan.closer is None else _closer(plan.closer),
+        "day": None if plan.day is None else _day(plan.day),
+        "trials": plan.trials,
+    }
+
+
+def _row(row: Row, plan: Plan) -> dict[str, Any]:
+    candidate = row.candidate
+    return {
+        "gpu": candidate.gpu,
+        "tp": candidate.tp,
+        "policy": candidate.policy,
+        "router": candidate.router,
+        "status": row.status,
+        "reason": row.reason,
+        "at_least_replicas": row.at_least,
+        "replicas": row.replicas if row.status == "enough" else None,
+        "gpus": row.gpus if row.status == "enough" else None,
+        "usd_per_hour": row.usd_per_hour,
+        "usd_per_million_tokens": row.usd_per_million_tokens,
+        "monotone": row.monotone,
+        "tried": list(row.tried),
+        "binds": [objective.metric for objective in row.binds],
+        "slack": least_slack(row.sized.attained) if row.sized else {},
+        "sized": None if row.sized is None else _sized(row.sized),
+        "commands": commands(plan, row) if row.status == "enough" else [],
+        "settings": candidate.config.model_dump(mode="json"),
+    }
+
+
+def _sized(sized: Sized) -> dict[str, Any]:
+    return {
+        "replicas": sized.replicas,
+        "answer": sized.answer,
+        "attained": [
+            [
+                {
+                    "metric": one.objective.metric,
+                    "share": one.share,
+                    "low": one.low,
+                    "high": one.high,
+                    "value_s": one.value_s,
+                    "slack": one.slack,
+                    "answer": one.answer,
+                }
+                for one in peak
+            ]
+            for peak in sized.attained
+        ],
+        "peak_kv_share": max(trial.peak_kv_share for trial in sized.trials),
+        "preemptions": sum(trial.preemptions for trial in sized.trials),
+    }
+
+
+def _closer(closer: Closer) -> dict[str, Any]:
+    bound, share = closer.bound or (None, None)
+    return {
+        "sizes": [_sized(one) for one in closer.sizes],
+        "below": None if closer.below is None else _sized(closer.below),
+        "steps_fast": closer.fast,
+        "steps_slow": closer.slow,
+        "step_time_errors": closer.errors,
+        "perfect_knowledge": bound,
+        "rate_of_one_replica": share,
+    }
+
+
+def _day(day: Day) -> dict[str, Any]:
+    return {
+        "gpu": day.candidate.gpu,
+        "tp": day.candidate.tp,
+        "policy": day.candidate.policy,
+        "router": day.candidate.router,
+        "replicas": day.replicas,
+        "holds": day.holds,
+        "profile": day.profile,
+        "offline_tokens_per_day": day.offline_tokens_per_day,
+        "levels": [
+            {"share": share, "offline_tokens_per_s": rate, "sized": _sized(one)}
+            for share, rate, one in day.levels
+        ],
+    }

@@ -1,0 +1,254 @@
+"""One trial of a plan: a stretch of a trace on so many replicas, and which objectives it keeps.
+
+A trial is a run of `simulate` with the settings that it has; what is asked of it is less. It ends
+as soon as more requests have missed an objective than may: the verdict of the whole run is the
+same, since what it counts cannot be undone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from twinserve.policies.registry import PolicySpec
+from twinserve.policies.requests import End, State
+from twinserve.profiles.step_times import choose
+from twinserve.sim.results.metrics_requests import RequestColumns
+from twinserve.sim.results.options import Objective
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
+from twinserve.sim.setup.hardware import Sources
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.objectives import parse_objectives
+from twinserve.sim.setup.run import Simulation
+from twinserve.traces.load import load_trace
+from twinserve.traces.workload import REAL_TIME, Workload
+
+WINDOWS = 10  # equal parts of the judged time
+# Of a worker: trials that follow each other have these in common.
+SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """settings  of a SimulationConfig with one policy, as JSON has them; arrivals at `since_s`
+                 seconds of the run or later are judged, those before fill the engines
+    draw         0: the requests as recorded; k: their lengths dealt anew among the judged ones,
+                 where no texts tie a length to its request
+    early        the run may end as soon as its verdict is known
+    off          factors on the step times of decodes and of prompts
+    """
+
+    settings: Mapping[str, Any]
+    since_s: float = 0.0
+    draw: int = 0
+    early: bool = True
+    off: tuple[float, float] = (1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An objective in a trial.
+
+    due, kept  judged requests that have it, and those of them that kept it
+    windows    (due, kept) of each of WINDOWS parts of the time, by arrival
+    value_s    what the share that is asked for keeps, seconds; None: some of them never ended
+    """
+
+    due: int
+    kept: int
+    windows: tuple[tuple[int, int], ...]
+    value_s: float | None
+
+    @property
+    def share(self) -> float | None:
+        return self.kept / self.due if self.due else None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a trial found. objectives: as those of the settings, empty where it ended early; missed:
+    of these, which ran out of allowed misses; tokens: prompt and output, of the judged requests;
+    offline_tokens_per_s: of best-effort requests that ended in the judged time."""
+
+    keeps: bool
+    early: bool
+    missed: tuple[int, ...]
+    objectives: tuple[Kept, ...] = ()
+    requests: int = 0
+    tokens: int = 0
+    offline_tokens_per_s: float = 0.0
+    peak_kv_share: float = 0.0
+    preemptions: int = 0
+    notices: tuple[str, ...] = field(default=())
+
+
+def needed(objective: Objective, due: int) -> int:
+    """How many of `due` requests must keep an objective with a percentile: whole numbers, as 99.9 %
+    of 1,000 are 999."""
+    share = Fraction(str(objective.statistic)[1:]) / 100
+    return math.ceil(share * due)
+
+
+def run_trial(spec: TrialSpec) -> Trial:
+    """Raises what `resolve` does."""
+    config = SimulationConfig(**spec.settings)
+    inputs = resolve(config, sources=SOURCES)
+    objectives = parse_objectives(config.slo)
+    if spec.draw:
+        inputs = replace(inputs, workload=dealt(inputs.workload, spec.since_s, spec.draw))
+    if spec.off != (1.0, 1.0):
+        inputs = with_steps_off(inputs, StepsOff("", *spec.off))
+    run = UntilLost(inputs, inputs.policies[0], objectives, spec.since_s, spec.early)
+    run.run()
+    if run.missed:
+        return Trial(False, True, run.missed, notices=inputs.notices)
+    return _judged(run, objectives, spec.since_s)
+
+
+def dealt(workload: Workload, since_s: float, draw: int) -> Workload:
+    """With prompt and output lengths (and the objectives that go with them) of the requests from
+    `since_s` on dealt anew among these requests. Sessions, applications and texts stay as they
+    are."""
+    if workload.prefix is not None or (workload.group >= 0).any():
+        return workload
+    rows = np.flatnonzero(workload.arrival_s >= since_s)
+    rng = np.random.default_rng(np.random.SeedSequence(draw, spawn_key=(0x91,)))
+    order = rng.permutation(rows)
+    names = ("prompt_tokens", "output_tokens", "slo_ttft_s", "slo_tpot_s")
+    columns = {name: getattr(workload, name).copy() for name in names}
+    for name, column in columns.items():
+        column[rows] = getattr(workload, name)[order]
+    return replace(workload, **columns)
+
+
+class UntilLost(Simulation):
+    """Ends where an objective cannot be kept any more: `missed` then says which, by position.
+
+    since_s  requests that arrive from then on are judged
+    early    otherwise it runs to the end whatever is missed
+    slice_s  simulated seconds from one look to the next
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        spec: PolicySpec,
+        objectives: Sequence[Objective],
+        since_s: float = 0.0,
+        early: bool = True,
+        slice_s: float = 2.0,
+    ) -> None:
+        super().__init__(inputs, spec)
+        self._objectives, self._since_s, self._slice_s = objectives, since_s, slice_s
+        # clients behind a front end see other times than the engines' tables have
+        self._early = early and inputs.front_end is None
+        self._allowed = [_allowed(one, inputs.workload, since_s) for one in objectives]
+        self.missed: tuple[int, ...] = ()
+
+    def _advance(self) -> None:
+        until = self._since_s
+        while self._early:
+            until += self._slice_s
+            if self.clock.peek() == np.inf:
+                break
+            self.clock.run(until)
+            misses = self._misses()
+            self.missed = tuple(i for i, most in enumerate(self._allowed) if misses[i] > most)
+            if self.missed:
+                return
+        self.clock.run()
+
+    def _misses(self) -> np.ndarray:
+        """int64[objectives]: judged requests that have missed each one for certain. A request that
+        waits too long has; of the running ones it is counted when they end."""
+        total = np.zeros(len(self._objectives), np.int64)
+        now = self.clock.now
+        for engine in self.engines:
+            table = engine.core.requests
+            arrival = table.arrival_s
+            judged = (arrival >= self._since_s) & (table.service_class == REAL_TIME)
+            done = (table.state == int(State.FINISHED)) & (table.end == int(End.COMPLETED))
+            first = table.first_token_s - arrival
+            waited = np.isnan(table.first_scheduled_s)
+            late = np.where(waited, now - arrival, first)
+            whole = table.last_token_s - arrival
+            later = table.output_tokens - 1
+            tpot = np.where(later > 0, (whole - first) / np.maximum(later, 1), 0.0)
+            for i, objective in enumerate(self._objectives):
+                if objective.metric == "ttft":
+                    missed = late > table.slo_ttft_s
+                elif objective.metric == "tpot":
+                    missed = done & (tpot > table.slo_tpot_s)
+                else:
+                    missed = np.where(done, whole, np.where(waited, now - arrival, 0.0)) > (
+                        objective.bound_s
+                    )
+                total[i] += np.count_nonzero(judged & missed)
+        return total
+
+
+def _allowed(objective: Objective, workload: Workload, since_s: float) -> int:
+    """Misses with which the objective is still kept, or more: turns of sessions count as judged,
+    whenever they come."""
+    judged = (workload.service_class == REAL_TIME) & ~(workload.arrival_s < since_s)
+    bound = {"ttft": workload.slo_ttft_s, "tpot": workload.slo_tpot_s}.get(objective.metric)
+    due = int((judged if bound is None else judged & ~np.isnan(bound)).sum())
+    return due - needed(objective, due)
+
+
+def _judged(run: UntilLost, objectives: Sequence[Objective], since_s: float) -> Trial:
+    rows = run.rows()
+    r = RequestColumns.of(rows.requests)
+    judged = (r.service_class == "rt") & (r.arrival >= since_s)
+    found = tuple(_kept(r, judged, objective) for objective in objectives)
+    missed = tuple(
+        i
+        for i, (o, k) in enumerate(zip(objectives, found, strict=True))
+        if k.kept < needed(o, k.due)
+    )
+    used = float(rows.steps["kv_used_blocks"].max()) if len(rows.steps) else 0.0
+    return Trial(
+        keeps=not missed,
+        early=False,
+        missed=missed,
+        objectives=found,
+        requests=int(judged.sum()),
+        tokens=int((r.prompt + r.output)[judged].sum()),
+        offline_tokens_per_s=_offline(r, since_s, float(r.arrival[judged].max())),
+        peak_kv_share=used / rows.kv_total_blocks,
+        preemptions=int(rows.requests[["recomputes", "swaps"]].to_numpy().sum()),
+        notices=run.inputs.notices,
+    )
+
+
+def _offline(r: RequestColumns, begin_s: float, end_s: float) -> float:
+    ended = (r.service_class == "be") & r.finished & (r.last >= begin_s) & (r.last <= end_s)
+    return float((r.prompt + r.output)[ended].sum() / (end_s - begin_s)) if end_s > begin_s else 0.0
+
+
+def _kept(r: RequestColumns, judged: np.ndarray, objective: Objective) -> Kept:
+    """As `metrics_attainment.judge` has it, of the judged requests."""
+    everyone = np.full(len(r.e2el), objective.bound_s)
+    bound = {"ttft": r.slo_ttft, "tpot": r.slo_tpot}.get(objective.metric, everyone)
+    latency = {"ttft": r.ttft, "tpot": r.tpot, "e2el": r.e2el}[objective.metric]
+    due = judged & ~np.isnan(bound)
+    kept = due & r.finished & (latency <= bound)
+    n = int(due.sum())
+    if not n:
+        return Kept(0, 0, (), None)
+    ordered = np.sort(np.where(r.finished, latency, np.inf)[due])
+    value = float(ordered[max(needed(objective, n), 1) - 1])
+    at = r.arrival[due]
+    edges = np.linspace(at.min(), at.max(), WINDOWS + 1)
+    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, WINDOWS - 1)
+    dues = np.bincount(place, minlength=WINDOWS)
+    keeps = np.bincount(place[kept[due]], minlength=WINDOWS)
+    windows = tuple(zip(dues.tolist(), keeps.tolist(), strict=True))
+    return Kept(n, int(kept.sum()), windows, value if math.isfinite(value) else None)

@@ -1,0 +1,95 @@
+"""One trial of a plan: the verdict of `simulate`, and the same whether it ends early or not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.sim.planned import settings, write_trace
+from twinserve.sim.plan.trial import TrialSpec, dealt, run_trial
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.run import simulate
+from twinserve.traces.generators.synth import synth
+from twinserve.traces.transform import set_slo
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return write_trace(tmp_path_factory.mktemp("trace") / "t.csv", seed=3, count=150, rate=25.0)
+
+
+@examples(12)
+@given(
+    replicas=st.integers(1, 4),
+    ttft_ms=st.sampled_from([30, 60, 150, 1000]),
+    tpot_ms=st.sampled_from([8, 12, 20, 50]),
+    e2el_s=st.sampled_from([None, 1, 3]),
+    percentile=st.sampled_from([50, 90, 99]),
+    asynchronous=st.booleans(),
+    since_s=st.sampled_from([0.0, 1.5]),
+)
+def test_ending_early_never_changes_a_verdict(
+    trace, replicas, ttft_ms, tpot_ms, e2el_s, percentile, asynchronous, since_s
+):
+    slo = f"ttft p{percentile} < {ttft_ms} ms, tpot p{percentile} < {tpot_ms} ms"
+    slo += f", e2el p{percentile} < {e2el_s} s" if e2el_s else ""
+    given = settings(trace, slo, replicas=replicas, async_scheduling=asynchronous)
+    whole = run_trial(TrialSpec(given, since_s, early=False))
+    early = run_trial(TrialSpec(given, since_s))
+    assert early.keeps == whole.keeps and set(early.missed) <= set(whole.missed)
+    assert early == whole if not early.early else not whole.keeps
+
+
+@pytest.mark.parametrize("slo", ["ttft p90 < 60 ms, tpot p90 < 12 ms", "ttft p50 < 1 s"])
+def test_the_verdict_is_that_of_simulate(trace, slo):
+    given = settings(trace, slo, replicas=2)
+    found = run_trial(TrialSpec(given, early=False))
+    (result,) = simulate(SimulationConfig(**given)).values()
+    verdicts = result.summary["objectives"]
+    assert [kept.share for kept in found.objectives] == [one["share"] for one in verdicts]
+    assert found.keeps == all(one["met"] for one in verdicts)
+    for kept, one in zip(found.objectives, verdicts, strict=True):
+        assert (kept.value_s <= one["bound_s"]) == one["met"]
+        assert sum(due for due, _ in kept.windows) == kept.due
+        assert sum(good for _, good in kept.windows) == kept.kept
+    assert found.requests == len(result.rows.requests) and found.preemptions == 0
+
+
+def test_only_what_comes_after_the_lead_is_judged(trace):
+    given = settings(trace, "ttft p90 < 1 s")
+    (result,) = simulate(SimulationConfig(**given)).values()
+    later = int((result.rows.requests.arrival_s >= 2.0).sum())
+    assert run_trial(TrialSpec(given, 2.0)).requests == later < len(result.rows.requests)
+
+
+def test_an_overload_ends_long_before_its_requests_do(trace):
+    given = settings(trace, "ttft p99 < 30 ms", max_num_seqs=1)
+    found = run_trial(TrialSpec(given))
+    assert found.early and found.missed == (0,) and not found.objectives
+
+
+def test_slower_steps_keep_less(trace):
+    given = settings(trace, "tpot p90 < 12 ms")
+    shares = [
+        run_trial(TrialSpec(given, early=False, off=(factor, factor))).objectives[0].value_s
+        for factor in (0.8, 1.0, 1.25)
+    ]
+    assert shares == sorted(shares) and shares[0] < shares[2]
+
+
+def test_draws_deal_the_same_lengths_to_the_same_arrivals():
+    load = set_slo(synth("sharegpt", rate=5.0, count=60, seed=1), 1.0, 0.1)
+    drawn = [dealt(load, 3.0, draw) for draw in (1, 1, 2)]
+    before = load.arrival_s < 3.0
+    for one in drawn:
+        assert one.arrival_s is load.arrival_s
+        assert (one.prompt_tokens[before] == load.prompt_tokens[before]).all()
+        pairs = sorted(zip(one.prompt_tokens, one.output_tokens, strict=True))
+        assert pairs == sorted(zip(load.prompt_tokens, load.output_tokens, strict=True))
+    first, again, other = (one.prompt_tokens for one in drawn)
+    assert (first == again).all() and (first != other).any()
+    sessions = replace(load, group=np.zeros(60, np.int64), group_names=["s"])
+    assert dealt(sessions, 0.0, 1) is sessions
