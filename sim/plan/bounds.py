@@ -21,6 +21,7 @@ from twinserve.traces.workload import REAL_TIME, Workload
 
 _SLACK = 0.999  # step times of a form may dip by a rounding
 _STEPS = 64  # batch sizes that are looked at
+_WHOLE = 2**16  # tokens of prompts in a step, of policies that compute them whole
 
 
 def least_replicas(load: Workload, objectives: Sequence[Objective], hardware: Hardware) -> int:
@@ -102,14 +103,17 @@ def _alone(model: StepTimeModel, context: int) -> float:
 def _alone_ttft(prompts: np.ndarray, hardware: Hardware) -> np.ndarray:
     """float64[n]: seconds of each prompt alone, of the next shorter multiple of 256 tokens."""
     grid, place = np.unique(np.maximum(prompts // 256 * 256, 1), return_inverse=True)
-    budget = hardware.limits.max_num_batched_tokens
-    seconds = [isolated_prefill_seconds(hardware.model, int(n), budget) for n in grid]
+    chunks = (hardware.limits.max_num_batched_tokens, None)  # some policies compute prompts whole
+    seconds = [
+        min(isolated_prefill_seconds(hardware.model, int(n), chunk) for chunk in chunks)
+        for n in grid
+    ]
     return np.array(seconds)[place]
 
 
 def _seconds_a_prompt_token(hardware: Hardware) -> float:
     """In the step that does most for its time."""
-    most = hardware.limits.max_num_batched_tokens
+    most = max(hardware.limits.max_num_batched_tokens, _WHOLE)
     zero = np.zeros(1, np.int64)
     return min(
         hardware.model.step_seconds(

@@ -17,6 +17,7 @@ from twinserve.sim.plan.verdicts import Attained, attained, together
 from twinserve.sim.results.options import Objective
 
 MORE = 4  # sizes above the chosen one that are looked at until one surely meets the objectives
+FARTHEST = 8  # times the chosen size that are looked at with longer steps
 _HALVINGS = 5  # of the rate of one replica: to 3 %
 
 
@@ -65,10 +66,10 @@ def surely(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> T
 
 def with_error(size: Size, n: int, sign: int) -> Trials:
     """The smallest number where all steps take longer (sign 1) or less (-1) by what is expected of
-    the profile; None: not even the largest is enough."""
+    the profile; None: not FARTHEST times `n` are enough."""
     errors = expected_errors(size.candidate.hardware.profile)
     off = ((1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign)
-    numbers: Any = smallest(n, 1, size.most)
+    numbers: Any = smallest(n, 1, min(FARTHEST * n, size.most))
     try:
         number = next(numbers)
         while True:

@@ -14,6 +14,7 @@ from twinserve.sim.plan.day import Day, plan_day
 from twinserve.sim.plan.peaks import Peak, check_traces, find_peak
 from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.sizes import Size
+from twinserve.sim.plan.trial import can_deal
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.plan.waves import Task, drive
 from twinserve.sim.results.options import Objective
@@ -94,10 +95,11 @@ class Closer:
     sizes       from the smallest on, up to the first that surely meets the objectives
     below       one replica less; None: there is none
     fast, slow  smallest numbers where steps take less, and longer, by what is expected of the
-                profile; None: none is enough
+                profile; None: not FARTHEST times as many are enough
     errors      what is expected of it
     bound       ceil(rate / rate that one replica keeps), and that rate as a share of the peak's;
                 None: one replica keeps next to nothing
+    draws       of the peak: one where lengths cannot be dealt anew
     """
 
     sizes: tuple[Sized, ...]
@@ -106,6 +108,7 @@ class Closer:
     slow: int | None
     errors: str
     bound: tuple[int, float] | None
+    draws: int
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,8 @@ def make_plan(
     closer = day = None
     if best is not None:
         size = _of(sizes, best)
-        closer, more = _closer(size, best, objectives, question.draws, workers, report)
+        draws = question.draws if all(can_deal(peak.judged) for peak in peaks) else 1
+        closer, more = _closer(size, best, objectives, draws, workers, report)
         trials += more
         if question.pool:
             ranked = [(_of(sizes, r), r.at_least) for r in rows if r.status == "enough"]
@@ -310,7 +314,7 @@ def _closer(
     sizes, fast, slow, bound = (task.found for task in tasks[:4])
     below = tasks[4].found if n > 1 else None
     errors = str(expected_errors(size.candidate.hardware.profile))
-    return Closer(tuple(sizes), below, fast, slow, errors, bound), trials
+    return Closer(tuple(sizes), below, fast, slow, errors, bound, draws), trials
 
 
 def _how_far(

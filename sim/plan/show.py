@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twinserve.sim.plan.candidates import Candidate
-from twinserve.sim.plan.closer import Sized
+from twinserve.sim.plan.closer import FARTHEST, Sized
 from twinserve.sim.plan.commands import serve_command
 from twinserve.sim.plan.day import Day
 from twinserve.sim.plan.planner import Closer, Plan, Row, least_slack
@@ -76,9 +76,11 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
     if closer.below is not None:
         lines.append(f"  {_counted(n - 1)}: {_said(closer.below)}")
     lines += [f"  {_counted(one.replicas)}: {_said(one)}" for one in closer.sizes]
+    if closer.draws < plan.question.draws:
+        lines.append("  one draw: sessions or texts tie lengths to their requests")
     if closer.sizes[-1].answer != "meets":
         lines.append("  no size that was looked at meets the objectives beyond doubt; more --seeds")
-    fast, slow = (_or_none(number) for number in (closer.fast, closer.slow))
+    fast, slow = (_or_more(number, n) for number in (closer.fast, closer.slow))
     lines.append(f"  step times off by what is expected ({closer.errors}): {fast} to {slow}")
     if closer.bound is None:
         lines.append("  one replica keeps the objectives at no rate that was tried")
@@ -205,8 +207,8 @@ def _counted(n: int) -> str:
     return f"{n:,} replica" + ("s" if n != 1 else "")
 
 
-def _or_none(number: int | None) -> str:
-    return "no number is enough" if number is None else _counted(number)
+def _or_more(number: int | None, n: int) -> str:
+    return f"more than {_counted(FARTHEST * n)}" if number is None else _counted(number)
 
 
 def _nothing(plan: Plan) -> list[str]:
@@ -310,6 +312,7 @@ def _closer(closer: Closer) -> dict[str, Any]:
     return {
         "sizes": [_sized(one) for one in closer.sizes],
         "below": None if closer.below is None else _sized(closer.below),
+        "draws": closer.draws,
         "steps_fast": closer.fast,
         "steps_slow": closer.slow,
         "step_time_errors": closer.errors,

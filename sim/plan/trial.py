@@ -112,11 +112,16 @@ def run_trial(spec: TrialSpec) -> Trial:
     return _judged(run, objectives, spec.since_s)
 
 
+def can_deal(workload: Workload) -> bool:
+    """Whether lengths may go to other requests: no session, application or text ties them."""
+    return workload.prefix is None and not (workload.group >= 0).any()
+
+
 def dealt(workload: Workload, since_s: float, draw: int) -> Workload:
     """With prompt and output lengths (and the objectives that go with them) of the requests from
     `since_s` on dealt anew among these requests. Sessions, applications and texts stay as they
     are."""
-    if workload.prefix is not None or (workload.group >= 0).any():
+    if not can_deal(workload):
         return workload
     rows = np.flatnonzero(workload.arrival_s >= since_s)
     rng = np.random.default_rng(np.random.SeedSequence(draw, spawn_key=(0x91,)))

@@ -14,11 +14,14 @@ pytestmark = pytest.mark.live
 
 
 def parsed(line: str):
-    parser_of = pytest.importorskip("vllm.entrypoints.openai.cli_args").make_arg_parser
-    parser_class = pytest.importorskip("vllm.utils.argparse_utils").FlexibleArgumentParser
-    program, verb, model, *words = shlex.split(line)
-    assert (program, verb) == ("vllm", "serve")
-    return model, parser_of(parser_class()).parse_args(words)
+    """By vLLM's own command, up to where the server would start."""
+    serve = pytest.importorskip("vllm.entrypoints.cli.serve").ServeSubcommand()
+    parser = pytest.importorskip("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    serve.subparser_init(parser.add_subparsers(required=True, dest="subparser"))
+    program, *words = shlex.split(line)
+    assert program == "vllm"
+    args = parser.parse_args(words)
+    return args.model_tag, args
 
 
 def line(policy: str, index: int = 0, tp: int = 4, **settings) -> str:
