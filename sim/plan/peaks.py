@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -109,9 +108,3 @@ def _load(trace: str) -> Workload:
         rate=config.rate,
         progress=None,
     )
-
-
-def check_traces(traces: Sequence[str]) -> None:
-    for trace in traces:
-        if list(traces).count(trace) > 1:
-            raise SettingsError(f"--trace {trace}: is there twice; keep one of them")

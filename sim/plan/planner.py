@@ -11,7 +11,7 @@ from twinserve.profiles.evidence import expected_errors
 from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
 from twinserve.sim.plan.closer import Sized, drawn, perfect_knowledge, sized, surely, with_error
 from twinserve.sim.plan.day import Day, plan_day
-from twinserve.sim.plan.peaks import Peak, check_traces, find_peak
+from twinserve.sim.plan.peaks import Peak, find_peak
 from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.sizes import Size
 from twinserve.sim.plan.trial import can_deal
@@ -178,7 +178,9 @@ def make_plan(
         )
     priced = all(one.usd_per_hour is not None for one in found)
     sizes = [Size.of(one, peaks, objectives, question.most_gpus // one.tp) for one in found]
-    trials = _search(sizes, priced, question.all_sizes, workers, report)
+    # beside offline work another candidate may be the cheapest
+    every = question.all_sizes or question.pool > 0
+    trials = _search(sizes, priced, every, workers, report)
     rows = _ranked(sizes, objectives, peaks, priced)
     best = next((row for row in rows if row.status == "enough"), None)
     closer = day = None
@@ -207,7 +209,6 @@ def _of(sizes: Sequence[Size], row: Row) -> Size:
 
 def _check(question: Question) -> None:
     check_list("trace", list(question.traces))
-    check_traces(question.traces)
     for flag, value in (("grow", question.grow), ("peak", question.peak_s)):
         if not 0 < value < 1e6:
             raise SettingsError(f"--{flag} {value:g}: give a number above 0, below 1e6")

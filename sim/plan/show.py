@@ -38,8 +38,9 @@ def print_plan(plan: Plan, prices: Prices, console: Console | None = None) -> No
 def head_lines(plan: Plan) -> list[str]:
     lines = []
     for peak in plan.peaks:
+        begin = peak.window_s[0] + peak.since_s * plan.question.grow
         lines.append(
-            f"{peak.trace}: peak of {peak.judged.span_s:,.0f} s from {peak.window_s[0]:,.0f} s of "
+            f"{peak.trace}: peak of {peak.judged.span_s:,.0f} s from {begin:,.0f} s of "
             f"the recording on, {len(peak.judged):,} requests, {peak.requests_per_s:.2f} a second"
             + (f", grown by {plan.question.grow:g}" if plan.question.grow != 1 else "")
         )
@@ -223,7 +224,7 @@ def _nothing(plan: Plan) -> list[str]:
 
 def _price_lines(plan: Plan, prices: Prices) -> list[str]:
     gpus = dict.fromkeys(row.candidate.gpu for row in plan.rows)
-    known = [f"prices an hour: {'; '.join(str(prices[g]) for g in gpus if g in prices)}"]
+    known = ["prices of one GPU for an hour:", *(f"  {prices[g]}" for g in gpus if g in prices)]
     unknown = [gpu for gpu in gpus if gpu not in prices]
     if unknown:
         known = known if len(unknown) < len(gpus) else []

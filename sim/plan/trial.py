@@ -30,6 +30,7 @@ from twinserve.sim.setup.run import Simulation
 from twinserve.traces.load import load_trace
 from twinserve.traces.workload import REAL_TIME, Workload
 
+_DRAINS_S = 20.0
 WINDOWS = 10  # equal parts of the judged time
 # Of a worker: trials that follow each other have these in common.
 SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
@@ -156,18 +157,18 @@ class UntilLost(Simulation):
         self._early = early and inputs.front_end is None
         self._allowed = [_allowed(one, inputs.workload, since_s) for one in objectives]
         self.missed: tuple[int, ...] = ()
+        # what is late by then has mostly been seen
+        self._last_look_s = inputs.workload.last_arrival_s + _DRAINS_S
 
     def _advance(self) -> None:
-        until = self._since_s
-        while self._early:
-            until += self._slice_s
-            if self.clock.peek() == np.inf:
-                break
+        until = self._since_s + self._slice_s
+        while self._early and until < self._last_look_s:
             self.clock.run(until)
             misses = self._misses()
             self.missed = tuple(i for i, most in enumerate(self._allowed) if misses[i] > most)
             if self.missed:
                 return
+            until += self._slice_s
         self.clock.run()
 
     def _misses(self) -> np.ndarray:
