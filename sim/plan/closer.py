@@ -79,10 +79,10 @@ def with_error(size: Size, n: int, sign: int) -> Trials:
         return end.value.number
 
 
-def perfect_knowledge(size: Size, n: int) -> Trials:
-    """ceil(rate / rate that one replica keeps): what a router that knew everything could do no
-    better than by much, and a division says. Returns (that bound, that rate as a share of the
-    peak's), or None where one replica keeps not even a small part of it."""
+def by_division(size: Size, n: int) -> Trials:
+    """(ceil(rate / rate that one replica keeps), that rate as a share of the peak's), or None where
+    one replica keeps not even a small part of it. What a division says; no bound, as replicas that
+    share a burst may do with fewer."""
     if n == 1:
         return 1, 1.0
     fails, keeps = 1.0, 0.0

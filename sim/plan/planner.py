@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from twinserve.profiles.evidence import expected_errors
 from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
-from twinserve.sim.plan.closer import Sized, drawn, perfect_knowledge, sized, surely, with_error
+from twinserve.sim.plan.closer import Sized, by_division, drawn, sized, surely, with_error
 from twinserve.sim.plan.day import Day, plan_day
 from twinserve.sim.plan.peaks import Peak, find_peak
 from twinserve.sim.plan.prices import Prices
@@ -306,7 +306,7 @@ def _closer(
         surely(size, objectives, n, draws),
         with_error(size, n, -1),
         with_error(size, n, 1),
-        perfect_knowledge(size, n),
+        by_division(size, n),
     ]
     if n > 1:
         searches.append(drawn(size, objectives, n - 1, draws))

@@ -317,7 +317,7 @@ def _closer(closer: Closer) -> dict[str, Any]:
         "steps_fast": closer.fast,
         "steps_slow": closer.slow,
         "step_time_errors": closer.errors,
-        "perfect_knowledge": bound,
+        "by_division": bound,
         "rate_of_one_replica": share,
     }
 
