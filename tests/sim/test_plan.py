@@ -30,7 +30,7 @@ def trace(tmp_path_factory):
 
 def plan(trace: str, slo: str, prices: str = PRICES, **further) -> Plan:
     asked = {"gpus": ("a100-40g",), "tp": (1,), "most_gpus": 6, **further}
-    question = Question(model=MODEL, traces=(trace,), slo=slo, **asked)
+    question = Question(**{"model": MODEL, "traces": (trace,), "slo": slo, **asked})
     return make_plan(question, read_prices(prices, "prices"), InThisProcess())
 
 
@@ -176,6 +176,27 @@ def test_a_plan_is_the_same_every_time(trace):
     kinds = {"gpus": ("a100-40g", "l40s"), "tp": (1, 2)}
     first, again = (plan(trace, "ttft p90 < 80 ms", **kinds) for _ in range(2))
     assert described(first, {}) == described(again, {})
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_changes_nothing(trace, capsys):
+    words = ["plan", "--model", MODEL, "--trace", trace, "--slo", "ttft p90 < 80 ms", "--json"]
+    words += ["--gpus", "a100-40g,l40s", "--tp", "1,2", "--most-gpus", "6"]
+    found = []
+    for workers in ("1", "2"):
+        with pytest.raises(SystemExit):
+            main([*words, "--workers", workers])
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] and json.loads(found[0])["rows"]
+
+
+@pytest.mark.slow
+def test_a_plan_for_two_traces_holds_on_both(trace, tmp_path):
+    other = write_trace(tmp_path / "o.csv", seed=5, count=60, rate=60.0)
+    slo = "ttft p90 < 90 ms"
+    alone = [plan(one, slo, most_gpus=12).best.replicas for one in (trace, other)]
+    both = plan(trace, slo, most_gpus=12, traces=(trace, other)).best
+    assert both.replicas == max(alone) and len(both.sized.attained) == 2
 
 
 @pytest.mark.parametrize(
