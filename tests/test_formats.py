@@ -37,7 +37,7 @@ TOLD = "what a server that was started here answers"
 OTHERS = "files of other people and programs: what they are is told by their content"
 READERS = {
     "backends/live/measure/front_end.py": TOLD,
-    "backends/live/serving/attributes.py": HTTP,
+    "backends/live/serving/gate.py": HTTP,
     "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",
     "experiments/campaign/main.py": VALUE,
     "experiments/campaign/runs.py": "files of campaigns",
@@ -57,8 +57,8 @@ READERS = {
     "sim/cli/calibrate.py": VALUE,
     "sim/results/decisions.py": "decision logs",
     "sim/results/files.py": "result folders",
-    "sim/setup/fleet_file.py": OTHERS,
     "sim/setup/presets.py": "result folders",
+    "sim/setup/yaml_text.py": OTHERS,
     "sim/sweep/combinations.py": OTHERS,
     "sim/sweep/points.py": "kept points",
     "traces/generators/replica.py": "a part of the program: no other one reads it",

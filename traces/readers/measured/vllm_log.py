@@ -17,7 +17,6 @@ are: at level DEBUG (VLLM_LOGGING_LEVEL=DEBUG) today.
 from __future__ import annotations
 
 import ast
-import datetime
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -197,5 +196,6 @@ class _Clock:
         return now
 
     def _at(self, stamp: re.Match) -> float:
-        moment = datetime.datetime(self.year, *map(int, stamp.groups()), tzinfo=datetime.UTC)
-        return moment.timestamp()
+        month, day, hour, minute, second = stamp.groups()
+        moment = np.datetime64(f"{self.year:04d}-{month}-{day}T{hour}:{minute}:{second}", "s")
+        return float(moment.astype(np.int64))
