@@ -20,6 +20,7 @@ from twinserve.traces.stats import statistics
 from twinserve.traces.transform import take_rows
 from twinserve.traces.workload import (
     ApplicationInfo,
+    Prefix,
     PrefixBlocks,
     Provenance,
     Workload,
@@ -71,9 +72,9 @@ def _moved(w: Workload, jitter_s: float, rng: np.random.Generator) -> Workload:
     return take_rows(moved, order)
 
 
-def _renamed(prefix: PrefixBlocks, rng: np.random.Generator) -> PrefixBlocks:
+def _renamed(prefix: Prefix, rng: np.random.Generator) -> PrefixBlocks:
     names = rng.permutation(prefix.distinct).astype(np.int64)
-    return replace(prefix, ids=names[prefix.ids])
+    return PrefixBlocks(names[prefix.ids], prefix.offsets, prefix.block_tokens)
 
 
 def kept(before: Workload, after: Workload) -> list[tuple[str, float, float]]:

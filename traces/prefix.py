@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twinserve.traces.workload import PrefixBlocks
+from twinserve.traces.ranges import PrefixRanges
+from twinserve.traces.workload import Prefix, PrefixBlocks
 
 LOW_ID, HIGH_ID = -(2**63), 2**64 - 1
 
@@ -43,21 +44,22 @@ def _dense_of_list(flat: list[int]) -> np.ndarray:
     return np.fromiter(map(names.__getitem__, flat), np.int64, len(flat))
 
 
-def parents(prefix: PrefixBlocks) -> np.ndarray:
+def parents(prefix: Prefix) -> np.ndarray:
     """The id before each entry of `prefix.ids` in its row; -1 for the first of a row."""
-    before = np.empty_like(prefix.ids)
-    before[1:] = prefix.ids[:-1]
+    ids = prefix.ids
+    before = np.empty_like(ids)
+    before[1:] = ids[:-1]
     starts = prefix.offsets[:-1]
     before[starts[starts < len(before)]] = -1
     return before
 
 
-def is_chained(prefix: PrefixBlocks) -> bool:
+def is_chained(prefix: Prefix) -> bool:
     """Whether each id always follows the same id, so that it names all the prompt up to its end."""
-    before = parents(prefix)
+    before, ids = parents(prefix), prefix.ids
     expected = np.empty(prefix.distinct, np.int64)
-    expected[prefix.ids] = before
-    return bool((expected[prefix.ids] == before).all())
+    expected[ids] = before
+    return bool((expected[ids] == before).all())
 
 
 def chain(prefix: PrefixBlocks) -> PrefixBlocks:
@@ -100,21 +102,24 @@ def from_lists(
     return chain(prefix), True
 
 
-def unshared(prompt_tokens: np.ndarray, block_tokens: int) -> PrefixBlocks:
+def unshared(prompt_tokens: np.ndarray, block_tokens: int) -> PrefixRanges:
     """A prefix in which no two blocks are equal."""
     offsets = offsets_of(blocks_needed(prompt_tokens, block_tokens))
-    return PrefixBlocks(np.arange(offsets[-1], dtype=np.int64), offsets, block_tokens)
+    nothing = np.zeros(len(offsets) - 1, np.int64)
+    return PrefixRanges(nothing, nothing, offsets[:-1], offsets, block_tokens)
 
 
-def take(prefix: PrefixBlocks, rows: np.ndarray) -> PrefixBlocks:
+def take(prefix: Prefix, rows: np.ndarray) -> Prefix:
     """The prefix of some rows (indices, any order), with dense ids again."""
+    if isinstance(prefix, PrefixRanges):
+        return prefix.take(rows)
     counts = np.diff(prefix.offsets)[rows]
     offsets = offsets_of(counts)
     at = np.repeat(prefix.offsets[:-1][rows] - offsets[:-1], counts) + np.arange(offsets[-1])
     return PrefixBlocks(dense(prefix.ids[at]), offsets, prefix.block_tokens)
 
 
-def truncate(prefix: PrefixBlocks, before: np.ndarray, after: np.ndarray) -> PrefixBlocks:
+def truncate(prefix: Prefix, before: np.ndarray, after: np.ndarray) -> PrefixBlocks:
     """The prefix of prompts cut from `before` to `after` tokens, int64[rows] each.
 
     A block that is cut through is renamed: what is left of it equals another row's only if that
@@ -131,8 +136,10 @@ def truncate(prefix: PrefixBlocks, before: np.ndarray, after: np.ndarray) -> Pre
     return PrefixBlocks(dense(keys), offsets, size)
 
 
-def join(a: PrefixBlocks, b: PrefixBlocks) -> PrefixBlocks:
+def join(a: Prefix, b: Prefix) -> Prefix:
     """The rows of a, then those of b; blocks of one never equal blocks of the other."""
+    if isinstance(a, PrefixRanges) and isinstance(b, PrefixRanges):
+        return a.joined(b)
     return PrefixBlocks(
         np.concatenate([a.ids, b.ids + a.distinct]),
         np.concatenate([a.offsets, b.offsets[1:] + a.offsets[-1]]),

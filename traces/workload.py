@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from twinserve.traces.ranges import PrefixRanges
+
 REAL_TIME, BEST_EFFORT = 0, 1
 CLASS_NAMES = ("rt", "be")
 
@@ -39,6 +41,9 @@ class PrefixBlocks:
     @property
     def distinct(self) -> int:
         return int(self.ids.max()) + 1 if len(self.ids) else 0
+
+
+Prefix = PrefixBlocks | PrefixRanges
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class Workload:
     ids: list[str]
     group_names: list[str] = field(default_factory=list)
     applications: dict[int, ApplicationInfo] = field(default_factory=dict)
-    prefix: PrefixBlocks | None = None
+    prefix: Prefix | None = None
     pool: BestEffortPool | None = None
     provenance: Provenance = Provenance("unnamed")
     concurrency: int | None = None

@@ -142,8 +142,8 @@ def _look(core: EngineCore) -> tuple[int, ...]:
     """Online requests with KV, offline requests with KV, and blocks: online in use, offline in use,
     online cached, offline cached (the last two -1 where a ledger does not tell them apart)."""
     table, ledger, usage = core.requests, core.ledger, core.ledger.usage()
-    running = table.service_class[table.state == int(State.RUNNING)]
-    active = int((running == int(RequestClass.REAL_TIME)).sum())
+    running = table.service_class[np.flatnonzero(table.state == int(State.RUNNING))]
+    active = np.count_nonzero(running == int(RequestClass.REAL_TIME))
     mine = -1
     if isinstance(ledger, CountedLedger):
         idle = (ledger.pool.refs == 0) & (ledger.pool.content >= 0)

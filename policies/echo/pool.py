@@ -268,7 +268,13 @@ class OfflinePool:
 
     def _ask_below(self, node: Family) -> None:
         stack, parent = [node], node.parent
-        if parent is not None and not node.queued and parent.queued and parent.leader is None:
+        if (
+            parent is not None
+            and parent.queued
+            and parent.leader is None
+            and not node.queued
+            and any(row in self._queued for row in node.rows)
+        ):
             # the text of one of its own requests may be computed by a request of another bucket
             self._ask(parent)
         while stack:

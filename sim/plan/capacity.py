@@ -304,11 +304,8 @@ class WhileOnline(Simulation):
         ended = 0
         for engine in self.engines:
             requests = engine.core.requests
-            ended += int(
-                (
-                    (requests.service_class == REAL_TIME) & (requests.state == int(State.FINISHED))
-                ).sum()
-            )
+            finished = requests.state == int(State.FINISHED)
+            ended += np.count_nonzero(finished & (requests.service_class == REAL_TIME))
         return ended < self._online
 
 

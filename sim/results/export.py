@@ -10,7 +10,7 @@ import numpy as np
 
 from twinserve.sim.results.files import POOL_GROUP, RunResult, pool_request_id
 from twinserve.traces.prefix import take
-from twinserve.traces.workload import BEST_EFFORT, PrefixBlocks, Workload, WorkloadError
+from twinserve.traces.workload import BEST_EFFORT, Prefix, PrefixBlocks, Workload, WorkloadError
 from twinserve.traces.write import check_target, write_trace
 
 
@@ -83,7 +83,7 @@ def as_workload(result: RunResult, listed: Workload) -> Workload:
     )
 
 
-def _without_sharing(prefix: PrefixBlocks, prompts: np.ndarray) -> PrefixBlocks:
+def _without_sharing(prefix: Prefix, prompts: np.ndarray) -> PrefixBlocks:
     """`prefix` with the blocks of further requests, which share nothing: ids of their own."""
     counts = -(-prompts // prefix.block_tokens)
     own = prefix.distinct + np.arange(int(counts.sum()))

@@ -15,7 +15,8 @@ import numpy as np
 
 from twinserve.traces.generators.synth import LengthShape, parameters
 from twinserve.traces.prefix import offsets_of
-from twinserve.traces.workload import BEST_EFFORT, PrefixBlocks, Provenance, Workload, WorkloadError
+from twinserve.traces.ranges import PrefixRanges
+from twinserve.traces.workload import BEST_EFFORT, Provenance, Workload, WorkloadError
 
 ORDERS = ("shuffled", "by-document")
 
@@ -150,19 +151,12 @@ def _draw(shape: LengthShape, n: int, rng: np.random.Generator) -> np.ndarray:
     return np.clip(np.exp(mu + sigma * rng.standard_normal(n)), shape.low, shape.high)
 
 
-def _blocks(of: np.ndarray, shared: np.ndarray, prompt: np.ndarray, size: int) -> PrefixBlocks:
+def _blocks(of: np.ndarray, shared: np.ndarray, prompt: np.ndarray, size: int) -> PrefixRanges:
     """Ids of each prompt's blocks: the document's first, then the question's own.
 
     of       int64[n]: document of each request;  shared: int64[documents], blocks of each document
     """
     counts = -(-prompt // size)
-    offsets = offsets_of(counts)
     first_of_document = offsets_of(shared)[:-1]
-    own = counts - shared[of]
-    first_own = int(shared.sum()) + offsets_of(own)[:-1]
-    # of a block in its prompt
-    place = np.arange(int(counts.sum())) - np.repeat(offsets[:-1], counts)
-    in_document = place < np.repeat(shared[of], counts)
-    document_id = np.repeat(first_of_document[of], counts) + place
-    own_id = np.repeat(first_own - shared[of], counts) + place
-    return PrefixBlocks(np.where(in_document, document_id, own_id), offsets, size)
+    first_own = int(shared.sum()) + offsets_of(counts - shared[of])[:-1]
+    return PrefixRanges(first_of_document[of], shared[of], first_own, offsets_of(counts), size)
