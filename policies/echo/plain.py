@@ -149,7 +149,10 @@ class PlainPlans:
             or (room and self._one_ends(view, ledger, decodes, chunk, tokens))
         ):
             return self._go_on(view, ledger, decodes, chunk)
-        plan.rows, plan.tokens = np.append(rows, chunk.row), np.append(plan.tokens, chunk.new)
+        n = len(rows)
+        everybody, each = np.empty(n + 1, np.int64), np.ones(n + 1, np.int64)
+        everybody[:n], everybody[n], each[n] = rows, chunk.row, chunk.new
+        plan.rows, plan.tokens = everybody, each
         plan.moves += ledger.take_moves()
         return plan
 

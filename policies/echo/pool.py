@@ -90,6 +90,8 @@ class OfflinePool:
         self._best: list[tuple[int, int]] = []  # the last answer, while nothing has changed
         self._best_of: int | None = None  # blocks lost until then
         self._limits: dict[int, int] = {}  # of a heap's length, before it is cleared of old entries
+        # text and number of a block from which on nobody queued can find more by its being computed
+        self._alone: tuple[np.ndarray, int] | None = None
 
     def __len__(self) -> int:
         return len(self._queued)
@@ -104,6 +106,7 @@ class OfflinePool:
         # family of its own.
         text = prefix if prefix is not None and len(prefix) else np.array([-1 - row])
         bucket = int(requests.prompt_tokens[row]).bit_length() if self.buckets else 0
+        self._alone = None
         root = self._roots.get(bucket)
         if root is None:
             root = self._roots[bucket] = Family(None, _NOTHING, 0, bucket)
@@ -119,6 +122,7 @@ class OfflinePool:
 
     def put_back(self, row: int) -> None:
         """It was preempted, and waits again."""
+        self._alone = None
         self._queued.add(row)
         self._order.add(row)
         family = self._family[row]
@@ -257,6 +261,10 @@ class OfflinePool:
         more now."""
         if text is None:
             return
+        alone = self._alone
+        if alone is not None and alone[0] is text and first >= alone[1]:
+            return  # the next chunk of a question: it has passed the document
+        shared = False
         for root in self._roots.values():
             node: Family | None = root
             at = 0
@@ -264,10 +272,13 @@ class OfflinePool:
                 node = node.children.get(int(text[at]))
                 at = node.depth if node is not None else at
             if node is not None and node is not root:
-                self._ask_below(node)
+                shared = self._ask_below(node) or shared
+        if not shared:
+            self._alone = text, first
 
-    def _ask_below(self, node: Family) -> None:
-        stack, parent = [node], node.parent
+    def _ask_below(self, node: Family) -> bool:
+        """Whether anybody is there."""
+        stack, parent, found = [node], node.parent, bool(node.children)
         if (
             parent is not None
             and parent.queued
@@ -277,11 +288,15 @@ class OfflinePool:
         ):
             # the text of one of its own requests may be computed by a request of another bucket
             self._ask(parent)
+            found = True
         while stack:
             node = stack.pop()
-            if node.queued and node.leader is None:
-                self._ask(node)
+            if node.queued:
+                found = True
+                if node.leader is None:
+                    self._ask(node)
             stack.extend(node.children.values())
+        return found
 
     def _first(self, family: Family) -> int:
         """The queued row that arrived first."""

@@ -148,12 +148,10 @@ class CountedPool(BlockPool):
     def _evict(self, n: int) -> np.ndarray:
         """The `n` cached blocks of lowest priority, least recently used first; no longer
         findable."""
+        if n <= _FEW and (few := self._evict_few(n)) is not None:
+            return few
         parts, missing = [], n
         while missing:
-            if missing <= _FEW and (block := self._evict_first()) is not None:
-                parts.append(np.array([block]))
-                missing -= 1
-                continue
             rank, _, _, blocks, used_at = heapq.heappop(self._heap)
             self._listed -= len(blocks)
             # an entry may be a long prompt: not all of it for every block
@@ -198,21 +196,36 @@ class CountedPool(BlockPool):
         self._forget(evicted)
         return evicted
 
-    def _evict_first(self) -> int | None:
-        """The block that the order begins with, marked as taken; None where that one is stale. What
-        a token takes is mostly a single block."""
-        rank, at, number, blocks, used_at = self._heap[0]
-        block = blocks.item(0)
-        if self._used_at.item(block) != at or self._rank.item(block) != rank:
+    def _evict_few(self, n: int) -> np.ndarray | None:
+        """The same for what tokens of decodes take, block by block: for few blocks, numbers are
+        faster than arrays. None, and nothing changed, where that is not the plain case."""
+        if self.undo is not None or self._copies or self.events is not None:
             return None
-        if len(blocks) > 1:
-            rest = (rank, used_at.item(1), number, blocks[1:], used_at[1:])
-            heapq.heapreplace(self._heap, rest)
-        else:
-            heapq.heappop(self._heap)
-        self._listed -= 1
-        self._used_at[block] = -at
-        return block
+        heap, used_at_of, rank_of, rc = self._heap, self._used_at, self._rank, self.rc
+        content_of, found_at = self.content, self._found_at
+        evicted, needed = [], 0
+        while len(evicted) < n:
+            rank, at, number, blocks, used_at = heap[0]
+            block = blocks.item(0)
+            stale = used_at_of.item(block) != at or rank_of.item(block) != rank
+            if len(blocks) > 1:
+                rest = (rank, used_at.item(1), number, blocks[1:], used_at[1:])
+                heapq.heapreplace(heap, rest)
+            else:
+                heapq.heappop(heap)
+            self._listed -= 1
+            if stale:
+                continue
+            content = content_of.item(block)
+            needed += rc.item(content) > 0
+            used_at_of[block], content_of[block], found_at[content] = 0, -1, 0
+            evicted.append(block)
+        self.cached -= n
+        self.needed -= needed
+        self.evicted += n
+        self.lost += needed
+        self.version += 1
+        return np.array(evicted)
 
     # -- taking and giving -------------------------------------------------------------------------
     def take(self, n: int) -> np.ndarray:
