@@ -18,6 +18,7 @@ from twinserve.policies.parts.estimators import BatchEstimator, ModelEstimator
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.forms.echo import EchoModel
 from twinserve.profiles.forms.estimates import step_estimate
+from twinserve.profiles.forms.sums import BatchSumsModel
 from twinserve.profiles.profile import Profile
 
 Prefills = Sequence[tuple[int, int]]  # (new tokens, resident tokens) of each prompt or chunk
@@ -160,6 +161,52 @@ class ModelCost:
         return fits
 
 
+class SumsCost(ModelCost):
+    """The same numbers without an array for each question: a batch by its sums."""
+
+    model: BatchSumsModel
+
+    def seconds(self, prefills: Prefills, n: int, total: int, longest: int) -> float:
+        if not n and not prefills:
+            return 0.0
+        new = squares = 0
+        for tokens, resident in prefills:
+            new, squares = new + tokens, squares + tokens * (tokens + 2 * resident)
+        return self.model.seconds(new, squares, total + n, n)
+
+    def longest_chunk(
+        self,
+        prefills: Prefills,
+        decodes: tuple[int, int, int],
+        resident: int,
+        limit: int,
+        bound: float,
+    ) -> int:
+        """By the root of a quadratic, and what rounding makes of that."""
+        model, (n, total, _) = self.model, decodes
+        new = squares = 0
+        for tokens, before in prefills:
+            new, squares = new + tokens, squares + tokens * (tokens + 2 * before)
+
+        def takes(chunk: int) -> float:
+            more = squares + chunk * (chunk + 2 * resident)
+            return model.seconds(new + chunk, more, total + n, n)
+
+        if takes(limit) <= bound:
+            return limit
+        least = takes(0) if n or prefills else model.base
+        if least > bound:
+            return 0
+        left, slope = bound - least, model.beta + 2.0 * model.alpha * resident
+        steep = slope + math.sqrt(slope * slope + 4.0 * model.alpha * left)
+        chunk = min(int(2.0 * left / steep), limit - 1) if steep else 0
+        while chunk and takes(chunk) > bound:
+            chunk -= 1
+        while chunk + 1 < limit and takes(chunk + 1) <= bound:
+            chunk += 1
+        return chunk
+
+
 class Unasked:
     """For plans that neither an SLO nor a reward decides: nothing takes time."""
 
@@ -195,4 +242,6 @@ def step_cost(estimator: BatchEstimator | None, policy: str) -> StepCost:
             "slo_aware=false and kv_aware=false"
         )
     model = estimator.model
-    return EchoCost(model) if isinstance(model, EchoModel) else ModelCost(model)
+    if isinstance(model, EchoModel):
+        return EchoCost(model)
+    return SumsCost(model) if isinstance(model, BatchSumsModel) else ModelCost(model)

@@ -142,12 +142,15 @@ class OnlineRequests:
         5.1)."""
         first, tpot, _ = self._fixed(rows, requests)
         emitted = requests.output_tokens[rows]
+        everyone = np.count_nonzero(emitted) == len(rows)  # has a token: the plain case
         if self.options.slo == "gap":
-            due = np.where(emitted > 0, requests.last_token_s[rows] + tpot, first)
-        else:
-            due = first + np.where(emitted > 0, emitted * tpot, 0.0)
-        due[np.isnan(due)] = np.inf
-        return due
+            due = requests.last_token_s[rows] + tpot
+            return due if everyone else np.where(emitted > 0, due, first)
+        if everyone:
+            return first + emitted * tpot
+        later = np.zeros(len(rows))
+        np.multiply(emitted, tpot, out=later, where=emitted > 0)  # 0 * inf is no number
+        return first + later
 
     def _fixed(
         self, rows: np.ndarray, requests: RequestTable
@@ -158,6 +161,7 @@ class OnlineRequests:
         if known is not rows:
             first = requests.arrival_s[rows] + requests.slo_ttft_s[rows]
             tpot, prompts = requests.slo_tpot_s[rows], requests.prompt_tokens[rows]
+            first[np.isnan(first)] = tpot[np.isnan(tpot)] = np.inf  # no objective
             self._columns = rows, first, tpot, prompts
         return first, tpot, prompts
 

@@ -116,45 +116,41 @@ class PlainPlans:
         return _Decodes(rows, resident, ready, fitting, bound, (n, total, longest))
 
     @staticmethod
-    def _granted(ledger: KvLedger, rows: np.ndarray, resident: np.ndarray) -> StepPlan | None:
-        """A token each, where there is free memory for that."""
-        if np.count_nonzero(ledger.missing_tokens(rows)) or not ledger.grow_all(rows, resident + 1):
-            return None
-        plan = StepPlan(rows, np.ones(len(rows), np.int64))
-        plan.moves = ledger.take_moves()
-        return plan
+    def _grown(ledger: KvLedger, rows: np.ndarray, resident: np.ndarray) -> bool:
+        """Whether there is free memory for a token each, which they have then."""
+        return not np.count_nonzero(ledger.missing_tokens(rows)) and ledger.grow_all(
+            rows, resident + 1
+        )
 
     def _plan(
         self, view: SystemView, ledger: KvLedger, decodes: _Decodes, chunk: _Chunk
     ) -> StepPlan | None:
         rows, resident = decodes.everyone()
-        plan, tokens = self._granted(ledger, rows, resident), self.tokens - len(rows)
-        if plan is None:
+        if not self._grown(ledger, rows, resident):
             return None
+        n = len(rows)
+        moves, tokens = ledger.take_moves(), self.tokens - n
         begin = decodes.fitting == len(decodes.ready)  # while a decode waits nobody is begun
         self.offline.pool.keep()
         if begin and self._one_ends(view, ledger, decodes, chunk, tokens):
             return None
         chunk.new = self._longest(decodes, chunk, tokens)
         if chunk.new <= 0 and not begin:
-            return plan
+            return StepPlan(rows, np.ones(n, np.int64), moves=moves)
         if not self._has_memory(ledger, chunk):
             return None
         end = chunk.resident + chunk.new
         self.offline.computed(view.requests, ledger, chunk.row, chunk.resident, end)
         tokens -= chunk.new
-        room = tokens and len(rows) + 1 < self.seats
+        room = tokens and n + 1 < self.seats
         if begin and (
             chunk.new == chunk.left
             or (room and self._one_ends(view, ledger, decodes, chunk, tokens))
         ):
             return self._go_on(view, ledger, decodes, chunk)
-        n = len(rows)
         everybody, each = np.empty(n + 1, np.int64), np.ones(n + 1, np.int64)
         everybody[:n], everybody[n], each[n] = rows, chunk.row, chunk.new
-        plan.rows, plan.tokens = everybody, each
-        plan.moves += ledger.take_moves()
-        return plan
+        return StepPlan(everybody, each, moves=moves + ledger.take_moves())
 
     def _one_ends(
         self, view: SystemView, ledger: KvLedger, decodes: _Decodes, chunk: _Chunk, tokens: int

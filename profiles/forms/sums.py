@@ -37,7 +37,10 @@ class BatchSumsModel(StepTimeModel):
     error: float | None = None
 
     def step_seconds(self, work: StepComposition) -> float:
-        new, squares, context, n = _sums(work)
+        return self.seconds(*_sums(work))
+
+    def seconds(self, new: int, squares: int, context: int, n: int) -> float:
+        """Of a batch by its sums, as `_sums` has them."""
         if not new and not n:
             return 0.0
         prompts = self.alpha * squares + self.beta * new

@@ -19,6 +19,7 @@ from twinserve.policies.parts.estimators import LinearEstimator, ModelEstimator
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
+from twinserve.profiles.forms.sums import BatchSumsModel
 from twinserve.profiles.profile import load_profile
 
 LINEAR = BrosLinearModel(PhaseCost(2e-4, 1e-8, 1e-3), PhaseCost(5e-5, 3e-7, 2e-3))
@@ -112,6 +113,34 @@ def test_any_model_is_asked_a_few_times_for_its_longest_chunk(prefills, n, resid
         assert cost.seconds([*prefills, (chunk, resident)], *decodes) <= bound
     if chunk < limit:
         assert cost.seconds([*prefills, (chunk + 1, resident)], *decodes) > bound
+
+
+@examples(150)
+@given(
+    terms=st.tuples(
+        st.sampled_from([0.0, 0.012]),
+        st.sampled_from([0.0, 1.7e-9, 3e-6]),
+        st.sampled_from([0.0, 5.9e-5]),
+        st.sampled_from([0.0, 1.1e-7]),
+        st.sampled_from([0.0, 9.9e-5]),
+    ),
+    prefills=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), max_size=2),
+    n=st.sampled_from([0, 3, 40]),
+    resident=st.sampled_from([0, 100, 20_000]),
+    limit=st.integers(1, 8000),
+    bound=st.one_of(st.floats(0.001, 1.0), st.integers(0, 8000)),
+)
+def test_a_batch_of_sums_costs_what_its_composition_does(
+    terms, prefills, n, resident, limit, bound
+):
+    model, decodes = BatchSumsModel(*terms), (n, n * 1000, 1500) if n else (0, 0, 0)
+    sums = step_cost(ModelEstimator(model, SwapTimeModel(1e-9)), "echo")
+    any_model = ModelCost(model)
+    assert sums.seconds(prefills, *decodes) == any_model.seconds(prefills, *decodes)
+    if isinstance(bound, int):  # a bound that is met to the last bit
+        bound = any_model.seconds([*prefills, (bound + 1, resident)], *decodes)
+    found = sums.longest_chunk(prefills, decodes, resident, limit, bound)
+    assert found == any_model.longest_chunk(prefills, decodes, resident, limit, bound)
 
 
 def test_the_fit_has_a_constant_for_decodes():
