@@ -203,7 +203,8 @@ class CountedPool(BlockPool):
             return None
         heap, used_at_of, rank_of, rc = self._heap, self._used_at, self._rank, self.rc
         content_of, found_at = self.content, self._found_at
-        evicted, needed = [], 0
+        evicted: list[int] = []
+        needed = 0
         while len(evicted) < n:
             rank, at, number, blocks, used_at = heap[0]
             block = blocks.item(0)
