@@ -216,12 +216,22 @@ class PoolDesk:
         self.pool.add(row, self.table)
         return row
 
-    def compute(self, row: int) -> bool:
+    def compute(self, row: int, blocks: int = 99) -> bool:
+        """What is not cached of the prompt, or the first `blocks` of that."""
         hit = self.ledger.hit_tokens(row)
-        if not self.ledger.admit(row, int(self.table.prompt_tokens[row]) - 1, hit):
+        if not self.ledger.admit(row, min(hit + 4 * blocks, self._end(row)), hit):
             return False
         self.pool.computed(self.table.prefix[row], hit // 4)
         return True
+
+    def go_on(self, row: int, blocks: int) -> None:
+        """The next blocks of a prompt that is computed in pieces."""
+        held = self.ledger.held_blocks(row)
+        if self.ledger.grow(row, min(4 * (held + blocks), self._end(row))):
+            self.pool.computed(self.table.prefix[row], held)
+
+    def _end(self, row: int) -> int:
+        return int(self.table.prompt_tokens[row]) - 1
 
 
 def test_families_follow_the_tree():
@@ -281,31 +291,54 @@ def test_a_leader_that_leaves_makes_way(leaves):
         assert desk.pool.best(desk.ledger) == [(first, 0)]
 
 
+def test_who_was_preempted_finds_what_is_computed_from_then_on():
+    """Two ask the same, side by side."""
+    desk = PoolDesk()
+    one, other = desk.submit(tuple("AAAA")), desk.submit(tuple("AAAA"))
+    for row in (one, other):
+        assert desk.compute(row, 1)
+        desk.pool.take(row, leads=False)
+    desk.go_on(one, 1)
+    desk.ledger.drop(other)
+    desk.pool.put_back(other)
+    assert desk.pool.best(desk.ledger) == [(other, 8)]
+    desk.go_on(one, 1)
+    assert desk.pool.best(desk.ledger) == [(other, 12)]
+
+
 @examples(20)
 @given(seed=st.integers(0, 2**32), buckets=st.booleans())
 def test_the_pool_finds_what_a_search_of_all_requests_finds(seed, buckets):
-    """Requests come, run, are preempted and end, the cache fills and is evicted: the best one's hit
-    is always the largest of any queued request whose family nobody leads; sets and counts add
-    up."""
+    """Requests come, run in pieces, are preempted and end, the cache fills and is evicted: the best
+    one's hit is always the largest of any queued request whose family nobody leads; sets and counts
+    add up."""
     rng = random.Random(seed)
     desk = PoolDesk(buckets)
-    queued, running = set(), set()
+    queued, running, texts, begun = set(), set(), [], -1
     for _ in range(80):
-        turn = rng.choice(("submit", "submit", "run", "run", "end", "preempt", "withdraw"))
+        turns = ("submit", "submit", "run", "run", "go on", "go on", "end", "preempt", "withdraw")
+        turn = rng.choice(turns)
         if turn == "submit":
             text = tuple(rng.choice("ab") for _ in range(rng.randint(0, 7))) + tuple(
                 rng.choice("xyz") for _ in range(rng.randint(0, 3))
             )
+            if texts and rng.random() < 0.5:  # asks what another one asks, or goes on from there
+                text = rng.choice(texts[-3:]) + text[:1]
+            texts.append(text)
             queued.add(desk.submit(text))
         elif turn == "run" and queued:
             found = desk.pool.best(desk.ledger)
             row = rng.choice(found)[0] if found else None
-            if row is not None and desk.compute(row):
+            if row is not None and desk.compute(row, rng.choice((1, 2, 99))):
+                begun = row
                 desk.pool.take(row, leads=rng.random() < 0.3)
                 queued.remove(row)
                 running.add(row)
                 if rng.random() < 0.7:
                     desk.pool.passed(row, 99)
+        elif turn == "go on" and running:
+            row = begun if begun in running else rng.choice(sorted(running))
+            desk.go_on(row, rng.randint(1, 2))
         elif turn == "end" and running:
             row = rng.choice(sorted(running))
             running.remove(row)
