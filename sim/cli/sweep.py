@@ -159,7 +159,7 @@ def _runs(
     if len(config.policy) > 1:
         sources.append(of.of_policies(given.pop("policy")))
     crossed = of.crossed([*sources, *grids], of.read_links(link_vars))
-    base = defaults(preset, config_file, "policy" not in given, "router" not in given)
+    base = defaults(preset, config_file, config.model_fields_set)
 
     def build(settings: dict) -> SimulationConfig:
         found = over(base, SimulationConfig(**{**given, **settings}))

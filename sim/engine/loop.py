@@ -13,7 +13,7 @@ import simpy
 from twinserve.backends.base import Backend, Executed
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.parts.runs import growth_of
-from twinserve.policies.plan import StepOutcome, StepPlan
+from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, STEPS, Clock
 from twinserve.sim.engine.core import EngineCore
@@ -70,7 +70,9 @@ class Engine:
         self.backend = backend
         self.recorder = recorder
         self.on_ended = on_ended
-        self.on_first_token: Callable[[list[int]], None] | None = None  # rows that got it
+        # rows that got the first token which this engine gave them
+        self.on_first_token: Callable[[list[int]], None] | None = None
+        self._carried: set[int] = set()  # rows with tokens of another engine, none yet of this one
         self.on_step: Callable[[], None] | None = None  # a step, or a run of them, is booked
         self.decision_overhead = decision_overhead
         self.decision_seconds: list[float] = []  # wall time of each plan
@@ -101,6 +103,8 @@ class Engine:
         A column of that name: how many it has, where it comes from another engine."""
         row = self.core.submit(request_id, **values)
         self.backend.expect(row, output_tokens)
+        if values.get("output_tokens"):
+            self._carried.add(row)
         self._notify()
         return row
 
@@ -364,7 +368,7 @@ class Engine:
         gaps = core.complete(step.plan, executed.outcome)
         self.recorder.completed(executed, gaps, core.requests)
         self._step = None
-        if self.on_first_token is not None and len(fresh := _without_gap(executed.outcome, gaps)):
+        if self.on_first_token is not None and len(fresh := self._first_here(executed, gaps)):
             self.on_first_token(fresh)
         if executed.outcome.finished:
             self._news = True
@@ -372,7 +376,13 @@ class Engine:
         if self.on_step is not None:
             self.on_step()
 
-
-def _without_gap(outcome: StepOutcome, gaps: np.ndarray) -> list[int]:
-    """Rows whose first token this outcome has."""
-    return outcome.emitted[np.isnan(gaps)].tolist()
+    def _first_here(self, executed: Executed, gaps: np.ndarray) -> list[int]:
+        """Rows that this outcome gives their first token of this engine: those with no gap before
+        it, and those whose earlier tokens another engine gave them."""
+        emitted = executed.outcome.emitted
+        first = np.isnan(gaps)
+        if self._carried:
+            rows = [row for row in emitted.tolist() if row in self._carried]
+            self._carried.difference_update(rows)
+            first |= np.isin(emitted, rows)
+        return emitted[first].tolist()

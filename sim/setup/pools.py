@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from twinserve.policies.files import file_sha256
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.specs import ProfileError
@@ -41,11 +42,13 @@ class Pool:
     def described(self, spec: PolicySpec) -> dict[str, Any]:
         """For run.json."""
         policy, hardware = self.policy(spec), self.hardware
+        digest = file_sha256(self.spec.policy) if self.spec else None  # else the run's own has it
         return {
             "name": self.name,
             "replicas": self.replicas,
             "role": self.role,
             "policy": policy.text,
+            **({"policy_file_sha256": digest} if digest else {}),
             "ledger": policy.kv or self.config.kv or policy.kv_name,
             "num_blocks": hardware.num_blocks,
             "block_tokens": hardware.block_tokens,

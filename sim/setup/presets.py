@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 from twinserve.formats import parse_json
@@ -27,15 +28,12 @@ def with_defaults(
     instead of theirs, and the other way round. Raises SettingsError for an unknown preset, or a
     file that is no run.json.
     """
-    given = config.model_fields_set
-    return over(defaults(preset, file, "policy" not in given, "router" not in given), config)
+    return over(defaults(preset, file, config.model_fields_set), config)
 
 
-def defaults(
-    preset: str | None, file: Path | None, policy_too: bool = True, router_too: bool = True
-) -> dict:
-    """The settings of the run.json `file` over those of `preset`. policy_too, router_too: the
-    file's policy, its router shall be what they were. Raises SettingsError."""
+def defaults(preset: str | None, file: Path | None, given: Container[str] = ()) -> dict:
+    """The settings of the run.json `file` over those of `preset`. given: settings that will stand
+    over both. Raises SettingsError."""
     base: dict = {}
     if preset is not None:
         if preset not in PRESETS:
@@ -45,7 +43,7 @@ def defaults(
             )
         base.update(PRESETS[preset])
     if file is not None:
-        base.update(from_file(file, policy_too, router_too))
+        base.update(from_file(file, given))
     return base
 
 
@@ -64,16 +62,30 @@ def over(base: dict, config: SimulationConfig) -> SimulationConfig:
         unwanted += KV_SIZES
     if "fleet" in given or "replicas" in given:  # one says how many the other did
         unwanted += ("replicas", "fleet")
-    if "fleet" in given:  # it may say its router
+    if given.get("fleet") is not None:  # it may say its router
         unwanted += ("router",)
+        if "router" in given:
+            _check_one_router(given["fleet"], given["router"])
     for name in unwanted:
         base.pop(name, None)
     return SimulationConfig(**{**base, **given})
 
 
-def from_file(file: Path, policy_too: bool = True, router_too: bool = True) -> dict:
-    """The settings in a run.json. policy_too, router_too: its policy, its router shall be what they
-    were. Raises SettingsError."""
+def _check_one_router(fleet: str, router: str) -> None:
+    """Raises SettingsError where the file names another one than the flags."""
+    from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
+
+    file = read_fleet(fleet)
+    if file.settings.router not in (None, router):
+        raise SettingsError(
+            f"{file.where}: router: {file.settings.router!r}, and --router {router!r}; keep one of "
+            "them"
+        )
+
+
+def from_file(file: Path, given: Container[str] = ()) -> dict:
+    """The settings in a run.json. Files of its policies and its router shall be what they were, but
+    for those that are `given` anew. Raises SettingsError."""
     try:
         document = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -99,10 +111,12 @@ def from_file(file: Path, policy_too: bool = True, router_too: bool = True) -> d
         SimulationConfig(**settings)
     except SettingsError as error:
         raise SettingsError(f"--config {file}: {error}") from None
-    if policy_too:
+    if "policy" not in given:
         check_policy_file(stored)
-    if router_too:
+    if "router" not in given:
         check_router_file(stored)
+    if "fleet" not in given and "replicas" not in given:
+        check_pool_files(stored)
     return settings
 
 
@@ -116,6 +130,17 @@ def check_policy_file(run: dict) -> None:
         _same_file("policy", text, then, file_sha256(parse_policy(text).policy))
 
 
+def check_pool_files(run: dict) -> None:
+    """The same of the policies of its fleet file's pools."""
+    fleet = run.get("fleet")
+    pools = fleet.get("pools") if isinstance(fleet, dict) else None
+    for pool in pools if isinstance(pools, list) else []:
+        then = pool.get("policy_file_sha256") if isinstance(pool, dict) else None
+        if then is not None:
+            text = pool["policy"]
+            _same_file("policy", text, then, file_sha256(parse_policy(text).policy), "fleet")
+
+
 def check_router_file(run: dict) -> None:
     """The same of its router."""
     fleet = run.get("fleet")
@@ -125,9 +150,9 @@ def check_router_file(run: dict) -> None:
         _same_file("router", text, then, file_sha256(parse_router(text).router))
 
 
-def _same_file(kind: str, text: str, then: str, now: str | None) -> None:
+def _same_file(kind: str, text: str, then: str, now: str | None, flag: str = "") -> None:
     if now != then:
         raise SettingsError(
             f"{kind} {text}: its file is not what it was in that run (sha256 {str(then)[:12]}...); "
-            f"put it back, or simulate it as it is now with --{kind} {text}"
+            f"put it back, or simulate it as it is now with --{flag or f'{kind} {text}'}"
         )

@@ -381,6 +381,7 @@ def test_what_a_router_hears(fast):
         ("place", "r1", (2,), (1, 0, 1)),
         ("dispatched", "r1", 2),
         ("first token", "r2", 2),
+        ("first token", "r1", 2),
         ("ended", "r2", 2),
         ("ended", "r1", 2),
         ("ended", "r0", 0),

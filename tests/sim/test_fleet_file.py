@@ -91,6 +91,27 @@ def test_a_run_whose_pool_has_a_policy_from_a_file_is_repeated(first, second, tm
     assert ran == ["mine" if text else "vllm" for text in named]
 
 
+def test_a_repeat_with_a_changed_policy_of_a_pool_is_refused(tmp_path, capsys):
+    mine, run = tmp_path / "mine.py", tmp_path / "run"
+    mine.write_text(MINE)
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"pools:\n - policy: {mine}:Mine\n - {{}}\n")
+    assert command(f"--fleet {fleet} {TRAFFIC} --out {run}", capsys)[0] == 0
+    mine.write_text(MINE + "# better now\n")
+    again = f"--config {run}/run.json --quiet --out {tmp_path}/again"
+    code, said = command(again, capsys)
+    assert code == BAD_INPUT and said.count("\n") == 1
+    assert f"{mine}:Mine: its file is not what it was in that run" in said and "--fleet" in said
+    assert command(f"{again} --fleet {fleet}", capsys)[0] == 0  # it is meant
+
+
+@pytest.mark.parametrize("router", ["least-requests", "random"])  # the first: the default's name
+def test_a_router_beside_that_of_the_file_is_refused(two, router, capsys):
+    code, said = command(f"--fleet {two} {TRAFFIC} --router {router}", capsys)
+    assert code == BAD_INPUT and "router: 'spread'" in said and "keep one of them" in said
+    assert command(f"--fleet {two} {TRAFFIC} --router spread", capsys)[0] == 0
+
+
 @pytest.mark.parametrize("policies", [("vllm", "bros"), ("bros", "vllm")])
 def test_settings_that_any_pool_makes_use_of_are_kept_for_repeating(policies):
     fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})

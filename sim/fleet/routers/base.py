@@ -120,7 +120,8 @@ class Router(ABC, Generic[RouterOptions]):
     # -- what it hears -----------------------------------------------------------------------------
     def on_dispatched(self, request: Request, replica: int) -> None: ...
 
-    def on_first_token(self, request: Request, replica: int) -> None: ...
+    def on_first_token(self, request: Request, replica: int) -> None:
+        """The first token that this replica gave it; the first of all, unless it moved there."""
 
     def on_ended(self, request: Request, replica: int) -> None:
         """It is not there any more, however that came."""

@@ -45,11 +45,30 @@ class ConductorOptions(Shedding):
 
 @dataclass(slots=True)
 class _Queue:
-    """Of a replica. prefill_s: request without a first token -> predicted seconds of its prompt;
-    decoding: request with one -> its prompt's tokens."""
+    """Of a replica.
+
+    prefill_s  request without a first token -> predicted seconds of its prompt
+    decoding   request with one -> its prompt's tokens
+    queued_s   sum of the former; None: to be added up anew (adding and subtracting would drift)
+    tokens     sum of the latter
+    """
 
     prefill_s: dict[Request, float] = field(default_factory=dict)
     decoding: dict[Request, int] = field(default_factory=dict)
+    queued_s: float | None = 0.0
+    tokens: int = 0
+
+    def computed(self, request: Request) -> bool:
+        """Its prompt is, or needs no more to be. False where it was."""
+        if self.prefill_s.pop(request, None) is None:
+            return False
+        self.queued_s = None
+        return True
+
+    def seconds(self) -> float:
+        if self.queued_s is None:
+            self.queued_s = sum(self.prefill_s.values())
+        return self.queued_s
 
 
 class Conductor(OfPrefixes[ConductorOptions]):
@@ -70,17 +89,20 @@ class Conductor(OfPrefixes[ConductorOptions]):
 
     def on_dispatched(self, request: Request, replica: int) -> None:
         blocks = self._prefixes.matched_at(request, replica, self.view)
-        self._queues[replica].prefill_s[request] = self._prefill_s(request, replica, blocks)
+        queue = self._queues[replica]
+        queue.prefill_s[request] = self._prefill_s(request, replica, blocks)
+        queue.queued_s = None
 
     def on_first_token(self, request: Request, replica: int) -> None:
         queue = self._queues[replica]
-        if queue.prefill_s.pop(request, None) is not None:
+        if queue.computed(request):
             queue.decoding[request] = request.prompt_tokens
+            queue.tokens += request.prompt_tokens
 
     def on_ended(self, request: Request, replica: int) -> None:
         queue = self._queues[replica]
-        queue.prefill_s.pop(request, None)
-        queue.decoding.pop(request, None)
+        queue.computed(request)
+        queue.tokens -= queue.decoding.pop(request, 0)
 
     def place(self, request: Request, stage: Role, view: FleetView) -> int | Verdict:
         matched = self._prefixes.matched(request, view)
@@ -95,13 +117,13 @@ class Conductor(OfPrefixes[ConductorOptions]):
 
     def ttft_s(self, request: Request, replica: int, matched: int) -> float:
         """Predicted seconds to its first token there, with so many leading blocks cached."""
-        queued = sum(self._queues[replica].prefill_s.values())
-        return queued + self._prefill_s(request, replica, matched)
+        return self._queues[replica].seconds() + self._prefill_s(request, replica, matched)
 
     def tbt_s(self, request: Request, replica: int) -> float:
         """Predicted seconds of a step there in which all that have begun decode, and this one."""
-        contexts = [*self._queues[replica].decoding.values(), request.prompt_tokens]
-        work = StepComposition(len(contexts), sum(contexts), max(contexts))
+        queue, tokens = self._queues[replica], request.prompt_tokens
+        longest = max(queue.decoding.values(), default=0)
+        work = StepComposition(len(queue.decoding) + 1, queue.tokens + tokens, max(longest, tokens))
         return self._model(replica).step_seconds(work)
 
     def _prefill_s(self, request: Request, replica: int, matched: int) -> float:
