@@ -21,6 +21,7 @@ from twinserve.policies.requests import End, State
 from twinserve.profiles.step_times import choose
 from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.sim.results.options import Objective
+from twinserve.sim.results.parts import by_parts
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
 from twinserve.sim.setup.hardware import Sources
@@ -31,7 +32,6 @@ from twinserve.traces.load import load_trace
 from twinserve.traces.workload import REAL_TIME, Workload
 
 _DRAINS_S = 20.0
-WINDOWS = 10  # equal parts of the judged time
 # Of a worker: trials that follow each other have these in common.
 SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
 
@@ -58,7 +58,7 @@ class Kept:
     """An objective in a trial.
 
     due, kept  judged requests that have it, and those of them that kept it
-    windows    (due, kept) of each of WINDOWS parts of the time, by arrival
+    windows    (due, kept) of each of ten parts of the time, by arrival
     value_s    what the share that is asked for keeps, seconds; None: some of them never ended
     """
 
@@ -251,10 +251,6 @@ def _kept(r: RequestColumns, judged: np.ndarray, objective: Objective) -> Kept:
         return Kept(0, 0, (), None)
     ordered = np.sort(np.where(r.finished, latency, np.inf)[due])
     value = float(ordered[max(needed(objective, n), 1) - 1])
-    at = r.arrival[due]
-    edges = np.linspace(at.min(), at.max(), WINDOWS + 1)
-    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, WINDOWS - 1)
-    dues = np.bincount(place, minlength=WINDOWS)
-    keeps = np.bincount(place[kept[due]], minlength=WINDOWS)
-    windows = tuple(zip(dues.tolist(), keeps.tolist(), strict=True))
-    return Kept(n, int(kept.sum()), windows, value if math.isfinite(value) else None)
+    return Kept(
+        n, int(kept.sum()), by_parts(r.arrival, due, kept), value if math.isfinite(value) else None
+    )
