@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -96,7 +97,7 @@ def plan(
     workers: int
         Processes; by default one for each core.
     out: Path
-        Folder for plan.json.
+        Folder for plan.json and pareto.png.
     as_json: bool
         Print plan.json and nothing else.
     quiet: bool
@@ -109,7 +110,7 @@ def plan(
     from twinserve.sim.results.files import dump_json
     from twinserve.sim.results.folders import resolved, try_to_write
     from twinserve.sim.sweep.executors import local
-    from twinserve.traces.write import write_atomically
+    from twinserve.traces.write import write_together
 
     if workers is not None and not 1 <= workers <= _MOST_WORKERS:
         raise SettingsError(f"--workers {workers}: give 1 to {_MOST_WORKERS}")
@@ -159,11 +160,20 @@ def plan(
         processes.shutdown()
     text = dump_json(described(found, table))
     if file is not None:
-        write_atomically(file, text.encode())
+        write_together([*_pictures(text, file.parent), (file, text.encode())])
     if as_json:
         sys.stdout.write(text)
     else:
         print_plan(found, table)
+
+
+def _pictures(text: str, folder: Path) -> list[tuple[Path, bytes]]:
+    """Of what plan.json says: cost against slack, where some row is enough."""
+    from twinserve.sim.report.plan_part import plan_charts
+    from twinserve.sim.report.static import picture
+
+    charts = {chart.key: chart for chart in plan_charts(json.loads(text))}
+    return [(folder / "pareto.png", picture(charts[k])) for k in charts if k == "plan-front"]
 
 
 def _list(flag: str, text: str) -> list[str]:

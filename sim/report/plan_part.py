@@ -51,7 +51,7 @@ _CLOSER = Shape(
         "steps_slow": _MAYBE,
         "step_time_errors": _TEXT,
     },
-    known={"below": _SIZED},
+    known={"below": _SIZED, "steps_farthest": _NUMBER},
     null=True,
 )
 _ROW = Shape(
@@ -182,7 +182,8 @@ def _closer(closer: Mapping | None) -> tuple[str, str]:
     if not closer:
         return "-", "-"
     sure = next((s["replicas"] for s in closer["sizes"] if s and s["answer"] == "meets"), None)
-    ends = [_or_dash(closer[k], "{:g}") for k in ("steps_fast", "steps_slow")]
+    most = f"> {closer['steps_farthest']:g}" if "steps_farthest" in closer else "-"
+    ends = [most if closer[k] is None else f"{closer[k]:g}" for k in ("steps_fast", "steps_slow")]
     return _or_dash(sure, "{:g}"), f"{ends[0]} to {ends[1]}"
 
 

@@ -247,8 +247,8 @@ def _cdf_chart(
         ""
         if most <= POINTS
         else (
-            f"Curves of more than {POINTS} values are drawn at {POINTS} of their ranks, where they are "
-            f"exact; the longest has {most:,}."
+            f"Curves of more than {POINTS} values are drawn at {POINTS} of their ranks, where they "
+            f"are exact; the longest has {most:,}."
         )
     )
     return Chart(

@@ -11,10 +11,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from twinserve.sim.report.axes import nested_width
+from twinserve.sim.report.axes import GREY, nested_width
 from twinserve.sim.report.chart import Chart, Curve, plain
+from twinserve.sim.report.figures import new_figure, png
 from twinserve.sim.report.palette import COLOURS
 
 _INK, _GRID = "#123450", "#123451"  # stand for colours of the page
@@ -35,6 +37,41 @@ _STYLE = {
     "xtick.color": _INK,
     "ytick.color": _INK,
 }
+
+
+def picture(chart: Chart) -> bytes:
+    """The chart as a PNG of its own, on a light ground: with its title, its key, and the text of
+    each point beside it. The same chart gives the same bytes."""
+    light = {
+        name: {_INK: GREY, _GRID: "#dfe3e8"}.get(value, value) for name, value in _STYLE.items()
+    }
+    with matplotlib.rc_context(light):
+        figure = new_figure(8.4, 4.6)
+        ax = figure.subplots()
+        for curve in chart.curves:
+            _draw(ax, curve, 1.5)
+            for x, y, text in zip(curve.x, curve.y, curve.about, strict=False):
+                ax.annotate(
+                    plain(text),
+                    (x, y),
+                    (5, 5),
+                    textcoords="offset points",
+                    fontsize=7.5,
+                    color=GREY,
+                )
+        _axes(ax, chart)
+        ax.margins(x=0.18, y=0.15)
+        ax.set_title(chart.title, loc="left")
+        figure.legend(
+            handles=[
+                Line2D([], [], color=COLOURS[c.colour % len(COLOURS)], marker="o", label=c.label)
+                for c in chart.curves
+            ],
+            loc="outside upper right",
+            ncols=len(chart.curves),
+            frameon=False,
+        )
+        return png(figure)
 
 
 def svg(chart: Chart, name: str) -> str:

@@ -34,10 +34,12 @@ img,svg{{max-width:100%;width:100%;height:auto}}
 table{{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:14px}}
 th,td{{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--grid);
   vertical-align:top}}
+td{{white-space:nowrap}}
 th:first-child,td:first-child{{text-align:left}}
 tr.section td{{font-weight:600;padding-top:12px}}
 td.best{{font-weight:600;color:var(--good)}}
-.settings td,.settings th{{text-align:left;overflow-wrap:anywhere;min-width:90px}}
+.settings td,.settings th{{text-align:left;white-space:normal;overflow-wrap:anywhere;
+  min-width:90px}}
 .note{{background:var(--note);padding:6px 10px;border-radius:4px;color:var(--on-note)}}
 pre{{background:var(--soft);padding:10px;overflow:auto;font-size:12px}}
 summary{{cursor:pointer;padding:4px 0}}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.report.chart import MOST_CURVES, Chart, Curve, best, front, number, spans_decades
+from twinserve.sim.report.chart import MOST_CURVES, Chart, Curve, best, front, spans_decades
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Html, Part, folded, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
@@ -110,11 +110,17 @@ def _table(means: pd.DataFrame, axes: Sequence[str]) -> Html:
         cells = [_text(means[name].iloc[i]) for name in axes]
         for name, _ in known:
             mean, half = (column[i] for column in columns[name])
-            cells.append(number(mean) + (f" ± {half:.2g}" if half else ""))
+            cells.append(_short(mean, 4) + (f" ± {_short(half, 2)}" if half else ""))
         if verdict in means:
             cells.append(_text(means[verdict].iloc[i]))
         rows.append(cells)
     return table(head, rows)
+
+
+def _short(value: float, digits: int) -> str:
+    if not np.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def _text(value: object) -> str:
