@@ -26,10 +26,10 @@ def item(chart: Chart, target: str) -> str:
     from bokeh.embed import json_item
 
     text = json.dumps(json_item(_figure(chart), target), separators=(",", ":"))
-    # Bokeh counts what a process has made; the text of a chart must not depend on that.
+    # Bokeh counts what a process has made; a page must not depend on that.
     names: dict[str, str] = {}
     for name in re.findall(r'(?<!\\)"(?:id|root_id)":"(p\d+)"', text):
-        names.setdefault(name, f"m{len(names)}")
+        names.setdefault(name, f"{target}-{len(names)}")
     return re.sub(r'(?<!\\)("(?:id|root_id)":)"(p\d+)"', lambda m: f'{m[1]}"{names[m[2]]}"', text)
 
 
@@ -80,7 +80,7 @@ def _figure(chart: Chart):
 def _draw(drawn, curve: Curve) -> None:
     from bokeh.models import ColumnDataSource, HoverTool
 
-    colour = COLOURS[curve.colour % len(COLOURS)]
+    colour, name = COLOURS[curve.colour % len(COLOURS)], plain(curve.label)
     columns: dict = {"x": curve.x, "y": curve.y}
     if curve.about:
         columns["about"] = [plain(text) for text in curve.about]
@@ -94,20 +94,26 @@ def _draw(drawn, curve: Curve) -> None:
     source = ColumnDataSource(columns)
     dash = "dashed" if curve.dashed else "solid"
     if curve.kind == "area":
-        drawn.varea("x", "low", "high", source=source, fill_color=colour, fill_alpha=0.35)
+        drawn.varea(
+            "x", "low", "high", source=source, fill_color=colour, fill_alpha=0.35, name=name
+        )
         return
-    if curve.kind == "step":
-        line = drawn.step("x", "y", source=source, mode="after", color=colour, line_width=2)
-    elif curve.kind == "line":
-        line = drawn.line("x", "y", source=source, color=colour, line_width=2, line_dash=dash)
-    else:
+    if listed:
         line = _points(drawn, curve, source, colour, dash)
+    else:
+        if curve.kind == "step":
+            drawn.step("x", "y", source=source, mode="after", color=colour, line_width=2, name=name)
+        else:
+            drawn.line(
+                "x", "y", source=source, color=colour, line_width=2, line_dash=dash, name=name
+            )
+        # What answers is wider than what is seen: a mouse hits no line of two pixels.
+        line = drawn.line("x", "y", source=source, line_width=14, line_alpha=0.0, name=name)
     shown = (lambda n: f"@{n}_text") if listed else (lambda n: f"@{n}{{%.6g}}")
     tips = [("", "$name"), ("x", shown("x")), ("y", shown("y"))]
     tips += [("", "@about")] if curve.about else []
     tips += [("95 %", f"{shown('low')} to {shown('high')}")] if "low" in columns else []
     formats = {} if listed else {"@x": "printf", "@y": "printf"}
-    line.name = plain(curve.label)
     # A line answers at the nearest of its points: between two of them nothing is known.
     where = {"line_policy": "nearest"} if not listed else {}
     drawn.add_tools(
@@ -124,19 +130,19 @@ def _draw(drawn, curve: Curve) -> None:
 
 
 def _points(drawn, curve: Curve, source, colour: str, dash: str):
+    given = {"source": source, "name": plain(curve.label), "line_width": 1.5}
     if curve.joined:
-        drawn.line("x", "y", source=source, color=colour, line_width=1.5, line_dash=dash)
+        drawn.line("x", "y", color=colour, line_dash=dash, **given)
     if curve.low is not None:
-        drawn.segment("x", "low", "x", "high", source=source, color=colour, line_width=1.5)
+        drawn.segment("x", "low", "x", "high", color=colour, **given)
     return drawn.scatter(
         "x",
         "y",
-        source=source,
         size=9,
         line_color=colour,
         fill_color=colour,
         fill_alpha=1.0 if curve.filled else 0.0,
-        line_width=1.5,
+        **given,
     )
 
 
