@@ -161,7 +161,7 @@ def _table(plan: Plan) -> Table:
     for objective in plan.objectives:
         table.add_column(f"{_NAMES[objective.metric]} kept", justify="right", no_wrap=True)
         table.add_column("slack", justify="right")
-    for name in ("answer", "beyond doubt", "steps off", "KV mu+2s, held", "binds"):
+    for name in ("answer", "beyond doubt", "steps off", "KV mu+2s, held, over", "binds"):
         table.add_column(name, no_wrap=True)
     for row in plan.rows:
         if row.status != "never":
@@ -212,9 +212,11 @@ def _beyond(row: Row) -> list[str]:
 
 
 def _memory(sized: Sized | None) -> str:
-    """Predicted and held, of the peak that holds most."""
+    """Predicted, held, and how often more was held than predicted, of the peak that holds most."""
     found = memory_of(sized)
-    return "-" if found is None else f"{found.predicted_share:.1%}, {found.held_share:.1%}"
+    if found is None:
+        return "-"
+    return f"{found.predicted_share:.1%}, {found.held_share:.1%}, {found.exceeded:.0%}"
 
 
 def memory_of(sized: Sized | None) -> Memory | None:

@@ -150,7 +150,8 @@ def _table(rows: Sequence[Mapping]):
     head = ["replicas of", "replicas", "GPUs", "$/hour", "$/M tokens"]
     for metric in metrics:
         head += [f"{_NAMES.get(metric, metric)} kept, %", "slack, %"]
-    head += ["answer", "beyond doubt", "steps off", "KV predicted, %", "KV held, %", "binds"]
+    head += ["answer", "beyond doubt", "steps off", "KV mu+2s, %", "KV held, %"]
+    head += ["held over mu+2s, %", "KV peak, %", "binds"]
     body = []
     for row in rows:
         if row["status"] == "never":
@@ -171,7 +172,8 @@ def _table(rows: Sequence[Mapping]):
         answer = row["status"] if row["status"] != "enough" else sized["answer"] if sized else "-"
         cells += [answer, *_closer(row.get("closer"))]
         memory = (sized or {}).get("memory")
-        cells.append("-" if not memory else f"{memory['predicted_share']:.1%}".rstrip("%"))
+        for name in ("predicted_share", "held_share", "exceeded"):
+            cells.append("-" if not memory else f"{memory[name]:.1%}".rstrip("%"))
         cells.append("-" if not sized else f"{sized['peak_kv_share']:.1%}".rstrip("%"))
         body.append([*cells, ", ".join(_NAMES.get(m, m) for m in row["binds"]) or "-"])
     return table(head, body)

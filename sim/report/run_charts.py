@@ -156,7 +156,7 @@ def pareto(key: str, title: str, x: str, y: str, on, off, share: bool, what: str
             Curve(label, xs, ys, colour, "points", about=tuple(names), joined=joined, filled=joined)
             for label, (xs, ys, names), colour, joined in (
                 ("on the front", on, 0, True),
-                ("beaten in both", off, 7, False),
+                ("not on the front", off, 7, False),
             )
             if len(xs)
         ),
