@@ -18,8 +18,8 @@ from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.trial import Memory
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.results.options import Objective, spoken
+from twinserve.sim.results.versions import PLANS
 
-VERSION = 1  # of plan.json
 _WIDEST = 190  # of the table where it goes into a file
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
@@ -290,8 +290,7 @@ def _price_lines(plan: Plan, prices: Prices) -> list[str]:
 # -- for programs ----------------------------------------------------------------------------------
 def described(plan: Plan, prices: Prices) -> dict[str, Any]:
     """plan.json."""
-    return {
-        "version": VERSION,
+    document = {
         "question": asdict(plan.question),
         "objectives": [asdict(objective) for objective in plan.objectives],
         "peaks": [
@@ -314,6 +313,7 @@ def described(plan: Plan, prices: Prices) -> dict[str, Any]:
         "day": None if plan.day is None else _day(plan.day),
         "trials": plan.trials,
     }
+    return PLANS.numbered(document)
 
 
 def _row(row: Row, plan: Plan) -> dict[str, Any]:

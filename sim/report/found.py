@@ -22,6 +22,7 @@ MARKS = {
     "comparison": "compare.json",
     "validation": "validation.json",
 }
+_ANY = Shape("object")
 _DEEPEST = 30  # folders within folders
 
 
@@ -63,7 +64,7 @@ def find(paths: Iterable[str | os.PathLike]) -> list[Found]:
     return [Found(*pair, labels[pair], given[pair]) for pair in found]
 
 
-def read_document(file: Path, shape: Shape) -> dict:
+def read_document(file: Path, shape: Shape = _ANY) -> dict:
     """A JSON file of that shape. Raises ResultsError."""
     try:
         value = parse_json(file.read_text(encoding="utf-8"))

@@ -12,7 +12,9 @@ from twinserve.sim.report.chart import Chart, Curve, best, front, number
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
-from twinserve.sim.results.checked import Shape
+from twinserve.sim.results.checked import Shape, check_shape
+from twinserve.sim.results.files import ResultsError
+from twinserve.sim.results.versions import PLANS
 
 _NUMBER, _MAYBE = Shape("number"), Shape("number", null=True)
 _TEXT = Shape("text")
@@ -102,7 +104,10 @@ _ANSWERS = ("meets", "undecided", "fails")
 
 def plan_part(found: Found) -> Part:
     """Raises ResultsError for a file that is no plan."""
-    document = read_document(found.folder / "plan.json", SHAPE)
+    file = found.folder / "plan.json"
+    document = read_document(file)
+    document = PLANS.read(document, file, ResultsError)
+    check_shape(document, SHAPE, file)
     rows = document["rows"]
     question = document["question"]
     asked = f"{question['model']}: {question['slo']}; ranked by {document['ranked_by']}."
