@@ -71,7 +71,8 @@ def _read(
             parts.append(validation_part(one, of_runs.get(one.folder, [])))
         elif one.kind != "run":
             parts.append(others[one.folder / one.kind])
-    return _title(found, of_runs[None]), [_counted(found)], parts
+    title, counted = _title(found, of_runs[None]), _counted(found)
+    return title, [f"{counted}."] if title != counted else [], parts
 
 
 def _title(found: Sequence[Found], runs: Sequence[Seen]) -> str:
@@ -81,10 +82,10 @@ def _title(found: Sequence[Found], runs: Sequence[Seen]) -> str:
     others = [one for one in found if one.kind != "run"]
     if len(others) == 1:
         return f"{others[0].kind.capitalize()} {others[0].label}"
-    return _counted(found).rstrip(".")
+    return _counted(found)
 
 
 def _counted(found: Sequence[Found]) -> str:
     kinds = list(dict.fromkeys(one.kind for one in found))
     counts = [(kind, sum(one.kind == kind for one in found)) for kind in kinds]
-    return ", ".join(f"{n} {kind}" + "s" * (n > 1) for kind, n in counts) + "."
+    return ", ".join(f"{n} {kind}" + "s" * (n > 1) for kind, n in counts)

@@ -333,7 +333,8 @@ def again(question: Mapping) -> str:
         for value in _list(question.get(name)):
             words += [f"--{flag}", str(value)]
     for flag, name in (("gpus", "gpus"), ("tp", "tp")):
-        words += [f"--{flag}", ",".join(map(str, _list(question.get(name))))]
+        given = ",".join(map(str, _list(question.get(name))))
+        words += [f"--{flag}", given] if given else []
     for flag, name in (
         ("grow", "grow"),
         ("peak", "peak_s"),

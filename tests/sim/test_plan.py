@@ -99,7 +99,7 @@ def test_a_stricter_objective_or_a_larger_load_never_needs_less(trace):
 
 @pytest.fixture(scope="module")
 def several(trace) -> Plan:
-    kinds = {"gpus": ("a100-40g", "l40s"), "tp": (1,), "all_sizes": True}
+    kinds = {"gpus": ("a100-40g", "h100"), "tp": (1,), "all_sizes": True}
     return plan(trace, "ttft p90 < 90 ms", draws=2, **kinds)
 
 
