@@ -38,6 +38,7 @@ def _figure(chart: Chart):
         BoxZoomTool,
         NumeralTickFormatter,
         PanTool,
+        PlainText,
         ResetTool,
         SaveTool,
         Span,
@@ -53,8 +54,8 @@ def _figure(chart: Chart):
         toolbar_location="above",
         x_axis_type="log" if chart.log_x else "linear",
         y_axis_type="log" if chart.log_y else "linear",
-        x_axis_label=chart.x,
-        y_axis_label=chart.y,
+        x_axis_label=PlainText(text=plain(chart.x)),  # a name is no mathematics
+        y_axis_label=PlainText(text=plain(chart.y)),
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,

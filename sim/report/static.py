@@ -124,8 +124,8 @@ def _axes(ax: Axes, chart: Chart) -> None:
     for x, text in chart.marks:
         ax.axvline(x, color=_INK, linestyle="--", linewidth=1)
         ax.annotate(plain(text), (x, 0.02), xycoords=("data", "axes fraction"), fontsize=8)
-    ax.set_xlabel(chart.x)
-    ax.set_ylabel(chart.y)
+    ax.set_xlabel(plain(chart.x))
+    ax.set_ylabel(plain(chart.y))
 
 
 def _inline(text: str, name: str) -> str:

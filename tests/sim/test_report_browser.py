@@ -13,6 +13,7 @@ from tests.sim.test_report_folders import (
     COMPARISON,
     HOSTILE,
     PLAN,
+    TEX,
     hostile_plan,
     put,
     put_sweep,
@@ -172,6 +173,7 @@ def test_a_name_in_the_key_hides_its_curve_and_shows_it_again(window, page):
 
 def test_hostile_names_are_text_in_keys_and_tooltips(window, tmp_path):
     put(tmp_path / "all" / "plan", "plan", hostile_plan())
+    put_sweep(tmp_path / "all" / "sweep", axis=TEX)
     write_toy(tmp_path / "all" / "<b>$$x$$<i>", n=20)
     write_toy(tmp_path / "all" / "other", n=20, seed=1)
     page = write_report([tmp_path / "all"], tmp_path / "p.html")

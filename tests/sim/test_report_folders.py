@@ -17,6 +17,7 @@ from twinserve.sim.report.found import MARKS, find
 from twinserve.sim.report.html import write_report
 from twinserve.sim.results.files import ResultsError
 
+TEX = r"$$\frac{1}{0}$$<i>\[x\]\(y\)"
 HOSTILE = "<img src=x onerror=alert(1)>$\\frac{1}{0}$\x00</script>\u202e&amp;"
 
 
@@ -102,11 +103,11 @@ def put(folder: Path, kind: str, document: dict) -> Path:
     return folder
 
 
-def put_sweep(folder: Path, policies=("vllm", "bros")) -> Path:
+def put_sweep(folder: Path, policies=("vllm", "bros"), axis: str = "rate") -> Path:
     rates = [2.0, 4.0, 8.0]
     rows = [
         {
-            **{"policy": p, "rate": r, "seeds": 2, "total_token_throughput": 100 * r + i},
+            **{"policy": p, axis: r, "seeds": 2, "total_token_throughput": 100 * r + i},
             **{"total_token_throughput_ci": 3.0, "classes.rt.slo_attainment": 0.9 - i / 10},
             **{"classes.rt.slo_attainment_ci": 0.05, "classes.rt.p99_ttft_ms": 10.0 * r},
             "classes.rt.p99_ttft_ms_ci": float("nan"),
@@ -288,7 +289,7 @@ def test_a_hostile_folder_makes_an_escaped_page(tmp_path):
     curves = [one | {"name": HOSTILE} for one in COMPARISON["curves"]]
     compared = COMPARISON | {"runs": [HOSTILE], "notices": [HOSTILE], "curves": curves}
     put(tmp_path / "all" / "compared", "comparison", compared)
-    put_sweep(tmp_path / "all" / "sweep", policies=(HOSTILE.replace("\x00", ""), "bros"))
+    put_sweep(tmp_path / "all" / "sweep", (HOSTILE.replace("\x00", ""), "bros"), TEX)
     name = "<script>alert(1)<" + chr(92) + "script>$x$"
     write_toy(tmp_path / "all" / name, HOSTILE, {"error_bars": None, "trace": {"name": HOSTILE}})
     text = write_report([tmp_path / "all"], tmp_path / "p.html").read_text()
