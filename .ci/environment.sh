@@ -27,6 +27,21 @@ install_core() {
     "$work/core/bin/pip" install -q '.[test]'
 }
 
+# Chromium and its driver, from Debian's packages where they are not there and may be installed. Tests that need them must
+# then run; where there are none it is said, and these tests are skipped.
+install_browser() {
+    if ! command -v chromedriver > /dev/null && command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
+        apt-get update -qq > /dev/null 2>&1 || true
+        apt-get install -y -qq --no-install-recommends chromium chromium-driver > /dev/null 2>&1 || true
+    fi
+    if command -v chromedriver > /dev/null; then
+        chromedriver --version
+        export TWINSERVE_REQUIRE_BROWSER=1
+    else
+        echo "no browser can be had here: tests/sim/test_report_browser.py is skipped"
+    fi
+}
+
 # Another in $work/live with the CPU build of vLLM as well.
 install_live() {
     python3 -m venv "$work/live"

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.experiments.squares import CALLS, square
+from tests.sim.test_report_folders import PLAN, put
 from twinserve.experiments.attention.main import KERNELS, Report
 from twinserve.experiments.campaign.main import main as campaign
 from twinserve.experiments.campaign.setup import CAMPAIGN, Store
@@ -31,8 +32,11 @@ from twinserve.profiles.measured.samples import (
 from twinserve.profiles.profile import PROFILE, load_profile, save_profile
 from twinserve.sim.cli.main import main as twinserve
 from twinserve.sim.cli.main import simulate_main
+from twinserve.sim.report.found import Found
+from twinserve.sim.report.plan_part import plan_part
 from twinserve.sim.results.decisions import LOG, read_log
 from twinserve.sim.results.files import RESULTS, read_run
+from twinserve.sim.results.versions import PLANS
 from twinserve.sim.sweep.grid import Point, run_grid
 from twinserve.sim.sweep.points import KEPT, POINTS
 from twinserve.traces.load import load_trace
@@ -209,6 +213,12 @@ CASES = (
             (twinserve, "report {folder}/.. --out {folder}/page.html"),
             (twinserve, "replay {folder} --model tiny --mode free"),
         ),
+    ),
+    Case(
+        PLANS,
+        lambda folder: put(folder / "plan", "plan", PLANS.numbered(PLAN)) / "plan.json",
+        lambda file: repr(plan_part(Found("plan", file.parent, "plan", file.parent))),
+        ((twinserve, "report {folder} --out {folder}/page.html"),),
     ),
     Case(
         LOG,

@@ -35,6 +35,7 @@ NO_VERSIONS = (0, -1, 1.0, 2.5, "1", "newest\nof all", True, None, [1], {})
 VALUE, HTTP = "one value of a command line", "the body of a request"
 TOLD = "what a server that was started here answers"
 OTHERS = "files of other people and programs: what they are is told by their content"
+CHECKED = "other files of commands, for a page: every value that it shows is checked"
 READERS = {
     "backends/live/measure/front_end.py": TOLD,
     "backends/live/serving/gate.py": HTTP,
@@ -55,6 +56,9 @@ READERS = {
     "profiles/profile.py": "profiles",
     "profiles/specs.py": "profiles",
     "sim/cli/calibrate.py": VALUE,
+    "sim/report/found.py": "plans",
+    "sim/report/sweep_part.py": CHECKED,
+    "sim/report/twin_parts.py": CHECKED,
     "sim/results/decisions.py": "decision logs",
     "sim/results/files.py": "result folders",
     "sim/setup/presets.py": "result folders",

@@ -98,7 +98,7 @@ def carried_out(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 

@@ -71,7 +71,7 @@ def plan(
     lead: float
         Seconds before it that fill the engines.
     seeds: int
-        Draws of the peak for the first row: as recorded, and with lengths dealt anew.
+        Draws of the peak for each sized row: as recorded, and with lengths dealt anew.
     most_gpus: int
         Most GPUs of a candidate.
     pool: int
@@ -96,7 +96,7 @@ def plan(
     workers: int
         Processes; by default one for each core.
     out: Path
-        Folder for plan.json.
+        Folder for plan.json and pareto.png.
     as_json: bool
         Print plan.json and nothing else.
     quiet: bool
@@ -106,10 +106,10 @@ def plan(
     from twinserve.sim.plan.prices import load_prices
     from twinserve.sim.plan.show import described, print_plan
     from twinserve.sim.plan.waves import WAVE
-    from twinserve.sim.results.files import dump_json
+    from twinserve.sim.results.files import dump_json, plain
     from twinserve.sim.results.folders import resolved, try_to_write
     from twinserve.sim.sweep.executors import local
-    from twinserve.traces.write import write_atomically
+    from twinserve.traces.write import write_together
 
     if workers is not None and not 1 <= workers <= _MOST_WORKERS:
         raise SettingsError(f"--workers {workers}: give 1 to {_MOST_WORKERS}")
@@ -157,13 +157,23 @@ def plan(
             processes.stop()
             raise
         processes.shutdown()
-    text = dump_json(described(found, table))
+    document = plain(described(found, table))
+    text = dump_json(document)
     if file is not None:
-        write_atomically(file, text.encode())
+        write_together([*_pictures(document, file.parent), (file, text.encode())])
     if as_json:
         sys.stdout.write(text)
     else:
         print_plan(found, table)
+
+
+def _pictures(document: dict, folder: Path) -> list[tuple[Path, bytes]]:
+    """Of what plan.json says: cost against slack, where some row is enough."""
+    from twinserve.sim.report.plan_part import plan_charts
+    from twinserve.sim.report.static import picture
+
+    charts = {chart.key: chart for chart in plan_charts(document)}
+    return [(folder / "pareto.png", picture(charts[k])) for k in charts if k == "plan-front"]
 
 
 def _list(flag: str, text: str) -> list[str]:

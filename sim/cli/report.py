@@ -1,4 +1,4 @@
-"""`twinserve report`: compare finished runs in one page."""
+"""`twinserve report`: one page about what commands have left in folders."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ def report(
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     overwrite: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """One self-contained HTML page, with its plots beside it, that compares runs.
+    """One self-contained HTML page about runs, sweeps, plans, comparisons and validations.
 
     Parameters
     ----------
     runs: list[Path]
-        Folders that `simulate --out` wrote, or folders of such folders.
+        Folders that `--out` of these commands wrote, or folders that hold such at any depth, in the
+        order of the page.
     out: Path
         The .html file, or a folder for it.
     overwrite: bool
         Replace a page that is there.
     """
     from twinserve.sim.report.html import write_report
-    from twinserve.sim.results.files import ResultsError, find_runs
+    from twinserve.sim.results.files import ResultsError
 
     if not runs:
         raise ResultsError("name at least one folder that `simulate --out` wrote")
@@ -40,5 +41,5 @@ def report(
                 progress.begin("report", 1 / total)
             progress.count(done, total, what)
 
-        page = write_report(find_runs(runs), out, overwrite, piece)
+        page = write_report(runs, out, overwrite, piece)
     print(page)

@@ -123,6 +123,8 @@ def simulate(
                 add_error_bars(inputs, spec, result, progress.report, options, progress.begin)
             progress.end(result)
             if out is not None:
+                if len(targets) > 1:
+                    result.config["place"] = list(targets).index(spec.label)
                 write_run(targets[spec.label], result, overwrite, timeline)
             if export is not None:
                 export_requests(result, inputs.workload, export)

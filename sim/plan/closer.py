@@ -66,10 +66,10 @@ def surely(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> T
 
 def with_error(size: Size, n: int, sign: int) -> Trials:
     """The smallest number where all steps take longer (sign 1) or less (-1) by what is expected of
-    the profile; None: not FARTHEST times `n` are enough."""
+    the profile; None: not even `farthest` are enough."""
     errors = expected_errors(size.candidate.hardware.profile)
     off = ((1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign)
-    numbers: Any = smallest(n, 1, min(FARTHEST * n, size.most))
+    numbers: Any = smallest(n, 1, farthest(size, n))
     try:
         number = next(numbers)
         while True:
@@ -77,6 +77,11 @@ def with_error(size: Size, n: int, sign: int) -> Trials:
             number = numbers.send(all(trial.keeps for trial in trials))
     except StopIteration as end:
         return end.value.number
+
+
+def farthest(size: Size, n: int) -> int:
+    """Most replicas that are tried with longer steps, where `n` are enough without."""
+    return min(FARTHEST * n, size.most)
 
 
 def by_division(size: Size, n: int) -> Trials:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from twinserve.profiles.evidence import expected_errors
 from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
-from twinserve.sim.plan.closer import Sized, by_division, drawn, sized, surely, with_error
+from twinserve.sim.plan.closer import Sized, by_division, drawn, farthest, sized, surely, with_error
 from twinserve.sim.plan.day import Day, plan_day
 from twinserve.sim.plan.peaks import Peak, find_peak
 from twinserve.sim.plan.prices import Prices
@@ -66,6 +66,7 @@ class Row:
     monotone    whether more replicas were always better among those tried
     usd_per_hour  of `sized`, None: no price
     binds       the objectives that break with one replica less
+    closer      of those that are enough: what is known beyond the recorded draw
     """
 
     candidate: Candidate
@@ -78,6 +79,7 @@ class Row:
     usd_per_hour: float | None = None
     usd_per_million_tokens: float | None = None
     binds: tuple[Objective, ...] = ()
+    closer: Closer | None = None
 
     @property
     def replicas(self) -> int | None:
@@ -90,16 +92,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Closer:
-    """What is known of the best candidate beyond its row.
+    """What is known of a candidate that is enough beyond its row.
 
     sizes       from the smallest on, up to the first that surely meets the objectives
     below       one replica less; None: there is none
     fast, slow  smallest numbers where steps take less, and longer, by what is expected of the
-                profile; None: not FARTHEST times as many are enough
+                profile; None: not even `farthest` are enough
     errors      what is expected of it
     bound       ceil(rate / rate that one replica keeps), and that rate as a share of the peak's;
-                None: one replica keeps next to nothing
+                None: one replica keeps next to nothing, or it is not the first row
     draws       of the peak: one where lengths cannot be dealt anew
+    farthest    most replicas that were tried with longer steps
     """
 
     sizes: tuple[Sized, ...]
@@ -109,6 +112,7 @@ class Closer:
     errors: str
     bound: tuple[int, float] | None
     draws: int
+    farthest: int
 
 
 @dataclass(frozen=True)
@@ -123,13 +127,34 @@ class Plan:
     rows: tuple[Row, ...]
     left_out: tuple[LeftOut, ...]
     priced: bool
-    closer: Closer | None
     trials: int
     day: Day | None = None
 
     @property
     def best(self) -> Row | None:
         return next((row for row in self.rows if row.status == "enough"), None)
+
+    @property
+    def closer(self) -> Closer | None:
+        """Of the first row."""
+        return None if self.best is None else self.best.closer
+
+    @property
+    def surest(self) -> tuple[Row, Sized] | None:
+        """The cheapest of the sizes that were looked at which meets the objectives beyond doubt."""
+
+        def cost(row: Row, one: Sized) -> tuple[float, int]:
+            usd, gpus = row.candidate.usd_per_hour, one.replicas * row.candidate.tp
+            return (one.replicas * usd if self.priced and usd is not None else 0.0, gpus)
+
+        found = [
+            (cost(row, one), i, row, one)
+            for i, row in enumerate(self.rows)
+            if row.closer is not None
+            for one in row.closer.sizes
+            if one.answer == "meets"
+        ]
+        return min(found, key=lambda it: it[:2])[2:] if found else None
 
 
 def plan_objectives(text: str) -> tuple[Objective, ...]:
@@ -182,12 +207,10 @@ def make_plan(
     every = question.all_sizes or question.pool > 0
     trials = _search(sizes, priced, every, workers, report)
     rows = _ranked(sizes, objectives, peaks, priced)
-    best = next((row for row in rows if row.status == "enough"), None)
-    closer = day = None
-    if best is not None:
-        size = _of(sizes, best)
+    day = None
+    if any(row.status == "enough" for row in rows):
         draws = question.draws if all(can_deal(peak.judged) for peak in peaks) else 1
-        closer, more = _closer(size, best, objectives, draws, workers, report)
+        rows, more = _closer(rows, sizes, objectives, draws, workers, report)
         trials += more
         if question.pool:
             ranked = [(_of(sizes, r), r.at_least) for r in rows if r.status == "enough"]
@@ -198,9 +221,7 @@ def make_plan(
     else:
         rows, more = _how_far(rows, sizes, objectives, workers, report)
         trials += more
-    return Plan(
-        question, objectives, peaks, tuple(rows), tuple(left_out), priced, closer, trials, day
-    )
+    return Plan(question, objectives, peaks, tuple(rows), tuple(left_out), priced, trials, day)
 
 
 def _of(sizes: Sequence[Size], row: Row) -> Size:
@@ -294,28 +315,47 @@ def _as_recorded(n: int, size: Size, objectives: Sequence[Objective]) -> Sized:
 
 
 def _closer(
-    size: Size,
-    best: Row,
+    rows: Sequence[Row],
+    sizes: Sequence[Size],
     objectives: Sequence[Objective],
     draws: int,
     workers: Executor,
     report: Callable[[int, int], None],
-) -> tuple[Closer, int]:
-    n = best.at_least
-    searches = [
-        surely(size, objectives, n, draws),
-        with_error(size, n, -1),
-        with_error(size, n, 1),
-        by_division(size, n),
-    ]
-    if n > 1:
-        searches.append(drawn(size, objectives, n - 1, draws))
-    tasks = [Task(search, lambda: 0) for search in searches]
-    trials = drive(tasks, workers, report)
-    sizes, fast, slow, bound = (task.found for task in tasks[:4])
-    below = tasks[4].found if n > 1 else None
-    errors = str(expected_errors(size.candidate.hardware.profile))
-    return Closer(tuple(sizes), below, fast, slow, errors, bound, draws), trials
+) -> tuple[list[Row], int]:
+    """The rows, those that are enough with a closer look at each; and the trials that took."""
+    looks: dict[int, dict[str, Task]] = {}
+    for place, row in enumerate(rows):
+        if row.status == "enough":
+            size, n = _of(sizes, row), row.at_least
+            searches = {
+                "sizes": surely(size, objectives, n, draws),
+                "fast": with_error(size, n, -1),
+                "slow": with_error(size, n, 1),
+            }
+            if not looks:  # the first row
+                searches["bound"] = by_division(size, n)
+            if n > 1:
+                searches["below"] = drawn(size, objectives, n - 1, draws)
+            looks[place] = {name: Task(s, lambda: 0) for name, s in searches.items()}
+    trials = drive([task for look in looks.values() for task in look.values()], workers, report)
+    found = list(rows)
+    for place, look in looks.items():
+        row = rows[place]
+        size = _of(sizes, row)
+        ends = {name: task.found for name, task in look.items()}
+        errors = str(expected_errors(row.candidate.hardware.profile))
+        closer = Closer(
+            sizes=tuple(ends["sizes"]),
+            below=ends.get("below"),
+            fast=ends["fast"],
+            slow=ends["slow"],
+            errors=errors,
+            bound=ends.get("bound"),
+            draws=draws,
+            farthest=farthest(size, row.at_least),
+        )
+        found[place] = replace(row, sized=closer.sizes[0], closer=closer)
+    return found, trials
 
 
 def _how_far(

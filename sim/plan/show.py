@@ -10,16 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 from twinserve.sim.plan.candidates import Candidate
-from twinserve.sim.plan.closer import FARTHEST, Sized
+from twinserve.sim.plan.closer import Sized
 from twinserve.sim.plan.commands import serve_command
 from twinserve.sim.plan.day import Day
 from twinserve.sim.plan.planner import Closer, Plan, Row, least_slack
 from twinserve.sim.plan.prices import Prices
+from twinserve.sim.plan.trial import Memory
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.results.options import Objective, spoken
+from twinserve.sim.results.versions import PLANS
 
-VERSION = 1  # of plan.json
-_WIDEST = 160  # of the table where it goes into a file
+_WIDEST = 190  # of the table where it goes into a file
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 
@@ -30,6 +31,8 @@ def print_plan(plan: Plan, prices: Prices, console: Console | None = None) -> No
         console.width = max(console.width, _WIDEST)
     for line in head_lines(plan):
         console.print(line, markup=False)
+    for line in warnings(plan):
+        console.print(f"WARNING: {line}", markup=False, style="bold")
     console.print(_table(plan))
     for line in foot_lines(plan, prices):
         console.print(line, markup=False)
@@ -46,6 +49,23 @@ def head_lines(plan: Plan) -> list[str]:
         )
     said = ", ".join(str(o) for o in plan.objectives)
     return [*lines, f"objectives: {said}"]
+
+
+def warnings(plan: Plan) -> list[str]:
+    """What must not be missed: a first row that may not keep the objectives."""
+    best = plan.best
+    if best is None or best.sized is None or best.sized.answer == "meets":
+        return []
+    first = f"{_counted(best.replicas or 0)} of {named(best.candidate, plan)}"
+    said = f"the first row is {best.sized.answer}: {first} kept the objectives as recorded"
+    said += ", and may miss them on another day like that."
+    if plan.surest is None:
+        return [f"{said} No size that was looked at meets them beyond doubt; give more --seeds"]
+    row, one = plan.surest
+    usd = row.candidate.usd_per_hour
+    money = "" if usd is None else f", ${usd * one.replicas:,.2f} an hour"
+    sure = f"{_counted(one.replicas)} of {named(row.candidate, plan)}"
+    return [f"{said} The cheapest that meets them beyond doubt: {sure}{money}"]
 
 
 def foot_lines(plan: Plan, prices: Prices) -> list[str]:
@@ -71,7 +91,8 @@ def foot_lines(plan: Plan, prices: Prices) -> list[str]:
 
 
 def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
-    """Of the first row: sizes around it, errors, the bound, and how to start it."""
+    """Of the first row: sizes around it, errors, the bound, and how to start it. The columns have
+    the same of the others in short."""
     n = best.replicas or 0
     lines = [f"first row, {named(best.candidate, plan)}:"]
     if closer.below is not None:
@@ -81,7 +102,7 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
         lines.append("  one draw: sessions or texts tie lengths to their requests")
     if closer.sizes[-1].answer != "meets":
         lines.append("  no size that was looked at meets the objectives beyond doubt; more --seeds")
-    fast, slow = (_or_more(number, n) for number in (closer.fast, closer.slow))
+    fast, slow = (_or_more(number, closer.farthest) for number in (closer.fast, closer.slow))
     lines.append(f"  step times off by what is expected ({closer.errors}): {fast} to {slow}")
     if closer.bound is None:
         lines.append("  one replica keeps the objectives at no rate that was tried")
@@ -138,10 +159,10 @@ def _table(plan: Plan) -> Table:
     for name in ("replicas", "GPUs", "$/hour", "$/M tokens"):
         table.add_column(name, justify="right")
     for objective in plan.objectives:
-        table.add_column(f"{_NAMES[objective.metric]} kept", justify="right")
+        table.add_column(f"{_NAMES[objective.metric]} kept", justify="right", no_wrap=True)
         table.add_column("slack", justify="right")
-    for name in ("answer", "binds"):
-        table.add_column(name)
+    for name in ("answer", "beyond doubt", "steps off", "KV mu+2s, held, over", "binds"):
+        table.add_column(name, no_wrap=True)
     for row in plan.rows:
         if row.status != "never":
             table.add_row(*_cells(row, plan))
@@ -155,7 +176,8 @@ def _cells(row: Row, plan: Plan) -> list[str]:
         usd = row.candidate.usd_per_hour
         at_least = [f">= {n:,}", f">= {n * row.candidate.tp:,}"]
         at_least += ["-" if usd is None else f">= {usd * n:,.2f}", "-"]
-        return [name, *at_least, *["-"] * (2 * len(plan.objectives)), "dearer, not sized", "-"]
+        none = ["-"] * (2 * len(plan.objectives))
+        return [name, *at_least, *none, "dearer, not sized", "-", "-", "-", "-"]
     money = [
         "-" if value is None else f"{value:,.2f}"
         for value in (row.usd_per_hour, row.usd_per_million_tokens)
@@ -167,7 +189,40 @@ def _cells(row: Row, plan: Plan) -> list[str]:
         cells += ["-", "-"] if one is None else [_share(one), _slack(one)]
     binds = ", ".join(_NAMES[o.metric] for o in row.binds) or "-"
     answer = row.sized.answer if row.sized is not None else "fails"
-    return [*cells, answer if row.status == "enough" else f"too few: {answer}", binds]
+    if row.status != "enough":
+        answer = f"too few: {answer}"
+    elif answer != "meets" and row is plan.best:
+        answer = answer.upper()  # it must not read as the answer to the question
+    return [*cells, answer, *_beyond(row), _memory(row.sized), binds]
+
+
+def _beyond(row: Row) -> list[str]:
+    """The size that meets the objectives beyond doubt, and sizes with steps shorter and longer."""
+    closer = row.closer
+    if closer is None:
+        return ["-", "-"]
+    sure = next((one.replicas for one in closer.sizes if one.answer == "meets"), None)
+    most = closer.sizes[-1].replicas
+    ends = [
+        f"> {closer.farthest:,}" if number is None else f"{number:,}"
+        for number in (closer.fast, closer.slow)
+    ]
+    span = ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+    return [f"> {most:,}" if sure is None else f"{sure:,}", span]
+
+
+def _memory(sized: Sized | None) -> str:
+    """Predicted, held, and how often more was held than predicted, of the peak that holds most."""
+    found = memory_of(sized)
+    if found is None:
+        return "-"
+    return f"{found.predicted_share:.1%}, {found.held_share:.1%}, {found.exceeded:.0%}"
+
+
+def memory_of(sized: Sized | None) -> Memory | None:
+    """Of the peak that holds most; None where no trial can tell."""
+    known = [trial.memory for trial in (sized.trials if sized else ()) if trial.memory is not None]
+    return max(known, key=lambda memory: memory.held_share, default=None)
 
 
 def _worst(sized: Sized | None, objectives: Sequence[Objective]) -> dict[str, Attained]:
@@ -208,8 +263,8 @@ def _counted(n: int) -> str:
     return f"{n:,} replica" + ("s" if n != 1 else "")
 
 
-def _or_more(number: int | None, n: int) -> str:
-    return f"more than {_counted(FARTHEST * n)}" if number is None else _counted(number)
+def _or_more(number: int | None, farthest: int) -> str:
+    return f"more than {_counted(farthest)}" if number is None else _counted(number)
 
 
 def _nothing(plan: Plan) -> list[str]:
@@ -235,8 +290,7 @@ def _price_lines(plan: Plan, prices: Prices) -> list[str]:
 # -- for programs ----------------------------------------------------------------------------------
 def described(plan: Plan, prices: Prices) -> dict[str, Any]:
     """plan.json."""
-    return {
-        "version": VERSION,
+    document = {
         "question": asdict(plan.question),
         "objectives": [asdict(objective) for objective in plan.objectives],
         "peaks": [
@@ -255,9 +309,11 @@ def described(plan: Plan, prices: Prices) -> dict[str, Any]:
         "rows": [_row(row, plan) for row in plan.rows],
         "left_out": [asdict(one) for one in plan.left_out],
         "closer": None if plan.closer is None else _closer(plan.closer),
+        "warnings": warnings(plan),
         "day": None if plan.day is None else _day(plan.day),
         "trials": plan.trials,
     }
+    return PLANS.numbered(document)
 
 
 def _row(row: Row, plan: Plan) -> dict[str, Any]:
@@ -278,6 +334,7 @@ def _row(row: Row, plan: Plan) -> dict[str, Any]:
         "tried": list(row.tried),
         "binds": [objective.metric for objective in row.binds],
         "slack": least_slack(row.sized.attained) if row.sized else {},
+        "closer": None if row.closer is None else _closer(row.closer),
         "sized": None if row.sized is None else _sized(row.sized),
         "commands": commands(plan, row) if row.status == "enough" else [],
         "settings": candidate.config.model_dump(mode="json"),
@@ -303,6 +360,7 @@ def _sized(sized: Sized) -> dict[str, Any]:
             ]
             for peak in sized.attained
         ],
+        "memory": None if (memory := memory_of(sized)) is None else asdict(memory),
         "peak_kv_share": max(trial.peak_kv_share for trial in sized.trials),
         "preemptions": sum(trial.preemptions for trial in sized.trials),
     }
@@ -316,6 +374,7 @@ def _closer(closer: Closer) -> dict[str, Any]:
         "draws": closer.draws,
         "steps_fast": closer.fast,
         "steps_slow": closer.slow,
+        "steps_farthest": closer.farthest,
         "step_time_errors": closer.errors,
         "by_division": bound,
         "rate_of_one_replica": share,

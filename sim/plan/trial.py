@@ -19,8 +19,11 @@ import numpy as np
 from twinserve.policies.registry import PolicySpec
 from twinserve.policies.requests import End, State
 from twinserve.profiles.step_times import choose
+from twinserve.sim.plan.capacity import predicted_memory
+from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.sim.results.options import Objective
+from twinserve.sim.results.parts import by_parts
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
 from twinserve.sim.setup.hardware import Sources
@@ -31,7 +34,7 @@ from twinserve.traces.load import load_trace
 from twinserve.traces.workload import REAL_TIME, Workload
 
 _DRAINS_S = 20.0
-WINDOWS = 10  # equal parts of the judged time
+SIGMAS = 2.0  # of the prediction of memory
 # Of a worker: trials that follow each other have these in common.
 SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
 
@@ -58,7 +61,7 @@ class Kept:
     """An objective in a trial.
 
     due, kept  judged requests that have it, and those of them that kept it
-    windows    (due, kept) of each of WINDOWS parts of the time, by arrival
+    windows    (due, kept) of each of ten parts of the time, by arrival
     value_s    what the share that is asked for keeps, seconds; None: some of them never ended
     """
 
@@ -73,10 +76,23 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Echo's prediction (Sec. 5.3) against what happened: mu + 2 sigma of what requests held in a
+    fifth of the judged time, and what they held a thirtieth of that time later. predicted_share,
+    held_share: means over all samples and replicas, of a replica's KV blocks; exceeded: share of
+    the samples in which more was held than predicted."""
+
+    predicted_share: float
+    held_share: float
+    exceeded: float
+
+
+@dataclass(frozen=True)
 class Trial:
     """What a trial found. objectives: as those of the settings, empty where it ended early; missed:
     of these, which ran out of allowed misses; tokens: prompt and output, of the judged requests;
-    offline_tokens_per_s: of best-effort requests that ended in the judged time."""
+    offline_tokens_per_s: of best-effort requests that ended in the judged time; memory: None where
+    it ended early, or is too short to tell."""
 
     keeps: bool
     early: bool
@@ -87,6 +103,7 @@ class Trial:
     offline_tokens_per_s: float = 0.0
     peak_kv_share: float = 0.0
     preemptions: int = 0
+    memory: Memory | None = None
     notices: tuple[str, ...] = field(default=())
 
 
@@ -230,7 +247,29 @@ def _judged(run: UntilLost, objectives: Sequence[Objective], since_s: float) -> 
         offline_tokens_per_s=_offline(r, since_s, float(r.arrival[judged].max())),
         peak_kv_share=used / rows.kv_total_blocks,
         preemptions=int(rows.requests[["recomputes", "swaps"]].to_numpy().sum()),
+        memory=_memory(rows, r.arrival[judged]),
         notices=run.inputs.notices,
+    )
+
+
+def _memory(rows: RunRows, arrival_s: np.ndarray) -> Memory | None:
+    """While judged requests arrive; the lead before them is history too."""
+    span = float(np.ptp(arrival_s))
+    if not span > 0:
+        return None
+    while_arriving = rows.steps[rows.steps["start_s"] <= arrival_s.max()]
+    both = [
+        predicted_memory(of, SIGMAS, span / 5, span / 300, span / 30)
+        for _, of in while_arriving.groupby("replica")
+    ]
+    predicted, held = (np.concatenate([one[i] for one in both]) for i in (0, 1))
+    if not len(held):
+        return None
+    total = rows.kv_total_blocks
+    return Memory(
+        float(predicted.mean()) / total,
+        float(held.mean()) / total,
+        float((held > predicted).mean()),
     )
 
 
@@ -251,10 +290,6 @@ def _kept(r: RequestColumns, judged: np.ndarray, objective: Objective) -> Kept:
         return Kept(0, 0, (), None)
     ordered = np.sort(np.where(r.finished, latency, np.inf)[due])
     value = float(ordered[max(needed(objective, n), 1) - 1])
-    at = r.arrival[due]
-    edges = np.linspace(at.min(), at.max(), WINDOWS + 1)
-    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, WINDOWS - 1)
-    dues = np.bincount(place, minlength=WINDOWS)
-    keeps = np.bincount(place[kept[due]], minlength=WINDOWS)
-    windows = tuple(zip(dues.tolist(), keeps.tolist(), strict=True))
-    return Kept(n, int(kept.sum()), windows, value if math.isfinite(value) else None)
+    return Kept(
+        n, int(kept.sum()), by_parts(r.arrival, due, kept), value if math.isfinite(value) else None
+    )

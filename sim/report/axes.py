@@ -1,4 +1,4 @@
-"""The parts that figures of a report share: curves, bars, time series, and numbers as text."""
+"""The parts that figures share: curves, time series, and numbers as text."""
 
 from __future__ import annotations
 
@@ -61,28 +61,6 @@ def draw_cdf(
     ax.set_xlabel(f"{label} ({unit})")
     ax.set_ylim(0, 1.02)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-
-
-def draw_bars(
-    ax: Axes,
-    runs: Collection[str],
-    heights: Mapping[str, list[float | None]],
-    groups: list[str],
-    show: Callable[[float], str],
-) -> None:
-    """Bars of each run in each group, with their numbers; heights[run][group], None: not
-    applicable."""
-    width = min(0.8 / len(runs), 0.35)
-    for i, (colour, label) in enumerate(zip(run_colours(runs), runs, strict=True)):
-        at = np.arange(len(groups)) + (i - (len(runs) - 1) / 2) * width
-        values = [np.nan if v is None else v for v in heights[label]]
-        bars = ax.bar(at, values, width * 0.9, color=colour)
-        texts = ["n/a" if v is None else show(v) for v in heights[label]]
-        ax.bar_label(bars, texts, padding=2, fontsize=8.5 if len(runs) <= 4 else 6.5, color=GREY)
-    ax.set_xticks(np.arange(len(groups)), groups)
-    ax.set_xlim(-0.55, len(groups) - 0.45)
-    ax.tick_params(axis="x", length=0)
-    ax.grid(False, axis="x")
 
 
 def over_time(steps: pd.DataFrame, column: str, edges: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""The figures of a report, drawn by matplotlib without a display.
+"""The figures of a validation, and what other figures in files share, drawn by matplotlib without a
+display. Pages have charts of their own (sim/report/page.py).
 
 A run has one colour in every figure. Titles tell what is seen, with numbers from the runs; axes
 carry units.
@@ -16,20 +17,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from twinserve.sim.report.axes import (
-    GREY,
-    draw_bars,
-    draw_cdf,
-    nested_width,
-    over_time,
-    run_colours,
-    span,
-)
-from twinserve.sim.report.figure_windows import draw_windows
+from twinserve.sim.report.axes import GREY, draw_cdf, nested_width, over_time, run_colours
 from twinserve.sim.results.files import RunResult, RunRows
-from twinserve.sim.results.metrics import job_completion, latencies
+from twinserve.sim.results.metrics import latencies
 from twinserve.sim.results.metrics_engine import describe_kv
 
 KV_COLOURS = {"real-time": "#2f5d8a", "best-effort": "#e0a458", "cached prefixes": "#d8dde3"}
@@ -60,25 +52,18 @@ _BINS = 300  # of the time axis
 Runs = Mapping[str, RunResult]
 
 
-def draw_all(
-    runs: Runs, progress: Callable[[int, int, str], None] = lambda done, total, what: None
-) -> dict[str, bytes]:
-    """PNG bytes by figure name, without those that apply to no run (no objective, no groups).
-    progress(done, total, of what) is called for each."""
+def draw_all(runs: Runs) -> dict[str, bytes]:
+    """PNG bytes by figure name, without those that apply to no run."""
     drawings: dict[str, Callable[[Runs], Figure | None]] = {
         "latency": latency_figure,
         "load": load_figure,
-        "attainment": attainment_figure,
-        "completion": completion_figure,
-        "windows": windows_figure,
     }
     images = {}
     with matplotlib.rc_context(STYLE):
-        for done, (name, draw) in enumerate(drawings.items(), 1):
+        for name, draw in drawings.items():
             figure = draw(runs)
             if figure is not None:
                 images[name] = png(figure)
-            progress(done, len(drawings), "figures drawn")
     return images
 
 
@@ -144,70 +129,6 @@ def load_figure(runs: Runs) -> Figure | None:
     return figure
 
 
-def attainment_figure(runs: Runs) -> Figure | None:
-    """Share of requests that met their objectives, and the best-effort work done meanwhile."""
-    names = {"ttft_attainment": "TTFT", "tpot_attainment": "TPOT", "slo_attainment": "both"}
-    classes = [
-        service_class
-        for service_class in CLASS_NAMES
-        if any(v is not None for v in _by_run(runs, service_class, "slo_attainment").values())
-    ]
-    work = _by_run(runs, "be", "window_total_token_throughput")
-    beside = any(value is not None for value in work.values())
-    if not classes and not beside:
-        return None
-    figure = new_figure(11.5, 3.5)
-    panels = len(classes) + beside
-    widths = [2] * len(classes) + [1] * beside
-    axes = figure.subplots(1, panels, squeeze=False, width_ratios=widths)[0]
-    for ax, service_class in zip(axes, classes, strict=False):
-        columns = [_by_run(runs, service_class, name) for name in names]
-        shares = {label: [column[label] for column in columns] for label in runs}
-        draw_bars(ax, runs, shares, list(names.values()), _share)
-        ax.set_ylim(0, 1.12)
-        ax.set_yticks(np.linspace(0, 1, 6))
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-        ax.set_ylabel(f"{CLASS_NAMES[service_class]} requests within objective")
-        ax.set_title(span("Both objectives met:", columns[-1], _share, high=True))
-    if beside:
-        heights = {label: [value] for label, value in work.items()}
-        draw_bars(axes[-1], runs, heights, [""], lambda v: f"{v:,.0f}")
-        axes[-1].set_ylabel("tokens/s, prompt and output")
-        axes[-1].yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
-        axes[-1].set_title("Best-effort work done beside it")
-        axes[-1].margins(y=0.12)
-    _legend(figure, runs)
-    return figure
-
-
-def completion_figure(runs: Runs) -> Figure | None:
-    """Cumulative distribution of completion times of applications and sessions."""
-    values = {}
-    for label, run in runs.items():
-        if "applications" in run.summary:
-            values[label] = job_completion(run.rows.requests)["jct_s"].dropna().to_numpy()
-    if not values:
-        return None
-    figure = new_figure(11.5, 3.6)
-    ax = figure.subplots()
-    every = {label: values.get(label, np.zeros(0)) for label in runs}
-    draw_cdf(ax, every, "Completion of applications", "first arrival to last token", "s")
-    ax.set_ylabel("share of applications")
-    _legend(figure, runs)
-    return figure
-
-
-def windows_figure(runs: Runs) -> Figure | None:
-    """What came, went and waited in each window; None where no run has windows."""
-    windows = {label: run.summary.get("windows", []) for label, run in runs.items()}
-    if not any(windows.values()):
-        return None
-    figure = new_figure(11.5, 8.2)
-    draw_windows(figure, windows)
-    _legend(figure, runs)
-    return figure
-
-
 def _kv_over_time(
     ax: Axes, label: str, rows: RunRows, edges: np.ndarray, middle: np.ndarray, cached: bool
 ) -> None:
@@ -243,18 +164,6 @@ def _common_objective(runs: Runs, service_class: str, column: str | None) -> flo
         [t.loc[t["service_class"] == service_class, column] for t in tables]
     ).unique()
     return float(distinct[0]) if len(distinct) == 1 and not np.isnan(distinct[0]) else None
-
-
-def _by_run(runs: Runs, service_class: str, name: str) -> dict[str, float | None]:
-    """A number of summary.json's classes for each run; None where it does not apply."""
-    return {
-        label: run.summary.get("classes", {}).get(service_class, {}).get(name)
-        for label, run in runs.items()
-    }
-
-
-def _share(share: float) -> str:
-    return f"{share:.0%}"
 
 
 def _legend(figure: Figure, runs: Runs) -> None:

@@ -17,28 +17,36 @@ def describe_attainment(
 ) -> dict[str, float | None]:
     """Attainment of the requests in `mine` (bool[n]); e2el_s: their objective end to end, in
     seconds, which is no column."""
-    # Without its first token a request has missed its TTFT, without its end its TPOT: starving it
-    # does not pay. (Both are NaN then, and a comparison with NaN is false.)
     ttft_due, tpot_due = mine & ~np.isnan(r.slo_ttft), mine & ~np.isnan(r.slo_tpot)
-    ttft_met = r.ttft <= r.slo_ttft
-    tpot_met = r.tpot <= r.slo_tpot
-    due = ttft_due | tpot_due
-    met = (ttft_met | ~ttft_due) & (tpot_met | ~tpot_due) & ~r.left  # nobody waited for it
+    due, met = due_and_met(r, mine, e2el_s)
     further = {}
     if e2el_s is not None:
-        due, e2el_met = mine, r.e2el <= e2el_s
-        met &= e2el_met
-        further = {"e2el_attainment": mean(e2el_met[mine])}
+        further = {"e2el_attainment": mean((r.e2el <= e2el_s)[mine])}
     later_tokens = np.maximum(r.output[tpot_due] - 1, 0).sum()
     return {
-        "ttft_attainment": mean(ttft_met[ttft_due]),
-        "tpot_attainment": mean(tpot_met[tpot_due]),
+        "ttft_attainment": mean((r.ttft <= r.slo_ttft)[ttft_due]),
+        "tpot_attainment": mean((r.tpot <= r.slo_tpot)[tpot_due]),
         "tpot_token_attainment": (
             None if later_tokens == 0 else 1 - r.late[tpot_due].sum() / later_tokens
         ),
         "slo_attainment": mean(met[due]),
         **further,
     }
+
+
+def due_and_met(
+    r: RequestColumns, mine: np.ndarray, e2el_s: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """bool[n] each: which of `mine` have an objective, and which keep all that they have."""
+    # Without its first token a request has missed its TTFT, without its end its TPOT: starving it
+    # does not pay. (Both are NaN then, and a comparison with NaN is false.)
+    ttft_due, tpot_due = mine & ~np.isnan(r.slo_ttft), mine & ~np.isnan(r.slo_tpot)
+    due = ttft_due | tpot_due
+    met = ((r.ttft <= r.slo_ttft) | ~ttft_due) & ((r.tpot <= r.slo_tpot) | ~tpot_due)
+    met &= ~r.left  # nobody waited for it
+    if e2el_s is not None:
+        due, met = mine, met & (r.e2el <= e2el_s)
+    return due, met
 
 
 def e2el_bound(objectives: Sequence[Objective], service_class: str) -> float | None:

@@ -128,3 +128,6 @@ RESULTS: Format[Stored] = Format(
     by="simulate --out DIR",
     upgrades=(_from_0, _from_1, _from_2, _from_3),
 )
+
+# plan.json of `twinserve plan`, which `twinserve report` reads.
+PLANS: Format[dict] = Format("plans", version=1, by="twinserve plan --out DIR", oldest=1)

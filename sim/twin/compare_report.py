@@ -20,6 +20,7 @@ from twinserve.sim.twin.served import Served
 
 FILES = ("compare.json", "compare.md", "cdf.png")
 DRAWN = ("ttft", "tpot", "itl", "e2el")
+_KEPT = 400  # points of a distribution in compare.json
 NAMES = {
     "ttft": "TTFT",
     "tpot": "TPOT",
@@ -138,6 +139,7 @@ def write(out: Path, found: Comparison, overwrite: bool = False) -> Path:
         "windows": [asdict(window) for window in found.windows],
         "reruns": [[asdict(one) for one in of_run] for of_run in found.reruns],
         "notices": list(found.notices),
+        "curves": list(_thinned(found)),
     }
     with whole_folder(target) as partial:
         (partial / "compare.json").write_text(dump_json(document), encoding="utf-8")
@@ -145,6 +147,22 @@ def write(out: Path, found: Comparison, overwrite: bool = False) -> Path:
         (partial / "compare.md").write_text(text, encoding="utf-8")
         (partial / "cdf.png").write_bytes(curves(found))
     return target
+
+
+def _thinned(found: Comparison) -> Iterator[dict]:
+    """For whoever draws them again: distributions by metric and side, a few hundred ranks each."""
+    for metric in DRAWN:
+        for number, served in enumerate((*found.measured, *found.runs)):
+            at, below = _curve(served, metric)
+            if len(at):
+                kept = np.unique(np.linspace(0, len(at) - 1, min(len(at), _KEPT)).astype(int))
+                side = "measured" if number < len(found.measured) else "simulated"
+                yield {
+                    "metric": metric,
+                    "name": f"{side} {Path(served.name).name}",
+                    "seconds": at[kept].tolist(),
+                    "share": below[kept].tolist(),
+                }
 
 
 def curves(found: Comparison) -> bytes:

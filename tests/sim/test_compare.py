@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from twinserve.sim.cli.main import main
+from twinserve.sim.report.html import write_report
 from twinserve.sim.results.files import write_run
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
@@ -147,6 +148,8 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     assert "| all | TPOT | mean |" in shown and "furthest apart" in shown
     assert "One measurement" in shown and "parts from the measurement first" in shown
     document = json.loads((out / "compare.json").read_text())
+    page = write_report([out], out.parent / "page.html").read_text()
+    assert "measured bench.json" in page and 'data-key="compared-ttft"' in page
     assert {row["metric"] for row in document["rows"]} >= {"ttft", "tpot", "itl", "e2el"}
     assert (out / "cdf.png").read_bytes().startswith(b"\x89PNG")
     assert status(*words) == 2 and "--overwrite" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 line."""
 
 import json
+from html import unescape
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
-from twinserve.sim.plan.show import described, foot_lines
+from twinserve.sim.plan.show import described, foot_lines, head_lines, memory_of, warnings
 from twinserve.sim.plan.trial import TrialSpec, run_trial
+from twinserve.sim.report.html import write_report
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.sweep.executors import InThisProcess
@@ -95,6 +97,41 @@ def test_a_stricter_objective_or_a_larger_load_never_needs_less(trace):
     assert number("ttft p50 < 90 ms") <= number("ttft p50 < 90 ms", grow=2.0)
 
 
+@pytest.fixture(scope="module")
+def several(trace) -> Plan:
+    kinds = {"gpus": ("a100-40g", "h100"), "tp": (1,), "all_sizes": True}
+    return plan(trace, "ttft p90 < 90 ms", draws=2, **kinds)
+
+
+def test_every_row_has_its_draws_the_error_of_its_steps_and_its_memory(several):
+    rows = [row for row in several.rows if row.status == "enough"]
+    assert len(rows) == 2
+    for row in rows:
+        assert row.closer.draws == 2 and row.sized == row.closer.sizes[0]
+        assert (row.closer.fast or 99) <= row.replicas <= (row.closer.slow or 99)
+        memory = memory_of(row.sized)
+        assert 0 <= memory.exceeded <= 1 and 0 < memory.held_share <= 1
+        most = max(trial.peak_kv_share for trial in row.sized.trials)
+        assert memory.held_share <= most <= 1
+
+
+def test_a_first_row_that_is_undecided_is_said_aloud_with_what_is_sure(several):
+    first = several.best
+    said = "\n".join(warnings(several))
+    assert bool(said) == (first.sized.answer != "meets")
+    sure = [
+        (one.replicas * row.candidate.usd_per_hour, one)
+        for row in several.rows
+        if row.closer
+        for one in row.closer.sizes
+        if one.answer == "meets"
+    ]
+    if said and sure:
+        assert f"${min(usd for usd, _ in sure):,.2f} an hour" in said
+    assert (several.surest is None) == (not sure)
+    assert not any("undecided" in line for line in head_lines(several))
+
+
 def test_without_a_price_gpus_decide_and_that_is_said(trace):
     prices = "gpu,usd_per_hour\na100-40g,1\n"
     found = plan(trace, "ttft p90 < 1 s", prices, gpus=("a100-40g", "l40s"), tp=(1, 2))
@@ -169,7 +206,9 @@ def test_the_command_prints_a_table_and_writes_the_same_numbers(trace, tmp_path,
     assert sizes[0]["replicas"] == best["replicas"] and kept["prices"]["l40s"]["source"] in shown
     below = kept["closer"]["below"]
     assert (below is None) == (best["replicas"] == 1)
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["plan.json"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["pareto.png", "plan.json"]
+    page = write_report([tmp_path / "out"], tmp_path / "p.html").read_text()
+    assert all(command in unescape(page) for command in best["commands"])
 
 
 def test_a_plan_is_the_same_every_time(trace):

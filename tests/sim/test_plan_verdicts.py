@@ -8,8 +8,9 @@ from scipy import special
 
 from tests.examples import examples
 from twinserve.sim.plan.trial import Kept, Trial, needed
-from twinserve.sim.plan.verdicts import attained, ratio, student, together
+from twinserve.sim.plan.verdicts import attained, together
 from twinserve.sim.results.options import Objective
+from twinserve.sim.results.parts import ratio, student
 
 TTFT = Objective("rt", "ttft", 1.0, statistic="p90")
 

@@ -1,12 +1,12 @@
-"""The report: one page that needs nothing else, with figures that draw what the runs say."""
+"""The report of runs: one page that needs nothing else, with every run once, in order, and the
+numbers of the runs' files."""
 
 from __future__ import annotations
 
-import base64
-import io
-import re
-import struct
-from html.parser import HTMLParser
+import resource
+import sys
+import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,108 +14,119 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from tests.sim.reported import Page, write_toy
 from tests.sim.test_results_rows import empty_rows, toy_rows
-from twinserve.sim.report import html
+from twinserve.sim.report import page as pages
 from twinserve.sim.report.axes import draw_cdf, over_time, span
-from twinserve.sim.report.figures import windows_figure
+from twinserve.sim.report.chart import number
 from twinserve.sim.report.html import write_report
-from twinserve.sim.results.files import ResultsError, RunResult, write_run
+from twinserve.sim.results.files import ResultsError, RunResult, read_run, write_run
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.options import MetricsOptions, Objective
+
+ORDER = ["zulu", "run-2", "run-10", "<rt> & first"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("report") / "runs"
-    for name, prefer in (("fcfs", False), ("<rt> & first", True)):
-        rows = toy_rows(80, prefer_rt=prefer, group_size=4, rate=20.0, blocks=200)
-        config = {"policy": name, "seed": 0, "kv": {"blocks": 200}}
-        write_run(folder / name, RunResult(rows, config, {"wall_s": 1.0}, summarise(rows)))
+    folder = tmp_path_factory.mktemp("report")
+    for i, name in enumerate(ORDER):
+        write_toy(folder / name, prefer_rt=i % 2 == 1, seed=i, every_s=1.0)
     return folder
 
 
 @pytest.fixture(scope="module")
-def page(runs) -> Path:
-    return write_report([runs], runs.parent / "out")
+def page(runs, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("page")
+    return write_report([runs / name for name in ORDER], out)
 
 
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
-    """One figure, a single point: drawing all of them is most of the time that a report takes."""
-    png = io.BytesIO()
-    Figure(figsize=(0.01, 0.01)).savefig(png)
-    monkeypatch.setattr(html, "draw_all", lambda runs, progress: {"load": png.getvalue()})
+    """No charts: drawing them is most of the time that a report takes."""
+    monkeypatch.setattr(pages._Drawn, "chart", lambda self, chart: "")
 
 
-class Page(HTMLParser):
-    """Collects tags that are left open, what is loaded, and the images."""
-
-    VOID = ("meta", "img", "!doctype")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open, self.images, self.loads = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "action"):
-                (self.images if value.startswith("data:image/png") else self.loads).append(value)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_the_page_is_whole_and_loads_nothing(page):
+def test_the_page_is_one_file_that_is_whole_and_loads_nothing(page):
     text = page.read_text()
     parsed = Page(text)
     assert parsed.open == [] and parsed.loads == []
-    assert len(parsed.images) == 4
-    assert "://" not in re.sub(r"base64,[^\"]*", "", text) and "<script" not in text
+    assert [path.name for path in page.parent.iterdir()] == ["report.html"]
+    assert "default-src 'none'" in text and "connect-src" not in text
 
 
-def test_figures_stand_beside_the_page_as_they_are_in_it(page):
-    files = sorted(path.name for path in page.parent.glob("*.png"))
-    names = ("attainment", "completion", "latency", "load")
-    assert files == [f"report-{name}.png" for name in names]
-    inside = {base64.b64decode(src.split(",", 1)[1]) for src in Page(page.read_text()).images}
-    for name in files:
-        data = (page.parent / name).read_bytes()
-        assert data in inside
-        width, height = struct.unpack(">II", data[16:24])
-        assert data.startswith(b"\x89PNG") and width > 1000 and height > 300
+def test_every_run_is_there_once_in_the_order_given(page):
+    (head, *_), *_ = Page(page.read_text()).tables
+    assert head == ["", *ORDER]
+
+
+def test_a_point_of_a_chart_is_the_number_of_its_run(page, runs):
+    text = page.read_text()
+    summaries = {name: read_run(runs / name).summary for name in ORDER}
+    head, *rows = Page(text).numbers(text, "throughput-ttft")
+    assert [row[1] for row in rows] == ORDER
+    for _, name, x, y in rows:
+        assert x == number(summaries[name]["total_token_throughput"])
+        assert y == number(summaries[name]["classes"]["rt"]["p99_ttft_ms"])
+    head, *rows = Page(text).numbers(text, "attainment-rt")
+    for _, name, _, share, low, high in rows:
+        assert share == number(summaries[name]["classes"]["rt"]["slo_attainment"])
+        assert float(low) <= float(share) <= float(high)
+    head, *rows = Page(text).numbers(text, "windows-in_system")
+    for name in ORDER:
+        windows = [w["classes"]["rt"]["in_system"] for w in summaries[name]["windows"]]
+        assert [row[3] for row in rows if row[0] == name] == [number(w) for w in windows]
+
+
+def test_a_chart_says_what_is_seen_to_who_cannot_see_it(page, runs):
+    parsed = Page(page.read_text())
+    assert len(parsed.alts) == len(parsed.figures) > 12
+    medians = {name: read_run(runs / name).summary["classes"]["rt"] for name in ORDER}
+    alt = parsed.alts[parsed.figures.index("cdf-rt-ttft_s")]
+    low = min(medians, key=lambda name: medians[name]["median_ttft_ms"])
+    assert f"{medians[low]['median_ttft_ms'] / 1000:.4g} s ({low})" in alt
 
 
 def test_labels_are_escaped_and_differing_settings_shown(page):
     text = page.read_text()
     assert "&lt;rt&gt; &amp; first" in text and "<rt>" not in text
     settings = text[text.index('<table class="settings">') :].split("</table>")[0]
-    assert "<td>policy</td>" in settings and "kv.blocks" not in settings
+    assert "<td>policy</td>" in settings and "<td>seed</td>" not in settings
     assert "&quot;seed&quot;: 0" in text  # the whole of run.json stands below
 
 
-@pytest.mark.slow
+def test_how_to_run_each_again_is_said_and_can_be_typed(page, runs):
+    text = page.read_text()
+    assert f"simulate --config {runs}/run-2/run.json --metrics-every 1 --out again" in text
+    assert "&lt;rt&gt; &amp; first/run.json&#x27;" in text  # quoted for a shell
+
+
 def test_the_same_runs_give_the_same_page(runs, page, tmp_path):
-    again = write_report([runs], tmp_path / "report.html")
+    again = write_report([runs / name for name in ORDER], tmp_path / "report.html")
     assert again.read_bytes() == page.read_bytes()
 
 
-def test_one_run_without_objectives_has_fewer_figures(tmp_path):
+def test_without_the_library_charts_are_pictures_and_the_page_says_so(runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    monkeypatch.setitem(sys.modules, "bokeh.resources", None)
+    text = write_report([runs / "zulu"], tmp_path / "p.html").read_text()
+    parsed = Page(text)
+    assert parsed.open == [] and parsed.loads == [] and "://" not in text
+    assert text.count("<svg") == len(parsed.figures) > 8 and "<script" not in text
+    assert "twinserve[report]" in text and "var(--ink)" in text
+
+
+def test_one_run_without_objectives_has_fewer_charts(tmp_path):
     rows = toy_rows(20, be_share=0.0, slo=(float("nan"), float("nan")))
     write_run(tmp_path / "run", RunResult(rows, {}, {}, summarise(rows)))
-    page = write_report([tmp_path / "run"], tmp_path / "page.html")
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == [
-        "page-latency.png",
-        "page-load.png",
-    ]
-    assert "not share" not in page.read_text()
+    parsed = Page(write_report([tmp_path / "run"], tmp_path / "page.html").read_text())
+    assert not any(key.startswith(("attainment", "front", "throughput")) for key in parsed.figures)
+    assert "cdf-rt-ttft_s" in parsed.figures and "cdf-be-ttft_s" not in parsed.figures
 
 
 def test_a_run_without_requests_can_be_reported(tmp_path):
     write_run(tmp_path / "run", RunResult(empty_rows(), {}, {}, summarise(empty_rows())))
-    assert Page(write_report([tmp_path / "run"], tmp_path).read_text()).images == []
+    assert Page(write_report([tmp_path / "run"], tmp_path).read_text()).figures == []
 
 
 def test_runs_of_different_lists_and_unfinished_requests_are_told(undrawn, tmp_path):
@@ -131,10 +142,12 @@ def test_runs_of_different_lists_and_unfinished_requests_are_told(undrawn, tmp_p
 def test_errors_are_one_line(undrawn, runs, tmp_path):
     with pytest.raises(ResultsError, match="no such folder"):
         write_report([tmp_path / "nowhere"], tmp_path)
-    with pytest.raises(ResultsError, match="no runs given"):
+    with pytest.raises(ResultsError, match="no folders given"):
         write_report([], tmp_path)
     with pytest.raises(ResultsError, match="given twice"):
-        write_report([runs / "fcfs", runs / "fcfs"], tmp_path)
+        write_report([runs, runs / "zulu"], tmp_path)
+    with pytest.raises(ResultsError, match="holds no run"):
+        write_report([tmp_path], tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot be written"):
         write_report([runs], tmp_path / "file" / "report.html")
@@ -146,69 +159,37 @@ def test_a_page_that_is_there_is_only_replaced_where_that_was_said(undrawn, runs
     with pytest.raises(ResultsError, match="is there already: .* --overwrite"):
         write_report([runs], page)
     assert page.read_text() == "mine" and list(tmp_path.iterdir()) == [page]
-    page.rename(tmp_path / "other-load.png")
-    with pytest.raises(ResultsError, match="other-load.png: is there already"):
-        write_report([runs], tmp_path / "other.html")
+    page.unlink()
     page.mkdir()
     with pytest.raises(ResultsError, match="is a folder"):
         write_report([runs], page, overwrite=True)
-    assert len(list(tmp_path.iterdir())) == 2
     page.rmdir()
     assert "<h1>" in write_report([runs], page, overwrite=True).read_text()
 
 
+@contextmanager
+def no_file_above(size: int):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_old_page(undrawn, runs, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    with no_file_above(2000), pytest.raises(ResultsError, match="cannot be written"):
+        write_report([runs], page, overwrite=True)
+    assert page.read_text() == "old" and list(tmp_path.iterdir()) == [page]
+
+
 def test_runs_of_one_name_are_told_apart_by_their_parents(undrawn, tmp_path):
-    rows = toy_rows(10)
     for parent in ("x", "y"):
-        write_run(tmp_path / parent / "run", RunResult(rows, {}, {}, summarise(rows)))
+        write_toy(tmp_path / parent / "run", n=10)
     text = write_report([tmp_path / "x", tmp_path / "y"], tmp_path / "out").read_text()
-    assert "<th>x/run</th><th>y/run</th>" in text
-
-
-def test_the_curve_of_a_distribution_ends_at_all_requests_and_crosses_the_median():
-    ax = Figure().subplots()
-    draw_cdf(ax, {"a": np.array([0.3, 0.1, 0.2, 0.4])}, "TTFT", "time", "ms")
-    x, y = ax.lines[0].get_data()
-    assert y[-1] == 1.0 and x[-1] == pytest.approx(400)
-    assert dict(zip(np.round(x[1:]), y[1:], strict=True))[200] == 0.5
-    big = Figure().subplots()
-    draw_cdf(big, {"a": np.random.default_rng(0).random(50_000)}, "TTFT", "time", "s")
-    x, y = big.lines[0].get_data()
-    assert len(x) < 3000 and y[-1] == 1.0
-    assert np.interp(0.5, x, y) == pytest.approx(0.5, abs=0.02)
-
-
-def test_time_means_weigh_steps_by_their_time_and_idle_as_nothing():
-    steps = pd.DataFrame(
-        {"replica": 0, "start_s": [0.0, 1.0, 6.0], "end_s": [1.0, 4.0, 8.0], "waiting": [2, 4, 10]}
-    )
-    means = over_time(steps, "waiting", np.array([0.0, 2.0, 4.0, 6.0, 10.0]))
-    np.testing.assert_allclose(means, [(2 + 4) / 2, 4, 0, 20 / 4])
-    both = pd.concat([steps, steps.assign(replica=1)])
-    np.testing.assert_allclose(over_time(both, "waiting", np.array([0.0, 8.0])), 2 * 34 / 8)
-    overlapping = steps.assign(start_s=[0.0, 0.5, 6.0])  # pipelined: planned before the last ended
-    np.testing.assert_allclose(over_time(overlapping, "waiting", np.array([0.0, 8.0])), 34 / 8)
-
-
-def test_windows_are_drawn_as_steps_for_the_runs_that_have_them():
-    rows = toy_rows(60)
-    summary = summarise(rows, MetricsOptions(every_s=2.0))
-    runs = {"plain": RunResult(rows, summary=summarise(rows))}
-    assert windows_figure(runs) is None
-    figure = windows_figure(runs | {"cut": RunResult(rows, summary=summary)})
-    served, inside, latency, attained = figure.axes
-    ((arrivals, flow), (there,), (p99,), (share,)) = (
-        [patch.get_data() for patch in ax.patches] for ax in (served, inside, latency, attained)
-    )
-    windows = summary["windows"]
-    assert there.edges.tolist() == [w["start_s"] for w in windows] + [windows[-1]["end_s"]]
-    online = [w["classes"]["rt"] for w in windows]  # best-effort ones would drown them
-    assert arrivals.values.tolist() == [w["arrivals_per_s"] for w in online]
-    assert flow.values.tolist() == [w["served_per_s"] for w in online]
-    assert there.values.tolist() == [w["in_system"] for w in online]
-    assert p99.values[0] == online[0]["p99_ttft_ms"] / 1000
-    assert share.values[0] == online[0]["slo_attainment"]
-    assert not np.isfinite(p99.values[-1])  # nobody arrived while the last ones were served
+    assert Page(text).tables[0][0] == ["", "x/run", "y/run"]
 
 
 def test_verdicts_are_in_the_page(undrawn, tmp_path):
@@ -224,9 +205,57 @@ def test_verdicts_are_in_the_page(undrawn, tmp_path):
     assert "<td>rt: E2E p99 &lt; 1 ms</td><td>missed (0.0 %)</td>" in text
 
 
+@pytest.mark.slow
+def test_a_page_is_as_small_for_two_thousand_times_the_rows(tmp_path):
+    small = toy_rows(100, rate=20.0)
+    many = 2000
+    requests = pd.concat([small.requests] * many, ignore_index=True)
+    requests["request_id"] = [f"r{i}" for i in range(len(requests))]
+    steps = pd.concat([small.steps] * many, ignore_index=True)
+    shift = np.repeat(np.arange(many) * float(small.steps["end_s"].max()), len(small.steps))
+    steps["start_s"] += shift
+    steps["end_s"] += shift
+    large = RunResult(type(small)(requests, steps, small.gaps, small.kv_total_blocks))
+    sizes = []
+    for name, run in (("small", RunResult(small)), ("large", large)):
+        run.summary = summarise(run.rows)
+        write_run(tmp_path / name, run)
+        page = write_report([tmp_path / name], tmp_path / f"{name}.html")
+        sizes.append(page.stat().st_size)
+    assert len(steps) > 400_000 and sizes[1] < 2 * sizes[0]
+    text = page.read_text()
+    assert "Thinned: means over" in text and f"up to {len(steps):,} steps" in text
+    assert "are drawn at 600 of their ranks" in text
+
+
+def test_time_means_weigh_steps_by_their_time_and_idle_as_nothing():
+    steps = pd.DataFrame(
+        {"replica": 0, "start_s": [0.0, 1.0, 6.0], "end_s": [1.0, 4.0, 8.0], "waiting": [2, 4, 10]}
+    )
+    means = over_time(steps, "waiting", np.array([0.0, 2.0, 4.0, 6.0, 10.0]))
+    np.testing.assert_allclose(means, [(2 + 4) / 2, 4, 0, 20 / 4])
+    both = pd.concat([steps, steps.assign(replica=1)])
+    np.testing.assert_allclose(over_time(both, "waiting", np.array([0.0, 8.0])), 2 * 34 / 8)
+    overlapping = steps.assign(start_s=[0.0, 0.5, 6.0])  # pipelined: planned before the last ended
+    np.testing.assert_allclose(over_time(overlapping, "waiting", np.array([0.0, 8.0])), 34 / 8)
+
+
+def test_the_curve_of_a_figure_ends_at_all_requests_and_crosses_the_median():
+    ax = Figure().subplots()
+    draw_cdf(ax, {"a": np.array([0.3, 0.1, 0.2, 0.4])}, "TTFT", "time", "ms")
+    x, y = ax.lines[0].get_data()
+    assert y[-1] == 1.0 and x[-1] == pytest.approx(400)
+    assert dict(zip(np.round(x[1:]), y[1:], strict=True))[200] == 0.5
+
+
 def test_titles_name_the_best_and_the_worst_run():
     show = "{:.0f}".format
     assert span("wait", {"a": 3.0, "b": 1.0, "c": 2.0}, show) == "wait 1 (b) to 3 (a)"
-    assert span("done", {"a": 3.0, "b": 1.0}, show, high=True) == "done 3 (a) to 1 (b)"
     assert span("wait", {"a": 3.0, "b": None}, show) == "wait 3"
     assert span("wait:", {"a": None}, show) == "wait"
+
+
+def test_the_extra_is_named_as_the_page_names_it():
+    """What a page tells its reader to install is there to be installed."""
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    assert "report" in tomllib.loads(text)["project"]["optional-dependencies"]

@@ -12,6 +12,7 @@ import pytest
 
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.sim.cli.main import main
+from twinserve.sim.report.html import write_report
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.replay import LockedReplay
 from twinserve.sim.twin.validate import Validation
@@ -74,6 +75,7 @@ def test_the_others_end_and_their_results_are_kept(engines, tmp_path, capsys):
     assert said.err.count("\n") == 1 and PARTED in said.err and "KeyError" in said.err
     assert "bros: simulated against" in said.out and "tgi: simulated against" in said.out
     found = json.loads((out / "validation.json").read_text())
+    assert "<h2>Validation" in write_report([out], tmp_path / "page.html").read_text()
     assert [policy["policy"] for policy in found["policies"]] == ["bros", "tgi"]
     assert found["failed"]["vllm"] == PARTED and set(found["failed"]) == {"vllm", "sarathi"}
     assert PARTED in (out / "validation.md").read_text()

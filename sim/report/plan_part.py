@@ -1,0 +1,360 @@
+"""The chapter of a plan: the ranked rows, cost against what is kept, memory as predicted and as
+held, and the command lines."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from twinserve.sim.report.chart import Chart, Curve, best, front, number
+from twinserve.sim.report.found import Found, read_document
+from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
+from twinserve.sim.report.run_charts import pareto
+from twinserve.sim.results.checked import Shape, check_shape
+from twinserve.sim.results.files import ResultsError
+from twinserve.sim.results.versions import PLANS
+
+_NUMBER, _MAYBE = Shape("number"), Shape("number", null=True)
+_TEXT = Shape("text")
+_ATTAINED = Shape(
+    "object",
+    needed={
+        "metric": _TEXT,
+        **dict.fromkeys(("share", "low", "high"), _NUMBER),
+        "value_s": _MAYBE,
+        "slack": _MAYBE,
+        "answer": _TEXT,
+    },
+)
+_MEMORY = Shape(
+    "object",
+    needed=dict.fromkeys(("predicted_share", "held_share", "exceeded"), _NUMBER),
+    null=True,
+)
+_SIZED = Shape(
+    "object",
+    needed={
+        "replicas": _NUMBER,
+        "answer": _TEXT,
+        "attained": Shape("list", rest=Shape("list", rest=_ATTAINED)),
+        "peak_kv_share": _NUMBER,
+    },
+    known={"memory": _MEMORY},
+    null=True,
+)
+_CLOSER = Shape(
+    "object",
+    needed={
+        "sizes": Shape("list", rest=_SIZED),
+        "draws": _NUMBER,
+        "steps_fast": _MAYBE,
+        "steps_slow": _MAYBE,
+        "step_time_errors": _TEXT,
+    },
+    known={"below": _SIZED, "steps_farthest": _NUMBER},
+    null=True,
+)
+_ROW = Shape(
+    "object",
+    needed={
+        **dict.fromkeys(("gpu", "policy", "router", "status", "reason"), _TEXT),
+        **dict.fromkeys(("tp", "at_least_replicas"), _NUMBER),
+        **dict.fromkeys(("replicas", "gpus", "usd_per_hour", "usd_per_million_tokens"), _MAYBE),
+        "binds": Shape("list", rest=_TEXT),
+        "sized": _SIZED,
+        "commands": Shape("list", rest=_TEXT),
+    },
+    known={"closer": _CLOSER, "settings": Shape("object")},
+)
+_DAY = Shape(
+    "object",
+    needed={
+        "profile": _TEXT,
+        "replicas": _MAYBE,
+        "offline_tokens_per_day": _NUMBER,
+        "levels": Shape(
+            "list",
+            rest=Shape(
+                "object",
+                needed={"share": _NUMBER, "offline_tokens_per_s": _NUMBER, "sized": _SIZED},
+            ),
+        ),
+    },
+    null=True,
+)
+SHAPE = Shape(
+    "object",
+    needed={
+        "question": Shape("object", needed={"model": _TEXT, "slo": _TEXT}),
+        "rows": Shape("list", rest=_ROW),
+        "ranked_by": _TEXT,
+    },
+    known={
+        "day": _DAY,
+        "closer": _CLOSER,
+        "warnings": Shape("list", rest=_TEXT),
+        "left_out": Shape("list", rest=Shape("object", needed={"gpu": _TEXT, "reason": _TEXT})),
+    },
+)
+_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
+_ANSWERS = ("meets", "undecided", "fails")
+
+
+def plan_part(found: Found) -> Part:
+    """Raises ResultsError for a file that is no plan."""
+    file = found.folder / "plan.json"
+    document = read_document(file)
+    document = PLANS.read(document, file, ResultsError)
+    check_shape(document, SHAPE, file)
+    rows = document["rows"]
+    question = document["question"]
+    asked = f"{question['model']}: {question['slo']}; ranked by {document['ranked_by']}."
+    blocks: list[Block] = [paragraph(asked), *map(note, document.get("warnings", ()))]
+    blocks += [_table(rows), *(c for c in plan_charts(document) if c.curves)]
+    blocks += _around(rows)
+    never = [f"{_name(row, rows)}: {row['reason']}" for row in rows if row["status"] == "never"]
+    never += [
+        f"{one['gpu']} tp{one.get('tp', '')}: {one['reason']}"
+        for one in document.get("left_out", ())
+    ]
+    if never:
+        blocks.append(folded("left out, and why", map(paragraph, never)))
+    for row in rows:
+        if row["commands"]:
+            lines = listing("\n".join(row["commands"]))
+            blocks.append(folded(f"to start {_name(row, rows)}", [lines]))
+    blocks += _day(document.get("day"))
+    blocks += [heading("To run it again"), listing(again(question))]
+    return Part(f"Plan {found.label}", tuple(blocks))
+
+
+def _enough(rows: Sequence[Mapping]) -> list[Mapping]:
+    return [row for row in rows if row["status"] == "enough" and row["sized"]]
+
+
+def _name(row: Mapping, rows: Sequence[Mapping]) -> str:
+    parts = [row["gpu"], f"tp{row['tp']:g}"]
+    for name in ("policy", "router"):
+        parts += [row[name]] if len({other[name] for other in rows}) > 1 else []
+    return " ".join(parts)
+
+
+def _attained(sized: Mapping | None) -> dict[str, Mapping]:
+    """By metric, of the peak that keeps least of it."""
+    found: dict[str, Mapping] = {}
+    for one in (one for peak in (sized or {}).get("attained", ()) for one in peak):
+        if one["metric"] not in found or one["share"] < found[one["metric"]]["share"]:
+            found[one["metric"]] = one
+    return found
+
+
+def _table(rows: Sequence[Mapping]):
+    metrics = list(dict.fromkeys(m for row in rows for m in _attained(row["sized"])))
+    head = ["replicas of", "replicas", "GPUs", "$/hour", "$/M tokens"]
+    for metric in metrics:
+        head += [f"{_NAMES.get(metric, metric)} kept, %", "slack, %"]
+    head += ["answer", "beyond doubt", "steps off", "KV mu+2s, %", "KV held, %"]
+    head += ["held over mu+2s, %", "KV peak, %", "binds"]
+    body = []
+    for row in rows:
+        if row["status"] == "never":
+            continue
+        sized, kept = row["sized"], _attained(row["sized"])
+        least = "" if row["status"] == "enough" else ">= "
+        n = row["at_least_replicas"]
+        cells = [_name(row, rows), f"{least}{n:g}", f"{least}{n * row['tp']:g}"]
+        cells += [_or_dash(row[k], "{:,.2f}") for k in ("usd_per_hour", "usd_per_million_tokens")]
+        for metric in metrics:
+            one = kept.get(metric)
+            cells.append(
+                "-"
+                if one is None
+                else f"{one['share']:.1%} [{one['low']:.1%}, {one['high']:.1%}]".replace("%", "")
+            )
+            cells.append("-" if one is None else _or_dash(one["slack"], "{:+.0%}").rstrip("%"))
+        answer = row["status"] if row["status"] != "enough" else sized["answer"] if sized else "-"
+        cells += [answer, *_closer(row.get("closer"))]
+        memory = (sized or {}).get("memory")
+        for name in ("predicted_share", "held_share", "exceeded"):
+            cells.append("-" if not memory else f"{memory[name]:.1%}".rstrip("%"))
+        cells.append("-" if not sized else f"{sized['peak_kv_share']:.1%}".rstrip("%"))
+        body.append([*cells, ", ".join(_NAMES.get(m, m) for m in row["binds"]) or "-"])
+    return table(head, body)
+
+
+def _closer(closer: Mapping | None) -> tuple[str, str]:
+    """(replicas that meet beyond doubt, replicas with steps faster and slower)."""
+    if not closer:
+        return "-", "-"
+    sure = next((s["replicas"] for s in closer["sizes"] if s and s["answer"] == "meets"), None)
+    most = f"> {closer['steps_farthest']:g}" if "steps_farthest" in closer else "-"
+    ends = [most if closer[k] is None else f"{closer[k]:g}" for k in ("steps_fast", "steps_slow")]
+    return _or_dash(sure, "{:g}"), f"{ends[0]} to {ends[1]}"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def plan_charts(document: Mapping) -> Iterator[Chart]:
+    """Cost against the least slack of the rows that are enough, with its front; what each keeps;
+    memory as predicted and as held."""
+    rows = _enough(document["rows"])
+    every = document["rows"]
+    if not rows:
+        return
+    priced = document["ranked_by"] == "usd"
+    cost = [row["usd_per_hour"] if priced else row["gpus"] for row in rows]
+    costs = np.array([np.nan if value is None else value for value in cost], np.float64)
+    axis = "dollars an hour" if priced else "GPUs"
+    names = [f"{row['replicas']:g} x {_name(row, every)}, {row['sized']['answer']}" for row in rows]
+    slack = np.array([_least_slack(row["sized"]) for row in rows])
+    ends = front(list(zip(costs.tolist(), slack.tolist(), strict=True)), True, False)
+    if ends:
+        others = [i for i in range(len(rows)) if i not in ends]
+        yield pareto(
+            "plan-front",
+            "Pareto front: cost and slack",
+            axis,
+            "least slack, share of the bound",
+            *((costs[i], slack[i], [names[j] for j in i]) for i in (ends, others)),
+            share=True,
+            what="row",
+        )
+    yield from _kept(rows, costs, axis, names)
+    yield from _memory(rows, names)
+
+
+def _least_slack(sized: Mapping) -> float:
+    known = [o["slack"] for peak in sized["attained"] for o in peak if o["slack"] is not None]
+    return min(known, default=float("nan"))
+
+
+def _kept(rows, costs: np.ndarray, axis: str, names: Sequence[str]) -> Iterator[Chart]:
+    for metric in dict.fromkeys(m for row in rows for m in _attained(row["sized"])):
+        curves = []
+        for colour, answer in enumerate(_ANSWERS):
+            at = [
+                i
+                for i, row in enumerate(rows)
+                if row["sized"]["answer"] == answer and metric in _attained(row["sized"])
+            ]
+            kept = [_attained(rows[i]["sized"])[metric] for i in at]
+            share, low, high = (np.array([k[e] for k in kept]) for e in ("share", "low", "high"))
+            if at:
+                about = tuple(names[i] for i in at)
+                curves.append(
+                    Curve(answer, costs[at], share, (2, 4, 6)[colour], "points", low, high, about)
+                )
+        name = _NAMES.get(metric, metric)
+        labelled = [(c.about[i], 100 * float(c.y[i])) for c in curves for i in range(len(c.y))]
+        yield Chart(
+            f"plan-{metric}",
+            f"{name} objective kept, over cost",
+            axis,
+            "share of requests that keep it",
+            tuple(curves),
+            f"Share of the peak's requests that keep {name}, a point a row: "
+            f"{best(labelled, '%', high=True)}. Bars are 95 % intervals.",
+            share=True,
+        )
+
+
+def _memory(rows, names: Sequence[str]) -> Iterator[Chart]:
+    at = [i for i, row in enumerate(rows) if row["sized"].get("memory")]
+    if not at:
+        return
+    memory = [rows[i]["sized"]["memory"] for i in at]
+    held = np.array([m["held_share"] for m in memory])
+    predicted = np.array([m["predicted_share"] for m in memory])
+    about = tuple(
+        f"{names[i]}; more was held in {m['exceeded']:.1%} of the samples"
+        for i, m in zip(at, memory, strict=True)
+    )
+    worst = max(memory, key=lambda m: m["exceeded"])["exceeded"]
+    yield Chart(
+        "plan-memory",
+        "KV memory: predicted and held",
+        "held, share of KV blocks",
+        "predicted, share of KV blocks",
+        (Curve("rows", held, predicted, 0, "points", about=about),),
+        f"A point a row: the mean prediction of its KV memory over what was held. More than "
+        f"predicted was held in at most {worst:.1%} of the samples of a row.",
+    )
+
+
+def _around(rows: Sequence[Mapping]) -> list[Block]:
+    """The last size that fails beside the first that holds, and those up to the first sure one."""
+    body = []
+    for row in rows:
+        closer = row.get("closer")
+        if closer:
+            for sized in [*filter(None, [closer.get("below")]), *closer["sizes"]]:
+                kept = _attained(sized)
+                shares = [
+                    f"{_NAMES.get(m, m)} {o['share']:.1%} [{o['low']:.1%}, {o['high']:.1%}]"
+                    for m, o in kept.items()
+                ]
+                cells = [_name(row, rows), f"{sized['replicas']:g}", sized["answer"]]
+                body.append([*cells, "; ".join(shares), f"{closer['draws']:g}"])
+    if not body:
+        return []
+    head = ["", "replicas", "answer", "kept [95 % interval]", "draws"]
+    return [heading("Sizes around each answer"), table(head, body)]
+
+
+def _day(day: Mapping | None) -> list[Block]:
+    if not day:
+        return []
+    levels = [
+        [
+            f"{level['share']:.0%}",
+            number(level["offline_tokens_per_s"]),
+            level["sized"]["answer"] if level["sized"] else "-",
+        ]
+        for level in day["levels"]
+    ]
+    tokens = f"{day['offline_tokens_per_day'] / 1e6:,.0f} M offline tokens a day"
+    replicas = _or_dash(day["replicas"], "{:g}")
+    said = f"{day.get('gpu', '')} tp{day.get('tp', '')}, {replicas} replicas: {tokens}"
+    return [
+        heading("A day with offline work"),
+        paragraph(f"{said} ({day['profile']})."),
+        table(["load, of the peak", "offline tokens a second", "answer"], levels),
+    ]
+
+
+def again(question: Mapping) -> str:
+    """The command that asks the question again, for a shell."""
+    words = ["twinserve", "plan", "--model", str(question["model"]), "--slo", str(question["slo"])]
+    for flag, name in (("trace", "traces"), ("policy", "policies"), ("router", "routers")):
+        for value in _list(question.get(name)):
+            words += [f"--{flag}", str(value)]
+    for flag, name in (("gpus", "gpus"), ("tp", "tp")):
+        given = ",".join(map(str, _list(question.get(name))))
+        words += [f"--{flag}", given] if given else []
+    for flag, name in (
+        ("grow", "grow"),
+        ("peak", "peak_s"),
+        ("lead", "lead_s"),
+        ("seeds", "draws"),
+        ("most-gpus", "most_gpus"),
+        ("pool", "pool"),
+    ):
+        value = question.get(name)
+        if isinstance(value, (int, float)):
+            words += [f"--{flag}", f"{value:g}"]
+    settings = question.get("settings")
+    for name, value in (settings if isinstance(settings, Mapping) else {}).items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return shlex.join(words + ["--all"] * (question.get("all_sizes") is True))
+
+
+def _list(value: object) -> list:
+    return value if isinstance(value, list) else []

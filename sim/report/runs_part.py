@@ -1,0 +1,218 @@
+"""The chapter of runs: one table over all of them, their charts, their replicas, their settings,
+and how to run each again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from twinserve.sim.report.chart import plain
+from twinserve.sim.report.page import (
+    Block,
+    Html,
+    Part,
+    folded,
+    heading,
+    listing,
+    note,
+    paragraph,
+    table,
+    text,
+    wide,
+)
+from twinserve.sim.report.run_charts import run_charts
+from twinserve.sim.report.seen import Seen
+from twinserve.sim.report.table import (
+    NONE,
+    count,
+    number,
+    overloaded,
+    percent,
+    table_rows,
+    warmup_line,
+)
+from twinserve.sim.results.files import dump_json
+from twinserve.sim.results.files import plain as plain_values
+
+_OF_A_REPLICA = (
+    ("requests", "requests", count),
+    ("completed", "completed", count),
+    ("output_tokens", "output tokens", count),
+    ("mean_ttft_ms", "TTFT mean, ms", number),
+    ("p99_ttft_ms", "TTFT p99, ms", number),
+    ("mean_tpot_ms", "TPOT mean, ms", number),
+    ("busy", "busy", percent),
+    ("peak_use", "KV peak", percent),
+)
+
+
+def runs_part(runs: Sequence[Seen], title: str = "Runs") -> Part:
+    blocks: list[Block] = [paragraph(_about(runs)), *map(note, _notes(runs)), _summary(runs)]
+    blocks += _kinds_of_steps(runs)
+    blocks += run_charts(runs)
+    blocks += _fleets(runs)
+    blocks += [heading("Settings"), *_settings(runs), heading("To run them again"), *_again(runs)]
+    return Part(title, tuple(blocks))
+
+
+def _about(runs: Sequence[Seen]) -> str:
+    counts = sorted({run.requests for run in runs})
+    requests = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    several = "s" * (len(runs) > 1)
+    return f"{len(runs)} run{several}, {requests} requests each. Times are of the simulated clock."
+
+
+def _notes(runs: Sequence[Seen]) -> list[str]:
+    """What a reader has to know before comparing."""
+    notes = []
+    if len({run.same for run in runs}) > 1:
+        notes.append(
+            "These runs do not share one list of real-time requests: compare them with care."
+        )
+    for run in runs:
+        unfinished = run.summary.get("unfinished")
+        if unfinished:
+            of = run.summary.get("submitted")
+            many = f"{unfinished:,}" + (f" of {of:,}" if of is not None else "")
+            notes.append(
+                f"{run.label}: {many} requests did not finish; latencies are of those that did."
+            )
+        if "warmup" in run.summary:
+            line = warmup_line(run.summary["warmup"])
+            notes.append(f"{run.label}: {line} of the summary; the charts show the whole run.")
+        notes += overloaded(run.summary, run.label)
+        notes += _on_bars(run.label, run.config.get("error_bars"))
+    return notes
+
+
+def _on_bars(label: str, errors: Mapping | None) -> list[str]:
+    """What the ranges of a run stand for, where it has some."""
+    if not errors:
+        return []
+    parts = [
+        f"{name} {errors[kind]['error']:.0%}"
+        + ("" if errors[kind]["known"] else " (not known, assumed)")
+        + f", {errors[kind]['source']}"
+        for kind, name in (("decode", "decodes"), ("prefill", "prompts"))
+    ]
+    return [
+        f"{label}: small print below a number is its range with step times off: "
+        + "; ".join(parts)
+        + "."
+    ]
+
+
+def _summary(runs: Sequence[Seen]) -> Html:
+    named = {run.label: {**run.summary, "timing": run.timing} for run in runs}
+    head = "".join(f'<th scope="col">{text(label)}</th>' for label in named)
+    lines = [f"<table><thead><tr><th></th>{head}</tr></thead><tbody>"]
+    for section, rows in table_rows(named):
+        lines.append(f'<tr class="section"><td colspan="{len(runs) + 1}">{text(section)}</td></tr>')
+        for row in rows:
+            cells = "".join(
+                f"<td{' class=best' if best else ''}>{text(cell)}{_bars(ends)}</td>"
+                for cell, best, ends in zip(row.cells, row.best, row.ends, strict=True)
+            )
+            lines.append(f"<tr><td>{text(row.title)}</td>{cells}</tr>")
+    return wide("\n".join([*lines, "</tbody></table>"]))
+
+
+def _bars(ends: tuple[str, str] | None) -> str:
+    """The range of a cell, below it."""
+    if ends is None or not any(ends):
+        return ""
+    return f"<br><small>{text(ends[0])} .. {text(ends[1])}</small>"
+
+
+def _kinds_of_steps(runs: Sequence[Seen]) -> list[Block]:
+    found = [(run, run.summary.get("scheduler", {}).get("steps_by_kind")) for run in runs]
+    rows = [
+        [run.label, *(count(kinds.get(k) or 0) for k in ("prefill", "decode", "mixed"))]
+        for run, kinds in found
+        if kinds
+    ]
+    if not rows:
+        return []
+    return [folded("Steps by what they compute", [table(["", "prompts", "decodes", "both"], rows)])]
+
+
+def _fleets(runs: Sequence[Seen]) -> list[Block]:
+    blocks: list[Block] = []
+    for run in runs:
+        replicas = run.summary.get("replicas") or []
+        pools = run.summary.get("pools") or {}
+        named = [(f"replica {one.get('replica', i):g}", one) for i, one in enumerate(replicas)]
+        named += [(f"pool {name}", one) for name, one in pools.items()]
+        if named:
+            head = ["", *(title for _, title, _ in _OF_A_REPLICA)]
+            rows = [
+                [name, *(_cell(one.get(key), show) for key, _, show in _OF_A_REPLICA)]
+                for name, one in named
+            ]
+            blocks += [heading(f"{run.label}: parts of the fleet"), table(head, rows)]
+    return blocks
+
+
+def _cell(value, show) -> str:
+    return NONE if value is None else show(value)
+
+
+def _settings(runs: Sequence[Seen]) -> list[Html]:
+    """Settings that differ, as a table, and each run's whole configuration, folded."""
+    flat = [_flatten(plain_values(run.config)) for run in runs]
+    names = sorted(set().union(*flat))
+    differing = [n for n in names if len({one.get(n, "") for one in flat}) > 1]
+    blocks = []
+    if len(runs) > 1 and not differing:
+        blocks.append(paragraph("The runs have the same configuration."))
+    if differing:
+        blocks.append(paragraph("Settings that differ; the others are the same in all runs."))
+        rows = [[name, *(one.get(name, "-") for one in flat)] for name in differing]
+        blocks.append(table(["setting", *(run.label for run in runs)], rows, "settings"))
+    return blocks + [folded(f"{r.label}: run.json", [listing(dump_json(r.config))]) for r in runs]
+
+
+def _flatten(value: object, prefix: str = "") -> dict[str, str]:
+    """{"a.b": "1"} of nested settings; lists stay whole."""
+    if isinstance(value, Mapping) and value:
+        items: dict[str, str] = {}
+        for key, inner in value.items():
+            items |= _flatten(inner, f"{prefix}.{key}" if prefix else key)
+        return items
+    return {prefix: value if isinstance(value, str) else json.dumps(value, sort_keys=True)}
+
+
+def _again(runs: Sequence[Seen]) -> list[Html]:
+    said = [again(run.folder, run.config) for run in runs]
+    traces = [_trace(run) for run in runs]
+    return [
+        paragraph("The same settings, seed and versions give the same numbers."),
+        listing("\n".join(said)),
+        *map(paragraph, dict.fromkeys(filter(None, traces))),
+    ]
+
+
+def again(folder: Path, config: Mapping) -> str:
+    """The command that runs it again, for a shell."""
+    words = ["simulate", "--config", plain(folder / "run.json")]
+    asked = config.get("metrics")
+    asked = asked if isinstance(asked, Mapping) else {}
+    warmup = asked.get("warmup")
+    if isinstance(warmup, Mapping):
+        for unit, name in (("", "requests"), ("s", "seconds")):
+            if isinstance(warmup.get(name), int | float):
+                words += ["--warmup", f"{warmup[name]:g}{unit}"]
+    if isinstance(asked.get("every_s"), int | float):
+        words += ["--metrics-every", f"{asked['every_s']:g}"]
+    if asked.get("percentiles") and isinstance(asked["percentiles"], list):
+        words += ["--percentiles", ",".join(map(str, asked["percentiles"]))]
+    return shlex.join([*words, "--out", "again"])
+
+
+def _trace(run: Seen) -> str:
+    found = run.config.get("trace")
+    found = found if isinstance(found, Mapping) else {}
+    name, sha256 = found.get("name"), found.get("sha256")
+    return f"Trace {name}, sha256 {sha256}." if name and sha256 else ""

@@ -1,0 +1,189 @@
+"""What a page needs of a run, without the run's rows: a folder of many large runs is read one by
+one, and each leaves a few thousand numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from twinserve.sim.report.axes import over_time
+from twinserve.sim.report.chart import thinned_steps
+from twinserve.sim.results.files import POOL_GROUP, RunResult
+from twinserve.sim.results.metrics import job_completion
+from twinserve.sim.results.metrics_attainment import due_and_met
+from twinserve.sim.results.metrics_engine import describe_kv
+from twinserve.sim.results.metrics_requests import RequestColumns, latencies
+from twinserve.sim.results.parts import by_parts, ratio
+
+CLASS_NAMES = {"rt": "real-time", "be": "best-effort"}
+LATENCIES = ("ttft_s", "tpot_s", "e2el_s")
+BINS = 240  # of the time axis
+MOST_REPLICAS = 16  # drawn one by one
+_TIMES = ("waiting", "decode_requests", "prefill_tokens", "kv_used_blocks", "kv_be_blocks")
+
+
+@dataclass(frozen=True)
+class Cdf:
+    """Of `count` values: seconds, ascending, and the share at or below each."""
+
+    seconds: np.ndarray
+    share: np.ndarray
+    count: int
+    median: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Cdf | None:
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return None
+        middle, high = np.percentile(values, [50, 99]).tolist()
+        return cls(*thinned_steps(values), len(values), middle, high)
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """Means over bins of time, and the highest of each: float64[bins]. most: of the whole run."""
+
+    mean: np.ndarray
+    highest: np.ndarray
+    most: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """config, summary, timing   as in the run's files
+    cdfs        (class, latency) -> its distribution; ("all", "jct_s"): of applications
+    bounds      (class, latency) -> the objective, where all requests of the class have the same
+    attained    class -> (share, half width of its 95 % interval) of all objectives together
+    edges       float64[BINS + 1] seconds; times: column of the steps -> its course, summed over
+                replicas; by_replica: the same, (column, replica)
+    kv_blocks   of all replicas together; 0: no bound
+    peak_kv     largest share of a replica's blocks that requests held; None: no bound
+    steps       rows of steps.parquet; requests: rows of requests.parquet that were sent
+    arrivals_per_s  of requests that are not of the pool; None: all at once
+    same        of the real-time requests and their lengths: equal where two runs share a list
+    """
+
+    label: str
+    folder: Path
+    config: dict
+    summary: dict
+    timing: dict
+    cdfs: dict[tuple[str, str], Cdf]
+    bounds: dict[tuple[str, str], float]
+    attained: dict[str, tuple[float, float]]
+    edges: np.ndarray
+    times: dict[str, OverTime]
+    by_replica: dict[tuple[str, int], OverTime] = field(default_factory=dict)
+    kv_blocks: int = 0
+    peak_kv: float | None = None
+    steps: int = 0
+    requests: int = 0
+    arrivals_per_s: float | None = None
+    same: str = ""
+
+
+def look(label: str, folder: Path, run: RunResult) -> Seen:
+    rows = run.rows
+    requests, steps = rows.requests, rows.steps
+    r = RequestColumns.of(requests)
+    edges = np.linspace(0.0, float(steps["end_s"].max()) if len(steps) else 1.0, BINS + 1)
+    replicas = sorted(steps["replica"].unique().tolist())
+    apart = replicas if 1 < len(replicas) <= MOST_REPLICAS else []
+    return Seen(
+        label,
+        folder,
+        run.config,
+        run.summary,
+        run.timing,
+        _cdfs(requests, run.summary),
+        _bounds(requests),
+        _attained(r, run.summary),
+        edges,
+        {name: _course(steps, name, edges) for name in _TIMES} if len(steps) else {},
+        {
+            (name, replica): _course(steps[steps["replica"] == replica], name, edges)
+            for name in ("waiting", "kv_used_blocks")
+            for replica in apart
+        },
+        _capacity(run),
+        describe_kv(rows)["peak_use"],
+        len(steps),
+        len(requests),
+        _arrivals_per_s(requests),
+        _same(requests),
+    )
+
+
+def _cdfs(requests: pd.DataFrame, summary: dict) -> dict[tuple[str, str], Cdf]:
+    frame = latencies(requests)
+    found = {
+        (name, column): Cdf.of(frame.loc[frame["service_class"] == name, column].to_numpy())
+        for name in CLASS_NAMES
+        for column in LATENCIES
+    }
+    if "applications" in summary:
+        found["all", "jct_s"] = Cdf.of(job_completion(requests)["jct_s"].to_numpy(np.float64))
+    return {key: cdf for key, cdf in found.items() if cdf is not None}
+
+
+def _bounds(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
+    found = {}
+    for name in CLASS_NAMES:
+        mine = requests[requests["service_class"] == name]
+        for latency in ("ttft_s", "tpot_s"):
+            distinct = mine[f"slo_{latency}"].unique()
+            if len(distinct) == 1 and not np.isnan(distinct[0]):
+                found[name, latency] = float(distinct[0])
+    return found
+
+
+def _attained(r: RequestColumns, summary: dict) -> dict[str, tuple[float, float]]:
+    """The share as the summary has it; the interval from ten parts of the run, infinite where there
+    is but one."""
+    found = {}
+    for name in CLASS_NAMES:
+        share = summary.get("classes", {}).get(name, {}).get("slo_attainment")
+        due, met = due_and_met(r, r.service_class == name)
+        parts = [part for part in by_parts(r.arrival, due, met) if part[0]]
+        if share is not None:
+            found[name] = share, ratio(parts)[1] if parts else float("inf")
+    return found
+
+
+def _course(steps: pd.DataFrame, column: str, edges: np.ndarray) -> OverTime:
+    values = steps[column].to_numpy(np.float64)
+    place = np.clip(np.searchsorted(edges, steps["start_s"], side="right") - 1, 0, len(edges) - 2)
+    highest = np.zeros(len(edges) - 1)
+    np.maximum.at(highest, place, values)
+    mean = over_time(steps, column, edges)
+    most = float(values.max()) if len(values) else 0.0
+    return OverTime(mean, np.maximum(highest, mean), most)
+
+
+def _capacity(run: RunResult) -> int:
+    rows = run.rows
+    if rows.replicas is not None and len(rows.replicas):
+        return int(rows.replicas["num_blocks"].sum())
+    return rows.kv_total_blocks * max(rows.steps["replica"].nunique(), 1)
+
+
+def _arrivals_per_s(requests: pd.DataFrame) -> float | None:
+    """Requests of the pool come when the last ones have ended: they are no load of their own."""
+    at = requests.loc[requests["group"] != POOL_GROUP, "arrival_s"].to_numpy(np.float64)
+    span = float(np.ptp(at)) if len(at) else 0.0
+    return len(at) / span if span > 0 else None
+
+
+def _same(requests: pd.DataFrame) -> str:
+    mine = requests[requests["service_class"] == "rt"].sort_values("request_id")
+    listed = "\n".join(
+        f"{name} {tokens}"
+        for name, tokens in zip(mine["request_id"], mine["prompt_tokens"], strict=True)
+    )
+    return hashlib.sha256(listed.encode("utf-8", "replace")).hexdigest()

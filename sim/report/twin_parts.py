@@ -1,0 +1,252 @@
+"""The chapters of simulation beside reality: comparisons with measured runs, and validations
+against a live engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from twinserve.sim.report.chart import Chart, Curve, best, number, spans_decades
+from twinserve.sim.report.found import Found, read_document
+from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
+from twinserve.sim.report.runs_part import runs_part
+from twinserve.sim.report.seen import Seen
+from twinserve.sim.results.checked import Shape
+from twinserve.sim.results.files import ResultsError, dump_json
+
+_NUMBER, _MAYBE, _TEXT = Shape("number"), Shape("number", null=True), Shape("text")
+_NUMBERS = Shape("list", rest=_NUMBER)
+_COMPARED = {"measured": _NUMBER, "spread": _MAYBE, "simulated": _NUMBERS}
+_COMPARISON = Shape(
+    "object",
+    needed={
+        "measured": Shape("list", rest=_TEXT),
+        "runs": Shape("list", rest=_TEXT),
+        "rows": Shape(
+            "list",
+            rest=Shape(
+                "object",
+                needed={
+                    **dict.fromkeys(("service_class", "metric", "statistic"), _TEXT),
+                    **_COMPARED,
+                    "errors": _NUMBERS,
+                },
+            ),
+        ),
+        "windows": Shape(
+            "list",
+            rest=Shape(
+                "object",
+                needed={"metric": _TEXT, "start_s": _NUMBER, "end_s": _NUMBER, **_COMPARED},
+            ),
+        ),
+    },
+    known={
+        "notices": Shape("list", rest=_TEXT),
+        "curves": Shape(
+            "list",
+            rest=Shape(
+                "object",
+                needed={"metric": _TEXT, "name": _TEXT, "seconds": _NUMBERS, "share": _NUMBERS},
+            ),
+        ),
+    },
+)
+_METRIC = Shape(
+    "object",
+    needed={
+        "metric": _TEXT,
+        "statistic": _TEXT,
+        **dict.fromkeys(("simulated", "live"), _NUMBER),
+        **dict.fromkeys(("error_pct", "spread_pct"), _MAYBE),
+    },
+)
+_POLICY = Shape(
+    "object",
+    needed={
+        "policy": _TEXT,
+        "locked": Shape("object", needed={"steps": _NUMBER, "drift": _NUMBER}),
+        "metrics": Shape("list", rest=_METRIC),
+    },
+)
+_VALIDATION = Shape(
+    "object",
+    needed={"vllm": _TEXT, "policies": Shape("list", rest=_POLICY)},
+    known={"failed": Shape("object", rest=_TEXT), "config": Shape("object")},
+)
+_SECONDS = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2el": "E2E latency",
+    "queued": "queueing",
+}
+_STEPS = ("predicted_s", "measured_s", "prefill_tokens")
+_DRAWN = 1_500  # steps of a scatter; more cannot be told apart
+
+
+# -- measured --------------------------------------------------------------------------------------
+def comparison_part(found: Found) -> Part:
+    """Raises ResultsError for a file that is no comparison."""
+    file = found.folder / "compare.json"
+    document = read_document(file, _COMPARISON)
+    runs, measured = document["runs"], document["measured"]
+    for row in (*document["rows"], *document["windows"]):
+        if len(row["simulated"]) != len(runs) or len(row.get("errors", runs)) != len(runs):
+            raise ResultsError(f"{file}: a row has not one number for each run; compare again")
+    said = f"Measured: {', '.join(measured)}. Simulated: {', '.join(runs)}."
+    blocks: list[Block] = [paragraph(said), *map(note, document.get("notices", ()))]
+    head = ["class", "metric", "", "measured", "spread, %"]
+    for run in runs:
+        head += [run, "error, %"]
+    body = []
+    for row in document["rows"]:
+        scale, unit = (1000.0, " ms") if row["metric"] in _SECONDS else (1.0, "")
+        spread = "-" if row["spread"] is None else f"{row['spread'] * 100:.1f}"
+        cells = [row["service_class"], _SECONDS.get(row["metric"], row["metric"])]
+        cells += [row["statistic"], number(row["measured"] * scale) + unit, spread]
+        for value, off in zip(row["simulated"], row["errors"], strict=True):
+            cells += [number(value * scale) + unit, f"{off * 100:+.1f}"]
+        body.append(cells)
+    blocks.append(table(head, body))
+    blocks += [c for c in (*_measured_curves(document), *_measured_windows(document)) if c.curves]
+    return Part(f"Comparison {found.label}", tuple(blocks))
+
+
+def _measured_curves(document: Mapping) -> Iterator[Chart]:
+    found = document.get("curves", [])
+    for metric in dict.fromkeys(one["metric"] for one in found):
+        mine = [one for one in found if one["metric"] == metric]
+        curves = tuple(
+            Curve(
+                one["name"],
+                1000 * np.array(one["seconds"], np.float64),
+                np.array(one["share"], np.float64),
+                place,
+                "step",
+            )
+            for place, one in enumerate(mine)
+            if one["seconds"] and len(one["seconds"]) == len(one["share"])
+        )
+        medians = [
+            (c.label, float(c.x[np.searchsorted(c.y, 0.5).clip(0, len(c.x) - 1)])) for c in curves
+        ]
+        name = _SECONDS.get(metric, metric)
+        yield Chart(
+            f"compared-{metric}",
+            f"{name}, measured and simulated",
+            "ms",
+            "share at or below",
+            curves,
+            f"Distributions of {name}: median {best(medians, 'ms')}.",
+            "Curves keep some hundred ranks of their values, where they are exact.",
+            share=True,
+            log_x=spans_decades([c.x for c in curves]),
+        )
+
+
+def _measured_windows(document: Mapping) -> Iterator[Chart]:
+    for metric in dict.fromkeys(window["metric"] for window in document["windows"]):
+        mine = [window for window in document["windows"] if window["metric"] == metric]
+        x = np.array([(w["start_s"] + w["end_s"]) / 2 for w in mine])
+        about = tuple(f"{w['start_s']:.6g} to {w['end_s']:.6g} s" for w in mine)
+        sides = [("measured", [w["measured"] for w in mine])]
+        for i, run in enumerate(document["runs"]):
+            sides.append((run, [w["simulated"][i] for w in mine]))
+        curves = tuple(
+            Curve(name, x, 1000 * np.array(values), i, "points", about=about, joined=True)
+            for i, (name, values) in enumerate(sides)
+        )
+        name = _SECONDS.get(metric, metric)
+        means = [(curve.label, float(curve.y.mean())) for curve in curves]
+        yield Chart(
+            f"compared-windows-{metric}",
+            f"{name} over time, measured and simulated",
+            "seconds since the first request",
+            f"mean {name} (ms)",
+            curves,
+            f"Mean {name} of the requests that arrived in each window: over all windows "
+            f"{best(means, 'ms')}.",
+        )
+
+
+# -- live ------------------------------------------------------------------------------------------
+def validation_part(found: Found, runs: Sequence[Seen]) -> Part:
+    """runs: those in its folder. Raises ResultsError for a file that is no validation."""
+    document = read_document(found.folder / "validation.json", _VALIDATION)
+    blocks: list[Block] = [paragraph(f"Simulated beside vLLM {document['vllm']}.")]
+    for label, why in document.get("failed", {}).items():
+        blocks.append(note(f"{label}: failed: {why}"))
+    for policy in document["policies"]:
+        locked = policy["locked"]
+        error = locked.get("mean_absolute_error_pct")
+        off = f", step times {error:.1f} % off" if isinstance(error, (int, float)) else ""
+        said = f"{locked['steps']:,g} steps locked, {locked['drift']:g} drifted{off}."
+        blocks += [heading(policy["policy"]), paragraph(said)]
+        head = ["metric", "", "simulated", "live", "error, %", "repeats within, %"]
+        rows = [
+            [
+                *(row["metric"], row["statistic"], number(row["simulated"]), number(row["live"])),
+                *(_percent(row[name]) for name in ("error_pct", "spread_pct")),
+            ]
+            for row in policy["metrics"]
+        ]
+        blocks.append(table(head, rows))
+    blocks += list(_steps(found.folder))
+    if runs:
+        blocks += runs_part(runs).blocks
+    settings = [listing(dump_json(document.get("config", {})))]
+    blocks.append(folded("settings of the validation", settings))
+    return Part(f"Validation {found.label}", tuple(blocks))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f}"
+
+
+def _steps(folder: Path) -> Iterator[Chart]:
+    """Measured over predicted time of the steps of each locked replay."""
+    for file in sorted(folder.glob("*-steps.parquet")):
+        steps = _read_steps(file)
+        name = file.name.removesuffix("-steps.parquet")
+        every = max(1, -(-len(steps) // _DRAWN))
+        kept = steps.iloc[::every]
+        curves = []
+        for colour, label, mine in (
+            (0, "decode only", kept["prefill_tokens"] == 0),
+            (1, "with prompt tokens", kept["prefill_tokens"] > 0),
+        ):
+            part = kept[mine]
+            if len(part):
+                x, y = (1000 * part[c].to_numpy(np.float64) for c in ("predicted_s", "measured_s"))
+                curves.append(Curve(label, x, y, colour, "points"))
+        if not curves:
+            continue
+        ratio = steps["predicted_s"].sum() / steps["measured_s"].sum() - 1
+        yield Chart(
+            "validated-steps",
+            f"{name}: step times, predicted and measured",
+            "predicted (ms)",
+            "measured (ms)",
+            tuple(curves),
+            f"Measured over predicted time of the steps of the locked replay of {name}; in sum the "
+            f"prediction is {ratio:+.1%} off.",
+            f"One step in {every} of {len(steps):,} is drawn." if every > 1 else "",
+            log_x=True,
+            log_y=True,
+        )
+
+
+def _read_steps(file: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{file}: torn or not a parquet file; validate again") from error
+    for column in _STEPS:
+        if column not in frame or frame[column].dtype.kind not in "iuf":
+            raise ResultsError(f"{file}: column {column} is not of numbers; validate again")
+    times = frame[["predicted_s", "measured_s"]]
+    return frame[np.isfinite(times).all(axis=1) & (times > 0).all(axis=1)]

@@ -1,0 +1,187 @@
+"""The report in a real browser: what is hovered is what is in the runs' files, light and dark, wide
+and on a phone, with nothing loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser import browser, need_browser
+from tests.sim.reported import write_toy
+from tests.sim.test_report_folders import (
+    COMPARISON,
+    HOSTILE,
+    PLAN,
+    TEX,
+    hostile_plan,
+    put,
+    put_sweep,
+    put_validation,
+)
+from twinserve.sim.report.chart import number, plain
+from twinserve.sim.report.html import write_report
+from twinserve.sim.results.files import read_run
+
+pytestmark = pytest.mark.slow
+
+# The place in the window of the point of a chart: its chart's key, the label of its curve, and its
+# number among the points; the chart is scrolled into the middle first.
+PLACE = """
+const figure = document.querySelector(`figure[data-key="${arguments[0]}"]`);
+const plot = figure.querySelector(".plot");
+plot.scrollIntoView({block: "center"});
+const view = Bokeh.index.roots.find(v => plot.contains(v.el));
+const line = view.model.renderers.find(r => r.name === arguments[1] && r.glyph.type !== "Segment");
+const data = line.data_source.data;
+const get = name => data instanceof Map ? data.get(name) : data[name];
+const n = arguments[2] < 0 ? get("x").length + arguments[2] : arguments[2];
+const box = view.canvas_view.el.getBoundingClientRect();
+const sx = view.frame.x_scale.compute(get("x")[n]), sy = view.frame.y_scale.compute(get("y")[n]);
+return {x: box.x + sx, y: box.y + sy, of: [get("x")[n], get("y")[n]]};
+"""
+# What is said in the tooltips that are shown, in their order.
+SAID = """
+const found = [];
+function walk(node) {
+  if (node.nodeType === 3) { const t = node.textContent.trim(); if (t) found.push(t); return; }
+  if (node.tagName === "STYLE") return;
+  for (const child of node.shadowRoot ? [...node.shadowRoot.childNodes] : []) walk(child);
+  for (const child of node.childNodes ?? []) walk(child);
+}
+const seen = [];
+function tooltips(node) {
+  if (node.className?.includes?.("bk-Tooltip") && node.getBoundingClientRect().width > 0) {
+    seen.push(node);
+    return;
+  }
+  for (const child of node.shadowRoot ? [...node.shadowRoot.children] : []) tooltips(child);
+  for (const child of node.children ?? []) tooltips(child);
+}
+tooltips(document.body);
+seen.forEach(walk);
+return found;
+"""
+# Distinct colours of a chart's text and grid as its model has them.
+INKS = """
+return [...new Set(Bokeh.documents.flatMap(d => d.roots()[0].below.map(
+  a => String(a.major_label_text_color))))];
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("seen") / "all"
+    for i, name in enumerate(("first", "second")):
+        write_toy(path / "runs" / name, seed=i, prefer_rt=bool(i), config={"place": i}, every_s=1.0)
+    put_sweep(path / "sweep")
+    put(path / "plan", "plan", PLAN)
+    put(path / "compared", "comparison", COMPARISON)
+    put_validation(path / "validated")
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(folder) -> Path:
+    need_browser()
+    pytest.importorskip("bokeh", reason="bokeh is not installed: pip install 'twinserve[report]'")
+    return write_report([folder], folder.parent / "page.html")
+
+
+@pytest.fixture(scope="module")
+def window(page):
+    with browser() as found:
+        yield found
+
+
+def hovered(window, key: str, label: str, n: int) -> tuple[list[str], list[float]]:
+    """(texts of the tooltips at the n-th point of a curve, its numbers as the chart has them)."""
+    place = window.run(PLACE, key, label, n)
+    window.point(place["x"], place["y"])
+    return window.run(SAID), place["of"]
+
+
+def test_a_hovered_point_says_the_numbers_of_its_run(window, page, folder):
+    window.open(page)
+    for name in ("first", "second"):
+        summary = read_run(folder / "runs" / name).summary
+        said, _ = hovered(window, "throughput-ttft", name, 0)
+        x = number(summary["total_token_throughput"])
+        y = number(summary["classes"]["rt"]["p99_ttft_ms"])
+        assert name in said and x in said and y in said, said
+
+
+def test_a_hovered_curve_says_a_number_that_is_in_the_rows(window, page, folder):
+    window.open(page)
+    rows = read_run(folder / "runs" / "second").rows.requests
+    rows = rows[rows["service_class"] == "rt"]
+    ttft = sorted(rows["first_token_s"] - rows["arrival_s"])
+    for n in (0, len(ttft) // 2, -1):
+        said, (x, y) = hovered(window, "cdf-rt-ttft_s", "second", n)
+        assert "second" in said and x == pytest.approx(ttft[n])
+        assert f"{x:.6g}" in said and f"{y:.6g}" in said, said
+        assert y == pytest.approx((n % len(ttft) + 1) / len(ttft))
+
+
+def test_intervals_and_rows_of_other_chapters_are_hovered_too(window, page):
+    window.open(page)
+    said, _ = hovered(window, "sweep-classes.rt.slo_attainment", "bros", 1)
+    assert {"bros", "4", "0.8", "0.75 to 0.85", "bros, rate=4"} <= set(said), said
+    said, _ = hovered(window, "plan-front", "on the front", 0)
+    assert "2 x h100 tp2, undecided" in said and "7.5" in said, said
+
+
+@pytest.mark.parametrize("width", [1100, 390])
+def test_the_page_fits_its_width_loads_nothing_and_complains_of_nothing(window, page, width):
+    window.errors()
+    window.open(page, width)
+    assert window.run("return document.documentElement.scrollWidth") <= width
+    assert window.run("return performance.getEntriesByType('resource').length") == 0
+    assert [m for m in window.errors() if "[bokeh" not in m] == []
+    charts = window.run(
+        "return [...document.querySelectorAll('.plot')].map(p => [p.offsetWidth, p.offsetHeight])"
+    )
+    assert len(charts) > 20
+    assert all(width * 0.7 < w <= width and h > 200 for w, h in charts)
+
+
+def test_it_turns_dark_and_light_with_the_system(window, page):
+    window.open(page)
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    light = window.run(paper), window.run(INKS)
+    window.turn(dark=True)
+    dark = window.run(paper), window.run(INKS)
+    assert len(light[1]) == len(dark[1]) == 1 and light[0] != dark[0] and light[1] != dark[1]
+    window.open(page, dark=True)
+    assert (window.run(paper), window.run(INKS)) == dark
+
+
+def test_a_name_in_the_key_hides_its_curve_and_shows_it_again(window, page):
+    window.open(page)
+    shown = """
+    const root = Bokeh.documents.map(d => d.roots()[0]).find(r => r.renderers.some(
+      p => p.name === "second" && p.glyph.type === "Step"));
+    return root.renderers.filter(p => p.name === "second").map(p => p.visible);
+    """
+    button = 'figure[data-key="cdf-rt-ttft_s"] button[data-name="second"]'
+    assert all(window.run(shown))
+    window.click(button)
+    assert not any(window.run(shown))
+    window.click(button)
+    assert all(window.run(shown))
+
+
+def test_hostile_names_are_text_in_keys_and_tooltips(window, tmp_path):
+    put(tmp_path / "all" / "plan", "plan", hostile_plan())
+    put_sweep(tmp_path / "all" / "sweep", axis=TEX)
+    write_toy(tmp_path / "all" / "<b>$$x$$<i>", n=20)
+    write_toy(tmp_path / "all" / "other", n=20, seed=1)
+    page = write_report([tmp_path / "all"], tmp_path / "p.html")
+    window.errors()
+    window.open(page)
+    said, _ = hovered(window, "plan-front", "on the front", 0)
+    assert any(plain(HOSTILE) in text for text in said), said
+    said, _ = hovered(window, "throughput-ttft", "<b>$$x$$<i>", 0)
+    assert "<b>$$x$$<i>" in said, said
+    assert window.run("return document.querySelectorAll('img, b').length") == 0
+    assert [m for m in window.errors() if "[bokeh" not in m] == []
