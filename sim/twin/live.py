@@ -241,8 +241,7 @@ def physical_settings(
     if kv["ledger"] != "bidirectional":
         raise SettingsError(
             f"--physical lays KV out as ledger bidirectional or layerwise does, and policy "
-            f"{run['label']} runs on {kv['ledger']}: "
-            "drop it, or add kv=bidirectional to the policy"
+            f"{run['label']} runs on {kv['ledger']}: drop it, or add kv=bidirectional to the policy"
         )
     size, blocks = kv["block_tokens"], -(-longest // kv["block_tokens"])
     # A best-effort request may lie in many blocks of few tokens each. Its table has room for the

@@ -116,6 +116,11 @@ class LayerConnector(TwinserveConnector):
         tables: dict[int, torch.Tensor] = {}  # of metadata -> pages, int32[layers, rows, width]
         for name, number in self._index.items():
             step = shared[name]
+            if not hasattr(step, "block_table"):
+                raise ValueError(
+                    f"the attention backend works on no block table but {type(step).__name__}: "
+                    "layers that move need one that does (CPU_ATTN, FLASH_ATTN, TRITON_ATTN)"
+                )
             if id(step) not in tables:
                 tables[id(step)] = self._pages[:, step.block_table.long()]
             mine = copy.copy(step)
