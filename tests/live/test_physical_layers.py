@@ -41,31 +41,32 @@ CROWDED = {"tgi": "max_new_tokens=12,"}
 OTHERS = [f"{name}:{CROWDED.get(name, '')}kv=layerwise" for name in policy_names()]
 OTHERS += ["vllm-v0:preemption_mode=swap,kv=layerwise", "bros:chunk=48,kv=layerwise"]
 ALL = [*LAYERKV, *OTHERS]
+FEW = {"requests": 8, "num_blocks": 7}
 
 
 @pytest.mark.parametrize("policy", mostly_slow(ALL, ALL[0], ALL[-1]))
 def test_every_layer_of_a_step_finds_its_own_tokens(profile, policy):
-    simulation, labels = carried_out(inputs_for(profile, policy))
+    simulation, labels = carried_out(inputs_for(profile, policy, **FEW))
     assert simulation.rows().requests["finished"].all()
     labels.step(StepPlan())
     assert labels.memory.rows() == []
     assert labels.memory.free_host_cells == labels.ledger.host_blocks * LAYERS
 
 
-@pytest.mark.parametrize("policy", LAYERKV)
+WAYS = ("to_host_bytes", "to_device_bytes")
+
+
+@pytest.mark.parametrize("policy", mostly_slow(LAYERKV, LAYERKV[0]))
 def test_what_is_copied_is_what_is_accounted(profile, policy):
-    simulation, labels = carried_out(inputs_for(profile, policy))
+    simulation, labels = carried_out(inputs_for(profile, policy, **FEW))
     moved, backend = labels.memory.moved, simulation.engines[0].backend
     each = simulation.inputs.hardware.limits.kv_bytes_per_token / LAYERS
-    asked = [sum(c[way] for c in backend.moved.values()) for way in _WAYS]
+    asked = [sum(c[way] for c in backend.moved.values()) for way in WAYS]
     assert asked == [
         each * (moved.offloaded + moved.streamed_out),
         each * (moved.onloaded + moved.streamed_in),
     ]
     assert min(asked) > 0
-
-
-_WAYS = ("to_host_bytes", "to_device_bytes")
 
 
 @pytest.mark.slow

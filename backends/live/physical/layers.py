@@ -26,6 +26,7 @@ from twinserve.policies.plan import HOST, KvMove, StepPlan
 
 NULL_PAGES = 1
 NOBODY = -1
+_NONE = np.zeros(0, np.int64)
 _BLOCKS = 1 << 20  # more than any request has
 # Of orders to a worker, which may still report on those of a run before this one.
 _numbers = itertools.count(1)
@@ -227,17 +228,33 @@ class LayerMemory:
         granted: int,
         streams: dict[int, Orders],
     ) -> None:
-        start, end = held.written, held.written + granted
+        start, end, host = held.written, held.written + granted, held.host[away]
         for layer in away.tolist():
-            orders = streams.get(layer)
-            if orders is None:
-                orders = streams[layer] = Orders(next(_numbers))
-            host = held.host[layer]
-            self._copy(orders.back, places, host, 0, start, held.order)
-            self._copy(orders.out, places, host, start, end)
+            if layer not in streams:
+                streams[layer] = Orders(next(_numbers))
+        mine = [streams[layer] for layer in away.tolist()]
+        self._each([orders.back for orders in mine], places, host, 0, start, held.order)
+        self._each([orders.out for orders in mine], places, host, start, end, 0)
         held.order = max(streams[layer].number for layer in away.tolist())
         self.moved.streamed_in += start * len(away)
         self.moved.streamed_out += granted * len(away)
+
+    def _each(
+        self,
+        copies: list[Copies],
+        pages: np.ndarray,
+        host: np.ndarray,
+        start: int,
+        end: int,
+        after: int,
+    ) -> None:
+        """Tokens start..end-1 of one layer after another between the same `pages`, int64[blocks],
+        and their host cells, int64[layers, blocks]."""
+        slots, rows = self._runs(pages, start, end), self._runs(host, start, end)
+        for number, of_layer in enumerate(copies):
+            of_layer.slots.extend(slots)
+            of_layer.rows.extend(rows[number * len(slots) : (number + 1) * len(slots)])
+            of_layer.after = max(of_layer.after, after)
 
     def _copy(
         self,
@@ -249,13 +266,12 @@ class LayerMemory:
         after: int = 0,
     ) -> None:
         """Tokens start..end-1 of each layer; pages, host: int64[..., blocks]."""
-        if end > start:
-            copies.slots.extend(self._runs(pages, start, end))
-            copies.rows.extend(self._runs(host, start, end))
-            copies.after = max(copies.after, after)
+        copies.slots.extend(self._runs(pages, start, end))
+        copies.rows.extend(self._runs(host, start, end))
+        copies.after = max(copies.after, after)
 
     def _runs(self, cells: np.ndarray, start: int, end: int) -> list[tuple[int, int]]:
-        blocks = np.arange(start // self.size, -(-end // self.size))
+        blocks = np.arange(start // self.size, -(-end // self.size)) if end > start else _NONE
         first = np.maximum(start - blocks * self.size, 0)
         last = np.minimum(end - blocks * self.size, self.size)
         chosen = cells[..., blocks]
