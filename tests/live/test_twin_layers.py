@@ -16,6 +16,7 @@ from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import MODELS, VOCAB, write_model
 from twinserve.backends.live.physical.layers import NULL_PAGES
+from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.plan import DEVICE, HOST, StepPlan
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.setup.inputs import Inputs
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 DEEP = MODELS["deep"]
 LARGEST = {"num_blocks": 24, "host_blocks": 60}  # of all runs below
+FEW = {"requests": 9, "num_blocks": 8}
 TOKEN_BYTES = 2 * DEEP.kv_heads * DEEP.head_dim * 4  # of one layer, float32
 
 
@@ -159,6 +161,12 @@ def test_the_tensors_have_the_bytes_of_the_ledger(bench, profile):
     assert worker(bench)._copier.host.nbytes == 60 * BLOCK * LAYERS * TOKEN_BYTES
 
 
+def test_a_model_of_other_layers_is_refused(bench):
+    settings = replace(bench.engine.settings, layers=LAYERS - 1)
+    with pytest.raises(LiveEngineError, match="the model has 8 layers, and the ledger moves 7"):
+        VllmEngine(settings)
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -170,7 +178,7 @@ def test_the_tensors_have_the_bytes_of_the_ledger(bench, profile):
     ],
 )
 def test_every_layer_is_where_the_ledger_says(bench, profile, policy):
-    run = layer_run(bench, inputs_for(profile, policy))
+    run = layer_run(bench, inputs_for(profile, policy, **FEW))
     watch = Watch(bench, run)
     try:
         run.run()
@@ -190,9 +198,9 @@ def test_every_layer_is_where_the_ledger_says(bench, profile, policy):
 
 
 @pytest.mark.parametrize("policy", ["layerkv:x=0", "layerkv:x=0,slo_aware=false,park=false"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_answers_do_not_show_what_moved(bench, profile, policy, seed):
-    run = layer_run(bench, pressed_layers(profile, seed, policy))
+    run = layer_run(bench, pressed_layers(profile, seed, policy, requests=10))
     bench.alone.clear()
     run.run()
     same_answers(bench, run)
@@ -200,7 +208,7 @@ def test_answers_do_not_show_what_moved(bench, profile, policy, seed):
 
 
 def test_a_run_on_measured_time(bench, profile):
-    inputs = inputs_for(profile, requests=12)
+    inputs = inputs_for(profile, **FEW)
     bench.engine.scheduler.forget_counts()
     run = LiveRun(inputs, inputs.policies[0], bench.engine, wall=False)
     run.run()
@@ -210,7 +218,7 @@ def test_a_run_on_measured_time(bench, profile):
 
 def test_a_locked_replay_moves_the_layers_of_its_log(bench, profile):
     """The log's own decisions were taken in runs of steps."""
-    inputs = inputs_for(profile, requests=12)
+    inputs = inputs_for(profile, **FEW)
     log = parse_log(run_policy(inputs, inputs.policies[0], decisions=True).decisions)
     assert log.moved["layers"]["moves"] > 10
     bench.engine.scheduler.forget_counts()
@@ -247,7 +255,7 @@ def test_a_corrupted_host_layer_is_seen(bench, profile, monkeypatch):
         write(self, rows, source)
 
     monkeypatch.setattr(SlotCopier, "_to_host", careless)
-    broken(bench, inputs_for(profile))
+    broken(bench, inputs_for(profile, **FEW))
     assert len(damaged) == 1
 
 
@@ -264,5 +272,5 @@ def test_a_layer_that_is_not_brought_is_seen(bench, profile, monkeypatch):
         bring(self, name)
 
     monkeypatch.setattr(LayerConnector, "wait_for_layer_load", careless)
-    broken(bench, inputs_for(profile))
+    broken(bench, inputs_for(profile, **FEW))
     assert len(left_out) == 1
