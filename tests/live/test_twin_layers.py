@@ -234,6 +234,29 @@ def test_a_locked_replay_moves_the_layers_of_its_log(bench, profile):
         assert told[:tie] == expected[:tie] and len(told) == request.output_tokens
 
 
+# -- the pool of other engines ---------------------------------------------------------------------
+@pytest.mark.parametrize("order", ["layers first", "blocks first"])
+def test_a_pool_has_every_page_once(vllm, order):
+    import torch
+
+    from twinserve.backends.live.physical.layer_connector import pool_of
+
+    shape = (3, 5) if order == "layers first" else (5, 3)  # three layers of five blocks
+    whole = torch.arange(15 * 8.0).reshape(*shape, 2, 4)
+    caches = list(whole) if order == "layers first" else [whole[:, i] for i in range(3)]
+    pool = pool_of(caches)
+    assert torch.equal(pool, whole.flatten(0, 1)) and pool.data_ptr() == whole.data_ptr()
+
+
+def test_layers_in_tensors_of_their_own_are_refused(vllm):
+    import torch
+
+    from twinserve.backends.live.physical.layer_connector import pool_of
+
+    with pytest.raises(ValueError, match="keeps KV layer by layer"):
+        pool_of([torch.zeros(5, 2, 4) for _ in range(3)])
+
+
 # -- damage ----------------------------------------------------------------------------------------
 def broken(bench: Bench, inputs: Inputs) -> None:
     run = layer_run(bench, inputs)

@@ -111,8 +111,10 @@ class LayerConnector(TwinserveConnector):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Every layer gets block table and slots of its own."""
         shared = forward_context.attn_metadata
-        if not isinstance(shared, dict):
+        if shared is None:
             return  # no forward pass
+        if not isinstance(shared, dict):
+            raise ValueError("a step is split into micro-batches: layers that move have none")
         tables: dict[int, torch.Tensor] = {}  # of metadata -> pages, int32[layers, rows, width]
         for name, number in self._index.items():
             step = shared[name]
@@ -157,13 +159,14 @@ def pool_of(caches: list[torch.Tensor]) -> torch.Tensor:
 
     Raises ValueError where they do not fill one allocation page by page, as before vLLM 0.32.
     """
-    first = caches[0]
-    pages = len(caches) * len(first)
-    page_bytes = first[0].numel() * first.element_size()
-    starts = {cache[block].data_ptr() for cache in caches for block in range(len(cache))}
-    begin, size = min(starts), first.untyped_storage().nbytes()
-    dense = begin == first.untyped_storage().data_ptr() and size == pages * page_bytes
-    if not dense or starts != {begin + page * page_bytes for page in range(pages)}:
+    first, storage = caches[0], caches[0].untyped_storage()
+    word = first.element_size()
+    page_bytes = first[0].numel() * word
+    starts = [c.data_ptr() + np.arange(len(c)) * c.stride(0) * word for c in caches]
+    found = np.sort(np.concatenate(starts)) - storage.data_ptr()
+    pages = len(found)
+    dense = storage.nbytes() == pages * page_bytes
+    if not dense or not np.array_equal(found, np.arange(pages) * page_bytes):
         raise ValueError(
             "this vLLM keeps KV layer by layer: layers that move need one allocation of whole "
             "pages, as vLLM 0.32 makes it"
