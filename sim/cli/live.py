@@ -248,10 +248,11 @@ def locked_lines(
         ),
     ]
     if physical:
+        unit = "cells" if run["kv"]["ledger"] == "layerwise" else "slots"
         lines.append(
             (
                 "KV memory",
-                f"physical: in the ledger's own slots, {run['kv']['num_blocks']:,} blocks in all",
+                f"physical: in the ledger's own {unit}, {run['kv']['num_blocks']:,} blocks in all",
             )
         )
     elif owns_pool(run):
