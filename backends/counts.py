@@ -5,9 +5,9 @@ requests  all KV of a request leaves the device, or comes back: the engine's KV 
 layers    single layers of a request, which stays or goes on running
 parts     some tokens of a request: slots, blocks copied ahead of time
 
-The last two are made on simulated hardware, `parts` of the bidirectional ledger also by an engine
-with a physical layout (docs/kernel.md). Elsewhere the ledger accounts for them, and the engine's
-memory stays as it is.
+The last two are made on simulated hardware, and by an engine with a physical layout: `layers` of
+the layer-wise ledger (docs/live_layers.md), `parts` of the bidirectional one (docs/kernel.md).
+Elsewhere the ledger accounts for them, and the engine's memory stays as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from twinserve.policies.requests import State
 
 REQUESTS, LAYERS, PARTS = "requests", "layers", "parts"
 LAYERS_STAY_TOGETHER = (
-    "vLLM keeps all layers of a block together, under one block table, so that none can move alone"
+    "vLLM keeps all layers of a block together, under one block table; replay --physical takes "
+    "them apart"
 )
 MISSING = {
     LAYERS: LAYERS_STAY_TOGETHER,

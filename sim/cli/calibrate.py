@@ -63,7 +63,7 @@ def calibrate(
     Parameters
     ----------
     model: str
-        Folder with a config.json and weights, or tiny or small: seeded models, for a try. With
+        Folder with a config.json and weights, or tiny, deep or small: seeded models. With
         --from-steps: only rows whose `model` column contains this.
     out: Path
         The profile to write (.json).
@@ -136,7 +136,7 @@ def calibrate(
             lambda option: option not in _FOR_FRONT_END,
         )
     for option, what in (
-        ("model", "a folder with a config.json, or tiny, or small"),
+        ("model", "a folder with a config.json, or tiny, deep or small"),
         ("out", "the file to write (.json)"),
     ):
         if given[option] is None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from twinserve.sim.twin.replay import LockedReplay
 
 TINY = "tiny"
-SEEDED = (TINY, "small")  # models that come with the package: backends/live/engine/tiny_model.py
+# models that come with the package: backends/live/engine/tiny_model.py
+SEEDED = (TINY, "deep", "small")
 _Flag = Annotated[bool, Parameter(negative="")]
 _EngineArgs = Annotated[list[str] | None, Parameter(name="--engine-arg", negative="")]
 
@@ -55,8 +56,8 @@ def replay(
     run: Path
         Folder that `simulate --out` wrote; for a locked replay with --decisions.
     model: str
-        Folder of a model (config.json, weights), or `tiny` or `small`: Llamas of 0.4 and 18 M
-        parameters, seeded weights.
+        Folder of a model (config.json, weights), or `tiny`, `deep` or `small`: Llamas of 0.4, 1.4
+        and 18 M parameters and 2, 8 and 8 layers, seeded weights.
     mode: str
         locked or free.
     pace: str
@@ -65,12 +66,13 @@ def replay(
     weights: str
         safetensors, dummy (random) or auto.
     dtype: str
-        Of weights and KV; auto: float32 for tiny and small, else the model's.
+        Of weights and KV; auto: float32 for tiny, deep and small, else the model's.
     graphs: bool
         CUDA graphs and compilation.
     physical: bool
-        KV lies in the bidirectional ledger's own blocks and slots, in a pool of exactly its size;
-        otherwise its memory is accounted beside a larger pool of vLLM's.
+        KV lies in the ledger's own blocks and slots (bidirectional), or in its cells, layer by
+        layer (layerwise), in a pool of exactly its size; otherwise its memory is accounted beside a
+        larger pool of vLLM's.
     engine_arg: list[str]
         NAME=VALUE, further vLLM engine arguments; may be repeated.
     steps: Path
@@ -246,10 +248,11 @@ def locked_lines(
         ),
     ]
     if physical:
+        unit = "cells" if run["kv"]["ledger"] == "layerwise" else "slots"
         lines.append(
             (
                 "KV memory",
-                f"physical: in the ledger's own slots, {run['kv']['num_blocks']:,} blocks in all",
+                f"physical: in the ledger's own {unit}, {run['kv']['num_blocks']:,} blocks in all",
             )
         )
     elif owns_pool(run):

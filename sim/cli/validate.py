@@ -48,7 +48,7 @@ def validate(
     config: SimulationConfig
         Settings of the run.
     model: str
-        Folder of a model, or `tiny` or `small`.
+        Folder of a model, or `tiny`, `deep` or `small`.
     repeats: int
         Live runs of each policy.
     pace: str
@@ -57,7 +57,7 @@ def validate(
     weights: str
         safetensors, dummy (random) or auto.
     dtype: str
-        Of weights and KV; auto: float32 for tiny and small, else the model's.
+        Of weights and KV; auto: float32 for tiny, deep and small, else the model's.
     graphs: bool
         CUDA graphs and compilation.
     engine_arg: list[str]

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from twinserve.backends.counts import LAYERS_STAY_TOGETHER, not_made
+from twinserve.backends.counts import not_made
 from twinserve.backends.live.engine.backend import LiveBackend
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
@@ -199,6 +199,8 @@ def settings_for(
     which bounds both."""
     kv, limits = run["kv"], run["limits"]
     if settings.physical:
+        if ledger_class(kv["ledger"]).knows_layers:
+            return layer_settings(run, longest, step_tokens, settings, most_blocks)
         return physical_settings(run, longest, step_tokens, settings)
     # Policy vllm is vLLM's own, so its pool is the ledger's to the block. Others allocate in
     # another order, or lay KV out as vLLM does not: their pool must never bind, and the ledger's
@@ -237,15 +239,9 @@ def physical_settings(
     its own."""
     kv, limits = run["kv"], run["limits"]
     if kv["ledger"] != "bidirectional":
-        why = (
-            f", which moves single layers; {LAYERS_STAY_TOGETHER}"
-            if ledger_class(kv["ledger"]).knows_layers
-            else ""
-        )
         raise SettingsError(
-            f"--physical lays KV out as ledger bidirectional does, and policy {run['label']} "
-            f"runs on {kv['ledger']}{why}: "
-            "drop it, or add kv=bidirectional to the policy"
+            f"--physical lays KV out as ledger bidirectional or layerwise does, and policy "
+            f"{run['label']} runs on {kv['ledger']}: drop it, or add kv=bidirectional to the policy"
         )
     size, blocks = kv["block_tokens"], -(-longest // kv["block_tokens"])
     # A best-effort request may lie in many blocks of few tokens each. Its table has room for the
@@ -260,4 +256,32 @@ def physical_settings(
         max_model_len=max(longest + 1, widest * size),
         prefix_caching=False,
         swap_blocks=kv["host_blocks"],
+    )
+
+
+def layer_settings(
+    run: dict,
+    longest: int,
+    step_tokens: int,
+    settings: LiveSettings,
+    most_blocks: int | None = None,
+) -> LiveSettings:
+    """As `physical_settings`, for the layer-wise ledger: a page for each of its cells, host memory
+    of its size, and staging pages for one layer of all that a step can stream."""
+    kv, limits = run["kv"], run["limits"]
+    size, seats = kv["block_tokens"], limits["max_num_seqs"]
+    device, host = kv["num_blocks"], kv["host_blocks"]
+    layers = run["profile"]["llm"]["layers"]
+    streamed = min(device + host, seats * -(-longest // size), most_blocks or device + host)
+    return replace(
+        settings,
+        num_blocks=device,
+        block_tokens=size,
+        max_num_seqs=4 * seats,  # on a GPU paused requests keep a seat
+        max_step_tokens=max(step_tokens, 4 * seats),
+        max_model_len=longest + 1,
+        prefix_caching=False,
+        swap_blocks=host,
+        layers=layers,
+        staging=max(streamed, layers),
     )

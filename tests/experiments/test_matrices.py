@@ -175,7 +175,8 @@ def test_a_defect_is_no_refusal():
 
 def test_reasons_name_nobody():
     line = (
-        "--physical lays KV out as ledger bidirectional does, and policy vtc runs on paged: drop it"
+        "--physical lays KV out as ledger bidirectional or layerwise does, and policy vtc runs on "
+        "paged: drop it"
     )
     assert general("vtc", line) == line.replace("vtc", "NAME").replace("paged", "KV")
 

@@ -141,14 +141,14 @@ def test_a_validation_names_them_too():
     )
 
 
-def test_a_physical_layout_of_layers_is_refused_with_the_mechanism_that_is_missing():
-    inputs = inputs_for("layerkv:x=0")
+def test_layers_are_made_on_a_physical_layout_only():
+    log, _ = logged("layerkv:x=0,slo_aware=false")
+    assert set(not_made(log.moved, physical=False)) == {"layers"}
+    assert not_made(log.moved, physical=True) == {}
+
+
+def test_a_physical_layout_is_refused_where_a_ledger_has_none():
     settings = replace(blank_settings(), physical=True, model=Path())
-    with pytest.raises(
-        SettingsError,
-        match="layerwise, which moves single layers; vLLM keeps all layers of a block together",
-    ):
-        live_settings(inputs, inputs.policies[0], settings)
     paged = inputs_for("vllm")
     with pytest.raises(SettingsError, match="runs on paged: drop it"):
         live_settings(paged, paged.policies[0], settings)

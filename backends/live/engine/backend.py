@@ -12,9 +12,11 @@ from twinserve.backends.base import Backend, Executed, Transfers
 from twinserve.backends.live.engine.engine import VllmEngine
 from twinserve.backends.live.engine.planned import EngineRequests
 from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.backends.live.physical.layers import LayerMemory
 from twinserve.backends.live.physical.layout import PhysicalMemory
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.backends.simulated import SimulatedBackend
+from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.plan import Place, Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import StepComposition
@@ -78,13 +80,15 @@ class LiveBackend(Backend):
         self._on_engine = EngineRequests(requests.ids)
         self._rows: dict[str, int] = {}
         self.expected: dict[str, int] = {}  # request id -> tokens that its answer is to have
-        self.memory: PhysicalMemory | None = None
+        self.memory: PhysicalMemory | LayerMemory | None = None
         self.predicted = False  # True: steps take as long as `twin` says, whatever the engine needs
 
     def lay_out(self, ledger) -> None:
         """From now on KV lies where `ledger` says (for an engine that was built for it). Raises
         LiveEngineError for a ledger without a layout of its own."""
-        self.memory = PhysicalMemory(ledger)
+        layered = isinstance(ledger, LayerwiseLedger)
+        staging = self.engine.settings.staging
+        self.memory = LayerMemory(ledger, staging) if layered else PhysicalMemory(ledger)
 
     def expect(self, row: int, output_tokens: int) -> None:
         """The request in `row` was submitted: hand it to the engine."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinserve.backends.live.engine.planned import PlannedStep, ScheduledStep
+from twinserve.backends.live.physical.layers import NULL_PAGES
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 
 _WARM_TOKENS = 1024  # longer steps take so long that preparing them is lost in it
@@ -33,6 +35,9 @@ class LiveSettings:
     swap_blocks     blocks of host memory for swapped KV; 0: no swapping
     keeps_texts     no text leaves the prefix cache for a copy of another; the pool has room for all
     physical        plans come with a layout, and KV lies where it says (docs/kernel.md)
+    layers          of a physical layout: those of the model, which move one by one
+                    (docs/live_layers.md); 0: slots move, of all layers at once
+    staging         then: pages for the layers that a step streams
     graphs          CUDA graphs and compilation (GPU only)
     threads         of the CPU engine; small models are fastest with one
     extra           further vLLM engine arguments
@@ -50,6 +55,8 @@ class LiveSettings:
     swap_blocks: int = 0
     keeps_texts: bool = False
     physical: bool = False
+    layers: int = 0
+    staging: int = 0
     graphs: bool = False
     threads: int = 1
     kv_gib: int = 1
@@ -162,7 +169,7 @@ class VllmEngine:
                 **CONNECTOR, kv_connector_extra_config=extra
             )
         if settings.physical:
-            arguments |= self._physical()
+            arguments |= self._layered() if settings.layers else self._physical()
         arguments |= settings.extra
         known = {
             name: value
@@ -196,6 +203,36 @@ class VllmEngine:
             "additional_config": {backend.PARTIAL_BLOCKS: True},
         }
 
+    def _layered(self) -> dict:
+        """Arguments of an engine whose layers lie apart, in a pool of the ledger's cells, a null
+        page and the staging pages."""
+        from vllm.config import KVTransferConfig
+
+        from twinserve.backends.live.physical.layer_scheduler import CONNECTOR as LAYER_CONNECTOR
+
+        settings = self.settings
+        found = json.loads((settings.model / "config.json").read_text())["num_hidden_layers"]
+        if found != settings.layers:
+            raise LiveEngineError(
+                f"the model has {found} layers, and the ledger moves {settings.layers}: simulate "
+                "with a profile of this model (MODEL@GPU takes its folder, or twinserve calibrate)"
+            )
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        extra = {
+            "host_blocks": max(settings.swap_blocks, 1),
+            "layers": settings.layers,
+            "device_blocks": settings.num_blocks,
+            "named_blocks": settings.num_blocks + settings.swap_blocks,
+        }
+        beside = NULL_PAGES + settings.staging
+        return {
+            "num_gpu_blocks_override": settings.num_blocks + -(-beside // settings.layers),
+            "scheduler_cls": "twinserve.backends.live.physical.layer_scheduler.LayerScheduler",
+            "kv_transfer_config": KVTransferConfig(
+                **LAYER_CONNECTOR, kv_connector_extra_config=extra
+            ),
+        }
+
     def _check_settings(self) -> None:
         scheduler, settings = self.scheduler, self.settings
         in_force = {
@@ -215,7 +252,7 @@ class VllmEngine:
     @property
     def num_blocks(self) -> int:
         """KV blocks of the engine's pool, vLLM's null block not counted."""
-        return self.scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
+        return self.scheduler.device_blocks
 
     @property
     def vocab(self) -> int:

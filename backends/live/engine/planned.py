@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from twinserve.policies.plan import Preemption, StepPlan
 
 if TYPE_CHECKING:
+    from twinserve.backends.live.physical.layers import LayerLayout
     from twinserve.backends.live.physical.layout import Layout
 
 
@@ -29,7 +30,7 @@ class PlannedStep:
     hits: dict[str, int] = field(default_factory=dict)
     preempted: tuple[tuple[str, Preemption], ...] = ()
     swapped_in: tuple[str, ...] = ()
-    layout: Layout | None = None
+    layout: Layout | LayerLayout | None = None
     forgotten: tuple[str, ...] = ()
 
     @property

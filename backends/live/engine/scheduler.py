@@ -49,6 +49,11 @@ class Steering:
         self._truncate_hits()
         self._give_up_doubles()
 
+    @property
+    def device_blocks(self) -> int:
+        """Blocks of the pool, vLLM's null block not counted."""
+        return self.kv_cache_manager.block_pool.num_gpu_blocks - 1
+
     def forget_counts(self) -> None:
         """Begin to count anew: another run on the same engine."""
         self.steps = 0

@@ -1,6 +1,7 @@
 """Small Llamas with seeded weights, as folders that vLLM loads like any other.
 
 `tiny` (0.4 M parameters) runs anywhere, and a step of it is hardly more than the engine's own work.
+`deep` (1.4 M) is a tiny one of eight layers, for moves of single layers.
 `small` (18 M) is bound by reading its weights, as real models are on GPUs: for step times that mean
 something on a CPU.
 
@@ -33,7 +34,11 @@ class Shape:
     head_dim: int
 
 
-MODELS = {"tiny": Shape(128, 256, 2, 4, 2, 32), "small": Shape(512, 1024, 8, 8, 4, 64)}
+MODELS = {
+    "tiny": Shape(128, 256, 2, 4, 2, 32),
+    "deep": Shape(128, 256, 8, 4, 2, 32),
+    "small": Shape(512, 1024, 8, 8, 4, 64),
+}
 
 # Gains over 1/sqrt(fan in): queries and keys make attention peaked, values and outputs make it
 # matter beside the residual stream, the head sets tokens apart by far more than float32 rounding.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from twinserve.backends.counts import LAYERS_STAY_TOGETHER
 from twinserve.backends.live.attention.slots import entries_of
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
@@ -85,11 +84,9 @@ class PhysicalMemory:
 
     def __init__(self, ledger: BidirectionalLedger) -> None:
         if not isinstance(ledger, BidirectionalLedger):
-            why = f" ({LAYERS_STAY_TOGETHER})" if ledger.knows_layers else ""
             raise LiveEngineError(
-                f"the layout of ledger {ledger.name} cannot be made physical{why}, only that of "
-                "bidirectional: "
-                "leave physical off"
+                f"the layout of ledger {ledger.name} cannot be made physical, only that of "
+                "bidirectional and layerwise: leave physical off"
             )
         self.ledger = ledger
         self.owner, self.token = np.full((2, ledger.num_blocks * ledger.block_tokens), NOBODY)

@@ -69,7 +69,7 @@ class PhysicalScheduler(SteeredScheduler):
         if layout is None:
             self._tell(np.arange(2 * self._blocks), np.full(2 * self._blocks, self.block_size))
             return super().schedule(*args, **kwargs)
-        self.planned = self._on_paper(planned)
+        self.planned = on_paper(planned, self.requests)
         for stage in layout.stages:
             self.connector.carry(stage)
         for table in layout.tables.values():
@@ -82,16 +82,6 @@ class PhysicalScheduler(SteeredScheduler):
         self._send_tables(output, layout.tables)
         self.last.free_blocks = layout.free_blocks
         return output
-
-    def _on_paper(self, planned: PlannedStep) -> PlannedStep:
-        """Swaps are the layout's business. Whoever is admitted begins anew, also after its swapped
-        KV was given up."""
-        dropped = {i: kind for i, kind in planned.preempted if kind is Preemption.RECOMPUTE}
-        for request_id in planned.hits:
-            request = self.requests[request_id]
-            if request.status == RequestStatus.RUNNING and request.num_computed_tokens:
-                dropped[request_id] = Preemption.RECOMPUTE
-        return replace(planned, preempted=tuple(dropped.items()), swapped_in=(), forgotten=())
 
     def _tell(self, cells: np.ndarray, counts: np.ndarray) -> None:
         new = self._told[cells] != counts
@@ -135,3 +125,14 @@ class PhysicalScheduler(SteeredScheduler):
                 f"give it max_model_len={len(entries) * self.block_size} or more"
             )
         return entries.tolist()
+
+
+def on_paper(planned: PlannedStep, requests: dict) -> PlannedStep:
+    """What vLLM hears of a plan with a layout: swaps are the layout's business. Whoever is admitted
+    begins anew, also after its swapped KV was given up. requests: vLLM's, by id."""
+    dropped = {i: kind for i, kind in planned.preempted if kind is Preemption.RECOMPUTE}
+    for request_id in planned.hits:
+        request = requests[request_id]
+        if request.status == RequestStatus.RUNNING and request.num_computed_tokens:
+            dropped[request_id] = Preemption.RECOMPUTE
+    return replace(planned, preempted=tuple(dropped.items()), swapped_in=(), forgotten=())

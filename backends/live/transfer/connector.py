@@ -19,7 +19,7 @@ Imports vLLM (0.25 to 0.32): name it by path.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.config import get_layers_from_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -33,10 +33,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from twinserve.backends.live.transfer.copy import STAGING_BYTES, SlotCopier, TransferReport
 from twinserve.backends.live.transfer.host import HostKv, Orders
-from twinserve.backends.live.transfer.layout import table_of
+from twinserve.backends.live.transfer.layout import SlotTable, table_of
 from twinserve.policies.plan import Place
-
-_SETTINGS = {"host_blocks", "host_tokens", "staging_bytes"}
 
 
 @dataclass
@@ -69,13 +67,15 @@ class TwinserveConnector(KVConnectorBase_V1):
     cache group, other than full attention, context parallelism.
     """
 
+    settings: ClassVar[set[str]] = {"host_blocks", "host_tokens", "staging_bytes"}
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         settings = self._kv_transfer_config.kv_connector_extra_config
-        unknown = sorted(set(settings) - _SETTINGS)
+        unknown = sorted(set(settings) - self.settings)
         if unknown:
             raise ValueError(
-                f"TwinserveConnector has no setting {unknown[0]}; it has {sorted(_SETTINGS)}"
+                f"TwinserveConnector has no setting {unknown[0]}; it has {sorted(self.settings)}"
             )
         self._block_tokens = _block_tokens(vllm_config, kv_cache_config)
         self._host_tokens = _host_tokens(settings, self._block_tokens)
@@ -154,6 +154,10 @@ class TwinserveConnector(KVConnectorBase_V1):
 
     # -- vLLM, worker's side ---------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        table = self._table(kv_caches, self._kv_cache_config.num_blocks)
+        self._copier = SlotCopier(table, self._host_tokens, self._staging_bytes)
+
+    def _table(self, kv_caches: dict[str, Any], blocks: int) -> SlotTable:
         layers = get_layers_from_vllm_config(self._vllm_config, AttentionLayerBase, list(kv_caches))
         backends = {name: layer.get_attn_backend() for name, layer in layers.items()}
         spec = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
@@ -170,9 +174,7 @@ class TwinserveConnector(KVConnectorBase_V1):
                 tensor, isa or _get_attn_isa(spec.dtype, spec.block_size, spec.head_size)
             )
 
-        blocks = self._kv_cache_config.num_blocks
-        table = table_of(kv_caches, blocks, self._block_tokens, backends, packing)
-        self._copier = SlotCopier(table, self._host_tokens, self._staging_bytes)
+        return table_of(kv_caches, blocks, self._block_tokens, backends, packing)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         # The one call that both model runners make before every forward pass and before they touch

@@ -22,6 +22,7 @@ from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Place
 from twinserve.policies.requests import FIRST_ROWS, RequestClass, RequestTable
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
+AWAY = -1  # in place of a cell: the layer is on the host
 
 
 class LayerwiseLedger(UndoLedger):
@@ -110,6 +111,18 @@ class LayerwiseLedger(UndoLedger):
 
     def resident_layers(self, row: int) -> int:
         return self.layers - int(self._host[row])
+
+    def holds(self, row: int) -> bool:
+        """Whether the row has KV, or room for it, anywhere."""
+        return row in self._tables
+
+    def cells_of(self, row: int) -> np.ndarray:
+        """int64[layers, blocks]: the cell of each block of a row in each layer of the model; AWAY
+        where the layer is on the host."""
+        host, held = int(self._host[row]), int(self._held[row])
+        cells = np.full((self.layers, held), AWAY)
+        cells[list(self.order[host:])] = self._tables[row][host:, :held]
+        return cells
 
     def missing_tokens(self, row):
         if np.ndim(row) == 0:
