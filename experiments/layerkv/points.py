@@ -106,6 +106,7 @@ RULES = {
     "vLLM": VLLM,
     "LayerKV": "layerkv",
     "negative allowances left out": SAVABLE,
+    "negative allowances left out, any number parked": f"{SAVABLE},max_parked=none",
     "TPOT of a request": "layerkv:current_tpot=request",
     "lengths from history": HISTORY,
     "lengths known": KNOWN,
