@@ -397,14 +397,12 @@ WHY_NARROWS = (
     "table) there is none with eight."
 )
 WHY_RATE = (
-    "As printed, one request with a negative allowance holds all prompts up, and at these rates "
-    "some one nearly always has "
-    "one. Neither known lengths nor another TPOT in eq. 1 changes that (figure "
-    "`rules`); leaving such requests "
-    "out does. On larger models the TPOT objective makes prompts wait: without Algorithm 1 "
-    "(`slo_aware=false` in the table) "
-    "Yi-34B gains, and Llama-3.1-70B, whose memory suffices, has vLLM's numbers. Single seeds "
-    "gain as much as in the paper."
+    "As printed, a request with a negative allowance holds all prompts up: leaving those out gives "
+    "the gain of no Algorithm 1 back, known lengths a part of it, another TPOT in eq. 1 none "
+    "(figure `rules`). With any number parked TTFT is lower still, and as many more miss their "
+    "TPOT (figure `rules`). On larger models the TPOT objective makes prompts wait: without "
+    "Algorithm 1 (`slo_aware=false` in the table) Yi-34B gains, and Llama-3.1-70B, which preempts "
+    "nobody, has vLLM's numbers."
 )
 WHY_ONSET = (
     "Overload begins at a rate that depends on the lengths that a seed draws: the onset of a "
@@ -412,10 +410,9 @@ WHY_ONSET = (
     "rates of the sweep."
 )
 WHY_VIOLATIONS = (
-    "As printed, Algorithm 1 gives most of the gain in TTFT away (see Fig. 6), and without the "
-    "requests that are late in any "
-    "case more of it is left (figure `rules`). Seeds overload at different rates, so intervals "
-    "are wide at the lower of these."
+    "As printed, Algorithm 1 gives the gain in TTFT away (see Fig. 6); without the requests that "
+    "are late in any case it is left (figure `rules`). Seeds overload at different rates, so "
+    "intervals are wide."
 )
 WHY_NO_SLO = (
     "At this rate neither has many violations, and seeds differ by more than the policies do. "
