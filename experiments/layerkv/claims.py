@@ -361,9 +361,8 @@ WHY_BREAKDOWN = (
 )
 WHY_CONTEXT = (
     "The gain is largest where vLLM's memory is just too small: vLLM's queue then grows to the "
-    "end of the run and "
-    "LayerKV's does not. With more memory, and below vLLM's capacity, it shrinks (figure "
-    "`settings`)."
+    "end of the run and LayerKV's does not. With more memory it shrinks, and below vLLM's capacity "
+    "(0.2 requests/s) it cannot be told from none (figure `settings`)."
 )
 WHY_CONTEXT_THROUGHPUT = (
     "The rate is far beyond capacity at long contexts. Lower, where steps fetch layers for "
