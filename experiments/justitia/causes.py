@@ -111,7 +111,13 @@ def _role(policy: str) -> str:
     return "justitia:cost=compute" if name == "justitia" and "cost=compute" in policy else name
 
 
+def _grouped(rows: pd.DataFrame) -> pd.DataFrame:
+    """With the group of the base, which has no name: read from a file it is nan."""
+    return rows.assign(group=rows.group.fillna(""))
+
+
 def table(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = _grouped(frame)
     found = jct_table(frame.assign(policy=frame.policy.map(_role)), ["group", "change"])
     fair = [
         name for name in found if name.startswith(("not_delayed", "worst", "half_delay", "ratio_"))
@@ -121,6 +127,7 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def plot(canvas: Canvas, rows: pd.DataFrame, frame: pd.DataFrame) -> None:
+    rows = _grouped(rows)
     changes = list(dict.fromkeys(zip(rows.group, rows.change, strict=True)))
     panels = canvas.subplots(1, len(PAPER), sharey=True)
     canvas.set_size_inches(13, 0.32 * len(changes) + 1.6)
@@ -138,7 +145,7 @@ def plot(canvas: Canvas, rows: pd.DataFrame, frame: pd.DataFrame) -> None:
 
 def claims(rows: pd.DataFrame) -> list[Claim]:
     """One a variant, judged by the worst of its parts; `why` names them."""
-    found = []
+    rows, found = _grouped(rows), []
     for group, change in dict.fromkeys(zip(rows.group, rows.change, strict=True)):
         parts = {
             name: part for name, part in _parts(rows, group, change).items() if np.isfinite(part[0])

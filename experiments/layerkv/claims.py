@@ -361,9 +361,8 @@ WHY_BREAKDOWN = (
 )
 WHY_CONTEXT = (
     "The gain is largest where vLLM's memory is just too small: vLLM's queue then grows to the "
-    "end of the run and "
-    "LayerKV's does not. With more memory, and below vLLM's capacity, it shrinks (figure "
-    "`settings`)."
+    "end of the run and LayerKV's does not. With more memory it shrinks, and below vLLM's capacity "
+    "(0.2 requests/s) it cannot be told from none (figure `settings`)."
 )
 WHY_CONTEXT_THROUGHPUT = (
     "The rate is far beyond capacity at long contexts. Lower, where steps fetch layers for "
@@ -380,15 +379,16 @@ WHY_THROUGHPUT = (
     "(`slo_aware=false` in the table) throughput is vLLM's."
 )
 WHY_DEGREE = (
-    "With four or eight GPUs memory suffices for this rate, and what is left of LayerKV is "
-    "Algorithm 1: it keeps a TPOT of 0.2 s, which vLLM exceeds, by letting prompts wait. Without "
-    "it (`slo_aware=false` in the table) LayerKV is not slower than vLLM. What the rate of "
-    "all-reduces has to do with it: figure `links`."
+    "Memory suffices on eight GPUs, and on four at 1,024 tokens: with four times as much vLLM has "
+    "the same numbers. On four GPUs at 4,096 tokens it gains a little (figure `links`). "
+    "Algorithm 1 makes LayerKV slower: it keeps a TPOT of 0.2 s for more requests than vLLM does "
+    "by letting prompts wait. Without it (`slo_aware=false` in the table) LayerKV is not slower "
+    "than vLLM. Faster all-reduces: figure `links`."
 )
 WHY_LINK = (
-    "The rows of the same figure without Algorithm 1, and with faster all-reduces: where memory "
-    "suffices there is nothing to gain, and Algorithm 1 makes prompts wait as long as steps pass "
-    "the TPOT objective."
+    "Rows of the same figure: vLLM with four times the memory says how much there is to gain, "
+    "LayerKV without Algorithm 1 how much of it LayerKV gets. Algorithm 1 makes prompts wait as "
+    "long as steps pass the TPOT objective, which they do less with faster all-reduces."
 )
 WHY_NARROWS = (
     "The gap that is left with more GPUs is Algorithm 1's, which lets prompts wait: without it "
@@ -396,14 +396,12 @@ WHY_NARROWS = (
     "table) there is none with eight."
 )
 WHY_RATE = (
-    "As printed, one request with a negative allowance holds all prompts up, and at these rates "
-    "some one nearly always has "
-    "one. Neither known lengths nor another TPOT in eq. 1 changes that (figure "
-    "`rules`); leaving such requests "
-    "out does. On larger models the TPOT objective makes prompts wait: without Algorithm 1 "
-    "(`slo_aware=false` in the table) "
-    "Yi-34B gains, and Llama-3.1-70B, whose memory suffices, has vLLM's numbers. Single seeds "
-    "gain as much as in the paper."
+    "As printed, a request with a negative allowance holds all prompts up: leaving those out gives "
+    "the gain of no Algorithm 1 back, known lengths a part of it, another TPOT in eq. 1 none "
+    "(figure `rules`). With any number parked TTFT is lower still, and as many more miss their "
+    "TPOT (figure `rules`). On larger models the TPOT objective makes prompts wait: without "
+    "Algorithm 1 (`slo_aware=false` in the table) Yi-34B gains, and Llama-3.1-70B, which preempts "
+    "nobody, has vLLM's numbers."
 )
 WHY_ONSET = (
     "Overload begins at a rate that depends on the lengths that a seed draws: the onset of a "
@@ -411,10 +409,9 @@ WHY_ONSET = (
     "rates of the sweep."
 )
 WHY_VIOLATIONS = (
-    "As printed, Algorithm 1 gives most of the gain in TTFT away (see Fig. 6), and without the "
-    "requests that are late in any "
-    "case more of it is left (figure `rules`). Seeds overload at different rates, so intervals "
-    "are wide at the lower of these."
+    "As printed, Algorithm 1 gives the gain in TTFT away (see Fig. 6); without the requests that "
+    "are late in any case it is left (figure `rules`). Seeds overload at different rates, so "
+    "intervals are wide."
 )
 WHY_NO_SLO = (
     "At this rate neither has many violations, and seeds differ by more than the policies do. "

@@ -74,7 +74,12 @@ WHERE_HIGHER = (
 # Fig. 5 where all-reduces are faster: the profile's rate of four and eight ranks, that of two, and
 # one at which they hardly count
 RATES_OF_ALLREDUCE = (1.0, 4.0, 16.0)
-LINKED = {"vLLM": VLLM, "LayerKV": "layerkv", "no Algorithm 1": NO_SLO}
+LINKED = {  # and whether vLLM has memory enough: factor on the KV blocks
+    "vLLM": (VLLM, 1.0),
+    "vLLM, four times the memory": (VLLM, 4.0),
+    "LayerKV": ("layerkv", 1.0),
+    "no Algorithm 1": (NO_SLO, 1.0),
+}
 
 # how many may be parked on the host, and nobody: every decode fetches what is there
 PARKED = {
@@ -101,6 +106,7 @@ RULES = {
     "vLLM": VLLM,
     "LayerKV": "layerkv",
     "negative allowances left out": SAVABLE,
+    "negative allowances left out, any number parked": f"{SAVABLE},max_parked=none",
     "TPOT of a request": "layerkv:current_tpot=request",
     "lengths from history": HISTORY,
     "lengths known": KNOWN,
@@ -166,12 +172,12 @@ def _fixed(model: str, tp: int, context: int, policy: str, requests: int, **othe
 def links(scale: Scale) -> list[Point]:
     """Fig. 5's degrees at which all-reduces cross the host bridge, with other rates for them."""
     settings = [
-        _fixed("yi-34b-200k", tp, c, p, 12 if scale.quick else 100, allreduce=factor)
+        _fixed("yi-34b-200k", tp, c, p, 12 if scale.quick else 100, allreduce=factor, memory=memory)
         | {"_context": c, "_allreduce": factor, "_variant": name}
         for c in ((4096,) if scale.quick else (1024, 4096))
         for tp in DEGREES[1:]
         for factor in (RATES_OF_ALLREDUCE[:2] if scale.quick else RATES_OF_ALLREDUCE)
-        for name, p in LINKED.items()
+        for name, (p, memory) in LINKED.items()
     ]
     return _over(scale, settings, ("context", "tp", "allreduce", "variant"))
 

@@ -4,6 +4,7 @@ holds."""
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure as Canvas
 
 from tests.experiments.study_checks import check_figures, check_one_figure, quick_run, table
 from twinserve.experiments.justitia import causes, elephant
@@ -28,7 +29,14 @@ from twinserve.experiments.justitia.main import (
 )
 from twinserve.experiments.justitia.overhead import ClassErrors, Known, SortedQueue
 from twinserve.experiments.justitia.runs import SHAPES, compare, resized
-from twinserve.experiments.justitia.tables import against, judge_close, judge_up_to, neutral, plain
+from twinserve.experiments.justitia.tables import (
+    RATIOS,
+    against,
+    judge_close,
+    judge_up_to,
+    neutral,
+    plain,
+)
 from twinserve.policies.justitia.queues import RankedQueue
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy
@@ -452,6 +460,33 @@ def test_a_variant_is_judged_by_all_of_its_parts():
     assert verdict_of(near[0], (12.0, 3.0), (42.0, 5.0)) == ["differs"]
     nothing = (np.nan, np.nan)
     assert verdict_of(nothing, nothing, (188.0, 164.0)) == ["direction only"]
+
+
+def test_variants_read_back_from_files_say_the_same(tmp_path):
+    """The base has no group, and an empty field of a file is nan."""
+
+    def read_back(frame: pd.DataFrame) -> pd.DataFrame:
+        frame.to_csv(tmp_path / "frame.csv", index=False)
+        return pd.read_csv(tmp_path / "frame.csv")
+
+    values = ["p90_s", "late_s", "load", "not_delayed", "worst", *RATIOS]
+    points = pd.DataFrame(
+        {"group": group, "change": change, "seed": seed, "policy": policy}
+        | dict.fromkeys(values, 1.0)
+        | {"mean_s": mean_s * (1 + seed / 10) ** i}
+        for group, change in (("", causes.BASE), ("pool", "459 blocks (Fig. 3)"))
+        for seed in (0, 1)
+        for i, (policy, mean_s) in enumerate(
+            zip(causes.POLICIES, (5.0, 6.0, 9.0, 20.0), strict=True)
+        )
+    )
+    table = causes.table(points)
+    said = causes.claims(table)
+    assert len(said) == 2 and all("nan" not in claim.ours for claim in said)
+    assert said[0].what.startswith(f"2x, {causes.BASE}") and "against VTC" in said[0].what
+    assert causes.claims(read_back(table)) == said
+    assert causes.claims(causes.table(read_back(points))) == said
+    causes.plot(Canvas(), read_back(table), points)
 
 
 def test_up_to_and_very_close():

@@ -92,6 +92,14 @@ def test_runs_are_those_that_the_full_study_names():
     }
 
 
+def test_a_vllm_with_memory_enough_stands_beside_every_rate_of_all_reduces():
+    linked = points.links(Scale())
+    roomy = [p for p in linked if p.axes["variant"] == "vLLM, four times the memory"]
+    plain = [p for p in linked if p.axes["variant"] == "vLLM"]
+    assert len(roomy) == len(linked) / 4
+    assert [p.arguments for p in roomy] == [p.arguments | {"memory": 4.0} for p in plain]
+
+
 def test_gains_are_seed_by_seed():
     rows = []
     for seed, (theirs, ours) in enumerate(((8.0, 2.0), (9.0, 1.0))):

@@ -1,15 +1,18 @@
 """What README and result pages say of the four papers comes from the results that are here."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
+import pandas as pd
 import pytest
 
 from twinserve.experiments.bros.main import STUDY as BROS
 from twinserve.experiments.echo.main import STUDY as ECHO
 from twinserve.experiments.justitia.main import STUDY as JUSTITIA
 from twinserve.experiments.layerkv.main import STUDY as LAYERKV
-from twinserve.experiments.study.study import Study
+from twinserve.experiments.study.study import CLAIMS_FILE, Study
 from twinserve.experiments.study.verdict import Verdict, counted, summary
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +48,14 @@ def test_a_result_page_is_the_one_of_its_figures(study):
 def test_a_claim_that_does_not_agree_says_why(study):
     for claim in study.claims(RESULTS / study.system):
         assert claim.verdict == "agrees" or len(claim.why) > 8, claim
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_what_is_claimed_is_what_the_tables_say(study):
+    """The tables as anybody reads them: the claims that the study makes of each are those kept."""
+    for figure in study.figures:
+        folder = RESULTS / study.system / figure.name
+        if (folder / CLAIMS_FILE).is_file():
+            kept = json.loads((folder / CLAIMS_FILE).read_text())["claims"]
+            found = figure.claims(pd.read_csv(folder / "table.csv"))
+            assert [asdict(claim) for claim in found] == kept, figure.name
