@@ -128,12 +128,12 @@ class BrosFitPolicy(FitBestEffort):
         urgency = np.concatenate([decodes.rows, begun.rows])
         done, others = place_plain(step, batch)
         allowed, swapped = self._allowed(float(residual.min())), 0
-        for i, find in in_want(step, batch, done, others):
+        for i, take in in_want(step, batch, done, others):
             row, back = int(batch.rows[i]), int(batch.swapped[i])
             if back and done.any() and self._swap_seconds(swapped + back) > allowed:
                 continue  # the others would wait for it
             victims = Victims(self.be_pending.rows, urgency, decodes.rows[done], row)
-            done[i] = find(step, row, int(batch.context[i]), victims)
+            done[i] = take(step, row, int(batch.context[i]), victims)
             swapped += back * int(done[i])
         return done
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from twinserve.policies.bros.choosing import BrosChoosing
-from twinserve.policies.bros.memory import Hopeless, acquire, in_want, place_plain
+from twinserve.policies.bros.memory import Hopeless, acquire, find, in_want, place_plain
 from twinserve.policies.bros.parts import EMPTY, PlanInProgress, Urgent, Victims, among
 from twinserve.policies.parts.estimators import Batch
 from twinserve.policies.requests import State
 
 _RUNNING = int(State.RUNNING)
-_NOBODY = np.zeros(0, np.int64)
 
 
 class BrosPlacing(BrosChoosing):
@@ -31,7 +30,7 @@ class BrosPlacing(BrosChoosing):
         placed, others = place_plain(step, chosen)
         if not others:
             return chosen, True
-        for i, find in in_want(step, chosen, placed, others):
+        for i, take in in_want(step, chosen, placed, others):
             row = int(chosen.rows[i])
             # A request that is too late already, and holds nothing yet, does not push out others
             # that are not.
@@ -40,7 +39,7 @@ class BrosPlacing(BrosChoosing):
                 urgent.batch.rows[:0] if late and not self.options.late_drops else urgent.batch.rows
             )
             victims = Victims(self.be_pending.rows, rivals, chosen.rows[placed], row)
-            if not find(step, row, int(chosen.context[i]), victims):
+            if not take(step, row, int(chosen.context[i]), victims):
                 return chosen[placed], False
             placed[i] = True
         return chosen[placed], bool(placed.all())
@@ -64,10 +63,10 @@ class BrosPlacing(BrosChoosing):
         ]
         others = chosen[~among(chosen.rows, placed.rows)]
         done, growing = place_plain(step, others)
-        for i, find in in_want(step, others, done, growing):
+        for i, take in in_want(step, others, done, growing):
             row, running = int(others.rows[i]), np.concatenate([placed.rows, others.rows[done]])
             victims = Victims(self.be_pending.rows, rows, running, row)
-            done[i] = find(step, row, int(others.context[i]), victims)
+            done[i] = take(step, row, int(others.context[i]), victims)
         return placed + others[done]
 
     def _place_best_effort(
@@ -98,18 +97,19 @@ class BrosPlacing(BrosChoosing):
             done, others = place_plain(step, group)
             left = np.array(others, np.int64)
             while len(left):
-                left = left[hopeless.first_skipped(newcomer[left], group.context[left]) :]
-                if not len(left):
-                    break
+                if newcomer[left[0]]:
+                    left = left[hopeless.first_skipped(newcomer[left], group.context[left]) :]
+                    if not len(left):
+                        break
                 i, left = int(left[0]), left[1:]
                 row, tokens = int(group.rows[i]), int(group.context[i])
                 if row in step.dropped:
                     continue
-                whole = not newcomer[i] and not group.swapped[i]
-                victims = (
-                    self._later_ones(row, accepted.rows, group.rows[done]) if whole else _NOBODY
-                )
-                done[i] = acquire(step, row, tokens, victims)
+                if newcomer[i] or group.swapped[i]:  # takes nobody's memory
+                    done[i] = find(step, row, tokens)
+                else:
+                    later = self._later_ones(row, accepted.rows, group.rows[done])
+                    done[i] = acquire(step, row, tokens, later)
                 if newcomer[i] and not done[i]:
                     hopeless.found_none(row, tokens)
             accepted = accepted + (group[done] if others else group)
