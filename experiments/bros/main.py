@@ -13,6 +13,7 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.bros import points
 from twinserve.experiments.bros.claims import (
+    acm_claims,
     bi_cache_claims,
     hybrid_claims,
     lmsys_claims,
@@ -200,7 +201,7 @@ STUDY = Study(
             serve,
             headline,
             None,
-            hybrid_claims,
+            acm_claims,
         ),
         Figure(
             "lmsys",

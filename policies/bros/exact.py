@@ -18,8 +18,9 @@ import numpy as np
 from pydantic import Field
 
 from twinserve.policies.base import SystemView
-from twinserve.policies.bros.parts import Choice, PlanInProgress, Urgent, among
-from twinserve.policies.bros.policy import BrosOptions, BrosPolicy, least
+from twinserve.policies.bros.options import BrosOptions
+from twinserve.policies.bros.parts import Choice, PlanInProgress, Urgent, among, least
+from twinserve.policies.bros.policy import BrosPolicy
 from twinserve.policies.bros.problem import Instance, Solution, enumerate_batches, stays_best
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger

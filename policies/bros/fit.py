@@ -12,59 +12,26 @@ from __future__ import annotations
 import numpy as np
 
 from twinserve.policies.base import SystemView
-from twinserve.policies.bros.fit_cost import Load, cost_of, fit_estimator
-from twinserve.policies.bros.fit_options import BrosFitOptions
-from twinserve.policies.bros.fit_step import Feedback, FitStep, Rows, decodes_and_prompts
-from twinserve.policies.bros.memory import acquire, grow_first, place_plain, take_from
-from twinserve.policies.bros.parts import EMPTY, Victims
-from twinserve.policies.bros.policy import BrosPolicy, least
+from twinserve.policies.bros.fit_best_effort import REACH, FitBestEffort
+from twinserve.policies.bros.fit_cost import Load
+from twinserve.policies.bros.fit_step import FitStep, Rows, decodes_and_prompts
+from twinserve.policies.bros.memory import acquire, in_want, place_plain
+from twinserve.policies.bros.parts import EMPTY, Victims, least
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.estimators import Batch
 from twinserve.policies.parts.runs import LONGEST_RUN
-from twinserve.policies.plan import StepOutcome, StepPlan
-from twinserve.policies.requests import RequestClass, RequestTable, State
+from twinserve.policies.plan import StepPlan
+from twinserve.policies.requests import RequestTable, State
 
-_REAL_TIME = int(RequestClass.REAL_TIME)
 _RUNNING = int(State.RUNNING)
-_NOBODY = np.zeros(0, np.int64)
-# of fit_age_s, after which real-time newcomers leave memory to who waits so long
-_PATIENCE = 4
 _PROMPTS = 4  # a fourth of the seats at most are kept free of decodes for prompts
-_REACH = 512  # waiting requests that are looked at: first those that are not late yet
 
 
-class BrosFitPolicy(BrosPolicy):
-    Options = BrosFitOptions
-    options: BrosFitOptions
+class BrosFitPolicy(FitBestEffort):
     uses_prefix_cache = True
-    fit_estimator = staticmethod(fit_estimator)
-
-    def setup(self) -> None:
-        super().setup()
-        self.cost = cost_of(self.estimator, self.options.fit_estimator == "printed")
-        self.feedback = Feedback(self.options.fit_feedback)
-        self._least_ttft = np.inf  # seconds, of the real-time requests so far
-        self._last: tuple[np.ndarray, float] | None = None  # rows, seconds of the last plan
-        self._hits: dict[int, int] = {}  # tokens of waiting rows found in the cache when they came
-        if not self.options.adaptive_batch:
-            self.batch_size = self.limits.max_num_seqs
 
     def step_tokens(self, longest: int) -> int:
         return self.limits.max_num_batched_tokens
-
-    # -- events ------------------------------------------------------------------------------------
-    def on_arrival(self, row: int, requests: RequestTable) -> None:
-        super().on_arrival(row, requests)
-        if requests.service_class[row] == _REAL_TIME:
-            self._least_ttft = min(self._least_ttft, least(requests.slo_ttft_s[row : row + 1]))
-
-    def on_finish(self, row: int) -> None:
-        super().on_finish(row)
-        self._hits.pop(row, None)
-
-    def on_outcome(self, outcome: StepOutcome) -> None:
-        super().on_outcome(outcome)
-        self.feedback.happened(outcome)
 
     # -- the iteration -----------------------------------------------------------------------------
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
@@ -85,18 +52,6 @@ class BrosFitPolicy(BrosPolicy):
         self._place_reserved(step, reserved)
         self._serve_best_effort_prompts(step, begun_be, begun)
         return self._answer(step, lead, cut)
-
-    def _allowed(self, seconds):
-        """Of an iteration that should take at most so many seconds, the estimate."""
-        return seconds * ((1.0 - self.options.fit_margin) / self.feedback.factor)
-
-    def _longest_step(self) -> float:
-        """Estimated seconds of one with a best-effort prompt: a share of the least TTFT objective,
-        since who arrives in it waits for its end; never so little that nothing could be done."""
-        if self._least_ttft == np.inf:
-            return np.inf
-        shortest = self.cost.seconds(Load(decodes=1, context=1, longest=1))
-        return max(self._allowed(self.options.fit_share * self._least_ttft), 2.0 * shortest)
 
     def _lead(self, step: FitStep) -> float:
         """Seconds until the iteration can begin: with asynchronous scheduling, what the step takes
@@ -173,25 +128,14 @@ class BrosFitPolicy(BrosPolicy):
         urgency = np.concatenate([decodes.rows, begun.rows])
         done, others = place_plain(step, batch)
         allowed, swapped = self._allowed(float(residual.min())), 0
-        left = np.array(others, np.int64)
-        while len(left):
-            left, tried = grow_first(step, batch, done, left)
-            if not len(left):
-                break
-            i, left = int(left[0]), left[1:]
+        for i, take in in_want(step, batch, done, others):
             row, back = int(batch.rows[i]), int(batch.swapped[i])
-            if row in step.dropped:
-                continue
             if back and done.any() and self._swap_seconds(swapped + back) > allowed:
                 continue  # the others would wait for it
             victims = Victims(self.be_pending.rows, urgency, decodes.rows[done], row)
-            find = take_from if tried else acquire
-            done[i] = find(step, row, int(batch.context[i]), victims)
+            done[i] = take(step, row, int(batch.context[i]), victims)
             swapped += back * int(done[i])
         return done
-
-    def _swap_seconds(self, swapped: int) -> float:
-        return self.estimator.swap.seconds(swapped)
 
     def _bound(self, step: FitStep, residual: np.ndarray, tpot: np.ndarray) -> float:
         """Estimated seconds that the decodes leave an iteration: the least residual time of those
@@ -209,9 +153,9 @@ class BrosFitPolicy(BrosPolicy):
         (float64[n], as estimates); they limit the bound."""
         requests = step.view.requests
         if self.options.fit_order == "savable":
-            waiting = self.rt_waiting.open_first(step.view.now + lead, _REACH)
+            waiting = self.rt_waiting.open_first(step.view.now + lead, REACH)
         else:
-            waiting = self.rt_waiting.rows[:_REACH]
+            waiting = self.rt_waiting.rows[:REACH]
         if not len(waiting) and not len(begun):
             return begun, np.zeros(0)
         rows, resident = np.concatenate([begun.rows, waiting]), np.zeros(len(waiting), np.int64)
@@ -284,12 +228,6 @@ class BrosFitPolicy(BrosPolicy):
                 step.bound = max(float(residual[i]), self.cost.seconds(load))
         return cut
 
-    def _keeps_others_out(self, step: FitStep, aged: int) -> bool:
-        """Whether newcomers must leave memory to the one that has waited longest and found none."""
-        since = self._waits_since(np.array([aged]), step.view.requests)[0]
-        late = step.view.now - since > _PATIENCE * self.options.fit_age_s
-        return late and aged not in step.granted
-
     def _place_prompt(
         self, step: FitStep, row: int, new: int, resident: int, left: int, fresh: bool, begun: Rows
     ) -> bool:
@@ -310,136 +248,6 @@ class BrosFitPolicy(BrosPolicy):
         if need <= ledger.free_blocks:
             return True
         return need <= ledger.num_blocks - ledger.usage().real_time
-
-    # -- best-effort decodes -----------------------------------------------------------------------
-    def _reserve(self, step: FitStep, theirs: Rows, prompts: Rows) -> Rows:
-        """Best-effort decodes that the bound has time for, those without transfers first; the first
-        real-time prompt keeps its shortest chunk."""
-        if not len(theirs):
-            return theirs
-        missing = np.count_nonzero(theirs.missing)
-        if missing:
-            theirs = theirs[np.lexsort((theirs.rows, theirs.missing))]
-        room = min(step.seats, step.tokens) - min(
-            len(prompts), step.tokens // self.options.fit_least
-        )
-        theirs = theirs[: max(room, 0)]
-        bound = step.bound
-        if len(prompts) and bound < np.inf:
-            shortest = np.minimum(prompts.left[:1], self.options.fit_least)
-            bound -= float(self.cost.own(shortest, prompts.resident[:1])[0])
-        fits = self.cost.decodes(step.load, theirs.resident, bound)
-        if missing and fits:
-            swapped = theirs.missing[:fits].cumsum() * self.limits.kv_bytes_per_token
-            swap = self.estimator.swap
-            seconds = np.where(swapped > 0, swap.base_s + swapped * swap.seconds_per_byte, 0.0)
-            limit = max(bound, self.cost.seconds(step.load))
-            fits = int(seconds.searchsorted(limit, side="right"))
-        step.reserve(theirs[:fits])
-        return theirs[:fits]
-
-    def _place_reserved(self, step: FitStep, reserved: Rows) -> None:
-        """Memory for them, after the real-time requests; time that they cannot use is free."""
-        if not len(reserved):
-            return
-        step.reserve(reserved, -1)
-        if step.dropped:
-            reserved = reserved[step.keeps(reserved.rows)]
-        batch = reserved.batch(self.limits.kv_bytes_per_token)
-        done, others = place_plain(step, batch)
-        for i in others:
-            row = int(batch.rows[i])
-            if row in step.dropped:
-                continue
-            whole = not batch.swapped[i]
-            victims = _NOBODY
-            if whole:
-                victims = self._later_ones(
-                    row, np.array(list(step.granted), np.int64), reserved.rows[done]
-                )
-            done[i] = acquire(step, row, int(batch.context[i]), victims)
-        if len(others):
-            reserved = reserved[done]
-        step.grant_decodes(step.best_effort, reserved)
-
-    # -- best-effort prompts -----------------------------------------------------------------------
-    def _serve_best_effort_prompts(self, step: FitStep, begun: Rows, begun_rt: Rows) -> None:
-        waiting = self.be_waiting.rows[:_REACH]
-        if not len(waiting) and not len(begun):
-            return
-        bound = min(step.bound, self._longest_step())
-        if len(begun) and np.count_nonzero(begun.missing):
-            begun = begun[begun.missing.argsort(kind="stable")]
-        for row, left, resident in zip(
-            begun.rows.tolist(), begun.left.tolist(), begun.resident.tolist(), strict=True
-        ):
-            if row in step.dropped or row in step.granted:
-                continue
-            new = step.chunk(left, resident, self.options.fit_least, step.load, bound)
-            if not new:
-                return
-            placed = self._later_ones(
-                row, np.array(list(step.granted), np.int64), *(r for r, _ in step.best_effort)
-            )
-            if acquire(step, row, resident + new, placed):
-                step.grant_chunk(step.best_effort, row, new, resident)
-        if not len(waiting):
-            return
-        promised = step.promised_blocks(begun) + step.promised_blocks(begun_rt)
-        for row in waiting.tolist():
-            if row in step.granted:
-                continue
-            hit = step.hit(row)
-            known = int(step.view.requests.known_tokens(row))
-            new = step.chunk(known - hit, hit, self.options.fit_least, step.load, bound)
-            if not new or not step.ledger.admit(row, hit + new, hit, promised, known):
-                return
-            step.plan.admitted.append((row, hit))
-            step.grant_chunk(step.best_effort, row, new, hit)
-            size, held = step.ledger.block_tokens, step.ledger.held_blocks(row)
-            promised += max(0, -(-known // size) - held)
-
-    # -- best-effort requests that have waited long ------------------------------------------------
-    def _aged(self, step: FitStep, theirs: Rows, begun: Rows) -> int | None:
-        """The best-effort request that has waited longest for a token, if for too long."""
-        requests = step.view.requests
-        rows = np.concatenate([theirs.rows, begun.rows, self.be_waiting.rows[:1]])
-        if not len(rows):
-            return None
-        since = self._waits_since(rows, requests)
-        first = int(since.argmin())
-        if step.view.now - since[first] <= self.options.fit_age_s:
-            return None
-        return int(rows[first])
-
-    def _waits_since(self, rows: np.ndarray, requests: RequestTable) -> np.ndarray:
-        """float64[n], seconds: for its next token."""
-        return np.fmax(requests.placed_s[rows], requests.last_token_s[rows])
-
-    def _serve_aged(self, step: FitStep, row: int, theirs: Rows, begun: Rows) -> tuple[Rows, Rows]:
-        """It goes before real-time prompts, and takes the memory of best-effort requests that came
-        later. Returns the others."""
-        others = theirs[theirs.rows != row], begun[begun.rows != row]
-        if row in step.dropped:  # a real-time decode has just taken its memory
-            return others
-        requests = step.view.requests
-        known, computed = int(requests.known_tokens(row)), int(requests.computed_tokens[row])
-        victims = (
-            self._later_ones(row, _NOBODY) if row in self.be_pending else self.be_pending.rows[::-1]
-        )
-        victims = victims[victims > row]
-        fresh = row in self.be_waiting
-        hit = step.hit(row) if fresh else computed
-        new = min(known - hit, self.options.fit_least, step.tokens)
-        if new > 0 and step.seats > 0:
-            done = (
-                step.admit(row, new, hit, victims)
-                if fresh
-                else acquire(step, row, hit + new, victims)
-            )
-            if done:
-                step.grant_chunk(step.best_effort, row, new, hit)
-        return others
 
     # -- the answer --------------------------------------------------------------------------------
     def _answer(self, step: FitStep, lead: float, cut: bool) -> StepPlan:
@@ -466,8 +274,8 @@ class BrosFitPolicy(BrosPolicy):
     def _place_anyone(self, step: FitStep) -> None:
         """Everybody waits for memory that others hold: as `bros` does."""
         requests = step.view.requests
-        real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.rows[:_REACH]])
-        best_effort = np.concatenate([self.be_pending.rows, self.be_waiting.rows[:_REACH]])
+        real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.rows[:REACH]])
+        best_effort = np.concatenate([self.be_pending.rows, self.be_waiting.rows[:REACH]])
         residual = self._residual(real_time, requests, step.view.now)
         batches = [
             self._chunks(rows, requests, step.ledger)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from twinserve.policies.bros.policy import BrosOptions
+from twinserve.policies.bros.options import BrosOptions
 
 
 class BrosFitOptions(BrosOptions):

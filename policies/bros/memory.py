@@ -4,6 +4,8 @@ and 19)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 
 from twinserve.policies.bros.parts import PlanInProgress, Victims
@@ -33,12 +35,27 @@ def place_plain(step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[in
     return placed, np.flatnonzero(~placed).tolist()
 
 
-def grow_first(
+def in_want(
+    step: PlanInProgress, batch: Batch, done: np.ndarray, others: list[int]
+) -> Iterator[tuple[int, Callable[..., bool]]]:
+    """Those of `others` (indices of `batch`, in order) whom memory has to be found for, one by one,
+    and by what: `take_from` for one that has just been refused, else `acquire`. Who before them
+    grows without dropping anybody does so, and is marked in `done` (bool[n]); who has been dropped
+    in the meantime is left out."""
+    left = np.array(others, np.int64)
+    while len(left):
+        left, refused = _grow_first(step, batch, done, left)
+        if len(left):
+            yield int(left[0]), take_from if refused else acquire
+            left = left[1:]
+
+
+def _grow_first(
     step: PlanInProgress, batch: Batch, done: np.ndarray, left: np.ndarray
 ) -> tuple[np.ndarray, bool]:
     """Those at the front of `left` (indices, int64) that hold memory and find what they lack
-    without dropping anybody get it, and are marked in `done` (bool[n]). Returns the others, without
-    dropped ones, and whether the first of them has just been refused."""
+    without dropping anybody get it, and are marked in `done`. Returns the others, without dropped
+    ones, and whether the first of them has just been refused."""
     if step.dropped:
         left = left[step.keeps(batch.rows[left])]
     if not len(left) or step.view.requests.state[batch.rows[left[0]]] != _RUNNING:

@@ -118,3 +118,8 @@ def within_tokens(batch: Batch, limit: int, behind: Batch | None = None) -> int:
         return len(new)
     others = total + np.cumsum(batch.new) - np.maximum(np.maximum.accumulate(batch.new), longest)
     return int(np.searchsorted(others, limit, side="right"))
+
+
+def least(objectives: np.ndarray) -> float:
+    """Seconds; infinite where nobody has an objective (NaN)."""
+    return float(np.fmin.reduce(objectives, initial=np.inf))

@@ -23,13 +23,18 @@ class Journal:
         self._marks: list[int] = []
 
     def put(self, obj: Any, name: str, key: Any, value: Any) -> None:
-        """obj.name[key] = value, for an array (any index) or a dict; obj.name = value where key is
-        None.
+        """obj.name[key] = value, for an array (key: number or array) or a dict; obj.name = value
+        where key is None.
         """
-        if self.open:
+        if not self.open:
+            _assign(obj, name, key, value)
+        elif key is None or isinstance(holder := getattr(obj, name), dict):
+            self._log.append((obj, name, key, _current(obj, name, key)))
+            _assign(obj, name, key, value)
+        else:
             kept = key.copy() if isinstance(key, np.ndarray) else key  # the caller may reuse it
-            self._log.append((obj, name, kept, _current(obj, name, key)))
-        _assign(obj, name, key, value)
+            self._log.append((obj, name, kept, holder[key]))  # a number, or a copy
+            holder[key] = value
 
     def remove(self, obj: Any, name: str, key: Any) -> None:
         """del obj.name[key], if it is there."""
@@ -73,11 +78,7 @@ class Journal:
 
 def _current(obj: Any, name: str, key: Any) -> Any:
     holder = getattr(obj, name)
-    if key is None:
-        return holder
-    if isinstance(holder, dict):
-        return holder.get(key, _ABSENT)
-    return np.array(holder[key])
+    return holder if key is None else holder.get(key, _ABSENT)
 
 
 def _assign(obj: Any, name: str, key: Any, value: Any) -> None:

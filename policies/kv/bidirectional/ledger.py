@@ -177,7 +177,7 @@ class BidirectionalLedger(KvLedger):
     def begin_step(self) -> None:
         if self._state.journal.open:
             raise LedgerError("a step begins while a try is open")
-        self._state.step += 1
+        self._state.put("step", None, self._state.step + 1)
         self._moves_of_step.clear()
 
     def admit(
@@ -220,11 +220,15 @@ class BidirectionalLedger(KvLedger):
         self._fit()
         if state.held[row] == 0:
             raise LedgerError(f"row {row} grows though it has no blocks")
-        if not state.missing_tokens[row] and grow_plainly(
-            state, row, int(self.table.service_class[row]), tokens
-        ):
-            return True
-        return self._try(row, lambda: self._place.restore(row) and self._place.grow(row, tokens))
+        place = self._place
+        if not state.missing_tokens[row]:
+            if grow_plainly(state, row, int(self.table.service_class[row]), tokens):
+                return True
+            return self._try(row, lambda: place.grow(row, tokens))
+        parts = place.returning(row)
+        if parts is None:  # nothing is tried, nothing to undo
+            return False
+        return self._try(row, lambda: place.restore(row, *parts) and place.grow(row, tokens))
 
     def grow_each(self, rows: np.ndarray, tokens: np.ndarray) -> int:
         self._fit()
@@ -392,6 +396,7 @@ class BidirectionalLedger(KvLedger):
 
     def rollback(self, mark: int) -> None:
         self._state.journal.rollback(mark)
+        self._state.version += 1
 
     def commit(self, mark: int) -> None:
         self._state.journal.commit(mark)

@@ -70,15 +70,20 @@ class StepMoves:
             pieces = getattr(self, name).get(row, ())
             self._state.journal.put(self, name, row, (*pieces, piece))
 
-    def relocate(self, row: int, source: int, target: int, resident: int) -> None:
-        """The first `resident` slots of cell `source`, counted from its end of the block, go to
-        cell `target`.
+    def relocate(
+        self, row: int, sources: list[int], targets: list[int], resident: list[int]
+    ) -> None:
+        """The first `resident` slots of each cell of `sources`, counted from its end of the block,
+        go to that of `targets`.
         """
-        if resident:
-            old, new = self._range(source, resident), self._range(target, resident)
-            blocks = self._state.num_blocks
-            record = Relocation(row, source % blocks, old, target % blocks, new)
-            self._state.journal.put(self, "relocations", None, (*self.relocations, record))
+        blocks = self._state.num_blocks
+        records = tuple(
+            Relocation(row, old % blocks, self._range(old, n), new % blocks, self._range(new, n))
+            for old, new, n in zip(sources, targets, resident, strict=True)
+            if n
+        )
+        if records:
+            self._state.journal.put(self, "relocations", None, (*self.relocations, *records))
 
     def forget(self, row: int) -> None:
         """The row is gone: its data need not go anywhere."""
@@ -143,7 +148,7 @@ def _moves(
     order = np.lexsort((slots, blocks, nth))
     nth, blocks, slots = nth[order], blocks[order], slots[order]
     new = np.ones(len(slots), bool)
-    new[1:] = (np.diff(blocks) != 0) | (np.diff(slots) != 1) | (np.diff(nth) != 0)
+    new[1:] = (blocks[1:] != blocks[:-1]) | (slots[1:] != slots[:-1] + 1) | (nth[1:] != nth[:-1])
     first = new.nonzero()[0]
     last = np.append(first[1:], len(slots)) - 1
     blocks, ranges = blocks[first], np.stack([slots[first], slots[last] + 1], axis=1)

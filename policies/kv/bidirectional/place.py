@@ -23,6 +23,7 @@ class Placement(Overwriting):
     def __init__(self, state: SlotState, moves: StepMoves, table: RequestTable) -> None:
         super().__init__(state, moves)
         self.table = table
+        self._places, self._counted = np.zeros(0, np.int64), -1  # of which version of the state
 
     # -- FindBlock and FindPreemptBlock ----------------------------------------------------------
     def preemptable(self) -> np.ndarray:
@@ -183,27 +184,53 @@ class Placement(Overwriting):
         return take if self.overwrite(np.array([cell])) else -1
 
     # -- restoring --------------------------------------------------------------------------------
-    def restore(self, row: int) -> bool:
+    def returning(self, row: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """`stuck_parts` of the row; None where there are fewer places than must move."""
+        cells, stuck = self.stuck_parts(row)
+        if stuck.any():
+            parts = cells[stuck]
+            count = self.state.count[parts]
+            smallest = int(count.min())
+            if len(parts) > self.places_beside_others(row, smallest):
+                return None
+            if parts[0] >= self.state.num_blocks and self._too_long(parts, count):
+                return None
+        return cells, stuck
+
+    def _too_long(self, parts: np.ndarray, count: np.ndarray) -> bool:
+        """Whether, for some length, more of these best-effort parts (`count` slots) have it than
+        there are places for, with those that the parts leave."""
+        state = self.state
+        places = self.places_by_count() + state.num_empty
+        if len(parts) <= places[-1]:
+            return False
+        left = np.maximum(state.size - state.count[parts - state.num_blocks], 0)
+        longer, wider = (
+            np.bincount(found, minlength=state.size + 1)[::-1].cumsum()[::-1]
+            for found in (count, left)
+        )
+        return bool(np.count_nonzero(longer[1:] > (places + wider)[1:]))
+
+    def restore(self, row: int, cells: np.ndarray, stuck: np.ndarray) -> bool:
         """All missing slots of the (pinned) row come back, where they were or, against a pinned
-        peer, elsewhere.
+        peer, elsewhere. cells, stuck: `returning`
         """
         state = self.state
-        if not state.missing_tokens[row]:
-            return True
-        cells, stuck = self.stuck_parts(row)
-        if stuck.any() and stuck.sum() > self.places_beside_others(
-            row, int(state.count[cells[stuck]].min())
-        ):
-            return False
         self.moves.to_device(row, state.missing(row))
-        resident = (state.count[cells] - state.lack[cells])[stuck].tolist()
+        resident = (state.count[cells] - state.lack[cells])[stuck]
         state.put("lack", cells, 0)
         state.put("missing_tokens", row, 0)
         state.put("missing_blocks", row, 0)
         if not self.overwrite(cells[~stuck]):
             return False
-        parts = zip(cells[stuck].tolist(), resident, strict=True)
-        return all(self._relocate(cell, resident) for cell, resident in parts)
+        parts = cells[stuck]
+        n = min(len(parts), state.num_empty)
+        if n:
+            new = state.take_empty(n) + state.side[parts[0]]
+            state.replace(row, parts[:n], new)
+            self.moves.relocate(row, parts[:n].tolist(), new.tolist(), resident[:n].tolist())
+        others = zip(parts[n:].tolist(), resident[n:].tolist(), strict=True)
+        return all(self._relocate(cell, resident) for cell, resident in others)
 
     def stuck_parts(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Cells of the row with missing slots, and which of them (bool[n]) an owner that runs in
@@ -221,9 +248,19 @@ class Placement(Overwriting):
         state = self.state
         if state.cells_of(row)[0] < state.num_blocks:
             return state.num_empty + len(self.preemptable())
-        cells = self.sharable()
-        fits = state.count[cells] + count <= state.size
-        return state.num_empty + int((fits | ~state.is_pinned(state.owner[cells])).sum())
+        return state.num_empty + int(self.places_by_count()[count])
+
+    def places_by_count(self) -> np.ndarray:
+        """int64[size + 1]: how many of the blocks with real-time slots only have room for a part of
+        so many best-effort slots: beside an owner that runs, or over one that does not."""
+        state = self.state
+        if self._counted != state.version:
+            cells = self.sharable()
+            pinned = state.is_pinned(state.owner[cells])
+            taken = np.bincount(state.count[cells[pinned]], minlength=state.size + 1)
+            free = len(cells) - np.count_nonzero(pinned)
+            self._places, self._counted = free + taken.cumsum()[::-1], state.version
+        return self._places
 
     def _relocate(self, cell: int, resident: int | None = None) -> bool:
         """Move all that the cell's owner has there into one other block; `resident` of it is on the
@@ -231,7 +268,8 @@ class Placement(Overwriting):
         """
         state = self.state
         count = int(state.count[cell])
-        if state.num_empty:
+        empty = state.num_empty > 0
+        if empty:
             block = int(state.take_empty(1)[0])
         else:
             found = self._block_for_rt() if cell < state.num_blocks else self._block_for_be(count)
@@ -240,9 +278,9 @@ class Placement(Overwriting):
             block = found % state.num_blocks
         new = block + (0 if cell < state.num_blocks else state.num_blocks)
         row = int(state.owner[cell])
-        state.replace(cell, new)
-        self.moves.relocate(row, cell, new, count if resident is None else resident)
-        return self.overwrite(np.array([new]))
+        state.replace(row, cell, new)
+        self.moves.relocate(row, [cell], [new], [count if resident is None else resident])
+        return empty or self.overwrite(np.array([new]))
 
     def _block_for_rt(self) -> int:
         """Cell of the best-effort owner to preempt, or -1."""

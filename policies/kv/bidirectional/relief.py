@@ -59,10 +59,7 @@ def without_place(place: Placement, rows: np.ndarray) -> np.ndarray:
     cells, owners = cells[owners < reach], owners[owners < reach]
     parts, smallest = np.bincount(owners, minlength=reach), np.full(reach, size)
     np.minimum.at(smallest, owners, state.count[cells])
-    beside = place.sharable()
-    pinned = state.is_pinned(state.owner[beside])
-    taken = np.bincount(state.count[beside[pinned]], minlength=size + 1).cumsum()
-    places = state.num_empty + np.count_nonzero(~pinned) + taken[size - smallest]
+    places = state.num_empty + place.places_by_count()[smallest]
     return (parts > places)[rows]
 
 

@@ -89,6 +89,7 @@ class SlotState:
     index  place of the block in the owner's block table       start  first token held here
     Where count is 0 nobody holds anything, and the others are 0 too.
     kind, int8[num_blocks]: bit 0: a real-time owner, bit 1: a best-effort one
+    version changes whenever any of it does, or whoever runs.
     Tokens of a row are numbered 0, 1, ... as in its text. `on_host` counts those with copies.
     """
 
@@ -105,7 +106,7 @@ class SlotState:
         self.block, self._bit = numbers.block, numbers.bit
         self.empty = FreeStack(num_blocks)
         self.rt_blocks = 0
-        self.step = 0
+        self.step = self.version = 0
         self.tables: dict[int, np.ndarray] = {}  # row -> cells, the first held[row] valid
         self.host: dict[
             int, np.ndarray
@@ -127,6 +128,7 @@ class SlotState:
 
     def put(self, name: str, key: Any, value: Any) -> None:
         """Change own array, dict or attribute (key None), undoably."""
+        self.version += 1
         if self.journal.open:
             self.journal.put(self, name, key, value)
         elif key is None:
@@ -287,22 +289,34 @@ class SlotState:
         mine = np.count_nonzero(self.real_time[cells])
         if mine:
             self.put("rt_blocks", None, self.rt_blocks - mine)
-        empty = blocks[kind == 0]
-        self.empty.put(empty[::-1])
-        if self.journal.open:
-            self.journal.note(lambda: self.empty.lift(len(empty)))
+        self._empty_again(blocks[kind == 0])
 
-    def replace(self, cell: int, new: int) -> None:
-        """The part that `cell` holds, all of it resident, moves to the free cell `new`."""
-        row, count = int(self.owner[cell]), self.count[cell]
-        index, start = int(self.index[cell]), self.start[cell]
-        self._occupy(np.array([new]), row, count, index, start)
+    def _empty_again(self, blocks: np.ndarray) -> None:
+        self.empty.put(blocks[::-1])
+        if self.journal.open:
+            self.journal.note(lambda: self.empty.lift(len(blocks)))
+
+    def replace(self, row: int, cells, new) -> None:
+        """The parts of `row` that `cells` hold, all of them resident, move to the free cells `new`
+        of the same side (ints or int64[n]).
+        """
+        index = self.index[cells]
+        for name in ("owner", "count", "index", "start"):
+            self.put(name, new, getattr(self, name)[cells])
+        blocks = self.block[new]
+        self.put("kind", blocks, self.kind[blocks] | self._bit[new])
         table = self.tables[row].copy()
         table[index] = new
         self.put("tables", row, table)
-        if self.last[row] == cell:
-            self.put("last", row, new)
-        self.vacate(np.array([cell]))
+        if index.max() == self.held[row] - 1:
+            self.put("last", row, table[self.held[row] - 1])
+        for name in ("owner", "count", "lack", "index", "start"):
+            self.put(name, cells, 0)
+        blocks = self.block[cells]
+        kind = self.kind[blocks] & ~self._bit[cells]
+        self.put("kind", blocks, kind)
+        if np.count_nonzero(kind) < np.size(kind):
+            self._empty_again(np.atleast_1d(blocks)[np.atleast_1d(kind) == 0])
 
     def truncate(self, row: int, tokens: int) -> None:
         """Give back the slots beyond the row's first `tokens` tokens (at least 1), none of them

@@ -1,0 +1,42 @@
+"""Options of BROS."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from twinserve.policies.base import Options
+
+_REPLACEMENT = {"true": "once", "false": "none", "none": "none"}
+
+
+class BrosOptions(Options):
+    """Names of the paper where it has one.
+
+    base_batch      B_base, requests
+    adaptive_batch  double B_curr after an iteration without the early return of lines 11-12, reset
+                    it after one
+    replacement     lines 27-34: once (IEEE version), all: until one fails (ACM version), or none;
+                    true is once, false none
+    best_effort     the second part (lines 15-36); off for pure real-time loads
+    group_size      tokens returned to the user together (ACM version); 1: every token counts
+    chunk           prompt tokens an iteration computes at most of one request; None: whole prompts,
+                    as in the paper
+    avg_window      iterations that T_avg averages over
+    swap            dropped requests keep their KV on the host; False: they are recomputed
+    late_drops      a request that is late already and holds nothing yet may drop real-time ones too
+    """
+
+    base_batch: int = Field(128, ge=1)
+    adaptive_batch: bool = True
+    replacement: Annotated[
+        Literal["all", "once", "none"],
+        BeforeValidator(lambda name: _REPLACEMENT.get(str(name).lower(), name)),
+    ] = "once"
+    best_effort: bool = True
+    group_size: int = Field(1, ge=1)
+    chunk: int | None = Field(None, ge=1)
+    avg_window: int = Field(32, ge=1)
+    swap: bool = True
+    late_drops: bool = False

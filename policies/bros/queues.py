@@ -1,0 +1,109 @@
+"""Who waits and who is pending under BROS, and for how long each may (Wan et al., IEEE version,
+Sec. IV-A and Table I)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from twinserve.policies.base import Policy
+from twinserve.policies.bros.options import BrosOptions
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.parts.deadlines import DeadlineQueue, RowSet
+from twinserve.policies.parts.estimators import Batch, BatchEstimator
+from twinserve.policies.plan import StepOutcome
+from twinserve.policies.requests import RequestClass, RequestTable
+
+_REAL_TIME = int(RequestClass.REAL_TIME)
+
+
+class BrosQueues(Policy[BrosOptions]):
+    """Queues of both classes, and what an iteration asks of their rows."""
+
+    Options: type[BrosOptions] = BrosOptions
+    estimator: BatchEstimator
+
+    def setup(self) -> None:
+        self.rt_waiting = DeadlineQueue()
+        self.be_waiting = RowSet()
+        self.rt_pending = RowSet()
+        self.be_pending = RowSet()
+        self.batch_size = min(self.options.base_batch, self.limits.max_num_seqs)
+        self._iterations: deque[float] = deque(maxlen=self.options.avg_window)
+
+    @classmethod
+    def serves_best_effort(cls, options: BrosOptions) -> bool:
+        return options.best_effort
+
+    def on_arrival(self, row: int, requests: RequestTable) -> None:
+        if requests.service_class[row] == _REAL_TIME:
+            self._wait_real_time(row, requests)
+        elif self.options.best_effort:
+            self.be_waiting.add(row)
+        else:
+            raise PolicyError(
+                f"policy 'bros': request {requests.ids[row]!r} is best-effort, and "
+                "best_effort=false leaves those out; "
+                "drop that option, or the best-effort requests"
+            )
+
+    def _wait_real_time(self, row: int, requests: RequestTable) -> None:
+        since, slo = self._due(np.array([row]), requests)
+        self.rt_waiting.add(row, float(since[0] + slo[0]))
+
+    def on_finish(self, row: int) -> None:
+        self.rt_pending.discard(row)
+        self.be_pending.discard(row)
+
+    def on_withdraw(self, row: int) -> None:
+        self.on_finish(row)
+        self.rt_waiting.remove(row)
+        self.be_waiting.discard(row)
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        self._iterations.extend(outcome.seconds.tolist())
+
+    @property
+    def average_iteration_s(self) -> float:
+        """T_avg, seconds."""
+        return sum(self._iterations) / len(self._iterations) if self._iterations else 0.0
+
+    # -- what the algorithm looks at ---------------------------------------------------------------
+    def _batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
+        computed, emitted = requests.computed_tokens[rows], requests.output_tokens[rows]
+        left = requests.prompt_tokens[rows] + emitted - computed
+        new = left if self.options.chunk is None else np.minimum(left, self.options.chunk)
+        prefill = (left > 1) | (emitted == 0)
+        return Batch(rows, prefill, new, computed + new, self._missing(rows, ledger))
+
+    def _missing(self, rows: np.ndarray, ledger: KvLedger) -> np.ndarray:
+        """int64[n]: bytes of each row that must come back before it can run."""
+        missing = ledger.missing_tokens(rows)
+        return missing * self.limits.kv_bytes_per_token if np.count_nonzero(missing) else missing
+
+    def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        """Since when each row waits for its next token or group (seconds), and how long it may
+        (T_SLO)."""
+        emitted = requests.output_tokens[rows]
+        started = emitted > 0
+        since = np.where(started, requests.last_token_s[rows], requests.arrival_s[rows])
+        slo = np.where(started, requests.slo_tpot_s[rows], requests.slo_ttft_s[rows])
+        size = self.options.group_size
+        if size > 1:
+            # The first token is a group of its own. A later group of g tokens has g times as long,
+            # of which the tokens of it that are out already have used their share.
+            slo = np.where(started, slo * (size - (emitted - 1) % size), slo)
+        return since, np.fmin(slo, np.inf)  # NaN: no objective
+
+    def _residual(self, rows: np.ndarray, requests: RequestTable, now: float) -> np.ndarray:
+        """T_SLO - t_i - (k_i - 1) T_avg of each row, seconds (line 3)."""
+        since, slo = self._due(rows, requests)
+        residual = slo - (now - since)
+        size = self.options.group_size
+        if size > 1:
+            emitted = requests.output_tokens[rows]
+            remaining = np.where(emitted > 0, size - (emitted - 1) % size, 1)
+            residual = residual - (remaining - 1) * self.average_iteration_s
+        return residual
