@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from twinserve.sim.report.axes import nested_width, run_colours
+from twinserve.sim.report.axes import from_zero, nested_width, run_colours
 from twinserve.sim.report.windows import any_real_time, of_interest
 
 Windows = Mapping[str, list[dict]]  # by run
@@ -44,8 +44,8 @@ def draw_windows(figure: Figure, windows: Windows) -> None:
     attained.set_title("Within their objectives")
     attained.yaxis.set_major_formatter(PercentFormatter(1.0))
     attained.set_ylim(0, 1.05)
-    for ax in (flow, inside, latency):
-        ax.set_ylim(bottom=0)
+    for ax, top in ((flow, 0.0), (inside, 1.0), (latency, 0.0)):
+        from_zero(ax, top)
     attained.set_xlabel("simulated time (s)")
 
 

@@ -7,7 +7,8 @@ carry units.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import matplotlib
 import numpy as np
@@ -22,6 +23,7 @@ from twinserve.sim.report.axes import (
     GREY,
     draw_bars,
     draw_cdf,
+    from_zero,
     nested_width,
     over_time,
     run_colours,
@@ -82,10 +84,17 @@ def draw_all(
     return images
 
 
-def latency_figure(runs: Runs) -> Figure | None:
-    """Distributions of TTFT, TPOT and end-to-end latency: a row a class, a curve a run."""
-    by_run = {label: latencies(run.rows.requests) for label, run in runs.items()}
-    present = set().union(*(frame["service_class"].unique() for frame in by_run.values()))
+def latency_figure(
+    runs: Runs, repeats: Mapping[str, Sequence[RunResult]] = MappingProxyType({})
+) -> Figure | None:
+    """Distributions of TTFT, TPOT and end-to-end latency: a row a class, a curve a run. repeats:
+    further runs of a label, each a curve of its colour."""
+    by_run = {
+        label: [latencies(one.rows.requests) for one in (run, *repeats.get(label, ()))]
+        for label, run in runs.items()
+    }
+    frames = [frame for of_run in by_run.values() for frame in of_run]
+    present = set().union(*(frame["service_class"].unique() for frame in frames))
     classes = [service_class for service_class in CLASS_NAMES if service_class in present]
     if not classes:
         return None
@@ -99,8 +108,11 @@ def latency_figure(runs: Runs) -> Figure | None:
     for row, service_class in zip(axes, classes, strict=True):
         for ax, (column, title, label, slo, unit) in zip(row, columns, strict=True):
             values = {
-                name: frame.loc[frame["service_class"] == service_class, column].dropna().to_numpy()
-                for name, frame in by_run.items()
+                name: [
+                    frame.loc[frame["service_class"] == service_class, column].dropna().to_numpy()
+                    for frame in of_run
+                ]
+                for name, of_run in by_run.items()
             }
             bound = _common_objective(runs, service_class, slo)
             draw_cdf(ax, values, f"{title}, {CLASS_NAMES[service_class]}", label, unit, bound)
@@ -130,7 +142,7 @@ def load_figure(runs: Runs) -> Figure | None:
     title = f"Queue: up to {peaks[worst]:,.0f} requests wait at once"
     axes[0].set_title(title + (f" ({worst})" if len(runs) > 1 else ""))
     axes[0].set_ylabel("requests waiting")
-    axes[0].set_ylim(bottom=0)
+    from_zero(axes[0], top=1.0)
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
     if len(runs) > 1:
         axes[0].legend(ncols=2, loc="upper left")
@@ -176,6 +188,7 @@ def attainment_figure(runs: Runs) -> Figure | None:
         axes[-1].yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
         axes[-1].set_title("Best-effort work done beside it")
         axes[-1].margins(y=0.12)
+        from_zero(axes[-1])
     _legend(figure, runs)
     return figure
 
@@ -221,7 +234,15 @@ def _kv_over_time(
     scale = 1 / capacity if capacity else 1.0
     columns = ["kv_rt_blocks", "kv_be_blocks"] + ["kv_cached_blocks"] * cached
     names = list(KV_COLOURS)[: len(columns)]
-    layers = [over_time(steps, column, edges) * scale for column in columns]
+    gone_s = (
+        {}
+        if rows.replicas is None
+        else rows.replicas.set_index("replica")["down_s"].dropna().to_dict()
+    )
+    layers = [
+        over_time(steps, column, edges, stays=column == "kv_cached_blocks", gone_s=gone_s) * scale
+        for column in columns
+    ]
     ax.stackplot(middle, layers, labels=names, colors=[KV_COLOURS[n] for n in names], linewidth=0)
     peak = steps["kv_used_blocks"].max() if len(steps) else 0
     if capacity:
@@ -232,6 +253,7 @@ def _kv_over_time(
     else:
         ax.set_title(f"{label}: KV cache in use, peak {peak:,.0f} blocks")
         ax.set_ylabel("KV blocks")
+        from_zero(ax, top=1.0)
 
 
 def _common_objective(runs: Runs, service_class: str, column: str | None) -> float | None:

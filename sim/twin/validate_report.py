@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from twinserve.backends.counts import not_made_lines
 from twinserve.sim.report.axes import GREY, RUN_COLOURS
-from twinserve.sim.report.figures import STYLE, draw_all, new_figure, png
+from twinserve.sim.report.figures import STYLE, latency_figure, load_figure, new_figure, png
 from twinserve.sim.results.files import ResultsError, dump_json, write_run
 from twinserve.sim.results.folders import folders, resolved, whole_folder
 from twinserve.sim.setup.inputs import Inputs
@@ -141,11 +141,19 @@ def page(found: list[Validation], version: str, failed: Mapping[str, str] | None
 
 
 def figures(validation: Validation) -> dict[str, bytes]:
-    """PNG bytes: latency distributions and load over time, simulated beside live, and the step
-    times."""
-    runs = {"simulated": validation.simulated, "live": validation.live[0]}
-    images = {name: image for name, image in draw_all(runs).items() if name in ("latency", "load")}
+    """PNG bytes: latency distributions, simulated beside each live run, load over time beside the
+    first one, and the step times."""
+    first, *further = validation.live
+    images = {}
     with matplotlib.rc_context(STYLE):
+        latency = latency_figure(
+            {"simulated": validation.simulated, "live": first}, {"live": further}
+        )
+        one = f"live 1 of {len(validation.live)}" if further else "live"
+        load = load_figure({"simulated": validation.simulated, one: first})
+        for name, figure in (("latency", latency), ("load", load)):
+            if figure is not None:
+                images[name] = png(figure)
         images["steps"] = png(step_figure(validation.locked))
     return images
 
