@@ -43,8 +43,10 @@ class FitReport:
     points.
 
     points, steps  that were fitted
-    disturbed      share of all steps in which other programs took the core away; they were set
-                   aside or corrected
+    disturbed      share of all steps in which other programs had a hand (profiles.measured.
+                   disturbed); they were set aside or corrected
+    unsettled      points that have fewer than three undisturbed steps all the same
+    partial        what a time limit or an interruption left out; empty: nothing
     residual       error on the fitted points themselves
     errors         cross-validated, by kind, and "all": each fifth of the points predicted from the
                    other four
@@ -60,6 +62,8 @@ class FitReport:
     points: int = Field(ge=0)
     steps: int = Field(ge=0)
     disturbed: float = Field(default=0.0, ge=0)
+    unsettled: int = Field(default=0, ge=0)
+    partial: str = ""
     residual: float = Field(default=0.0, ge=0)
     # no part of the hash: fits to a profile are kept by it, and a dict has none
     errors: dict[str, float] = field(default_factory=dict, hash=False)

@@ -10,9 +10,16 @@ import numpy as np
 
 from twinserve.profiles.catalog import GPUS
 from twinserve.profiles.forms.bros import SwapTimeModel
-from twinserve.profiles.measured.fit import LEAVING, fit_steps
+from twinserve.profiles.measured.fit import fit_steps
 from twinserve.profiles.measured.model import HostTimes
-from twinserve.profiles.measured.samples import Measurement, StepSample, by_point
+from twinserve.profiles.measured.samples import (
+    LEAVING,
+    Measurement,
+    StepSample,
+    by_point,
+    calm,
+    disturbed,
+)
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.profile import HOST_SWAP_BYTES, Profile, ProfileName
 from twinserve.profiles.sampling import relative_nnls
@@ -128,7 +135,7 @@ def _link(measurement: Measurement) -> tuple[float, str]:
 
 def _host_times(measurement: Measurement) -> HostTimes | None:
     steps = [s for s in measurement.steps if np.isfinite(s.exec_s)]
-    steps = [s for s in steps if not s.disturbed] or steps
+    steps = calm(steps) or steps
     if not steps:
         return None
     # medians of points, so that one delayed step does not tilt the line
@@ -156,7 +163,8 @@ def _leave_seconds(steps: list[StepSample]) -> float:
     if not leaving:
         return 0.0
     pairs = list(zip(leaving[::2], leaving[1::2], strict=True))
-    pairs = [(a, b) for a, b in pairs if not (a.disturbed or b.disturbed)] or pairs
+    noisy = disturbed(leaving).reshape(-1, 2).any(axis=1)
+    pairs = [pair for pair, flag in zip(pairs, noisy, strict=True) if not flag] or pairs
     return max(
         float(np.median([(b.seconds - a.seconds) / b.work.decode_requests for a, b in pairs])), 0.0
     )

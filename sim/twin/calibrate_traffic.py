@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from twinserve.backends.live.engine.engine import VllmEngine
-from twinserve.profiles.measured.fit import TRAFFIC
-from twinserve.profiles.measured.samples import StepSample
+from twinserve.profiles.measured.samples import TRAFFIC, StepSample
 from twinserve.profiles.profile import Profile, save_profile
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
