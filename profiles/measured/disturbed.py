@@ -21,11 +21,12 @@ LOST = 0.05  # share of a step's wall time
 SLOWED = 1.25  # times the fastest tenth of the same work; more on an engine that jitters more
 WINDOW = 11  # steps
 _FASTEST = 0.1  # the quantile that the same work is laid beside
+NOISY = 0.1  # of all steps, or of a run's time: reports say so above this
 _SEGMENT = 50  # steps over which an engine's own jitter is taken
 # A sample of jitter s lies 1.3 s above the fastest tenth, a median of WINDOW of them has a standard
 # deviation of 0.4 s: five of these.
 _JITTERS = 3.2
-_LEAST = 4  # measurements of some work, below which nothing is said of it
+_LEAST = 4
 
 
 def lost(seconds: np.ndarray, off_core_s: np.ndarray) -> np.ndarray:
@@ -47,12 +48,20 @@ def slowdown(ratio: np.ndarray, counted: np.ndarray) -> np.ndarray:
     return (windows[rows, np.maximum(known - 1, 0) // 2] + windows[rows, known // 2]) / 2
 
 
-def disturbed(work: np.ndarray, seconds: np.ndarray, off_core_s: np.ndarray) -> np.ndarray:
+def disturbed(
+    work: np.ndarray, seconds: np.ndarray, off_core_s: np.ndarray, least: int = _LEAST
+) -> np.ndarray:
     """bool[n]: lost or slowed. work: int64[n], equal for repeats of the same work; the steps in
-    the order in which they were measured."""
+    the order in which they were measured. least: calm measurements of some work, below which
+    nothing is said of it."""
     away = lost(seconds, off_core_s)
     on_core = seconds - np.nan_to_num(off_core_s)
-    ratio = on_core / _levels(work, on_core, ~away)
+    return disturbed_beside(on_core / _levels(work, on_core, ~away, least), away)
+
+
+def disturbed_beside(ratio: np.ndarray, away: np.ndarray) -> np.ndarray:
+    """bool[n]: lost or slowed. ratio: float64[n], time on the core over what the same work takes
+    when it is calm (NaN: not known), in order of time; away: bool[n], those that lost their core."""
     bound = max(SLOWED, float(np.exp(_JITTERS * jitter(ratio[~away]))))
     return away | (slowdown(ratio, ~away) > bound)
 
@@ -71,12 +80,12 @@ def jitter(ratio: np.ndarray) -> float:
     return float(np.quantile(medians, _FASTEST)) / 0.954
 
 
-def _levels(work: np.ndarray, seconds: np.ndarray, calm: np.ndarray) -> np.ndarray:
+def _levels(work: np.ndarray, seconds: np.ndarray, calm: np.ndarray, least: int) -> np.ndarray:
     """float64[n]: the fastest tenth of the calm measurements of the same work; NaN: too few."""
     level = np.full(len(work), np.nan)
     order = np.argsort(work, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(work[order])) + 1):
         of_work = seconds[rows[calm[rows]]] if len(rows) else rows
-        if len(of_work) >= _LEAST:
+        if len(of_work) >= least:
             level[rows] = np.quantile(of_work, _FASTEST)
     return level

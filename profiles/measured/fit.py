@@ -292,9 +292,7 @@ def _absolute_nnls(features: np.ndarray, seconds: np.ndarray, weights: np.ndarra
 
 
 def _report(
-    model: MeasuredModel,
-    fitted: Sequence[StepSample],
-    checks: Sequence[StepSample],
+    model: MeasuredModel, fitted: Sequence[StepSample], checks: Sequence[StepSample]
 ) -> FitReport:
     points = by_point(fitted)
     kinds = {point: of_point[0].kind for point, of_point in points.items()}

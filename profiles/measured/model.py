@@ -34,6 +34,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from twinserve.profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
+from twinserve.profiles.measured.disturbed import NOISY
 from twinserve.profiles.specs import STRICT
 
 
@@ -72,6 +73,23 @@ class FitReport:
     traffic_steps: int = Field(default=0, ge=0)
     traffic_error: float | None = None
     traffic_total_error: float | None = None
+
+
+def noise_lines(fit: FitReport) -> list[str]:
+    """What a reader of results must know of the measurements behind them; empty where they are
+    whole and were hardly disturbed."""
+    lines = []
+    if fit.disturbed > NOISY or fit.unsettled:
+        rest = (
+            f"{fit.unsettled} points had fewer than three undisturbed ones all "
+            "the same, so their times are of disturbed ones"
+            if fit.unsettled
+            else "they were measured again, and set aside"
+        )
+        lines.append(f"other programs disturbed {fit.disturbed:.0%} of the measured steps; {rest}")
+    if fit.partial:
+        lines.append(f"the measuring was cut short: {fit.partial}")
+    return lines
 
 
 @dataclass(frozen=True, config=STRICT)

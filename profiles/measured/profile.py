@@ -11,7 +11,7 @@ import numpy as np
 from twinserve.profiles.catalog import GPUS
 from twinserve.profiles.forms.bros import SwapTimeModel
 from twinserve.profiles.measured.fit import fit_steps
-from twinserve.profiles.measured.model import HostTimes
+from twinserve.profiles.measured.model import HostTimes, noise_lines
 from twinserve.profiles.measured.samples import (
     LEAVING,
     Measurement,
@@ -46,7 +46,9 @@ def measured_profile(measurement: Measurement, llm: ModelSpec, name: str | None 
     tp = int(facts["tensor_parallel_size"])
     settings = facts["settings"]
     rate, swap_note = _link(measurement)
-    step_model = replace(fit_steps(measurement.steps), host=_host_times(measurement))
+    fitted = fit_steps(measurement.steps)
+    fit = replace(fitted.fit, partial=facts.get("partial", ""))
+    step_model = replace(fitted, host=_host_times(measurement), fit=fit)
     try:
         return Profile(
             name=name or str(ProfileName(llm.name, gpu.name, tp)),
@@ -56,7 +58,9 @@ def measured_profile(measurement: Measurement, llm: ModelSpec, name: str | None 
             engine_version=facts["vllm"],
             source="measured",
             fit_error=step_model.fit.errors.get("all"),
-            notes=" ".join([_how(facts), gpu_note, swap_note]).strip(),
+            notes=" ".join(
+                [_how(facts), *map(_sentence, noise_lines(fit)), gpu_note, swap_note]
+            ).strip(),
             step_model=step_model,
             block_tokens=facts["block_tokens"],
             num_gpu_blocks=facts["num_blocks"],
@@ -72,6 +76,10 @@ def measured_profile(measurement: Measurement, llm: ModelSpec, name: str | None 
         )
     except ValidationError as error:
         raise ProfileError(f"the measurements make no profile: {one_line(error)}") from None
+
+
+def _sentence(line: str) -> str:
+    return f"{line[0].upper()}{line[1:]}."
 
 
 def _how(facts: dict) -> str:

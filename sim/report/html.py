@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 
+from twinserve.profiles.measured.disturbed import NOISY
 from twinserve.sim.report.figures import draw_all
 from twinserve.sim.report.table import overloaded, table_rows, warmup_line
 from twinserve.sim.results.files import (
@@ -148,6 +149,22 @@ def _about(runs: Mapping[str, RunResult]) -> str:
     return f"{len(runs)} run{several}, {requests} requests each. Times are of the simulated clock."
 
 
+def _noise(config: Mapping) -> list[str]:
+    """What was disturbed, or cut short, while a run's profile or the run itself was measured."""
+    notices, live = config.get("notices"), config.get("live")
+    lines = [
+        notice
+        for notice in (notices if isinstance(notices, list) else [])
+        if isinstance(notice, str) and notice.startswith("profile ")
+    ]
+    share = live.get("disturbed_share") if isinstance(live, dict) else None
+    if isinstance(share, float) and share > NOISY:
+        lines.append(
+            f"other programs disturbed steps that took {share:.0%} of this live run's time"
+        )
+    return lines
+
+
 def _notes(runs: Mapping[str, RunResult]) -> list[str]:
     """What a reader has to know before comparing."""
     notes = []
@@ -170,6 +187,7 @@ def _notes(runs: Mapping[str, RunResult]) -> list[str]:
             line = warmup_line(run.summary["warmup"])
             notes.append(f"{label}: {line} of the summary; the other figures show the whole run.")
         notes += overloaded(run.summary, label)
+        notes += [f"{label}: {line}." for line in _noise(run.config)]
         notes += _on_bars(label, run.config.get("error_bars"))
     return notes
 

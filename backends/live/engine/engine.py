@@ -218,6 +218,13 @@ class VllmEngine:
         return self.scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
 
     @property
+    def on_one_core(self) -> bool:
+        """Whether the calling thread does all of a step: what it is off its core, others have it."""
+        import torch
+
+        return self.settings.threads == 1 and not torch.cuda.is_available()
+
+    @property
     def vocab(self) -> int:
         return self._engine.model_config.get_vocab_size()
 

@@ -9,9 +9,10 @@ repeats show how large it is.
 from __future__ import annotations
 
 import difflib
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -30,31 +31,40 @@ from twinserve.backends.live.measure.points import (
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.plan import DEVICE
 from twinserve.profiles.measured.samples import (
+    ENOUGH,
+    LEAVING,
     SWAP_IN,
     SWAP_OUT,
     Measurement,
     StepSample,
     SwapSample,
+    unsettled,
 )
 
 SCHEDULER = "twinserve.backends.live.measure.scheduler.MeasuringScheduler"
 Progress = Callable[[float, str], None]  # may raise, and so end the measuring
 Items = Sequence[tuple[int, Ladder | Point]]
+Further = Callable[[VllmEngine, Measurement, Callable[[], bool]], Iterable[list[StepSample]]]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """rounds over all points; repeats of a point within a round; seconds after which no further
-    round begins."""
+    """rounds over all points, and how many more at most over those that others disturbed; repeats
+    of a point within a round; seconds after which nothing further is begun, `further` of `measure`
+    included; whole_round: the first round is finished whatever the limit."""
 
     rounds: int = 6
+    again: int = 12
     decode_repeats: int = 5
     prefill_repeats: int = 2
-    limit_s: float = 240.0
+    limit_s: float = 320.0
+    whole_round: bool = True
     quick: bool = False
 
 
-QUICK = Effort(rounds=3, decode_repeats=4, prefill_repeats=2, limit_s=30.0, quick=True)
+QUICK = Effort(rounds=3, again=6, decode_repeats=4, prefill_repeats=2, limit_s=40.0, quick=True)
+_BENCH = 0.75  # of the limit; the rest is for what comes after
+_KEEP_EVERY_S = 5.0
 
 
 def measure(
@@ -62,10 +72,20 @@ def measure(
     effort: Effort = Effort(),
     seed: int = 0,
     progress: Progress = lambda share, text: None,
-    further: Callable[[VllmEngine, Measurement], list[StepSample]] = lambda engine, so_far: [],
+    further: Further = lambda engine, so_far, time_is_up: iter(()),
+    keep: Callable[[Measurement], None] = lambda so_far: None,
 ) -> Measurement:
-    """Start an engine with `settings`, measure it, stop it. further: more steps on the idle engine,
-    when what is measured here is known. Raises LiveEngineError (one line) where that fails."""
+    """Start an engine with `settings`, measure it, stop it. Points that others disturbed are
+    measured again while there is time.
+
+    further  more steps on the idle engine, in parts, when what is measured here is known; it is to
+             begin no part when the time is up
+    keep     is given what is measured so far, every few seconds, and where something stops the
+             measuring
+
+    What a time limit left out is in `partial` of the provenance. Raises LiveEngineError (one line)
+    where the engine fails.
+    """
     check_engine_arguments(settings.extra)
     progress(0.0, "starting the engine")
     begun = time.perf_counter()
@@ -78,9 +98,19 @@ def measure(
     try:
         start_s = time.perf_counter() - begun
         run = _Run(Bench(engine, seed), effort, seed, progress)
-        run.measure()
-        found = Measurement(run.steps, run.swaps, _provenance(engine, run, start_s))
-        return replace(found, steps=[*found.steps, *further(engine, found)])
+        kept = _Kept(run, _provenance(engine, run, start_s), keep)
+        run.between = kept.now_and_then
+        try:
+            run.measure()
+            found = kept.so_far()
+            for part in further(engine, found, run.traffic_is_cut):
+                run.traffic += part
+                kept.now_and_then()
+        except BaseException:
+            kept.now()
+            raise
+        run.over = True
+        return kept.so_far()
     finally:
         engine.close()
 
@@ -112,23 +142,68 @@ class _Run:
         self.swaps: list[SwapSample] = []
         self.empty_s: list[float] = []
         self.swap_note = "the engine was built without host memory"
-        self.rounds = 0
-        self.elapsed_s = 0.0
+        self.traffic: list[StepSample] = []
+        self.rounds = 0  # whole ones
+        self.again = 0  # rounds over disturbed points
+        self.over = False  # nothing is to come
+        self.measuring = False  # the warm-up is over
+        self.cut = False  # there was no time for all of the traffic
+        self.between: Callable[[], None] = lambda: None  # called after each point
+        self._begun = time.perf_counter()
+
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._begun
+
+    def time_is_up(self, share: float = 1.0) -> bool:
+        """Whether that share of the time limit has passed."""
+        return self.elapsed_s() > share * self.effort.limit_s
+
+    def traffic_is_cut(self) -> bool:
+        """Whether the time is up; what comes after the bench ends there."""
+        self.cut = self.cut or self.time_is_up()
+        return self.cut
 
     def measure(self) -> None:
         bench, effort = self.bench, self.effort
-        begun = time.perf_counter()
+        self._begun = time.perf_counter()
         bench.fill_cache(max(item.context for _, item in self.items if isinstance(item, Ladder)))
         self._warm_up()
+        self.measuring = True
         for number in range(effort.rounds):
-            spent = time.perf_counter() - begun
-            if number > 1 and spent * (number + 1) / number > effort.limit_s:
+            if not self._round(number):
                 break
-            self._round(number)
             self.rounds += 1
+        self._measure_again()
         if bench.engine.settings.swap_blocks:
             self._swap()
-        self.elapsed_s = time.perf_counter() - begun
+
+    def _measure_again(self) -> None:
+        """Rounds over the points that have too few undisturbed samples, until there are none."""
+        for number in range(self.effort.rounds, self.effort.rounds + self.effort.again):
+            points = set(self.unsettled())
+            rng = np.random.default_rng([self.seed, number, 1])
+            items = [item for item in self.items if points & set(_numbers(*item))]
+            items = [items[i] for i in rng.permutation(len(items)).tolist()]
+            if not items or not self._round(number, items):
+                break
+            self.again += 1
+
+    def unsettled(self) -> list[int]:
+        """Points whose tables or checks rest on disturbed samples."""
+        return unsettled([s for s in self.steps if not s.first and s.kind != LEAVING])
+
+    def partial(self) -> str:
+        """What the time limit left out, or what is missing while it is measured; empty: nothing."""
+        left = []
+        if self.rounds < self.effort.rounds:
+            left.append(f"{self.rounds} of {self.effort.rounds} rounds over all points")
+        if not self.over:
+            left.append("stopped before the end")
+        if self.cut:
+            left.append("not all of the traffic")
+        if points := len(self.unsettled()):
+            left.append(f"{points} points without {ENOUGH} undisturbed steps")
+        return "; ".join(left)
 
     def _warm_up(self, items: Items | None = None) -> None:
         """The largest steps once or twice: memory is set aside, kernels are chosen and compiled."""
@@ -144,17 +219,21 @@ class _Run:
         self.empty_s.clear()
         self.bench.submit_s.clear()
 
-    def _round(self, number: int, items: Items | None = None) -> None:
-        """One pass over all points in random order, or over `items` in theirs."""
+    def _round(self, number: int, items: Items | None = None) -> bool:
+        """One pass over all points in random order, or over `items` in theirs. False: the time was
+        up before its end."""
         rng = np.random.default_rng([self.seed, number])
+        said = f"round {number + 1} of {self.effort.rounds}"
         if items is None:
             items = [self.items[i] for i in rng.permutation(len(self.items)).tolist()]
+        else:
+            said = f"measuring {len(items)} disturbed points again"
         for done, (point, item) in enumerate(items):
+            if self.time_is_up(_BENCH) and (number or not self.effort.whole_round):
+                return False
             share = (number + done / len(items)) / self.effort.rounds
-            self.progress(
-                share,
-                f"round {number + 1} of {self.effort.rounds}, {len(self.steps):,} steps measured",
-            )
+            self.progress(share, f"{said}, {len(self.steps):,} steps measured")
+            self.between()
             if isinstance(item, Ladder):
                 self._ladder(number, point, item, self.effort.decode_repeats, rng)
             elif item.kind == "leaving":
@@ -163,6 +242,7 @@ class _Run:
                 self._with_decodes(number, point, item, rng)
             else:
                 self._prefill(number, point, item, self.effort.prefill_repeats, rng)
+        return True
 
     def _note(self, kind: str, point: int, number: int, t: Timing, first: bool = False) -> None:
         times = t.seconds, t.exec_s, t.device_s, t.off_core_s
@@ -285,6 +365,49 @@ class _Run:
         self._clear([name, other])
 
 
+class _Kept:
+    """Gives what is measured so far to whoever keeps it. facts: the provenance, of which the part
+    that grows is made anew each time."""
+
+    def __init__(self, run: _Run, facts: dict, keep: Callable[[Measurement], None]) -> None:
+        self._run, self._facts, self._keep = run, facts, keep
+        self._next = time.monotonic() + _KEEP_EVERY_S
+
+    def so_far(self) -> Measurement:
+        run = self._run
+        return Measurement([*run.steps, *run.traffic], [*run.swaps], self._facts | _progress(run))
+
+    def now_and_then(self) -> None:
+        if time.monotonic() >= self._next:
+            self.now()
+            self._run.bench.step({})  # the next step shall not find the caches full of this
+
+    def now(self) -> None:
+        """Nothing where nothing is measured yet."""
+        if self._run.measuring and self._run.empty_s:
+            self._keep(self.so_far())
+        self._next = time.monotonic() + _KEEP_EVERY_S
+
+
+def _numbers(point: int, item: Ladder | Point) -> range:
+    """The points of a group, of which `point` is the first."""
+    return range(point, point + (len(item.batches) if isinstance(item, Ladder) else 1))
+
+
+def _progress(run: _Run) -> dict:
+    """The part of the provenance that is known when something is measured."""
+    return {
+        "rounds": run.rounds,
+        "rounds_again": run.again,
+        "partial": run.partial(),
+        "elapsed_s": run.elapsed_s(),
+        "load_average_after": os.getloadavg()[0],
+        "empty_s": float(np.median(run.empty_s)),
+        "submit_s": float(np.median(run.bench.submit_s)),
+        "swap": run.swap_note,
+    }
+
+
 def _drawn(item: Point, rng: np.random.Generator) -> list[tuple[int, int]]:
     return [
         (new - int(rng.random() * item.vary * new), resident) for new, resident in item.prefills
@@ -307,13 +430,8 @@ def _provenance(engine: VllmEngine, run: _Run, start_s: float) -> dict:
         "block_tokens": settings.block_tokens,
         "seed": run.seed,
         "effort": asdict(run.effort),
-        "rounds": run.rounds,
         "contexts": "adopted" if run.bench.adopt else "computed",
         "start_s": start_s,
-        "elapsed_s": run.elapsed_s,
-        "empty_s": float(np.median(run.empty_s)),
-        "submit_s": float(np.median(run.bench.submit_s)),
-        "swap": run.swap_note,
     }
 
 
