@@ -61,7 +61,7 @@ def disturbed(
 
 def disturbed_beside(ratio: np.ndarray, away: np.ndarray) -> np.ndarray:
     """bool[n]: lost or slowed. ratio: float64[n], time on the core over what the same work takes
-    when it is calm (NaN: not known), in order of time; away: bool[n], those that lost their core."""
+    when it is calm (NaN: not known), in order of time; away: bool[n], what lost its core."""
     bound = max(SLOWED, float(np.exp(_JITTERS * jitter(ratio[~away]))))
     return away | (slowdown(ratio, ~away) > bound)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
 
-from twinserve.profiles.measured.disturbed import NOISY
 from twinserve.sim.report.figures import draw_all
 from twinserve.sim.report.table import overloaded, table_rows, warmup_line
 from twinserve.sim.results.files import (
@@ -26,6 +25,7 @@ from twinserve.sim.results.files import (
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import check_free, write_together
 
+_NOISY = 0.1  # of a live run's time, disturbed by others: said above this
 _CAPTIONS = {
     "latency": (
         "Latency",
@@ -158,7 +158,7 @@ def _noise(config: Mapping) -> list[str]:
         if isinstance(notice, str) and notice.startswith("profile ")
     ]
     share = live.get("disturbed_share") if isinstance(live, dict) else None
-    if isinstance(share, float) and share > NOISY:
+    if isinstance(share, float) and share > _NOISY:
         lines.append(
             f"other programs disturbed steps that took {share:.0%} of this live run's time"
         )

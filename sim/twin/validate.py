@@ -21,7 +21,7 @@ from twinserve.backends.live.engine.engine import VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import PolicySpec
-from twinserve.profiles.measured.disturbed import NOISY, disturbed_beside, lost
+from twinserve.profiles.measured.disturbed import NOISY, disturbed_beside, lost, slowdown
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError
@@ -226,8 +226,8 @@ def _by_turns(
     repeats: int,
     limit: TimeLimit,
 ) -> str:
-    """Fill `replays` and `live`. Returns what the time limit left out; empty: nothing. Raises TimeUp
-    where it left nothing."""
+    """Fill `replays` and `live`. Returns what the time limit left out; empty: nothing. Raises
+    TimeUp where it left nothing."""
     try:
         for _ in range(repeats):
             lock()
@@ -260,16 +260,17 @@ def disturbed_share(result: RunResult) -> float:
 
 
 def disturbed_live(steps: pd.DataFrame, locked: LockedReplay, on_one_core: bool) -> np.ndarray:
-    """bool[steps] of a live run (`TimedStep.row`): others had the core, or it took longer for many
-    steps on end than the same model's prediction of it and the calm locked steps allow. locked:
-    replays taken together, of the same policy on the same engine."""
+    """bool[steps] of a live run (`TimedStep.row`): others had the core, or it took longer, for many
+    steps on end, than predictions and locked steps allow. A live step has no repeats, so it is laid
+    beside its prediction; how far off that may be, for as many steps on end, the locked replays
+    say. locked: replays taken together, of the same policy on the same engine."""
     if not len(steps):
         return np.zeros(0, bool)
     seconds = steps["measured_s"].to_numpy(np.float64)
     off_core = steps["off_core_s"].to_numpy(np.float64) if on_one_core else np.zeros(len(steps))
     still = locked.steps[~locked.steps["moved"]]
-    usual = still["measured_s"] / still["predicted_s"]
-    level = float(np.quantile(usual, 0.5)) if len(usual) else float("nan")
+    usual = (still["measured_s"] / still["predicted_s"]).to_numpy(np.float64)
+    level = np.quantile(slowdown(usual, np.ones(len(usual), bool)), 0.95) if len(usual) else np.nan
     ratio = (seconds - off_core) / (level * steps["predicted_s"].to_numpy(np.float64))
     ratio[steps["moved"].to_numpy(bool)] = np.nan
     return disturbed_beside(ratio, lost(seconds, off_core))

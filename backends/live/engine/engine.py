@@ -219,7 +219,8 @@ class VllmEngine:
 
     @property
     def on_one_core(self) -> bool:
-        """Whether the calling thread does all of a step: what it is off its core, others have it."""
+        """Whether the calling thread does all of a step: while it is off its core, others have
+        that."""
         import torch
 
         return self.settings.threads == 1 and not torch.cuda.is_available()

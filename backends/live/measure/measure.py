@@ -49,8 +49,8 @@ Further = Callable[[VllmEngine, Measurement, Callable[[], bool]], Iterable[list[
 
 @dataclass(frozen=True)
 class Effort:
-    """rounds over all points, and how many more at most over those that others disturbed; repeats
-    of a point within a round; seconds after which nothing further is begun, `further` of `measure`
+    """rounds over all points, and as many steps as how many more take at most for the points that
+    others disturbed; repeats of a point within a round; seconds after which nothing further is begun, `further` of `measure`
     included; whole_round: the first round is finished whatever the limit."""
 
     rounds: int = 6
@@ -125,7 +125,14 @@ def numbered(points: Points, number: int = 0) -> list[tuple[int, Ladder | Point]
 
 
 class _Run:
-    def __init__(self, bench: Bench, effort: Effort, seed: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        effort: Effort,
+        seed: int,
+        progress: Progress,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         settings = bench.engine.settings
         self.bench, self.effort, self.seed, self.progress = bench, effort, seed, progress
         self.limits = Limits(
@@ -149,10 +156,10 @@ class _Run:
         self.measuring = False  # the warm-up is over
         self.cut = False  # there was no time for all of the traffic
         self.between: Callable[[], None] = lambda: None  # called after each point
-        self._begun = time.perf_counter()
+        self._now, self._begun = now, now()
 
     def elapsed_s(self) -> float:
-        return time.perf_counter() - self._begun
+        return self._now() - self._begun
 
     def time_is_up(self, share: float = 1.0) -> bool:
         """Whether that share of the time limit has passed."""
@@ -165,7 +172,7 @@ class _Run:
 
     def measure(self) -> None:
         bench, effort = self.bench, self.effort
-        self._begun = time.perf_counter()
+        self._begun = self._now()
         bench.fill_cache(max(item.context for _, item in self.items if isinstance(item, Ladder)))
         self._warm_up()
         self.measuring = True
@@ -179,9 +186,12 @@ class _Run:
 
     def _measure_again(self) -> None:
         """Rounds over the points that have too few undisturbed samples, until there are none."""
-        for number in range(self.effort.rounds, self.effort.rounds + self.effort.again):
+        planned = len(self.steps)
+        most = planned + self.effort.again * planned // max(self.rounds, 1)
+        while len(self.steps) < most:
             points = set(self.unsettled())
-            rng = np.random.default_rng([self.seed, number, 1])
+            number = self.effort.rounds + self.again
+            rng = np.random.default_rng([self.seed, number])
             items = [item for item in self.items if points & set(_numbers(*item))]
             items = [items[i] for i in rng.permutation(len(items)).tolist()]
             if not items or not self._round(number, items):
