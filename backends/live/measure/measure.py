@@ -49,9 +49,15 @@ Further = Callable[[VllmEngine, Measurement, Callable[[], bool]], Iterable[list[
 
 @dataclass(frozen=True)
 class Effort:
-    """rounds over all points, and as many steps as how many more take at most for the points that
-    others disturbed; repeats of a point within a round; seconds after which nothing further is begun, `further` of `measure`
-    included; whole_round: the first round is finished whatever the limit."""
+    """How long is measured.
+
+    rounds        over all points
+    again         as many steps as so many rounds have, at most, for points that others disturbed
+    ..._repeats   of a point within a round
+    limit_s       seconds after which nothing further is begun, `further` of `measure` included
+    whole_round   the first round is finished whatever the limit
+    quick         fewer points
+    """
 
     rounds: int = 6
     again: int = 12
