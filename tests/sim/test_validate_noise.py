@@ -81,14 +81,15 @@ def validated(monkeypatch):
             self.backend = SimpleNamespace(steps=[])
 
         def run(self) -> RunResult:
-            predicted = self.simulated.rows.steps["end_s"] - self.simulated.rows.steps["start_s"]
-            predicted = predicted.to_numpy(np.float64)
-            for row in zip(predicted, *self.engine.take("live", predicted, self.report)):
-                names = ("predicted_s", "measured_s", "off_core_s")
-                row = dict(zip(names, row, strict=True)) | {"moved": False, "start_s": 0.0}
+            steps = self.simulated.rows.steps
+            predicted = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
+            seconds, off = self.engine.take("live", predicted, self.report)
+            times = {"predicted_s": predicted, "measured_s": seconds, "off_core_s": off}
+            table = pd.DataFrame({**times, "moved": False, "start_s": 0.0})
+            for row in table.to_dict("records"):
                 self.backend.steps.append(SimpleNamespace(row=lambda row=row: row))
             result = copy.deepcopy(self.simulated)
-            factor = sum(s.row()["measured_s"] for s in self.backend.steps) / predicted.sum()
+            factor = seconds.sum() / predicted.sum()
             for name in result.summary:
                 if name.endswith("_ms") and result.summary[name] is not None:
                     result.summary[name] *= factor

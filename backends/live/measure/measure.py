@@ -183,12 +183,15 @@ class _Run:
         self._warm_up()
         self.measuring = True
         for number in range(effort.rounds):
-            if not self._round(number):
+            if not self._round(number, None, self._bench_is_over):
                 break
             self.rounds += 1
         self._measure_again()
         if bench.engine.settings.swap_blocks:
             self._swap()
+
+    def _bench_is_over(self) -> bool:
+        return self.time_is_up(_BENCH) and (self.rounds > 0 or not self.effort.whole_round)
 
     def _measure_again(self) -> None:
         """Rounds over the points that have too few undisturbed samples, until there are none."""
@@ -200,7 +203,7 @@ class _Run:
             rng = np.random.default_rng([self.seed, number])
             items = [item for item in self.items if points & set(_numbers(*item))]
             items = [items[i] for i in rng.permutation(len(items)).tolist()]
-            if not items or not self._round(number, items):
+            if not items or not self._round(number, items, self._bench_is_over):
                 break
             self.again += 1
 
@@ -235,9 +238,11 @@ class _Run:
         self.empty_s.clear()
         self.bench.submit_s.clear()
 
-    def _round(self, number: int, items: Items | None = None) -> bool:
-        """One pass over all points in random order, or over `items` in theirs. False: the time was
-        up before its end."""
+    def _round(
+        self, number: int, items: Items | None = None, ended: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """One pass over all points in random order, or over `items` in theirs. False: it was
+        `ended` before that."""
         rng = np.random.default_rng([self.seed, number])
         said = f"round {number + 1} of {self.effort.rounds}"
         if items is None:
@@ -245,7 +250,7 @@ class _Run:
         else:
             said = f"measuring {len(items)} disturbed points again"
         for done, (point, item) in enumerate(items):
-            if self.time_is_up(_BENCH) and (number or not self.effort.whole_round):
+            if ended():
                 return False
             share = (number + done / len(items)) / self.effort.rounds
             self.progress(share, f"{said}, {len(self.steps):,} steps measured")
