@@ -14,6 +14,7 @@ import pytest
 from twinserve.backends.live.engine.engine import LiveSettings
 from twinserve.backends.live.measure import measure as measuring
 from twinserve.backends.live.measure.bench import Timing
+from twinserve.backends.live.measure.kept import Kept
 from twinserve.backends.live.measure.measure import QUICK, Effort
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.measured.fit import fit_steps
@@ -126,6 +127,11 @@ def test_where_others_never_cease_it_ends_and_says_what_is_left(quiet):
     assert f"{len(noisy.unsettled())} points without 3 undisturbed steps" in noisy.partial()
 
 
+def test_whatever_the_limit_there_is_a_table():
+    cut = run(FakeBench(), replace(FOREVER, limit_s=1e-6, whole_round=False))
+    assert len({s.point for s in cut.steps}) < 15 and fit_steps(cut.steps).fit.points > 4
+
+
 @pytest.mark.parametrize("limit", [0.3, 0.7, 2.0, 5.0])
 def test_a_time_limit_is_kept_and_what_there_is_makes_a_table(quiet, limit):
     whole = quiet.bench.now
@@ -147,7 +153,7 @@ def test_what_is_kept_when_it_breaks_off_can_be_read(tmp_path):
     """The engine dies in the midst of a round."""
     bench, path = FakeBench(), tmp_path / "raw.parquet"
     found = measuring._Run(bench, FOREVER, 0, lambda share, text: None, now=lambda: bench.now)
-    keep = measuring._Kept(found, {"seed": 0}, lambda so_far: write_samples(so_far, path))
+    keep = Kept(found, {"seed": 0}, lambda so_far: write_samples(so_far, path))
     step = bench.step
 
     def dying(grants, hits=None):
@@ -169,5 +175,5 @@ def test_nothing_is_kept_of_the_warm_up(tmp_path):
     bench = FakeBench()
     found = measuring._Run(bench, FOREVER, 0, lambda share, text: None, now=lambda: bench.now)
     kept: list[Measurement] = []
-    measuring._Kept(found, {}, kept.append).now()
+    Kept(found, {}, kept.append).now()
     assert kept == []

@@ -9,7 +9,6 @@ repeats show how large it is.
 from __future__ import annotations
 
 import difflib
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ import numpy as np
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.measure.bench import Bench, Timing
 from twinserve.backends.live.measure.device import bare_rates, describe_machine
+from twinserve.backends.live.measure.kept import Kept
 from twinserve.backends.live.measure.points import (
     ROOM,
     Ladder,
@@ -55,7 +55,8 @@ class Effort:
     again         as many steps as so many rounds have, at most, for points that others disturbed
     ..._repeats   of a point within a round
     limit_s       seconds after which nothing further is begun, `further` of `measure` included
-    whole_round   the first round is finished whatever the limit
+    whole_round   the first round is finished whatever the limit; else only what no table can do
+                  without
     quick         fewer points
     """
 
@@ -70,7 +71,6 @@ class Effort:
 
 QUICK = Effort(rounds=3, again=6, decode_repeats=4, prefill_repeats=2, limit_s=40.0, quick=True)
 _BENCH = 0.75  # of the limit; the rest is for what comes after
-_KEEP_EVERY_S = 5.0
 
 
 def measure(
@@ -104,7 +104,7 @@ def measure(
     try:
         start_s = time.perf_counter() - begun
         run = _Run(Bench(engine, seed), effort, seed, progress)
-        kept = _Kept(run, _provenance(engine, run, start_s), keep)
+        kept = Kept(run, _provenance(engine, run, start_s), keep)
         run.between = kept.now_and_then
         try:
             run.measure()
@@ -183,7 +183,8 @@ class _Run:
         self._warm_up()
         self.measuring = True
         for number in range(effort.rounds):
-            if not self._round(number, None, self._bench_is_over):
+            items = self._first_items() if number == 0 else None
+            if not self._round(number, items, self._bench_is_over):
                 break
             self.rounds += 1
         self._measure_again()
@@ -191,7 +192,29 @@ class _Run:
             self._swap()
 
     def _bench_is_over(self) -> bool:
-        return self.time_is_up(_BENCH) and (self.rounds > 0 or not self.effort.whole_round)
+        if not self.time_is_up(_BENCH):
+            return False
+        if self.effort.whole_round:
+            return self.rounds > 0
+        return {s.point for s in self.steps if not s.first} >= {
+            point for item in self._least() for point in _numbers(*item)
+        }
+
+    def _least(self) -> Items:
+        """Without these there is no table: the shortest and the longest contexts and prompts."""
+        ladders = [item for item in self.items if isinstance(item[1], Ladder)]
+        prompts = [item for item in self.items if getattr(item[1], "kind", "") == "prefill"]
+        return [*ladders[:: max(len(ladders) - 1, 1)], *prompts[:: max(len(prompts) - 1, 1)]]
+
+    def _first_items(self) -> Items | None:
+        """Of the first round: in random order as in all others, but where a limit may end it what
+        no table can do without comes first."""
+        if self.effort.whole_round:
+            return None
+        least = self._least()
+        rest = [item for item in self.items if item not in least]
+        order = np.random.default_rng([self.seed, 0]).permutation(len(rest)).tolist()
+        return [*least, *(rest[i] for i in order)]
 
     def _measure_again(self) -> None:
         """Rounds over the points that have too few undisturbed samples, until there are none."""
@@ -244,11 +267,13 @@ class _Run:
         """One pass over all points in random order, or over `items` in theirs. False: it was
         `ended` before that."""
         rng = np.random.default_rng([self.seed, number])
-        said = f"round {number + 1} of {self.effort.rounds}"
         if items is None:
             items = [self.items[i] for i in rng.permutation(len(self.items)).tolist()]
-        else:
-            said = f"measuring {len(items)} disturbed points again"
+        said = (
+            f"round {number + 1} of {self.effort.rounds}"
+            if number < self.effort.rounds
+            else f"measuring {len(items)} disturbed points again"
+        )
         for done, (point, item) in enumerate(items):
             if ended():
                 return False
@@ -386,47 +411,9 @@ class _Run:
         self._clear([name, other])
 
 
-class _Kept:
-    """Gives what is measured so far to whoever keeps it. facts: the provenance, of which the part
-    that grows is made anew each time."""
-
-    def __init__(self, run: _Run, facts: dict, keep: Callable[[Measurement], None]) -> None:
-        self._run, self._facts, self._keep = run, facts, keep
-        self._next = time.monotonic() + _KEEP_EVERY_S
-
-    def so_far(self) -> Measurement:
-        run = self._run
-        return Measurement([*run.steps, *run.traffic], [*run.swaps], self._facts | _progress(run))
-
-    def now_and_then(self) -> None:
-        if time.monotonic() >= self._next:
-            self.now()
-            self._run.bench.step({})  # the next step shall not find the caches full of this
-
-    def now(self) -> None:
-        """Nothing where nothing is measured yet."""
-        if self._run.measuring and self._run.empty_s:
-            self._keep(self.so_far())
-        self._next = time.monotonic() + _KEEP_EVERY_S
-
-
 def _numbers(point: int, item: Ladder | Point) -> range:
     """The points of a group, of which `point` is the first."""
     return range(point, point + (len(item.batches) if isinstance(item, Ladder) else 1))
-
-
-def _progress(run: _Run) -> dict:
-    """The part of the provenance that is known when something is measured."""
-    return {
-        "rounds": run.rounds,
-        "rounds_again": run.again,
-        "partial": run.partial(),
-        "elapsed_s": run.elapsed_s(),
-        "load_average_after": os.getloadavg()[0],
-        "empty_s": float(np.median(run.empty_s)),
-        "submit_s": float(np.median(run.bench.submit_s)),
-        "swap": run.swap_note,
-    }
 
 
 def _drawn(item: Point, rng: np.random.Generator) -> list[tuple[int, int]]:
