@@ -19,6 +19,12 @@ from twinserve.backends.live.measure.measure import QUICK, Effort
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.measured.fit import fit_steps
 from twinserve.profiles.measured.samples import Measurement, read_samples, write_samples
+from twinserve.profiles.profile import load_profile, save_profile
+from twinserve.sim.report import html
+from twinserve.sim.report.html import write_report
+from twinserve.sim.results.files import write_run
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.run import simulate
 
 SETTINGS = LiveSettings(Path(), 500, 32, 8, 256, 512)
 FOREVER = replace(QUICK, limit_s=1e9)
@@ -124,7 +130,8 @@ def test_what_was_disturbed_is_measured_again_until_it_is_settled(quiet, lost):
 def test_where_others_never_cease_it_ends_and_says_what_is_left(quiet):
     noisy = run(FakeBench(lambda now: 1.5 if now < 0.2 else 4.0, lost=True))
     assert len(noisy.steps) < (FOREVER.again / FOREVER.rounds + 2) * len(quiet.steps)
-    assert f"{len(noisy.unsettled())} points without 3 undisturbed steps" in noisy.partial()
+    left = noisy.unsettled()
+    assert fit_steps(noisy.steps).fit.unsettled == len(left) > 5 and noisy.partial() == ""
 
 
 def test_whatever_the_limit_there_is_a_table():
@@ -177,3 +184,29 @@ def test_nothing_is_kept_of_the_warm_up(tmp_path):
     kept: list[Measurement] = []
     Kept(found, {}, kept.append).now()
     assert kept == []
+
+
+def test_every_report_of_a_run_with_such_a_profile_says_so(quiet, tmp_path, monkeypatch):
+    model = fit_steps(quiet.steps)
+    noisy = replace(model.fit, disturbed=0.4, unsettled=2, partial="1 of 3 rounds over all points")
+    monkeypatch.setattr(html, "draw_all", lambda runs, progress: {})
+    for fit, said in ((noisy, True), (model.fit, False)):
+        folder = tmp_path / str(said)
+        profile = load_profile("llama-3.1-8b@h100").model_copy(
+            update={"step_model": replace(model, fit=fit), "source": "measured"}
+        )
+        save_profile(profile, folder / "p.json")
+        config = SimulationConfig(
+            policy=("vllm",),
+            trace="fixed:8,2",
+            rate=9.0,
+            requests=3,
+            profile=str(folder / "p.json"),
+            async_scheduling=False,
+        )
+        (result,) = simulate(config).values()
+        write_run(folder / "run", result)
+        page = write_report([folder / "run"], folder / "page.html").read_text()
+        for text in (" ".join(result.config["notices"]), page.split("<pre")[0]):
+            assert ("other programs disturbed 40% of the measured steps; 2 points" in text) is said
+            assert ("cut short: 1 of 3 rounds over all points" in text) is said

@@ -31,7 +31,6 @@ from twinserve.backends.live.measure.points import (
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.plan import DEVICE
 from twinserve.profiles.measured.samples import (
-    ENOUGH,
     LEAVING,
     SWAP_IN,
     SWAP_OUT,
@@ -243,8 +242,6 @@ class _Run:
             left.append("stopped before the end")
         if self.cut:
             left.append("not all of the traffic")
-        if points := len(self.unsettled()):
-            left.append(f"{points} points without {ENOUGH} undisturbed steps")
         return "; ".join(left)
 
     def _warm_up(self, items: Items | None = None) -> None:
