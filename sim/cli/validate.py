@@ -65,7 +65,7 @@ def validate(
         NAME=VALUE, further vLLM engine arguments; may be repeated.
     limit: float
         Seconds after which no run goes on: what has ended by then is compared, and marked as
-        partial.
+        partial. Starting engines does not count.
     out: Path
         Folder for the comparison: validation.json, validation.md, plots, the rows of all runs.
         The steps of each run are kept beside it (FOLDER.steps) until all is written.

@@ -1,10 +1,11 @@
 """A time limit on many runs: each part gets an even share of what is left, and what is under way
-when the time is up is given up."""
+when the time is up is given up. What only prepares runs does not count."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class TimeUp(Exception):
@@ -26,6 +27,15 @@ class TimeLimit:
         found = TimeLimit(now=self._now)
         found._end = now + max(self._end - now, 0.0) / parts
         return found
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Time does not count inside."""
+        begun = self._now()
+        try:
+            yield
+        finally:
+            self._end += self._now() - begun
 
     def up(self) -> bool:
         return self._now() >= self._end

@@ -9,7 +9,7 @@ means anything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -294,12 +294,14 @@ def validate_each(
     found: list[Validation] = []
     failed: dict[str, str] = {}
     for number, spec in enumerate(inputs.policies):
-        mine = limit.share(len(inputs.policies) - number)
         try:
-            mine.check()
+            limit.check()
             say(f"{spec.label}: starting the engine")
-            with open_engine(spec) as engine:
-                engine.warm_up()
+            with ExitStack() as stack:
+                with limit.stopped():
+                    engine = stack.enter_context(open_engine(spec))
+                    engine.warm_up()
+                mine = limit.share(len(inputs.policies) - number)
                 found.append(
                     validate_policy(inputs, spec, engine, repeats, wall, say, watch, mine, keep)
                 )

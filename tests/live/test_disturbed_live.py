@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -18,7 +17,6 @@ from twinserve.sim.cli.main import main
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.usefixtures("vllm")]
 SIZES = {"num_blocks": 80, "max_num_seqs": 4, "max_step_tokens": 64, "max_model_len": 256}
-LIMIT_S = 10.0
 SPIN = "while True:\n    pass"
 
 
@@ -36,31 +34,29 @@ def spinning():
             program.wait()
 
 
-def test_a_disturbance_is_noticed_and_said(spinning, tmp_path, capsys):
+def test_a_calibration_says_that_it_was_disturbed(spinning, tmp_path, capsys):
     out, raw = tmp_path / "p.json", tmp_path / "p.parquet"
-    calibrate(model="tiny", out=out, raw=raw, quick=True, limit=LIMIT_S, block_tokens=32, **SIZES)
+    calibrate(model="tiny", out=out, raw=raw, quick=True, limit=10.0, block_tokens=32, **SIZES)
     measurement = read_samples(raw)
-    # steps of the tables; the rest of the limit is for traffic
     assert measurement.provenance["partial"] and disturbed(measurement.steps).mean() > 0.1
     assert "other programs disturbed" in capsys.readouterr().out
     profile = load_profile(out)
     assert profile.step_model.fit.partial and profile.step_model.fit.disturbed > 0.1
     assert "Other programs disturbed" in profile.notes
 
-    began, folder = time.monotonic(), tmp_path / "v"
+
+def test_a_validation_says_that_it_was_disturbed_and_ends_by_its_limit(spinning, tmp_path):
+    folder = tmp_path / "v"
     sizes = "--block-tokens 32 --max-num-seqs 4 --max-num-batched-tokens 64 --num-blocks 80"
-    load = "-t poisson --rate 20 --requests 8 --cap-length 24 --slo none --seed 5"
-    command = f"validate --profile {out} -p vllm {load} {sizes} --repeats 50 --quiet"
+    load = "-t poisson --rate 20 --requests 6 --cap-length 16 --slo none --seed 5"
+    command = f"validate -p vllm {load} {sizes} --repeats 500 --quiet --pace measured"
     with pytest.raises(SystemExit) as end:
-        main([*command.split(), "--limit", "45", "--pace", "measured", "--out", str(folder)])
+        main([*command.split(), "--limit", "40", "--out", str(folder)])
     assert not end.value.code
-    spent = time.monotonic() - began
     (found,) = json.loads((folder / "validation.json").read_text())["policies"]
     said = " ".join(found["notes"])
-    assert "other programs disturbed" in said
-    assert spent < 45 + 120  # the engine is started and stopped besides
-    assert ("of 50" in said) == bool(found["partial"])
-    live = [path for path in (folder / "steps").iterdir() if "-live-" in path.name]
-    assert len(live) >= found["free"]["repeats"] > 0
+    assert "other programs disturbed" in said and "of 500" in said and found["partial"]
     assert "other programs disturbed" in (folder / "validation.md").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.json", "p.parquet", "v"]
+    kinds = [path.name.split("-")[1] for path in (folder / "steps").iterdir()]
+    assert kinds.count("live") == found["free"]["repeats"] and "locked" in kinds
+    assert [path.name for path in tmp_path.iterdir()] == ["v"]

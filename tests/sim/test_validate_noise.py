@@ -213,6 +213,16 @@ def test_the_parts_of_a_limit_are_even():
     assert limit.share(1).up() and not TimeLimit().up()
 
 
+def test_what_prepares_runs_does_not_count():
+    now = [0.0]
+    limit = TimeLimit(10.0, now=lambda: now[0])
+    with limit.stopped():
+        now[0] = 500.0
+    assert not limit.up()
+    now[0] = 510.0
+    assert limit.up()
+
+
 def replays(*measured, off_core=None) -> LockedReplay:
     off = off_core or [np.zeros(len(m)) for m in measured]
     rest = {"predicted_s": 1.0, "moved": False, "drift": False}
