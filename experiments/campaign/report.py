@@ -16,8 +16,9 @@ from twinserve.experiments.campaign.runs import Cell, Finished, finished, inputs
 from twinserve.experiments.campaign.setup import MODEL_SIZES, STEPS, StageError, Store, mode_name
 from twinserve.experiments.campaign.steps import PROFILES, make_profile, raw_path
 from twinserve.experiments.study.output import markdown_table
-from twinserve.profiles.measured.fit import LEAVING, point_errors
+from twinserve.profiles.measured.fit import point_errors
 from twinserve.profiles.measured.samples import (
+    LEAVING,
     SWAP_OUT,
     Measurement,
     StepSample,

@@ -7,8 +7,7 @@ it has.
 
 Why not the fastest repeat: on a quiet machine the spread is the engine's own, and a simulated run
 should have its median, not its best case. Where others have the core, medians fail (half of the
-repeats wait), so such repeats are recognised by the time that the thread was off its core, and set
-aside (`samples.settled`).
+repeats wait), so disturbed repeats are recognised and set aside (`samples.settled`).
 """
 
 from __future__ import annotations
@@ -20,12 +19,18 @@ import numpy as np
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.measured.model import FitReport, MeasuredModel, TrafficTimes
-from twinserve.profiles.measured.samples import StepSample, by_point, settled
+from twinserve.profiles.measured.samples import (
+    LEAVING,
+    TRAFFIC,
+    StepSample,
+    by_point,
+    disturbed,
+    settled,
+    unsettled,
+)
 from twinserve.profiles.specs import ProfileError
 
 CHECK = "check"  # samples of this kind are never fitted
-LEAVING = "leaving"
-TRAFFIC = "traffic"  # steps of a live run, not of a test bench
 FOLDS = 5
 _ROUNDS = 12  # of reweighting; the coefficients settle within a few
 _HUBER = 3.0  # standard deviations beyond which a sample's weight falls
@@ -44,8 +49,10 @@ def fit_steps(samples: Sequence[StepSample]) -> MeasuredModel:
     calm = settled(measured)
     fitted = [s for s in calm if s.kind != CHECK]
     model = _fit(fitted)
-    disturbed = sum(s.disturbed for s in measured) / max(len(measured), 1)
-    report = _report(model, fitted, [s for s in calm if s.kind == CHECK], disturbed)
+    report = _report(model, fitted, [s for s in calm if s.kind == CHECK])
+    flags = disturbed(measured)
+    noise = float(flags.mean()) if len(flags) else 0.0
+    report = replace(report, disturbed=noise, unsettled=len(unsettled(measured)))
     traffic = settled([s for s in samples if s.kind == TRAFFIC])
     if traffic:
         held = _held_out_traffic(model, traffic)
@@ -285,10 +292,7 @@ def _absolute_nnls(features: np.ndarray, seconds: np.ndarray, weights: np.ndarra
 
 
 def _report(
-    model: MeasuredModel,
-    fitted: Sequence[StepSample],
-    checks: Sequence[StepSample],
-    disturbed: float,
+    model: MeasuredModel, fitted: Sequence[StepSample], checks: Sequence[StepSample]
 ) -> FitReport:
     points = by_point(fitted)
     kinds = {point: of_point[0].kind for point, of_point in points.items()}
@@ -301,7 +305,6 @@ def _report(
     return FitReport(
         points=len(points),
         steps=len(fitted),
-        disturbed=disturbed,
         residual=float(np.mean(np.abs(list(point_errors(model, fitted).values())))),
         errors={"all": float(np.mean(every)), **means} if every else {},
         check_error=float(np.mean(np.abs(list(point_errors(model, checks).values()))))

@@ -34,6 +34,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from twinserve.profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
+from twinserve.profiles.measured.disturbed import NOISY
 from twinserve.profiles.specs import STRICT
 
 
@@ -43,8 +44,10 @@ class FitReport:
     points.
 
     points, steps  that were fitted
-    disturbed      share of all steps in which other programs took the core away; they were set
-                   aside or corrected
+    disturbed      share of all steps in which other programs had a hand (profiles.measured.
+                   disturbed); they were set aside or corrected
+    unsettled      points that have fewer than three undisturbed steps all the same
+    partial        what a time limit or an interruption left out; empty: nothing
     residual       error on the fitted points themselves
     errors         cross-validated, by kind, and "all": each fifth of the points predicted from the
                    other four
@@ -60,6 +63,8 @@ class FitReport:
     points: int = Field(ge=0)
     steps: int = Field(ge=0)
     disturbed: float = Field(default=0.0, ge=0)
+    unsettled: int = Field(default=0, ge=0)
+    partial: str = ""
     residual: float = Field(default=0.0, ge=0)
     # no part of the hash: fits to a profile are kept by it, and a dict has none
     errors: dict[str, float] = field(default_factory=dict, hash=False)
@@ -68,6 +73,23 @@ class FitReport:
     traffic_steps: int = Field(default=0, ge=0)
     traffic_error: float | None = None
     traffic_total_error: float | None = None
+
+
+def noise_lines(fit: FitReport) -> list[str]:
+    """What a reader of results must know of the measurements behind them; empty where they are
+    whole and were hardly disturbed."""
+    lines = []
+    if fit.disturbed > NOISY or fit.unsettled:
+        rest = (
+            f"{fit.unsettled} points had fewer than three undisturbed ones all "
+            "the same, so their times are of disturbed ones"
+            if fit.unsettled
+            else "they were measured again, and set aside"
+        )
+        lines.append(f"other programs disturbed {fit.disturbed:.0%} of the measured steps; {rest}")
+    if fit.partial:
+        lines.append(f"the measuring was cut short: {fit.partial}")
+    return lines
 
 
 @dataclass(frozen=True, config=STRICT)

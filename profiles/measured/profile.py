@@ -10,9 +10,16 @@ import numpy as np
 
 from twinserve.profiles.catalog import GPUS
 from twinserve.profiles.forms.bros import SwapTimeModel
-from twinserve.profiles.measured.fit import LEAVING, fit_steps
-from twinserve.profiles.measured.model import HostTimes
-from twinserve.profiles.measured.samples import Measurement, StepSample, by_point
+from twinserve.profiles.measured.fit import fit_steps
+from twinserve.profiles.measured.model import HostTimes, noise_lines
+from twinserve.profiles.measured.samples import (
+    LEAVING,
+    Measurement,
+    StepSample,
+    by_point,
+    calm,
+    disturbed,
+)
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.profile import HOST_SWAP_BYTES, Profile, ProfileName
 from twinserve.profiles.sampling import relative_nnls
@@ -39,7 +46,9 @@ def measured_profile(measurement: Measurement, llm: ModelSpec, name: str | None 
     tp = int(facts["tensor_parallel_size"])
     settings = facts["settings"]
     rate, swap_note = _link(measurement)
-    step_model = replace(fit_steps(measurement.steps), host=_host_times(measurement))
+    fitted = fit_steps(measurement.steps)
+    fit = replace(fitted.fit, partial=facts.get("partial", ""))
+    step_model = replace(fitted, host=_host_times(measurement), fit=fit)
     try:
         return Profile(
             name=name or str(ProfileName(llm.name, gpu.name, tp)),
@@ -49,7 +58,9 @@ def measured_profile(measurement: Measurement, llm: ModelSpec, name: str | None 
             engine_version=facts["vllm"],
             source="measured",
             fit_error=step_model.fit.errors.get("all"),
-            notes=" ".join([_how(facts), gpu_note, swap_note]).strip(),
+            notes=" ".join(
+                [_how(facts), *map(_sentence, noise_lines(fit)), gpu_note, swap_note]
+            ).strip(),
             step_model=step_model,
             block_tokens=facts["block_tokens"],
             num_gpu_blocks=facts["num_blocks"],
@@ -65,6 +76,10 @@ def measured_profile(measurement: Measurement, llm: ModelSpec, name: str | None 
         )
     except ValidationError as error:
         raise ProfileError(f"the measurements make no profile: {one_line(error)}") from None
+
+
+def _sentence(line: str) -> str:
+    return f"{line[0].upper()}{line[1:]}."
 
 
 def _how(facts: dict) -> str:
@@ -128,7 +143,7 @@ def _link(measurement: Measurement) -> tuple[float, str]:
 
 def _host_times(measurement: Measurement) -> HostTimes | None:
     steps = [s for s in measurement.steps if np.isfinite(s.exec_s)]
-    steps = [s for s in steps if not s.disturbed] or steps
+    steps = calm(steps) or steps
     if not steps:
         return None
     # medians of points, so that one delayed step does not tilt the line
@@ -156,7 +171,8 @@ def _leave_seconds(steps: list[StepSample]) -> float:
     if not leaving:
         return 0.0
     pairs = list(zip(leaving[::2], leaving[1::2], strict=True))
-    pairs = [(a, b) for a, b in pairs if not (a.disturbed or b.disturbed)] or pairs
+    noisy = disturbed(leaving).reshape(-1, 2).any(axis=1)
+    pairs = [pair for pair, flag in zip(pairs, noisy, strict=True) if not flag] or pairs
     return max(
         float(np.median([(b.seconds - a.seconds) / b.work.decode_requests for a, b in pairs])), 0.0
     )

@@ -18,11 +18,13 @@ import numpy as np
 
 from twinserve.formats import Format, parse_json, whole_file
 from twinserve.profiles.composition import Churn, StepComposition
+from twinserve.profiles.measured import disturbed as disturbances
 from twinserve.profiles.specs import ProfileError
 
 _KEY = b"twinserve"
 SWAP_OUT, SWAP_IN = "swap_out", "swap_in"
-DISTURBED = 0.05
+LEAVING = "leaving"  # pairs: a step, and the next one, in which all its requests end
+TRAFFIC = "traffic"  # steps of a live run, not of a test bench
 _CHURN = (
     "joined",
     "swapped_out",
@@ -31,7 +33,8 @@ _CHURN = (
     "swapped_in_tokens",
     "changed",
 )
-_ENOUGH = 3
+ENOUGH = 3  # undisturbed samples of a point, that make the others unnecessary
+_SAMPLES_OF_NONE = (LEAVING, TRAFFIC)  # kinds whose samples are not repeats of each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,6 @@ class StepSample:
     device_s: float = float("nan")
     off_core_s: float = float("nan")
     first: bool = False
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether other programs took more than a twentieth of its time."""
-        return self.off_core_s > DISTURBED * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +93,48 @@ def by_point(samples: Sequence[StepSample]) -> dict[int, list[StepSample]]:
     return found
 
 
+def disturbed(samples: Sequence[StepSample]) -> np.ndarray:
+    """bool[n]: others had a hand in it (profiles.measured.disturbed). `samples` in the order in
+    which they were taken. Steps of traffic, and of requests that leave, are no repeats of each
+    other: of them only those are found that lost their core."""
+    works: dict[tuple, int] = {}
+    keys = [
+        (s.kind, i) if s.kind in _SAMPLES_OF_NONE else (s.kind, s.point, s.first)
+        for i, s in enumerate(samples)
+    ]
+    work = np.array([works.setdefault(key, len(works)) for key in keys], np.int64)
+    seconds = np.array([s.seconds for s in samples], np.float64)
+    off_core = np.array([s.off_core_s for s in samples], np.float64)
+    return disturbances.disturbed(work, seconds, off_core)
+
+
+def calm(samples: Sequence[StepSample]) -> list[StepSample]:
+    """Those that are not `disturbed`."""
+    flags = disturbed(samples).tolist()
+    return [s for s, flag in zip(samples, flags, strict=True) if not flag]
+
+
+def unsettled(samples: Sequence[StepSample]) -> list[int]:
+    """Points that have samples, and fewer than ENOUGH undisturbed ones, in rising order."""
+    enough = {point for point, found in by_point(calm(samples)).items() if len(found) >= ENOUGH}
+    return [point for point in by_point(samples) if point not in enough]
+
+
 def settled(samples: Sequence[StepSample]) -> list[StepSample]:
     """What can be believed of the samples on a machine that does other work, too: of each point the
     undisturbed ones, where there are three; else all, less the time that the engine's thread was
-    kept off its core."""
-    found = []
-    for of_point in by_point(samples).values():
-        calm = [s for s in of_point if not s.disturbed]
-        if len(calm) < _ENOUGH:
-            calm = [
-                replace(s, seconds=s.seconds - s.off_core_s) if s.disturbed else s for s in of_point
+    kept off its core. `samples` in the order in which they were taken."""
+    of_calm, found = by_point(calm(samples)), []
+    for point, of_point in by_point(samples).items():
+        if len(of_calm.get(point, ())) >= ENOUGH:
+            found += of_calm[point]
+        else:
+            found += [
+                replace(s, seconds=s.seconds - s.off_core_s)
+                if disturbances.lost(np.array(s.seconds), np.array(s.off_core_s))
+                else s
+                for s in of_point
             ]
-        found += calm
     return found
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +21,7 @@ from twinserve.sim.cli.profiles import fit as fit_steps
 from twinserve.sim.cli.progress import RunProgress
 
 if TYPE_CHECKING:
+    from twinserve.backends.live.measure.measure import Effort
     from twinserve.profiles.measured.samples import Measurement
     from twinserve.profiles.profile import Profile
     from twinserve.profiles.specs import ModelSpec
@@ -54,6 +59,7 @@ def calibrate(
     threads: int = 1,
     engine_arg: Annotated[list[str] | None, Parameter(negative="")] = None,
     quick: _Flag = False,
+    limit: float | None = None,
     seed: int = 0,
     overwrite: _Flag = False,
 ) -> None:
@@ -82,7 +88,8 @@ def calibrate(
     name: str
         Name of the profile; MODEL@DEVICE by default.
     raw: Path
-        Also write every timed step (.parquet).
+        Also write every timed step (.parquet). Without it they are kept beside --out while they
+        are measured, and stay there where something stops the measuring.
     num_blocks: int
         KV blocks of the engine; by default what vLLM finds room for.
     block_tokens: int
@@ -107,13 +114,14 @@ def calibrate(
         A further vLLM engine argument, NAME=VALUE; may be repeated.
     quick: bool
         Fewer points and repeats, for a first look.
+    limit: float
+        Seconds of measuring after which it stops with what it has; by default 320, 40 with --quick.
     seed: int
         Order of the points, and the random ones among them.
     overwrite: bool
         Replace --out and --raw if they are there already.
     """
     given = dict(locals())
-    from twinserve.profiles.measured.samples import write_samples
     from twinserve.sim.setup.config import SettingsError
 
     if from_steps is not None:
@@ -144,7 +152,10 @@ def calibrate(
     check_target(out, overwrite)
     if raw is not None:
         check_target(raw, overwrite, ".parquet")
+    if limit is not None and not 0 < limit < float("inf"):
+        raise SettingsError(f"--limit {limit:g}: give seconds above 0")
     extra = _engine_arguments(engine_arg or [])
+    kept = raw or out.with_suffix(".steps.parquet")
     with (
         tempfile.TemporaryDirectory(prefix="twinserve-") as scratch,
         RunProgress(shown=True) as progress,
@@ -169,12 +180,25 @@ def calibrate(
         folder, llm = _model(model, Path(scratch), dtype)
         sizes = (num_blocks, block_tokens, max_num_seqs, max_step_tokens, max_model_len)
         chosen = (dtype, weights, graphs, swap_blocks, threads)
-        measurement, profile = _measure(
-            folder, llm, sizes, chosen, extra, quick, seed, progress, name
-        )
-        if raw is not None:
-            write_samples(measurement, raw)
+        with _told_where(kept):
+            profile = _measure(
+                folder, llm, sizes, chosen, extra, _effort(quick, limit), seed, progress, name, kept
+            )
     _finish(profile, out)
+    if raw is None:
+        kept.unlink()
+
+
+@contextlib.contextmanager
+def _told_where(kept: Path) -> Iterator[None]:
+    """Whatever ends the measuring, the user is told where the steps measured until then are."""
+    before = kept.stat().st_mtime_ns if kept.exists() else None
+    try:
+        yield
+    except BaseException:
+        if kept.exists() and kept.stat().st_mtime_ns != before:
+            print(f"note: what was measured until then: {kept}", file=sys.stderr)
+        raise
 
 
 def _refuse(given: dict, why: str, unwanted) -> None:
@@ -187,6 +211,7 @@ def _refuse(given: dict, why: str, unwanted) -> None:
 
 
 def _finish(profile: Profile, out: Path) -> None:
+    from twinserve.profiles.measured.model import noise_lines
     from twinserve.profiles.profile import save_profile
 
     save_profile(profile, out)
@@ -202,11 +227,8 @@ def _finish(profile: Profile, out: Path) -> None:
             f"{fit.traffic_total_error:+.1%} in sum"
         )
     print(f"{'spread':>10}  {fit.spread:.1%} between the quartiles of a point's repeats")
-    if fit.disturbed > 0.1:
-        print(
-            f"note: in {fit.disturbed:.0%} of the steps other programs had the core; measure "
-            "again on a quiet machine"
-        )
+    for line in noise_lines(fit):
+        print(f"note: {line}")
     print(out)
 
 
@@ -216,14 +238,16 @@ def _measure(
     sizes,
     chosen,
     extra,
-    quick: bool,
+    effort: Effort,
     seed: int,
     progress: RunProgress,
     name: str | None,
-) -> tuple[Measurement, Profile]:
+    kept: Path,
+) -> Profile:
     # torch and vLLM load here, and only here
-    from twinserve.backends.live.measure.measure import QUICK, SCHEDULER, Effort, measure
+    from twinserve.backends.live.measure.measure import SCHEDULER, measure
     from twinserve.backends.live.versions import installed_vllm
+    from twinserve.profiles.measured.samples import write_samples
 
     installed_vllm()
     import torch
@@ -262,14 +286,26 @@ def _measure(
             found, model_spec(folder, llm.name, found.provenance["dtype"]), name
         )
 
-    def traffic(engine, found: Measurement) -> list:
+    def traffic(engine, found: Measurement, time_is_up: Callable[[], bool]) -> Iterator[list]:
         from twinserve.sim.twin.calibrate_traffic import traffic_steps
 
         engine.warm_up()
-        return traffic_steps(engine, profile_of(found), seed, quick, progress.part)
+        profile = profile_of(found)
+        return traffic_steps(engine, profile, seed, effort.quick, progress.part, time_is_up)
 
-    measurement = measure(settings, QUICK if quick else Effort(), seed, progress.part, traffic)
-    return measurement, profile_of(measurement)
+    def keep(found: Measurement) -> None:
+        write_samples(found, kept)
+
+    measurement = measure(settings, effort, seed, progress.part, traffic, keep)
+    keep(measurement)
+    return profile_of(measurement)
+
+
+def _effort(quick: bool, limit: float | None) -> Effort:
+    from twinserve.backends.live.measure.measure import QUICK, Effort
+
+    effort = QUICK if quick else Effort()
+    return effort if limit is None else replace(effort, limit_s=limit, whole_round=False)
 
 
 def _model(model: str, scratch: Path, dtype: str | None) -> tuple[Path, ModelSpec]:

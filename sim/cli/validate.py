@@ -31,6 +31,7 @@ def validate(
     dtype: str = "auto",
     graphs: _Flag = False,
     engine_arg: Annotated[list[str] | None, Parameter(name="--engine-arg", negative="")] = None,
+    limit: float | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     overwrite: _Flag = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -62,8 +63,12 @@ def validate(
         CUDA graphs and compilation.
     engine_arg: list[str]
         NAME=VALUE, further vLLM engine arguments; may be repeated.
+    limit: float
+        Seconds after which no run goes on: what has ended by then is compared, and marked as
+        partial. Starting engines does not count.
     out: Path
         Folder for the comparison: validation.json, validation.md, plots, the rows of all runs.
+        The steps of each run are kept beside it (FOLDER.steps) until all is written.
     overwrite: bool
         Replace the former comparison in --out.
     as_json: bool
@@ -75,14 +80,19 @@ def validate(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.files import dump_json
     from twinserve.sim.setup.inputs import resolve
+    from twinserve.sim.twin.kept import KeptSteps
+    from twinserve.sim.twin.limit import TimeLimit
     from twinserve.sim.twin.live import blank_settings, live_settings
     from twinserve.sim.twin.validate import validate_each
     from twinserve.sim.twin.validate_report import check_folder, metric_lines, write_validation
 
     if repeats < 1:
         raise SettingsError("--repeats: at least one live run is needed")
+    if limit is not None and not 0 < limit < float("inf"):
+        raise SettingsError(f"--limit {limit:g}: give seconds above 0")
     if out is not None:
         check_folder(out, overwrite)
+    kept = KeptSteps(out)
     if "async_scheduling" not in config.model_fields_set:  # the live engine steps synchronously
         config = config.model_copy(update={"async_scheduling": False})
     if config.async_scheduling:
@@ -102,12 +112,20 @@ def validate(
     def open_engine(spec: PolicySpec) -> AbstractContextManager[VllmEngine]:
         return live_engine(live_settings(inputs, spec, blank_settings(**options)), model)
 
-    with RunProgress(shown=not (quiet or as_json)) as progress:
+    with RunProgress(shown=not (quiet or as_json)) as progress, kept.told_where():
         found, failed = validate_each(
-            inputs, open_engine, repeats, pace == "wall", progress.say, progress
+            inputs,
+            open_engine,
+            repeats,
+            pace == "wall",
+            progress.say,
+            progress,
+            TimeLimit(limit),
+            kept.keep,
         )
-    if out is not None and found:
-        write_validation(out, found, failed, inputs, version, overwrite)
+        if out is not None and found:
+            write_validation(out, found, failed, inputs, version, overwrite, kept.files)
+            kept.drop()
     if as_json:
         sys.stdout.write(dump_json({v.spec.label: v.summary() for v in found}))
     else:

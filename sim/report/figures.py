@@ -8,7 +8,8 @@ carry units.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import matplotlib
 import numpy as np
@@ -19,7 +20,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from twinserve.sim.report.axes import GREY, draw_cdf, nested_width, over_time, run_colours
+from twinserve.sim.report.axes import (
+    GREY,
+    draw_cdf,
+    from_zero,
+    gone,
+    nested_width,
+    over_time,
+    run_colours,
+)
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import latencies
 from twinserve.sim.results.metrics_engine import describe_kv
@@ -67,10 +76,17 @@ def draw_all(runs: Runs) -> dict[str, bytes]:
     return images
 
 
-def latency_figure(runs: Runs) -> Figure | None:
-    """Distributions of TTFT, TPOT and end-to-end latency: a row a class, a curve a run."""
-    by_run = {label: latencies(run.rows.requests) for label, run in runs.items()}
-    present = set().union(*(frame["service_class"].unique() for frame in by_run.values()))
+def latency_figure(
+    runs: Runs, repeats: Mapping[str, Sequence[RunResult]] = MappingProxyType({})
+) -> Figure | None:
+    """Distributions of TTFT, TPOT and end-to-end latency: a row a class, a curve a run. repeats:
+    further runs of a label, each a curve of its colour."""
+    by_run = {
+        label: [latencies(one.rows.requests) for one in (run, *repeats.get(label, ()))]
+        for label, run in runs.items()
+    }
+    frames = [frame for of_run in by_run.values() for frame in of_run]
+    present = set().union(*(frame["service_class"].unique() for frame in frames))
     classes = [service_class for service_class in CLASS_NAMES if service_class in present]
     if not classes:
         return None
@@ -84,8 +100,11 @@ def latency_figure(runs: Runs) -> Figure | None:
     for row, service_class in zip(axes, classes, strict=True):
         for ax, (column, title, label, slo, unit) in zip(row, columns, strict=True):
             values = {
-                name: frame.loc[frame["service_class"] == service_class, column].dropna().to_numpy()
-                for name, frame in by_run.items()
+                name: [
+                    frame.loc[frame["service_class"] == service_class, column].dropna().to_numpy()
+                    for frame in of_run
+                ]
+                for name, of_run in by_run.items()
             }
             bound = _common_objective(runs, service_class, slo)
             draw_cdf(ax, values, f"{title}, {CLASS_NAMES[service_class]}", label, unit, bound)
@@ -115,7 +134,7 @@ def load_figure(runs: Runs) -> Figure | None:
     title = f"Queue: up to {peaks[worst]:,.0f} requests wait at once"
     axes[0].set_title(title + (f" ({worst})" if len(runs) > 1 else ""))
     axes[0].set_ylabel("requests waiting")
-    axes[0].set_ylim(bottom=0)
+    from_zero(axes[0], top=1.0)
     axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
     if len(runs) > 1:
         axes[0].legend(ncols=2, loc="upper left")
@@ -142,7 +161,11 @@ def _kv_over_time(
     scale = 1 / capacity if capacity else 1.0
     columns = ["kv_rt_blocks", "kv_be_blocks"] + ["kv_cached_blocks"] * cached
     names = list(KV_COLOURS)[: len(columns)]
-    layers = [over_time(steps, column, edges) * scale for column in columns]
+    went = gone(rows.replicas)
+    layers = [
+        over_time(steps, column, edges, stays=column == "kv_cached_blocks", gone_s=went) * scale
+        for column in columns
+    ]
     ax.stackplot(middle, layers, labels=names, colors=[KV_COLOURS[n] for n in names], linewidth=0)
     peak = steps["kv_used_blocks"].max() if len(steps) else 0
     if capacity:
@@ -153,6 +176,7 @@ def _kv_over_time(
     else:
         ax.set_title(f"{label}: KV cache in use, peak {peak:,.0f} blocks")
         ax.set_ylabel("KV blocks")
+        from_zero(ax, top=1.0)
 
 
 def _common_objective(runs: Runs, service_class: str, column: str | None) -> float | None:

@@ -280,6 +280,9 @@ def _courses(runs: Sequence[Seen], left: str) -> Iterator[Chart]:
     if any(run.times and run.times["kv_be_blocks"].most for run in runs):
         title = "KV memory that best-effort requests hold"
         yield _course("kv-be", title, axis, "kv_be_blocks", runs, left, of_all, share)
+    if any(run.times and run.times["kv_cached_blocks"].most for run in runs):
+        title = "KV memory of cached prefixes that nobody holds"
+        yield _course("kv-cached", title, axis, "kv_cached_blocks", runs, left, of_all, share)
     title = "Batch: requests that decode"
     yield _course("decodes", title, "requests a step", "decode_requests", runs, left)
     title = "Batch: prompt tokens"

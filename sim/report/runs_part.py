@@ -36,6 +36,7 @@ from twinserve.sim.report.table import (
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.files import plain as plain_values
 
+_NOISY = 0.1  # of a live run's time, disturbed by others: said above this
 _OF_A_REPLICA = (
     ("requests", "requests", count),
     ("completed", "completed", count),
@@ -83,8 +84,25 @@ def _notes(runs: Sequence[Seen]) -> list[str]:
             line = warmup_line(run.summary["warmup"])
             notes.append(f"{run.label}: {line} of the summary; the charts show the whole run.")
         notes += overloaded(run.summary, run.label)
+        notes += [f"{run.label}: {line}." for line in _noise(run.config)]
         notes += _on_bars(run.label, run.config.get("error_bars"))
     return notes
+
+
+def _noise(config: Mapping) -> list[str]:
+    """What was disturbed, or cut short, while a run's profile or the run itself was measured."""
+    notices, live = config.get("notices"), config.get("live")
+    lines = [
+        notice
+        for notice in (notices if isinstance(notices, list) else [])
+        if isinstance(notice, str) and notice.startswith("profile ")
+    ]
+    share = live.get("disturbed_share") if isinstance(live, dict) else None
+    if isinstance(share, float) and share > _NOISY:
+        lines.append(
+            f"other programs disturbed steps that took {share:.0%} of this live run's time"
+        )
+    return lines
 
 
 def _on_bars(label: str, errors: Mapping | None) -> list[str]:

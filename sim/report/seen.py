@@ -4,13 +4,14 @@ one, and each leaves a few thousand numbers."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.report.axes import over_time
+from twinserve.sim.report.axes import gone, over_time
 from twinserve.sim.report.chart import thinned_steps
 from twinserve.sim.results.files import POOL_GROUP, RunResult
 from twinserve.sim.results.metrics import job_completion
@@ -23,7 +24,10 @@ CLASS_NAMES = {"rt": "real-time", "be": "best-effort"}
 LATENCIES = ("ttft_s", "tpot_s", "e2el_s")
 BINS = 240  # of the time axis
 MOST_REPLICAS = 16  # drawn one by one
-_TIMES = ("waiting", "decode_requests", "prefill_tokens", "kv_used_blocks", "kv_be_blocks")
+_TIMES = (
+    *("waiting", "decode_requests", "prefill_tokens"),
+    *("kv_used_blocks", "kv_be_blocks", "kv_cached_blocks"),
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ def look(label: str, folder: Path, run: RunResult) -> Seen:
     edges = np.linspace(0.0, float(steps["end_s"].max()) if len(steps) else 1.0, BINS + 1)
     replicas = sorted(steps["replica"].unique().tolist())
     apart = replicas if 1 < len(replicas) <= MOST_REPLICAS else []
+    went = gone(rows.replicas)
     return Seen(
         label,
         folder,
@@ -105,9 +110,9 @@ def look(label: str, folder: Path, run: RunResult) -> Seen:
         _bounds(requests),
         _attained(r, run.summary),
         edges,
-        {name: _course(steps, name, edges) for name in _TIMES} if len(steps) else {},
+        {name: _course(steps, name, edges, went) for name in _TIMES} if len(steps) else {},
         {
-            (name, replica): _course(steps[steps["replica"] == replica], name, edges)
+            (name, replica): _course(steps[steps["replica"] == replica], name, edges, went)
             for name in ("waiting", "kv_used_blocks")
             for replica in apart
         },
@@ -156,12 +161,15 @@ def _attained(r: RequestColumns, summary: dict) -> dict[str, tuple[float, float]
     return found
 
 
-def _course(steps: pd.DataFrame, column: str, edges: np.ndarray) -> OverTime:
+def _course(
+    steps: pd.DataFrame, column: str, edges: np.ndarray, gone_s: Mapping[int, float]
+) -> OverTime:
+    """gone_s: replica -> when it went, and its cached prefixes with it."""
     values = steps[column].to_numpy(np.float64)
     place = np.clip(np.searchsorted(edges, steps["start_s"], side="right") - 1, 0, len(edges) - 2)
     highest = np.zeros(len(edges) - 1)
     np.maximum.at(highest, place, values)
-    mean = over_time(steps, column, edges)
+    mean = over_time(steps, column, edges, column == "kv_cached_blocks", gone_s)
     most = float(values.max()) if len(values) else 0.0
     return OverTime(mean, np.maximum(highest, mean), most)
 

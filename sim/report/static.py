@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from twinserve.sim.report.axes import GREY, nested_width
+from twinserve.sim.report.axes import GREY, mark, nested_width
 from twinserve.sim.report.chart import Chart, Curve, plain
 from twinserve.sim.report.figures import new_figure, png
 from twinserve.sim.report.palette import COLOURS
@@ -122,8 +122,7 @@ def _axes(ax: Axes, chart: Chart) -> None:
     ):
         ax.set_ylim(bottom=0)
     for x, text in chart.marks:
-        ax.axvline(x, color=_INK, linestyle="--", linewidth=1)
-        ax.annotate(plain(text), (x, 0.02), xycoords=("data", "axes fraction"), fontsize=8)
+        mark(ax, x, plain(text), colour=_INK)
     ax.set_xlabel(plain(chart.x))
     ax.set_ylabel(plain(chart.y))
 

@@ -20,6 +20,7 @@ from twinserve.profiles.composition import StepComposition, StepTimeModel, isola
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.front_end import Delays, FrontEnd, load_front_end
+from twinserve.profiles.measured.model import MeasuredModel, noise_lines
 from twinserve.profiles.profile import Profile
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
@@ -135,8 +136,20 @@ def resolve(config: SimulationConfig, progress=None, sources: Sources = READ) ->
     hardware = pools[0].hardware if pools else resolve_hardware(config, sources)
     workload, notices = resolve_workload(config, hardware, progress, sources, pools)
     earlier = _learned(config, workload, hardware, used, notices, sources)
-    said = (*workload.provenance.notices, *notices)
+    said = (*workload.provenance.notices, *notices, *_noise(pools, hardware))
     return Inputs(config, workload, hardware, policies, said, pools, earlier)
+
+
+def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
+    """What is to be known of the measurements behind the profiles: cut short, or disturbed."""
+    used = [pool.hardware.profile for pool in pools] or [hardware.profile]
+    said = {
+        f"profile {profile.name}: {line}": None
+        for profile in used
+        if isinstance(profile.step_model, MeasuredModel) and profile.step_model.fit is not None
+        for line in noise_lines(profile.step_model.fit)
+    }
+    return tuple(said)
 
 
 def _fleet(config: SimulationConfig, sources: Sources) -> tuple[SimulationConfig, tuple[Pool, ...]]:

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from twinserve.sim.report.axes import nested_width, run_colours
+from twinserve.sim.report.axes import from_zero, nested_width, run_colours
 from twinserve.sim.report.figures import new_figure
 from twinserve.sim.sweep.combinations import text_of
 from twinserve.sim.sweep.draw import is_number
@@ -105,6 +105,8 @@ def _panel(
     low, high = ax.get_ylim()
     if low > 0:
         ax.set_ylim(0, high * 1.05)
+    elif ax.dataLim.ymin == ax.dataLim.ymax == 0.0:
+        from_zero(ax)
     ax.grid(True, color="#e5e8eb", linewidth=0.6)
     ax.spines[["top", "right"]].set_visible(False)
     return drawn

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from twinserve.backends.live.engine.engine import VllmEngine
-from twinserve.profiles.measured.fit import TRAFFIC
-from twinserve.profiles.measured.samples import StepSample
+from twinserve.profiles.measured.samples import TRAFFIC, StepSample, disturbed
 from twinserve.profiles.profile import Profile, save_profile
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
@@ -29,6 +28,7 @@ LOADS = (6.0, 0.3, 1.5, 6.0)
 _SWAPPING_LOAD = 10.0
 _SEED = 104_729  # apart from the seeds that runs are given
 _TOKENS = 400  # prompt and output of the longest request, where the engine has room
+_TURNS = 2  # of a round that others disturbed
 _POINT = 1_000_000  # apart from the points of the test bench
 
 
@@ -38,29 +38,50 @@ def traffic_steps(
     seed: int,
     quick: bool,
     progress: Callable[[float, str], None],
-) -> list[StepSample]:
+    time_is_up: Callable[[], bool] = lambda: False,
+) -> Iterator[list[StepSample]]:
     """Run traffic on `engine`, which must be idle. profile: what is known of it so far. One round a
     load; then, where the engine has host memory, one in which requests lose their places to others
-    and are swapped."""
-    found: list[StepSample] = []
+    and are swapped. Yields the steps of each round. One in which others had the core in most steps
+    is run once more, while there is time; after the first measured one, none begins when the time
+    is up."""
+    count = 0
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
         path = Path(scratch) / "profile.json"
         save_profile(profile, path)
         runs = list(_runs(engine, path, seed, quick))
         for number, (what, config) in enumerate(runs):
-            progress(number / len(runs), f"{what}, {len(found):,} steps measured")
-            engine.forget_prefixes()
-            inputs = resolve(config)
-            run = LiveRun(inputs, inputs.policies[0], engine, wall=False)
-            run.run()
-            for step in run.backend.steps if number else ():
-                times = {
-                    "seconds": step.measured_s,
-                    "off_core_s": step.off_core_s if engine.settings.threads == 1 else 0.0,
-                }
-                found.append(StepSample(TRAFFIC, _POINT + number, number, step.work, **times))
+            if number > 1 and time_is_up():
+                break
+            found: list[StepSample] = []
+            for turn in range(_TURNS):
+                if turn and (not number or not _mostly_disturbed(found) or time_is_up()):
+                    break
+                progress(number / len(runs), f"{what}, {count:,} steps measured")
+                found = _steps_of(engine, config, number)
+                count += len(found) if number else 0
+                if number:
+                    yield found
     engine.forget_prefixes()
+
+
+def _steps_of(engine: VllmEngine, config: SimulationConfig, number: int) -> list[StepSample]:
+    engine.forget_prefixes()
+    inputs = resolve(config)
+    run = LiveRun(inputs, inputs.policies[0], engine, wall=False)
+    run.run()
+    found = []
+    for step in run.backend.steps:
+        times = {
+            "seconds": step.measured_s,
+            "off_core_s": step.off_core_s if engine.on_one_core else 0.0,
+        }
+        found.append(StepSample(TRAFFIC, _POINT + number, number, step.work, **times))
     return found
+
+
+def _mostly_disturbed(found: list[StepSample]) -> bool:
+    return bool(disturbed(found).mean() > 0.5) if found else False
 
 
 def _runs(

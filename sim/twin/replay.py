@@ -12,6 +12,7 @@ import pandas as pd
 from twinserve.backends.live.engine.engine import StepAnswer, VllmEngine
 from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep
 from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.profiles.measured.disturbed import disturbed
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.results.decisions import DecisionLog, LoggedStep
 from twinserve.sim.twin.parting import parting
@@ -21,11 +22,12 @@ from twinserve.sim.twin.parting import parting
 class LockedReplay:
     """What came of it.
 
-    steps    one row a step: start_s (simulated), predicted_s, measured_s, prefill_tokens,
-             decode_requests, planned_free_blocks, live_free_blocks, moved (KV went over the link),
-             drift (bool: vLLM did not schedule the plan); of a replay that was repeated
-             (`together`) measured_s is the median and spread_s the mean distance of a repeat from
-             it
+    steps    one row a step: start_s (simulated), predicted_s, measured_s, off_core_s (of these,
+             without a core; NaN: not known), prefill_tokens, decode_requests, planned_free_blocks,
+             live_free_blocks, moved (KV went over the link), drift (bool: vLLM did not schedule the
+             plan). Of replays taken `together`: measured_s is the median of the repeats that nobody
+             disturbed, spread_s the mean distance of these from it, and calm how many they are; of
+             a step with none, the median of what the repeats took on their core
     tokens   request id -> token ids emitted
     first_drift   how the first such step differed; empty if there was none
     evictions     cached blocks that vLLM gave up on the way
@@ -39,6 +41,7 @@ class LockedReplay:
     evictions: int
     answers: list[StepAnswer]
     parted: str = ""
+    repeats: int = 1
 
     @property
     def drift(self) -> int:
@@ -66,9 +69,21 @@ class LockedReplay:
         return {
             "steps": len(steps),
             **repeated,
+            **self.noise(),
             "mean_error_pct": float(100 * relative.mean()),
             "mean_absolute_error_pct": float(100 * relative.abs().mean()),
             "total_error_pct": float(100 * (predicted.sum() / measured.sum() - 1)),
+        }
+
+    def noise(self) -> dict[str, float]:
+        """Of replays taken together: the share of all measurements that others disturbed, and of
+        the steps that have none which they did not, in %."""
+        if "calm" not in self.steps:
+            return {}
+        calm = self.steps["calm"].to_numpy()
+        return {
+            "disturbed_pct": float(100 * (1 - calm.sum() / max(len(calm) * self.repeats, 1))),
+            "never_calm_pct": float(100 * np.mean(calm == 0)) if len(calm) else 0.0,
         }
 
 
@@ -92,6 +107,7 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
     scheduler.forget_counts()
     pool = scheduler.kv_cache_manager.block_pool
     evictions = _count_evictions(pool)
+    alone = engine.on_one_core
     for number, step in enumerate(log.steps):
         while due < len(order) and log.requests[order[due]].arrival_s <= step.start_s:
             request = log.requests[order[due]]
@@ -103,9 +119,10 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
             engine.abort(names[row])
         planned = planned_step(step, on_engine)
         drifted = scheduler.drift
-        started = time.perf_counter()
+        on_core, started = time.thread_time(), time.perf_counter()
         answer = engine.step(planned)
         measured = time.perf_counter() - started
+        off_core = max(measured - (time.thread_time() - on_core), 0.0)
         answers.append(answer)
         for name in answer.finished:
             on_engine.forget(name)
@@ -115,6 +132,7 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
                 "start_s": step.start_s,
                 "predicted_s": step.seconds,
                 "measured_s": measured,
+                "off_core_s": off_core if alone else float("nan"),
                 "prefill_tokens": int(tokens[tokens > 1].sum()),
                 "decode_requests": int((tokens == 1).sum()),
                 "planned_free_blocks": step.free_blocks,
@@ -139,17 +157,32 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
 
 
 def together(repeats: list[LockedReplay]) -> LockedReplay:
-    """Replays of one log as one: what holds in all of them, and the median of each step's times."""
+    """Replays of one log as one: what holds in all of them, and of each step's times the median of
+    those that nobody disturbed (`profiles.measured.disturbed`), as a calibration takes them."""
     first = repeats[0]
-    measured = np.array([r.steps["measured_s"] for r in repeats])
-    median = np.median(measured, axis=0)
+    measured = np.array([r.steps["measured_s"] for r in repeats])  # float64[repeats, steps]
+    off_core = np.array([_off_core(r.steps) for r in repeats])
+    work = np.tile(np.arange(measured.shape[1]), len(repeats))
+    noisy = disturbed(work, measured.ravel(), off_core.ravel(), least=2).reshape(measured.shape)
+    calm = len(repeats) - noisy.sum(axis=0)
+    taken = np.where(noisy & (calm > 0), np.nan, np.where(calm, measured, measured - off_core))
+    median = np.nanmedian(taken, axis=0)
     drift = np.any([r.steps["drift"] for r in repeats], axis=0)
-    steps = first.steps.assign(
-        measured_s=median, spread_s=np.abs(measured - median).mean(axis=0), drift=drift
-    )
+    steps = first.steps.assign(measured_s=median, calm=calm, drift=drift)
+    if len(repeats) > 1:
+        steps["spread_s"] = np.nanmean(np.abs(taken - median), axis=0)
     differed = next((r.first_drift for r in repeats if r.first_drift), "")
     parted = next((r.parted for r in repeats if r.parted), "")
-    return LockedReplay(steps, first.tokens, differed, first.evictions, first.answers, parted)
+    return LockedReplay(
+        steps, first.tokens, differed, first.evictions, first.answers, parted, len(repeats)
+    )
+
+
+def _off_core(steps: pd.DataFrame) -> np.ndarray:
+    """float64[steps]: 0 where it is not known."""
+    if "off_core_s" not in steps:
+        return np.zeros(len(steps))
+    return np.nan_to_num(steps["off_core_s"].to_numpy(np.float64))
 
 
 def planned_step(step: LoggedStep, on_engine: EngineRequests) -> PlannedStep:

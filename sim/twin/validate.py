@@ -9,7 +9,7 @@ means anything.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,11 +21,13 @@ from twinserve.backends.live.engine.engine import VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import PolicySpec
+from twinserve.profiles.measured.disturbed import NOISY, disturbed_beside, lost, slowdown
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Progress, run_policy, run_simulation
+from twinserve.sim.twin.limit import TimeLimit, TimeUp
 from twinserve.sim.twin.live import LiveRun
 from twinserve.sim.twin.replay import LockedReplay, replay_locked, together
 
@@ -39,8 +41,12 @@ STEP_TIME_AIM_PCT = 5.0
 
 @dataclass(frozen=True)
 class Validation:
-    """One policy: simulated, locked, and live as often as it was repeated. not_made: of the moves
-    in the decision log, those that the engine has no mechanism for, by kind."""
+    """One policy: simulated, locked, and live as often as it was repeated.
+
+    not_made   of the moves in the decision log, those that the engine has no mechanism for, by kind
+    set_aside  live runs that were run again, since others disturbed them, and are not in `live`
+    partial    what the time limit left out; empty: nothing
+    """
 
     spec: PolicySpec
     simulated: RunResult
@@ -48,6 +54,31 @@ class Validation:
     live: list[RunResult]
     drift: int
     not_made: Counts
+    set_aside: int = 0
+    partial: str = ""
+
+    def noise(self) -> list[str]:
+        """What is to be known of the measurements before their errors are read; empty where they
+        are whole and were hardly disturbed."""
+        lines = []
+        locked, live = self.locked.noise(), [disturbed_share(result) for result in self.live]
+        if locked and (locked["disturbed_pct"] > 100 * NOISY or locked["never_calm_pct"]):
+            lines.append(
+                f"other programs disturbed {locked['disturbed_pct']:.0f} % of the locked "
+                "measurements; "
+                f"{locked['never_calm_pct']:.0f} % of the steps have no other one"
+            )
+        if noisy := [share for share in live if share > NOISY]:
+            lines.append(
+                f"other programs disturbed {len(noisy)} of {len(live)} live runs, steps of up to "
+                f"{max(noisy):.0%} of their time: their latencies are the machine's, and errors "
+                "against them say nothing"
+            )
+        if self.set_aside:
+            lines.append(f"{self.set_aside} live runs were disturbed more, and set aside")
+        if self.partial:
+            lines.append(f"partial, as the time was up: {self.partial}")
+        return lines
 
     def table(self) -> pd.DataFrame:
         """One row a metric and statistic: metric, statistic, simulated, live (mean of the repeats),
@@ -67,7 +98,7 @@ class Validation:
     def _row(self, metric: str, statistic: str, name: str, aim: float) -> dict | None:
         ours = self.simulated.summary.get(name)
         theirs = [result.summary.get(name) for result in self.live]
-        if ours is None or None in theirs:
+        if ours is None or None in theirs or not theirs:
             return None
         mean = float(np.mean(theirs))
         error = 100 * (ours / mean - 1)
@@ -95,9 +126,13 @@ class Validation:
             },
             "free": {
                 "repeats": len(self.live),
+                "set_aside": self.set_aside,
+                "disturbed_pct": [100 * disturbed_share(result) for result in self.live],
                 "drift": self.drift,
                 "not_made": [result.config["live"]["not_made"] for result in self.live],
             },
+            "notes": self.noise(),
+            "partial": self.partial,
             "metrics": self.table().to_dict("records"),
         }
 
@@ -112,6 +147,9 @@ class Watch(Protocol):
     def steps(self, done: int, total: int) -> None: ...
 
 
+Keep = Callable[[str, str, int, pd.DataFrame], None]  # policy, "locked" or "live", number, steps
+
+
 def validate_policy(
     inputs: Inputs,
     spec: PolicySpec,
@@ -120,38 +158,122 @@ def validate_policy(
     wall: bool,
     say: Callable[[str], None] = lambda text: None,
     watch: Watch | None = None,
+    limit: TimeLimit | None = None,
+    keep: Keep = lambda policy, kind, number, steps: None,
 ) -> Validation:
-    """Simulate, lock, repeat. The engine must have the sizes of `live_settings` for this policy,
-    and no requests. say: a line for each run; watch: how far it is. Raises LiveEngineError where a
-    run drifts, or loses or shortens an answer."""
-    begin = watch.begin if watch else lambda label: None
-    report, steps = (watch.report, watch.steps) if watch else (None, None)
+    """Simulate, lock, repeat: locked and live by turns, so that what others do to the machine is
+    spread over both. What they disturbed is run again, as often once more at most. The engine must
+    have the sizes of `live_settings` for this policy, and no requests. say: a line for each run;
+    watch: how far it is; keep: is given the steps of each run when it has ended. Raises
+    LiveEngineError where a run drifts, or loses or shortens an answer, and TimeUp where the time
+    is up before a locked replay has ended."""
+    limit = limit or TimeLimit()
     texts = PromptTexts(engine.vocab, engine.settings.block_tokens, inputs.config.seed)
+    begin = watch.begin if watch else lambda label: None
     begin(f"{spec.label} simulated")
+    report = limit.around(watch.report if watch else None)
     simulated = run_policy(inputs, spec, report, decisions=True)
     log = parse_log(simulated.decisions)
-    replays = []
-    for number in range(repeats):
-        say(f"{spec.label}: locked replay of {len(log.steps):,} steps, {number + 1} of {repeats}")
+    replays: list[LockedReplay] = []
+    live: list[RunResult] = []
+
+    def lock() -> None:
+        number = len(replays) + 1
+        say(f"{spec.label}: locked replay {number} of {len(log.steps):,} steps")
         _forget(engine)
         begin(f"{spec.label} locked")
-        replays.append(replay_locked(log, engine, texts, steps))
-        _refuse(f"locked replay {number + 1}", replays[-1].parted)
-    locked = together(replays) if repeats > 1 else replays[0]
-    live, drift = [], 0
-    for number in range(repeats):
-        say(f"{spec.label}: live run {number + 1} of {repeats}")
+        found = replay_locked(log, engine, texts, limit.around(watch.steps if watch else None))
+        _refuse(f"locked replay {number}", found.parted)
+        keep(spec.label, "locked", number, found.steps)
+        replays.append(found)
+
+    def run_free() -> None:
+        number = len(live) + 1
+        say(f"{spec.label}: live run {number}")
         _forget(engine)
         begin(f"{spec.label} live")
         run = LiveRun(inputs, spec, engine, report, wall, texts)
         result = run_simulation(run)
-        result.config["live"] = run.described()
-        _refuse(f"live run {number + 1}", result.config["live"]["parted"])
-        drift += engine.scheduler.drift
+        steps = pd.DataFrame([step.row() for step in run.backend.steps])
+        noisy = disturbed_live(steps, together(replays), engine.on_one_core)
+        keep(spec.label, "live", number, steps.assign(disturbed=noisy))
+        spent = steps["measured_s"].to_numpy(np.float64)
+        share = float(spent[noisy].sum() / spent.sum()) if len(spent) else 0.0
+        result.config["live"] = run.described() | {"disturbed_share": share}
+        _refuse(f"live run {number}", result.config["live"]["parted"])
         live.append(result)
+
+    partial = _by_turns(lock, run_free, replays, live, repeats, limit)
+    drift = sum(result.config["live"]["drift"] for result in live)
+    calmest = sorted(range(len(live)), key=lambda i: disturbed_share(live[i]))[:repeats]
     return Validation(
-        spec, simulated, locked, live, drift, not_made(log.moved, engine.settings.physical)
+        spec,
+        simulated,
+        together(replays),
+        [live[i] for i in sorted(calmest)],
+        drift,
+        not_made(log.moved, engine.settings.physical),
+        len(live) - len(calmest),
+        partial,
     )
+
+
+def _by_turns(
+    lock: Callable[[], None],
+    run_free: Callable[[], None],
+    replays: list[LockedReplay],
+    live: list[RunResult],
+    repeats: int,
+    limit: TimeLimit,
+) -> str:
+    """Fill `replays` and `live`. Returns what the time limit left out; empty: nothing. Raises
+    TimeUp where it left nothing."""
+    try:
+        for _ in range(repeats):
+            lock()
+            run_free()
+        while len(replays) < 2 * repeats and _unsettled(replays):
+            lock()
+        while len(live) < 2 * repeats and _calm(live) < repeats:
+            run_free()
+    except TimeUp:
+        if not replays:
+            raise
+        ended = min(len(replays), repeats), min(len(live), repeats)
+        if min(ended) < repeats:
+            return f"{ended[0]} of {repeats} locked replays, {ended[1]} of {repeats} live runs"
+        return "disturbed runs were not run again as often as they may be"
+    return ""
+
+
+def _unsettled(replays: list[LockedReplay]) -> bool:
+    return together(replays).noise()["never_calm_pct"] > 100 * NOISY
+
+
+def _calm(live: list[RunResult]) -> int:
+    return sum(disturbed_share(result) <= NOISY for result in live)
+
+
+def disturbed_share(result: RunResult) -> float:
+    """The share of a live run's engine time that went into steps which others disturbed."""
+    return result.config["live"].get("disturbed_share", 0.0)
+
+
+def disturbed_live(steps: pd.DataFrame, locked: LockedReplay, on_one_core: bool) -> np.ndarray:
+    """bool[steps] of a live run (`TimedStep.row`): others had the core, or it took longer, for many
+    steps on end, than predictions and locked steps allow. A live step has no repeats, so it is laid
+    beside its prediction; how far off that may be, for as many steps on end, the locked replays
+    say. locked: replays taken together, of the same policy on the same engine."""
+    if not len(steps):
+        return np.zeros(0, bool)
+    seconds = steps["measured_s"].to_numpy(np.float64)
+    off_core = steps["off_core_s"].to_numpy(np.float64) if on_one_core else np.zeros(len(steps))
+    still = locked.steps[~locked.steps["moved"]]
+    usual = (still["measured_s"] / still["predicted_s"]).to_numpy(np.float64)
+    level = np.quantile(slowdown(usual, np.ones(len(usual), bool)), 0.95) if len(usual) else np.nan
+    ratio = (seconds - off_core) / (level * steps["predicted_s"].to_numpy(np.float64))
+    ratio[steps["moved"].to_numpy(bool)] = np.nan
+    return disturbed_beside(ratio, lost(seconds, off_core))
 
 
 def validate_each(
@@ -161,24 +283,40 @@ def validate_each(
     wall: bool,
     say: Callable[[str], None] = lambda text: None,
     watch: Watch | None = None,
+    limit: TimeLimit | None = None,
+    keep: Keep = lambda policy, kind, number, steps: None,
 ) -> tuple[list[Validation], dict[str, str]]:
     """`validate_policy` for every policy of `inputs`, on an engine of its own; one that fails does
-    not keep the others from theirs. Returns what there is of those that ended, and why the others
-    failed, in a line: label -> line."""
+    not keep the others from theirs, and each has an even share of the time that is left. Returns
+    what there is of those that ended, and why there is nothing of the others, in a line: label ->
+    line."""
+    limit = limit or TimeLimit()
     found: list[Validation] = []
     failed: dict[str, str] = {}
-    for spec in inputs.policies:
-        say(f"{spec.label}: starting the engine")
+    for number, spec in enumerate(inputs.policies):
         try:
-            with open_engine(spec) as engine:
-                engine.warm_up()
-                found.append(validate_policy(inputs, spec, engine, repeats, wall, say, watch))
+            limit.check()
+            say(f"{spec.label}: starting the engine")
+            with ExitStack() as stack:
+                with limit.stopped():
+                    engine = stack.enter_context(open_engine(spec))
+                    engine.warm_up()
+                mine = limit.share(len(inputs.policies) - number)
+                found.append(
+                    validate_policy(inputs, spec, engine, repeats, wall, say, watch, mine, keep)
+                )
         except Exception as error:  # whatever it is, other policies may do better
-            expected = isinstance(error, (LiveEngineError, SettingsError))
-            line = str(error) if expected else f"{type(error).__name__}: {error}"
-            failed[spec.label] = " ".join(line.split())
+            failed[spec.label] = _why(error)
             say(f"{spec.label}: failed: {failed[spec.label]}")
     return found, failed
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeUp):
+        return "the time was up before a replay had ended; give more with --limit"
+    expected = isinstance(error, (LiveEngineError, SettingsError))
+    line = str(error) if expected else f"{type(error).__name__}: {error}"
+    return " ".join(line.split())
 
 
 def _refuse(what: str, parted: str) -> None:

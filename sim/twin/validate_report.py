@@ -3,7 +3,8 @@ run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from twinserve.backends.counts import not_made_lines
 from twinserve.sim.report.axes import GREY, RUN_COLOURS
-from twinserve.sim.report.figures import STYLE, draw_all, new_figure, png
+from twinserve.sim.report.figures import STYLE, latency_figure, load_figure, new_figure, png
 from twinserve.sim.results.files import ResultsError, dump_json, write_run
 from twinserve.sim.results.folders import folders, resolved, whole_folder
 from twinserve.sim.setup.inputs import Inputs
@@ -20,6 +21,7 @@ from twinserve.sim.twin.replay import LockedReplay
 from twinserve.sim.twin.validate import STEP_TIME_AIM_PCT, Validation
 
 MARKER = "validation.json"
+STEPS = "steps"  # of every single run
 _DRAWN = 20_000  # steps of a scatter; more cannot be told apart
 
 
@@ -42,8 +44,10 @@ def write_validation(
     inputs: Inputs,
     version: str,
     overwrite: bool = False,
+    kept: Sequence[Path] = (),
 ) -> Path:
-    """Write everything, or nothing. failed: label -> why there is nothing of that policy."""
+    """Write everything, or nothing. failed: label -> why there is nothing of that policy; kept:
+    files of single runs' steps, which are copied into a folder of their own."""
     out = resolved(out)
     check_folder(out, overwrite)
     names = folders(validation.spec.label for validation in found)
@@ -57,6 +61,10 @@ def write_validation(
         }
         (partial / MARKER).write_text(dump_json(document, MARKER), encoding="utf-8")
         (partial / "validation.md").write_text(page(found, version, failed), encoding="utf-8")
+        if kept:
+            (partial / STEPS).mkdir()
+        for path in kept:
+            shutil.copyfile(path, partial / STEPS / path.name)
         for validation in found:
             name = names[validation.spec.label]
             validation.locked.steps.to_parquet(partial / f"{name}-steps.parquet", index=False)
@@ -84,6 +92,7 @@ def metric_lines(validation: Validation) -> list[tuple[str, str]]:
             f"{error['total_error_pct']:+.1f} % in sum",
         ),
         *not_made_lines(validation.not_made),
+        *(("note", line) for line in [*profile_noise(validation), *validation.noise()]),
     ]
     for row in validation.table().to_dict("records"):
         name = f"{row['statistic']} {row['metric']}".strip()
@@ -96,6 +105,11 @@ def metric_lines(validation: Validation) -> list[tuple[str, str]]:
             )
         )
     return lines
+
+
+def profile_noise(validation: Validation) -> list[str]:
+    """What its run's notices say of the measurements behind the profile."""
+    return [line for line in validation.simulated.config["notices"] if line.startswith("profile ")]
 
 
 def _repeats(error: dict) -> str:
@@ -123,6 +137,10 @@ def page(found: list[Validation], version: str, failed: Mapping[str, str] | None
                 f"{name.capitalize()}: {text}.\n\n"
                 for name, text in not_made_lines(validation.not_made)
             )
+            + "".join(
+                f"**Note:** {line}.\n\n"
+                for line in [*profile_noise(validation), *validation.noise()]
+            )
             + (
                 "| metric | | simulated | live | error | repeats within "
                 "|\n|---|---|---:|---:|---:|---:|"
@@ -134,19 +152,28 @@ def page(found: list[Validation], version: str, failed: Mapping[str, str] | None
                 f"{row['live']:.4g} | "
                 f"{row['error_pct']:+.1f} % | {row['spread_pct']:.1f} % |"
             )
-        parts.append(
-            f"\n![latency]({name}-latency.png)\n![load]({name}-load.png)\n![steps]({name}-steps.png)\n"
-        )
+        drawn = ("latency", "load", "steps") if validation.live else ("steps",)
+        parts.append("\n" + "\n".join(f"![{kind}]({name}-{kind}.png)" for kind in drawn) + "\n")
     return "\n".join(parts)
 
 
 def figures(validation: Validation) -> dict[str, bytes]:
-    """PNG bytes: latency distributions and load over time, simulated beside live, and the step
-    times."""
-    runs = {"simulated": validation.simulated, "live": validation.live[0]}
-    images = {name: image for name, image in draw_all(runs).items() if name in ("latency", "load")}
+    """PNG bytes: latency distributions, simulated beside each live run, load over time beside the
+    first one, and the step times."""
+    images = {}
     with matplotlib.rc_context(STYLE):
         images["steps"] = png(step_figure(validation.locked))
+        if not validation.live:
+            return images
+        first, *further = validation.live
+        latency = latency_figure(
+            {"simulated": validation.simulated, "live": first}, {"live": further}
+        )
+        one = f"live 1 of {len(validation.live)}" if further else "live"
+        load = load_figure({"simulated": validation.simulated, one: first})
+        for name, figure in (("latency", latency), ("load", load)):
+            if figure is not None:
+                images[name] = png(figure)
     return images
 
 

@@ -7,9 +7,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from twinserve.profiles.composition import STEADY, Churn, StepComposition
-from twinserve.profiles.measured.fit import TRAFFIC, fit_steps
+from twinserve.profiles.measured.fit import fit_steps
 from twinserve.profiles.measured.model import TrafficTimes
-from twinserve.profiles.measured.samples import Measurement, StepSample, read_samples, write_samples
+from twinserve.profiles.measured.samples import (
+    TRAFFIC,
+    Measurement,
+    StepSample,
+    read_samples,
+    write_samples,
+)
 
 KNOWN = TrafficTimes(
     step_s=4e-5,

@@ -213,6 +213,8 @@ MAY_LOOK_AT_THE_CLOCK = {
     "backends/live/engine/backend.py",
     "backends/live/transfer/lanes.py",
     "backends/live/measure/measure.py",
+    "backends/live/measure/kept.py",
+    "sim/twin/limit.py",
     "backends/live/measure/bench.py",
     "backends/live/measure/front_end.py",
     "backends/live/measure/stamps.py",

@@ -43,6 +43,18 @@ class TimedStep:
     def prefill_tokens(self) -> int:
         return int(self.work.prefill_new.sum())
 
+    def row(self) -> dict:
+        """As a row of a table."""
+        return {
+            "start_s": self.start_s,
+            "predicted_s": self.predicted_s,
+            "measured_s": self.measured_s,
+            "off_core_s": self.off_core_s,
+            "prefill_tokens": self.prefill_tokens,
+            "decode_requests": self.work.decode_requests,
+            "moved": self.physical_moves,
+        }
+
 
 class LiveBackend(Backend):
     """`twin` predicts; `engine` acts.

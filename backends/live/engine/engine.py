@@ -255,6 +255,14 @@ class VllmEngine:
         return self.scheduler.device_blocks
 
     @property
+    def on_one_core(self) -> bool:
+        """Whether the calling thread does all of a step: while it is off its core, others have
+        that."""
+        import torch
+
+        return self.settings.threads == 1 and not torch.cuda.is_available()
+
+    @property
     def vocab(self) -> int:
         return self._engine.model_config.get_vocab_size()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.measure.bench import Bench, Timing
 from twinserve.backends.live.measure.device import bare_rates, describe_machine
+from twinserve.backends.live.measure.kept import Kept
 from twinserve.backends.live.measure.points import (
     ROOM,
     Ladder,
@@ -30,31 +31,45 @@ from twinserve.backends.live.measure.points import (
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.plan import DEVICE
 from twinserve.profiles.measured.samples import (
+    LEAVING,
     SWAP_IN,
     SWAP_OUT,
     Measurement,
     StepSample,
     SwapSample,
+    unsettled,
 )
 
 SCHEDULER = "twinserve.backends.live.measure.scheduler.MeasuringScheduler"
 Progress = Callable[[float, str], None]  # may raise, and so end the measuring
 Items = Sequence[tuple[int, Ladder | Point]]
+Further = Callable[[VllmEngine, Measurement, Callable[[], bool]], Iterable[list[StepSample]]]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """rounds over all points; repeats of a point within a round; seconds after which no further
-    round begins."""
+    """How long is measured.
+
+    rounds        over all points
+    again         as many steps as so many rounds have, at most, for points that others disturbed
+    ..._repeats   of a point within a round
+    limit_s       seconds after which nothing further is begun, `further` of `measure` included
+    whole_round   the first round is finished whatever the limit; else only what no table can do
+                  without
+    quick         fewer points
+    """
 
     rounds: int = 6
+    again: int = 12
     decode_repeats: int = 5
     prefill_repeats: int = 2
-    limit_s: float = 240.0
+    limit_s: float = 320.0
+    whole_round: bool = True
     quick: bool = False
 
 
-QUICK = Effort(rounds=3, decode_repeats=4, prefill_repeats=2, limit_s=30.0, quick=True)
+QUICK = Effort(rounds=3, again=6, decode_repeats=4, prefill_repeats=2, limit_s=40.0, quick=True)
+_BENCH = 0.75  # of the limit; the rest is for what comes after
 
 
 def measure(
@@ -62,10 +77,20 @@ def measure(
     effort: Effort = Effort(),
     seed: int = 0,
     progress: Progress = lambda share, text: None,
-    further: Callable[[VllmEngine, Measurement], list[StepSample]] = lambda engine, so_far: [],
+    further: Further = lambda engine, so_far, time_is_up: iter(()),
+    keep: Callable[[Measurement], None] = lambda so_far: None,
 ) -> Measurement:
-    """Start an engine with `settings`, measure it, stop it. further: more steps on the idle engine,
-    when what is measured here is known. Raises LiveEngineError (one line) where that fails."""
+    """Start an engine with `settings`, measure it, stop it. Points that others disturbed are
+    measured again while there is time.
+
+    further  more steps on the idle engine, in parts, when what is measured here is known; it is to
+             begin no part when the time is up
+    keep     is given what is measured so far, every few seconds, and where something stops the
+             measuring
+
+    What a time limit left out is in `partial` of the provenance. Raises LiveEngineError (one line)
+    where the engine fails.
+    """
     check_engine_arguments(settings.extra)
     progress(0.0, "starting the engine")
     begun = time.perf_counter()
@@ -78,9 +103,19 @@ def measure(
     try:
         start_s = time.perf_counter() - begun
         run = _Run(Bench(engine, seed), effort, seed, progress)
-        run.measure()
-        found = Measurement(run.steps, run.swaps, _provenance(engine, run, start_s))
-        return replace(found, steps=[*found.steps, *further(engine, found)])
+        kept = Kept(run, _provenance(engine, run, start_s), keep)
+        run.between = kept.now_and_then
+        try:
+            run.measure()
+            found = kept.so_far()
+            for part in further(engine, found, run.traffic_is_cut):
+                run.traffic += part
+                kept.now_and_then()
+        except BaseException:
+            kept.now()
+            raise
+        run.over = True
+        return kept.so_far()
     finally:
         engine.close()
 
@@ -95,7 +130,14 @@ def numbered(points: Points, number: int = 0) -> list[tuple[int, Ladder | Point]
 
 
 class _Run:
-    def __init__(self, bench: Bench, effort: Effort, seed: int, progress: Progress) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        effort: Effort,
+        seed: int,
+        progress: Progress,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         settings = bench.engine.settings
         self.bench, self.effort, self.seed, self.progress = bench, effort, seed, progress
         self.limits = Limits(
@@ -112,23 +154,95 @@ class _Run:
         self.swaps: list[SwapSample] = []
         self.empty_s: list[float] = []
         self.swap_note = "the engine was built without host memory"
-        self.rounds = 0
-        self.elapsed_s = 0.0
+        self.traffic: list[StepSample] = []
+        self.rounds = 0  # whole ones
+        self.again = 0  # rounds over disturbed points
+        self.over = False  # nothing is to come
+        self.measuring = False  # the warm-up is over
+        self.cut = False  # there was no time for all of the traffic
+        self.between: Callable[[], None] = lambda: None  # called after each point
+        self._now, self._begun = now, now()
+
+    def elapsed_s(self) -> float:
+        return self._now() - self._begun
+
+    def time_is_up(self, share: float = 1.0) -> bool:
+        """Whether that share of the time limit has passed."""
+        return self.elapsed_s() > share * self.effort.limit_s
+
+    def traffic_is_cut(self) -> bool:
+        """Whether the time is up; what comes after the bench ends there."""
+        self.cut = self.cut or self.time_is_up()
+        return self.cut
 
     def measure(self) -> None:
         bench, effort = self.bench, self.effort
-        begun = time.perf_counter()
+        self._begun = self._now()
         bench.fill_cache(max(item.context for _, item in self.items if isinstance(item, Ladder)))
         self._warm_up()
+        self.measuring = True
         for number in range(effort.rounds):
-            spent = time.perf_counter() - begun
-            if number > 1 and spent * (number + 1) / number > effort.limit_s:
+            items = self._first_items() if number == 0 else None
+            if not self._round(number, items, self._bench_is_over):
                 break
-            self._round(number)
             self.rounds += 1
+        self._measure_again()
         if bench.engine.settings.swap_blocks:
             self._swap()
-        self.elapsed_s = time.perf_counter() - begun
+
+    def _bench_is_over(self) -> bool:
+        if not self.time_is_up(_BENCH):
+            return False
+        if self.effort.whole_round:
+            return self.rounds > 0
+        return {s.point for s in self.steps if not s.first} >= {
+            point for item in self._least() for point in _numbers(*item)
+        }
+
+    def _least(self) -> Items:
+        """Without these there is no table: the shortest and the longest contexts and prompts."""
+        ladders = [item for item in self.items if isinstance(item[1], Ladder)]
+        prompts = [item for item in self.items if getattr(item[1], "kind", "") == "prefill"]
+        return [*ladders[:: max(len(ladders) - 1, 1)], *prompts[:: max(len(prompts) - 1, 1)]]
+
+    def _first_items(self) -> Items | None:
+        """Of the first round: in random order as in all others, but where a limit may end it what
+        no table can do without comes first."""
+        if self.effort.whole_round:
+            return None
+        least = self._least()
+        rest = [item for item in self.items if item not in least]
+        order = np.random.default_rng([self.seed, 0]).permutation(len(rest)).tolist()
+        return [*least, *(rest[i] for i in order)]
+
+    def _measure_again(self) -> None:
+        """Rounds over the points that have too few undisturbed samples, until there are none."""
+        planned = len(self.steps)
+        most = planned + self.effort.again * planned // max(self.rounds, 1)
+        while len(self.steps) < most:
+            points = set(self.unsettled())
+            number = self.effort.rounds + self.again
+            rng = np.random.default_rng([self.seed, number])
+            items = [item for item in self.items if points & set(_numbers(*item))]
+            items = [items[i] for i in rng.permutation(len(items)).tolist()]
+            if not items or not self._round(number, items, self._bench_is_over):
+                break
+            self.again += 1
+
+    def unsettled(self) -> list[int]:
+        """Points whose tables or checks rest on disturbed samples."""
+        return unsettled([s for s in self.steps if not s.first and s.kind != LEAVING])
+
+    def partial(self) -> str:
+        """What the time limit left out, or what is missing while it is measured; empty: nothing."""
+        left = []
+        if self.rounds < self.effort.rounds:
+            left.append(f"{self.rounds} of {self.effort.rounds} rounds over all points")
+        if not self.over:
+            left.append("stopped before the end")
+        if self.cut:
+            left.append("not all of the traffic")
+        return "; ".join(left)
 
     def _warm_up(self, items: Items | None = None) -> None:
         """The largest steps once or twice: memory is set aside, kernels are chosen and compiled."""
@@ -144,17 +258,25 @@ class _Run:
         self.empty_s.clear()
         self.bench.submit_s.clear()
 
-    def _round(self, number: int, items: Items | None = None) -> None:
-        """One pass over all points in random order, or over `items` in theirs."""
+    def _round(
+        self, number: int, items: Items | None = None, ended: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """One pass over all points in random order, or over `items` in theirs. False: it was
+        `ended` before that."""
         rng = np.random.default_rng([self.seed, number])
         if items is None:
             items = [self.items[i] for i in rng.permutation(len(self.items)).tolist()]
+        said = (
+            f"round {number + 1} of {self.effort.rounds}"
+            if number < self.effort.rounds
+            else f"measuring {len(items)} disturbed points again"
+        )
         for done, (point, item) in enumerate(items):
+            if ended():
+                return False
             share = (number + done / len(items)) / self.effort.rounds
-            self.progress(
-                share,
-                f"round {number + 1} of {self.effort.rounds}, {len(self.steps):,} steps measured",
-            )
+            self.progress(share, f"{said}, {len(self.steps):,} steps measured")
+            self.between()
             if isinstance(item, Ladder):
                 self._ladder(number, point, item, self.effort.decode_repeats, rng)
             elif item.kind == "leaving":
@@ -163,6 +285,7 @@ class _Run:
                 self._with_decodes(number, point, item, rng)
             else:
                 self._prefill(number, point, item, self.effort.prefill_repeats, rng)
+        return True
 
     def _note(self, kind: str, point: int, number: int, t: Timing, first: bool = False) -> None:
         times = t.seconds, t.exec_s, t.device_s, t.off_core_s
@@ -285,6 +408,11 @@ class _Run:
         self._clear([name, other])
 
 
+def _numbers(point: int, item: Ladder | Point) -> range:
+    """The points of a group, of which `point` is the first."""
+    return range(point, point + (len(item.batches) if isinstance(item, Ladder) else 1))
+
+
 def _drawn(item: Point, rng: np.random.Generator) -> list[tuple[int, int]]:
     return [
         (new - int(rng.random() * item.vary * new), resident) for new, resident in item.prefills
@@ -307,13 +435,8 @@ def _provenance(engine: VllmEngine, run: _Run, start_s: float) -> dict:
         "block_tokens": settings.block_tokens,
         "seed": run.seed,
         "effort": asdict(run.effort),
-        "rounds": run.rounds,
         "contexts": "adopted" if run.bench.adopt else "computed",
         "start_s": start_s,
-        "elapsed_s": run.elapsed_s,
-        "empty_s": float(np.median(run.empty_s)),
-        "submit_s": float(np.median(run.bench.submit_s)),
-        "swap": run.swap_note,
     }
 
 

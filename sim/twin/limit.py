@@ -1,0 +1,56 @@
+"""A time limit on many runs: each part gets an even share of what is left, and what is under way
+when the time is up is given up. What only prepares runs does not count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class TimeUp(Exception):
+    """The run under way was given up, since the time was up."""
+
+
+class TimeLimit:
+    """seconds: of wall time from now on; None: no limit."""
+
+    def __init__(
+        self, seconds: float | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._now = now
+        self._end = float("inf") if seconds is None else now() + seconds
+
+    def share(self, parts: int) -> TimeLimit:
+        """The limit of the next one of `parts` equal parts that are left."""
+        now = self._now()
+        found = TimeLimit(now=self._now)
+        found._end = now + max(self._end - now, 0.0) / parts
+        return found
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Time does not count inside."""
+        begun = self._now()
+        try:
+            yield
+        finally:
+            self._end += self._now() - begun
+
+    def up(self) -> bool:
+        return self._now() >= self._end
+
+    def check(self) -> None:
+        """Raises TimeUp when the time is up."""
+        if self.up():
+            raise TimeUp
+
+    def around(self, report: Callable[..., None] | None) -> Callable[..., None]:
+        """`report`, of a run's progress, which ends the run when the time is up."""
+
+        def reported(*state) -> None:
+            self.check()
+            if report is not None:
+                report(*state)
+
+        return reported
