@@ -1,5 +1,5 @@
-"""vLLM V1's scheduler as released: running requests first, one token budget, chunked prefill, prefix
-caching, preemption by recomputation. 0.32's rules, or with `release` those of an older one.
+"""vLLM V1's scheduler as released: running requests first, one token budget, chunked prefill,
+prefix caching, preemption by recomputation. 0.32's rules, or with `release` those of an older one.
 
 Source: vLLM `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`. Decision for decision the
 same as the real class: tests/identity steps both side by side, with any release installed.

@@ -1,5 +1,4 @@
-"""Where releases of vLLM decide otherwise, as far as policy `vllm` goes. A release that is not named
-here decides like the next older one that is."""
+"""Where releases of vLLM decide otherwise, as far as policy `vllm` goes (docs/engines.md)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import os
 import tempfile
 
 from tests.identity.protocol import EngineSettings
-from tests.identity.release import seats, with_fields
+from tests.identity.release import batches_under_way, seats, with_fields
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -110,7 +110,7 @@ def build_scheduler(settings: EngineSettings):
         "reserve_full_isl": getattr(scheduler, "scheduler_reserve_full_isl", False),
         "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
         "max_model_len": scheduler.max_model_len,
-        "async_scheduling": config.max_concurrent_batches == 2,
+        "async_scheduling": batches_under_way(config) == 2,
     }
     for name, value in in_force.items():
         if value != getattr(settings, name):

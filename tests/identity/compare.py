@@ -103,8 +103,8 @@ def run_identity(
     """Run `requests` on the real scheduler and on `make_ours(settings)` until both are done or
     first differ.
 
-    Both have the settings that the installed release knows. A step is one schedule of both sides while a request is unfinished; idle gaps between arrivals
-    are skipped and not counted. `hashing` as in RealScheduler. An exception on our side is a
+    Both have the settings that the installed release knows. A step is one schedule of both sides
+    while a request is unfinished; idle gaps between arrivals are skipped and not counted. `hashing` as in RealScheduler. An exception on our side is a
     mismatch at that step.
 
     leaving  share of the steps before which some client, chosen at random among all, leaves (now

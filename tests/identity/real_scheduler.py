@@ -24,7 +24,7 @@ import numpy as np
 from tests.identity.build_vllm import build_scheduler
 from tests.identity.mutations import Mutation
 from tests.identity.protocol import EngineSettings, Observed
-from tests.identity.release import computes_chunk
+from tests.identity.release import computes_chunk, no_end_of_text
 
 # A token id no prompt block uses; outputs of request n are OUTPUT_BASE + n * OUTPUT_STRIDE +
 # position.
@@ -197,6 +197,7 @@ class RealScheduler:
                 arrival_time=arrival,
                 priority=priority,
                 block_hasher=hasher if self.settings.enable_prefix_caching else None,
+                **no_end_of_text(Request),
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 
 from tests.identity.protocol import EngineSettings
 from twinserve.policies.baselines.vllm_rules import RULES, VllmRules
@@ -16,6 +17,13 @@ def with_fields(kind: type, **arguments):
     return kind(**{name: value for name, value in arguments.items() if name in known})
 
 
+def no_end_of_text(kind: type) -> dict:
+    """What a request's constructor asks for besides, in releases that want to know the token that
+    ends a text."""
+    asked = "eos_token_id" in inspect.signature(kind).parameters
+    return {"eos_token_id": None} if asked else {}
+
+
 def seats(scheduler) -> int:
     """How many requests it runs together; the name of the field has changed."""
     for name in ("max_num_active_reqs", "max_num_running_reqs"):
@@ -24,15 +32,20 @@ def seats(scheduler) -> int:
     raise AttributeError("this vLLM's scheduler does not say how many requests run together")
 
 
+def batches_under_way(config) -> int:
+    """How many steps an engine of this VllmConfig schedules before it hears of the first one; older
+    releases leave it to the executor, which goes by the setting."""
+    of_setting = 2 if config.scheduler_config.async_scheduling else 1
+    return getattr(config, "max_concurrent_batches", of_setting)
+
+
 def computes_chunk(request) -> bool:
     """Whether the step just scheduled leaves known tokens of it to compute. Without a field for
     that: the count of computed tokens is ahead already, and a token in flight is not of a prompt's
     chunk."""
     if hasattr(request, "is_prefill_chunk"):
         return request.is_prefill_chunk
-    return (
-        request.num_output_placeholders == 0 and request.num_computed_tokens < request.num_tokens
-    )
+    return request.num_output_placeholders == 0 and request.num_computed_tokens < request.num_tokens
 
 
 def known_settings(settings: EngineSettings) -> EngineSettings:
@@ -70,7 +83,9 @@ def installed_release() -> str:
     for release, known in RULES.items():
         if known == rules:
             return release
-    raise LookupError(f"no release known to policy vllm has the rules of the installed one: {rules}")
+    raise LookupError(
+        f"no release known to policy vllm has the rules of the installed one: {rules}"
+    )
 
 
 def _scheduler(**settings):

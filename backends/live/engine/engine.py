@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinserve.backends.live.engine.planned import PlannedStep, ScheduledStep
+from twinserve.backends.live.needs import require
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 
 _WARM_TOKENS = 1024  # longer steps take so long that preparing them is lost in it
@@ -71,6 +72,13 @@ class StepAnswer:
     transfers: list
 
 
+def uses_of(settings: LiveSettings) -> tuple[str, ...]:
+    """What the engine is used for, by the names of needs.NEEDS."""
+    if settings.physical:
+        return ("physical",)
+    return ("engine", "swapping") if settings.swap_blocks else ("engine",)
+
+
 @contextlib.contextmanager
 def engine_environment(settings: LiveSettings) -> Iterator[None]:
     """What the engine needs from its process, taken back afterwards: vLLM sets environment
@@ -119,6 +127,7 @@ class VllmEngine:
         self._exit = contextlib.ExitStack()
         self._exit.enter_context(engine_environment(settings))
         try:
+            require(*uses_of(settings))
             self._engine = self._build()
             self._client = self._engine.engine_core
             self.scheduler = self._client.engine_core.scheduler
@@ -245,8 +254,11 @@ class VllmEngine:
             logprobs=logprobs,
             detokenize=False,
         )
+        # some releases want to know the token that ends a text
+        no_end = {"eos_token_id": None} if hasattr(EngineCoreRequest, "eos_token_id") else {}
         self._client.add_request(
             EngineCoreRequest(
+                **no_end,
                 request_id=request_id,
                 prompt_token_ids=prompt,
                 mm_features=None,

@@ -1,4 +1,4 @@
-"""The free queue of vLLM up to 0.22: every freed block goes to its end, with reusable text or without.
+"""The free queue of vLLM up to 0.22: every freed block goes to its end, with reusable text or not.
 
 Source: vLLM 0.22 `v1/core/block_pool.py`, `BlockPool.free_blocks`. Blocks that were never taken are
 at the front, as in later releases.
