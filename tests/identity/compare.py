@@ -104,8 +104,8 @@ def run_identity(
     first differ.
 
     Both have the settings that the installed release knows. A step is one schedule of both sides
-    while a request is unfinished; idle gaps between arrivals are skipped and not counted. `hashing` as in RealScheduler. An exception on our side is a
-    mismatch at that step.
+    while a request is unfinished; idle gaps between arrivals are skipped and not counted. `hashing`
+    as in RealScheduler. An exception on our side is a mismatch at that step.
 
     leaving  share of the steps before which some client, chosen at random among all, leaves (now
              and then several)
