@@ -207,8 +207,8 @@ def _lack(where: str, need: Need) -> str:
     try:
         found = import_module(module)
     except ImportError as error:
-        # one of its own modules, or something that it needs and is not installed
-        return module if (error.name or "").startswith("vllm") else f"{module} ({error})"
+        # the module, or something that it needs and is not installed
+        return module if f"{module}.".startswith(f"{error.name}.") else f"{module} ({error})"
     for part in path.split("."):
         if not hasattr(found, part):
             return name

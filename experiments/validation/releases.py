@@ -1,5 +1,5 @@
-"""What it changes to simulate a measured run with the rules of the vLLM release that it was measured
-on: the times of each request under both, and the errors of their means."""
+"""What it changes to simulate a measured run with the rules of the vLLM release that it was
+measured on: the times of each request under both, and the errors of their means."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def of_release(truth: Path, case: Case) -> list[dict]:
 def releases_markdown(rows: list[dict]) -> str:
     """The rows of `of_release` as a table."""
     lines = [
-        "| run | rules | preemptions | TTFT, TPOT, E2E means against measured | requests with other "
-        "times than under 0.32 (largest change) |",
+        "| run | rules | preemptions | TTFT, TPOT, E2E means against measured | requests with "
+        "other times than under 0.32 (largest change) |",
         "|---|---|---|---|---|",
     ]
     for row in rows:

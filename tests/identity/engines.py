@@ -5,8 +5,8 @@
 Rules are those that the release is seen to follow. Each class of scenarios runs with synchronous
 and with asynchronous scheduling, `seeds` times for at most `steps` steps: with the option `release`
 of policy vllm that has these rules, and where that is not 0.32 with 0.32's too, to count the runs
-that part. --tests adds what pytest wrote (--junitxml) of the tests of a use of the twin. Exit code 1
-where a step differs.
+that part. --tests adds what pytest wrote (--junitxml) of the tests of a use of the twin. Exit code
+1 where a step differs.
 """
 
 from __future__ import annotations
