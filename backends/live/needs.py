@@ -79,7 +79,10 @@ _ENGINE = (
             "kv_transfer_config",
         ),
     ),  # fmt: skip
-    Need("vllm.v1.engine.llm_engine:LLMEngine.from_engine_args", ("engine_args",)),
+    Need("vllm.engine.arg_utils:EngineArgs.create_engine_config"),
+    Need(
+        "vllm.v1.engine.llm_engine:LLMEngine.from_vllm_config", ("vllm_config", "disable_log_stats")
+    ),
     Need("vllm.v1.engine.llm_engine:LLMEngine.reset_prefix_cache"),
     Need(
         "vllm:SamplingParams", ("max_tokens", "temperature", "ignore_eos", "logprobs", "detokenize")

@@ -178,7 +178,12 @@ class VllmEngine:
             for name, value in arguments.items()
             if name in EngineArgs.__dataclass_fields__
         }
-        return LLMEngine.from_engine_args(EngineArgs(**known))
+        config = EngineArgs(**known).create_engine_config()
+        parallel = config.parallel_config
+        alone = parallel.world_size == 1 and "distributed_executor_backend" not in known
+        if alone and parallel.distributed_executor_backend == "mp":
+            parallel.distributed_executor_backend = "uni"  # else the worker is another process
+        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
 
     def _physical(self) -> dict:
         """Arguments of an engine whose layout is the ledger's. Engines built later are as usual."""
