@@ -88,6 +88,13 @@ def installed_release() -> str:
     )
 
 
+def with_own_rules(options: dict) -> dict:
+    """Options of a server, of which policy vllm takes the rules of the installed release."""
+    if options["policy"] != "vllm":
+        return options
+    return options | {"policy": f"vllm:release={installed_release()}"}
+
+
 def _scheduler(**settings):
     from tests.identity.real_scheduler import RealScheduler
 
