@@ -8,7 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 # release -> what passed its tests there (docs/engines.md)
 KNOWN = {
     "0.32.0": ("engine", "swapping", "physical", "serving"),
+    "0.29.0": ("engine",),
     "0.25.1": ("engine", "swapping", "physical", "serving"),
+    "0.22.0": ("engine",),
+    "0.19.0": ("engine",),
+    "0.15.1": ("engine",),
 }
 
 
