@@ -10,7 +10,7 @@ KNOWN = {
     "0.32.0": ("engine", "swapping", "physical", "serving"),
     "0.29.0": ("engine", "serving"),
     "0.25.1": ("engine", "swapping", "physical", "serving"),
-    "0.22.0": ("engine",),
+    "0.22.0": ("engine", "serving"),
     "0.19.0": ("engine", "serving"),
     "0.15.1": ("engine",),
 }
