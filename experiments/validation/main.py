@@ -18,6 +18,7 @@ import numpy as np
 from cyclopts import Parameter
 
 from twinserve.experiments.validation.overload import of_run, of_steps, overload_markdown
+from twinserve.experiments.validation.releases import of_release, releases_markdown
 from twinserve.experiments.validation.runs import (
     CASES,
     Case,
@@ -139,6 +140,7 @@ def validation(
     ] = None,
     events: Annotated[bool, Parameter(negative="")] = False,
     overload: Annotated[bool, Parameter(negative="")] = False,
+    releases: Annotated[bool, Parameter(negative="")] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Simulate measured runs of real engines and print the errors.
@@ -156,6 +158,8 @@ def validation(
         same batches.
     overload: bool
         Also ask whether steps of full batches grow longer with scheduling, or through a run.
+    releases: bool
+        Also simulate the runs with the rules of older releases of vLLM.
     as_json: bool
         Print the results as JSON.
     """
@@ -182,10 +186,13 @@ def validation(
         found = of_steps(folder / "steps" / "h100_vllm_steps.csv.gz")
         dense = [case for case in cases if "ep2" not in case.profile]
         report["overload"] = found + [run for case in dense if (run := of_run(folder, case))]
+    if releases:
+        report["releases"] = [row for case in cases for row in of_release(folder, case)]
     if out is not None:
         write_atomically(out / "results.json", dump_json(report).encode())
     text = markdown(report) + ("\n" + events_markdown(report["events"]) if events else "")
     text += "\n" + overload_markdown(report["overload"]) if overload else ""
+    text += "\n" + releases_markdown(report["releases"]) if releases else ""
     print(dump_json(report) if as_json else text, end="")
 
 

@@ -175,13 +175,13 @@ def model_of(run: MeasuredRun, profile: Profile) -> StepTimeModel:
     return profile.model(run.arguments["max_num_seqs"])
 
 
-def simulate(run: MeasuredRun, profile: Profile) -> RunRows:
-    """The run under policy `vllm`, asynchronous scheduling and prefix caching as in the measured
-    engine."""
+def simulate(run: MeasuredRun, profile: Profile, policy: str = "vllm") -> RunRows:
+    """The run under policy `vllm` (with options, where given), asynchronous scheduling and prefix
+    caching as in the measured engine."""
     given = run.arguments
     blocks = blocks_of(run, profile)
     config = SimulationConfig(
-        policy=("vllm",),
+        policy=(policy,),
         trace=run.case.folder,
         profile=profile.name,
         replicas=given["data_parallel_size"],
@@ -197,7 +197,7 @@ def simulate(run: MeasuredRun, profile: Profile) -> RunRows:
         kv_bytes_per_token=int(profile.kv_bytes_per_token),
     )
     hardware = Hardware(profile, model_of(run, profile), limits, blocks, 0, BLOCK_TOKENS)
-    spec = parse_policy("vllm")
+    spec = parse_policy(policy)
     ranks = given["enable_expert_parallel"] and config.replicas > 1
     simulation = Simulation(
         Inputs(config, workload(run), hardware, (spec,), ()),

@@ -1,8 +1,8 @@
-"""vLLM V1's scheduler as released (0.32): running requests first, one token budget, chunked
-prefill, prefix caching, preemption by recomputation.
+"""vLLM V1's scheduler as released: running requests first, one token budget, chunked prefill,
+prefix caching, preemption by recomputation. 0.32's rules, or with `release` those of an older one.
 
 Source: vLLM `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`. Decision for decision the
-same as the real class: tests/identity steps both side by side.
+same as the real class: tests/identity steps both side by side, with any release installed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 from pydantic import Field
 
 from twinserve.policies.base import Options, Policy, SystemView
+from twinserve.policies.baselines.vllm_rules import RULES, Release
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.queues import make_queue
 from twinserve.policies.parts.runs import further_steps
@@ -28,6 +30,7 @@ class VllmOptions(Options):
     long_prefill_token_threshold: int = Field(0, ge=0)  # tokens a step of one prompt; 0: no cap
     watermark: float = Field(0.0, ge=0.0, lt=1.0)  # fraction of blocks an admission leaves free
     scheduler_reserve_full_isl: bool = True  # admit only if all known tokens would fit now
+    release: Release = "0.32"  # whose rules
 
 
 class VllmPolicy(Policy[VllmOptions]):
@@ -38,6 +41,14 @@ class VllmPolicy(Policy[VllmOptions]):
     keeps_ending = True
 
     def setup(self) -> None:
+        self._rules = rules = RULES[self.options.release]
+        self.blank_blocks_first = rules.blank_blocks_first
+        self._reserves = rules.reserves_whole_prompts and self.options.scheduler_reserve_full_isl
+        if self.options.watermark and not rules.knows_watermark:
+            raise PolicyError(
+                f"policy {self.name!r}, option watermark={self.options.watermark}: vLLM "
+                f"{self.options.release} has no watermark; leave it out"
+            )
         if not self.options.enable_chunked_prefill:
             self.prompt_budget = self.limits.max_num_batched_tokens
         self.waiting = make_queue(self.options.scheduling)
@@ -119,7 +130,7 @@ class VllmPolicy(Policy[VllmOptions]):
 
     def _long_prefill_cap(self) -> int:
         """A lone request has nobody to starve: it may use the whole budget."""
-        alone = len(self.running) + len(self.waiting) <= 1
+        alone = self._rules.lone_prompt_uncapped and len(self.running) + len(self.waiting) <= 1
         return 0 if alone else self.options.long_prefill_token_threshold
 
     def _grant_one_by_one(
@@ -129,6 +140,7 @@ class VllmPolicy(Policy[VllmOptions]):
         grant fits."""
         budget = self.limits.max_num_batched_tokens
         granted: dict[int, int] = {}
+        follows = self._rules.cursor_follows_victims
         index = 0
         while index < len(self.running) and budget > 0:
             row = self.running[index]
@@ -143,7 +155,7 @@ class VllmPolicy(Policy[VllmOptions]):
             while not fits:
                 victim_index = self._victim(requests)
                 victim = self.running.pop(victim_index)
-                if victim_index < index:
+                if victim_index < index and (follows or victim in granted):
                     index -= 1
                 budget += granted.pop(victim, 0)
                 ledger.drop(victim)
@@ -191,7 +203,7 @@ class VllmPolicy(Policy[VllmOptions]):
                 break
             new = min(new, budget)
             keep_free = int(self.options.watermark * (ledger.num_blocks + 1)) if self.running else 0
-            reserve = known if self.options.scheduler_reserve_full_isl else 0
+            reserve = known if self._reserves else 0
             if not ledger.admit(row, hit + new, hit, keep_free, reserve):
                 break
             self.waiting.pop()

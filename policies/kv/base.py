@@ -86,6 +86,11 @@ class KvLedger(ABC):
         a ledger lies as a whole, in blocks of its own."""
         return num_blocks
 
+    def reuse_in_order(self) -> None:
+        """Before the first row: freed blocks without reusable text shall be used again in their
+        turn among the cached ones, not before them. Default: nothing to change, since no prefix is
+        cached, or prefixes leave by a rule of the ledger's own."""
+
     # -- questions ---------------------------------------------------------------------------------
     @property
     @abstractmethod

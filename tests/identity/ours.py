@@ -6,6 +6,8 @@ import numpy as np
 
 from tests.identity.mutations import Mutation
 from tests.identity.protocol import EngineSettings, Observed
+from tests.identity.release import installed_release
+from twinserve.policies.baselines.vllm_rules import Release
 
 
 def vllm_stepper(
@@ -31,10 +33,15 @@ class OurScheduler:
     """`tests.sim.stepper` behind the `Side` protocol.
 
     The ledger wants dense content ids, so each new content id of a scenario gets the next number.
-    `policy` and `ledger` are what mutations break.
+    `policy` and `ledger` are what mutations break. release: whose rules; None: the installed one's.
     """
 
-    def __init__(self, settings: EngineSettings, mutation: Mutation | None = None) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        mutation: Mutation | None = None,
+        release: Release | None = None,
+    ) -> None:
         from twinserve.policies.base import EngineLimits
 
         self.settings = settings
@@ -53,6 +60,7 @@ class OurScheduler:
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
             watermark=settings.watermark,
             scheduler_reserve_full_isl=settings.reserve_full_isl,
+            release=release or installed_release(),
         )
         self.policy = self.stepper.core.policy
         self.ledger = self.stepper.core.ledger

@@ -24,6 +24,7 @@ import numpy as np
 from tests.identity.build_vllm import build_scheduler
 from tests.identity.mutations import Mutation
 from tests.identity.protocol import EngineSettings, Observed
+from tests.identity.release import computes_chunk, no_end_of_text
 
 # A token id no prompt block uses; outputs of request n are OUTPUT_BASE + n * OUTPUT_STRIDE +
 # position.
@@ -196,6 +197,7 @@ class RealScheduler:
                 arrival_time=arrival,
                 priority=priority,
                 block_hasher=hasher if self.settings.enable_prefix_caching else None,
+                **no_end_of_text(Request),
             )
         )
 
@@ -283,7 +285,7 @@ class RealScheduler:
         ids = list(plan.num_scheduled_tokens)
         sampled = []
         for request_id in ids:
-            if self.scheduler.requests[request_id].is_prefill_chunk:
+            if computes_chunk(self.scheduler.requests[request_id]):
                 self.counters.partial_chunks += 1
                 sampled.append([])
             else:

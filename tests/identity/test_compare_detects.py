@@ -81,6 +81,7 @@ live = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
 class TestAgainstVllm:
     pytestmark = live
 
+    @pytest.mark.usefixtures("newest")
     @pytest.mark.parametrize("mutation", VLLM_MUTATIONS, ids=lambda m: m.name)
     def test_a_broken_rule_is_seen_in_the_decisions(self, mutation):
         generate, seed = mutation.witness

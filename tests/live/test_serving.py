@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.identity.release import with_own_rules
 from twinserve.backends.live.engine import tiny_model
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
@@ -55,7 +56,7 @@ class Served:
             LONGEST,
             prefix_caching=True,
             scheduler=SCHEDULER,
-            extra={"additional_config": {"clients": "trusted", **options}},
+            extra={"additional_config": {"clients": "trusted", **with_own_rules(options)}},
         )
         self.engine = VllmEngine(settings)
         self.core = self.engine._client.engine_core

@@ -11,6 +11,7 @@ import pytest
 
 from tests.identity.build_vllm import _model_config
 from tests.identity.real_scheduler import _vllm_hasher
+from tests.identity.release import with_own_rules
 
 pytestmark = [pytest.mark.live]
 
@@ -52,7 +53,7 @@ def make_scheduler(options: dict, blocks: int):
             is_encoder_decoder=False,
         ),
         cache_config=CacheConfig(block_size=SIZE, enable_prefix_caching=True),
-        additional_config=options,
+        additional_config=with_own_rules(options),
     )
     config.cache_config.num_gpu_blocks = blocks + 1
     config.scheduler_config.async_scheduling = True  # vLLM's CPU platform turns it off

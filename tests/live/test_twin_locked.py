@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.identity.release import installed_release
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.tiny_model import write_model
 from twinserve.sim.results.decisions import DecisionLog, read_log
@@ -41,10 +42,10 @@ def locked(log: DecisionLog, model) -> LockedReplay:
 
 @pytest.fixture(scope="module")
 def vllm_log(vllm, tmp_path_factory) -> DecisionLog:
-    """Shared prompts, evictions, preemptions: policy vllm on a pool that is too small for the
-    embedded Mooncake replica."""
+    """Shared prompts, evictions, preemptions: policy vllm, with the rules of the engine's release,
+    on a pool that is too small for the embedded Mooncake replica."""
     settings = {
-        "policy": ("vllm",),
+        "policy": (f"vllm:release={installed_release()}",),
         "trace": "mooncake",
         "offline": True,
         "rate_scale": 30.0,

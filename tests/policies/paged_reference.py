@@ -15,9 +15,12 @@ class Block:
 
 class PagedReference:
     """Free blocks are one queue, as in vLLM: blank ones go to its front, findable ones to its end,
-    and blocks are taken from the front."""
+    and blocks are taken from the front. in_order: all go to its end, as in vLLM up to 0.22."""
 
-    def __init__(self, blocks: int, size: int, host: int, caching: bool) -> None:
+    def __init__(
+        self, blocks: int, size: int, host: int, caching: bool, in_order: bool = False
+    ) -> None:
+        self.in_order = in_order
         self.size, self.host_room, self.caching = size, host, caching
         self.queue = [Block() for _ in range(blocks)]
         self.holders: dict[object, list[Block]] = {}  # content -> blocks, the first published first
@@ -101,7 +104,8 @@ class PagedReference:
         for block in reversed(self.rows.pop(row)):
             block.users.remove(row)
             if not block.users:
-                (blank if block.content is None else findable).append(block)
+                blank_first = block.content is None and not self.in_order
+                (blank if blank_first else findable).append(block)
         self.queue = blank + self.queue + findable
         del self.published[row]
 

@@ -47,13 +47,15 @@ def snapshot(ledger: PagedLedger) -> dict:
 class World:
     """Ledger and reference side by side. `pick(options)` chooses one of a sequence."""
 
-    def __init__(self, pick, blocks: int, host: int, caching: bool) -> None:
+    def __init__(self, pick, blocks: int, host: int, caching: bool, in_order: bool = False) -> None:
         self.pick = pick
         self.table = RequestTable()
         self.ledger = PagedLedger(
             self.table, blocks, SIZE, host, caching, shared_contents=8 * TEXTS
         )
-        self.reference = PagedReference(blocks, SIZE, host, caching)
+        if in_order:
+            self.ledger.reuse_in_order()
+        self.reference = PagedReference(blocks, SIZE, host, caching, in_order)
         self.live: list[int] = []
         self.granted: dict[int, int] = {}
         self.moved: list[tuple[int, str, int]] = []
@@ -247,10 +249,11 @@ class Lockstep(RuleBasedStateMachine):
         blocks=st.integers(3, 24),
         host=st.sampled_from([0, 5, 20]),
         cached=st.booleans(),
+        in_order=st.booleans(),
     )
-    def start(self, seed, blocks, host, cached):
+    def start(self, seed, blocks, host, cached, in_order):
         # Arguments come from one seeded source: drawn one by one they would be mostly zeros.
-        self.world = World(random.Random(seed).choice, blocks, host, cached)
+        self.world = World(random.Random(seed).choice, blocks, host, cached, in_order)
         self.world.submit()
 
     @rule()
@@ -303,10 +306,11 @@ def walk(world: World, rng: random.Random) -> None:
         world.compare()
 
 
+@pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_long_walks_agree_with_the_reference(seed):
+def test_long_walks_agree_with_the_reference(seed, in_order):
     """Deeper into a full memory than short sequences of rules come."""
     rng = random.Random(seed)
-    host, cached = rng.choice((0, 5, 20)), rng.random() < 0.7
-    world = World(rng.choice, rng.randint(3, 24), host, cached)
+    host, cached = rng.choice((0, 5, 20)), rng.random() < 0.7 or in_order
+    world = World(rng.choice, rng.randint(3, 24), host, cached, in_order)
     walk(world, rng)

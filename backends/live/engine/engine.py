@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinserve.backends.live.engine.planned import PlannedStep, ScheduledStep
+from twinserve.backends.live.needs import require
 from twinserve.backends.live.physical.layers import NULL_PAGES
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 
@@ -78,6 +79,13 @@ class StepAnswer:
     transfers: list
 
 
+def uses_of(settings: LiveSettings) -> tuple[str, ...]:
+    """What the engine is used for, by the names of needs.NEEDS."""
+    if settings.physical:
+        return ("physical",)
+    return ("engine", "swapping") if settings.swap_blocks else ("engine",)
+
+
 @contextlib.contextmanager
 def engine_environment(settings: LiveSettings) -> Iterator[None]:
     """What the engine needs from its process, taken back afterwards: vLLM sets environment
@@ -126,6 +134,7 @@ class VllmEngine:
         self._exit = contextlib.ExitStack()
         self._exit.enter_context(engine_environment(settings))
         try:
+            require(*uses_of(settings))
             self._engine = self._build()
             self._client = self._engine.engine_core
             self.scheduler = self._client.engine_core.scheduler
@@ -176,7 +185,12 @@ class VllmEngine:
             for name, value in arguments.items()
             if name in EngineArgs.__dataclass_fields__
         }
-        return LLMEngine.from_engine_args(EngineArgs(**known))
+        config = EngineArgs(**known).create_engine_config()
+        parallel = config.parallel_config
+        alone = parallel.world_size == 1 and "distributed_executor_backend" not in known
+        if alone and parallel.distributed_executor_backend == "mp":
+            parallel.distributed_executor_backend = "uni"  # else the worker is another process
+        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
 
     def _physical(self) -> dict:
         """Arguments of an engine whose layout is the ledger's. Engines built later are as usual."""
@@ -290,8 +304,11 @@ class VllmEngine:
             logprobs=logprobs,
             detokenize=False,
         )
+        # some releases want to know the token that ends a text
+        no_end = {"eos_token_id": None} if hasattr(EngineCoreRequest, "eos_token_id") else {}
         self._client.add_request(
             EngineCoreRequest(
+                **no_end,
                 request_id=request_id,
                 prompt_token_ids=prompt,
                 mm_features=None,

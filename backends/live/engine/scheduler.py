@@ -16,7 +16,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from twinserve.backends.live.engine.planned import PlannedStep, ScheduledStep
-from twinserve.backends.live.versions import LiveEngineError, has_double, second_queue
+from twinserve.backends.live.needs import require_state
+from twinserve.backends.live.versions import LiveEngineError, has_double, second_queues
 from twinserve.policies.plan import Preemption
 
 
@@ -30,6 +31,7 @@ class Steering:
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        require_state(self)
         if self.policy is not SchedulingPolicy.FCFS:
             raise LiveEngineError(
                 "a steered engine takes its order from the policy: leave --scheduling-policy at "
@@ -41,7 +43,7 @@ class Steering:
         # Whoever decides has made room for whole prompts already; vLLM's own admission rule would
         # come on top.
         self.scheduler_reserve_full_isl = False
-        self._second = second_queue(self)
+        self._others = second_queues(self)
         self._steered: PlannedStep | None = None  # while schedule() runs
         self._unplanned: list[str] = []
         # the pool has room for every text once
@@ -80,10 +82,9 @@ class Steering:
             if self.requests[i].status != RequestStatus.RUNNING
         ]
         paused = [r for r in self.running if r.request_id not in planned.grants]
-        queues = (getattr(self, self._second), self.waiting)
-        unseen = [r for queue in queues for r in queue if r.request_id not in planned.grants]
-        self.running, self.waiting = running, self._queue(waiting)
-        setattr(self, self._second, self._queue([]))
+        unseen = [r for r in self._all_waiting() if r.request_id not in planned.grants]
+        self.running = running
+        self._show(waiting)
         self._steered, self._unplanned = planned, []
         # vLLM cuts a chunk to a model's alignment through this hook; here it is cut to the grant.
         aligned, self.need_mamba_block_aligned_split = self.need_mamba_block_aligned_split, True
@@ -93,11 +94,19 @@ class Steering:
             self.need_mamba_block_aligned_split = aligned
             self._steered = None
             self.running = paused + self.running
-            left = [r for queue in (getattr(self, self._second), self.waiting) for r in queue]
-            self.waiting, rest = self._queue(left + unseen), self._queue([])
-            setattr(self, self._second, rest)
+            self._show(self._all_waiting() + unseen)
         self._note(planned, output, {r.request_id for r in waiting})
         return output
+
+    def _all_waiting(self) -> list:
+        queues = (*(getattr(self, name) for name in self._others), self.waiting)
+        return [request for queue in queues for request in queue]
+
+    def _show(self, requests: list) -> None:
+        """They wait, in this order, and nobody else."""
+        self.waiting = self._queue(requests)
+        for name in self._others:
+            setattr(self, name, self._queue([]))
 
     def _queue(self, requests: list):
         queue = create_request_queue(SchedulingPolicy.FCFS)

@@ -15,15 +15,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.request import Request, RequestStatus
-
 from twinserve.backends.counts import LAYERS_STAY_TOGETHER
 from twinserve.backends.live.engine.planned import PlannedStep
-from twinserve.backends.live.engine.scheduler import Steering
 from twinserve.backends.live.serving.attributes import (
     BadAttributeError,
     RequestAttributes,
@@ -31,6 +24,16 @@ from twinserve.backends.live.serving.attributes import (
 )
 from twinserve.backends.live.serving.decider import Decider, EngineState
 from twinserve.backends.live.serving.engine import engine_facts, unsupported
+from twinserve.backends.live.serving.names import (
+    AsyncScheduler,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    PauseState,
+    Request,
+    RequestStatus,
+    Scheduler,
+    Steering,
+)
 from twinserve.backends.live.serving.options import build_core, clients_of, read_options
 from twinserve.backends.live.serving.stats import ServingStats
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
@@ -71,7 +74,6 @@ class PolicyScheduling(Steering):
 
     def __init__(self, vllm_config, *args, **kwargs) -> None:
         try:
-            installed_vllm()
             options = read_options(vllm_config.additional_config or {})
             fault = unsupported(vllm_config, self.asynchronous)
             if fault:

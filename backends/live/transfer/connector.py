@@ -13,7 +13,7 @@ belongs to. Choose it with
     host_blocks or host_tokens  room on the host
     staging_bytes               device memory for copies under way, on a GPU (256 MiB)
 
-Imports vLLM (0.25 to 0.32): name it by path.
+Imports vLLM: name it by path.
 """
 
 from __future__ import annotations

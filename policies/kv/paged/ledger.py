@@ -12,6 +12,7 @@ import numpy as np
 
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.events import KvEvents, KvListener
+from twinserve.policies.kv.paged.one_queue import OneQueuePool
 from twinserve.policies.kv.paged.pool import BlockPool
 from twinserve.policies.kv.tiers import Holdings, Tier
 from twinserve.policies.kv.undo import UndoLedger
@@ -68,25 +69,26 @@ class PagedLedger(UndoLedger):
         self.shared_contents = shared_contents if prefix_caching else 0
         self.pool = BlockPool(num_blocks, self.shared_contents)
         self._tables: dict[int, _BlockTable] = {}
-        # of rows that were dropped: they may find their own blocks again
-        self._contents: dict[int, np.ndarray] = {}
+        self._contents: dict[int, np.ndarray] = {}  # of dropped rows: they may find their blocks
         # row -> hit_tokens, with the pool's version and the known tokens that it is of
         self._hits: dict[int, tuple[int, int, int]] = {}
         self._held = np.zeros(FIRST_ROWS, np.int64)  # row -> blocks
-        self._published = np.zeros(
-            FIRST_ROWS, np.int64
-        )  # row -> leading blocks that others can find
+        # row -> leading blocks that others can find
+        self._published = np.zeros(FIRST_ROWS, np.int64)
         self._swapped: dict[int, int] = {}  # row -> tokens on the host
         self.host = Holdings(Tier(host_blocks, f"blocks of {block_tokens} tokens"), self._undo)
         # rows of both classes have been seen; until then all used blocks are real-time
         self._mixed = False
-        # real-time rows that use a block, kept once mixed
-        self._rt_refs = np.zeros(0, np.int64)
+        self._rt_refs = np.zeros(0, np.int64)  # real-time rows that use a block, kept once mixed
         self._rt_blocks = 0
         self.setup()
 
     def setup(self) -> None:
         """What a subclass keeps besides; the parameters are set."""
+
+    def reuse_in_order(self) -> None:
+        if self.prefix_caching and type(self.pool) is BlockPool:
+            self.pool = OneQueuePool(self.num_blocks, self.shared_contents)
 
     # -- questions ---------------------------------------------------------------------------------
     @property
@@ -139,7 +141,7 @@ class PagedLedger(UndoLedger):
             free=self.pool.free,
             real_time=self._rt_blocks if self._mixed else used,
             best_effort=used - self._rt_blocks if self._mixed else 0,
-            cached=self.pool.cached,
+            cached=self.pool.cached - self.pool.queued_blank,
             host_tokens=sum(self._swapped.values()),
         )
 

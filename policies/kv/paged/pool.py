@@ -42,6 +42,7 @@ class BlockPool:
     version changes whenever what can be found may have changed
     """
 
+    queued_blank = 0  # blocks in the eviction order that hold nothing reusable
     # columns by block -> what they say of one that was never taken
     _columns = {"refs": 0, "content": -1, "_stamp": 0}
 
@@ -317,7 +318,8 @@ class BlockPool:
         if len(order) != self.cached:
             wrong.append(f"{len(order)} blocks in eviction order, {self.cached} counted")
         known = blank[blank < len(self.content)]
-        if (self.content[known] >= 0).any() or (self.content[order] < 0).any():
+        queued_blank = int(np.count_nonzero(self.content[order] < 0))
+        if (self.content[known] >= 0).any() or queued_blank != self.queued_blank:
             wrong.append("a blank block is findable, or a cached one is not")
         holders = np.flatnonzero(self.content >= 0)
         held = self.content[holders]

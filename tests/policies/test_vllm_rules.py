@@ -1,0 +1,100 @@
+"""Policy vllm with the rules of older releases, each seen in what it decides. tests/identity
+compares them with the releases themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.stepper import Stepper
+from twinserve.policies.base import EngineLimits
+from twinserve.policies.baselines.vllm import VllmOptions, VllmPolicy
+from twinserve.policies.baselines.vllm_rules import RULES
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.kv.paged.ledger import PagedLedger
+from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import RequestTable
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+
+RELEASES = list(RULES)
+
+
+def stepper(release: str, blocks: int, caching: bool = False, ahead: bool = False, **options):
+    requests = RequestTable()
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256)
+    ledger = PagedLedger(requests, blocks, 16, prefix_caching=caching)
+    policy = VllmPolicy(limits, VllmOptions(release=release, **options))
+    return Stepper(requests, policy, ledger, ahead)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_prompt_without_company_is_capped_before_0_32(release):
+    one = stepper(release, 16, long_prefill_token_threshold=32)
+    one.submit("lone", 60, 1)
+    assert one.step().scheduled == {"lone": 60 if release == "0.32" else 32}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_before_0_19_a_prompt_is_admitted_when_its_first_chunk_fits(release):
+    one = stepper(release, 8)
+    one.submit("first", 60, 9)
+    one.submit("second", 100, 9)  # 7 blocks, and 4 are free; 4 tokens are left of the budget
+    assert ("second" in one.step().scheduled) == (release == "0.15")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_blank_blocks_are_used_again_before_cached_ones_from_0_25_on(release):
+    one = stepper(release, 4, caching=True)
+    for name, prompt in (("cached", 32), ("half a block", 20), ("next", 10)):
+        one.submit(name, prompt, 1)
+        one.step()
+    assert (one.core.ledger.pool.evicted == 0) == (release not in ("0.15", "0.19"))
+    assert one.core.ledger.pool.problems() == []
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_before_0_29_the_one_behind_a_victim_passed_over_misses_a_step(release):
+    one = stepper(release, 5, ahead=True, scheduling="priority")
+    one.submit("ends", 16, 2, priority=9)
+    one.step()
+    one.submit("grows", 16, 8, priority=1)
+    one.submit("last", 20, 8, priority=2)
+    one.step()
+    seen = one.step()
+    assert seen.preempted == ["ends"] and "grows" in seen.scheduled
+    assert ("last" in seen.scheduled) == (release in ("0.29", "0.32"))
+
+
+@pytest.mark.parametrize("release", ["0.15", "0.19"])
+def test_a_watermark_is_refused_for_a_release_without_one(release):
+    with pytest.raises(PolicyError, match=rf"vLLM {release} has no watermark; leave it out"):
+        stepper(release, 4, watermark=0.1)
+
+
+def test_the_release_is_an_option_and_an_unknown_one_is_named():
+    assert parse_policy("vllm:release=0.19").given.release == "0.19"
+    with pytest.raises(ValueError, match="0.18"):
+        parse_policy("vllm:release=0.18")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_request_ends_with_its_tokens_under_any_rules(release, ahead):
+    """In a memory that is too small for the batch, with shared prompts."""
+    config = SimulationConfig(
+        policy=(f"vllm:release={release}",),
+        trace="mooncake",
+        rate_scale=30.0,
+        requests=40,
+        cap_length=300,
+        num_blocks=30,
+        max_num_seqs=12,
+        max_num_batched_tokens=128,
+        async_scheduling=ahead,
+    )
+    inputs = resolve(config)
+    result = run_policy(inputs, inputs.policies[0])
+    assert len(result.rows.requests) == 40
+    assert (result.rows.requests.output_tokens == inputs.workload.output_tokens).all()
+    assert result.rows.steps.preempted_recompute.sum() > 0
