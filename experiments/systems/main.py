@@ -12,7 +12,7 @@ workload and one of applications (`everyone`). docs/systems.md says what came ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinserve.experiments.justitia.runs import compare
@@ -51,6 +51,7 @@ from twinserve.experiments.systems.tables import (
 from twinserve.policies.registry import policy_names
 from twinserve.sim.sweep.grid import Point
 
+Loads = Mapping[str, tuple[float, ...]]  # of each trace
 POOL = 16
 # solves an integer programme wherever few run: hours for a workload of this size
 # (docs/optimality.md)
@@ -60,12 +61,15 @@ TURNS = ("mlfq", "preemptive-wait")
 # trace -> seconds of the recording in a window: about 160 and 90 s of the run at load 1, several
 # times what a request takes
 WINDOWS = {"mooncake": 60.0, "azure-2023": 300.0}
-# Where windows begin: six of them ten minutes apart, which is all of the recording, then those in
-# between.
+# where the window of each seed begins: ten minutes apart, which is all of the recording, then those
+# in between
 BEGINS = (*range(0, 3600, 600), *range(300, 3000, 600))
-A_SEED = 2  # windows
-LOADS = (0.5, 0.75, 1.0, 1.25)  # of estimated capacity
-FEWER_LOADS = (0.75, 1.0)  # of the variants: below saturation, and at it
+# trace -> shares of estimated capacity. On Azure nobody misses anything below.
+LOADS = {"mooncake": (0.5, 0.75, 1.0, 1.25), "azure-2023": (0.75, 1.0, 1.25)}
+FEWER_LOADS = dict.fromkeys(WINDOWS, (0.75, 1.0))  # below saturation, and at it
+SATURATION = dict.fromkeys(WINDOWS, (1.0,))
+# left out: six of seven prompts are no longer than a chunk of `bros:chunk=2048`, which is there
+SAME = {("azure-2023", "bros")}
 # loads of ladders and ledgers: around the one from which a queue builds up
 LADDER_LOADS = {"mooncake": (0.75, 1.0), "azure-2023": (1.0, 1.25)}
 # Azure's trace names no prefixes: with and without a cache is the same there
@@ -74,31 +78,18 @@ PREFIX_LOADS = {"mooncake": LADDER_LOADS["mooncake"]}
 DOCUMENT_LOADS = dict.fromkeys(WINDOWS, (0.5, 0.75))  # which leave something for offline work
 PACES = ("2x", "3x")  # 300 applications in 9 and in 6 minutes
 # name -> title, loads, arguments of a run
-LOAD_FIGURES: Mapping[str, tuple[str, Sequence[float], Mapping[str, str]]] = {
+LOAD_FIGURES: Mapping[str, tuple[str, Loads, Mapping[str, str]]] = {
     "loads": ("several loads, one GPU, TPOT 200 ms", LOADS, {}),
     "loads-tight": ("one GPU, TPOT 50 ms", FEWER_LOADS, {"slo": TIGHT}),
-    "four-gpus": ("four GPUs, TPOT 200 ms", FEWER_LOADS, {"profile": FOUR_GPUS}),
-    "four-gpus-tight": (
-        "four GPUs, TPOT 50 ms",
-        FEWER_LOADS,
-        {"profile": FOUR_GPUS, "slo": TIGHT},
-    ),
+    "four-gpus": ("four GPUs, TPOT 200 ms", SATURATION, {"profile": FOUR_GPUS}),
+    "four-gpus-tight": ("four GPUs, TPOT 50 ms", SATURATION, {"profile": FOUR_GPUS, "slo": TIGHT}),
 }
 
 
 # -- grids -----------------------------------------------------------------------------------------
-def repeats(scale: Scale) -> list[int]:
-    """Seeds, A_SEED of them for each of the scale's."""
-    return (
-        list(scale.seeds)
-        if scale.quick
-        else [A_SEED * seed + i for seed in scale.seeds for i in range(A_SEED)]
-    )
-
-
 def _windows(scale: Scale, trace: str) -> list[dict[str, Any]]:
     seconds = WINDOWS[trace] / 6 if scale.quick else WINDOWS[trace]
-    begins = [(seed, float(BEGINS[seed % len(BEGINS)])) for seed in repeats(scale)]
+    begins = [(seed, float(BEGINS[seed % len(BEGINS)])) for seed in scale.seeds]
     return [
         {"trace": trace, "begin_s": begin_s, "seconds": seconds, "seed": seed}
         for seed, begin_s in begins
@@ -120,24 +111,23 @@ def _point(
     return Point({"trace": window["trace"], **axes, **told}, work)
 
 
-def _loads(at: Sequence[float], more: Mapping[str, str]) -> Callable[[Scale], list[Point]]:
+def _loads(at: Loads, more: Mapping[str, str]) -> Callable[[Scale], list[Point]]:
     """Points of every system at these loads. more: arguments of a run."""
 
     def points(scale: Scale) -> list[Point]:
         return [
             _point({}, window, policy, load, {"pool": POOL, **more})
             for trace in WINDOWS
-            for load in ((1.0,) if scale.quick else at)
+            for load in ((1.0,) if scale.quick else at[trace])
             for policy in SYSTEMS
+            if (trace, policy) not in SAME
             for window in _windows(scale, trace)
         ]
 
     return points
 
 
-def _parts(
-    groups: Parts, at: Mapping[str, tuple[float, ...]], more: Mapping[str, Any]
-) -> Callable[[Scale], list[Point]]:
+def _parts(groups: Parts, at: Loads, more: Mapping[str, Any]) -> Callable[[Scale], list[Point]]:
     """Points of every part of every group, at the loads of each trace. more: arguments of a run;
     none: beside documents."""
 
@@ -166,7 +156,7 @@ def applications(scale: Scale) -> list[Point]:
     return [
         Point({"pace": pace, "seed": seed}, {**work, "trace": f"apps:{pace}", "seed": seed})
         for pace in (PACES[:1] if scale.quick else PACES)
-        for seed in repeats(scale)
+        for seed in scale.seeds
     ]
 
 
@@ -190,7 +180,9 @@ def _load_figure(name: str) -> Figure:
     return Figure(name, title, _loads(at, more), recorded, table, draw_loads)
 
 
-def _figure(name: str, title: str, groups: Parts, at, base, documents: bool = False) -> Figure:
+def _figure(
+    name: str, title: str, groups: Parts, at: Loads, base, documents: bool = False
+) -> Figure:
     points = _parts(groups, at, {} if documents else {"pool": POOL})
     by = ("trace", "load", "system", "part", "policy")
     work = beside_documents if documents else recorded
@@ -204,12 +196,8 @@ STUDY = Study(
     "",
     [
         *map(_load_figure, LOAD_FIGURES),
-        _figure(
-            "ladder", "which part earns it, one more at a time", LADDERS, LADDER_LOADS, before
-        ),
-        _figure(
-            "prefixes", "without and with a prefix cache", PREFIXES, PREFIX_LOADS, first
-        ),
+        _figure("ladder", "which part earns it, one more at a time", LADDERS, LADDER_LOADS, before),
+        _figure("prefixes", "without and with a prefix cache", PREFIXES, PREFIX_LOADS, first),
         _figure(
             "documents",
             "Echo's parts beside questions on shared documents",

@@ -8,18 +8,7 @@ from collections.abc import Mapping
 CHUNK = "bros:chunk=2048"
 FIT = "bros:chunk=fit"  # the setting that docs/bros.md recommends
 GAP = "echo:slo=gap"
-SYSTEMS = (
-    "vllm",
-    "vllm-v0",
-    "bros",
-    CHUNK,
-    FIT,
-    "echo",
-    GAP,
-    "layerkv",
-    "justitia",
-    "conserve",
-)
+SYSTEMS = ("vllm", "vllm-v0", "bros", CHUNK, FIT, "echo", GAP, "layerkv", "justitia", "conserve")
 
 # a policy, or with prefix caching as said instead of as its own system does
 Part = str | tuple[str, bool]
