@@ -24,19 +24,21 @@ LADDERS: Parts = {
         "+ replacement": "bros:chunk=2048,kv=paged",
         "+ bidirectional blocks": CHUNK,
     },
-    "bros, chunks that fit": {
-        "chunks of 2,048": CHUNK,
-        "chunks that fit the printed bound": _PRINTED,
-        "+ bound of the decodes": f"{FIT},fit_order=residual,fit_estimator=printed,fit_feedback=0",
-        "+ estimate of a whole step": f"{FIT},fit_order=residual",
-        "+ late ones last": FIT,
-    },
     "layerkv": {
         "vllm-v0": "vllm-v0",
         "+ layers": "layerkv:slo_aware=false",
         "+ Alg. 1, late ones left out": "layerkv:savable_only=true",
         "Alg. 1 as printed": "layerkv",
     },
+}
+FIT_LADDER: Parts = {
+    "bros, chunks that fit": {
+        "chunks of 2,048": CHUNK,
+        "chunks that fit the printed bound": _PRINTED,
+        "+ bound of the decodes": f"{FIT},fit_order=residual,fit_estimator=printed,fit_feedback=0",
+        "+ estimate of a whole step": f"{FIT},fit_order=residual",
+        "+ late ones last": FIT,
+    }
 }
 # each with and without a prefix cache on a paged memory, or on its own where that has one
 _CACHED = {

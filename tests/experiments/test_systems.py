@@ -13,6 +13,7 @@ from twinserve.policies.registry import parse_policy, policy_class, policy_names
 from twinserve.sim.setup.objectives import parse_objectives
 
 GROUPS = {
+    "ladder-fit": parts.FIT_LADDER,
     "ladder": parts.LADDERS,
     "prefixes": parts.PREFIXES,
     "ledgers": parts.LEDGERS,
@@ -91,8 +92,15 @@ def work_of(name: str) -> list[dict]:
 def test_objectives_and_gpus_are_all_that_the_variants_of_loads_change():
     """Each is a run of its own, since policies read objectives: none is judged afterwards."""
     plain = work_of("loads")
+    assert {point["policy"] for point in plain} == set(parts.SYSTEMS)
     for name, (_, _, more) in systems.LOAD_FIGURES.items():
-        assert work_of(name) == [{**point, **more} for point in plain]
+        work = work_of(name)
+        assert all({**point, **more} == point for point in work)
+        assert [{k: v for k, v in point.items() if k not in more} for point in work] == [
+            point for point in plain if {**point, **more} in work
+        ]
+        missing = {p["policy"] for p in plain if {**p, **more} not in work}
+        assert missing <= {parts.CHUNK}
     assert {tuple(sorted(more)) for _, _, more in systems.LOAD_FIGURES.values()} == {
         (),
         ("slo",),
@@ -196,7 +204,7 @@ def test_a_tighter_objective_is_judged_and_is_what_policies_plan_with():
 def test_every_system_is_on_every_trace(found, figure):
     rows = table(found, figure)
     assert set(zip(rows.trace, rows.policy, strict=True)) == {
-        (t, p) for t in systems.WINDOWS for p in parts.SYSTEMS if (t, p) not in systems.SAME
+        (point["trace"], point["policy"]) for point in work_of(figure)
     }
     assert (found / figure / "plot.png").stat().st_size > 10_000
     assert (
