@@ -97,6 +97,7 @@ LOAD_FIGURES: Mapping[str, tuple[str, Loads, Mapping[str, str]]] = {
     "loads-tight": ("one GPU, TPOT 50 ms", FEWER_LOADS, {"slo": TIGHT}),
     "four-gpus": ("four GPUs, TPOT 200 ms", SATURATION, {"profile": FOUR_GPUS}),
     "four-gpus-tight": ("four GPUs, TPOT 50 ms", SATURATION, {"profile": FOUR_GPUS, "slo": TIGHT}),
+    "overload": ("load 1.25, one GPU, TPOT 200 ms", OVERLOAD, {}),
 }
 
 
