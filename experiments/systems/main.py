@@ -43,7 +43,6 @@ from twinserve.experiments.systems.parts import (
 from twinserve.experiments.systems.runs import (
     APPLICATIONS_PROFILE,
     FOUR_GPUS,
-    PROFILE,
     TIGHT,
     beside_documents,
     generated,
@@ -78,12 +77,11 @@ WINDOWS = {"mooncake": 60.0, "azure-2023": 300.0}
 BEGINS = (*range(0, 3600, 600), *range(300, 3000, 600))
 # trace -> shares of estimated capacity. On Azure nobody misses anything below.
 LOADS = {"mooncake": (0.5, 0.75, 1.0), "azure-2023": (0.75, 1.0)}
-FEWER_LOADS = dict.fromkeys(WINDOWS, (0.75, 1.0))  # below saturation, and at it
 SATURATION = dict.fromkeys(WINDOWS, (1.0,))
 OVERLOAD = dict.fromkeys(WINDOWS, (1.25,))
-# profile -> left out on Azure. Six of seven prompts are no longer than a chunk of
-# `bros:chunk=2048` there; on four GPUs a run of that takes ten times those of others.
-LEFT_OUT = {PROFILE: {"bros"}, FOUR_GPUS: {"bros", CHUNK}}
+# Left out on Azure, where six of seven prompts are no longer than a chunk of `bros:chunk=2048`: the
+# same with whole prompts; and in the variants both, as runs of them take up to ten times as long.
+LEFT_OUT, LEFT_OUT_OF_VARIANTS = {"bros"}, {"bros", CHUNK}
 # loads of ladders and ledgers: around the one from which a queue builds up
 LADDER_LOADS = {"mooncake": (0.75, 1.0), "azure-2023": (1.0, 1.25)}
 # Azure's trace names no prefixes: with and without a cache is the same there
@@ -94,7 +92,7 @@ PACES = ("2x", "3x")  # 300 applications in 9 and in 6 minutes
 # name -> title, loads, arguments of a run
 LOAD_FIGURES: Mapping[str, tuple[str, Loads, Mapping[str, str]]] = {
     "loads": ("several loads, one GPU, TPOT 200 ms", LOADS, {}),
-    "loads-tight": ("one GPU, TPOT 50 ms", FEWER_LOADS, {"slo": TIGHT}),
+    "loads-tight": ("one GPU, TPOT 50 ms", SATURATION, {"slo": TIGHT}),
     "four-gpus": ("four GPUs, TPOT 200 ms", SATURATION, {"profile": FOUR_GPUS}),
     "four-gpus-tight": ("four GPUs, TPOT 50 ms", SATURATION, {"profile": FOUR_GPUS, "slo": TIGHT}),
     "overload": ("load 1.25, one GPU, TPOT 200 ms", OVERLOAD, {}),
@@ -127,7 +125,8 @@ def _point(
 
 
 def _loads(at: Loads, more: Mapping[str, str]) -> Callable[[Scale], list[Point]]:
-    """Points of every system at these loads. more: arguments of a run."""
+    """Points of every system at these loads. more: arguments of a run, of a variant."""
+    left_out = LEFT_OUT_OF_VARIANTS if more else LEFT_OUT
 
     def points(scale: Scale) -> list[Point]:
         return [
@@ -135,7 +134,7 @@ def _loads(at: Loads, more: Mapping[str, str]) -> Callable[[Scale], list[Point]]
             for trace in WINDOWS
             for load in ((1.0,) if scale.quick else at[trace])
             for policy in SYSTEMS
-            if trace == "mooncake" or policy not in LEFT_OUT[more.get("profile", PROFILE)]
+            if trace == "mooncake" or policy not in left_out
             for window in _windows(scale, trace)
         ]
 
