@@ -37,6 +37,7 @@ TOLD = "what a server that was started here answers"
 OTHERS = "files of other people and programs: what they are is told by their content"
 CHECKED = "other files of commands, for a page: every value that it shows is checked"
 READERS = {
+    "backends/live/engine/engine.py": OTHERS,
     "backends/live/measure/front_end.py": TOLD,
     "backends/live/serving/gate.py": HTTP,
     "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",

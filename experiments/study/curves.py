@@ -85,7 +85,7 @@ def legend(canvas: Canvas, axes: Axes) -> None:
         handles,
         labels,
         loc="outside upper center",
-        ncols=min(len(labels), 6),
+        ncols=min(len(labels), 6, int(canvas.get_figwidth() / 1.4)),
         frameon=False,
         fontsize=8,
     )

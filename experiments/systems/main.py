@@ -1,11 +1,21 @@
 """The four systems side by side: `python -m twinserve.experiments.systems`.
 
 No paper has this: BROS, Echo, LayerKV, Justitia and their baselines on the same hardware, model and
-recorded traces, at several loads (`loads`); their parts, one more at a time, beside private
-best-effort prompts (`ladder`: BROS and LayerKV), beside offline questions on shared documents
-(`documents`: Echo) and on applications (`applications`: Justitia); each scheduler on other KV
-ledgers (`ledgers`, `documents-ledgers`); and every policy there is on one hybrid workload and one
-of applications (`everyone`). docs/systems.md says what came out.
+recorded traces.
+
+loads, overload, loads-tight, four-gpus, four-gpus-tight
+                       everybody at several loads, with loose and tight objectives, on one GPU and
+                       on four
+prefixes               everybody without and with a prefix cache
+documents-systems      those that know offline requests, beside questions on shared documents
+ladder-fit, ladder, documents, applications
+                       the parts of BROS with chunks that fit, of BROS and LayerKV, of Echo, of
+                       Justitia, one more at a time
+ledgers, documents-ledgers
+                       each scheduler on other KV ledgers
+everyone               every policy there is on one hybrid workload and one of applications
+
+docs/systems.md says what came out.
 """
 
 from __future__ import annotations
@@ -15,8 +25,25 @@ from typing import Any
 
 from twinserve.experiments.justitia.runs import compare
 from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.systems.parts import (
+    APPLICATIONS,
+    CHUNK,
+    DOCUMENT_LEDGERS,
+    DOCUMENT_SYSTEMS,
+    DOCUMENTS,
+    FIT,
+    FIT_LADDER,
+    LADDERS,
+    LEDGERS,
+    PREFIXES,
+    SYSTEMS,
+    Part,
+    Parts,
+)
 from twinserve.experiments.systems.runs import (
     APPLICATIONS_PROFILE,
+    FOUR_GPUS,
+    TIGHT,
     beside_documents,
     generated,
     recorded,
@@ -27,6 +54,7 @@ from twinserve.experiments.systems.tables import (
     draw_applications,
     draw_loads,
     draw_parts,
+    draw_systems,
     first,
     means,
     table_of,
@@ -34,139 +62,47 @@ from twinserve.experiments.systems.tables import (
 from twinserve.policies.registry import policy_names
 from twinserve.sim.sweep.grid import Point
 
+Loads = Mapping[str, tuple[float, ...]]  # of each trace
 POOL = 16
-CHUNK = "bros:chunk=2048"
 # solves an integer programme wherever few run: hours for a workload of this size
 # (docs/optimality.md)
 BOUND = "bros-exact"
 # on applications their runs take minutes, and one seed shows why not to
 TURNS = ("mlfq", "preemptive-wait")
-SYSTEMS = ("vllm", "vllm-v0", "bros", CHUNK, "echo", "layerkv", "justitia")
 # trace -> seconds of the recording in a window: about 160 and 90 s of the run at load 1, several
 # times what a request takes
 WINDOWS = {"mooncake": 60.0, "azure-2023": 300.0}
-# Where windows begin: six of them ten minutes apart, which is all of the recording, then those in
-# between.
+# where the window of each seed begins: ten minutes apart, which is all of the recording, then those
+# in between
 BEGINS = (*range(0, 3600, 600), *range(300, 3000, 600))
-A_SEED = 2  # windows
-LOADS = (0.5, 0.75, 1.0, 1.25)  # of estimated capacity
+# trace -> shares of estimated capacity. On Azure nobody misses anything below.
+LOADS = {"mooncake": (0.5, 0.75, 1.0), "azure-2023": (0.75, 1.0)}
+SATURATION = dict.fromkeys(WINDOWS, (1.0,))
+OVERLOAD = dict.fromkeys(WINDOWS, (1.25,))
+# Left out on Azure, where six of seven prompts are no longer than a chunk of `bros:chunk=2048`: the
+# same with whole prompts; and in the variants both, as runs of them take up to ten times as long.
+LEFT_OUT, LEFT_OUT_OF_VARIANTS = {"bros"}, {"bros", CHUNK}
 # loads of ladders and ledgers: around the one from which a queue builds up
 LADDER_LOADS = {"mooncake": (0.75, 1.0), "azure-2023": (1.0, 1.25)}
-DOCUMENT_LOADS = dict.fromkeys(WINDOWS, (0.5, 0.75))  # which leave something for offline work
-
-# traces that name no prefixes: with and without a cache is the same there
+# Azure's trace names no prefixes: with and without a cache is the same there
 UNNAMED = ("azure-2023",)
-
-# a policy, or with prefix caching as said instead of as its own system does
-Part = str | tuple[str, bool]
-Parts = Mapping[str, Mapping[str, Part]]
-# system -> its parts, one more in each step
-LADDERS: Parts = {
-    "bros": {
-        "vllm": "vllm",
-        "two classes in turn": "round-robin:chunk=2048",
-        "deadlines (Alg. 1)": "bros:chunk=2048,kv=paged,replacement=false",
-        "+ replacement": "bros:chunk=2048,kv=paged",
-        "+ bidirectional blocks": CHUNK,
-    },
-    "layerkv": {
-        "vllm-v0": "vllm-v0",
-        "+ layers": "layerkv:slo_aware=false",
-        "+ Alg. 1, late ones left out": "layerkv:savable_only=true",
-        "Alg. 1 as printed": "layerkv",
-    },
+PREFIX_LOADS = {"mooncake": LADDER_LOADS["mooncake"]}
+DOCUMENT_LOADS = dict.fromkeys(WINDOWS, (0.5, 0.75))  # which leave something for offline work
+PACES = ("2x", "3x")  # 300 applications in 9 and in 6 minutes
+# name -> title, loads, arguments of a run
+LOAD_FIGURES: Mapping[str, tuple[str, Loads, Mapping[str, str]]] = {
+    "loads": ("several loads, one GPU, TPOT 200 ms", LOADS, {}),
+    "loads-tight": ("one GPU, TPOT 50 ms", SATURATION, {"slo": TIGHT}),
+    "four-gpus": ("four GPUs, TPOT 200 ms", SATURATION, {"profile": FOUR_GPUS}),
+    "four-gpus-tight": ("four GPUs, TPOT 50 ms", SATURATION, {"profile": FOUR_GPUS, "slo": TIGHT}),
+    "overload": ("load 1.25, one GPU, TPOT 200 ms", OVERLOAD, {}),
 }
-# scheduler -> ledgers, the first with all of its own system; none that is the same memory to it as
-# another one
-LEDGERS: Parts = {
-    "vllm": {
-        "paged": "vllm",
-        "no prefix cache": ("vllm", False),
-        "bidirectional": "vllm:kv=bidirectional",
-    },
-    "bros": {
-        "bidirectional": CHUNK,
-        "paged": "bros:chunk=2048,kv=paged",
-        "checkpointed": "bros:chunk=2048,kv=checkpointed",
-    },
-    "echo": {
-        "task-aware": "echo",
-        "no prefix cache": ("echo", False),
-        "bidirectional": "echo:kv=bidirectional",
-    },
-    "layerkv": {
-        "layerwise": "layerkv",
-        "paged": "layerkv:kv=paged",
-        "paged, prefix cache": ("layerkv:kv=paged", True),
-        "bidirectional": "layerkv:kv=bidirectional",
-    },
-    "justitia": {
-        "paged": "justitia",
-        "paged, prefix cache": ("justitia:kv=paged", True),
-        "bidirectional": "justitia:kv=bidirectional",
-    },
-}
-PRIORITY = "vllm:scheduling=priority"
-DOCUMENTS: Parts = {
-    "echo": {
-        "vllm, priorities": (PRIORITY, True),
-        "online first (BS)": ("echo-bs", True),
-        "+ estimator (E)": ("echo-bs-e", True),
-        "+ KV-aware choice (S)": ("echo-bs-e-s", True),
-        "+ eviction order (M)": ("echo:threshold=false", True),
-        "+ reserve (M)": ("echo", True),
-    }
-}
-# the first: with a prefix cache that knows nothing of what is asked next. Not LayerKV: first come,
-# first served, it would serve the whole pool before the online requests. Not BROS: it looks up no
-# prefix.
-DOCUMENT_LEDGERS: Parts = {
-    "vllm, priorities": {
-        "paged": (PRIORITY, True),
-        "task-aware": (f"{PRIORITY},kv=task-aware", True),
-    },
-    "echo-bs": {"paged": ("echo-bs", True), "task-aware": ("echo-bs:kv=task-aware", True)},
-    "echo": {"paged": ("echo:kv=paged", True), "task-aware": ("echo", True)},
-    "justitia": {
-        "paged": ("justitia:kv=paged", True),
-        "task-aware": ("justitia:kv=task-aware", True),
-        "no prefix cache": "justitia",
-    },
-}
-# of applications: Justitia's parts, one more in each step; and Justitia with one of them exchanged
-APPLICATIONS: Mapping[str, Mapping[str, str]] = {
-    "ladder": {
-        "vllm": "vllm",
-        "applications, first come (Parrot)": "parrot",
-        "least cost left, class means": "srjf:predictor=class-mean",
-        "fair order, class means": "justitia:predictor=class-mean",
-        "+ predictor of text": "justitia",
-        "+ truth": "justitia:predictor=perfect",
-    },
-    "one part exchanged": {
-        "justitia": "justitia",
-        "cost: tokens computed": "justitia:cost=compute",
-        "order: least cost left (SRJF)": "srjf",
-        "order: counters (VTC)": "vtc",
-        "requests, not applications (SJF)": "vllm-sjf",
-    },
-}
-PACES = ("2x", "3x")  # 300 of them in 9 and in 6 minutes
 
 
 # -- grids -----------------------------------------------------------------------------------------
-def repeats(scale: Scale) -> list[int]:
-    """Seeds, A_SEED of them for each of the scale's."""
-    return (
-        list(scale.seeds)
-        if scale.quick
-        else [A_SEED * seed + i for seed in scale.seeds for i in range(A_SEED)]
-    )
-
-
 def _windows(scale: Scale, trace: str) -> list[dict[str, Any]]:
     seconds = WINDOWS[trace] / 6 if scale.quick else WINDOWS[trace]
-    begins = [(seed, float(BEGINS[seed % len(BEGINS)])) for seed in repeats(scale)]
+    begins = [(seed, float(BEGINS[seed % len(BEGINS)])) for seed in scale.seeds]
     return [
         {"trace": trace, "begin_s": begin_s, "seconds": seconds, "seed": seed}
         for seed, begin_s in begins
@@ -188,19 +124,24 @@ def _point(
     return Point({"trace": window["trace"], **axes, **told}, work)
 
 
-def loads(scale: Scale) -> list[Point]:
-    return [
-        _point({}, window, policy, load, {"pool": POOL})
-        for trace in WINDOWS
-        for load in ((1.0,) if scale.quick else LOADS)
-        for policy in SYSTEMS
-        for window in _windows(scale, trace)
-    ]
+def _loads(at: Loads, more: Mapping[str, str]) -> Callable[[Scale], list[Point]]:
+    """Points of every system at these loads. more: arguments of a run, of a variant."""
+    left_out = LEFT_OUT_OF_VARIANTS if more else LEFT_OUT
+
+    def points(scale: Scale) -> list[Point]:
+        return [
+            _point({}, window, policy, load, {"pool": POOL, **more})
+            for trace in WINDOWS
+            for load in ((1.0,) if scale.quick else at[trace])
+            for policy in SYSTEMS
+            if trace == "mooncake" or policy not in left_out
+            for window in _windows(scale, trace)
+        ]
+
+    return points
 
 
-def _parts(
-    groups: Parts, at: Mapping[str, tuple[float, ...]], more: Mapping[str, Any]
-) -> Callable[[Scale], list[Point]]:
+def _parts(groups: Parts, at: Loads, more: Mapping[str, Any]) -> Callable[[Scale], list[Point]]:
     """Points of every part of every group, at the loads of each trace. more: arguments of a run;
     none: beside documents."""
 
@@ -208,7 +149,7 @@ def _parts(
         shorter = {"questions": 200} if scale.quick and not more else {}
         return [
             _point({"system": system, "part": name}, window, part, load, {**more, **shorter})
-            for trace in WINDOWS
+            for trace in at
             for load in (at[trace][:1] if scale.quick else at[trace])
             for system, parts in groups.items()
             for name, part in parts.items()
@@ -229,7 +170,7 @@ def applications(scale: Scale) -> list[Point]:
     return [
         Point({"pace": pace, "seed": seed}, {**work, "trace": f"apps:{pace}", "seed": seed})
         for pace in (PACES[:1] if scale.quick else PACES)
-        for seed in repeats(scale)
+        for seed in scale.seeds
     ]
 
 
@@ -240,19 +181,24 @@ def everyone(scale: Scale) -> list[Point]:
             {"workload": w, "policy": p, "seed": s, "quick": scale.quick},
         )
         for w in (("hybrid",) if scale.quick else ("hybrid", "applications"))
-        for p in policy_names()
+        for p in (*policy_names(), FIT)
         if p != BOUND
         for s in (scale.seeds[:1] if w == "applications" and p in TURNS else scale.seeds)
     ]
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def _figure(name: str, title: str, groups: Parts, documents: bool, base) -> Figure:
-    points = (
-        _parts(groups, DOCUMENT_LOADS, {})
-        if documents
-        else _parts(groups, LADDER_LOADS, {"pool": POOL})
-    )
+def _load_figure(name: str) -> Figure:
+    title, at, more = LOAD_FIGURES[name]
+    table = table_of(("trace", "load", "policy"), ("trace", "load"), first)
+    draw = draw_loads if at is LOADS else draw_systems
+    return Figure(name, title, _loads(at, more), recorded, table, draw)
+
+
+def _figure(
+    name: str, title: str, groups: Parts, at: Loads, base, documents: bool = False
+) -> Figure:
+    points = _parts(groups, at, {} if documents else {"pool": POOL})
     by = ("trace", "load", "system", "part", "policy")
     work = beside_documents if documents else recorded
     return Figure(
@@ -260,33 +206,35 @@ def _figure(name: str, title: str, groups: Parts, documents: bool, base) -> Figu
     )
 
 
-LOADS_TABLE = table_of(("trace", "load", "policy"), ("trace", "load"), first)
 STUDY = Study(
     "systems",
     "",
     [
-        Figure("loads", "four systems, several loads", loads, recorded, LOADS_TABLE, draw_loads),
-        _figure("ladder", "which part earns it, one more at a time", LADDERS, False, before),
+        *map(_load_figure, LOAD_FIGURES),
         _figure(
-            "ledgers",
-            "each scheduler on the ledgers that can make a difference to it",
-            LEDGERS,
-            False,
-            first,
+            "ladder-fit",
+            "which part of bros:chunk=fit earns it, one more at a time",
+            FIT_LADDER,
+            LADDER_LOADS,
+            before,
         ),
+        _figure("ladder", "which part earns it, one more at a time", LADDERS, LADDER_LOADS, before),
+        _figure("prefixes", "without and with a prefix cache", PREFIXES, PREFIX_LOADS, first),
         _figure(
             "documents",
             "Echo's parts beside questions on shared documents",
             DOCUMENTS,
-            True,
+            DOCUMENT_LOADS,
             before,
+            documents=True,
         ),
         _figure(
-            "documents-ledgers",
-            "ledgers beside questions on shared documents",
-            DOCUMENT_LEDGERS,
-            True,
+            "documents-systems",
+            "the systems beside questions on shared documents",
+            DOCUMENT_SYSTEMS,
+            DOCUMENT_LOADS,
             first,
+            documents=True,
         ),
         Figure(
             "applications",
@@ -295,6 +243,21 @@ STUDY = Study(
             compare,
             applications_table(APPLICATIONS),
             draw_applications,
+        ),
+        _figure(
+            "ledgers",
+            "each scheduler on the ledgers that can make a difference to it",
+            LEDGERS,
+            LADDER_LOADS,
+            first,
+        ),
+        _figure(
+            "documents-ledgers",
+            "ledgers beside questions on shared documents",
+            DOCUMENT_LEDGERS,
+            DOCUMENT_LOADS,
+            first,
+            documents=True,
         ),
         Figure(
             "everyone",

@@ -15,6 +15,8 @@ from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.transform import merge, set_priority
 
 PROFILE = "llama-3.1-8b@h100"
+FOUR_GPUS = "llama-3.1-70b@h100:tp4"
+TIGHT = "ttft=0.4,tpot=0.05,k=5"  # TTFT as by default, TPOT 50 ms in place of 200
 APPLICATIONS_PROFILE = "llama-7b@a100-pcie-40g"
 # prompts of 9,900 tokens on average, 88 % of them text of a document, 8 on each
 DOCUMENTS = "next-qa"
@@ -52,10 +54,13 @@ def _window(
     seconds: float,
     seed: int,
     caching: bool | None,
+    profile: str = PROFILE,
+    slo: str | None = None,
 ) -> dict:
     """Settings of a window of a recorded trace at `load` times the estimated capacity."""
     setting = {
-        "profile": PROFILE,
+        "profile": profile,
+        "slo": slo,
         "trace": trace,
         "load": load,
         "window": (begin_s, begin_s + seconds),
@@ -74,10 +79,16 @@ def recorded(
     seed: int,
     pool: int,
     caching: bool | None = None,
+    profile: str = PROFILE,
+    slo: str | None = None,
 ) -> dict:
     """A window of a recorded trace, beside it a closed loop of `pool` best-effort requests, each
-    with a text of its own. caching: of prefixes; None: as the policy's own system does."""
-    settings = _window(trace, policy, load, begin_s, seconds, seed, caching)
+    with a text of its own.
+
+    caching  of prefixes; None: as the policy's own system does
+    slo      objectives as in `SimulationConfig`, which policies read too; None: TPOT 200 ms
+    """
+    settings = _window(trace, policy, load, begin_s, seconds, seed, caching, profile, slo)
     return _row(simulate(SimulationConfig(pool=pool, **settings))[policy])
 
 

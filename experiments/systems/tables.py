@@ -22,7 +22,14 @@ METRICS = {
 LOOKS = {
     "vllm": {"color": "black"},
     "vllm-v0": {"color": "grey"},
-    "bros:chunk=2048": {"linestyle": "--"},
+    "bros": {"color": "C3", "linestyle": ":"},
+    "bros:chunk=2048": {"color": "C3", "linestyle": "--"},
+    "bros:chunk=fit": {"color": "C3", "linewidth": 2.2},
+    "echo": {"color": "C0", "linestyle": "--"},
+    "echo:slo=gap": {"color": "C0"},
+    "layerkv": {"color": "C1"},
+    "justitia": {"color": "C2"},
+    "conserve": {"color": "C4"},
 }
 WORDS = {"agrees": "more", "cannot be told": "within the spread", "differs": "less"}
 _Base = Callable[[pd.Series], pd.Series]
@@ -158,6 +165,11 @@ def draw_parts(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> Non
     _bar_panels(canvas, table, "system", "load", columns)
 
 
+def draw_systems(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
+    """As `draw_parts`, all systems in one row of panels: for few loads."""
+    draw_parts(canvas, table.assign(system="", part=table["policy"]), points)
+
+
 def draw_applications(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
     metrics = {
         "mean_s": "mean JCT, s",
@@ -192,7 +204,8 @@ def _bar_panels(
     columns: what a column of panels shows: rows of the table, the metric, its label
     """
     groups = list(dict.fromkeys(table[group]))
-    axes = panels(canvas, len(groups), len(columns), 2.6, 1.7)
+    most = max(table[table[group] == name]["part"].nunique() for name in groups)
+    axes = panels(canvas, len(groups), len(columns), 2.6, max(1.7, 0.25 * most))
     for i, name in enumerate(groups):
         for j, (rows, metric, label) in enumerate(columns):
             steps = list(dict.fromkeys(table["part"][table[group] == name]))

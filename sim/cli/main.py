@@ -51,7 +51,7 @@ VERBS = {
     "policies": (f"{_CLI}.catalogue:policies", "The policies known by name: sources, accuracy."),
     "report": (
         f"{_CLI}.report:report",
-        "One self-contained HTML page, with its plots beside it, that compares runs.",
+        "One self-contained HTML page about runs, sweeps, plans, comparisons and validations.",
     ),
     "replay": (
         f"{_CLI}.live:replay",

@@ -124,7 +124,8 @@ def simulate(
             progress.end(result)
             if out is not None:
                 if len(targets) > 1:
-                    result.config["place"] = list(targets).index(spec.label)
+                    # beside the run: repeated alone, its run.json is the same bytes
+                    result.timing["place"] = list(targets).index(spec.label)
                 write_run(targets[spec.label], result, overwrite, timeline)
             if export is not None:
                 export_requests(result, inputs.workload, export)

@@ -116,7 +116,7 @@ def _order(folder: Path) -> tuple[int, list[tuple[int, int, str]]]:
 def _place(folder: Path) -> int:
     """As `simulate` wrote it where it ran several policies; far behind where it did not."""
     try:
-        place = parse_json((folder / MARKS["run"]).read_text(encoding="utf-8")).get("place")
+        place = parse_json((folder / "timing.json").read_text(encoding="utf-8")).get("place")
     except (OSError, ValueError, AttributeError):  # whoever reads the run says what is wrong
         place = None
     return place if type(place) is int else 10**9

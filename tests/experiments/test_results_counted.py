@@ -14,6 +14,7 @@ from twinserve.experiments.justitia.main import STUDY as JUSTITIA
 from twinserve.experiments.layerkv.main import STUDY as LAYERKV
 from twinserve.experiments.study.study import CLAIMS_FILE, Study
 from twinserve.experiments.study.verdict import Verdict, counted, summary
+from twinserve.experiments.systems.main import STUDY as SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
@@ -59,3 +60,18 @@ def test_what_is_claimed_is_what_the_tables_say(study):
             kept = json.loads((folder / CLAIMS_FILE).read_text())["claims"]
             found = figure.claims(pd.read_csv(folder / "table.csv"))
             assert [asdict(claim) for claim in found] == kept, figure.name
+
+
+def test_the_page_of_all_systems_is_the_one_of_its_figures():
+    folder = RESULTS / SYSTEMS.system
+    assert (folder / SYSTEMS.report).read_text() == SYSTEMS.tables(folder)
+
+
+def test_no_figure_of_all_systems_is_there_by_present_and_by_former_rules():
+    """What was run again replaces what was run on former rules; the page names both."""
+    folder = RESULTS / SYSTEMS.system
+    present = {file.parent.name for file in folder.glob("*/table.csv")}
+    former = {file.parent.name for file in folder.glob("former/*/table.csv")}
+    assert present and not present & former
+    page = (ROOT / "docs" / "systems.md").read_text()
+    assert all(f"`{name}`" in page for name in present | former)

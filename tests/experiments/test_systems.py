@@ -6,15 +6,20 @@ import pytest
 
 from twinserve.experiments.study.study import Scale
 from twinserve.experiments.systems import main as systems
-from twinserve.experiments.systems.runs import generated
+from twinserve.experiments.systems import parts
+from twinserve.experiments.systems.runs import TIGHT, generated, recorded
 from twinserve.experiments.systems.tables import applications_table, before, first, table_of, told
 from twinserve.policies.registry import parse_policy, policy_class, policy_names
+from twinserve.sim.setup.objectives import parse_objectives
 
 GROUPS = {
-    "ladder": systems.LADDERS,
-    "ledgers": systems.LEDGERS,
-    "documents": systems.DOCUMENTS,
-    "documents-ledgers": systems.DOCUMENT_LEDGERS,
+    "ladder-fit": parts.FIT_LADDER,
+    "ladder": parts.LADDERS,
+    "prefixes": parts.PREFIXES,
+    "ledgers": parts.LEDGERS,
+    "documents": parts.DOCUMENTS,
+    "documents-systems": parts.DOCUMENT_SYSTEMS,
+    "documents-ledgers": parts.DOCUMENT_LEDGERS,
 }
 
 
@@ -30,10 +35,10 @@ def table(found, name: str) -> pd.DataFrame:
 
 
 # -- what is compared ------------------------------------------------------------------------------
-def parts_of(groups: systems.Parts) -> list[tuple[str, str, str, bool | None]]:
+def parts_of(groups: parts.Parts) -> list[tuple[str, str, str, bool | None]]:
     """(system, part, policy, caching) of every part."""
     rows = [
-        (system, name, part) for system, parts in groups.items() for name, part in parts.items()
+        (system, name, part) for system, group in groups.items() for name, part in group.items()
     ]
     return [(s, n, *((part, None) if isinstance(part, str) else part)) for s, n, part in rows]
 
@@ -51,24 +56,68 @@ def test_no_two_parts_are_the_same_memory_by_construction(figure):
             seen.add((policy, caching))
             if spec.kv_name == "layerwise":
                 assert spec.name == "layerkv", name
-            if spec.kv in ("task-aware", "paged-rc"):
+            if spec.kv in ("task-aware", "paged-rc") and figure != "prefixes":
                 assert caches and figure.startswith("documents"), name
 
 
-def test_combinations_run_at_two_loads_and_six_windows_that_do_not_overlap():
-    scale = Scale()
+def axes_of(name: str, scale: Scale) -> pd.DataFrame:
+    figure = next(figure for figure in systems.STUDY.figures if figure.name == name)
+    return pd.DataFrame([point.axes for point in figure.points(scale)])
+
+
+def test_combinations_run_at_two_loads_and_in_a_window_for_each_seed():
     for name in (*GROUPS, "applications"):
-        figure = next(figure for figure in systems.STUDY.figures if figure.name == name)
-        axes = pd.DataFrame([point.axes for point in figure.points(scale)])
+        axes = axes_of(name, Scale(seeds=tuple(range(5))))
         pace = "pace" if name == "applications" else "load"
         keys = [k for k in ("trace", "system", "part") if k in axes]
         sizes = axes.groupby([*keys, pace])["seed"].nunique()
-        assert (sizes == 6).all()
+        assert (sizes == 5).all()
         if keys:
             assert (axes.groupby(keys)[pace].nunique() == 2).all()
-    begins = sorted(systems.BEGINS[: systems.A_SEED * len(scale.seeds)])
-    assert min(np.diff(begins)) >= max(systems.WINDOWS.values())
+
+
+def test_windows_do_not_overlap_and_the_first_ones_span_the_recording():
     assert min(np.diff(sorted(systems.BEGINS))) >= max(systems.WINDOWS.values())
+    assert len(set(systems.BEGINS)) == len(systems.BEGINS)
+    for name in systems.LOAD_FIGURES:
+        axes = axes_of(name, Scale(seeds=tuple(range(6))))
+        assert sorted(set(axes["window"])) == [0, 600, 1200, 1800, 2400, 3000]
+
+
+def work_of(name: str) -> list[dict]:
+    figure = next(figure for figure in systems.STUDY.figures if figure.name == name)
+    return [dict(point.arguments) for point in figure.points(Scale(quick=True, seeds=(0,)))]
+
+
+def test_objectives_and_gpus_are_all_that_the_variants_of_loads_change():
+    """Each is a run of its own, since policies read objectives: none is judged afterwards."""
+    plain = work_of("loads")
+    assert {point["policy"] for point in plain} == set(parts.SYSTEMS)
+    for name, (_, _, more) in systems.LOAD_FIGURES.items():
+        work = work_of(name)
+        assert all({**point, **more} == point for point in work)
+        assert [{k: v for k, v in point.items() if k not in more} for point in work] == [
+            point for point in plain if {**point, **more} in work
+        ]
+        missing = {p["policy"] for p in plain if {**p, **more} not in work}
+        assert missing <= {parts.CHUNK}
+    assert {tuple(sorted(more)) for _, _, more in systems.LOAD_FIGURES.values()} == {
+        (),
+        ("slo",),
+        ("profile",),
+        ("profile", "slo"),
+    }
+    # only the objective on TPOT is tighter
+    loose, tight = parse_objectives(None), parse_objectives(TIGHT)
+    assert tight[0] == loose[0] and tight[1].bound_s == 0.05 < loose[1].bound_s
+
+
+def test_each_system_is_there_with_a_prefix_cache_and_without():
+    assert list(parts.PREFIXES["prefix cache"]) == list(parts.PREFIXES["no prefix cache"])
+    for name, group in parts.PREFIXES.items():
+        assert {part[1] for part in group.values()} == {name == "prefix cache"}
+    # only a trace that names prefixes can tell the difference
+    assert set(axes_of("prefixes", Scale())["trace"]) == {"mooncake"}
 
 
 def test_each_system_is_tried_on_another_ledger():
@@ -76,7 +125,7 @@ def test_each_system_is_tried_on_another_ledger():
         own = policy_class(system).default_kv
         kinds = {
             parse_policy(policy).kv_name
-            for _, _, policy, _ in parts_of({system: systems.LEDGERS[system]})
+            for _, _, policy, _ in parts_of({system: parts.LEDGERS[system]})
         }
         assert own in kinds and len(kinds) > 1
 
@@ -136,19 +185,35 @@ def test_applications_are_compared_with_the_step_before_and_with_the_first():
 
 
 # -- runs ------------------------------------------------------------------------------------------
-@pytest.mark.slow
-def test_every_system_is_on_every_trace(found):
-    rows = table(found, "loads")
-    assert set(zip(rows.trace, rows.policy, strict=True)) == {
-        (t, p) for t in systems.WINDOWS for p in systems.SYSTEMS
+def test_a_tighter_objective_is_judged_and_is_what_policies_plan_with():
+    """Attainment of TPOT falls for who plans nothing; who plans with it decodes faster."""
+    window = {"load": 1.0, "begin_s": 0.0, "seconds": 20.0, "seed": 0, "pool": 16}
+    runs = {
+        (policy, slo): recorded("mooncake", policy, slo=slo, **window)
+        for policy in ("vllm", parts.FIT)
+        for slo in (None, TIGHT)
     }
+    vllm, tight = runs["vllm", None], runs["vllm", TIGHT]
+    assert tight["tpot_attainment"] < vllm["tpot_attainment"]
+    assert tight["tpot_s"] == vllm["tpot_s"] and tight["ttft_attainment"] == vllm["ttft_attainment"]
+    assert runs[parts.FIT, TIGHT]["tpot_s"] < runs[parts.FIT, None]["tpot_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("figure", systems.LOAD_FIGURES)
+def test_every_system_is_on_every_trace(found, figure):
+    rows = table(found, figure)
+    assert set(zip(rows.trace, rows.policy, strict=True)) == {
+        (point["trace"], point["policy"]) for point in work_of(figure)
+    }
+    assert (found / figure / "plot.png").stat().st_size > 10_000
     assert (
         rows.slo_attainment.between(0, 1).all()
         and (rows.be_tokens_per_s > 0).all()
         and (rows.ttft_s > 0).all()
     )
     vllm = rows[rows.policy == "vllm"].set_index("trace")
-    bros = rows[rows.policy == systems.CHUNK].set_index("trace")
+    bros = rows[rows.policy == parts.FIT].set_index("trace")
     assert (bros.slo_attainment >= vllm.slo_attainment).all()  # deadlines are what it is for
 
 
@@ -157,15 +222,18 @@ def test_every_system_is_on_every_trace(found):
 def test_parts_of_a_figure_are_those_it_names(found, figure):
     rows = table(found, figure)
     assert set(rows.trace) == set(systems.WINDOWS) and (rows.be_tokens_per_s > 0).all()
-    for system, parts in GROUPS[figure].items():
+    for system, group in GROUPS[figure].items():
         assert list(
             dict.fromkeys(rows[(rows.system == system) & (rows.trace == "mooncake")].part)
-        ) == list(parts)
+        ) == list(group)
     assert (found / figure / "plot.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
 def test_what_has_a_prefix_cache_finds_prefixes(found):
+    prefixes = table(found, "prefixes")
+    hits = prefixes.set_index("system").prefix_hit_rate
+    assert (hits["prefix cache"] > 0).all() and (hits["no prefix cache"] == 0).all()
     rows = pd.concat([table(found, "ledgers"), table(found, "documents-ledgers")])
     rows = rows[rows.trace == "mooncake"]
     cached = rows.part.isin(["paged, prefix cache", "task-aware"])
@@ -178,16 +246,14 @@ def test_what_has_a_prefix_cache_finds_prefixes(found):
 def test_applications_and_everyone_are_there_and_the_report_shows_them(found):
     rows = table(found, "applications")
     assert set(rows.policy) == {
-        policy for parts in systems.APPLICATIONS.values() for policy in parts.values()
+        policy for group in parts.APPLICATIONS.values() for policy in group.values()
     }
     assert (rows.mean_s > 0).all() and (rows.p90_s > rows.mean_s).all()
-    everyone = set(policy_names()) - {systems.BOUND}
+    everyone = {*policy_names(), parts.FIT} - {systems.BOUND}
     assert set(table(found, "everyone").policy) == everyone
     report = (found / "tables.md").read_text()
     assert all(f"| {name} |" in report for name in everyone)
-    assert (found / "loads" / "plot.png").stat().st_size > 10_000 and (
-        found / "applications" / "plot.png"
-    ).is_file()
+    assert (found / "applications" / "plot.png").is_file()
 
 
 @pytest.mark.slow

@@ -15,12 +15,14 @@ from twinserve.sim.results.options import MetricsOptions
 
 def write_toy(folder: Path, label: str = "", config: dict | None = None, **how) -> RunResult:
     """A toy run in that folder, as `simulate` would have left it."""
-    every_s = how.pop("every_s", None)
+    every_s, place = how.pop("every_s", None), how.pop("place", None)
     rows = toy_rows(**{"n": 40, "group_size": 4, "rate": 20.0, "blocks": 200, **how})
     options = MetricsOptions(every_s=every_s)
     settings = {"label": label or folder.name, "policy": folder.name, "seed": 0, **(config or {})}
     summary = summarise(rows, options)
     result = RunResult(rows, settings | {"metrics": options.described()}, {"wall_s": 1.0}, summary)
+    if place is not None:
+        result.timing["place"] = place
     write_run(folder, result)
     return result
 

@@ -20,7 +20,6 @@ from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.measured.fit import fit_steps
 from twinserve.profiles.measured.samples import Measurement, read_samples, write_samples
 from twinserve.profiles.profile import load_profile, save_profile
-from twinserve.sim.report import html
 from twinserve.sim.report.html import write_report
 from twinserve.sim.results.files import write_run
 from twinserve.sim.setup.config import SimulationConfig
@@ -186,10 +185,9 @@ def test_nothing_is_kept_of_the_warm_up(tmp_path):
     assert kept == []
 
 
-def test_every_report_of_a_run_with_such_a_profile_says_so(quiet, tmp_path, monkeypatch):
+def test_every_report_of_a_run_with_such_a_profile_says_so(quiet, tmp_path):
     model = fit_steps(quiet.steps)
     noisy = replace(model.fit, disturbed=0.4, unsettled=2, partial="1 of 3 rounds over all points")
-    monkeypatch.setattr(html, "draw_all", lambda runs, progress: {})
     for fit, said in ((noisy, True), (model.fit, False)):
         folder = tmp_path / str(said)
         profile = load_profile("llama-3.1-8b@h100").model_copy(

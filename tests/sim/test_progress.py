@@ -237,6 +237,5 @@ def test_a_report_of_several_runs_says_how_far_it_is(capsys, monkeypatch, tmp_pa
     monkeypatch.setattr(shown, "_FIRST_S", 0.0)
     monkeypatch.setattr(shown, "_EVERY_S", 0.0)
     out, err = run(capsys, main, f"report {tmp_path}/runs --out {tmp_path}/page.html")
-    assert out == f"{tmp_path}/page.html\n" and err.startswith("report: 1 of 2 runs read\n")
-    done, total = re.search(r"report: (\d+) of (\d+) figures drawn\n$", err).groups()
-    assert done == total and int(total) >= 4
+    assert out == f"{tmp_path}/page.html\n"
+    assert err == "report: 1 of 2 folders read\nreport: 2 of 2 folders read\n"

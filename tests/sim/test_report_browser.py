@@ -73,7 +73,7 @@ return [...new Set(Bokeh.documents.flatMap(d => d.roots()[0].below.map(
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("seen") / "all"
     for i, name in enumerate(("first", "second")):
-        write_toy(path / "runs" / name, seed=i, prefer_rt=bool(i), config={"place": i}, every_s=1.0)
+        write_toy(path / "runs" / name, seed=i, prefer_rt=bool(i), place=i, every_s=1.0)
     put_sweep(path / "sweep")
     put(path / "plan", "plan", PLAN)
     put(path / "compared", "comparison", COMPARISON)

@@ -179,7 +179,7 @@ def test_each_has_a_chapter_and_runs_of_a_validation_are_in_its_own(page):
 
 def test_runs_of_one_command_are_in_the_order_of_its_policies(undrawn, tmp_path):
     for place, name in enumerate(("vllm", "bros", "echo")):
-        write_toy(tmp_path / "runs" / name, config={"place": place}, n=10)
+        write_toy(tmp_path / "runs" / name, place=place, n=10)
     text = write_report([tmp_path / "runs"], tmp_path / "p.html").read_text()
     assert Page(text).tables[0][0] == ["", "vllm", "bros", "echo"]
 
