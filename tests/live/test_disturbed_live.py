@@ -36,7 +36,7 @@ def spinning():
 
 def test_a_calibration_says_that_it_was_disturbed(spinning, tmp_path, capsys):
     out, raw = tmp_path / "p.json", tmp_path / "p.parquet"
-    calibrate(model="tiny", out=out, raw=raw, quick=True, limit=10.0, block_tokens=32, **SIZES)
+    calibrate(model="tiny", out=out, raw=raw, quick=True, limit=3.0, block_tokens=32, **SIZES)
     measurement = read_samples(raw)
     assert measurement.provenance["partial"] and disturbed(measurement.steps).mean() > 0.1
     assert "other programs disturbed" in capsys.readouterr().out

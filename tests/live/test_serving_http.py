@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -152,23 +152,26 @@ def test_the_benchmark_past_saturation(servers):
 
 
 def test_a_flood_of_best_effort_requests_is_served_behind_real_time_ones(servers):
-    """Sixty at once, and one real-time request after another among them: none of these waits for
-    more than a part of the flood, and all of the flood is served."""
+    """Sixty at once, and real-time requests that come when the first of them is answered: while one
+    of these is served less than half of the flood ends. First come, first served, all the rest of
+    the flood would. Counted, not timed: a busy machine slows both."""
     server = servers["fit"]
 
-    def timed(prompt: list[int], service_class: str) -> tuple[int, float]:
-        start = time.monotonic()
+    def status(prompt: list[int], service_class: str, tokens: int) -> int:
         attributes = {"class": service_class}
-        status, _ = server.complete(prompt, max_tokens=40, vllm_xargs=attributes)
-        return status, time.monotonic() - start
+        return server.complete(prompt, max_tokens=tokens, vllm_xargs=attributes)[0]
 
     with ThreadPoolExecutor(60) as pool:
-        flood = [pool.submit(timed, [5 + i] * 300, "be") for i in range(60)]
-        urgent = [timed([70 + i] * 100, "rt") for i in range(5)]
+        flood = [pool.submit(status, [5 + i] * 300, "be", 150) for i in range(60)]
+        wait(flood, return_when=FIRST_COMPLETED)
+        ended, urgent = [sum(one.done() for one in flood)], []
+        for i in range(3):
+            urgent.append(status([70 + i] * 100, "rt", 40))
+            ended.append(sum(one.done() for one in flood))
         answers = [one.result() for one in flood]
-    assert [status for status, _ in [*answers, *urgent]] == [200] * 65
-    assert max(seconds for _, seconds in urgent) < max(seconds for _, seconds in answers) / 2
-    counted = stats(server, 65)
+    assert [*answers, *urgent] == [200] * 63
+    assert ended[0] < 30 and max(b - a for a, b in zip(ended, ended[1:], strict=False)) < 30, ended
+    counted = stats(server, 63)
     assert (counted["drift"], counted["restarts"]) == (0, 0), counted["first_drift"]
 
 

@@ -266,7 +266,10 @@ class VllmEngine:
     @property
     def num_blocks(self) -> int:
         """KV blocks of the engine's pool, vLLM's null block not counted."""
-        return self.scheduler.device_blocks
+        scheduler = self.scheduler
+        if hasattr(scheduler, "device_blocks"):  # one of ours, whose pool may be of another size
+            return scheduler.device_blocks
+        return scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
 
     @property
     def on_one_core(self) -> bool:
