@@ -328,7 +328,7 @@ def test_rules_are_kept_on_every_ledger(ledger):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", ["fit_age_s=0.05", "fit_bound=printed,fit_order=residual", "adaptive_batch=true"]
+    "options", ["fit_age_s=0.05", "fit_order=residual", "adaptive_batch=true"]
 )
 def test_rules_are_kept_with_other_parts(options):
     for ledger in ("paged", "bidirectional"):
