@@ -90,16 +90,15 @@ class Memory:
 @dataclass(frozen=True)
 class Trial:
     """What a trial found. objectives: as those of the settings, empty where it ended early; missed:
-    of these, which ran out of allowed misses; tokens: prompt and output, of the judged requests;
-    offline_tokens_per_s: of best-effort requests that ended in the judged time; memory: None where
-    it ended early, or is too short to tell."""
+    of these, which ran out of allowed misses; requests: judged ones; offline_tokens_per_s: of
+    best-effort requests that ended in the judged time; memory: None where it ended early, or is too
+    short to tell; notices: of the run."""
 
     keeps: bool
     early: bool
     missed: tuple[int, ...]
     objectives: tuple[Kept, ...] = ()
     requests: int = 0
-    tokens: int = 0
     offline_tokens_per_s: float = 0.0
     peak_kv_share: float = 0.0
     preemptions: int = 0
@@ -243,7 +242,6 @@ def _judged(run: UntilLost, objectives: Sequence[Objective], since_s: float) -> 
         missed=missed,
         objectives=found,
         requests=int(judged.sum()),
-        tokens=int((r.prompt + r.output)[judged].sum()),
         offline_tokens_per_s=_offline(r, since_s, float(r.arrival[judged].max())),
         peak_kv_share=used / rows.kv_total_blocks,
         preemptions=int(rows.requests[["recomputes", "swaps"]].to_numpy().sum()),
