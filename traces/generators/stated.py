@@ -14,6 +14,7 @@ Of all of them: `lengths=sharegpt` (or lmsys), or `input=512,output=128` in toke
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -192,11 +193,12 @@ def _system(options: Options, prompt: np.ndarray, rng) -> tuple[np.ndarray, Pref
     text = options.text("system")
     if text is None:
         return prompt, None
-    tokens, _, groups = text.partition("x")
-    if not tokens.isdigit() or not (groups or "1").isdigit() or not int(tokens) * int(groups or 1):
-        options.fail(f"system={text} is not understood: write TOKENSxGROUPS, as 1024x8")
-    if max(len(tokens), len(groups)) > 7:
+    said = re.fullmatch(r"(?a)(\d+)(?:x(\d+))?", text)
+    if said and max(map(len, said.groups("1"))) > 7:
         options.fail(f"system={text} is too much: lower it")
-    group = rng.integers(0, int(groups or 1), len(prompt))
-    longer = prompt + int(tokens)
-    return longer, with_shared_text(longer, group, np.full(len(prompt), int(tokens)))
+    tokens, groups = map(int, said.groups("1")) if said else (0, 0)
+    if not tokens or not groups:
+        options.fail(f"system={text} is not understood: write TOKENSxGROUPS, as 1024x8")
+    group = rng.integers(0, groups, len(prompt))
+    longer = prompt + tokens
+    return longer, with_shared_text(longer, group, np.full(len(prompt), tokens))
