@@ -21,7 +21,7 @@ import numpy as np
 
 from twinserve.traces.generators.options import Options
 from twinserve.traces.generators.shared import with_shared_text
-from twinserve.traces.generators.synth import MAX_ROWS, SHAPES, _paired
+from twinserve.traces.generators.synth import MAX_ROWS, SHAPES, paired
 from twinserve.traces.readers.columns import MAX_SECONDS
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload
 
@@ -185,7 +185,7 @@ def _lengths(options: Options, n: int, rng) -> tuple[np.ndarray, np.ndarray]:
     shape = options.one_of("lengths", SHAPES, "sharegpt")
     if prompt is not None:
         return np.full(n, prompt), np.full(n, output)
-    return _paired(SHAPES[shape], n, rng)
+    return paired(SHAPES[shape], n, rng)
 
 
 def _system(options: Options, prompt: np.ndarray, rng) -> tuple[np.ndarray, PrefixBlocks | None]:
