@@ -66,7 +66,7 @@ class Measurement:
     concurrency most requests that the client had under way at once; None: no limit
     where       CLIENT, or SERVER where times begin in the engine
     stated      numbers that the file states itself, as mean_ttft_ms
-    histograms  by metric: ttft, tpot, itl, e2el, queued (seconds)
+    histograms  by metric: ttft, tpot, itl, e2el, queued (seconds); prompt_tokens, output_tokens
     notices     what is not in here, or is an estimate
     """
 

@@ -150,6 +150,7 @@ _PHYSICAL = (
     Need("vllm.v1.attention.backends.registry:AttentionBackendEnum", holds=("CUSTOM",)),
     Need("vllm.v1.attention.backends.registry:register_backend"),
     Need("vllm.v1.attention.selector:_cached_get_attn_backend"),
+    Need("vllm.model_executor.models.utils:extract_layer_index", ("layer_name",)),
 )
 # of a Scheduler that has been made; steering reads and sets them
 _STATE = (

@@ -14,7 +14,7 @@ SYSTEMS = ("vllm", "vllm-v0", "bros", CHUNK, FIT, "echo", GAP, "layerkv", "justi
 Part = str | tuple[str, bool]
 Parts = Mapping[str, Mapping[str, Part]]
 
-_PRINTED = f"{FIT},fit_order=residual,fit_bound=printed,fit_estimator=printed,fit_feedback=0"
+_PRINTED = f"{FIT},fit_order=residual,fit_estimator=printed,fit_feedback=0"
 # system -> its parts, one more in each step
 LADDERS: Parts = {
     "bros": {
@@ -34,8 +34,7 @@ LADDERS: Parts = {
 FIT_LADDER: Parts = {
     "bros, chunks that fit": {
         "chunks of 2,048": CHUNK,
-        "chunks that fit the printed bound": _PRINTED,
-        "+ bound of the decodes": f"{FIT},fit_order=residual,fit_estimator=printed,fit_feedback=0",
+        "chunks that fit, printed order and estimate": _PRINTED,
         "+ estimate of a whole step": f"{FIT},fit_order=residual",
         "+ late ones last": FIT,
     }

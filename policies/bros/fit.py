@@ -169,12 +169,8 @@ class BrosFitPolicy(FitBestEffort):
         own = self.cost.own(prompts.left, prompts.resident)
         alone = self.cost.seconds(step.load)
         kept = residual >= own + alone
-        if self.options.fit_bound == "printed":
-            ends = kept
-        else:
-            ends = kept & (residual < step.bound)
-        if np.count_nonzero(ends):
-            step.bound = min(step.bound, float(residual[ends].min()))
+        if np.count_nonzero(kept):
+            step.bound = min(step.bound, float(residual[kept].min()))
         order = self._in_order(rows, residual, kept, requests)
         return prompts[order], residual[order]
 

@@ -14,8 +14,6 @@ class BrosFitOptions(BrosOptions):
 
     fit_order      whom prompts are computed in order of. savable: residual time, those that can no
                    longer be kept last; residual: residual time alone, as printed; arrival: arrival
-    fit_bound      what bounds an iteration. decodes: the residual time of the decodes, limited by
-                   that of prompts that end in it; printed: T_min^res of all, as `bros` has it
     fit_estimator  what step times are estimated by, where `--estimator` names nothing else. step:
                    beta once a step, chunks by what they attend to; printed: the paper's form
     fit_feedback   weight of the newest iteration with a prompt in a factor, actual over estimated
@@ -31,7 +29,6 @@ class BrosFitOptions(BrosOptions):
     chunk: Literal["fit"] = "fit"  # type: ignore[assignment]
     adaptive_batch: bool = False
     fit_order: Literal["savable", "residual", "arrival"] = "savable"
-    fit_bound: Literal["decodes", "printed"] = "decodes"
     fit_estimator: Literal["step", "printed"] = "step"
     fit_feedback: float = Field(0.1, ge=0, le=1)
     fit_margin: float = Field(0.02, ge=0, lt=1)

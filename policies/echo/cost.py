@@ -169,10 +169,15 @@ class SumsCost(ModelCost):
     def seconds(self, prefills: Prefills, n: int, total: int, longest: int) -> float:
         if not n and not prefills:
             return 0.0
+        return self.model.seconds(*self._sums(prefills), total + n, n)
+
+    @staticmethod
+    def _sums(prefills: Prefills) -> tuple[int, int]:
+        """Tokens of the prompts and their differences of squares."""
         new = squares = 0
         for tokens, resident in prefills:
             new, squares = new + tokens, squares + tokens * (tokens + 2 * resident)
-        return self.model.seconds(new, squares, total + n, n)
+        return new, squares
 
     def longest_chunk(
         self,
@@ -184,9 +189,7 @@ class SumsCost(ModelCost):
     ) -> int:
         """By the root of a quadratic, and what rounding makes of that."""
         model, (n, total, _) = self.model, decodes
-        new = squares = 0
-        for tokens, before in prefills:
-            new, squares = new + tokens, squares + tokens * (tokens + 2 * before)
+        new, squares = self._sums(prefills)
 
         def takes(chunk: int) -> float:
             more = squares + chunk * (chunk + 2 * resident)

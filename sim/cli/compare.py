@@ -46,15 +46,13 @@ def compare(
         Replace a former comparison in --out.
     """
     from twinserve.sim.results.files import find_runs, read_run
+    from twinserve.sim.setup.measured import metrics_options
     from twinserve.sim.twin import compare as comparing
     from twinserve.sim.twin.compare_report import Comparison, check_target, lines, write
     from twinserve.sim.twin.compare_terms import rerun as run_again
     from twinserve.sim.twin.served import of_measurement, of_run
 
-    if metrics_every is not None and not 0 < metrics_every < float("inf"):
-        from twinserve.sim.setup.config import SettingsError
-
-        raise SettingsError(f"--metrics-every {metrics_every} is no number of seconds above 0")
+    every_s = metrics_options(every_s=metrics_every).every_s
     if out is not None:
         check_target(out, overwrite)
     folders, found = _sides(paths, format, columns)
@@ -64,6 +62,7 @@ def compare(
     runs = [of_run(name, result, server) for name, result in results.items()]
     rows = comparing.table(measured, runs)
     _need_common(rows)
+    windows = comparing.windows(measured, runs, every_s)
     reruns = []
     if rerun:
         with RunProgress(shown=True) as progress:
@@ -73,7 +72,7 @@ def compare(
         measured,
         runs,
         rows,
-        comparing.windows(measured, runs, metrics_every),
+        windows,
         reruns,
         tuple(dict.fromkeys(f"{one.path}: {notice}" for one in found for notice in one.notices)),
     )

@@ -29,10 +29,7 @@ def report(
         Replace a page that is there.
     """
     from twinserve.sim.report.html import write_report
-    from twinserve.sim.results.files import ResultsError
 
-    if not runs:
-        raise ResultsError("name at least one folder that `simulate --out` wrote")
     with RunProgress(shown=True) as progress:
 
         def piece(done: int, total: int, what: str) -> None:

@@ -43,10 +43,10 @@ def sized(n: int, objectives: Sequence[Objective], draws: Sequence[Sequence[Tria
 
 def drawn(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> Trials:
     """`n` replicas under so many draws, each to its end. Returns a Sized."""
-    found = []
+    found, known = [], size.trials.get(n, [])
     for draw in range(draws):
-        if draw == 0 and n in size.trials and not any(t.early for t in size.trials[n]):
-            found.append(size.trials[n])
+        if draw == 0 and len(known) == len(size.peaks) and not any(t.early for t in known):
+            found.append(known)
         else:
             trials = yield from on_peaks(size.candidate, size.peaks, n, whole=True, draw=draw)
             found.append(trials)

@@ -104,7 +104,8 @@ def day_load(peaks: Sequence[Peak]) -> tuple[np.ndarray, str]:
     if len(peaks) == 1 and peaks[0].day is not None:
         return peaks[0].day, f"the first day of {peaks[0].trace}"
     minutes = (np.arange(round(DAY_S / _MINUTE_S)) + 0.5) * _MINUTE_S
-    return tide(minutes), "tide of the generator tidal, as the trace lasts less than a day"
+    why = "there are several traces" if len(peaks) > 1 else "the trace lasts less than a day"
+    return tide(minutes), f"tide of the generator tidal, as {why}"
 
 
 def _beside(size: Size, n: int, pool: int) -> Trials:

@@ -264,7 +264,7 @@ def _search(
     tasks = [
         Task(size.search(), lambda size=size: rank(size))  # type: ignore[misc]
         for size in sizes
-        if size.hopeless is None and size.most > 0
+        if size.hopeless is None
     ]
     return drive(tasks, workers, report)
 
@@ -285,9 +285,8 @@ def _ranked(
 
 def _row(size: Size, objectives: Sequence[Objective], peaks: Sequence[Peak]) -> Row:
     candidate, tried = size.candidate, tuple(sorted(size.trials))
-    if size.hopeless is not None or not size.most:
-        reason = size.hopeless or f"--most-gpus allows fewer than {candidate.tp}"
-        return Row(candidate, "never", size.least, reason=reason)
+    if size.hopeless is not None:
+        return Row(candidate, "never", size.least, reason=size.hopeless)
     n = size.number
     if n is None and size.found is not None:
         return Row(candidate, "too few", size.most, tried=tried)

@@ -51,9 +51,7 @@ class Size:
             busy = service_seconds(load, hardware)
             guess = max(guess, least, estimated_replicas(busy, load.span_s))
         if reason is None and least > most:
-            reason = (
-                f"at least {least:,} replicas are needed, and no more than {most:,} are allowed"
-            )
+            reason = f"{least:,} or more replicas are needed, and --most-gpus allows {most:,}"
         return cls(candidate, peaks, least, guess, most, reason)
 
     @property

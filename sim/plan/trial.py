@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -90,21 +90,19 @@ class Memory:
 @dataclass(frozen=True)
 class Trial:
     """What a trial found. objectives: as those of the settings, empty where it ended early; missed:
-    of these, which ran out of allowed misses; tokens: prompt and output, of the judged requests;
-    offline_tokens_per_s: of best-effort requests that ended in the judged time; memory: None where
-    it ended early, or is too short to tell."""
+    of these, which ran out of allowed misses; requests: judged ones; offline_tokens_per_s: of
+    best-effort requests that ended in the judged time; memory: None where it ended early, or is too
+    short to tell."""
 
     keeps: bool
     early: bool
     missed: tuple[int, ...]
     objectives: tuple[Kept, ...] = ()
     requests: int = 0
-    tokens: int = 0
     offline_tokens_per_s: float = 0.0
     peak_kv_share: float = 0.0
     preemptions: int = 0
     memory: Memory | None = None
-    notices: tuple[str, ...] = field(default=())
 
 
 def needed(objective: Objective, due: int) -> int:
@@ -126,7 +124,7 @@ def run_trial(spec: TrialSpec) -> Trial:
     run = UntilLost(inputs, inputs.policies[0], objectives, spec.since_s, spec.early)
     run.run()
     if run.missed:
-        return Trial(False, True, run.missed, notices=inputs.notices)
+        return Trial(False, True, run.missed)
     return _judged(run, objectives, spec.since_s)
 
 
@@ -243,12 +241,10 @@ def _judged(run: UntilLost, objectives: Sequence[Objective], since_s: float) -> 
         missed=missed,
         objectives=found,
         requests=int(judged.sum()),
-        tokens=int((r.prompt + r.output)[judged].sum()),
         offline_tokens_per_s=_offline(r, since_s, float(r.arrival[judged].max())),
         peak_kv_share=used / rows.kv_total_blocks,
         preemptions=int(rows.requests[["recomputes", "swaps"]].to_numpy().sum()),
         memory=_memory(rows, r.arrival[judged]),
-        notices=run.inputs.notices,
     )
 
 

@@ -28,7 +28,6 @@ class Task:
     rank: Callable[[], Any | None]
     found: Any = None
     over: bool = False
-    given_up: bool = False
     _next: TrialSpec | None = field(default=None, repr=False)
 
     def start(self) -> None:
@@ -36,7 +35,7 @@ class Task:
 
     def give_up(self) -> None:
         self.search.close()
-        self.over = self.given_up = True
+        self.over = True
 
     def _advance(self, trial: Trial | None) -> None:
         try:

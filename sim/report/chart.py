@@ -15,14 +15,14 @@ import numpy as np
 MOST_CURVES = 24  # of a chart; more cannot be told apart
 POINTS = 600  # of a curve; more cannot be seen
 
-Kind = Literal["line", "step", "points", "area"]
+Kind = Literal["line", "step", "points"]
 
 
 @dataclass(frozen=True)
 class Curve:
     """label    of whom it is, as in the key of the chart
     x, y        float64[n]
-    low, high   float64[n]: the interval about each y, or the edges of an area; None: there is none
+    low, high   float64[n]: of points, the interval about each y; None: there is none
     colour      its place in the palette; the same run has the same everywhere
     about       a text for each point, shown with its numbers
     joined      of points: a line through them, in their order
@@ -39,7 +39,6 @@ class Curve:
     about: tuple[str, ...] = ()
     joined: bool = False
     filled: bool = True
-    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,11 @@ def number(value: float) -> str:
         return "-"
     size = abs(value)
     return f"{value:,.0f}" if size >= 1e5 and size < 1e15 else f"{value:.6g}"
+
+
+def exact(value: float) -> str:
+    """All digits, as a command line takes them."""
+    return repr(value).removesuffix(".0")
 
 
 def thinned_steps(values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:

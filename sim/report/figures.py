@@ -8,10 +8,9 @@ carry units.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -29,12 +28,12 @@ from twinserve.sim.report.axes import (
     over_time,
     run_colours,
 )
+from twinserve.sim.report.seen import CLASS_NAMES
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import latencies
 from twinserve.sim.results.metrics_engine import describe_kv
 
 KV_COLOURS = {"real-time": "#2f5d8a", "best-effort": "#e0a458", "cached prefixes": "#d8dde3"}
-CLASS_NAMES = {"rt": "real-time", "be": "best-effort"}
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture on every machine
     "font.size": 9.5,
@@ -59,21 +58,6 @@ STYLE = {
 _BINS = 300  # of the time axis
 
 Runs = Mapping[str, RunResult]
-
-
-def draw_all(runs: Runs) -> dict[str, bytes]:
-    """PNG bytes by figure name, without those that apply to no run."""
-    drawings: dict[str, Callable[[Runs], Figure | None]] = {
-        "latency": latency_figure,
-        "load": load_figure,
-    }
-    images = {}
-    with matplotlib.rc_context(STYLE):
-        for name, draw in drawings.items():
-            figure = draw(runs)
-            if figure is not None:
-                images[name] = png(figure)
-    return images
 
 
 def latency_figure(

@@ -93,21 +93,13 @@ def _draw(drawn, curve: Curve) -> None:
             f"{name}_text": [number(v) for v in columns[name]] for name in _numbers(columns)
         }
     source = ColumnDataSource(columns)
-    dash = "dashed" if curve.dashed else "solid"
-    if curve.kind == "area":
-        drawn.varea(
-            "x", "low", "high", source=source, fill_color=colour, fill_alpha=0.35, name=name
-        )
-        return
     if listed:
-        line = _points(drawn, curve, source, colour, dash)
+        line = _points(drawn, curve, source, colour)
     else:
         if curve.kind == "step":
             drawn.step("x", "y", source=source, mode="after", color=colour, line_width=2, name=name)
         else:
-            drawn.line(
-                "x", "y", source=source, color=colour, line_width=2, line_dash=dash, name=name
-            )
+            drawn.line("x", "y", source=source, color=colour, line_width=2, name=name)
         # What answers is wider than what is seen: a mouse hits no line of two pixels.
         line = drawn.line("x", "y", source=source, line_width=14, line_alpha=0.0, name=name)
     shown = (lambda n: f"@{n}_text") if listed else (lambda n: f"@{n}{{%.6g}}")
@@ -130,10 +122,10 @@ def _draw(drawn, curve: Curve) -> None:
     )
 
 
-def _points(drawn, curve: Curve, source, colour: str, dash: str):
+def _points(drawn, curve: Curve, source, colour: str):
     given = {"source": source, "name": plain(curve.label), "line_width": 1.5}
     if curve.joined:
-        drawn.line("x", "y", color=colour, line_dash=dash, **given)
+        drawn.line("x", "y", color=colour, **given)
     if curve.low is not None:
         drawn.segment("x", "low", "x", "high", color=colour, **given)
     return drawn.scatter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -71,11 +70,6 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], kind: str = 
 
 def wide(inside: str) -> Html:
     return Html(f'<div class="wide" tabindex="0">{inside}</div>')
-
-
-def picture(png: bytes, alt: str) -> Html:
-    data = base64.b64encode(png).decode("ascii")
-    return Html(f'<img alt="{text(alt)}" src="data:image/png;base64,{data}">')
 
 
 def render(title: str, lines: Sequence[str], parts: Sequence[Part]) -> str:

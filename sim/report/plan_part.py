@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from twinserve.sim.report.chart import Chart, Curve, best, front, number
+from twinserve.sim.report.chart import Chart, Curve, best, exact, front, number
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
@@ -345,7 +345,7 @@ def again(question: Mapping) -> str:
     ):
         value = question.get(name)
         if isinstance(value, (int, float)):
-            words += [f"--{flag}", f"{value:g}"]
+            words += [f"--{flag}", exact(value)]
     settings = question.get("settings")
     for name, value in (settings if isinstance(settings, Mapping) else {}).items():
         flag = name.replace("_", "-")

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from twinserve.sim.report.chart import plain
+from twinserve.sim.report.chart import exact, plain
 from twinserve.sim.report.page import (
     Block,
     Html,
@@ -217,15 +217,18 @@ def again(folder: Path, config: Mapping) -> str:
     words = ["simulate", "--config", plain(folder / "run.json")]
     asked = config.get("metrics")
     asked = asked if isinstance(asked, Mapping) else {}
-    warmup = asked.get("warmup")
+    goodput, warmup = asked.get("goodput_ms"), asked.get("warmup")
+    if isinstance(goodput, Mapping) and goodput:
+        words += ["--goodput", ",".join(f"{name}:{value}" for name, value in goodput.items())]
     if isinstance(warmup, Mapping):
         for unit, name in (("", "requests"), ("s", "seconds")):
             if isinstance(warmup.get(name), int | float):
-                words += ["--warmup", f"{warmup[name]:g}{unit}"]
+                words += ["--warmup", f"{exact(warmup[name])}{unit}"]
     if isinstance(asked.get("every_s"), int | float):
-        words += ["--metrics-every", f"{asked['every_s']:g}"]
+        words += ["--metrics-every", exact(asked["every_s"])]
     if asked.get("percentiles") and isinstance(asked["percentiles"], list):
         words += ["--percentiles", ",".join(map(str, asked["percentiles"]))]
+    words += ["--error-bars"] * bool(config.get("error_bars"))
     return shlex.join([*words, "--out", "again"])
 
 

@@ -16,7 +16,6 @@ from twinserve.sim.report.chart import thinned_steps
 from twinserve.sim.results.files import POOL_GROUP, RunResult
 from twinserve.sim.results.metrics import job_completion
 from twinserve.sim.results.metrics_attainment import due_and_met
-from twinserve.sim.results.metrics_engine import describe_kv
 from twinserve.sim.results.metrics_requests import RequestColumns, latencies
 from twinserve.sim.results.parts import by_parts, ratio
 
@@ -67,7 +66,6 @@ class Seen:
     edges       float64[BINS + 1] seconds; times: column of the steps -> its course, summed over
                 replicas; by_replica: the same, (column, replica)
     kv_blocks   of all replicas together; 0: no bound
-    peak_kv     largest share of a replica's blocks that requests held; None: no bound
     steps       rows of steps.parquet; requests: rows of requests.parquet that were sent
     arrivals_per_s  of requests that are not of the pool; None: all at once
     same        of the real-time requests and their lengths: equal where two runs share a list
@@ -85,7 +83,6 @@ class Seen:
     times: dict[str, OverTime]
     by_replica: dict[tuple[str, int], OverTime] = field(default_factory=dict)
     kv_blocks: int = 0
-    peak_kv: float | None = None
     steps: int = 0
     requests: int = 0
     arrivals_per_s: float | None = None
@@ -117,7 +114,6 @@ def look(label: str, folder: Path, run: RunResult) -> Seen:
             for replica in apart
         },
         _capacity(run),
-        describe_kv(rows)["peak_use"],
         len(steps),
         len(requests),
         _arrivals_per_s(requests),

@@ -90,23 +90,18 @@ def svg(chart: Chart, name: str) -> str:
 
 def _draw(ax: Axes, curve: Curve, width: float) -> None:
     colour = COLOURS[curve.colour % len(COLOURS)]
-    dash = "--" if curve.dashed else "-"
-    if curve.kind == "area":
-        assert curve.low is not None and curve.high is not None
-        ax.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.35, linewidth=0)
-    elif curve.kind == "step":
+    if curve.kind == "step":
         ax.step(curve.x, curve.y, where="post", color=colour, linewidth=width)
     elif curve.kind == "line":
-        ax.plot(curve.x, curve.y, dash, color=colour, linewidth=width)
+        ax.plot(curve.x, curve.y, color=colour, linewidth=width)
     else:
         errors = None
         if curve.low is not None and curve.high is not None:
             errors = np.maximum([curve.y - curve.low, curve.high - curve.y], 0.0)
         face = colour if curve.filled else "none"
         style = {"color": colour, "markerfacecolor": face, "markersize": 6, "capsize": 2.5}
-        ax.errorbar(
-            curve.x, curve.y, errors, fmt="o", linestyle=dash if curve.joined else "", **style
-        )
+        line = "-" if curve.joined else ""
+        ax.errorbar(curve.x, curve.y, errors, fmt="o", linestyle=line, **style)
 
 
 def _axes(ax: Axes, chart: Chart) -> None:

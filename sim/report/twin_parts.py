@@ -71,6 +71,7 @@ _POLICY = Shape(
         "locked": Shape("object", needed={"steps": _NUMBER, "drift": _NUMBER}),
         "metrics": Shape("list", rest=_METRIC),
     },
+    known={"notes": Shape("list", rest=_TEXT)},
 )
 _VALIDATION = Shape(
     "object",
@@ -186,6 +187,7 @@ def validation_part(found: Found, runs: Sequence[Seen]) -> Part:
         off = f", step times {error:.1f} % off" if isinstance(error, (int, float)) else ""
         said = f"{locked['steps']:,g} steps locked, {locked['drift']:g} drifted{off}."
         blocks += [heading(policy["policy"]), paragraph(said)]
+        blocks += [note(f"{line}.") for line in policy.get("notes", ())]
         head = ["metric", "", "simulated", "live", "error, %", "repeats within, %"]
         rows = [
             [

@@ -43,7 +43,7 @@ from twinserve.sim.setup.replicas import (
 from twinserve.traces.workload import Workload, WorkloadError
 
 PLAIN = MetricsOptions()
-_MOST_WINDOWS = 2_000
+MOST_WINDOWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,14 @@ def _check_options(options: MetricsOptions, workload: Workload) -> None:
     first, last = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
     if workload.pool is not None:
         first, last = 0.0, max(last, workload.pool.until_s or 0.0)
-    if options.every_s is not None and (last - first) / options.every_s > _MOST_WINDOWS:
+    if options.every_s is not None and (last - first) / options.every_s > MOST_WINDOWS:
         raise SettingsError(
             f"--metrics-every {options.every_s:g}: cuts {last - first:,.0f} s of arrivals into "
-            f"more than {_MOST_WINDOWS:,} windows; choose longer ones"
+            f"more than {MOST_WINDOWS:,} windows; choose longer ones"
         )
-    if options.every_s is None and len(workload.stages_s) > _MOST_WINDOWS:
+    if options.every_s is None and len(workload.stages_s) > MOST_WINDOWS:
         raise SettingsError(
-            f"the trace has more than {_MOST_WINDOWS:,} stages, and metrics a window of each; "
+            f"the trace has more than {MOST_WINDOWS:,} stages, and metrics a window of each; "
             "choose fewer, or windows with --metrics-every"
         )
     warmup = options.warmup

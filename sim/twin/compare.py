@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinserve.sim.results.metrics_stats import MS, describe_counted_ms
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.setup.run import MOST_WINDOWS
 from twinserve.sim.twin.served import METRICS, Served
 
 TOLERANCE = 0.10  # of a mean, where no repeats say how far it moves by itself
@@ -103,11 +105,12 @@ def number(served: Served, metric: str, statistic: str) -> float:
     if metric == "throughput":
         seconds = served.duration_s
         return float(served.output_tokens.sum() / seconds) if seconds > 0 else np.nan
-    if metric in ("prompt", "output"):
+    of_tokens = metric in ("prompt", "output")
+    if served.histograms is not None:
+        return _of_histogram(served, f"{metric}_tokens" if of_tokens else metric, statistic)
+    if of_tokens:
         tokens = getattr(served, f"{metric}_tokens")
         values, counts = np.sort(tokens.astype(float)), np.ones(len(tokens))
-    elif served.histograms is not None:
-        return _of_histogram(served, metric, statistic)
     else:
         values, counts = served.values(metric)
     found = describe_counted_ms("", values, counts.astype(np.int64), PERCENTILES)
@@ -138,16 +141,22 @@ def windows(
     measured: Sequence[Served], runs: Sequence[Served], every_s: float | None = None
 ) -> list[Window]:
     """Means of TTFT, TPOT and E2E latency over windows of arrivals; those with fewer than LEAST
-    requests in any of the sides are left out. Nothing where arrivals are not known."""
+    requests in any of the sides are left out. Nothing where arrivals are not known. Raises
+    SettingsError for windows that are too short."""
     ends = [np.nanmax(s.arrival_s) for s in measured if np.isfinite(s.arrival_s).any()]
     if len(ends) < len(measured) or not ends or not max(ends) > 0:
         return []
     last = float(max(ends))
     every = last / WINDOWS if every_s is None else every_s
+    if last / every > MOST_WINDOWS:
+        raise SettingsError(
+            f"--metrics-every {every:g}: cuts {last:,.0f} s of arrivals into more than "
+            f"{MOST_WINDOWS:,} windows; choose longer ones"
+        )
     found = []
     for metric in ("ttft", "tpot", "e2el"):
         for start in np.arange(0.0, last, every).tolist():
-            end = min(start + every, last) if start + 2 * every > last + every else start + every
+            end = min(start + every, last)
             window = _window(metric, start, end, end >= last, measured, runs)
             if window is not None:
                 found.append(window)

@@ -327,9 +327,7 @@ def test_rules_are_kept_on_every_ledger(ledger):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", ["fit_age_s=0.05", "fit_bound=printed,fit_order=residual", "adaptive_batch=true"]
-)
+@pytest.mark.parametrize("options", ["fit_age_s=0.05", "fit_order=residual", "adaptive_batch=true"])
 def test_rules_are_kept_with_other_parts(options):
     for ledger in ("paged", "bidirectional"):
         assert check_policy(f"bros:chunk=fit,{options}", kv=[ledger], seeds=[1]) > 300

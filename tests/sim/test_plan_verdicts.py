@@ -1,5 +1,7 @@
 """Whether an objective is met, failed or not decided, from parts of runs."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,10 +9,13 @@ from hypothesis import strategies as st
 from scipy import special
 
 from tests.examples import examples
+from twinserve.sim.plan.closer import drawn
+from twinserve.sim.plan.sizes import Size
 from twinserve.sim.plan.trial import Kept, Trial, needed
 from twinserve.sim.plan.verdicts import attained, together
 from twinserve.sim.results.options import Objective
 from twinserve.sim.results.parts import ratio, student
+from twinserve.sim.setup.config import SimulationConfig
 
 TTFT = Objective("rt", "ttft", 1.0, statistic="p90")
 
@@ -86,3 +91,20 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
         share, half = ratio([(200, int(rng.binomial(200, p))) for p in rates])
         hits += abs(share - 0.9) <= half
     assert 0.93 <= hits / 2000 <= 0.97
+
+
+@pytest.mark.parametrize("draws", [1, 2])
+def test_a_size_that_failed_at_the_end_of_its_first_peak_is_seen_on_all(draws):
+    """Its search did not go on to the second one."""
+    candidate = SimpleNamespace(config=SimulationConfig(rate_scale=1.0))
+    peaks = [SimpleNamespace(settings={}, since_s=0.0)] * 2
+    size = Size(candidate, peaks, 1, 1, 4, None, trials={1: [trial(*[50] * 10)]})
+    look, asked = drawn(size, [TTFT], 1, draws), 0
+    try:
+        next(look)
+        while True:
+            asked += 1
+            look.send(trial(*[50] * 10))
+    except StopIteration as end:
+        found = end.value
+    assert asked == 2 * draws and len(found.attained) == 2 and found.answer == "fails"

@@ -85,6 +85,7 @@ VALIDATION = {
         {
             "policy": "vllm",
             "locked": {"steps": 40, "drift": 0, "mean_absolute_error_pct": 4.1},
+            "notes": ["partial, as the time was up: 1 of 3 live runs"],
             "metrics": [
                 {
                     **{"metric": "ttft", "statistic": "mean", "simulated": 12.5, "live": 12.0},
@@ -210,6 +211,7 @@ def test_a_comparison_and_a_validation_show_both_sides(page):
     cells = [cell for table in Page(page).tables for line in table for cell in line]
     assert "123 ms" in cells and "150 ms" in cells and "+22.0" in cells
     assert "12.5" in cells and "+4.2" in cells and "echo: failed: the engine died" in page
+    assert "partial, as the time was up: 1 of 3 live runs." in page
 
 
 def test_a_sweep_without_runs_says_so(undrawn, tmp_path):

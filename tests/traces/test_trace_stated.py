@@ -141,6 +141,8 @@ def test_the_last_request_of_the_benchmark_comes_when_the_rate_says():
         ("stages:2x5,input=5", "input and output belong together"),
         ("stages:2x5,input=5,output=5,lengths=lmsys", "drop one"),
         ("stages:2x5,system=big", "write TOKENSxGROUPS"),
+        ("stages:2x5,system=\u00b2", "write TOKENSxGROUPS"),
+        ("stages:2x5,system=99999999", "is too much"),
         ("stages:1e9x1e9", "change rates or times|ends after"),
         ("ramp:to=5", "duration is missing"),
         ("ramp:to=x,duration=5", "to=x is no number above 0"),

@@ -24,8 +24,6 @@ from twinserve.traces.prefix import blocks_needed, dense, offsets_of, take
 from twinserve.traces.readers.columns import MAX_TOKENS
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload
 
-KIND = "agents"
-
 
 def agents(name: str, seed: int = 0) -> Workload:
     """The workload of a name that begins with `agents:`. Raises WorkloadError."""

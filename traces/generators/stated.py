@@ -14,13 +14,14 @@ Of all of them: `lengths=sharegpt` (or lmsys), or `input=512,output=128` in toke
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
 
 from twinserve.traces.generators.options import Options
 from twinserve.traces.generators.shared import with_shared_text
-from twinserve.traces.generators.synth import MAX_ROWS, SHAPES, _paired
+from twinserve.traces.generators.synth import MAX_ROWS, SHAPES, paired
 from twinserve.traces.readers.columns import MAX_SECONDS
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload
 
@@ -184,7 +185,7 @@ def _lengths(options: Options, n: int, rng) -> tuple[np.ndarray, np.ndarray]:
     shape = options.one_of("lengths", SHAPES, "sharegpt")
     if prompt is not None:
         return np.full(n, prompt), np.full(n, output)
-    return _paired(SHAPES[shape], n, rng)
+    return paired(SHAPES[shape], n, rng)
 
 
 def _system(options: Options, prompt: np.ndarray, rng) -> tuple[np.ndarray, PrefixBlocks | None]:
@@ -192,11 +193,12 @@ def _system(options: Options, prompt: np.ndarray, rng) -> tuple[np.ndarray, Pref
     text = options.text("system")
     if text is None:
         return prompt, None
-    tokens, _, groups = text.partition("x")
-    if not tokens.isdigit() or not (groups or "1").isdigit() or not int(tokens) * int(groups or 1):
-        options.fail(f"system={text} is not understood: write TOKENSxGROUPS, as 1024x8")
-    if max(len(tokens), len(groups)) > 7:
+    said = re.fullmatch(r"(?a)(\d+)(?:x(\d+))?", text)
+    if said and max(map(len, said.groups("1"))) > 7:
         options.fail(f"system={text} is too much: lower it")
-    group = rng.integers(0, int(groups or 1), len(prompt))
-    longer = prompt + int(tokens)
-    return longer, with_shared_text(longer, group, np.full(len(prompt), int(tokens)))
+    tokens, groups = map(int, said.groups("1")) if said else (0, 0)
+    if not tokens or not groups:
+        options.fail(f"system={text} is not understood: write TOKENSxGROUPS, as 1024x8")
+    group = rng.integers(0, groups, len(prompt))
+    longer = prompt + tokens
+    return longer, with_shared_text(longer, group, np.full(len(prompt), tokens))

@@ -131,7 +131,7 @@ def synth(
         prompt, output = (np.full(len(at), v) for v in _fixed(lengths))
     else:
         shapes = SHAPES["sharegpt" if lengths == "poisson" else lengths]
-        prompt, output = _paired(shapes, len(at), sizes)
+        prompt, output = paired(shapes, len(at), sizes)
     limits = [f"rate={rate:g}"]
     limits += [f"count={count}"] if count is not None else []
     limits += [f"duration={duration_s:g}s"] if duration_s is not None else []
@@ -146,7 +146,7 @@ def _upper_count(rate: float, duration_s: float, count: int | None) -> int:
     return enough if count is None else min(count, enough)
 
 
-def _paired(shapes, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def paired(shapes, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Prompt and output lengths of n requests; the first k of n are those of k."""
     normal = rng.standard_normal((n, 2))
     out = []

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from twinserve.traces.generators.synth import MAX_ROWS, SHAPES, _paired
+from twinserve.traces.generators.synth import MAX_ROWS, SHAPES, paired
 from twinserve.traces.workload import Provenance, Workload, WorkloadError
 
 NAME = "tidal"
@@ -92,7 +92,7 @@ def tidal(
         raise WorkloadError(
             f"no request arrives in {duration_s:g} s at {peak_rate:g}/s: raise either"
         )
-    prompt, output = _paired(SHAPES[lengths], len(at), sizes)
+    prompt, output = paired(SHAPES[lengths], len(at), sizes)
     said = (
         f"tidal({lengths}, peak_rate={peak_rate:g}, duration={duration_s:g}s, "
         f"start_hour={start_hour:g}, "

@@ -27,7 +27,6 @@ from twinserve.traces.generators.options import Options
 from twinserve.traces.generators.shared import with_shared_text
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload
 
-KIND = "vllm"
 DATASETS = ("random", "prefix_repetition")
 RAMPS = ("none", "linear", "exponential")
 Lengths = tuple[np.ndarray, np.ndarray, PrefixBlocks | None]
