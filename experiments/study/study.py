@@ -163,9 +163,10 @@ class Study:
             file = out / figure.name / "table.csv"
             _said(out / figure.name)
             if not file.is_file():
-                former = (out / "former" / figure.name / "table.csv").is_file()
-                where = " on the present rules; [on former ones](former/tables.md)"
-                parts += [f"`{figure.name}` ({figure.title}): not run{where if former else ''}.", ""]
+                said = "not run"
+                if (out / "former" / figure.name / "table.csv").is_file():
+                    said = "not run on the present rules; [on former ones](former/tables.md)"
+                parts += [f"`{figure.name}` ({figure.title}): {said}.", ""]
                 continue
             plot = [f"![{figure.title}]({figure.name}/plot.png)", ""] if figure.plot else []
             parts += [f"## {figure.title}", "", *plot, *_table(pd.read_csv(file)), ""]
