@@ -163,10 +163,7 @@ class Study:
             file = out / figure.name / "table.csv"
             _said(out / figure.name)
             if not file.is_file():
-                said = "not run"
-                if (out / "former" / figure.name / "table.csv").is_file():
-                    said = "not run on the present rules; [on former ones](former/tables.md)"
-                parts += [f"`{figure.name}` ({figure.title}): {said}.", ""]
+                parts += [f"`{figure.name}` ({figure.title}): not run.", ""]
                 continue
             plot = [f"![{figure.title}]({figure.name}/plot.png)", ""] if figure.plot else []
             parts += [f"## {figure.title}", "", *plot, *_table(pd.read_csv(file)), ""]
