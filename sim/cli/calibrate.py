@@ -123,6 +123,7 @@ def calibrate(
     """
     given = dict(locals())
     from twinserve.sim.setup.config import SettingsError
+    from twinserve.sim.twin.limit import check_limit
 
     if from_steps is not None:
         _refuse(
@@ -152,8 +153,7 @@ def calibrate(
     check_target(out, overwrite)
     if raw is not None:
         check_target(raw, overwrite, ".parquet")
-    if limit is not None and not 0 < limit < float("inf"):
-        raise SettingsError(f"--limit {limit:g}: give seconds above 0")
+    check_limit(limit)
     extra = _engine_arguments(engine_arg or [])
     kept = raw or out.with_suffix(".steps.parquet")
     with (

@@ -81,15 +81,14 @@ def validate(
     from twinserve.sim.results.files import dump_json
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.twin.kept import KeptSteps
-    from twinserve.sim.twin.limit import TimeLimit
+    from twinserve.sim.twin.limit import TimeLimit, check_limit
     from twinserve.sim.twin.live import blank_settings, live_settings
     from twinserve.sim.twin.validate import validate_each
     from twinserve.sim.twin.validate_report import check_folder, metric_lines, write_validation
 
     if repeats < 1:
         raise SettingsError("--repeats: at least one live run is needed")
-    if limit is not None and not 0 < limit < float("inf"):
-        raise SettingsError(f"--limit {limit:g}: give seconds above 0")
+    check_limit(limit)
     if out is not None:
         check_folder(out, overwrite)
     kept = KeptSteps(out)

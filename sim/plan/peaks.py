@@ -98,13 +98,4 @@ def _day(whole: Workload, peak_s: float, start_s: float) -> np.ndarray | None:
 
 def _load(trace: str) -> Workload:
     """What trials of this process will find read already."""
-    config = SimulationConfig(trace=trace)
-    return SOURCES.trace(
-        config.trace,
-        seed=config.seed,
-        offline=config.offline,
-        format=config.format,
-        raw_arrivals=config.raw_arrivals,
-        rate=config.rate,
-        progress=None,
-    )
+    return SOURCES.recorded(SimulationConfig(trace=trace))

@@ -3,12 +3,12 @@ run begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import READ, Sources
 from twinserve.traces.apps.generate import is_apps
 from twinserve.traces.generators.in_a_line import is_in_a_line
 from twinserve.traces.generators.longdoc import is_longdoc
@@ -35,10 +35,7 @@ def _drawn_again(trace: str) -> bool:
 
 
 def earlier_lengths(
-    config: SimulationConfig,
-    workload: Workload,
-    longest: int,
-    trace: Callable[..., Workload] = load_trace,
+    config: SimulationConfig, workload: Workload, longest: int, sources: Sources = READ
 ) -> Lengths | None:
     """Up to `MOST` requests of the run's trace that are not in `workload`; None where fewer than
     `LEAST` are left.
@@ -54,17 +51,10 @@ def earlier_lengths(
     if is_synthetic(config.trace):
         earlier = load_trace(config.trace, seed=other, rate=1.0, count=MOST)
     elif _drawn_again(config.trace):
-        earlier = trace(config.trace, seed=other, offline=config.offline)
+        earlier = sources.trace(config.trace, seed=other, offline=config.offline)
     else:
         served = frozenset(workload.ids)
-        earlier = trace(
-            config.trace,
-            seed=config.seed,
-            offline=config.offline,
-            format=config.format,
-            raw_arrivals=config.raw_arrivals,
-            rate=config.rate,
-        )
+        earlier = sources.recorded(config)
     earlier = cap_length(earlier, min(longest, config.cap_length or longest))
     rows = np.array([i for i, name in enumerate(earlier.ids) if name not in served], np.int64)
     if len(rows) < LEAST:

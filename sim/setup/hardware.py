@@ -29,6 +29,19 @@ class Sources:
     trace: Callable[..., Workload] = load_trace
     profile: Callable[[str, StepTimes], Choice] = choose
 
+    def recorded(self, config: SimulationConfig, progress=None) -> Workload:
+        """The whole recorded trace of a run, before anything of it is left out or scaled. Whoever
+        asks, asks alike: what was kept is found."""
+        return self.trace(
+            config.trace,
+            seed=config.seed,
+            offline=config.offline,
+            format=config.format,
+            raw_arrivals=config.raw_arrivals,
+            rate=config.rate,
+            progress=progress,
+        )
+
 
 READ = Sources()
 

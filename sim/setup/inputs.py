@@ -204,7 +204,7 @@ def _learned(
     wanting = [spec.label for spec in policies if spec.given.wants_sample]
     if wanting:
         longest = hardware.limits.max_model_len
-        earlier = earlier_lengths(config, workload, longest, sources.trace)
+        earlier = earlier_lengths(config, workload, longest, sources)
         if earlier is None:
             notices.append(
                 f"{wanting[0]}: the run leaves too few requests of {config.trace} to train its "
@@ -331,15 +331,7 @@ def _with_rate(
                 f"{flag} is for generated traces; {config.trace!r} has its own arrivals: use "
                 "--rate-scale"
             )
-    workload = sources.trace(
-        config.trace,
-        seed=config.seed,
-        offline=config.offline,
-        format=config.format,
-        raw_arrivals=config.raw_arrivals,
-        rate=config.rate,
-        progress=progress,
-    )
+    workload = sources.recorded(config, progress)
     if config.window is not None:
         workload = window(workload, *config.window)
     if config.requests is not None:

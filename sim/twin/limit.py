@@ -7,9 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from twinserve.sim.setup.config import SettingsError
+
 
 class TimeUp(Exception):
     """The run under way was given up, since the time was up."""
+
+
+def check_limit(seconds: float | None) -> None:
+    """Raises SettingsError for a `--limit` that is no number of seconds above 0."""
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise SettingsError(f"--limit {seconds:g}: give seconds above 0")
 
 
 class TimeLimit:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.live.followed import follow
 from tests.live.pressure import pressed
 from twinserve.backends.live.engine.tiny_model import MODELS, config
 from twinserve.backends.live.physical.layers import NULL_PAGES, LayerMemory
@@ -128,19 +129,6 @@ def carried_out(inputs: Inputs) -> tuple[Simulation, Labels]:
     (engine,) = simulation.engines
     engine.backend.fast = False
     labels = Labels(engine.core.ledger)
-    execute, transfer = engine.backend.execute, engine.backend.transfer
-
-    def executed(plan, *args):
-        labels.step(plan)
-        engine.backend.transfer = transfer  # which execute calls
-        outcome = execute(plan, *args)
-        engine.backend.transfer = without_step
-        return outcome
-
-    def without_step(plan, now):
-        labels.memory.follow(plan.moves)
-        return transfer(plan, now)
-
-    engine.backend.execute, engine.backend.transfer = executed, without_step
+    follow(engine.backend, labels)
     simulation.run()
     return simulation, labels

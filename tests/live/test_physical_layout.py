@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.live.followed import follow
 from tests.parameters import mostly_slow
 from twinserve.backends.live.attention import slots
 from twinserve.backends.live.physical.host import SlotHost
@@ -120,21 +121,7 @@ def test_every_step_finds_its_own_tokens(policy, host_blocks):
     simulation = Simulation(inputs, inputs.policies[0])
     (engine,) = simulation.engines
     labels = Labels(engine.core.ledger)
-    execute, transfer, moves = engine.backend.execute, engine.backend.transfer, []
-
-    def executed(plan, *args):
-        moves.extend(plan.moves)
-        labels.step(plan)
-        engine.backend.transfer = transfer  # which execute calls
-        outcome = execute(plan, *args)
-        engine.backend.transfer = without_step
-        return outcome
-
-    def without_step(plan, now):
-        labels.memory.follow(plan.moves)
-        return transfer(plan, now)
-
-    engine.backend.execute, engine.backend.transfer = executed, without_step
+    moves = follow(engine.backend, labels)
     simulation.run()
     assert simulation.rows().requests["finished"].all() and moves
     labels.step(StepPlan())

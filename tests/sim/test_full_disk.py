@@ -3,11 +3,9 @@ disk."""
 
 from __future__ import annotations
 
-import resource
-from contextlib import contextmanager
-
 import pytest
 
+from tests.disk import no_file_above
 from tests.parameters import mostly_slow
 from twinserve.sim.cli.main import main, simulate_main
 
@@ -18,17 +16,6 @@ def call(command, *words) -> int:
     with pytest.raises(SystemExit) as end:
         command([*map(str, words)])
     return end.value.code or 0
-
-
-@contextmanager
-def no_file_above(size: int):
-    """Bytes; what is written beyond fails as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(scope="module")

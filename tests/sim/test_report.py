@@ -3,10 +3,8 @@ numbers of the runs' files."""
 
 from __future__ import annotations
 
-import resource
 import sys
 import tomllib
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from tests.disk import no_file_above
 from tests.sim.reported import Page, write_toy
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.report import page as pages
@@ -180,16 +179,6 @@ def test_a_page_that_is_there_is_only_replaced_where_that_was_said(undrawn, runs
         write_report([runs], page, overwrite=True)
     page.rmdir()
     assert "<h1>" in write_report([runs], page, overwrite=True).read_text()
-
-
-@contextmanager
-def no_file_above(size: int):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_leaves_the_old_page(undrawn, runs, tmp_path):
