@@ -64,11 +64,15 @@ class HistoryPredictor(LengthPredictor):
 
     def _of(self, size: int) -> LengthRange:
         """Of outputs of prompts of so many bits."""
-        if len(self._seen) < _ENOUGH:
+        seen = np.array(self._seen, np.int64).reshape(-1, 2)
+        return self._among(seen[:, 0] == size, seen[:, 1])
+
+    def _among(self, same: np.ndarray, outputs: np.ndarray) -> LengthRange:
+        """`same`: (n,) bool, whose prompts are of the size that is asked about; `outputs`: (n,)
+        tokens."""
+        if len(outputs) < _ENOUGH:
             return LengthRange()
-        seen = np.array(self._seen, np.int64)
-        outputs = seen[:, 1]
-        alike = outputs[seen[:, 0] == size]
+        alike = outputs[same]
         if len(alike) < _ENOUGH:
             alike = outputs
         edges = np.quantile(outputs, np.arange(1, self._classes) / self._classes)
@@ -86,23 +90,24 @@ class TrainedPredictor(HistoryPredictor):
 
     def __init__(self, classes: int = 4) -> None:
         super().__init__(classes)
-        self._trained = False
+        # The caller's arrays, not copies: every replica of a fleet learns from the same sample.
+        self._sample: tuple[np.ndarray, np.ndarray] | None = None
         self._known: dict[int, LengthRange] = {}  # by bits of the prompt's length
 
     def learn(self, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
-        sizes = (prompt.bit_length() for prompt in prompt_tokens.tolist())
-        self._seen = deque(zip(sizes, output_tokens.tolist(), strict=True))
-        self._trained = True
+        self._sample = (prompt_tokens, output_tokens)
 
     def _of(self, size: int) -> LengthRange:
-        if not self._trained:
+        if self._sample is None:
             return super()._of(size)
         if size not in self._known:
-            self._known[size] = super()._of(size)
+            prompts, outputs = self._sample
+            same = np.frexp(prompts)[1] == size  # the exponent of a whole number is its bits
+            self._known[size] = self._among(same, outputs)
         return self._known[size]
 
     def observe(self, prompt_tokens: int, output_tokens: int) -> None:
-        if not self._trained:
+        if self._sample is None:
             super().observe(prompt_tokens, output_tokens)
 
 
