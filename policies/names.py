@@ -14,12 +14,13 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from twinserve.errors import TwinserveError
 from twinserve.policies.base import Options
 
 _LARGEST = 10**18  # of whole numbers: what is counted with them still fits into 64 bits
 
 
-class RegistryError(ValueError):
+class RegistryError(TwinserveError, ValueError):
     """A name or an option that does not exist, or a value that does not fit: one line."""
 
 

@@ -12,12 +12,13 @@ from typing import Literal
 from pydantic import ConfigDict, Field, ValidationError, model_serializer, model_validator
 from pydantic.dataclasses import dataclass
 
+from twinserve.errors import TwinserveError
 from twinserve.formats import parse_json
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class ProfileError(ValueError):
+class ProfileError(TwinserveError, ValueError):
     """A bad model, GPU or profile, as one line that says what is wrong, where, and what to do."""
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from twinserve.errors import TwinserveError
 from twinserve.traces.ranges import PrefixRanges
 
 REAL_TIME, BEST_EFFORT = 0, 1
 CLASS_NAMES = ("rt", "be")
 
 
-class WorkloadError(ValueError):
+class WorkloadError(TwinserveError, ValueError):
     """Bad input, as one line that says what is wrong, where, and what to do."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from twinserve.errors import TwinserveError
+
 # release -> what passed its tests there (docs/engines.md)
 KNOWN = {
     "0.32.0": ("engine", "swapping", "physical", "serving"),
@@ -16,7 +18,7 @@ KNOWN = {
 }
 
 
-class LiveEngineError(RuntimeError):
+class LiveEngineError(TwinserveError, RuntimeError):
     """The live engine is missing, lacks what is needed, or did not do what it was told; one
     line."""
 

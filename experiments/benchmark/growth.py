@@ -17,7 +17,7 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from twinserve.experiments.benchmark.measure import BenchmarkError, machine, one_core, run_command
+from twinserve.experiments.benchmark.measure import machine, one_core, run_command
 from twinserve.experiments.benchmark.tables import Table, machine_lines, markdown, show
 from twinserve.experiments.study.output import check_target
 from twinserve.policies.registry import policy_names
@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="growth", help=growth.__doc__)
     app.default(growth)
-    run_app(app, arguments, expected=[BenchmarkError])
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":

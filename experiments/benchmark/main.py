@@ -262,4 +262,4 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="benchmark", help=benchmark.__doc__)
     app.default(benchmark)
-    run_app(app, arguments, expected=[BenchmarkError])
+    run_app(app, arguments)

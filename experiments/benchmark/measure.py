@@ -17,13 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
+from twinserve.errors import TwinserveError
 from twinserve.sim.results.files import RunResult, dump_json
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import run_policy
 
 
-class BenchmarkError(RuntimeError):
+class BenchmarkError(TwinserveError, RuntimeError):
     """A measured command failed, or a result is not what it must be: one line."""
 
 

@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     app = cyclopts.App(name="twinserve.experiments.benchmark.sweep", help=__doc__, version_flags=[])
     app.default(command)
-    run_app(app, arguments, expected=(BenchmarkError,))
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":

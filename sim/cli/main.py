@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from twinserve.errors import TwinserveError
 from twinserve.formats import DEEPEST
 from twinserve.sim.cli.pages import Pages
 
@@ -71,19 +72,6 @@ VERBS = {
         "Run one workload simulated and live, policy by policy, and compare.",
     ),
 }
-# Errors that are no defects: the rooms that define them are heavy, and one that has not been loaded
-# has raised none.
-EXPECTED = (
-    "twinserve.traces.workload:WorkloadError",
-    "twinserve.profiles.specs:ProfileError",
-    "twinserve.policies.errors:PolicyError",
-    "twinserve.policies.names:RegistryError",
-    "twinserve.sim.setup.config:SettingsError",
-    "twinserve.sim.results.metrics_goodput:GoodputError",
-    "twinserve.sim.results.files:ResultsError",
-    "twinserve.sim.engine.loop:NoProgressError",
-    "twinserve.backends.live.versions:LiveEngineError",
-)
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
@@ -165,16 +153,12 @@ def _terminate(*_) -> None:
 
 
 def run_app(
-    app: cyclopts.App,
-    arguments: Sequence[str] | None,
-    interrupted: str = _UNWRITTEN,
-    expected: Sequence[type[Exception]] = (),
+    app: cyclopts.App, arguments: Sequence[str] | None, interrupted: str = _UNWRITTEN
 ) -> None:
     """Run `app` on the arguments (None: those of the process), and end with SystemExit: bad input
     as one line on stderr.
 
     interrupted  what is said after Ctrl-C and SIGTERM
-    expected     further errors that are no defects
     """
     app.suppress_keyboard_interrupt = False  # Ctrl-C is ours to explain, below
     if arguments is None:  # a process of our own; a caller in Python keeps its handlers
@@ -192,7 +176,7 @@ def run_app(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        line = _what_is_wrong(error, expected)
+        line = _what_is_wrong(error)
         if line is None:
             raise
         _stop(line, BAD_INPUT)
@@ -219,13 +203,13 @@ def _stop(line: str, code: int) -> None:
     sys.exit(code)
 
 
-def _what_is_wrong(error: Exception, expected: Sequence[type[Exception]]) -> str | None:
+def _what_is_wrong(error: Exception) -> str | None:
     """With the input, in a line; None where the error is a defect of ours."""
     if _is(error, "cyclopts:CycloptsError"):
         return _usage(error)
     if _is(error, "pydantic:ValidationError"):
         return _settings_line(error)
-    if isinstance(error, tuple(expected)) or any(_is(error, name) for name in EXPECTED):
+    if isinstance(error, TwinserveError):
         return str(error)
     if isinstance(error, (MemoryError, OverflowError)):
         said = str(error) or "out of memory"

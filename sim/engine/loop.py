@@ -11,6 +11,7 @@ import numpy as np
 import simpy
 
 from twinserve.backends.base import Backend, Executed
+from twinserve.errors import TwinserveError
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import StepPlan
@@ -20,7 +21,7 @@ from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.results.recorder import Load, StepRecorder
 
 
-class NoProgressError(RuntimeError):
+class NoProgressError(TwinserveError, RuntimeError):
     """The policy plans nothing although work waits and nothing that could change its mind is under
     way."""
 

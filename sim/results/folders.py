@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from twinserve.errors import TwinserveError
 from twinserve.formats import made_folder
 
 
-class ResultsError(ValueError):
+class ResultsError(TwinserveError, ValueError):
     """Results that cannot be written or read: one line on what is wrong, where, and what to do."""
 
 

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from twinserve.errors import TwinserveError
 from twinserve.sim.results.metrics_stats import MS
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 
-class GoodputError(ValueError):
+class GoodputError(TwinserveError, ValueError):
     """A goodput objective that cannot be read, as one line."""
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from twinserve.errors import TwinserveError
+
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 StepTimesName = Literal["auto", "roofline", "operators", "measured"]
 DEFAULT_ROUTER = "least-requests"
@@ -15,7 +17,7 @@ KV_SIZES = ("kv_from_log", "gpu_memory_utilization", "num_blocks")  # settings; 
 GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
 
 
-class SettingsError(ValueError):
+class SettingsError(TwinserveError, ValueError):
     """Settings that contradict each other or make no sense; one line."""
 
 

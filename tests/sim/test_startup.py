@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.parameters import mostly_slow
-from twinserve.sim.cli.main import EXPECTED, VERBS, main
+from twinserve.sim.cli.main import VERBS, main
 
 HEAVY = ("numpy", "pandas", "pyarrow", "scipy", "matplotlib", "simpy", "sklearn", "torch", "vllm")
 # runs one command of the given module's, and says what of the names in argv[1] it has loaded
@@ -78,7 +78,21 @@ def test_a_verbs_own_help_begins_with_its_line_in_the_list(verb, capsys, monkeyp
     assert VERBS[verb][1] in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+# one of each room that has its own
+ERRORS = (
+    "twinserve.traces.workload:WorkloadError",
+    "twinserve.profiles.specs:ProfileError",
+    "twinserve.policies.errors:PolicyError",
+    "twinserve.policies.names:RegistryError",
+    "twinserve.sim.setup.config:SettingsError",
+    "twinserve.sim.results.metrics_goodput:GoodputError",
+    "twinserve.sim.results.files:ResultsError",
+    "twinserve.sim.engine.loop:NoProgressError",
+    "twinserve.backends.live.versions:LiveEngineError",
+)
+
+
+@pytest.mark.parametrize("name", ERRORS)
 def test_an_expected_error_is_one_line(name, capsys, monkeypatch):
     module, _, kind = name.partition(":")
     error = getattr(importlib.import_module(module), kind)
