@@ -47,6 +47,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "sim.plan": {*SETUP, "sim.setup"},
     "sim.sweep": {*SETUP, "sim.setup", "sim.report"},
     "sim.cli": CLI,
+    "sim.api": CLI,
     "experiments": {*CLI, "sim.cli", "policies.bros", "policies.echo", "policies.justitia"},
 }
 

@@ -47,38 +47,19 @@ def compare(
     """
     from twinserve.sim.results.files import find_runs, read_run
     from twinserve.sim.setup.measured import metrics_options
-    from twinserve.sim.twin import compare as comparing
-    from twinserve.sim.twin.compare_report import Comparison, check_target, lines, write
-    from twinserve.sim.twin.compare_terms import rerun as run_again
-    from twinserve.sim.twin.served import of_measurement, of_run
+    from twinserve.sim.twin.compare_report import check_target, lines, write
+    from twinserve.sim.twin.comparison import compared
 
     every_s = metrics_options(every_s=metrics_every).every_s
     if out is not None:
         check_target(out, overwrite)
-    folders, found = _sides(paths, format, columns)
-    server = _server(found)
-    results = {str(folder): read_run(folder) for folder in find_runs(folders)}
-    measured = [of_measurement(one) for one in found]
-    runs = [of_run(name, result, server) for name, result in results.items()]
-    rows = comparing.table(measured, runs)
-    _need_common(rows)
-    windows = comparing.windows(measured, runs, every_s)
-    reruns = []
-    if rerun:
-        with RunProgress(shown=True) as progress:
-            for result in results.values():
-                reruns.append(list(run_again(result, measured, server, progress.begin)))
-    comparison = Comparison(
-        measured,
-        runs,
-        rows,
-        windows,
-        reruns,
-        tuple(dict.fromkeys(f"{one.path}: {notice}" for one in found for notice in one.notices)),
-    )
-    print("\n".join(lines(comparison)))
+    folders, measured = _sides(paths, format, columns)
+    runs = {str(folder): read_run(folder) for folder in find_runs(folders)}
+    with RunProgress(shown=rerun) as progress:
+        found = compared(runs, measured, every_s, rerun, progress.begin)
+    print("\n".join(lines(found)))
     if out is not None:
-        print(write(out, comparison, overwrite))
+        print(write(out, found, overwrite))
 
 
 def _sides(
@@ -97,29 +78,3 @@ def _sides(
         raise ResultsError("no measured file: give one beside the runs (docs/traces.md)")
     options = ReadOptions(columns=columns)
     return folders, [read_measurement(path, format, options) for path in files]
-
-
-def _server(found: list[Measurement]) -> bool:
-    """Whether they were measured in the server. Raises ResultsError where some were and some not,
-    or some have no single requests."""
-    from twinserve.sim.results.folders import ResultsError
-    from twinserve.sim.twin.served import from_server
-
-    sides = {from_server(one) for one in found}
-    kinds = {bool(one.histograms) for one in found}
-    if len(sides) > 1 or len(kinds) > 1:
-        raise ResultsError(
-            "measurements of clients, of servers and of histograms are no repeats of one another: "
-            "compare them one by one"
-        )
-    return sides.pop()
-
-
-def _need_common(rows) -> None:
-    from twinserve.sim.results.folders import ResultsError
-
-    if not rows:
-        raise ResultsError(
-            "nothing that both sides have: give measurements with latencies of single requests, "
-            "as vllm bench serve --save-detailed writes, or histograms"
-        )

@@ -76,7 +76,8 @@ def simulate(
         No progress.
     """
     from twinserve.sim.report.fleet import print_pools
-    from twinserve.sim.report.table import overloaded, print_table
+    from twinserve.sim.report.notes import notes_of
+    from twinserve.sim.report.table import print_table
     from twinserve.sim.report.windows import print_windows
     from twinserve.sim.results.export import check_export, export_requests
     from twinserve.sim.results.files import check_target, dump_json, write_run
@@ -136,8 +137,7 @@ def simulate(
             dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values())))
         )
     else:
-        loads = [said for label, r in results.items() for said in overloaded(r.summary, label)]
-        notes = [*inputs.notices, *_left_out(results), *loads, *_counted(results)]
+        notes = [*inputs.notices, *notes_of(results)]
         bars = [said_of_bars(inputs.hardware.profile)] if error_bars else []
         print_table(results, [*notes, *bars])
         print_pools(results)
@@ -172,27 +172,6 @@ def _check_apart(export: Path, targets: Iterable[Path]) -> None:
             raise ResultsError(
                 f"--export {export}: is where --out writes its results; name a file elsewhere"
             )
-
-
-def _left_out(results: dict[str, RunResult]) -> list[str]:
-    """What the warm-up took from the metrics; one line where that is the same in all runs."""
-    from twinserve.sim.report.table import warmup_line
-
-    found = [r.summary["warmup"] for r in results.values() if "warmup" in r.summary]
-    return list(dict.fromkeys(map(warmup_line, found)))
-
-
-def _counted(results: dict[str, RunResult]) -> list[str]:
-    """A line for each policy that counts how its steps were decided."""
-    counters = {
-        label: result.config["policy"].get("counters", {}) for label, result in results.items()
-    }
-    return [
-        f"{label}: "
-        + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in found.items())
-        for label, found in counters.items()
-        if found
-    ]
 
 
 def _host_line(inputs: Inputs) -> list[str]:

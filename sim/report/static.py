@@ -20,6 +20,7 @@ from twinserve.sim.report.figures import new_figure, png
 from twinserve.sim.report.palette import COLOURS
 
 _INK, _GRID = "#123450", "#123451"  # stand for colours of the page
+_LEGEND_COLUMNS = 4
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "twinserve",
@@ -42,14 +43,22 @@ _STYLE = {
 def picture(chart: Chart) -> bytes:
     """The chart as a PNG of its own, on a light ground: with its title, its key, and the text of
     each point beside it. The same chart gives the same bytes."""
+    return png(drawn(chart))
+
+
+def drawn(chart: Chart) -> Figure:
+    """The chart as a figure of its own (see `picture`). Of a line what is said of each point is
+    left out: it has too many."""
     light = {
         name: {_INK: GREY, _GRID: "#dfe3e8"}.get(value, value) for name, value in _STYLE.items()
     }
     with matplotlib.rc_context(light):
         figure = new_figure(8.4, 4.6)
         ax = figure.subplots()
-        for curve in chart.curves:
-            _draw(ax, curve, 1.5)
+        points = [curve for curve in chart.curves if curve.kind == "points"]
+        for i, curve in enumerate(chart.curves):
+            _draw(ax, curve, 1.5 if curve.kind == "points" else nested_width(i, len(chart.curves)))
+        for curve in points:
             for x, y, text in zip(curve.x, curve.y, curve.about, strict=False):
                 ax.annotate(
                     plain(text),
@@ -60,18 +69,25 @@ def picture(chart: Chart) -> bytes:
                     color=GREY,
                 )
         _axes(ax, chart)
-        ax.margins(x=0.18, y=0.15)
+        if points:
+            ax.margins(x=0.18, y=0.15)
         ax.set_title(chart.title, loc="left")
         figure.legend(
             handles=[
-                Line2D([], [], color=COLOURS[c.colour % len(COLOURS)], marker="o", label=c.label)
+                Line2D(
+                    [],
+                    [],
+                    color=COLOURS[c.colour % len(COLOURS)],
+                    marker="o" if c.kind == "points" else "",
+                    label=plain(c.label),
+                )
                 for c in chart.curves
             ],
             loc="outside upper right",
-            ncols=len(chart.curves),
+            ncols=min(len(chart.curves), _LEGEND_COLUMNS),
             frameon=False,
         )
-        return png(figure)
+        return figure
 
 
 def svg(chart: Chart, name: str) -> str:

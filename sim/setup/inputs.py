@@ -106,10 +106,16 @@ def _fitted(fit, hardware: Hardware) -> BatchEstimator:
     return fit(hardware.profile, hardware.model)
 
 
-def resolve(config: SimulationConfig, progress=None, sources: Sources = READ) -> Inputs:
-    """Read and check everything. Raises WorkloadError, ProfileError or SettingsError with one
-    line."""
-    policies = tuple(parse_policy(text) for text in config.policy)
+def resolve(
+    config: SimulationConfig,
+    progress=None,
+    sources: Sources = READ,
+    policies: Sequence[PolicySpec] | None = None,
+) -> Inputs:
+    """Read and check everything. policies: instead of those that `config` names. Raises
+    WorkloadError, ProfileError or SettingsError with one line."""
+    if policies is None:
+        policies = [parse_policy(text) for text in config.policy]
     labels = [spec.label for spec in policies]
     policies = tuple(  # two files may call their policies the same
         spec if labels.count(spec.label) == 1 else replace(spec, label=spec.text)

@@ -58,9 +58,15 @@ def read_params(file: Path) -> Source:
         raise SettingsError(f"{where}: {error} is given twice in one object; keep one") from None
     except ValueError as error:
         raise SettingsError(f"{where}: this is not JSON ({error})") from None
-    if isinstance(content, dict):
+    return listed(where, content)
+
+
+def listed(where: str, content: Any) -> Source:
+    """A source of combinations: a list of objects, or an object of named ones. Raises
+    SettingsError."""
+    if isinstance(content, Mapping):
         found = [(f"entry {name!r}", name, value) for name, value in content.items()]
-    elif isinstance(content, list):
+    elif isinstance(content, (list, tuple)):
         found = [(f"entry {number}", None, value) for number, value in enumerate(content, 1)]
     else:
         found = []
@@ -127,11 +133,15 @@ def read_grid(texts: Iterable[str]) -> list[Source]:
         if not equals or not rest.strip():
             raise SettingsError(f"{where}: write NAME=VALUE,VALUE,... or NAME=[JSON list]")
         found.setdefault(_setting(where, key.strip()), []).extend(_values(where, rest.strip()))
-    return [_axis("--grid", name, values) for name, values in found.items()]
+    return [axis("--grid", name, values) for name, values in found.items()]
 
 
-def _axis(flag: str, name: str, values: Sequence[Any]) -> Source:
-    """A source with one setting."""
+def axis(flag: str, name: str, values: Sequence[Any]) -> Source:
+    """A source with one setting, `name`. Raises SettingsError for one that there is not, or without
+    values."""
+    name = _setting(flag, name)
+    if not values:
+        raise SettingsError(f"{flag} {name}: has no value; write at least one")
     entries = tuple(
         Entry(f"{flag} {name}={text_of(value)}", {name: _value(name, value)}) for value in values
     )

@@ -1,11 +1,46 @@
 """One scheduling and KV-cache policy for LLM serving, run by two engines: a simulator and live
 vLLM.
 
+    import twinserve as ts
+
+    runs = ts.simulate(["vllm", "bros:chunk=fit"], trace="mooncake", pool=16)
+    print(runs)
+    runs["vllm"].requests        # a data frame
+    runs.plot.cdf("ttft")        # shows itself in a notebook
+
 The packages lie at the top of the repository, where readers look for them; here are links to them,
 so that `import twinserve`, installers and type checkers all see one package.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinserve.errors import TwinserveError
+
+if TYPE_CHECKING:
+    from twinserve.sim.api.comparisons import Comparison, compare
+    from twinserve.sim.api.plans import Plan, plan
+    from twinserve.sim.api.plots import Plot
+    from twinserve.sim.api.runs import Run, Runs, read_runs, simulate
+    from twinserve.sim.api.sweeps import Sweep, sweep
+
+__all__ = [
+    "Comparison",
+    "Plan",
+    "Plot",
+    "Run",
+    "Runs",
+    "Sweep",
+    "TwinserveError",
+    "compare",
+    "plan",
+    "read_runs",
+    "simulate",
+    "sweep",
+]
 
 _ROOMS = ("backends", "experiments", "policies", "profiles", "sim", "traces")
 _lost = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
@@ -17,3 +52,23 @@ if _lost:
         "core.symlinks true (on Windows: in "
         "developer mode), or pip install a wheel"
     )
+
+# Where a name is: it is loaded when it is asked for, since commands start without most of it.
+_PLACES = {
+    "comparisons": ("Comparison", "compare"),
+    "plans": ("Plan", "plan"),
+    "plots": ("Plot",),
+    "runs": ("Run", "Runs", "read_runs", "simulate"),
+    "sweeps": ("Sweep", "sweep"),
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.sim.api.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,155 @@
+"""`twinserve.plan`: which GPUs, and how many, for a trace and its objectives."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Unpack
+
+import pandas as pd
+from rich.console import Console
+
+from twinserve.sim.api.html import text_html
+from twinserve.sim.api.plots import Plot
+from twinserve.sim.api.settings import EngineSettings, check_names, several
+from twinserve.sim.plan.candidates import GPUS, TP
+from twinserve.sim.plan.planner import LEAD_S, MOST_GPUS, PEAK_S, Question, make_plan
+from twinserve.sim.plan.planner import Plan as Found
+from twinserve.sim.plan.prices import Prices, load_prices
+from twinserve.sim.plan.show import described, print_plan
+from twinserve.sim.plan.waves import WAVE
+from twinserve.sim.report.plan_part import plan_charts
+from twinserve.sim.report.static import drawn
+from twinserve.sim.results.files import plain
+from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError
+from twinserve.sim.sweep.executors import local
+
+_MOST_WORKERS = 1000
+_SHOWN = (
+    *("gpu", "tp", "policy", "router", "status", "replicas", "gpus", "usd_per_hour"),
+    *("usd_per_million_tokens", "answer", "binds", "reason"),
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """Candidates, the cheapest that is enough first. `document` is plan.json (docs/plan.md)."""
+
+    found: Found
+    prices: Prices
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        return plain(described(self.found, self.prices))
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The first row of `document` that is enough; None: nothing is."""
+        rows = [row for row in self.document["rows"] if row["status"] == "enough"]
+        return rows[0] if rows else None
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a candidate, in their order."""
+        rows = []
+        for row in self.document["rows"]:
+            answer = None if row["sized"] is None else row["sized"]["answer"]
+            rows.append(row | {"answer": answer, "binds": ", ".join(row["binds"])})
+        return pd.DataFrame(rows, columns=list(_SHOWN))
+
+    def plot(self) -> Plot:
+        """Cost against slack. Raises SettingsError where nothing is enough."""
+        for chart in plan_charts(self.document):
+            if chart.key == "plan-front":
+                return Plot(drawn(chart), chart.alt)
+        raise SettingsError("nothing in this plan keeps the objectives: there is no front to draw")
+
+    def __repr__(self) -> str:
+        best = self.best
+        if best is None:
+            return f"<Plan for {self.found.question.model}: nothing is enough>"
+        cost = best["usd_per_hour"]
+        money = "" if cost is None else f", ${cost:,.2f} an hour"
+        size = f"{best['replicas']} x {best['gpu']} tp{best['tp']}"
+        return f"<Plan for {self.found.question.model}: {size}{money}, {best['sized']['answer']}>"
+
+    def __str__(self) -> str:
+        sink = io.StringIO()
+        console = Console(file=sink, soft_wrap=True, highlight=False, color_system=None)
+        print_plan(self.found, self.prices, console)
+        return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self).splitlines())
+
+
+def plan(
+    model: str,
+    trace: str | os.PathLike | Sequence[str | os.PathLike],
+    slo: str,
+    *,
+    gpus: Sequence[str] = GPUS,
+    tp: Sequence[int] = TP,
+    policy: str | Sequence[str] = "vllm",
+    router: str | Sequence[str] = DEFAULT_ROUTER,
+    prices: str | os.PathLike | None = None,
+    grow: float = 1.0,
+    peak: float = PEAK_S,
+    lead: float = LEAD_S,
+    seeds: int = 1,
+    most_gpus: int = MOST_GPUS,
+    pool: int = 0,
+    all_sizes: bool = False,
+    workers: int | None = 1,
+    progress: Callable[[int, int], None] = lambda trials, left: None,
+    **engine: Unpack[EngineSettings],
+) -> Plan:
+    """The cheapest GPUs that keep objectives at the peak of a recorded trace.
+
+    slo       with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms"
+    gpus, tp  kinds of GPUs, and tensor-parallel degrees, to choose from
+    prices    CSV with columns gpu and usd_per_hour, instead of the table that ships
+    peak, lead  seconds that are judged, and seconds before them that fill the engines
+    seeds     draws of the peak for each sized row
+    pool      offline requests in each batch of a closed loop, for step 2; 0: none
+    workers   processes; 1: this one. A script that is run as a file needs
+              `if __name__ == "__main__":` around a call with more. None: one for each core
+    progress  called with (trials so far, candidates left)
+    engine    step_times, kv_cache_dtype, gpu_memory_utilization, max_model_len, max_num_seqs,
+              max_num_batched_tokens, async_scheduling: as of `simulate`
+
+    Everything else as `twinserve plan` has it (docs/plan.md). Raises TwinserveError.
+    """
+    if workers is not None and not 1 <= workers <= _MOST_WORKERS:
+        raise SettingsError(f"workers {workers}: give 1 to {_MOST_WORKERS}")
+    check_names(engine, EngineSettings.__annotations__)
+    question = Question(
+        model=model,
+        traces=tuple(os.fspath(one) for one in several(trace)),
+        slo=slo,
+        gpus=tuple(several(gpus)),
+        tp=tuple(several(tp)),
+        policies=tuple(several(policy)),
+        routers=tuple(several(router)),
+        settings=dict(engine),
+        grow=grow,
+        peak_s=peak,
+        lead_s=lead,
+        draws=seeds,
+        most_gpus=most_gpus,
+        all_sizes=all_sizes,
+        pool=pool,
+    )
+    table = load_prices(None if prices is None else Path(prices))
+    processes = local(workers, WAVE)
+    try:
+        found = make_plan(question, table, processes, progress)
+    except BaseException:
+        processes.stop()
+        raise
+    processes.shutdown()
+    return Plan(found, table)

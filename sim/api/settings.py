@@ -1,0 +1,104 @@
+"""What a call in Python may set, and how it becomes the settings of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from twinserve.policies.names import hint
+from twinserve.sim.setup.config import SettingsError, SimulationConfig, StepTimesName
+from twinserve.sim.setup.presets import with_defaults
+
+
+class Settings(TypedDict, total=False):
+    """Settings of a run beside its policy and its trace: the flags of `simulate`, by their names
+    with underscores. `SimulationConfig` says what each of them means."""
+
+    format: str | None
+    seed: int
+    raw_arrivals: bool
+    offline: bool
+    rate: float | None
+    duration: float | None
+    requests: int | None
+    rate_scale: float | None
+    load: float | None
+    window: tuple[float, float] | None
+    cap_length: int | None
+    pool: int
+    client_timeout: float | None
+    slo: str | None
+    profile: str
+    step_times: StepTimesName
+    shared_prefix: bool
+    front_end: str
+    replicas: int
+    router: str
+    fleet: str | None
+    block_tokens: int
+    num_blocks: int | None
+    gpu_memory_utilization: float | None
+    max_model_len: int | None
+    kv_cache_dtype: Literal["auto", "fp8"]
+    kv_from_log: str | None
+    host_blocks: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    kv: str | None
+    prefix_caching: bool | None
+    estimator: Literal[
+        "paper", "perfect", "bros", "echo", "echo-total", "echo-sum", "layerkv", "roofline"
+    ]
+    pcie_contention: bool
+    cold_start: float
+    decision_time: Literal["none", "measured"]
+    async_scheduling: bool
+    host_time: str
+    exact: bool
+
+
+class EngineSettings(TypedDict, total=False):
+    """Those of them that every engine of a plan gets."""
+
+    step_times: StepTimesName
+    kv_cache_dtype: Literal["auto", "fp8"]
+    gpu_memory_utilization: float | None
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    async_scheduling: bool
+
+
+def config_of(
+    preset: str | None, config: str | os.PathLike | None, settings: Mapping[str, Any]
+) -> SimulationConfig:
+    """All settings of a run: those given, over those of a run.json, over those of a preset. Raises
+    SettingsError."""
+    check_names(settings)
+    given = SimulationConfig(**{name: _plain(value) for name, value in settings.items()})
+    return with_defaults(given, preset, None if config is None else Path(config))
+
+
+def check_names(
+    settings: Mapping[str, Any], known: Collection[str] = SimulationConfig.model_fields
+) -> None:
+    """Raises SettingsError for a name that is not among `known`, the settings."""
+    for name in settings:
+        if name not in known:
+            raise SettingsError(
+                f"there is no setting {name!r}{hint(name, list(known))}; there are "
+                f"{', '.join(sorted(known))}"
+            )
+
+
+def _plain(value: Any) -> Any:
+    """Paths as the texts that flags would have."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def several(value: Any) -> list[Any]:
+    """One or many: a text is one."""
+    many = isinstance(value, Sequence) and not isinstance(value, str)
+    return list(value) if many else [value]

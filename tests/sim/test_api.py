@@ -1,0 +1,260 @@
+"""`import twinserve as ts`: the same runs as the commands, results that can be looked at, errors of
+one line."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+
+import twinserve as ts
+from twinserve.policies.base import Policy
+from twinserve.policies.parts.fill import fill
+from twinserve.policies.requests import State
+from twinserve.sim.api.settings import EngineSettings, Settings
+from twinserve.sim.cli.main import main
+from twinserve.sim.setup.config import SimulationConfig
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+SMALL = {"trace": "sharegpt", "rate": 30.0, "requests": 60, "seed": 3}
+FLAGS = ["-t", "sharegpt", "--rate", "30", "--requests", "60", "--seed", "3"]
+
+
+class LastComeFirstServed(Policy):
+    """A policy of a user's own, as in a notebook."""
+
+    name = "last-come"
+
+    def on_arrival(self, row, requests): ...
+
+    def on_finish(self, row): ...
+
+    def plan(self, view, ledger):
+        r = view.requests
+        ledger.begin_step()
+        left = r.computed_tokens < r.prompt_tokens + r.output_tokens
+        rows = np.flatnonzero((r.state != State.FINISHED) & left)[::-1]
+        plan = fill(view, ledger, rows, seats=self.limits.max_num_seqs, chunk=512)
+        plan.moves = ledger.take_moves()
+        return plan
+
+
+@pytest.fixture(scope="module")
+def runs() -> ts.Runs:
+    return ts.simulate(["vllm", "bros:chunk=fit"], pool=4, **SMALL)
+
+
+def test_a_run_is_that_of_the_command(runs, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", "-p", "vllm", "-p", "bros:chunk=fit", "--pool", "4", *FLAGS, "--json"])
+    assert end.value.code == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(
+        json.dumps({label: run.summary for label, run in runs.items()})
+    )
+
+
+def test_one_policy_is_one_run_and_a_list_is_many():
+    one, many = ts.simulate("vllm", **SMALL), ts.simulate(["vllm"], **SMALL)
+    assert isinstance(one, ts.Run) and isinstance(many, ts.Runs)
+    assert one.summary == many["vllm"].summary
+
+
+def test_requests_have_their_latencies(runs):
+    rows = runs["vllm"].requests
+    real_time = rows[rows.service_class == "rt"]
+    assert len(real_time) == 60
+    summary = runs["vllm"].summary["classes"]["rt"]
+    assert real_time.ttft_s.mean() * 1000 == pytest.approx(summary["mean_ttft_ms"])
+    assert real_time.tpot_s.mean() * 1000 == pytest.approx(summary["mean_tpot_ms"])
+    assert (real_time.e2el_s >= real_time.ttft_s).all()
+
+
+def test_representations_are_short_tables_are_whole(runs):
+    assert len(repr(runs["vllm"])) < 200 and "\n" not in repr(runs["vllm"])
+    assert "TTFT" in repr(runs["vllm"]) and repr(runs) == "<Runs: vllm, bros:chunk=fit>"
+    assert "Best-effort" in str(runs) and "bros:chunk=fit" in str(runs)
+    assert max(map(len, str(runs).splitlines())) <= 110
+
+
+class Tags(HTMLParser):
+    """Whether what is opened is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += f" {data}"
+
+
+def test_a_notebook_shows_every_number_of_the_table(runs):
+    parser = Tags()
+    parser.feed(runs._repr_html_())
+    assert parser.open == []
+    numbers = re.compile(r"\d[\d.,]*")
+    shown = set(numbers.findall(parser.text))
+    assert len(shown) > 20 and set(numbers.findall(str(runs))) <= shown
+
+
+def test_a_label_is_no_markup():
+    run = ts.simulate("vllm", **SMALL)
+    named = ts.Runs([ts.Run("<script>", run.result)])
+    assert "<script>" not in named._repr_html_()
+
+
+def test_plots_show_themselves(runs, tmp_path):
+    plot = runs.plot.cdf("tpot")
+    assert plot._repr_png_().startswith(b"\x89PNG")
+    assert [line.get_label() for line in plot.figure.legends[0].get_lines()] == list(runs)
+    for kind, begin in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
+        assert plot.save(tmp_path / f"plot.{kind}").read_bytes().startswith(begin)
+    for found in (runs.plot.queue(), runs["vllm"].plot.kv(), runs.plot.throughput()):
+        assert found.alt and found.figure.axes
+    with pytest.raises(ts.TwinserveError, match="png, .svg or .pdf"):
+        plot.save(tmp_path / "plot.doc")
+    with pytest.raises(ts.TwinserveError, match="no chart 'cdf-all-ttft_s'"):
+        runs.plot.cdf("ttft", "all")
+    with pytest.raises(ts.TwinserveError, match="ttft, tpot or e2el"):
+        runs.plot.cdf("latency")
+
+
+def test_the_drawn_distribution_is_that_of_the_rows(runs):
+    line = runs["vllm"].plot.cdf("ttft", "rt").figure.axes[0].lines[0]
+    rows = runs["vllm"].requests.query("service_class == 'rt'").ttft_s
+    assert np.array_equal(np.sort(np.asarray(line.get_xdata())), np.sort(rows.to_numpy()))
+    assert line.get_ydata()[-1] == 1.0
+
+
+def test_saved_runs_are_read_again(runs, tmp_path):
+    places = runs.save(tmp_path / "out")
+    again = ts.read_runs(tmp_path / "out")
+    assert sorted(again) == sorted(runs) and len(places) == 2
+    assert again["vllm"].summary == json.loads(json.dumps(runs["vllm"].summary))
+    assert again["vllm"].requests.ttft_s.equals(runs["vllm"].requests.ttft_s)
+    repeated = ts.simulate(config=tmp_path / "out" / "vllm" / "run.json")
+    assert repeated.label == "vllm"
+    assert repeated.requests.ttft_s.equals(runs["vllm"].requests.ttft_s)
+
+
+def test_a_class_is_a_policy_beside_others(tmp_path):
+    mine = ts.simulate([LastComeFirstServed, "vllm"], **SMALL)
+    assert list(mine) == ["last-come", "vllm"]
+    assert ts.simulate(LastComeFirstServed, **SMALL).summary == mine["last-come"].summary
+    with pytest.raises(ts.TwinserveError, match="last-come is given twice"):
+        ts.simulate([LastComeFirstServed, LastComeFirstServed], **SMALL)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"polcy": "vllm"}, "did you mean 'policy'"),
+        ({"policy": "bross"}, "did you mean 'bros'"),
+        ({"policy": []}, "the list is empty"),
+        ({"policy": [3]}, "3 is no policy"),
+        ({"trace": "no such trace"}, "no such trace"),
+        ({"rate": "fast"}, "--rate"),
+        ({"load": 0.5, "rate": 1.0}, "both set the arrival rate"),
+        ({"preset": "bros"}, "bros-hybrid"),
+        ({"config": "no/such/run.json"}, "no/such/run.json"),
+        ({"warmup": "soon"}, "--warmup"),
+        ({"percentiles": [101]}, "no percentile"),
+        ({"goodput": {"ttft": -1}}, "ttft"),
+        ({"decisions": True, "replicas": 2}, "drop replicas"),
+    ],
+)
+def test_what_is_wrong_is_one_line(wrong, said):
+    with pytest.raises(ts.TwinserveError) as error:
+        ts.simulate(**{**SMALL, **wrong})
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_settings_are_those_of_the_command():
+    model = SimulationConfig.model_fields
+    hints = get_type_hints(Settings)
+    assert set(hints) == set(model) - {"policy", "trace"}
+    assert all(model[name].annotation == kind for name, kind in hints.items())
+    own = get_type_hints(EngineSettings)
+    assert own.items() <= hints.items()
+
+
+def test_a_sweep_is_that_of_the_command(tmp_path, capsys):
+    grid = {"policy": ["vllm", "bros"], "rate": [10, 30]}
+    rest = {name: value for name, value in SMALL.items() if name != "rate"}
+    found = ts.sweep(grid, seeds=2, workers=1, **rest)
+    assert len(found.runs) == 8 and not len(found.failures) and found.axes == ("policy", "rate")
+    for seed in (3, 4):
+        one = ts.simulate("bros", **{**SMALL, "seed": seed, "rate": 10})
+        row = found.runs.query(f"policy == 'bros' and rate == 10 and seed == {seed}")
+        assert row["classes.rt.mean_ttft_ms"].item() == one.summary["classes"]["rt"]["mean_ttft_ms"]
+    assert found.plot("rate", "classes.rt.mean_ttft_ms").figure.axes
+    assert "±" in str(found) and "<table" in found._repr_html_()
+    listed = [{"policy": "vllm", "rate": 10}, {"policy": "bros", "rate": 30}]
+    assert len(ts.sweep(listed, workers=1, out=tmp_path / "kept", **rest).table) == 2
+    done: list = []
+    ts.sweep(
+        listed, workers=1, out=tmp_path / "kept", progress=lambda *said: done.append(said), **rest
+    )
+    assert done == [(2, 0, 2)]  # nothing was run again
+
+
+@pytest.mark.parametrize("grid", [{}, [], {"lod": [1]}, {"load": []}, {"load": [-1]}, [1]])
+def test_a_grid_that_cannot_be_is_one_line(grid):
+    with pytest.raises(ts.TwinserveError) as error:
+        ts.sweep(grid, trace="sharegpt")
+    assert "\n" not in str(error.value) and "grid" in str(error.value)
+
+
+def test_a_sweep_keeps_what_failed_apart():
+    found = ts.sweep({"num_blocks": [2000, 4]}, policy="vllm", workers=1, cap_length=400, **SMALL)
+    assert len(found.runs) + len(found.failures) == 2
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        ts.simulat  # noqa: B018
+    assert set(ts.__all__) <= set(dir(ts))
+    for name in ts.__all__:
+        assert inspect.getdoc(getattr(ts, name)), name
+
+
+def test_to_import_it_loads_nothing_heavy():
+    code = "import sys, twinserve; print([m for m in ('numpy', 'pandas') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.traces
+def test_the_python_of_the_page_prints_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    names: dict = {}
+    printed = ""
+    shown = 0
+    for language, text in blocks:
+        if language == "text":
+            assert printed == text
+            shown += 1
+            continue
+        sink = io.StringIO()
+        with contextlib.redirect_stdout(sink):
+            exec(text, names)  # a page of ours
+        printed = sink.getvalue()
+    assert shown == 5
