@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 import twinserve as ts
+from tests.sim.benched import LOAD, bench, run_of
+from tests.sim.planned import MODEL, write_trace
 from twinserve.policies.base import Policy
 from twinserve.policies.parts.fill import fill
 from twinserve.policies.requests import State
@@ -258,3 +260,78 @@ def test_the_python_of_the_page_prints_what_it_shows(tmp_path, monkeypatch):
             exec(text, names)  # a page of ours
         printed = sink.getvalue()
     assert shown == 5
+
+
+# -- plan and compare ------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory) -> tuple:
+    """What to plan for: the command's words, and the call's arguments."""
+    folder = tmp_path_factory.mktemp("plan")
+    trace = write_trace(folder / "t.csv", count=80, rate=40.0)
+    (folder / "prices.csv").write_text("gpu,usd_per_hour\na100-40g,1\nl40s,0.7\n")
+    return trace, "ttft p90 < 120 ms, tpot p90 < 20 ms", folder / "prices.csv"
+
+
+def test_a_plan_is_that_of_the_command(asked, capsys):
+    trace, slo, prices = asked
+    call = {"gpus": ["a100-40g", "l40s"], "tp": [1], "most_gpus": 6}
+    found = ts.plan(MODEL, trace, slo, prices=prices, **call)
+    words = [*("plan", "--model", MODEL, "-t", trace, "--slo", slo, "--prices", str(prices))]
+    words += ["--gpus", "a100-40g,l40s", "--tp", "1", "--most-gpus", "6", "--workers", "1"]
+    with pytest.raises(SystemExit):
+        main([*words, "--json"])
+    theirs, ours = json.loads(capsys.readouterr().out), json.loads(json.dumps(found.document))
+    for document in (theirs, ours):  # the command names settings that nobody gave
+        document["question"].pop("settings")
+    assert theirs == ours
+    assert found.best is not None and found.best["commands"]
+    assert found.table.gpu.tolist() == [row["gpu"] for row in found.document["rows"]]
+    assert found.best["gpu"] in repr(found) and "\n" not in repr(found)
+    assert "to start it:" in str(found) and "<pre>" in found._repr_html_()
+    assert found.plot().figure.axes
+
+
+def test_a_plan_in_which_nothing_is_enough_says_so(asked):
+    trace, _, prices = asked
+    found = ts.plan(
+        MODEL, trace, "ttft p90 < 1 ms", prices=prices, gpus="l40s", tp=[1], most_gpus=2
+    )
+    assert found.best is None and "nothing is enough" in repr(found)
+    with pytest.raises(ts.TwinserveError, match="no front"):
+        found.plot()
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"max_num_seq": 3}, "did you mean 'max_num_seqs'"),
+        ({"gpus": ["h1000"]}, "h1000"),
+        ({"workers": 0}, "workers 0"),
+        ({"slo": "fast"}, "fast"),
+    ],
+)
+def test_a_bad_question_is_one_line(asked, wrong, said):
+    trace, slo, _ = asked
+    with pytest.raises(ts.TwinserveError) as error:
+        ts.plan(**{"model": MODEL, "trace": trace, "slo": slo, **wrong})
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_comparison_is_that_of_the_command(tmp_path, capsys):
+    slower = run_of(decode=1.5)
+    (tmp_path / "bench.json").write_text(bench(slower))
+    run = ts.simulate("vllm", LOAD, slo="none")
+    run.save(tmp_path / "run")
+    found = ts.compare(tmp_path / "run", tmp_path / "bench.json")
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path / "run"), str(tmp_path / "bench.json")])
+    shown = capsys.readouterr().out.replace(str(tmp_path / "run"), "vllm")
+    assert shown.rstrip() == str(found)
+    assert str(ts.compare(run, tmp_path / "bench.json")) == str(found)
+    row = found.table.query("metric == 'tpot' and statistic == 'mean'").iloc[0]
+    assert row["vllm error"] == pytest.approx(1 / 1.5 - 1, abs=0.1)
+    assert "\n" not in repr(found) and "<pre>" in found._repr_html_()
+    assert (found.save(tmp_path / "out") / "compare.json").exists()
+    for runs, files in ((run, []), ([], tmp_path / "bench.json")):
+        with pytest.raises(ts.TwinserveError):
+            ts.compare(runs, files)

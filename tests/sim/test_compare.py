@@ -6,47 +6,14 @@ import json
 import numpy as np
 import pytest
 
+from tests.sim.benched import bench, run_of
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.html import write_report
 from twinserve.sim.results.files import write_run
-from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
-from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin import compare
 from twinserve.sim.twin.compare_terms import rerun
 from twinserve.sim.twin.served import Served, of_measurement, of_run
 from twinserve.traces.readers.formats import read_bytes, read_measurement
-
-LOAD = "vllm:request_rate=20,num_prompts=60,random_input_len=400,random_output_len=40"
-
-
-def run_of(decode=1.0, prefill=1.0, **settings):
-    inputs = resolve(
-        SimulationConfig(**{"trace": LOAD, "slo": "none", "async_scheduling": True, **settings})
-    )
-    return run_policy(with_steps_off(inputs, StepsOff("", decode, prefill)), inputs.policies[0])
-
-
-def bench(result, **changes) -> str:
-    """What vllm bench serve would have written of a run; gaps are even within a request."""
-    r = result.rows.requests
-    tokens = r["output_tokens"]
-    ttft = r["first_token_s"] - r["arrival_s"]
-    gap = (r["last_token_s"] - r["first_token_s"]) / (tokens - 1)
-    content = {
-        "request_throughput": 1.0,
-        "total_output_tokens": int(tokens.sum()),
-        "max_concurrency": None,
-        "input_lens": r["prompt_tokens"].tolist(),
-        "output_lens": tokens.tolist(),
-        "start_times": (r["arrival_s"] + 700).tolist(),
-        "ttfts": ttft.tolist(),
-        "itls": [[g] * (n - 1) for g, n in zip(gap, tokens, strict=True)],
-        "latencies": (r["last_token_s"] - r["arrival_s"]).tolist(),
-        "errors": [""] * len(r),
-    }
-    return json.dumps(content | changes)
 
 
 @pytest.fixture(scope="module")
