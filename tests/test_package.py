@@ -3,6 +3,7 @@ links says what is wrong."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -43,10 +44,11 @@ def test_a_copy_without_its_links_says_so(tmp_path):
     assert "sim" in said and "links" in said and "core.symlinks" in said
 
 
-@pytest.mark.slow
-def test_a_wheel_made_from_the_sources_holds_every_module_and_file(tmp_path):
-    """By way of a source archive, as installers do."""
-    source = tmp_path / "source"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    """Made from what is tracked, by way of a source archive, as installers do."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -54,10 +56,15 @@ def test_a_wheel_made_from_the_sources_holds_every_module_and_file(tmp_path):
         target = source / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target, follow_symlinks=False)
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), "."]
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), "."]
     subprocess.run(build, cwd=source, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    packed = set(zipfile.ZipFile(wheel).namelist())
+    (found,) = folder.glob("*.whl")
+    return zipfile.ZipFile(found)
+
+
+@pytest.mark.slow
+def test_a_wheel_made_from_the_sources_holds_every_module_and_file(wheel):
+    packed = set(wheel.namelist())
     wanted = {
         f"twinserve/{path.relative_to(source)}"
         for folder in FOLDERS
@@ -65,3 +72,20 @@ def test_a_wheel_made_from_the_sources_holds_every_module_and_file(tmp_path):
         if path.is_file()
     }
     assert wanted | {"twinserve/py.typed", "twinserve/formats.py"} <= packed
+
+
+@pytest.mark.slow
+def test_the_page_of_an_index_has_links_that_work_there(wheel):
+    (name,) = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+    head, _, page = wheel.read(name).decode().partition("\n\n")
+    for line in (
+        "License-Expression: Apache-2.0",
+        "Description-Content-Type: text/markdown",
+        "Author: the twinserve contributors",
+    ):
+        assert line in head
+    links = re.findall(r"\]\(([^)]*)\)", page)
+    assert len(links) > 5 and all(link.startswith(("https://", "#")) for link in links)
+    assert any("plot.png" in link for link in links)
+    packed = {n.rsplit("/", 1)[-1] for n in wheel.namelist() if "/licenses/" in n}
+    assert packed == {"LICENSE", "NOTICE"}

@@ -35,4 +35,4 @@ def notes_html(notices: Iterable[str]) -> str:
 
 def text_html(lines: Sequence[str]) -> str:
     """Lines of a terminal, as they are."""
-    return f"<pre>{escape(chr(10).join(lines))}</pre>"
+    return f'<pre style="white-space:pre;overflow-x:auto">{escape(chr(10).join(lines))}</pre>'

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import pandas as pd
-from rich.console import Console
 
 from twinserve.sim.api.html import text_html
 from twinserve.sim.api.plots import Plot
@@ -24,6 +23,7 @@ from twinserve.sim.plan.show import described, print_plan
 from twinserve.sim.plan.waves import WAVE
 from twinserve.sim.report.plan_part import plan_charts
 from twinserve.sim.report.static import drawn
+from twinserve.sim.report.table import text_console
 from twinserve.sim.results.files import plain
 from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError
 from twinserve.sim.sweep.executors import local
@@ -79,8 +79,7 @@ class Plan:
 
     def __str__(self) -> str:
         sink = io.StringIO()
-        console = Console(file=sink, soft_wrap=True, highlight=False, color_system=None)
-        print_plan(self.found, self.prices, console)
+        print_plan(self.found, self.prices, text_console(sink, soft_wrap=True, highlight=False))
         return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())
 
     def _repr_html_(self) -> str:

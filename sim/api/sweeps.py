@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 import pandas as pd
-from rich.console import Console
 
 from twinserve.sim.api.plots import Plot
 from twinserve.sim.api.settings import Settings, check_names, config_of, several
+from twinserve.sim.report.table import text_console
 from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.measured import metrics_options
@@ -59,7 +59,7 @@ class Sweep:
 
     def __str__(self) -> str:
         sink = io.StringIO()
-        console = Console(file=sink, width=_WIDTH, color_system=None)
+        console = text_console(sink, width=_WIDTH)
         output.print_seed_table(self.table, self.axes, console=console)
         output.print_notices(self.runs, console)
         return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console
@@ -307,10 +307,15 @@ def render_table(
 ) -> str:
     """What `print_table` prints, as plain text of `width` columns without trailing blanks."""
     sink = io.StringIO()
-    console = Console(file=sink, width=width, color_system=None, legacy_windows=False)
-    print_table(results, notices, console)
+    print_table(results, notices, text_console(sink, width=width))
     lines = (line.rstrip() for line in sink.getvalue().splitlines())
     return "\n".join(lines).strip("\n") + "\n"
+
+
+def text_console(sink: IO[str], **how: Any) -> Console:
+    """Prints plain text into `sink`; in a notebook too, where a console by itself prints into the
+    page instead."""
+    return Console(file=sink, color_system=None, force_jupyter=False, legacy_windows=False, **how)
 
 
 def warmup_line(warmup: Mapping) -> str:

@@ -18,9 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinserve.errors import TwinserveError
-
 if TYPE_CHECKING:
+    from twinserve.errors import TwinserveError
     from twinserve.sim.api.comparisons import Comparison, compare
     from twinserve.sim.api.plans import Plan, plan
     from twinserve.sim.api.plots import Plot
@@ -55,11 +54,12 @@ if _lost:
 
 # Where a name is: it is loaded when it is asked for, since commands start without most of it.
 _PLACES = {
-    "comparisons": ("Comparison", "compare"),
-    "plans": ("Plan", "plan"),
-    "plots": ("Plot",),
-    "runs": ("Run", "Runs", "read_runs", "simulate"),
-    "sweeps": ("Sweep", "sweep"),
+    "errors": ("TwinserveError",),
+    "sim.api.comparisons": ("Comparison", "compare"),
+    "sim.api.plans": ("Plan", "plan"),
+    "sim.api.plots": ("Plot",),
+    "sim.api.runs": ("Run", "Runs", "read_runs", "simulate"),
+    "sim.api.sweeps": ("Sweep", "sweep"),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
@@ -67,7 +67,7 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.sim.api.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -115,6 +115,11 @@ def test_a_notebook_shows_every_number_of_the_table(runs):
     assert len(shown) > 20 and set(numbers.findall(str(runs))) <= shown
 
 
+def test_text_is_text_in_a_notebook_too(runs, monkeypatch, capsys):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "Best-effort" in str(runs) and capsys.readouterr().out == ""
+
+
 def test_a_label_is_no_markup():
     run = ts.simulate("vllm", **SMALL)
     named = ts.Runs([ts.Run("<script>", run.result)])
@@ -287,7 +292,7 @@ def test_a_plan_is_that_of_the_command(asked, capsys):
     assert found.best is not None and found.best["commands"]
     assert found.table.gpu.tolist() == [row["gpu"] for row in found.document["rows"]]
     assert found.best["gpu"] in repr(found) and "\n" not in repr(found)
-    assert "to start it:" in str(found) and "<pre>" in found._repr_html_()
+    assert "to start it:" in str(found) and "<pre " in found._repr_html_()
     assert found.plot().figure.axes
 
 
@@ -330,7 +335,7 @@ def test_a_comparison_is_that_of_the_command(tmp_path, capsys):
     assert str(ts.compare(run, tmp_path / "bench.json")) == str(found)
     row = found.table.query("metric == 'tpot' and statistic == 'mean'").iloc[0]
     assert row["vllm error"] == pytest.approx(1 / 1.5 - 1, abs=0.1)
-    assert "\n" not in repr(found) and "<pre>" in found._repr_html_()
+    assert "\n" not in repr(found) and "<pre " in found._repr_html_()
     assert (found.save(tmp_path / "out") / "compare.json").exists()
     for runs, files in ((run, []), ([], tmp_path / "bench.json")):
         with pytest.raises(ts.TwinserveError):
