@@ -26,10 +26,10 @@ VARIES = re.compile(r"wall time|simulated steps/s|local copy|/.*\.jsonl")
 LIVE = re.compile(r"--model tiny|cpu\.json|replay run")
 
 
-def commands() -> list[tuple[str, str]]:
+def commands(page: Path = README) -> list[tuple[str, str]]:
     """(command, output shown) in order of appearance."""
     found = []
-    for block in BLOCK.findall(README.read_text()):
+    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             command, _, output = part.partition("\n")
             while command.endswith("\\"):
@@ -60,7 +60,7 @@ def test_the_readme_has_commands():
     assert {"simulate", "twinserve", "pip"} <= names
 
 
-def cases() -> list:
+def cases(page: Path = README) -> list:
     return [
         pytest.param(
             command,
@@ -68,7 +68,7 @@ def cases() -> list:
             id=command[:60],
             marks=[pytest.mark.live] if LIVE.search(command) else [],
         )
-        for command, shown in commands()
+        for command, shown in commands(page)
     ]
 
 

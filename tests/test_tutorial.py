@@ -1,0 +1,38 @@
+"""docs/tutorial.md from top to bottom: its commands run in one folder and print what it shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import test_readme
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("tutorial")
+
+
+def test_the_page_goes_all_the_way():
+    verbs = [" ".join(command.split()[:2]) for command, _ in test_readme.commands(PAGE)]
+    wanted = ("simulate", "twinserve sweep", "twinserve plan", "twinserve report")
+    assert all(any(verb.startswith(one) for verb in verbs) for one in wanted)
+    assert verbs[-1] == "twinserve replay"
+
+
+@pytest.mark.slow
+@pytest.mark.traces
+@pytest.mark.parametrize(("command", "shown"), test_readme.cases(PAGE))
+def test_command(command: str, shown: str, folder: Path):
+    if test_readme.LIVE.search(command) and not os.environ.get("TWINSERVE_REQUIRE_LIVE"):
+        pytest.importorskip("vllm")
+    done = test_readme.carried_out(command, folder)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    got = test_readme.comparable(said)
+    missing = [line for line in test_readme.comparable(shown) if line not in got]
+    assert not missing, f"the page shows {missing}; the command prints\n{said}"
