@@ -7,6 +7,7 @@ import pandas as pd
 from twinserve.experiments.bros.runs import TGI
 from twinserve.experiments.bros.tables import (
     HYBRID_MARKS,
+    LOW,
     NAMES,
     PURE_MARKS,
     improvements,
@@ -109,6 +110,18 @@ WHY_PARTS = {
     "replacement until one fails": (
         "Table `parts`, at 10 requests/s: batches and steps are nearly the same (`batch`, "
         "`step_ms`), and no queue grows (`saturated` is 0)."
+    ),
+}
+# above `LOW`
+WHY_PARTS_HIGH = {
+    "fixed batch size": (
+        "128 seats are too few: nearly all are taken (`batch`), and the queue grows (`saturated` "
+        "is 1), so latency depends on the length of the trace."
+    ),
+    "no replacement": "Not known.",
+    "replacement until one fails": (
+        "The queue grows (`saturated` is 1), so latency depends on the length of the trace, though "
+        "batches and steps are nearly those of `bros` (`batch`, `step_ms`). Why is not known."
     ),
 }
 WHY_OVERHEAD = (
@@ -273,7 +286,8 @@ def part_claims(table: pd.DataFrame) -> list[Claim]:
             what = f"{PART_NAMES[quantity]}, {variant} against `bros`, {short(profile)}, {rate:g}/s"
             ours = f"{shown(100 * change, 100 * half)} {unit}"
             verdict = judge_direction(sign * change, half)
-            found.append(Claim.judged(where, what, said, ours, verdict, WHY_PARTS[variant]))
+            why = (WHY_PARTS_HIGH if rate > LOW else WHY_PARTS)[variant]
+            found.append(Claim.judged(where, what, said, ours, verdict, why))
     return found
 
 
