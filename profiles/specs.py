@@ -139,6 +139,8 @@ class ModelSpec:
                 f"{self.dense_layers} of {self.layers} layers cannot be dense: that is said of a "
                 "mixture of experts, with dense_intermediate"
             )
+        if self.weights is not None and self.weights.experts_only and not self.experts:
+            raise ValueError(f"{self.weights.name} weights of experts are said of a mixture")
         if self.shared_intermediate and not self.experts:
             raise ValueError("shared_intermediate is said of a mixture of experts")
         if bool(self.window) != bool(self.window_layers) or self.window_layers > self.layers:

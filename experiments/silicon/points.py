@@ -87,7 +87,7 @@ class Point:
     def profile(self) -> str:
         model = self.model
         if model in CONFIGS:
-            model = str(resources.files("aiconfigurator_core.model_configs") / CONFIGS[model])
+            model = str(resources.files("aiconfigurator_core") / "model_configs" / CONFIGS[model])
         return f"{model}@{self.gpu}" + (f":tp{self.tp}" if self.tp > 1 else "")
 
 
@@ -95,7 +95,7 @@ def read_points() -> list[Point]:
     """Every point of vLLM, one engine, whose model and GPU are known here and whose ranks are one
     tensor-parallel group. ProfileError where aiconfigurator-core is not installed."""
     try:
-        file = resources.files("aiconfigurator_core.systems").joinpath("silicon_sample.csv")
+        file = resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv"
         text = file.read_text(encoding="utf-8")
     except (ModuleNotFoundError, OSError):
         raise ProfileError(

@@ -85,8 +85,10 @@ def read_quantization(config: Fields) -> dict[str, Any]:
 
 
 def _fp8(config: Fields, method: str) -> WeightFormat:
-    block = config.get("weight_block_size")
-    return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8")
+    block = config.items("weight_block_size", int)
+    if block and (len(block) != 2 or min(block) < 1):
+        config.refuse("weight_block_size", "is not two sizes of at least 1")
+    return WeightFormat("fp8", 8.0 + (32 / (block[0] * block[1]) if block else 0.0), "fp8")
 
 
 def _packed(config: Fields, method: str) -> WeightFormat:
@@ -94,9 +96,16 @@ def _packed(config: Fields, method: str) -> WeightFormat:
     bits = config.number("bits", 0) or config.number("w_bit", 4)
     if bits not in (4, 8):
         config.refuse("bits", "only 4 and 8 are understood")
-    group = config.number("group_size", 0) or config.number("q_group_size", 128)
-    extra = (16 + bits) / group if group > 0 else 0.0
+    group = config.number("group_size", config.number("q_group_size", 128))
+    extra = (16 + bits) / group if _group(config, group) else 0.0
     return WeightFormat(method if bits == 4 else f"{method}-8bit", bits=bits + extra)
+
+
+def _group(config: Fields, size: int) -> int:
+    """Weights that share a scale; 0, in files -1: those of a channel."""
+    if size < 1 and size != -1:
+        config.refuse("group_size", "is neither -1 (a scale a channel) nor at least 1")
+    return max(size, 0)
 
 
 def _mxfp4(config: Fields, method: str) -> WeightFormat:
@@ -122,11 +131,13 @@ def _compressed(config: Fields, method: str) -> WeightFormat:
         config.refuse("config_groups", "several groups are not understood")
     (name,) = groups.data
     group = groups.part(name)
-    if {*group.items("targets", str)} not in ({"Linear"}, set()):
+    if {*group.items("targets", str)} != {"Linear"}:
         config.refuse("config_groups", "only groups of all Linear layers are understood")
-    weights, inputs = group.part("weights"), group.get("input_activations")
+    weights, inputs = group.part("weights"), group.part("input_activations").data
     bits, kind = weights.get("num_bits"), weights.get("type")
-    size = max(weights.number("group_size"), 0)  # -1: a scale a channel
+    size = _group(weights, weights.number("group_size", -1))
+    if inputs and (inputs.get("num_bits"), inputs.get("type")) != (bits, kind):
+        config.refuse("config_groups", "inputs of another type than the weights are not understood")
     if (bits, kind) == (8, "float"):
         block = weights.get("block_structure") or weights.get("strategy") == "block"
         return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8" if inputs else "bf16")
