@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from twinserve.profiles.models.fields import Fields
 from twinserve.profiles.specs import ModelSpec, ProfileError, WeightFormat
@@ -25,7 +25,6 @@ FORMATS = {
     "mxfp4": WeightFormat("mxfp4", bits=4.0 + 8 / 32),
     "nvfp4": WeightFormat("nvfp4", bits=4.0 + 8 / 16, multiplies="fp4"),
 }
-FP8_BLOCK = 32 / 128**2  # bits
 # Modules that are never counted as quantised.
 _PLAIN = re.compile(
     r"lm_head|embed|norm|router|gate$|mlp\.gate\b|vision|visual|multi_modal|re:.*(lm_head|gate\$)"
@@ -88,7 +87,14 @@ def _fp8(config: Fields, method: str) -> WeightFormat:
     block = config.items("weight_block_size", int)
     if block and (len(block) != 2 or min(block) < 1):
         config.refuse("weight_block_size", "is not two sizes of at least 1")
-    return WeightFormat("fp8", 8.0 + (32 / (block[0] * block[1]) if block else 0.0), "fp8")
+    return _fp8_in(block, "fp8")
+
+
+def _fp8_in(block: list[int], multiplies: Literal["fp8", "bf16"]) -> WeightFormat:
+    """With a scale for each block, or for each tensor or channel, which is nothing."""
+    if not block:
+        return WeightFormat("fp8", 8.0, multiplies)
+    return WeightFormat("fp8", 8.0 + 32 / (block[0] * block[1]), multiplies, block=max(block))
 
 
 def _packed(config: Fields, method: str) -> WeightFormat:
@@ -139,8 +145,10 @@ def _compressed(config: Fields, method: str) -> WeightFormat:
     if inputs and (inputs.get("num_bits"), inputs.get("type")) != (bits, kind):
         config.refuse("config_groups", "inputs of another type than the weights are not understood")
     if (bits, kind) == (8, "float"):
-        block = weights.get("block_structure") or weights.get("strategy") == "block"
-        return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8" if inputs else "bf16")
+        block = weights.items("block_structure", int)
+        if weights.get("strategy") == "block" and len(block) != 2:
+            config.refuse("config_groups", "blocks without a block_structure of two sizes")
+        return _fp8_in(block, "fp8" if inputs else "bf16")
     if (bits, kind) == (8, "int"):
         return WeightFormat(
             "int8", bits=8.0 + (16 / size if size else 0.0), multiplies="int8" if inputs else "bf16"
