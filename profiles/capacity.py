@@ -7,6 +7,7 @@ graphs. The engine's own number (its `num_gpu_blocks`) is always better where th
 
 from __future__ import annotations
 
+from twinserve.profiles.ranks import check_ranks, rank_weight_bytes
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
 
 BLOCK_TOKENS = 16
@@ -16,17 +17,17 @@ FIXED_BYTES = 0.7e9
 
 
 def activation_bytes(
-    llm: ModelSpec, tp: int, max_num_batched_tokens: int, max_num_seqs: int
+    llm: ModelSpec, tp: int, max_num_batched_tokens: int, max_num_seqs: int, dp: int = 1
 ) -> float:
     """Peak bytes beside weights in a step of `max_num_batched_tokens` tokens of `max_num_seqs`
     requests, per rank.
 
     Residual stream, two hidden states and the MLP's widest point are alive together; logits in fp32
-    with a copy.
+    with a copy. Of data-parallel ranks, each has the others' tokens before its experts.
     """
     # a token passes the MLP once for each of its experts
     passes = max(llm.experts_per_token, 1)
-    width = 3 * llm.hidden + (3 if llm.gated_mlp else 2) * passes * llm.intermediate / tp
+    width = (2 + dp) * llm.hidden + (3 if llm.gated_mlp else 2) * passes * llm.intermediate / tp
     logits = 2 * max_num_seqs * llm.vocab * 4
     return max_num_batched_tokens * width * llm.dtype_bytes + logits
 
@@ -35,18 +36,20 @@ def derive_num_gpu_blocks(
     llm: ModelSpec,
     gpu: GpuSpec,
     tp: int,
+    dp: int = 1,
+    ep: bool = False,
     *,
     utilization: float = UTILIZATION,
     max_num_batched_tokens: int = 2048,
     max_num_seqs: int = 256,
 ) -> int:
-    """Blocks of BLOCK_TOKENS tokens; ProfileError if the model leaves no room, with the tp that
-    would."""
-    llm.check_tp(tp)
+    """Blocks of BLOCK_TOKENS tokens of one engine; ProfileError if the model leaves no room, with
+    the tp that would. dp, ep: as in `ranks.py`."""
+    check_ranks(llm, gpu.name, tp, dp, ep)
 
     def blocks(ranks: int) -> int:
-        free = gpu.memory_bytes * utilization - llm.weight_bytes / ranks - FIXED_BYTES
-        free -= activation_bytes(llm, ranks, max_num_batched_tokens, max_num_seqs)
+        free = gpu.memory_bytes * utilization - rank_weight_bytes(llm, ranks, dp, ep) - FIXED_BYTES
+        free -= activation_bytes(llm, ranks, max_num_batched_tokens, max_num_seqs, dp)
         return int(free // (BLOCK_TOKENS * llm.rank_kv_bytes_per_token(ranks)))
 
     found = blocks(tp)

@@ -4,6 +4,7 @@ file.
 load_profile("llama-3.1-8b@h100")            shipped with the package
 load_profile("llama-3.1-8b@h100/operators")   another shipped form of the same engine
 load_profile("qwen2.5-14b@a100-40g:tp2")     MODEL@GPU:tpN; derived from specs where none is shipped
+load_profile("deepseek-v3@h200:tp4:dp2:ep")  ranks that share experts (`ranks.py`)
 load_profile("cfg/nemo.json@h100")            a model by its config.json, or by its id in the local
 load_profile("Qwen/Qwen3-4B@h100")            Hugging Face cache
 load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate`
@@ -47,6 +48,7 @@ from twinserve.profiles.host import NO_HOST_TIME, HostTime
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.models.config import is_reference
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
+from twinserve.profiles.ranks import check_ranks
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
 
 PROFILE: Format[dict] = Format(
@@ -56,6 +58,7 @@ Source = Literal["measured", "derived", "published"]
 EVIDENCE_FILE = "evidence.json"  # beside the shipped profiles, and none itself (evidence.py)
 # A pinned-memory copy reaches about this share of the lane rate of PCIe (25 of 32 GB/s on gen 4).
 PCIE_SHARE = 0.8
+MOST_RANKS = 4096  # of a name; what a model can be split over is `ranks.py`
 # Host memory for swapped KV, per rank: an assumption about the server, not about the engine.
 HOST_SWAP_BYTES = 64 * 2**30
 
@@ -80,9 +83,10 @@ StepModelForm = Annotated[
 
 
 class Profile(BaseModel):
-    """One engine. Sizes are of the whole engine (all ranks), rates bytes/s in one direction, times
-    seconds.
+    """One engine. Sizes are of the whole engine (all `tp` ranks), rates bytes/s in one direction,
+    times seconds.
 
+    tp, dp, ep        ranks, as `ranks.py` has them; of `dp` engines this is one
     source            how the step times were obtained
     fit_error         mean absolute relative error of the fit that gave the step times, on what the
                       notes say; None = unknown. What to expect of a run: profiles/evidence.py
@@ -99,6 +103,8 @@ class Profile(BaseModel):
     llm: ModelSpec
     gpu: GpuSpec
     tp: int = Field(ge=1)
+    dp: int = Field(default=1, ge=1)
+    ep: bool = False
     engine: str = "vllm"
     engine_version: str | None = None
     source: Source
@@ -118,7 +124,12 @@ class Profile(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self):
-        self.llm.check_tp(self.tp)
+        check_ranks(self.llm, self.gpu.name, self.tp, self.dp, self.ep)
+        if self.shares_experts and not isinstance(self.step_model, RooflineForm):
+            raise ValueError(
+                f"step times of experts that ranks share (dp, ep) are those of the roofline, and "
+                f"not of {self.step_model.form!r}"
+            )
         if self.max_model_len > self.kv_capacity_tokens:
             raise ValueError(
                 f"max_model_len {self.max_model_len} exceeds the {self.kv_capacity_tokens} tokens"
@@ -129,9 +140,15 @@ class Profile(BaseModel):
     @model_serializer(mode="wrap")
     def _without_empty_scale(self, dump):
         data = dump(self)
-        if data.get("step_scale", 0) is None:
-            del data["step_scale"]
+        for name, value in (("step_scale", None), ("dp", 1), ("ep", False)):
+            if name in data and data[name] == value:
+                del data[name]
         return data
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether experts lie on ranks in another way than all else."""
+        return self.dp > 1 or self.ep
 
     def model(self, max_num_seqs: int | None = None) -> StepTimeModel:
         """The step-time model, built anew. `max_num_seqs`: the batch limit in force where it is not
@@ -141,7 +158,8 @@ class Profile(BaseModel):
 
     def _unscaled(self, max_num_seqs: int | None) -> StepTimeModel:
         if isinstance(self.step_model, RooflineForm):
-            return RooflineModel(self.llm, self.gpu, self.tp, self.step_model.efficiency)
+            e = self.step_model.efficiency
+            return RooflineModel(self.llm, self.gpu, self.tp, e, self.dp, self.ep)
         if isinstance(self.step_model, OperatorForm):
             form = self.step_model
             if max_num_seqs is not None and form.capture_tokens:
@@ -176,6 +194,11 @@ class Profile(BaseModel):
         said = ", ".join(f"{part} x {factor:g}" for part, factor in parts.items() if factor != 1.0)
         if not said:
             return self
+        if self.dp > 1:
+            raise ProfileError(
+                f"{self.name}: the parts of its steps are those of {self.dp} ranks together; "
+                "profiles that share experts cannot be scaled"
+            )
         scale = StepScale(step=step, prefill=prefill, decode=decode, host=host)
         scale = scale if self.step_scale is None else self.step_scale * scale
         blocks = max(1, round(self.num_gpu_blocks * kv))
@@ -225,6 +248,10 @@ class Profile(BaseModel):
     def check_shared_prefix(self) -> None:
         """Raises ProfileError where its form cannot tell what reading less KV would save, and for
         latent attention: its decodes may take as long as they multiply, which nobody shares."""
+        if self.dp > 1:
+            raise ProfileError(
+                f"--shared-prefix: is not known of the data-parallel ranks of {self.name}; drop it"
+            )
         if self.llm.latent is not None:
             raise ProfileError(
                 f"--shared-prefix: decodes of {self.llm.name} have latent attention, and multiply "
@@ -293,17 +320,21 @@ class Profile(BaseModel):
 
 @plain_dataclass(frozen=True)
 class ProfileName:
-    """MODEL@GPU[:tpN][/FORM], parsed; `str()` gives the canonical form. MODEL is a name of the
-    catalogue, a config.json or an id in the hub cache. FORM names a shipped alternative to the
-    profile that the plain name gives."""
+    """MODEL@GPU[:tpN][:dpN][:ep][/FORM], parsed; `str()` gives the canonical form. MODEL is a name
+    of the catalogue, a config.json or an id in the hub cache. FORM names a shipped alternative to
+    the profile that the plain name gives."""
 
     model: str
     gpu: str
     tp: int = 1
     form: str = ""
+    dp: int = 1
+    ep: bool = False
 
     def __str__(self) -> str:
         ranks = f":tp{self.tp}" if self.tp > 1 else ""
+        ranks += f":dp{self.dp}" if self.dp > 1 else ""
+        ranks += ":ep" if self.ep else ""
         return f"{self.model}@{self.gpu}{ranks}" + (f"/{self.form}" if self.form else "")
 
     @property
@@ -317,25 +348,52 @@ class ProfileName:
     @classmethod
     def parse(cls, text: str) -> ProfileName:
         match = re.fullmatch(
-            r"(.+)@([^@:/]+)(?::tp([1-9]\d*))?(?:/([a-z0-9]+))?", text.strip(), re.IGNORECASE
+            r"(.+)@([^@:/]+)((?::[a-z]+\d*)*)(?:/([a-z0-9]+))?", text.strip(), re.IGNORECASE
         )
         if not match:
             raise ProfileError(
                 f"unknown profile {text!r}: give MODEL@GPU, MODEL@GPU:tpN or a .json file"
                 f"{nearest(text.lower(), list_profiles())}"
             )
-        model, gpu, tp, form = match.groups()
+        model, gpu, said, form = match.groups()
+        ranks = _ranks(said, text)
         # a folder that bears a name of the catalogue is not it, as `find_model` has it
         known = model.lower() in MODELS
         model = model.lower() if known or not is_reference(model) else model
         gpu = ALIASES.get(gpu.lower(), gpu.lower())
-        return cls(model, gpu, int(tp or 1), (form or "").lower())
+        return cls(model, gpu, ranks["tp"], (form or "").lower(), ranks["dp"], bool(ranks["ep"]))
 
     @classmethod
     def of_file(cls, file_name: str) -> ProfileName:
         """The name whose `file_name` this is."""
         model, gpu, tp, *form = file_name.removesuffix(".json").split("_")
         return cls(model, gpu, int(tp.removeprefix("tp")), *form)
+
+
+def _ranks(said: str, text: str) -> dict[str, int]:
+    """Of a name's `:tp4:dp2:ep`. ProfileError for what it cannot say."""
+    found = {"tp": 1, "dp": 1, "ep": 0}
+    given = [part for part in said.lower().split(":") if part]
+    for part in given:
+        kind, number = part.rstrip("0123456789"), part.lstrip("abcdefghijklmnopqrstuvwxyz")
+        if kind == "pp":
+            raise ProfileError(
+                f"{text!r}: pipeline parallelism ({part}) is not simulated; split the model by "
+                ":tpN, and experts by :dpN and :ep"
+            )
+        if kind == "ep" and number:
+            raise ProfileError(
+                f"{text!r}: experts lie on all ranks of :tpN and :dpN; write :ep without a number"
+            )
+        if kind not in found or (kind != "ep" and not 1 <= int(number or 0) <= MOST_RANKS):
+            raise ProfileError(
+                f"{text!r}: {part!r} is not understood; write MODEL@GPU:tpN, and of a mixture of "
+                "experts :dpN and :ep"
+            )
+        if sum(other.rstrip("0123456789") == kind for other in given) > 1:
+            raise ProfileError(f"{text!r}: {kind} is there twice; keep one of them")
+        found[kind] = int(number or 1)
+    return found
 
 
 def list_profiles() -> list[str]:
@@ -356,13 +414,14 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return _read(read_json(Path(text)), text)
     name = ProfileName.parse(text)
     shipped = _shipped_folder() / name.file_name
-    if name.model in MODELS and shipped.is_file():
+    shares = name.dp > 1 or name.ep
+    if name.model in MODELS and shipped.is_file() and not shares:
         return _read(parse_json(shipped.read_text(encoding="utf-8")), name.file_name)
     if name.form:
         find_model(name.model)
         known = [str(n) for n in map(ProfileName.parse, list_profiles()) if n.form == name.form]
         raise ProfileError(f"no shipped profile {str(name)!r}{nearest(str(name), known)}")
-    return derive_profile(name.model, name.gpu, name.tp)
+    return derive_profile(name.model, name.gpu, name.tp, name.dp, name.ep)
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
@@ -381,6 +440,8 @@ def derive_profile(
     model: str | ModelSpec,
     gpu: str | GpuSpec,
     tp: int = 1,
+    dp: int = 1,
+    ep: bool = False,
     *,
     utilization: float = UTILIZATION,
     max_model_len: int | None = None,
@@ -390,7 +451,8 @@ def derive_profile(
     engine_version: str | None = None,
     efficiency: Efficiency | None = None,
 ) -> Profile:
-    """A roofline profile from specs alone. `num_gpu_blocks`, if given, is taken as measured.
+    """A roofline profile from specs alone: of one engine of `tp` GPUs, of `dp` that share experts.
+    `num_gpu_blocks`, if given, is taken as measured.
 
     The token budget and batch limit default to those of vLLM's server: 8192 and 1024 on LARGE GPUs,
     2048 and 256 elsewhere. `max_model_len` defaults to the model's, or to what
@@ -401,13 +463,15 @@ def derive_profile(
     large = device.family in LARGE or device.name in LARGE
     budget = (8192 if large else 2048) if max_num_batched_tokens is None else max_num_batched_tokens
     seqs = (1024 if large else 256) if max_num_seqs is None else max_num_seqs
-    llm.check_tp(tp)
+    check_ranks(llm, device.name, tp, dp, ep)
     blocks = num_gpu_blocks
     if blocks is None:
         blocks = derive_num_gpu_blocks(
             llm,
             device,
             tp,
+            dp,
+            ep,
             utilization=utilization,
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
@@ -415,10 +479,12 @@ def derive_profile(
     pool = blocks * BLOCK_TOKENS
     error, basis = family_error(device.family)
     fields = {
-        "name": str(ProfileName(llm.name, device.name, tp)),
+        "name": str(ProfileName(llm.name, device.name, tp, dp=dp, ep=ep)),
         "llm": llm,
         "gpu": device,
         "tp": tp,
+        "dp": dp,
+        "ep": ep,
         "source": "derived",
         "fit_error": error if efficiency is None else None,
         "notes": (

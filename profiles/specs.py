@@ -60,12 +60,14 @@ class LatentAttention:
 class WeightFormat:
     """What quantised matrices are stored as. bits: of a weight, scales included; multiplies: in
     what kernels multiply on a GPU that has tensor cores for it, else in 16 bits; experts_only: of
-    the routed experts alone. Embeddings, output projection and norms are not quantised."""
+    the routed experts alone; block: scales are of squares with such sides, 0: of no squares.
+    Embeddings, output projection and norms are not quantised."""
 
     name: str = Field(min_length=1)
     bits: float = Field(gt=0, le=16)
     multiplies: Literal["bf16", "fp8", "int8", "fp4"] = "bf16"
     experts_only: bool = False
+    block: int = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -139,6 +141,8 @@ class ModelSpec:
                 f"{self.dense_layers} of {self.layers} layers cannot be dense: that is said of a "
                 "mixture of experts, with dense_intermediate"
             )
+        if self.weights is not None and self.weights.experts_only and not self.experts:
+            raise ValueError(f"{self.weights.name} weights of experts are said of a mixture")
         if self.shared_intermediate and not self.experts:
             raise ValueError("shared_intermediate is said of a mixture of experts")
         if bool(self.window) != bool(self.window_layers) or self.window_layers > self.layers:

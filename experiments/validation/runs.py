@@ -25,7 +25,6 @@ from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs
-from twinserve.sim.setup.replicas import simulated_backend
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload, WorkloadError
 
@@ -202,7 +201,7 @@ def simulate(run: MeasuredRun, profile: Profile, policy: str = "vllm") -> RunRow
     simulation = Simulation(
         Inputs(config, workload(run), hardware, (spec,), ()),
         spec,
-        backend=lockstep() if ranks else simulated_backend,
+        backend=lockstep() if ranks else None,
     )
     simulation.run()
     return simulation.rows()

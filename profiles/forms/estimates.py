@@ -76,6 +76,11 @@ def step_estimate(form: str, profile: Profile, truth: StepTimeModel) -> StepTime
         return PromptsAndConstant.fit(profile, truth)
     if form == "roofline":
         return derive_profile(
-            profile.llm, profile.gpu, profile.tp, num_gpu_blocks=profile.num_gpu_blocks
+            profile.llm,
+            profile.gpu,
+            profile.tp,
+            profile.dp,
+            profile.ep,
+            num_gpu_blocks=profile.num_gpu_blocks,
         ).model()
     raise ProfileError(f"no form {form!r} of step times; choose {', '.join(FORMS)}")

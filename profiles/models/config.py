@@ -19,9 +19,15 @@ from twinserve.profiles.models.quantization import read_quantization
 from twinserve.profiles.models.vision import vision_parameters
 from twinserve.profiles.specs import ModelSpec, ProfileError, one_line, read_json
 
-SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Bytes of a weight; vLLM (`--dtype auto`) keeps those of float32 in 16 bits.
+SIZES = {"float32": 2, "bfloat16": 2, "float16": 2}
 # Model types that hold a text model's config as `text_config`, and how that calls itself.
 NESTED = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+# What vLLM goes by, beside the model type: the class that a config.json names.
+NESTED_CLASSES = {
+    "gemma3": ("Gemma3ForConditionalGeneration",),
+    "llama4": ("Llama4ForConditionalGeneration",),
+}
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -83,9 +89,9 @@ def read_config(config: dict | str | Path, name: str | None = None) -> ModelSpec
         path, where = Path(config), str(config)
         config = _with_beside(read_json(path), path)
     whole = Fields(config, where)
-    if not isinstance(whole.get("text_config"), dict):
-        return _text_model(whole, name, {})
-    return _nested(whole, name)
+    if whole.part("text_config").data or whole.get("model_type") in [*NESTED]:
+        return _nested(whole, name)
+    return _text_model(whole, name, {})
 
 
 def _with_beside(config: dict, path: Path) -> dict:
@@ -101,10 +107,9 @@ def _nested(whole: Fields, name: str | None) -> ModelSpec:
     kind = str(whole.get("model_type", ""))
     if kind not in NESTED:
         _unknown(whole, kind, NESTED)
-    _no_other_task(whole)
-    text = Fields(
-        {"model_type": NESTED[kind], **whole.get("text_config")}, f"{whole.where}: text_config"
-    )
+    _check_classes(whole, kind, NESTED_CLASSES[kind])
+    inside = whole.part("text_config")
+    text = Fields({"model_type": NESTED[kind], **inside.data}, inside.where)
     inherited = {
         key: whole.get(key)
         for key in ("torch_dtype", "dtype", "tie_word_embeddings", "quantization_config")
@@ -123,8 +128,8 @@ def _text_model(config: Fields, name: str | None, more: dict[str, int]) -> Model
     kind = str(config.get("model_type", ""))
     if kind not in FAMILIES:
         _unknown(config, kind, {**FAMILIES, **NESTED})
-    _no_other_task(config)
     family = FAMILIES[kind]
+    _check_classes(config, kind, family.classes)
     given = {**family.defaults, **{k: v for k, v in config.data.items() if v is not None}}
     fields = Fields(given, config.where)
     try:
@@ -135,7 +140,7 @@ def _text_model(config: Fields, name: str | None, more: dict[str, int]) -> Model
             + changes.pop("other_parameters", 0)
             + more.get("other_parameters", 0)
         )
-        if "layer_types" in fields.data and "window" not in changes:
+        if not fields.asked("layer_types"):
             _all_full(fields)
         fields.get("model_type")
         fields.check_rest()
@@ -154,7 +159,9 @@ def _common(config: Fields, width: str) -> dict[str, Any]:
         raise ProfileError(
             f"{config.where}: torch_dtype {dtype!r} is not one of {', '.join(SIZES)}"
         )
-    biased = bool(config.get("attention_bias"))
+    if config.get("head_dim") is None and hidden % max(heads, 1):
+        config.refuse("hidden_size", f"is no multiple of {heads} heads, and there is no head_dim")
+    biased = config.flag("attention_bias")
     return {
         "layers": layers,
         "hidden": hidden,
@@ -164,7 +171,7 @@ def _common(config: Fields, width: str) -> dict[str, Any]:
         "intermediate": config.need(width),
         "vocab": config.need("vocab_size"),
         "max_positions": config.need("max_position_embeddings"),
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "tied_embeddings": config.flag("tie_word_embeddings"),
         "dtype_bytes": SIZES[dtype],
         "biases": "qkv" if biased else None,
         "other_parameters": layers * hidden if biased else 0,  # that of the output projection
@@ -173,15 +180,21 @@ def _common(config: Fields, width: str) -> dict[str, Any]:
 
 def _all_full(config: Fields) -> None:
     """Layers of a kind that the family does not have are refused."""
-    strange = {*config.items("layer_types", str)} - {"full_attention"}
-    if strange and not (strange == {"sliding_attention"} and config.get("sliding_window")):
+    kinds = config.items("layer_types", str)
+    if {*kinds} - {"full_attention"}:
         config.refuse("layer_types", "layers of these kinds are not understood")
+    if kinds and len(kinds) != config.need("num_hidden_layers"):
+        config.refuse("layer_types", "is not one a layer")
 
 
-def _no_other_task(config: Fields) -> None:
+def _check_classes(config: Fields, kind: str, classes: tuple[str, ...]) -> None:
     for one in config.items("architectures", str):
         if not one.endswith(("ForCausalLM", "ForConditionalGeneration")):
             config.refuse("architectures", "does not generate text")
+        if one not in classes:
+            config.refuse(
+                "architectures", f"with model_type {kind} only {' or '.join(classes)} is understood"
+            )
 
 
 def _own_name(config: Fields, kind: str) -> str:

@@ -16,10 +16,12 @@ Changes = dict[str, Any]  # fields of ModelSpec
 
 @dataclass(frozen=True)
 class Family:
-    """read: what it adds. defaults: of fields that its config.json may leave out. width: the
-    field with the width of the MLP, of one expert where there are some."""
+    """read: what it adds. classes: the `architectures` that its config.json may name. defaults: of
+    fields that it may leave out. width: the field with the width of the MLP, of one expert where
+    there are some."""
 
     read: Callable[[Fields], Changes]
+    classes: tuple[str, ...]
     defaults: dict[str, Any] = field(default_factory=dict)
     width: str = "intermediate_size"
 
@@ -29,7 +31,7 @@ def _plain(config: Fields) -> Changes:
 
 
 def _llama(config: Fields) -> Changes:
-    if not config.get("mlp_bias"):
+    if not config.flag("mlp_bias"):
         return {}
     widths = 2 * config.need("intermediate_size") + config.need("hidden_size")
     return {"other_parameters": config.need("num_hidden_layers") * widths}
@@ -43,8 +45,10 @@ def _all_windowed(config: Fields) -> Changes:
 def _qwen_window(config: Fields) -> Changes:
     """Layers from `max_window_layers` on, where `use_sliding_window` says so."""
     size, first = config.number("sliding_window"), config.number("max_window_layers")
-    if not config.get("use_sliding_window"):
+    if not config.flag("use_sliding_window"):
         return {}
+    if not size or config.get("max_window_layers") is None:
+        config.refuse("use_sliding_window", "there is no sliding_window, or no max_window_layers")
     return window(config, size, max(config.need("num_hidden_layers") - first, 0))
 
 
@@ -60,7 +64,7 @@ def _qwen3(config: Fields) -> Changes:
 def _qwen3_moe(config: Fields) -> Changes:
     if config.number("decoder_sparse_step", 1) != 1:
         config.refuse("decoder_sparse_step", "only mixtures in every layer are understood")
-    dense = len(config.items("mlp_only_layers", int))
+    dense = len(_some_layers(config, "mlp_only_layers"))
     found = {**_qwen3(config), **experts(config, "num_experts")}
     return {**found, **_dense_layers(dense, config.number("intermediate_size"))}
 
@@ -68,7 +72,7 @@ def _qwen3_moe(config: Fields) -> Changes:
 def _qwen2_moe(config: Fields) -> Changes:
     if config.number("decoder_sparse_step", 1) != 1:
         config.refuse("decoder_sparse_step", "only mixtures in every layer are understood")
-    dense = len(config.items("mlp_only_layers", int))
+    dense = len(_some_layers(config, "mlp_only_layers"))
     layers = config.need("num_hidden_layers")
     return {
         **_qwen2(config),
@@ -162,7 +166,7 @@ def _gpt_oss(config: Fields) -> Changes:
 def _llama4(config: Fields) -> Changes:
     """A shared expert beside the routed ones; three of four layers attend within chunks."""
     layers, step = config.need("num_hidden_layers"), config.divisor("interleave_moe_layer_step", 1)
-    moe = config.items("moe_layers", int)
+    moe = _some_layers(config, "moe_layers")
     dense = layers - (len(moe) if moe else layers // step)
     config.get("no_rope_layers")
     every = config.divisor("no_rope_layer_interval", 4)
@@ -181,7 +185,19 @@ def _llama4(config: Fields) -> Changes:
 
 def experts(config: Fields, key: str) -> Changes:
     """The number of routed experts, and of those that a token passes."""
-    return {"experts": config.need(key), "experts_per_token": config.need("num_experts_per_tok")}
+    found = {"experts": config.need(key), "experts_per_token": config.need("num_experts_per_tok")}
+    for key_of, name in ((key, "experts"), ("num_experts_per_tok", "experts_per_token")):
+        if found[name] < 1:
+            config.refuse(key_of, "a mixture of experts has at least one")
+    return found
+
+
+def _some_layers(config: Fields, key: str) -> list[int]:
+    """Numbers of layers, each once; empty where the field is missing."""
+    found, layers = config.items(key, int), config.need("num_hidden_layers")
+    if len({*found}) != len(found) or any(not 0 <= one < layers for one in found):
+        config.refuse(key, f"is not a list of different layers from 0 to {layers - 1}")
+    return found
 
 
 def _dense_layers(dense: int, width: int) -> Changes:
@@ -215,21 +231,25 @@ _GEMMA3 = {
 }
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(_llama),
-    "mistral": Family(_all_windowed),
-    "mixtral": Family(_mixtral),
-    "qwen2": Family(_qwen2),
-    "qwen2_moe": Family(_qwen2_moe, width="moe_intermediate_size"),
-    "qwen3": Family(_qwen3),
-    "qwen3_moe": Family(_qwen3_moe, width="moe_intermediate_size"),
-    "opt": Family(_opt, {"tie_word_embeddings": True}, width="ffn_dim"),
-    "phi3": Family(_all_windowed),
-    "gemma": Family(_plain, {"tie_word_embeddings": True, "head_dim": 256}),
-    "gemma2": Family(_gemma2, {"tie_word_embeddings": True, "head_dim": 256}),
-    "gemma3_text": Family(_gemma3, _GEMMA3),
-    "deepseek_v2": Family(_deepseek, width="moe_intermediate_size"),
-    "deepseek_v3": Family(_deepseek, width="moe_intermediate_size"),
-    "kimi_k2": Family(_deepseek, width="moe_intermediate_size"),
-    "gpt_oss": Family(_gpt_oss, {"head_dim": 64}),
-    "llama4_text": Family(_llama4),
+    "llama": Family(_llama, ("LlamaForCausalLM", "LLaMAForCausalLM")),
+    "mistral": Family(_all_windowed, ("MistralForCausalLM",)),
+    "mixtral": Family(_mixtral, ("MixtralForCausalLM",)),
+    "qwen2": Family(_qwen2, ("Qwen2ForCausalLM",)),
+    "qwen2_moe": Family(_qwen2_moe, ("Qwen2MoeForCausalLM",), width="moe_intermediate_size"),
+    "qwen3": Family(_qwen3, ("Qwen3ForCausalLM",)),
+    "qwen3_moe": Family(_qwen3_moe, ("Qwen3MoeForCausalLM",), width="moe_intermediate_size"),
+    "opt": Family(_opt, ("OPTForCausalLM",), {"tie_word_embeddings": True}, width="ffn_dim"),
+    "phi3": Family(_all_windowed, ("Phi3ForCausalLM",)),
+    "gemma": Family(_plain, ("GemmaForCausalLM",), {"tie_word_embeddings": True, "head_dim": 256}),
+    "gemma2": Family(
+        _gemma2, ("Gemma2ForCausalLM",), {"tie_word_embeddings": True, "head_dim": 256}
+    ),
+    "gemma3_text": Family(
+        _gemma3, ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _GEMMA3
+    ),
+    "deepseek_v2": Family(_deepseek, ("DeepseekV2ForCausalLM",), width="moe_intermediate_size"),
+    "deepseek_v3": Family(_deepseek, ("DeepseekV3ForCausalLM",), width="moe_intermediate_size"),
+    "kimi_k2": Family(_deepseek, ("DeepseekV3ForCausalLM",), width="moe_intermediate_size"),
+    "gpt_oss": Family(_gpt_oss, ("GptOssForCausalLM",), {"head_dim": 64}),
+    "llama4_text": Family(_llama4, ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")),
 }

@@ -25,6 +25,9 @@ HARMLESS = re.compile(
     # layers that only speculation loads
     r"|^num_nextn_predict_layers$"
 )
+# What a name says that only looks like one of these.
+_WEIGHTY = re.compile(r"expert|layers|window|lora|heads|_rank|_dim$|_size$")
+LARGEST = 10**9  # of a size in a config.json; more is a mistake
 
 
 class Fields:
@@ -47,7 +50,20 @@ class Fields:
             raise ProfileError(f"{self.where}: no field {key!r}; give a Hugging Face config.json")
         if isinstance(found, bool) or not isinstance(found, int):
             raise ProfileError(f"{self.where}: {key} {found!r} is not a whole number")
+        if abs(found) > LARGEST:
+            self.refuse(key, f"is more than {LARGEST:,}")
         return found
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false; `default` where it is missing or null. ProfileError for anything else."""
+        found = self.get(key, default)
+        if not isinstance(found, bool):
+            self.refuse(key, "is not true or false")
+        return found
+
+    def asked(self, key: str) -> bool:
+        """Whether somebody asked for this field."""
+        return key in self._asked
 
     def number(self, key: str, default: int = 0) -> int:
         """The same where it may be missing."""
@@ -84,10 +100,18 @@ class Fields:
     def check_rest(self) -> None:
         """ProfileError for a field that nobody asked for and that may change memory or compute."""
         for key, value in self.data.items():
-            if key in self._asked or HARMLESS.search(key) or not value:
+            if key in self._asked or not value or _harmless(key):
                 continue
             self.refuse(
                 key,
                 "not understood, and it may change memory or compute; where it does not, take it "
                 "out of a copy of the file",
             )
+
+
+def _harmless(key: str) -> bool:
+    """Whether a name is one of HARMLESS; one that is matched in part must not speak of sizes."""
+    found = HARMLESS.search(key)
+    if not found:
+        return False
+    return found[0] == key or key.startswith("_") or not _WEIGHTY.search(key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from twinserve.profiles.models.fields import Fields
 from twinserve.profiles.specs import ModelSpec, ProfileError, WeightFormat
@@ -25,7 +25,6 @@ FORMATS = {
     "mxfp4": WeightFormat("mxfp4", bits=4.0 + 8 / 32),
     "nvfp4": WeightFormat("nvfp4", bits=4.0 + 8 / 16, multiplies="fp4"),
 }
-FP8_BLOCK = 32 / 128**2  # bits
 # Modules that are never counted as quantised.
 _PLAIN = re.compile(
     r"lm_head|embed|norm|router|gate$|mlp\.gate\b|vision|visual|multi_modal|re:.*(lm_head|gate\$)"
@@ -85,8 +84,17 @@ def read_quantization(config: Fields) -> dict[str, Any]:
 
 
 def _fp8(config: Fields, method: str) -> WeightFormat:
-    block = config.get("weight_block_size")
-    return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8")
+    block = config.items("weight_block_size", int)
+    if block and (len(block) != 2 or min(block) < 1):
+        config.refuse("weight_block_size", "is not two sizes of at least 1")
+    return _fp8_in(block, "fp8")
+
+
+def _fp8_in(block: list[int], multiplies: Literal["fp8", "bf16"]) -> WeightFormat:
+    """With a scale for each block, or for each tensor or channel, which is nothing."""
+    if not block:
+        return WeightFormat("fp8", 8.0, multiplies)
+    return WeightFormat("fp8", 8.0 + 32 / (block[0] * block[1]), multiplies, block=max(block))
 
 
 def _packed(config: Fields, method: str) -> WeightFormat:
@@ -94,9 +102,16 @@ def _packed(config: Fields, method: str) -> WeightFormat:
     bits = config.number("bits", 0) or config.number("w_bit", 4)
     if bits not in (4, 8):
         config.refuse("bits", "only 4 and 8 are understood")
-    group = config.number("group_size", 0) or config.number("q_group_size", 128)
-    extra = (16 + bits) / group if group > 0 else 0.0
+    group = config.number("group_size", config.number("q_group_size", 128))
+    extra = (16 + bits) / group if _group(config, group) else 0.0
     return WeightFormat(method if bits == 4 else f"{method}-8bit", bits=bits + extra)
+
+
+def _group(config: Fields, size: int) -> int:
+    """Weights that share a scale; 0, in files -1: those of a channel."""
+    if size < 1 and size != -1:
+        config.refuse("group_size", "is neither -1 (a scale a channel) nor at least 1")
+    return max(size, 0)
 
 
 def _mxfp4(config: Fields, method: str) -> WeightFormat:
@@ -122,14 +137,18 @@ def _compressed(config: Fields, method: str) -> WeightFormat:
         config.refuse("config_groups", "several groups are not understood")
     (name,) = groups.data
     group = groups.part(name)
-    if {*group.items("targets", str)} not in ({"Linear"}, set()):
+    if {*group.items("targets", str)} != {"Linear"}:
         config.refuse("config_groups", "only groups of all Linear layers are understood")
-    weights, inputs = group.part("weights"), group.get("input_activations")
+    weights, inputs = group.part("weights"), group.part("input_activations").data
     bits, kind = weights.get("num_bits"), weights.get("type")
-    size = max(weights.number("group_size"), 0)  # -1: a scale a channel
+    size = _group(weights, weights.number("group_size", -1))
+    if inputs and (inputs.get("num_bits"), inputs.get("type")) != (bits, kind):
+        config.refuse("config_groups", "inputs of another type than the weights are not understood")
     if (bits, kind) == (8, "float"):
-        block = weights.get("block_structure") or weights.get("strategy") == "block"
-        return WeightFormat("fp8", 8.0 + (FP8_BLOCK if block else 0.0), "fp8" if inputs else "bf16")
+        block = weights.items("block_structure", int)
+        if weights.get("strategy") == "block" and len(block) != 2:
+            config.refuse("config_groups", "blocks without a block_structure of two sizes")
+        return _fp8_in(block, "fp8" if inputs else "bf16")
     if (bits, kind) == (8, "int"):
         return WeightFormat(
             "int8", bits=8.0 + (16 / size if size else 0.0), multiplies="int8" if inputs else "bf16"

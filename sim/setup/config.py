@@ -79,8 +79,8 @@ class SimulationConfig(BaseModel):
     none."""
 
     profile: str = DEFAULT_PROFILE
-    """Model and hardware: a shipped profile, MODEL@GPU[:tpN], or a profile file. MODEL: of the
-    catalogue, a config.json, or an id in the local Hugging Face cache."""
+    """Model and hardware: a shipped profile, MODEL@GPU[:tpN][:dpN][:ep], or a profile file. MODEL:
+    of the catalogue, a config.json, or an id in the local Hugging Face cache."""
     step_times: StepTimesName = "auto"
     """Form of the step times: what the profile's name gives (auto), derived from specs (roofline),
     from kernel tables (operators), or fitted to the engine's own steps (docs/profiles.md)."""

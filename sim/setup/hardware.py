@@ -66,6 +66,7 @@ class Hardware:
 
 def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
     chosen = sources.profile(config.profile, config.step_times)
+    _check_groups(chosen.profile, config.replicas)
     if config.shared_prefix:
         chosen.profile.check_shared_prefix()
     profile = _with_memory(chosen.profile, config)
@@ -98,6 +99,15 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         config.block_tokens,
         chosen.why,
     )
+
+
+def _check_groups(profile: Profile, replicas: int) -> None:
+    """SettingsError where data-parallel ranks are left without a group."""
+    if replicas % profile.dp:
+        raise SettingsError(
+            f"--replicas {replicas}: {profile.name} is one of {profile.dp} data-parallel ranks that"
+            f" step together, and each is a replica; give --replicas {profile.dp}, or a multiple"
+        )
 
 
 def _with_memory(profile: Profile, config: SimulationConfig) -> Profile:

@@ -8,6 +8,7 @@ from functools import partial
 
 from twinserve.backends.base import Backend
 from twinserve.backends.links import PcieLink, allreduces_of, evenly
+from twinserve.backends.lockstep import LockstepBackend, SharedExperts, Steps
 from twinserve.backends.shared_prefix import SharedPrefixBackend
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import Policy
@@ -108,17 +109,40 @@ def simulated_backend(
     made = partial(SimulatedBackend, ledger.table, hardware.model)
     if config.shared_prefix:
         made = partial(SharedPrefixBackend, ledger, SharedPrefixModel(hardware.model))
+    if hardware.profile.dp > 1:
+        made = partial(LockstepBackend, ledger.table, SharedExperts(hardware.model))
     return made(
         PcieLink(hardware.profile.pcie_bytes_per_s, sharing=policy.link_sharing or evenly),
         hardware.limits,
         layers=hardware.profile.llm.layers,
-        fast=not config.exact,
+        fast=not config.exact and hardware.profile.dp == 1,
         allreduces=allreduces_of(hardware.profile.gpu, hardware.model)
         if config.pcie_contention
         else None,
         layered=ledger_class(spec.kv_name).knows_layers,
         cold_start_s=config.cold_start,
     )
+
+
+class SimulatedBackends:
+    """Makes the backends of one simulation. Data-parallel ranks step together with those that are
+    made before and after them, as many as their profile says."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Steps] = {}  # the latest one, by id of the hardware
+
+    def __call__(
+        self, inputs: Inputs, spec: PolicySpec, policy: Policy, ledger: KvLedger
+    ) -> SimulatedBackend:
+        backend = simulated_backend(inputs, spec, policy, ledger)
+        if isinstance(backend, LockstepBackend):
+            hardware = inputs.hardware
+            steps = self._groups.get(id(hardware), {})
+            if len(steps) == hardware.profile.dp:
+                steps = {}
+            backend.join(steps)
+            self._groups[id(hardware)] = steps
+        return backend
 
 
 def make_ledger(

@@ -35,10 +35,10 @@ from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
 from twinserve.sim.setup.replicas import (
     BackendOf,
     Description,
+    SimulatedBackends,
     compose,
     kinds,
     make_policy,
-    simulated_backend,
 )
 from twinserve.traces.workload import Workload, WorkloadError
 
@@ -205,7 +205,7 @@ class Simulation:
     migrates  requests of a replica that fails go on elsewhere (`Fleet`)
     offline_window  best-effort requests wait in the fleet, and replicas that have fewer pull
               families of them (`Fleet`)
-    backend   makes a replica's backend; by default a simulated one
+    backend   makes a replica's backend; by default simulated ones
     warmup    of its metrics: gaps between tokens are then kept apart in its rows
     """
 
@@ -221,7 +221,7 @@ class Simulation:
         migrates: bool = False,
         offline_window: int | None = None,
         clock: Clock | None = None,
-        backend: BackendOf = simulated_backend,
+        backend: BackendOf | None = None,
         warmup: Warmup | None = None,
     ) -> None:
         self.inputs = inputs
@@ -232,7 +232,7 @@ class Simulation:
         self._ended = self._stepped = 0
         self._last_arrival_s = inputs.workload.last_arrival_s
         self.clock = clock or Clock()
-        self._backend = backend
+        self._backend = backend or SimulatedBackends()
         router = router or parse_router(inputs.config.router).build()
         self.fleet = Fleet(self.clock, (), router, migrates, offline_window)
         self._kinds: dict[int, tuple[Description, Inputs]] = {}  # by id of the description

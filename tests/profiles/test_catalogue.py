@@ -17,7 +17,7 @@ from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main
 
-# KiB or KB a token, by who published them.
+# Bytes a token that were published as such.
 KV_BYTES = {
     "deepseek-v3": 70_272,  # arXiv 2505.09343, table 1, as the next two
     "qwen2.5-72b": 327_680,
@@ -26,6 +26,63 @@ KV_BYTES = {
     "opt-13b": 819_200,
     "llama-3.1-8b": 131_072,
 }
+
+
+# Layers, KV heads and size of a head, as model cards and config.json files say. DeepSeek-V3: 512 +
+# 64 values a layer for keys and values together.
+KV_SHAPES = {
+    "llama-7b": (32, 32, 128),
+    "llama-13b": (40, 40, 128),
+    "llama-2-7b": (32, 32, 128),
+    "llama-2-13b": (40, 40, 128),
+    "llama-2-70b": (80, 8, 128),
+    "codellama-34b": (48, 8, 128),
+    "llama-3-70b": (80, 8, 128),
+    "llama-3.1-8b": (32, 8, 128),
+    "llama-3.1-70b": (80, 8, 128),
+    "llama-3.1-405b": (126, 8, 128),
+    "llama-3.3-70b": (80, 8, 128),
+    "llama-4-scout": (48, 8, 128),
+    "llama-4-maverick": (48, 8, 128),
+    "qwen2.5-0.5b": (24, 2, 64),
+    "qwen2.5-1.5b": (28, 2, 128),
+    "qwen2.5-3b": (36, 2, 128),
+    "qwen2.5-7b": (28, 4, 128),
+    "qwen2.5-14b": (48, 8, 128),
+    "qwen2.5-32b": (64, 8, 128),
+    "qwen2.5-72b": (80, 8, 128),
+    "qwen3-0.6b": (28, 8, 128),
+    "qwen3-1.7b": (28, 8, 128),
+    "qwen3-4b": (36, 8, 128),
+    "qwen3-8b": (36, 8, 128),
+    "qwen3-14b": (40, 8, 128),
+    "qwen3-32b": (64, 8, 128),
+    "qwen3-30b-a3b": (48, 4, 128),
+    "qwen3-235b-a22b": (94, 4, 128),
+    "mistral-7b": (32, 8, 128),
+    "mistral-nemo": (40, 8, 128),
+    "mixtral-8x7b": (32, 8, 128),
+    "mixtral-8x22b": (56, 8, 128),
+    "yi-6b": (32, 4, 128),
+    "yi-34b": (60, 8, 128),
+    "yi-34b-200k": (60, 8, 128),
+    "deepseek-v3": (61, 1, 288),
+    "gpt-oss-20b": (24, 8, 64),
+    "gpt-oss-120b": (36, 8, 64),
+    "gemma-3-1b": (26, 1, 256),
+    "gemma-3-4b": (34, 4, 256),
+    "gemma-3-12b": (48, 8, 256),
+    "gemma-3-27b": (62, 16, 128),
+    "phi-4": (40, 10, 128),
+    "opt-13b": (40, 40, 128),
+    "opt-30b": (48, 56, 128),
+}
+
+
+def test_every_model_has_the_kv_bytes_of_its_published_layers_and_heads():
+    assert KV_SHAPES.keys() == MODELS.keys()
+    for name, (layers, heads, size) in KV_SHAPES.items():
+        assert MODELS[name].kv_bytes_per_token == 2 * layers * heads * size * 2, name
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,0 +1,115 @@
+"""One measured closed loop, simulated: with either form of step times, and with clients that start
+all at once or one by one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from twinserve.experiments.silicon.points import REQUESTS_EACH, Point
+from twinserve.policies.registry import parse_policy
+from twinserve.profiles.profile import Profile
+from twinserve.profiles.step_times import Choice, StepTimes, choose
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import Sources, resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.run import Simulation
+from twinserve.traces.workload import Provenance, Workload
+
+STARTS = ("all at once", "staggered")
+FORMS: tuple[StepTimes, ...] = ("operators", "roofline")
+FRONT_END = "vllm"  # clients measured, over HTTP
+
+_chosen = lru_cache(maxsize=64)(choose)
+
+
+def settings(point: Point, form: StepTimes) -> SimulationConfig:
+    """The engine of a point as its server was started, as far as that is known."""
+    fp8 = point.kv_is_fp8 and form == "roofline"  # tables are of a KV cache in 16 bits
+    return SimulationConfig(
+        policy=("vllm",),
+        trace=point.name,
+        profile=point.profile,
+        step_times=form,
+        front_end=FRONT_END,
+        async_scheduling=point.asynchronous,
+        max_num_seqs=point.concurrency if point.client.limited else None,
+        max_num_batched_tokens=point.client.budget,
+        kv_cache_dtype="fp8" if fp8 else "auto",
+        prefix_caching=False,
+        slo="none",
+    )
+
+
+def workload(point: Point, start: str, seed: int = 0) -> Workload:
+    """Its requests: all wait from the beginning, or the first ones come one by one over the time
+    that a request took."""
+    n = REQUESTS_EACH * point.concurrency
+    rng = np.random.default_rng(seed)
+    lengths = [_lengths(of, point.client.shortest, n, rng) for of in (point.input, point.output)]
+    arrival = np.zeros(n)
+    if start == "staggered":
+        whole = point.ttft_s + point.tpot_s * point.output
+        arrival = np.minimum(np.arange(n), point.concurrency - 1) * (whole / point.concurrency)
+    return Workload.build(
+        arrival, *lengths, concurrency=point.concurrency, provenance=Provenance(point.name)
+    )
+
+
+def _lengths(stated: int, shortest: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(int(stated * shortest), stated + 1, n)
+
+
+def simulate(point: Point, form: StepTimes, start: str, seed: int = 0) -> dict[str, Any]:
+    """Times of the simulated loop beside the measured ones (s), and relative errors. ProfileError
+    where the form has no step times of this engine."""
+    config = settings(point, form)
+    hardware = resolve_hardware(config, Sources(profile=_choice))
+    spec = parse_policy("vllm")
+    load = workload(point, start, seed)
+    simulation = Simulation(Inputs(config, load, hardware, (spec,), ()), spec)
+    simulation.run()
+    return _row(point, form, start, hardware.profile, simulation.rows())
+
+
+def _choice(name: str, form: StepTimes) -> Choice:
+    return _chosen(name, form)
+
+
+def _row(point: Point, form: str, start: str, profile: Profile, rows: RunRows) -> dict[str, Any]:
+    """Staggered: of what came after the first ones and not among the last, when all are under
+    way."""
+    done = rows.requests.sort_values("arrival_s", kind="stable")
+    if start == "staggered":
+        done = done.iloc[point.concurrency : -point.concurrency]
+    ttft = done.first_token_s - done.arrival_s  # as clients saw it
+    tpot = (done.last_token_s - done.first_token_s) / (done.output_tokens - 1)
+    ours = {"TTFT": float(ttft.mean()), "TPOT": float(tpot.mean())}
+    real = {"TTFT": point.ttft_s, "TPOT": point.tpot_s}
+    tokens = float(done.output_tokens.mean())
+    for times in (ours, real):  # Little's law: what a request takes, and how many there are
+        times["throughput"] = (
+            point.concurrency * tokens / (times["TTFT"] + times["TPOT"] * (tokens - 1))
+        )
+    return {
+        "point": point.name,
+        "model": point.model,
+        "gpu": point.gpu,
+        "tp": point.tp,
+        "ep": point.ep,
+        "precision": profile.llm.weights.name if profile.llm.weights else "bf16",
+        "input": point.input,
+        "output": point.output,
+        "concurrency": point.concurrency,
+        "scheduling": "asynchronous" if point.asynchronous else "synchronous",
+        "form": form,
+        "start": start,
+        "preemptions": int(rows.requests.recomputes.sum()),
+        "median_ttft_s": float(ttft.median()),
+        **{f"ours_{name}": value for name, value in ours.items()},
+        **{f"real_{name}": value for name, value in real.items()},
+        **{name: ours[name] / real[name] - 1.0 for name in ours},
+    }

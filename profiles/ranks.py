@@ -1,0 +1,77 @@
+"""How the GPUs of an engine split a model, and which splits vLLM refuses.
+
+tp   ranks that split every matrix and the heads: one engine
+dp   engines, each of `tp` ranks with requests of its own, that share the experts of a mixture
+ep   experts lie whole on the `tp` x `dp` ranks that share them, and are not split themselves
+
+Rules are those of vLLM 0.32 (`config/model.py`, `validate_fp8_block_shape_moe`).
+"""
+
+from __future__ import annotations
+
+from twinserve.profiles.specs import ModelSpec, ProfileError
+
+# GPUs that are linked to each other directly; how long steps take across servers is not known.
+_LINKED = {"gb200": 72}
+SERVER = 8
+MOST_EXPERTS = 1024  # of a layer, whose busiest rank is counted out (forms/busiest.py)
+
+
+def check_ranks(llm: ModelSpec, gpu: str, tp: int, dp: int = 1, ep: bool = False) -> None:
+    """ProfileError, one line, for ranks that vLLM would refuse, or whose links are not known."""
+    llm.check_tp(tp)
+    if ep and not llm.experts:
+        raise ProfileError(
+            f"{llm.name}: expert parallelism (ep) needs a mixture of experts, and vLLM refuses "
+            "this model; drop :ep"
+        )
+    if dp > 1 and not llm.experts:
+        raise ProfileError(
+            f"{llm.name}: data-parallel ranks (dp{dp}) of a dense model share nothing; drop :dp"
+            f"{dp}, and give --replicas {dp}"
+        )
+    if ep and llm.experts > MOST_EXPERTS:
+        raise ProfileError(f"{llm.name}: :ep is known of {MOST_EXPERTS:,} experts a layer at most")
+    linked = _LINKED.get(gpu, SERVER)
+    if dp > 1 and tp * dp > linked:
+        raise ProfileError(
+            f"{llm.name}: tp{tp} x dp{dp} ranks share experts, more than the {linked} GPUs of {gpu}"
+            " that are linked directly; links between servers are not known"
+        )
+    _check_widths(llm, tp, tp if ep else tp * dp, ep)
+
+
+def _check_widths(llm: ModelSpec, tp: int, slices: int, ep: bool) -> None:
+    """Each rank's part of an MLP is whole, and of whole blocks where weights have scales a
+    block."""
+    dense = llm.dense_intermediate if llm.experts else llm.intermediate
+    parts = {"MLP": (dense, tp), "shared experts": (llm.shared_intermediate, tp)}
+    if llm.experts and not ep:
+        parts["experts"] = (llm.intermediate, slices)
+    block = llm.weights.block if llm.weights is not None else 0
+    for what, (width, ranks) in parts.items():
+        if width % ranks:
+            raise ProfileError(
+                f"{llm.name}: {what} of width {width} cannot be split over {ranks} ranks"
+            )
+        if block and ranks > 1 and width // ranks % block:
+            advice = ", or keep experts whole with :ep" if what == "experts" else ""
+            raise ProfileError(
+                f"{llm.name}: {what} of width {width} over {ranks} ranks are {width // ranks} "
+                f"each, no multiple of the {block} weights that share a scale, and vLLM refuses "
+                f"that; choose a smaller tp{advice}"
+            )
+
+
+def local_experts(llm: ModelSpec, ranks: int) -> int:
+    """Of a layer, on the rank that has most: whole experts, as evenly as it goes."""
+    return -(-llm.experts // ranks)
+
+
+def rank_weight_bytes(llm: ModelSpec, tp: int, dp: int = 1, ep: bool = False) -> float:
+    """Bytes of weights on the rank that has most."""
+    if dp == 1 and not (ep and llm.experts % tp):
+        return llm.weight_bytes / tp
+    of_experts = llm.expert_parameters * llm.matrix_bytes[1]
+    share = local_experts(llm, tp * dp) / llm.experts if ep else 1 / (tp * dp)
+    return (llm.weight_bytes - of_experts) / tp + of_experts * share

@@ -1,0 +1,175 @@
+"""A config.json is read as what it says, or refused by name: never as something else."""
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tests.profiles.test_model_configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, SCOUT
+from twinserve.profiles.models.config import read_config, read_model
+from twinserve.profiles.specs import ProfileError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+QWEN3_MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "head_dim": 128,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+
+
+def _quantised(**given):
+    return {**LLAMA, "quantization_config": given}
+
+
+def _group(weights, inputs=None, **more):
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, **more}
+    return _quantised(quant_method="compressed-tensors", config_groups={"group_0": group})
+
+
+_FP8, _INT8 = {"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "int"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        # vLLM goes by the class
+        ({**LLAMA, "architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
+        ({**LLAMA, "architectures": ["MambaForCausalLM"]}, "only LlamaForCausalLM"),
+        ({**GEMMA_3, "architectures": ["Gemma3nForConditionalGeneration"]}, "Gemma3nForCond"),
+        # what another architecture would have
+        ({**LLAMA, "num_local_experts": 8}, "num_local_experts 8"),
+        ({**LLAMA, "kv_lora_rank": 512}, "kv_lora_rank 512"),
+        ({**LLAMA, "qk_rope_head_dim": 64}, "qk_rope_head_dim 64"),
+        ({**LLAMA, "sliding_window": 4096}, "sliding_window 4096"),
+        ({**LLAMA, "num_activation_experts": 64}, "num_activation_experts 64"),
+        ({**LLAMA, "layer_types": ["full_attention"] * 3}, "layer_types"),
+        ({**LLAMA, "layer_types": ["sliding_attention"] * 32, "sliding_window": 64}, "layer_types"),
+        # a mixture that has no experts, or not where it says
+        ({**QWEN3_MOE, "num_experts": 0, "num_experts_per_tok": 0}, "num_experts 0"),
+        ({**QWEN3_MOE, "num_experts_per_tok": 0}, "num_experts_per_tok 0"),
+        ({**QWEN3_MOE, "mlp_only_layers": [0, 0]}, "mlp_only_layers [0, 0]"),
+        ({**QWEN3_MOE, "mlp_only_layers": [32]}, "mlp_only_layers [32]"),
+        ({**DEEPSEEK_V3, "num_experts_per_tok": None}, "num_experts_per_tok"),
+        # a window without a size
+        ({**QWEN2, "use_sliding_window": True}, "use_sliding_window"),
+        # words for truth
+        ({**LLAMA, "tie_word_embeddings": "false"}, "tie_word_embeddings false"),
+        ({**LLAMA, "attention_bias": 1}, "attention_bias 1"),
+        # sizes
+        ({**LLAMA, "num_hidden_layers": 10**12}, "num_hidden_layers 1000000000000"),
+        ({**LLAMA, "hidden_size": 4097}, "hidden_size 4097"),
+        ({**LLAMA, "vocab_size": float("inf")}, "vocab_size inf"),
+        ({**GEMMA_3, "text_config": "none"}, "text_config none"),
+        # quantisation
+        (_quantised(quant_method="mxfp4"), "mxfp4"),
+        (_quantised(quant_method="fp8", weight_block_size=[128]), "weight_block_size [128]"),
+        (_quantised(quant_method="gptq", bits=4, group_size=-5), "group_size -5"),
+        (_quantised(quant_method="awq", bits=4, group_size=0), "group_size 0"),
+        (_quantised(bits=4, group_size=128), "quant_algo"),
+        (_group(_FP8, _INT8), "inputs of another type"),
+        (_group(_INT8, _FP8), "inputs of another type"),
+        (_group(_FP8, targets=[]), "all Linear layers"),
+        (_group({"num_bits": 4, "type": "float", "group_size": 32}), "weights of 4 bits"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused_by_name(config, words):
+    with pytest.raises(ProfileError) as raised:
+        read_config(config)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_what_a_config_need_not_say_changes_nothing():
+    plain = read_config(LLAMA)
+    harmless = {
+        "_name": "x",
+        "rope_scaling": {"factor": 8},
+        "bos_token_id": 1,
+        "rms_norm_eps": 1e-5,
+    }
+    assert read_config({**LLAMA, **harmless}).parameters == plain.parameters
+    # vLLM loads it in 16 bits
+    assert read_config({**LLAMA, "torch_dtype": "float32"}).weight_bytes == plain.weight_bytes
+    scale = _quantised(quant_method="fp8", weight_block_size=[64, 64])
+    assert read_config(scale).weights.bits == 8 + 32 / 64**2
+
+
+def test_every_kind_of_model_says_its_quantisation_alike():
+    """Half of the 16 bits, but for tables, norms and routers."""
+    fp8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+    for config in (LLAMA, QWEN3_MOE, DEEPSEEK_V3, GPT_OSS, SCOUT):
+        plain, quantised = read_config(config), read_config({**config, **fp8})
+        saved = plain.weight_bytes - quantised.weight_bytes
+        assert saved == plain.matrix_parameters - plain.expert_layers * plain.experts * plain.hidden
+
+
+# Billions of parameters, all and those a token passes, as model cards say; KiB a token of KV.
+CARDS = {
+    "Qwen--Qwen3-0.6B": (0.6, None, 112),
+    "Qwen--Qwen3-1.7B": (1.7, None, 112),
+    "Qwen--Qwen3-8B": (8.2, None, 144),
+    "Qwen--Qwen3-32B": (32.8, None, 256),
+    "Qwen--Qwen3-30B-A3B": (30.5, 3.3, 96),
+    "Qwen--Qwen3-235B-A22B": (235, 22, 188),
+    "Qwen--Qwen3-235B-A22B-FP8": (235, 22, 188),
+    "Qwen--Qwen3-Coder-480B-A35B-Instruct": (480, 35, 248),
+    "deepseek-ai--DeepSeek-V3": (671, 37, 68.625),
+    "deepseek-ai--DeepSeek-R1": (671, 37, 68.625),
+    "moonshotai--Kimi-K2-Instruct": (None, 32, 68.625),
+    "meta-llama--Meta-Llama-3.1-8B": (8.0, None, 128),
+    "meta-llama--Meta-Llama-3.1-70B": (70.6, None, 320),
+    "meta-llama--Meta-Llama-3.1-405B": (406, None, 504),
+    "mistralai--Mixtral-8x7B-v0.1": (46.7, 12.9, 128),
+    "mistralai--Mixtral-8x22B-v0.1": (141, 39, 224),
+    "openai--gpt-oss-20b": (20.9, 3.6, 48),
+    "openai--gpt-oss-120b": (116.8, 5.1, 72),
+}
+
+
+def _configs() -> list[Path]:
+    pytest.importorskip("aiconfigurator_core")
+    folder = resources.files("aiconfigurator_core") / "model_configs"
+    found = [Path(str(one)) for one in folder.iterdir() if one.name.endswith("_config.json")]
+    return [path for path in found if "hf_quant" not in path.name]
+
+
+def test_published_configs_have_the_sizes_of_their_model_cards():
+    """The files themselves; embeddings of active parameters count once, or not at all."""
+    files = {path.name.removesuffix("_config.json"): path for path in _configs()}
+    for name, (billions, active, kib) in CARDS.items():
+        spec = read_config(files[name])
+        if billions is not None:  # of Kimi K2 the card says 1 T
+            digits = len(str(billions).partition(".")[2])
+            assert round(spec.parameters / 1e9, digits) == billions, name
+        assert spec.kv_bytes_per_token == kib * 1024, name
+        if active is not None:
+            tables = spec.head_parameters
+            found = [spec.active_parameters / 1e9, (spec.active_parameters + tables) / 1e9]
+            assert found[0] - 0.55 <= active <= found[1] + 0.55, name
+
+
+def test_other_published_configs_are_refused_by_the_name_of_what_is_strange():
+    """State spaces, sparse and linear attention, other vision towers; none ends in a traceback."""
+    known = 0
+    for path in _configs():
+        try:
+            known += read_model(path).parameters > 0
+        except ProfileError as error:
+            line = str(error)
+            assert "\n" not in line and ("architecture" in line or "quantization_config" in line)
+    assert known >= len(CARDS)

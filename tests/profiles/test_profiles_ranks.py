@@ -1,0 +1,117 @@
+"""Ranks of an engine: what vLLM refuses, what lies on a rank, and what the busiest one takes."""
+
+from itertools import combinations
+
+import pytest
+
+from tests.profiles.test_hostile_configs import LLAMA, QWEN3_MOE
+from tests.profiles.test_model_configs import DEEPSEEK_V3
+from twinserve.experiments.efficiency import decode_work, prefill_work
+from twinserve.profiles.forms.busiest import busiest_experts, busiest_tokens
+from twinserve.profiles.models.config import read_config
+from twinserve.profiles.profile import ProfileName, derive_profile, load_profile
+from twinserve.profiles.ranks import check_ranks, rank_weight_bytes
+from twinserve.profiles.specs import ProfileError
+
+BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+
+
+@pytest.mark.parametrize(("experts", "ranks"), [(6, 2), (7, 3), (4, 8)])
+def test_the_busiest_rank_is_that_of_all_draws(experts, ranks):
+    """By counting them."""
+    sizes = [experts // ranks + (rank < experts % ranks) for rank in range(ranks)]
+    home = [rank for rank, size in enumerate(sizes) for _ in range(size)]
+    for chosen in range(experts + 1):
+        most = [
+            max((sum(home[one] == rank for one in draw) for rank in range(ranks)), default=0)
+            for draw in combinations(range(experts), chosen)
+        ]
+        expected = sum(most) / len(most)
+        assert busiest_experts(experts, ranks)[chosen] == pytest.approx(expected)
+
+
+def test_the_busiest_rank_has_the_mean_of_many_tokens():
+    assert busiest_tokens(1e6, 128, 8, 4) == pytest.approx(2e6, rel=0.002)
+    assert busiest_tokens(1, 128, 8, 64) <= 2  # no rank has more experts
+    assert busiest_tokens(50, 8, 8, 4) == 100  # every token chooses all
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "words"),
+    [
+        (LLAMA, (2, 1, True), "vLLM refuses"),
+        (LLAMA, (1, 4, False), "--replicas 4"),
+        (LLAMA, (3, 1, False), "tp=3"),
+        ({**LLAMA, "intermediate_size": 14337}, (2, 1, False), "width 14337"),
+        # 768 / 8 = 96, as in Qwen3-30B-A3B-FP8
+        ({**QWEN3_MOE, **BLOCKS}, (8, 1, False), "experts whole with :ep"),
+        ({**QWEN3_MOE, **BLOCKS}, (4, 2, False), "experts whole with :ep"),
+        ({**LLAMA, **BLOCKS, "intermediate_size": 11008}, (4, 1, False), "smaller tp"),
+        (QWEN3_MOE, (2, 8, True), "links between servers"),
+    ],
+)
+def test_ranks_that_vllm_would_refuse_are_refused(config, ranks, words):
+    llm = read_config(config)
+    with pytest.raises(ProfileError) as raised:
+        check_ranks(llm, "h100", *ranks)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+    if ranks[1] * ranks[0] <= 8 and llm.experts:
+        check_ranks(llm, "h100", *ranks[:2], True)
+
+
+def test_a_rank_holds_its_share_of_the_experts_and_all_else_of_its_engine():
+    llm = read_config(DEEPSEEK_V3)
+    of_experts = llm.expert_parameters * 2
+    others = llm.weight_bytes - of_experts
+    assert rank_weight_bytes(llm, 8) == llm.weight_bytes / 8
+    for ep in (True, False):
+        assert rank_weight_bytes(llm, 2, 4, ep) == pytest.approx(others / 2 + of_experts / 8)
+    # 128 experts on 3 ranks: 43 on the first
+    uneven = read_config(QWEN3_MOE)
+    most = uneven.expert_parameters * 2 * 43 / 128
+    rest = uneven.weight_bytes - uneven.expert_parameters * 2
+    assert rank_weight_bytes(uneven, 1, 3, True) == pytest.approx(rest + most)
+
+
+def test_whole_experts_cost_few_tokens_more_and_many_the_same():
+    split, whole = (
+        derive_profile("qwen3-30b-a3b", "h100", 4, 1, ep).model() for ep in (False, True)
+    )
+    few, many = decode_work(1, 100), prefill_work(8192)
+    assert split.step_seconds(few) < whole.step_seconds(few)
+    assert whole.step_seconds(many) == pytest.approx(split.step_seconds(many), rel=0.02)
+
+
+def test_data_parallel_ranks_share_experts_but_not_attention():
+    """Against two engines that have all to themselves."""
+    alone = derive_profile("qwen3-30b-a3b", "h100")
+    shared = derive_profile("qwen3-30b-a3b", "h100", 1, 2)
+    assert shared.num_gpu_blocks > alone.num_gpu_blocks
+    one, two = (p.model().terms(decode_work(64, 1000)) for p in (alone, shared))
+    assert two["decode_kv"] == one["decode_kv"] and two["gemm"] < one["gemm"]
+    assert one["allreduce"] == 0 < two["allreduce"]
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b@h100:tp2:dp2:ep", "deepseek-v3@h200:tp8:ep"])
+def test_a_name_says_its_ranks_and_comes_back(name, tmp_path):
+    profile = load_profile(name.upper().replace(":EP", ":ep"))
+    assert profile.name == name == str(ProfileName.parse(name))
+    again = type(profile).model_validate(profile.model_dump(mode="json"))
+    assert (again.dp, again.ep, again) == (profile.dp, profile.ep, profile)
+    assert "dp" not in load_profile("qwen3-30b-a3b@h100").model_dump()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen3-30b-a3b@h100:pp2", "pipeline parallelism (pp2) is not simulated"),
+        ("qwen3-30b-a3b@h100:ep4", "write :ep without a number"),
+        ("qwen3-30b-a3b@h100:cp2", "'cp2' is not understood"),
+        ("qwen3-30b-a3b@h100:dp0", "'dp0' is not understood"),
+        ("qwen3-30b-a3b@h100:dp2:dp2", "dp is there twice"),
+    ],
+)
+def test_ranks_that_a_name_cannot_say_are_one_clear_line(name, words):
+    with pytest.raises(ProfileError) as raised:
+        load_profile(name)
+    assert words in str(raised.value) and "\n" not in str(raised.value)

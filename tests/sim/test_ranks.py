@@ -1,0 +1,86 @@
+"""Data-parallel ranks that share experts: they step together, and each has requests of its own."""
+
+import numpy as np
+import pytest
+
+from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.profile import load_profile
+from twinserve.profiles.specs import ProfileError
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import Simulation
+
+NAME = "qwen3-30b-a3b@h100:dp2:ep"
+
+
+def _rows(trace: str, replicas: int = 2, profile: str = NAME, **settings):
+    config = SimulationConfig(
+        trace=trace,
+        profile=profile,
+        replicas=replicas,
+        async_scheduling=False,
+        host_time="none",
+        slo="none",
+        **settings,
+    )
+    inputs = resolve(config)
+    simulation = Simulation(inputs, inputs.policies[0])
+    simulation.run()
+    return simulation.rows()
+
+
+def test_a_step_waits_for_steps_of_the_others_that_began_before():
+    """Planned while another rank computes: it ends after that one, by its own work at least."""
+    rows = _rows("closed:concurrency=8,requests=24,input=600,output=40", router="round-robin")
+    assert rows.requests.finished.all() and set(rows.steps.replica) == {0, 1}
+    mine, theirs = (rows.steps[rows.steps.replica == rank] for rank in (0, 1))
+    starts, ends = theirs.start_s.to_numpy(), theirs.end_s.to_numpy()
+    waited = 0
+    for start, end in zip(mine.start_s, mine.end_s, strict=True):
+        under_way = ends[(starts < start) & (ends > start)]
+        assert (end > under_way + 1e-3).all()
+        waited += len(under_way)
+    assert waited > 0
+
+
+def test_ranks_with_as_many_tokens_take_what_the_profile_says():
+    profile = load_profile(NAME)
+    rows = _rows("closed:concurrency=2,requests=2,input=100,output=50", router="round-robin")
+    ends = rows.steps[rows.steps.replica == 0].end_s.to_numpy()
+    expected = profile.model().step_seconds(StepComposition(1, 130, 130))
+    assert np.diff(ends)[-30:] == pytest.approx(expected, rel=0.01)
+
+
+def test_one_rank_alone_has_the_experts_of_both_for_itself():
+    """Its token is the only one that the experts see."""
+    profile = load_profile(NAME)
+    rows = _rows("closed:concurrency=1,requests=1,input=100,output=50")
+    last = rows.steps.iloc[-1]
+    model = profile.model()
+    work = StepComposition(1, 148, 148)
+    saved = model.token_seconds(1) - model.token_seconds(0.5)
+    assert saved > 0
+    assert last.end_s - last.start_s == pytest.approx(model.step_seconds(work) - saved)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_rank_without_its_group_is_refused(replicas):
+    with pytest.raises(SettingsError, match=r"--replicas \d: .* one of 2 data-parallel ranks"):
+        _rows("closed:concurrency=1,requests=1,input=9,output=9", replicas=replicas)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"shared_prefix": True}, "--shared-prefix"),
+        ({"step_times": "operators"}, "--step-times roofline"),
+        ({"profile": "llama-3.1-8b@h100:dp2"}, "--replicas 2"),
+        ({"profile": "llama-3.1-8b@h100:tp2:ep"}, "vLLM refuses"),
+        ({"profile": "llama-3.1-8b@h100:pp2"}, "pipeline parallelism (pp2) is not simulated"),
+        ({"profile": "qwen3-30b-a3b@h100:dp16:ep", "replicas": 16}, "links between servers"),
+    ],
+)
+def test_ranks_that_cannot_be_are_one_clear_line(settings, words):
+    with pytest.raises((ProfileError, SettingsError)) as raised:
+        _rows("closed:concurrency=1,requests=1,input=9,output=9", **settings)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
