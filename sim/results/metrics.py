@@ -42,7 +42,7 @@ from twinserve.sim.results.metrics_warmup import after_warmup, warmup_end_s, who
 from twinserve.sim.results.metrics_windows import describe_windows
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.saturation import saturation
-from twinserve.sim.results.schemas import OUTCOMES
+from twinserve.sim.results.schemas import OUTCOMES, STAYS
 
 __all__ = [
     "GoodputError",
@@ -225,7 +225,7 @@ def _describe_ends(r: RequestColumns, mine: np.ndarray) -> dict:
     """Requests that ended before they had all their tokens, and what was computed for them."""
     left = mine & r.left
     return {
-        **{name: int((mine & who).sum()) for name, who in r.lost.items() if name != "moved"},
+        **{name: int((mine & who).sum()) for name, who in r.lost.items() if name not in STAYS},
         "wasted_prompt_tokens": int(np.minimum(r.computed, r.prompt)[left].sum()),
         "wasted_output_tokens": int(r.output[left].sum()),
     }
