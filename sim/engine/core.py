@@ -151,10 +151,13 @@ class EngineCore:
 
     def fetched(self, row: int, whole: bool) -> None:
         """What another engine computed for the row has come; `whole`: all of it, so that the last
-        token alone is left to compute. Otherwise nothing of it can be used."""
+        token alone is left to compute. Otherwise nothing of it can be used. The memory of a row
+        that was withdrawn meanwhile is free at the next boundary."""
         requests = self.requests
         self._lands_s.pop(row, None)
-        if requests.state[row] == RUNNING and whole:
+        if requests.state[row] == FINISHED:
+            self._released.append(row)
+        elif whole:
             requests.computed_tokens[row] = requests.known_tokens(row) - 1
 
     def release(self, row: int) -> None:

@@ -76,6 +76,7 @@ class Engine:
         # begins to fetch what another engine computed for a row, and says when it lands (seconds);
         # whoever set it tells the engine then (`landed`)
         self.fetch: Callable[[int], float] | None = None
+        self._fetching: set[int] = set()
         self._carried: set[int] = set()  # rows with tokens of another engine, none yet of this one
         self.on_step: Callable[[], None] | None = None  # a step, or a run of them, is booked
         self.decision_overhead = decision_overhead
@@ -128,7 +129,7 @@ class Engine:
             for row, free_s in left:
                 self.backend.withdraw(row)
                 self.recorder.withdrawn(row)
-                if free_s > now:
+                if free_s > now and row not in self._fetching:  # else `landed` frees it
                     self.clock.process(self._free(row, free_s))
             self._news = True
             self.clock.planning = self.recorder.replica
@@ -162,8 +163,10 @@ class Engine:
 
     def landed(self, row: int, whole: bool) -> None:
         """What was fetched for the row has come, or, not `whole`, will not (`fetch`)."""
-        if self.down or self.core.ready_s.pop(row, None) is None:
+        if self.down:
             return
+        self._fetching.remove(row)
+        del self.core.ready_s[row]
         self.core.fetched(row, whole)
         if whole:
             self.backend.fetched(row)
@@ -336,6 +339,7 @@ class Engine:
                     "is none; give the replica the role decode"
                 )
             landing = self.fetch(row)
+            self._fetching.add(row)
             self.core.ready_s[row] = landing
             self.core.transferring({row: landing})
 

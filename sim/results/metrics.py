@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
+from twinserve.sim.results.metrics_apart import describe_apart
 from twinserve.sim.results.metrics_attainment import (
     all_met,
     describe_attainment,
@@ -60,8 +61,8 @@ _PLAIN = MetricsOptions()
 
 def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     """summary.json: the whole run, then `classes`, `applications` (of groups), `kv`, `scheduler`;
-    of a fleet `replicas` and `pools`; and `warmup`, `windows`, `percentiles`, `objectives` where
-    `options` ask for them.
+    of a fleet `replicas`, `pools`, `ttft_parts` and `hand_over`; and `warmup`, `windows`,
+    `percentiles`, `objectives` where `options` ask for them.
 
     Raises WorkloadError for a warm-up as long as the run, and ResultsError for one that the run
     was not made with.
@@ -102,6 +103,7 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     summary["kv"] = describe_kv(measured)
     summary["scheduler"] = describe_scheduler(measured, window.first_s, window.duration_s)
     summary |= describe_fleet(measured, requests, window.duration_s)
+    summary |= describe_apart(measured)
     return plain(summary | _asked_for(rows, requests, window, options))
 
 

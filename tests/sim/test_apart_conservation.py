@@ -28,6 +28,7 @@ def test_a_troubled_fleet(asynchronous, recompute):
     assert run.happened.keys() >= {"leave", "fail"}
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10**6),
     troubles=st.integers(0, 40),
@@ -56,7 +57,7 @@ def test_random_troubles(
 @pytest.mark.slow
 def test_everything_that_can_happen_does():
     happened, seen = Counter(), Counter()
-    for seed in range(40):
+    for seed in range(24):
         connector = hand_over(RULES[seed % 4], 0.05, recompute=seed % 3 == 0)
         more = {"asynchronous": seed % 2 == 1, "migrates": seed % 5 == 0}
         run, rows = troubled(seed, 20, connector, prefill=2, decode=2, **more)
@@ -67,7 +68,8 @@ def test_everything_that_can_happen_does():
         seen["failed loads"] += int(stays["load_failed"].sum())
         seen["expired leases"] += int(stays["lease_expired"].sum())
         left = stays["outcome"] == "disconnected"
-        seen["left while the KV came"] += int((left & load & stays["load_end_s"].isna()).sum())
+        coming = load & (stays["ended_s"] < stays["load_end_s"])
+        seen["left while the KV came"] += int((left & coming).sum())
         seen["left before"] += int((left & (stays["role"] == "decode") & ~load).sum())
         seen["preempted"] += int(stays.loc[load, "recomputes"].sum())
         decodes = stays["role"] == "decode"
