@@ -249,7 +249,7 @@ WRONG = {
     "pools:\n - role: prefill": ("pools: no pool has the role decode; add one"),
     "pools:\n - role: agregated": r"pools\[0\].role: there is no such role; write prefill",
     "pools:\n - ports: {pcie: 3}": (
-        r"pools\[0\].ports.pcie: there is no such field; there are pcie_gb_per_s"
+        r"pools\[0\].ports.pcie: there is no such field; there are network_gb_per_s"
     ),
     "pools:\n - policy: vlm": r"pools\[0\] \(pool-0\): no policy 'vlm' \(did you mean 'vllm'\?\)",
     "pools:\n - kv: pagd": r"pools\[0\] \(pool-0\): no KV ledger 'pagd' \(did you mean 'paged'\?\)",
