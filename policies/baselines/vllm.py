@@ -139,7 +139,8 @@ class VllmPolicy(Policy[VllmOptions]):
 
     def _long_prefill_cap(self) -> int:
         """A lone request has nobody to starve: it may use the whole budget."""
-        alone = self._rules.lone_prompt_uncapped and len(self.running) + len(self.waiting) <= 1
+        here = len(self.running) + len(self.waiting) + len(self.fetching)
+        alone = self._rules.lone_prompt_uncapped and here <= 1
         return 0 if alone else self.options.long_prefill_token_threshold
 
     def _grant_one_by_one(
