@@ -1,5 +1,5 @@
-"""A connector for vLLM's scheduler whose transfers happen on paper: it answers as the scheduler side
-of vLLM's NIXL connector in pull mode does, and notes what it is asked for.
+"""A connector for vLLM's scheduler whose transfers happen on paper: it answers as the scheduler
+side of vLLM's NIXL connector in pull mode does, and notes what it is asked for.
 
 Source: vLLM 0.32, `nixl/pull_scheduler.py` (`get_num_new_matched_tokens`,
 `update_state_after_alloc`, `request_finished`).
