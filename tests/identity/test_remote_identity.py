@@ -81,7 +81,7 @@ BROKEN = (
         Mutation(
             "loads take what prompts under way still need",
             "admission check",
-            ("partial_chunks", 0),
+            ("mixed", 1),
             ((POLICY, "_fetch", " + self._still_needed(requests, ledger)", ""),),
         ),
     ),
@@ -90,7 +90,7 @@ BROKEN = (
         Mutation(
             "whoever loads takes a seat",
             "waiting order",
-            ("preemption", 1),
+            ("mixed", 2),
             (
                 (
                     POLICY,
