@@ -59,6 +59,10 @@ class Backend(Protocol):
         """The request in `row` is no more, though it has not got all its tokens."""
         ...
 
+    def fetched(self, row: int) -> None:
+        """The KV of all but the last token of `row` has come from another engine, so that its first
+        step is a decode. By default nobody fetches."""
+
     def execute(
         self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0
     ) -> Executed:

@@ -52,6 +52,7 @@ class SimulatedBackend(Backend):
         self.layered = layered
         self._cold_s = cold_start_s  # until the first step
         self.moved: Counts = {}  # all moves so far
+        self._fetched: set[int] = set()  # rows whose first step is a decode, and is still to come
         self._outputs = np.zeros(FIRST_ROWS, np.int64)
         self.watches_churn = model.watches_churn
         # of the step before: rows, and whether they all decoded
@@ -64,6 +65,9 @@ class SimulatedBackend(Backend):
 
     def withdraw(self, row: int) -> None:
         """Nothing of it is here but its length."""
+
+    def fetched(self, row: int) -> None:
+        self._fetched.add(row)
 
     def fail(self, now: float) -> None:
         self.link.lose(now)
@@ -167,6 +171,10 @@ class SimulatedBackend(Backend):
         if plan.valid_for and not plan.chunked:
             return _decodes(resident)
         decode = emitting & (plan.tokens == 1) & (requests.output_tokens[rows] > 0)
+        if self._fetched:
+            first = [row for row in rows.tolist() if row in self._fetched]
+            self._fetched.difference_update(first)
+            decode |= np.isin(rows, first)
         if np.count_nonzero(decode) == len(rows):
             return _decodes(resident)
         prefill = ~decode

@@ -218,6 +218,13 @@ class Policy(ABC, Generic[PolicyOptions]):
         raise PolicyError(f"policy {self.name!r} has no on_withdraw: it cannot forget a request")
 
     @classmethod
+    def decodes_for_others(cls) -> type[Policy] | None:
+        """This policy on an engine whose requests may have their prompts computed by others
+        (`RequestTable.remote_tokens`, `StepPlan.fetched`). None: it waits for no remote KV, and is
+        refused there."""
+        return None
+
+    @classmethod
     def withdraws(cls) -> bool:
         """Whether requests can be withdrawn from it."""
         return cls.on_withdraw is not Policy.on_withdraw

@@ -78,6 +78,10 @@ class StepPlan:
                   admission
     preempted     (row, kind), in order
     swapped_in    rows whose KV comes back from the host
+    fetched       (row, tokens found in the prefix cache) of rows that had no KV and take memory now
+                  for what another engine has computed for them (`RequestTable.remote_tokens`); not
+                  ready before it has landed
+    begun         of rows that were fetched: those that compute for the first time
     moves         transfers that start with this step
     valid_for     further steps for which the same decision stands while nothing arrives, ends or
                   lands: every row computes as many tokens again. Those that emit decode one token
@@ -91,6 +95,8 @@ class StepPlan:
     admitted: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[tuple[int, Preemption]] = field(default_factory=list)
     swapped_in: list[int] = field(default_factory=list)
+    fetched: list[tuple[int, int]] = field(default_factory=list)
+    begun: list[int] = field(default_factory=list)
     moves: list[KvMove] = field(default_factory=list)
     valid_for: int = 0
     chunked: bool = False
@@ -102,7 +108,9 @@ class StepPlan:
     @property
     def changes_memory(self) -> bool:
         """Whether it does anything beside its grants."""
-        return bool(self.moves or self.preempted or self.admitted or self.swapped_in)
+        return bool(
+            self.moves or self.preempted or self.admitted or self.swapped_in or self.fetched
+        )
 
 
 @dataclass(slots=True)

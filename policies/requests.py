@@ -37,6 +37,7 @@ class End(IntEnum):
     MOVED = 5  # it goes on as another row
     REJECTED = 6  # no replica was to take it
     NEVER_SENT = 7  # what it waits for did not complete
+    HANDED_OVER = 8  # its prompt is computed; another engine fetches the KV and goes on
 
 
 class State(IntEnum):
@@ -106,6 +107,8 @@ class RequestTable:
     first_token_s: Annotated[NDArray[np.float64], np.nan]
     last_token_s: Annotated[NDArray[np.float64], np.nan]
     hit_tokens: Annotated[NDArray[np.int64], 0]  # prefix tokens found at the first admission
+    # of its text, whose KV another engine keeps for this one to fetch; 0 once it began to
+    remote_tokens: Annotated[NDArray[np.int64], 0]
     recomputes: Annotated[NDArray[np.int64], 0]  # times dropped
     swaps: Annotated[NDArray[np.int64], 0]  # times swapped out
     # moved over PCIe for it, both ways; some layers of a token are that share of it

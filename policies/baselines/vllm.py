@@ -7,6 +7,7 @@ same as the real class: tests/identity steps both side by side, with any release
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Literal
 
 import numpy as np
@@ -39,6 +40,14 @@ class VllmPolicy(Policy[VllmOptions]):
     prefix_caching = True
     uses_estimator = False
     keeps_ending = True
+    # rows with memory that do not run yet; only `VllmDecode` has any
+    fetching: Sized = ()
+
+    @classmethod
+    def decodes_for_others(cls) -> type[Policy] | None:
+        from twinserve.policies.baselines.vllm_decode import VllmDecode  # it is built on this one
+
+        return VllmDecode if cls is VllmPolicy else None
 
     def setup(self) -> None:
         self._rules = rules = RULES[self.options.release]
@@ -76,7 +85,7 @@ class VllmPolicy(Policy[VllmOptions]):
         plan = StepPlan()
         ledger.begin_step()
         budget = self._grant_running(plan, requests, ledger)
-        if not plan.preempted and self.waiting and budget > 0:
+        if not plan.preempted and budget > 0 and (self.waiting or self.fetching):
             self._admit_waiting(plan, budget, requests, ledger)
         if len(plan.rows) == len(self.running):
             # Whatever holds the queue back now (seats, memory, budget) still does while nothing
@@ -130,7 +139,8 @@ class VllmPolicy(Policy[VllmOptions]):
 
     def _long_prefill_cap(self) -> int:
         """A lone request has nobody to starve: it may use the whole budget."""
-        alone = self._rules.lone_prompt_uncapped and len(self.running) + len(self.waiting) <= 1
+        here = len(self.running) + len(self.waiting) + len(self.fetching)
+        alone = self._rules.lone_prompt_uncapped and here <= 1
         return 0 if alone else self.options.long_prefill_token_threshold
 
     def _grant_one_by_one(
@@ -193,25 +203,42 @@ class VllmPolicy(Policy[VllmOptions]):
         rows, tokens = [], []
         while budget > 0 and self.waiting and len(self.running) < self.limits.max_num_seqs:
             row = self.waiting.peek()
-            known = int(requests.known_tokens(row))
-            hit = ledger.hit_tokens(row)
-            new = known - hit
-            cap = self._long_prefill_cap()
-            if cap:
-                new = min(new, cap)
-            if new > budget and not self.options.enable_chunked_prefill:
-                break
-            new = min(new, budget)
-            keep_free = int(self.options.watermark * (ledger.num_blocks + 1)) if self.running else 0
-            reserve = known if self._reserves else 0
-            if not ledger.admit(row, hit + new, hit, keep_free, reserve):
+            new = self._admit(row, plan, budget, requests, ledger)
+            if not new:
                 break
             self.waiting.pop()
-            self.running.append(row)
-            plan.admitted.append((row, hit))
             rows.append(row)
             tokens.append(new)
             budget -= new
+        self._join(plan, rows, tokens)
+
+    def _admit(
+        self, row: int, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
+    ) -> int:
+        """The tokens that a row without memory computes in this step; 0: it waits on."""
+        known = int(requests.known_tokens(row))
+        hit = ledger.hit_tokens(row)
+        new = self._part(known - hit, budget)
+        reserve = known if self._reserves else 0
+        if not new or not ledger.admit(row, hit + new, hit, self._kept_free(ledger), reserve):
+            return 0
+        self.running.append(row)
+        plan.admitted.append((row, hit))
+        return new
+
+    def _part(self, lacking: int, budget: int) -> int:
+        """Of the tokens that a row lacks, those of its first step; 0: none may be computed."""
+        cap = self._long_prefill_cap()
+        new = min(lacking, cap) if cap else lacking
+        if new > budget and not self.options.enable_chunked_prefill:
+            return 0
+        return min(new, budget)
+
+    def _kept_free(self, ledger: KvLedger) -> int:
+        """Blocks that an admission leaves free."""
+        return int(self.options.watermark * (ledger.num_blocks + 1)) if self.running else 0
+
+    def _join(self, plan: StepPlan, rows: list[int], tokens: list[int]) -> None:
         if rows:
             self._rows = None
             plan.rows = np.concatenate([plan.rows, np.array(rows, np.int64)])

@@ -59,6 +59,7 @@ class KvLedger(ABC):
     evicts_by_last_use = True  # cached prefixes leave as vLLM's do, the one used longest ago first
     overwrites = False  # granting memory to a row can send KV of others to the host
     publishes_events = False  # True: has `subscribe`; False: nothing in it is found by others
+    hands_over = False  # True: has `admit_remote`, and keeps what rows held that have ended
     knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
     layers = 1  # of a ledger: those whose KV it moves one by one
     host: Holdings  # what rows hold of the tier behind the device, at first one of its own
@@ -183,6 +184,11 @@ class KvLedger(ABC):
         where a sequence of `reserve_tokens` tokens would not fit (it need only fit; nothing is set
         aside for it).
         """
+
+    def admit_remote(self, row: int, tokens: int, hit_tokens: int, keep_free: int) -> bool:
+        """`admit` for KV that another engine computed: the room is taken now, and what is written
+        to it can be found by others when the row next grows, after it has come."""
+        raise LedgerError(f"the {self.name} ledger takes no KV of other engines")
 
     @abstractmethod
     def grow(self, row: int, tokens: int) -> bool:

@@ -17,6 +17,7 @@ WAITING, RUNNING, SWAPPED, FINISHED = (
 
 
 _NOT_ENDED, _COMPLETED, _MOVED = int(End.NONE), int(End.COMPLETED), int(End.MOVED)
+_HANDED_OVER = int(End.HANDED_OVER)
 
 
 class EngineCore:
@@ -27,7 +28,12 @@ class EngineCore:
 
     asynchronous  plans are made while the step before them runs: between `begin` and `complete` of
                   that step, as the request table describes it
+    hands_over    set for an engine that computes prompts for others: its requests end as handed
+                  over, and keep their memory until `release` (vLLM's delayed free)
+    kept          rows that have ended and keep their memory
     """
+
+    hands_over = False
 
     def __init__(
         self, requests: RequestTable, policy: Policy, ledger: KvLedger, asynchronous: bool = False
@@ -39,6 +45,8 @@ class EngineCore:
         self.ready_s: dict[int, float] = {}
         self.active = 0
         self.holding = 0
+        self.kept: set[int] = set()
+        self._released: list[int] = []  # of these, whose memory is free at the next boundary
         # what the policy has not been told of yet, in order
         self._arrived: list[int | Application] = []
         # rows that emit in the step under way, and their last token times before it began
@@ -106,6 +114,8 @@ class EngineCore:
         """At a boundary: withdrawn requests leave, wherever they are. Returns them, each with the
         time (seconds) at which its memory is free: `now`, or when a transfer that touches it lands;
         then the caller says so (`landed`). `plan` does this itself where transfers take no time."""
+        if self._released:
+            self._free_released()
         if not self._leaving:
             return []
         leaving, self._leaving = self._leaving, []
@@ -138,6 +148,28 @@ class EngineCore:
     def landed(self, row: int) -> None:
         """The last transfer that touched a withdrawn row's memory has landed."""
         self.ledger.free(row)
+
+    def fetched(self, row: int, whole: bool) -> None:
+        """What another engine computed for the row has come; `whole`: all of it, so that the last
+        token alone is left to compute. Otherwise nothing of it can be used. The memory of a row
+        that was withdrawn meanwhile is free at the next boundary."""
+        requests = self.requests
+        self._lands_s.pop(row, None)
+        if requests.state[row] == FINISHED:
+            self._released.append(row)
+        elif whole:
+            requests.computed_tokens[row] = requests.known_tokens(row) - 1
+
+    def release(self, row: int) -> None:
+        """Whoever wanted the KV of a row that ended here has it, or wants it no more: its memory is
+        free at the next boundary (`settle`), as vLLM hears of it with a step's output."""
+        self.kept.remove(row)
+        self._released.append(row)
+
+    def _free_released(self) -> None:
+        released, self._released = self._released, []
+        for row in released:
+            self.ledger.free(row)
 
     def fail(
         self, end: End, now: float, plan: StepPlan | None, outcome: StepOutcome | None
@@ -201,10 +233,22 @@ class EngineCore:
         for row in plan.swapped_in:
             self.holding += 1
             requests.state[row] = RUNNING
+        if plan.fetched or plan.begun:
+            self._apply_fetches(plan, now)
         for move in plan.moves:
             share = 1.0 if move.layers is None else len(move.layers) / self.ledger.layers
             requests.swapped_tokens[move.row] += move.tokens * share
         return plan
+
+    def _apply_fetches(self, plan: StepPlan, now: float) -> None:
+        requests = self.requests
+        for row, hit_tokens in plan.fetched:
+            self.holding += 1
+            requests.computed_tokens[row] = requests.hit_tokens[row] = hit_tokens
+            requests.remote_tokens[row] = 0
+            requests.state[row] = RUNNING
+        for row in plan.begun:
+            requests.first_scheduled_s[row] = now
 
     def emitting(self, plan: StepPlan) -> np.ndarray:
         """bool[n]: which of the plan's rows catch up with their known text, and so emit a token."""
@@ -273,11 +317,15 @@ class EngineCore:
             # no more memory: only their text is known now
             self.ledger.grow_all(holders, requests.computed_tokens[holders])
         for row in outcome.finished:
-            self.ledger.free(row)
+            if self.hands_over:
+                self.kept.add(row)
+            else:
+                self.ledger.free(row)
             if not self._ends_early:
                 self.policy.on_finish(row)
             if requests.end[row] in (_NOT_ENDED, _MOVED):
-                requests.end[row], requests.ended_s[row] = _COMPLETED, outcome.ends_s[-1]
+                requests.end[row] = _HANDED_OVER if self.hands_over else _COMPLETED
+                requests.ended_s[row] = outcome.ends_s[-1]
             self._end(row)
         self.policy.on_outcome(outcome)
         return gaps

@@ -73,6 +73,10 @@ class Engine:
         self.on_ended = on_ended
         # rows that got the first token which this engine gave them
         self.on_first_token: Callable[[list[int]], None] | None = None
+        # begins to fetch what another engine computed for a row, and says when it lands (seconds);
+        # whoever set it tells the engine then (`landed`)
+        self.fetch: Callable[[int], float] | None = None
+        self._fetching: set[int] = set()
         self._carried: set[int] = set()  # rows with tokens of another engine, none yet of this one
         self.on_step: Callable[[], None] | None = None  # a step, or a run of them, is booked
         self.decision_overhead = decision_overhead
@@ -125,7 +129,7 @@ class Engine:
             for row, free_s in left:
                 self.backend.withdraw(row)
                 self.recorder.withdrawn(row)
-                if free_s > now:
+                if free_s > now and row not in self._fetching:  # else `landed` frees it
                     self.clock.process(self._free(row, free_s))
             self._news = True
             self.clock.planning = self.recorder.replica
@@ -156,6 +160,23 @@ class Engine:
         self.backend.fail(now)
         self.process.interrupt(Wake.FAILURE)
         return rows
+
+    def landed(self, row: int, whole: bool) -> None:
+        """What was fetched for the row has come, or, not `whole`, will not (`fetch`)."""
+        if self.down:
+            return
+        self._fetching.remove(row)
+        del self.core.ready_s[row]
+        self.core.fetched(row, whole)
+        if whole:
+            self.backend.fetched(row)
+        self._notify()
+
+    def release(self, row: int) -> None:
+        """The memory of a row that was handed over is free (`EngineCore.release`)."""
+        if not self.down:
+            self.core.release(row)
+            self._notify()
 
     def _free(self, row: int, landing: float):
         """Memory that a transfer touches is free when that has landed."""
@@ -223,6 +244,7 @@ class Engine:
         if plan is not None and plan.changes_memory:
             moved = self.backend.transfer(plan, self.clock.now)
             self._hold(moved.ready_s, moved.lands_s)
+            self._begin_to_fetch(plan)
             self.recorder.without_step(plan, moved.to_host_bytes, moved.to_device_bytes)
             done = max(moved.before, moved.beside)
             if done > self.clock.now:
@@ -278,6 +300,8 @@ class Engine:
             overhead = max(0.0, self._since_s + overhead - now)
         executed = self.backend.execute(plan, core.emitting(plan), now, overhead)
         self._hold(executed.ready_s, executed.lands_s)
+        if plan.fetched:
+            self._begin_to_fetch(plan)
         self._since_s = now + overhead
         return _Step(plan, executed, core.holding, core.waiting)
 
@@ -306,6 +330,18 @@ class Engine:
             if landing > self.core.ready_s.get(row, 0.0):
                 self.core.ready_s[row] = landing
                 self.clock.process(self._land(row, landing))
+
+    def _begin_to_fetch(self, plan: StepPlan) -> None:
+        for row, _ in plan.fetched:
+            if self.fetch is None:
+                raise PolicyError(
+                    f"policy {self.core.policy.name!r} fetches KV from another engine, and there "
+                    "is none; give the replica the role decode"
+                )
+            landing = self.fetch(row)
+            self._fetching.add(row)
+            self.core.ready_s[row] = landing
+            self.core.transferring({row: landing})
 
     def _land(self, row: int, landing: float):
         yield self.clock.at(landing, BEFORE_STEPS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -66,18 +67,30 @@ class Fleet:
         self.over = False  # no event is left: closed loops end
         self._alone_s = 0.0  # when the life of a replica changed last, and none was up
         self._asking = False
-        self._view = FleetView(
-            clock.now,
-            [],
-            [],
-            [],
-            self.router.signals,
-            lambda i, at_s: self.replicas[i].engine.load(at_s),
-        )
-        self.router.view = self._view
+        self._view = self._view_of(self.router)
         clock.at_end.append(self._nothing_left)
         for replica in replicas:
             self.add(replica)
+
+    def _view_of(self, router: Router) -> FleetView:
+        view = FleetView(
+            self.clock.now,
+            [],
+            [],
+            [],
+            router.signals,
+            lambda i, at_s: self.replicas[i].engine.load(at_s),
+        )
+        router.view = view
+        return view
+
+    # -- what a fleet with roles has two of (`Disaggregated`) --------------------------------------
+    def _side(self, replica: Replica) -> tuple[Router, FleetView]:
+        """Who sends requests to it, and what that one sees."""
+        return self.router, self._view
+
+    def _views(self) -> tuple[FleetView, ...]:
+        return (self._view,)
 
     # -- replicas ----------------------------------------------------------------------------------
     def add(self, replica: Replica, warm_up_s: float = 0.0) -> None:
@@ -91,14 +104,15 @@ class Fleet:
         if self._pool is not None:
             self._pool.read_texts(replica.engine.core.ledger.block_tokens)
         self.replicas.append(replica)
-        self._view.takes.append(False)
-        self._view.in_flight.append(0)
         ledger = replica.engine.core.ledger
-        self._view.num_blocks.append(ledger.num_blocks)
-        self._view.block_tokens.append(ledger.block_tokens)
-        self._view.models.append(replica.model)
+        for view in self._views():
+            view.takes.append(False)
+            view.in_flight.append(0)
+            view.num_blocks.append(ledger.num_blocks)
+            view.block_tokens.append(ledger.block_tokens)
+            view.models.append(replica.model)
         replica.engine.on_ended = lambda rows: self._rows_ended(replica, rows)
-        if type(self.router).on_first_token is not Router.on_first_token:
+        if type(self._side(replica)[0]).on_first_token is not Router.on_first_token:
             replica.engine.on_first_token = lambda rows: self._first_tokens(replica, rows)
         replica.becomes(Life.WARMING, self.clock.now)
         if warm_up_s > 0:
@@ -113,10 +127,11 @@ class Fleet:
 
     def _up(self, replica: Replica) -> None:
         self._becomes(replica, Life.UP)
-        self.router.on_came(replica.index)
+        router, _ = self._side(replica)
+        router.on_came(replica.index)
         ledger = replica.engine.core.ledger
-        if ledger.publishes_events and self.router.hears_kv_events():
-            ledger.subscribe(KvNews(replica, self.router, self.clock, self._news))
+        if ledger.publishes_events and router.hears_kv_events():
+            ledger.subscribe(KvNews(replica, router, self.clock, self._news))
         self._ask_again()
         self._pull_soon()
 
@@ -129,7 +144,7 @@ class Fleet:
         if grace_s is not None:
             self._needs_withdrawal(replica)
         self._becomes(replica, Life.DRAINING)
-        self.router.on_draining(index)
+        self._side(replica)[0].on_draining(index)
         if self._down_if_empty(replica):
             return
         if self._pool is not None:
@@ -159,7 +174,7 @@ class Fleet:
             )
         replica.failed = True
         self._becomes(replica, Life.DOWN)
-        self.router.on_failed(index)
+        self._side(replica)[0].on_failed(index)
         self._rows_ended(replica, replica.engine.fail(End.MOVED if self.migrates else End.FAILED))
 
     def _replica(self, index: int) -> Replica:
@@ -169,18 +184,22 @@ class Fleet:
 
     def _becomes(self, replica: Replica, life: Life) -> None:
         self._count_service()
-        self._view.now = self.clock.now
+        _, view = self._side(replica)
+        view.now = self.clock.now
         replica.becomes(life, self.clock.now)
-        self._view.takes[replica.index] = life is Life.UP
-        self._view.up = [i for i, takes in enumerate(self._view.takes) if takes]
-        if not self._view.up:
+        view.takes[replica.index] = life is Life.UP
+        view.up = [i for i, takes in enumerate(view.takes) if takes]
+        if not view.up:
             self._alone_s = self.clock.now
 
     def _down_if_empty(self, replica: Replica) -> bool:
-        if replica.life is not Life.DRAINING or self._view.in_flight[replica.index]:
+        if replica.life is not Life.DRAINING or self._busy(replica):
             return False
         self._becomes(replica, Life.DOWN)
         return True
+
+    def _busy(self, replica: Replica) -> bool:
+        return bool(self._side(replica)[1].in_flight[replica.index])
 
     def _needs_withdrawal(self, replica: Replica) -> None:
         policy: Policy = replica.engine.core.policy
@@ -238,7 +257,8 @@ class Fleet:
     @property
     def active(self) -> bool:
         """Whether any request has not ended."""
-        return any(self._held) or bool(self._pool) or any(self._view.in_flight)
+        under_way = any(any(view.in_flight) for view in self._views())
+        return any(self._held) or bool(self._pool) or under_way
 
     def submit(self, request: Request) -> None:
         """A request arrives now."""
@@ -307,12 +327,12 @@ class Fleet:
         return self.router.place(request, Role.SERVE, self._view)
 
     def _dispatch(self, request: Request, replica: Replica) -> None:
-        if replica.life is not Life.UP:
+        router, view = self._side(replica)
+        if not self._may_take(replica, request):
             raise ValueError(
-                f"router {self.router.name!r} sent a request to {replica.label}, which is "
-                f"{replica.life}"
+                f"router {router.name!r} sent a request to {replica.label}, which is {replica.life}"
             )
-        self._view.now = self.clock.now
+        view.now = self.clock.now
         engine, key = replica.engine, (replica.index, request.group)
         if request.group >= 0 and key not in self._announced:
             self._announced.add(key)
@@ -323,38 +343,52 @@ class Fleet:
                 engine.core.announce(application)
         self._count_service()
         before = request.emitted_tokens
-        row = engine.submit(
-            request.id,
-            request.output_tokens,
-            prefix=request.contents(engine.core.ledger.block_tokens),
-            **request.columns(self.clock.now),
-        )
+        row = self._submit_to(replica, request)
         request.placements.append(Placement(replica, row, before))
         replica.requests.append(request)
-        self._view.in_flight[replica.index] += 1
         if self._pool is not None and offline(request):
             self._pool.came(replica.index)
-        self.router.on_dispatched(request, replica.index)
+        self._dispatched(request, replica)
+
+    def _may_take(self, replica: Replica, request: Request) -> bool:
+        return replica.life is Life.UP
+
+    def _submit_to(self, replica: Replica, request: Request) -> int:
+        columns = request.columns(self.clock.now)
+        return self._submit_row(replica, request, request.output_tokens, columns)
+
+    def _submit_row(
+        self, replica: Replica, request: Request, tokens: int, columns: dict[str, Any]
+    ) -> int:
+        prefix = request.contents(replica.engine.core.ledger.block_tokens)
+        return replica.engine.submit(request.id, tokens, prefix=prefix, **columns)
+
+    def _dispatched(self, request: Request, replica: Replica) -> None:
+        router, view = self._side(replica)
+        view.in_flight[replica.index] += 1
+        router.on_dispatched(request, replica.index)
 
     def _first_tokens(self, replica: Replica, rows: list[int]) -> None:
-        self._view.now = self.clock.now
+        router, view = self._side(replica)
+        view.now = self.clock.now
         for row in rows:
-            self.router.on_first_token(replica.requests[row], replica.index)
+            router.on_first_token(replica.requests[row], replica.index)
 
     def _rows_ended(self, replica: Replica, rows: list[int]) -> None:
         """All that ended on one replica at one boundary: first they are gone, then what follows."""
         self._count_service()
-        self._view.now = self.clock.now
+        router, view = self._side(replica)
+        view.now = self.clock.now
         index, table = replica.index, replica.engine.core.requests
-        self._view.in_flight[index] -= len(rows)
+        view.in_flight[index] -= len(rows)
         moving: list[Request] = []
         ended: list[tuple[Request, End, float]] = []
         for row in rows:
             request, end = replica.requests[row], End(table.end[row])
-            self.router.on_ended(request, index)
+            router.on_ended(request, index)
             if self._pool is not None and offline(request):
                 self._pool.left(index)
-            if end is End.MOVED:
+            if end is End.MOVED or end is End.HANDED_OVER:
                 moving.append(request)
             else:
                 ended.append((request, end, float(table.ended_s[row])))
@@ -393,7 +427,7 @@ class Fleet:
         self._asking = True
         for queue in self._held:
             waits = False
-            while queue and self._view.up and not waits:
+            while queue and any(view.up for view in self._views()) and not waits:
                 number, request = queue.popitem(last=False)
                 waits = not self._place(request)
                 if waits:
@@ -448,7 +482,7 @@ class Fleet:
         """No event is left. Without a replica that is up or will be, what is held has failed when
         the last was down: until then others of its application were served."""
         held = [request for queue in self._held for request in queue.values()]
-        if held and self._view.up:
+        if held and all(view.up for view in self._views()):
             raise NoProgressError(
                 f"router {self.router.name!r} holds {len(held)} requests and nothing more "
                 f"happens; the first is {held[0].id!r}"

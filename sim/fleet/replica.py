@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from twinserve.backends.ports import Port
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.request import Request
@@ -15,6 +16,8 @@ class Role(StrEnum):
     """What a replica does for requests."""
 
     SERVE = "serve"  # prompts and outputs
+    PREFILL = "prefill"  # prompts, for others
+    DECODE = "decode"  # outputs, and prompts that are not computed apart
 
 
 class Life(StrEnum):
@@ -25,11 +28,33 @@ class Life(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
+class Network:
+    """A replica's ports to others."""
+
+    out: Port
+    into: Port
+
+    @classmethod
+    def of(cls, replica: int, bytes_per_s: float, latency_s: float) -> Network:
+        """Full duplex: so many bytes each way. latency_s: of a transfer, half of it at either
+        end."""
+        return cls(
+            Port(f"network out of replica {replica}", bytes_per_s, latency_s / 2),
+            Port(f"network into replica {replica}", bytes_per_s, latency_s / 2),
+        )
+
+    def lose(self, now: float) -> None:
+        self.out.lose(now)
+        self.into.lose(now)
+
+
+@dataclass(slots=True, eq=False)
 class Replica:
     """made_of  what a reader is told of it: policy, profile, pool of a fleet file
     model    of its step times, as it was measured beforehand; None: it was not
     life, since_s  what it does, and when (seconds) each part of its life began
     requests       by row of the engine's table
+    network        to other replicas; None: nothing goes there
     """
 
     engine: Engine
@@ -40,6 +65,12 @@ class Replica:
     since_s: dict[Life, float] = field(default_factory=dict)
     failed: bool = False
     requests: list[Request] = field(default_factory=list)
+    network: Network | None = None
+
+    @property
+    def prefills(self) -> bool:
+        """What it emits is no client's."""
+        return self.role is Role.PREFILL
 
     @property
     def index(self) -> int:

@@ -69,14 +69,21 @@ class Request:
         if self.end is not End.NONE or not self.placements:
             return self.end is not End.NONE
         replica, row, _ = self.placements[-1]
-        return int(replica.engine.core.requests.end[row]) not in (End.NONE, End.MOVED)
+        end = int(replica.engine.core.requests.end[row])
+        return end not in (End.NONE, End.MOVED, End.HANDED_OVER)
+
+    @property
+    def served(self) -> Placement | None:
+        """The last stay whose tokens are its client's; None: there was none."""
+        stays = (stay for stay in reversed(self.placements) if not stay.replica.prefills)
+        return next(stays, None)
 
     @property
     def emitted_tokens(self) -> int:
         """That its client has."""
-        if not self.placements:
+        if (stay := self.served) is None:
             return 0
-        replica, row, _ = self.placements[-1]
+        replica, row, _ = stay
         return int(replica.engine.core.requests.output_tokens[row])
 
     def columns(self, now: float) -> dict[str, Any]:
@@ -85,8 +92,8 @@ class Request:
         columns = {**self.values, "group": self.group, "arrival_s": self.arrival_s, "placed_s": now}
         if not math.isnan(self.order):
             columns["order"] = self.order
-        if self.placements:
-            replica, row, _ = self.placements[-1]
+        if (stay := self.served) is not None:
+            replica, row, _ = stay
             table = replica.engine.core.requests
             columns |= {name: getattr(table, name)[row] for name in _CARRIED}
         return columns

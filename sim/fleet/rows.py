@@ -10,13 +10,15 @@ import pandas as pd
 
 from twinserve.policies.requests import End, RequestTable
 from twinserve.profiles.front_end import Delays
+from twinserve.sim.fleet.disaggregated import Disaggregated
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.ttft_parts import hand_over_columns, ttft_parts
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_warmup import warmup_end_s
 from twinserve.sim.results.options import Warmup
 from twinserve.sim.results.recorder import request_frame
-from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES
+from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES, STAYS
 
 # Of a request's placements: work done for it anywhere.
 _SUMMED = ("recomputes", "swaps", "swapped_tokens")
@@ -46,11 +48,15 @@ def fleet_rows(
     placed = [request for request in fleet.requests if request.placements]
     placed.sort(key=lambda request: where[request.number][0])
     # what moved may have ended while the fleet held it
-    if any(len(p) != 1 for p in where.values()) or (stays["outcome"] == "moved").any():
+    goes_on = stays["outcome"].isin(STAYS).any()
+    if isinstance(fleet, Disaggregated) or goes_on or any(len(p) != 1 for p in where.values()):
         parts = [_merged(stays, placed, [where[r.number] for r in placed])] if placed else []
         requests = joined([*parts, *([_bare(unplaced, group_names)] if unplaced else [])])
     else:
         requests = stays
+    if isinstance(fleet, Disaggregated):
+        split = ttft_parts(fleet, [*placed, *unplaced])
+        requests = requests.assign(**{f"{part}_s": seconds for part, seconds in split.items()})
     never = [r for r in fleet.requests if r.end is End.NEVER_SENT]
     unsent = _bare(never, group_names)
     if front_end is not None:
@@ -75,8 +81,15 @@ def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]) -> pd.DataFrame:
-    """One row a request: as its last placement has it, with what all of them did."""
-    frame = stays.iloc[[places[-1] for places in where]].reset_index(drop=True)
+    """One row a request: as its last placement has it, with what all of them did. Of prefill
+    replicas nobody has tokens."""
+    last = [_last_served(request) for request in requests]
+    at = [places[i] for places, i in zip(where, last, strict=True)]
+    frame = stays.iloc[at].reset_index(drop=True)
+    unserved = [r.placements[i].replica.prefills for r, i in zip(requests, last, strict=True)]
+    if any(unserved):
+        frame.loc[unserved, ["first_token_s", "last_token_s"]] = np.nan
+        frame.loc[unserved, ["output_tokens", "late_tokens"]] = 0
     scheduled = stays["first_scheduled_s"].to_numpy()
     began = [next((i for i in places if not np.isnan(scheduled[i])), places[0]) for places in where]
     for name in ("first_scheduled_s", "hit_tokens"):
@@ -88,10 +101,21 @@ def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]
     return frame.assign(**_ends(requests))
 
 
+def _last_served(request: Request) -> int:
+    """Of its placements: the last whose tokens were its client's, else the last."""
+    stays = request.placements
+    served = [i for i, stay in enumerate(stays) if not stay.replica.prefills]
+    return served[-1] if served else len(stays) - 1
+
+
 def _seen(frame: pd.DataFrame, requests: list[Request], front_end: Delays) -> pd.DataFrame:
     """Rows of `requests` by the clocks of their clients, and in columns of their own the engine's
     arrival and first token. An engine may have completed what its client no longer waited for."""
     last_s, ends = frame["last_token_s"] + front_end.response_s, _ends(requests)
+    if "router_s" in frame:  # the parts of a TTFT
+        sent_s = np.array([request.sent_s for request in requests], np.float64)
+        before_s = frame["arrival_s"] - sent_s
+        frame = frame.assign(front_end_s=before_s + front_end.response_s)
     return frame.assign(
         arrival_s=np.array([request.sent_s for request in requests], np.float64),
         first_token_s=frame["first_token_s"] + front_end.response_s,
@@ -127,6 +151,13 @@ def _placements(fleet: Fleet, stays: pd.DataFrame, where: dict[int, list[int]]) 
             zip(where[request.number], request.placements, strict=True)
         ):
             number[i], ordinal[i], before[i] = request.number, n, placement.before_tokens
+    if isinstance(fleet, Disaggregated):
+        more = hand_over_columns(fleet, len(stays))
+        prefills = np.array([replica.prefills for replica in fleet.replicas], bool)
+        # what a prefill replica emits is discarded
+        before += np.where(prefills[stays["replica"]], stays["output_tokens"] - before, 0)
+    else:
+        more = {}
     replicas = stays["replica"].to_numpy()
     roles = np.array([replica.role.value for replica in fleet.replicas], object)
     return pd.DataFrame(
@@ -142,5 +173,6 @@ def _placements(fleet: Fleet, stays: pd.DataFrame, where: dict[int, list[int]]) 
             "outcome": stays["outcome"],
             "output_tokens": stays["output_tokens"] - before,
             **{name: stays[name] for name in ("hit_tokens", "computed_tokens", *_SUMMED)},
+            **more,
         }
     )

@@ -1,4 +1,4 @@
-"""The table of a fleet file's pools, below that of the run."""
+"""The tables of a fleet file's pools, and of the parts of a TTFT, below that of the run."""
 
 from __future__ import annotations
 
@@ -40,3 +40,18 @@ def print_pools(results: Mapping[str, RunResult], console: Console | None = None
             ]
             table.add_row(Text(name), *cells)
         console.print(table)
+        if parts := result.summary.get("ttft_parts"):
+            console.print(_parts(label, parts))
+
+
+def _parts(label: str, parts: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """What a time to first token consists of: the means add up to the mean."""
+    title = f"TTFT by parts, {label}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table.add_column("")
+    for name in ("mean, ms", "p50, ms", "p99, ms"):
+        table.add_column(name, justify="right")
+    for name, part in parts.items():
+        cells = [NONE if value is None else number(value) for value in part.values()]
+        table.add_row(Text(name.replace("_", " ")), *cells)
+    return table

@@ -82,6 +82,8 @@ SUMMARY = Shape(
         "fair_ratio": _NUMBERS,
         "replicas": Shape("list", rest=_NUMBERS),
         "pools": Shape("object", rest=_NUMBERS),
+        "ttft_parts": Shape("object", rest=_NUMBERS),
+        "hand_over": Shape("object", known={"load": _NUMBERS}, rest=_MAYBE),
         "error_bars": Shape("object", rest=Shape("list", rest=Shape("scalar"), null=True)),
     },
     rest=_MAYBE,

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
+from twinserve.sim.results.metrics_apart import describe_apart
 from twinserve.sim.results.metrics_attainment import (
     all_met,
     describe_attainment,
@@ -42,7 +43,7 @@ from twinserve.sim.results.metrics_warmup import after_warmup, warmup_end_s, who
 from twinserve.sim.results.metrics_windows import describe_windows
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.saturation import saturation
-from twinserve.sim.results.schemas import OUTCOMES
+from twinserve.sim.results.schemas import OUTCOMES, STAYS
 
 __all__ = [
     "GoodputError",
@@ -60,8 +61,8 @@ _PLAIN = MetricsOptions()
 
 def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     """summary.json: the whole run, then `classes`, `applications` (of groups), `kv`, `scheduler`;
-    of a fleet `replicas` and `pools`; and `warmup`, `windows`, `percentiles`, `objectives` where
-    `options` ask for them.
+    of a fleet `replicas`, `pools`, `ttft_parts` and `hand_over`; and `warmup`, `windows`,
+    `percentiles`, `objectives` where `options` ask for them.
 
     Raises WorkloadError for a warm-up as long as the run, and ResultsError for one that the run
     was not made with.
@@ -102,6 +103,7 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     summary["kv"] = describe_kv(measured)
     summary["scheduler"] = describe_scheduler(measured, window.first_s, window.duration_s)
     summary |= describe_fleet(measured, requests, window.duration_s)
+    summary |= describe_apart(measured)
     return plain(summary | _asked_for(rows, requests, window, options))
 
 
@@ -225,7 +227,7 @@ def _describe_ends(r: RequestColumns, mine: np.ndarray) -> dict:
     """Requests that ended before they had all their tokens, and what was computed for them."""
     left = mine & r.left
     return {
-        **{name: int((mine & who).sum()) for name, who in r.lost.items() if name != "moved"},
+        **{name: int((mine & who).sum()) for name, who in r.lost.items() if name not in STAYS},
         "wasted_prompt_tokens": int(np.minimum(r.computed, r.prompt)[left].sum()),
         "wasted_output_tokens": int(r.output[left].sum()),
     }

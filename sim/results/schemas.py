@@ -31,6 +31,10 @@ REQUESTS = {
 }
 # Further columns of REQUESTS in runs with a front end, whose other times are the clients'; seconds.
 ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN = "engine_arrival_s", "engine_first_token_s"
+# Further columns of REQUESTS where prefill is apart from decode, each with `_s` behind it: seconds
+# (sim/fleet/ttft_parts.py). With a front end there is one more.
+TTFT_PARTS = ("router", "queue", "prefill", "transfer", "decode_queue", "first_step")
+FRONT_END_PART = "front_end"
 OUTCOMES = (
     "completed",
     "timed_out",
@@ -39,7 +43,9 @@ OUTCOMES = (
     "moved",
     "rejected",
     "never_sent",
+    "handed_over",
 )  # by requests.End, without NONE
+STAYS = ("moved", "handed_over")  # of these, the ends of stays after which the request goes on
 STEPS = {
     "replica": pa.int64(),
     "start_s": pa.float64(),

@@ -121,6 +121,8 @@ class Auditor:
                 [r for r in plan.swapped_in if r not in lost],
                 State.SWAPPED,
             ),
+            ("fetched for a row that did not wait", [r for r, _ in plan.fetched], State.WAITING),
+            ("began a row without KV", plan.begun, State.RUNNING),
         ):
             self._ask(
                 all(before[row] == state for row in rows),
@@ -132,7 +134,8 @@ class Auditor:
     def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
         gaps = self._complete(plan, outcome)
         end = float(outcome.ends_s[-1])
-        kept = [row for row in outcome.finished if self.core.ledger.held_blocks(row)]
+        held = self.core.ledger.held_blocks
+        kept = [row for row in outcome.finished if held(row) and row not in self.core.kept]
         self._ask(not kept, end, "memory of a row that has ended", kept)
         self.counts_hold(end)
         return gaps

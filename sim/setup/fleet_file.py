@@ -7,9 +7,10 @@ content itself, as run.json keeps it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -17,8 +18,9 @@ from twinserve.policies.names import hint
 from twinserve.sim.setup.config import SettingsError, StepTimesName
 from twinserve.sim.setup.yaml_text import parse_yaml, text_of
 
-AGGREGATED = "aggregated"
-_APART = ("prefill", "decode")
+AGGREGATED, PREFILL, DECODE = "aggregated", "prefill", "decode"
+_APART = (PREFILL, DECODE)
+_SHORT = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
 MOST_REPLICAS = 4096
 
 
@@ -27,10 +29,30 @@ class _Part(BaseModel):
 
 
 class PortSettings(_Part):
-    """What transfers pass through. pcie_gb_per_s: achieved, of all ranks of a replica together, in
-    one direction."""
+    """What transfers pass through; achieved, of all ranks of a replica together, in one direction.
 
-    pcie_gb_per_s: float = Field(gt=0, le=1e6)
+    network_gb_per_s    to and from other replicas; None: 50 a GPU, as one NIC of 400 Gbit/s
+    network_latency_us  of one transfer
+    """
+
+    pcie_gb_per_s: float | None = Field(None, gt=0, le=1e6)
+    network_gb_per_s: float | None = Field(None, gt=0, le=1e6)
+    network_latency_us: float = Field(10.0, ge=0, le=1e6)
+
+
+class ConnectorSettings(_Part):
+    """How KV goes from prefill to decode replicas; as `Connector` (sim/fleet/disaggregated.py)."""
+
+    transfer: Literal["pull"] = "pull"
+    load_failures: Literal["fail", "recompute"] = "fail"
+    lease_s: float = Field(30.0, gt=0, le=1e6)
+
+    @field_validator("transfer", mode="before")
+    @classmethod
+    def _not_pushed(cls, transfer: object) -> object:
+        if transfer == "push":
+            raise ValueError("push is not simulated yet; write pull, or drop it")
+        return transfer
 
 
 class PoolSettings(_Part):
@@ -54,12 +76,10 @@ class PoolSettings(_Part):
     @field_validator("role")
     @classmethod
     def _served_role(cls, role: str) -> str:
-        if role in _APART:
+        if role not in (AGGREGATED, *_APART):
             raise ValueError(
-                f"prefill and decode apart are not simulated yet; write {AGGREGATED}, or drop it"
+                f"there is no such role; write {PREFILL}, {DECODE} or {AGGREGATED}, or drop it"
             )
-        if role != AGGREGATED:
-            raise ValueError(f"there is no such role; write {AGGREGATED}, or drop it")
         return role
 
     @property
@@ -70,10 +90,20 @@ class PoolSettings(_Part):
 
 
 class FleetSettings(_Part):
-    """router  with options after a colon; None: the one of the flags"""
+    """router  with options after a colon; None: the one of the flags
+
+    Where pools have the roles prefill and decode:
+
+    prefill_router  of prefill replicas; None: a second one like `router`
+    local_prefill   which prompts are computed where they are decoded (sim/fleet/local_prefill.py)
+    connector       how KV is handed over
+    """
 
     pools: list[PoolSettings] = Field(min_length=1)
     router: str | None = None
+    prefill_router: str | None = None
+    local_prefill: str | None = None
+    connector: ConnectorSettings | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> FleetSettings:
@@ -81,16 +111,48 @@ class FleetSettings(_Part):
         for i, name in enumerate(names):
             if name in names[:i]:
                 raise ValueError(f"pools[{i}].name: {name!r} is that of another pool; choose one")
+        self._check_roles()
         count = sum(pool.replicas for pool in self.pools)
         if count > MOST_REPLICAS:
             raise ValueError(f"pools: {count:,} replicas; at most {MOST_REPLICAS:,} are simulated")
         return self
 
+    def _check_roles(self) -> None:
+        roles = [pool.role for pool in self.pools]
+        if not self.apart:
+            given = ("prefill_router", "local_prefill", "connector")
+            for name in given:
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name}: no pool has the role {PREFILL}; give roles to pools, or drop it"
+                    )
+            for i, pool in enumerate(self.pools):
+                ports = pool.ports
+                if ports is not None and ports.model_fields_set - {"pcie_gb_per_s"}:
+                    raise ValueError(
+                        f"pools[{i}].ports: nothing goes over a network between {AGGREGATED} "
+                        "replicas; drop its network_ fields"
+                    )
+            return
+        if AGGREGATED in roles:
+            raise ValueError(
+                f"pools[{roles.index(AGGREGATED)}].role: pools that serve requests as a whole "
+                f"beside {PREFILL} and {DECODE} are not simulated; give every pool one of these two"
+            )
+        for role in _APART:
+            if role not in roles:
+                raise ValueError(f"pools: no pool has the role {role}; add one")
+
+    @property
+    def apart(self) -> bool:
+        """Whether prompts are computed by replicas of their own."""
+        return any(pool.role != AGGREGATED for pool in self.pools)
+
     @property
     def names(self) -> list[str]:
-        """Profiles, policies and the router that it names, which may be files."""
+        """Profiles, policies and the routers that it names, which may be files."""
         named = [name for pool in self.pools for name in (pool.profile, pool.policy)]
-        return [name for name in (*named, self.router) if name is not None]
+        return [n for n in (*named, self.router, self.prefill_router) if n is not None]
 
     def name_of(self, index: int) -> str:
         return self.pools[index].name or f"pool-{index}"
@@ -109,8 +171,11 @@ class FleetFile:
 
 
 def read_fleet(given: str) -> FleetFile:
-    """A file's path, or its content where that begins with a brace. Raises SettingsError."""
-    if given.lstrip().startswith("{"):
+    """A file's path, its content where that begins with a brace, or `2P6D`: so many prefill and
+    decode replicas. Raises SettingsError."""
+    if short := _SHORT.fullmatch(given.strip()):
+        where, text = f"--fleet {given}", _of_roles(int(short[1]), int(short[2]))
+    elif given.lstrip().startswith("{"):
         where, text = "--fleet", given
     else:
         where, text = f"--fleet {given}", text_of(f"--fleet {given}", given)
@@ -128,8 +193,18 @@ def read_fleet(given: str) -> FleetFile:
     return FleetFile(where, settings, text)
 
 
+def _of_roles(prefill: int, decode: int) -> str:
+    counts = {PREFILL: prefill, DECODE: decode}
+    pools = [{"name": role, "role": role, "replicas": n} for role, n in counts.items()]
+    return json.dumps({"pools": pools})
+
+
 # -- errors ----------------------------------------------------------------------------------------
-_PARTS: Mapping[str, type[_Part]] = {"pools": PoolSettings, "ports": PortSettings}
+_PARTS: Mapping[str, type[_Part]] = {
+    "pools": PoolSettings,
+    "ports": PortSettings,
+    "connector": ConnectorSettings,
+}
 
 
 def _said(error: ValidationError) -> str:

@@ -34,7 +34,13 @@ from twinserve.sim.setup.config import (
 from twinserve.sim.setup.earlier import Lengths, earlier_lengths
 from twinserve.sim.setup.hardware import READ, Hardware, Sources, resolve_hardware
 from twinserve.sim.setup.objectives import of_class, parse_objectives, pool_objectives
-from twinserve.sim.setup.pools import Pool, check_longest, resolve_pools
+from twinserve.sim.setup.pools import (
+    HandOver,
+    Pool,
+    check_longest,
+    resolve_hand_over,
+    resolve_pools,
+)
 from twinserve.traces.generators.synth import is_synthetic
 from twinserve.traces.load import has_name, load_trace
 from twinserve.traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
@@ -53,6 +59,7 @@ class Inputs:
 
     pools    of a fleet file; `hardware` is then that of the first one
     earlier  what predictors may learn from before a run; None: nothing
+    hand_over  where pools have the roles prefill and decode: how KV goes from one to the other
     """
 
     config: SimulationConfig
@@ -62,6 +69,7 @@ class Inputs:
     notices: tuple[str, ...]
     pools: tuple[Pool, ...] = ()
     earlier: Lengths | None = None
+    hand_over: HandOver | None = None
 
     @property
     def machines(self) -> Machines:
@@ -133,7 +141,7 @@ def resolve(
             ledger_class(kv)
     parse_objectives(config.slo)
     load_front_end(config.front_end)
-    config, pools = _fleet(config, sources)
+    config, pools, hand_over = _fleet(config, sources)
     parse_router(config.router)
     policies = _of_pools(policies, pools)
     used = (*policies, *(pool.spec for pool in pools if pool.spec is not None))
@@ -143,7 +151,7 @@ def resolve(
     workload, notices = resolve_workload(config, hardware, progress, sources, pools)
     earlier = _learned(config, workload, hardware, used, notices, sources)
     said = (*workload.provenance.notices, *notices, *_noise(pools, hardware))
-    return Inputs(config, workload, hardware, policies, said, pools, earlier)
+    return Inputs(config, workload, hardware, policies, said, pools, earlier, hand_over)
 
 
 def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
@@ -158,10 +166,13 @@ def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _fleet(config: SimulationConfig, sources: Sources) -> tuple[SimulationConfig, tuple[Pool, ...]]:
-    """The settings with the fleet file's content in place of its name, and its pools."""
+def _fleet(
+    config: SimulationConfig, sources: Sources
+) -> tuple[SimulationConfig, tuple[Pool, ...], HandOver | None]:
+    """The settings with the fleet file's content in place of its name, its pools, and how they hand
+    KV over."""
     if config.fleet is None:
-        return config, ()
+        return config, (), None
     from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
 
     file = read_fleet(config.fleet)
@@ -176,7 +187,7 @@ def _fleet(config: SimulationConfig, sources: Sources) -> tuple[SimulationConfig
         except RegistryError as error:
             raise SettingsError(f"{file.where}: router: {error}") from None
     config = config.model_copy(update={"fleet": file.text, "router": router or config.router})
-    return config, resolve_pools(file, config, sources)
+    return config, resolve_pools(file, config, sources), resolve_hand_over(file, config)
 
 
 def _of_pools(policies: tuple[PolicySpec, ...], pools: tuple[Pool, ...]) -> tuple[PolicySpec, ...]:

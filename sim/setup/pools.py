@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,12 @@ from twinserve.policies.files import file_sha256
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.specs import ProfileError
+from twinserve.sim.engine.clock import Clock
+from twinserve.sim.fleet.disaggregated import Connector, Disaggregated
+from twinserve.sim.fleet.local_prefill import parse_rule
+from twinserve.sim.fleet.replica import Role
+from twinserve.sim.fleet.routers.base import Router
+from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import READ, Hardware, Sources, resolve_hardware
 from twinserve.traces.workload import Workload
@@ -17,11 +24,16 @@ if TYPE_CHECKING:
     from twinserve.sim.setup.fleet_file import FleetFile, PortSettings
 
 
+NIC_GB_PER_S = 50.0  # 400 Gbit/s, of each GPU
+DEFAULT_LATENCY_US = 10.0
+
+
 @dataclass(frozen=True)
 class Pool:
     """config  the settings of the run, with the pool's own in their place
     spec    the pool's policy; None: the one that is being run
     where   as errors have it: file and place in it
+    network  bytes/s of a replica's ports, and seconds of a transfer's latency; None: it has none
     """
 
     name: str
@@ -30,6 +42,7 @@ class Pool:
     hardware: Hardware
     spec: PolicySpec | None
     where: str
+    network: tuple[float, float] | None = None
 
     @property
     def replicas(self) -> int:
@@ -55,7 +68,12 @@ class Pool:
             "host_blocks": hardware.host_blocks,
             "limits": asdict(hardware.limits),
             "profile": hardware.profile.model_dump(mode="json"),
+            **({} if self.network is None else {"network": _described(self.network)}),
         }
+
+
+def _described(network: tuple[float, float]) -> dict[str, float]:
+    return {"bytes_per_s": network[0], "latency_s": network[1]}
 
 
 def resolve_pools(
@@ -78,25 +96,95 @@ def resolve_pools(
             hardware = _with_ports(resolve_hardware(mine, sources), settings.ports)
         except (SettingsError, RegistryError, ProfileError) as error:
             raise SettingsError(f"{where}: {error}") from None
-        pools.append(Pool(name, settings.role, mine, hardware, spec, where))
+        network = _network(hardware, settings.ports) if file.settings.apart else None
+        pools.append(Pool(name, settings.role, mine, hardware, spec, where, network))
+    if file.settings.apart:
+        _check_one_model(pools)
     return tuple(pools)
 
 
+def _network(hardware: Hardware, ports: PortSettings | None) -> tuple[float, float]:
+    rate = None if ports is None else ports.network_gb_per_s
+    latency_us = DEFAULT_LATENCY_US if ports is None else ports.network_latency_us
+    gb_per_s = NIC_GB_PER_S * hardware.profile.tp if rate is None else rate
+    return gb_per_s * 1e9, latency_us * 1e-6
+
+
+def _check_one_model(pools: Sequence[Pool]) -> None:
+    """Raises SettingsError where KV of one pool could not be used in another."""
+    first = pools[0]
+    for pool in pools[1:]:
+        for what, mine, other in (
+            ("model", pool.hardware.profile.llm.name, first.hardware.profile.llm.name),
+            ("block_tokens", pool.hardware.block_tokens, first.hardware.block_tokens),
+            (
+                "KV bytes a token",
+                pool.hardware.limits.kv_bytes_per_token,
+                first.hardware.limits.kv_bytes_per_token,
+            ),
+        ):
+            if mine != other:
+                raise SettingsError(
+                    f"{pool.where}: {what}: {mine}, and {other} in {first.name}; KV that is handed "
+                    "over must be of one kind; give both pools the same"
+                )
+
+
 def _with_ports(hardware: Hardware, ports: PortSettings | None) -> Hardware:
-    if ports is None:
+    if ports is None or ports.pcie_gb_per_s is None:
         return hardware
     changed = {"pcie_bytes_per_s": ports.pcie_gb_per_s * 1e9}
     return replace(hardware, profile=hardware.profile.model_copy(update=changed))
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """router  of prefill replicas, with options"""
+
+    connector: Connector
+    router: str
+
+    def fleet(self, clock: Clock, router: Router, migrates: bool) -> Disaggregated:
+        """A new one without replicas. router: of decode replicas."""
+        prefill = parse_router(self.router).build()
+        return Disaggregated(clock, router, prefill, self.connector, migrates)
+
+
+def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | None:
+    """None where every pool serves requests as a whole. Raises SettingsError."""
+    settings = file.settings
+    if not settings.apart:
+        return None
+    if config.load is not None:
+        raise SettingsError(
+            f"{file.where}: --load {config.load:g}: how much prefill and decode apart can serve is "
+            "not known beforehand; give --rate or --rate-scale"
+        )
+    router, given = settings.prefill_router or config.router, settings.connector
+    try:
+        where = "prefill_router"
+        parse_router(router)
+        where = "local_prefill"
+        rule = parse_rule(settings.local_prefill or "none")
+    except RegistryError as error:
+        raise SettingsError(f"{file.where}: {where}: {error}") from None
+    if given is None:
+        return HandOver(Connector(rule=rule), router)
+    connector = Connector(given.lease_s, given.load_failures == "recompute", rule)
+    return HandOver(connector, router)
 
 
 def check_longest(pools: tuple[Pool, ...], workload: Workload) -> None:
     """Raises SettingsError where a request is longer than one of a pool's replicas can hold."""
     for pool in pools:
         most = pool.hardware.limits.max_model_len
-        if workload.longest > most:
+        longest = workload.longest
+        if pool.role == Role.PREFILL:  # outputs are computed elsewhere
+            longest = int(workload.prompt_tokens.max(initial=0)) + 1
+        if longest > most:
             held = min(pool.hardware.kv_tokens, most)
             raise SettingsError(
                 f"{pool.where}: a replica holds requests of {held:,} tokens at most, and the "
-                f"longest has {workload.longest:,}; give the pool more memory, or cut requests "
+                f"longest has {longest:,}; give the pool more memory, or cut requests "
                 f"with --cap-length {most}"
             )

@@ -20,12 +20,13 @@ from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.contents import shared_contents
-from twinserve.sim.fleet.replica import Replica, Role
+from twinserve.sim.fleet.replica import Network, Replica, Role
 from twinserve.sim.results.decisions import DecisionRecorder
 from twinserve.sim.results.recorder import StepRecorder
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.pools import Pool
 from twinserve.traces.apps.truth import TrueDemand
 
 
@@ -36,6 +37,7 @@ class Description:
     spec    policy, its options and its ledger
     config  its settings, where they are not those of the run
     pool    of a fleet file; "": none
+    network  bytes/s of its ports, and seconds of a transfer's latency; None: it has none
     """
 
     hardware: Hardware
@@ -43,6 +45,7 @@ class Description:
     role: Role = Role.SERVE
     config: SimulationConfig | None = None
     pool: str = ""
+    network: tuple[float, float] | None = None
 
     def inputs(self, inputs: Inputs) -> Inputs:
         """Those of a run, as a replica of this kind has them."""
@@ -56,10 +59,15 @@ def kinds(inputs: Inputs, spec: PolicySpec) -> list[tuple[Description, int]]:
     """What the replicas of a run of `spec` are made of, and how many there are of each."""
     if not inputs.pools:
         return [(Description(inputs.hardware, spec), inputs.config.replicas)]
-    return [
-        (Description(p.hardware, p.policy(spec), config=p.config, pool=p.name), p.replicas)
-        for p in inputs.pools
-    ]
+    return [(_of_pool(pool, spec), pool.replicas) for pool in inputs.pools]
+
+
+_ROLES = {role.value: role for role in (Role.PREFILL, Role.DECODE)}
+
+
+def _of_pool(pool: Pool, spec: PolicySpec) -> Description:
+    role = _ROLES.get(pool.role, Role.SERVE)
+    return Description(pool.hardware, pool.policy(spec), role, pool.config, pool.name, pool.network)
 
 
 # Of a replica that is being composed: the run's inputs with its hardware, its policy's
@@ -85,7 +93,7 @@ def compose(
     config, spec = inputs.config, description.spec
     spec = replace(spec, kv=spec.kv or config.kv)
     requests = RequestTable()
-    policy = make_policy(inputs, spec)
+    policy = make_policy(inputs, spec, description.role)
     ledger = make_ledger(inputs, spec, policy, requests)
     engine = Engine(
         clock,
@@ -98,7 +106,9 @@ def compose(
     made_of = {"policy": spec.label, "profile": profile.name}
     if description.pool:
         made_of["pool"] = description.pool
-    return Replica(engine, description.role, made_of, description.hardware.model)
+    network = None if description.network is None else Network.of(index, *description.network)
+    model = description.hardware.model
+    return Replica(engine, description.role, made_of, model, network=network)
 
 
 def simulated_backend(
@@ -172,10 +182,22 @@ def make_ledger(
     )
 
 
-def make_policy(inputs: Inputs, spec: PolicySpec) -> Policy:
-    """A new policy that can serve the requests of `inputs`. Raises PolicyError or SettingsError
-    where it cannot."""
+def _for_decode(spec: PolicySpec) -> type[Policy]:
+    kind = spec.policy.decodes_for_others()
+    if kind is None:
+        raise SettingsError(
+            f"policy {spec.label} has no decode side (decodes_for_others): it cannot wait for KV "
+            "that other replicas compute; use vllm in pools with the role decode"
+        )
+    return kind
+
+
+def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Policy:
+    """A new policy that can serve the requests of `inputs`, on a replica of this role. Raises
+    PolicyError or SettingsError where it cannot."""
     hardware, longest = inputs.hardware, inputs.workload.longest
+    if role is Role.DECODE:
+        spec = replace(spec, own=_for_decode(spec))
     policy = spec.build(
         hardware.limits, inputs.estimator_for(spec.policy) if spec.uses_estimator else None
     )

@@ -99,7 +99,7 @@ def run_each(
     _check_options(options, inputs.workload)
     for spec in inputs.policies:
         for description, _ in kinds(inputs, spec):
-            make_policy(description.inputs(inputs), description.spec)
+            make_policy(description.inputs(inputs), description.spec, description.role)
     for number, spec in enumerate(inputs.policies):
         if number:
             gc.collect()  # the last run's objects refer to each other in circles
@@ -234,7 +234,7 @@ class Simulation:
         self.clock = clock or Clock()
         self._backend = backend or SimulatedBackends()
         router = router or parse_router(inputs.config.router).build()
-        self.fleet = Fleet(self.clock, (), router, migrates, offline_window)
+        self.fleet = self._new_fleet(router, migrates, offline_window)
         self._kinds: dict[int, tuple[Description, Inputs]] = {}  # by id of the description
         own = [kind for kind, count in kinds(inputs, spec) for _ in range(count)]
         for description in own if made_of is None else made_of:
@@ -249,6 +249,17 @@ class Simulation:
         )
         if report is not None:
             self.fleet.on_ended = self._counting(self.fleet.on_ended)
+
+    def _new_fleet(self, router: Router, migrates: bool, offline_window: int | None) -> Fleet:
+        hand_over = self.inputs.hand_over
+        if hand_over is None:
+            return Fleet(self.clock, (), router, migrates, offline_window)
+        if offline_window is not None:
+            raise SettingsError(
+                "offline_window: a pool of offline requests is not simulated where prefill is "
+                "apart from decode; drop it"
+            )
+        return hand_over.fleet(self.clock, router, migrates)
 
     @property
     def engines(self) -> list[Engine]:

@@ -42,9 +42,10 @@ def _model_config(max_model_len: int):
         )
 
 
-def build_scheduler(settings: EngineSettings):
+def build_scheduler(settings: EngineSettings, kv_transfer: dict | None = None):
     """A vLLM `Scheduler` or `AsyncScheduler` with one full-attention KV group, configured as
-    `settings` (`known_settings`) say.
+    `settings` (`known_settings`) say. kv_transfer: fields of its KVTransferConfig; None: no
+    connector.
 
     Raises RuntimeError when vLLM changed a setting on the way, naming it: the comparison would be
     void.
@@ -79,6 +80,11 @@ def build_scheduler(settings: EngineSettings):
             block_size=settings.block_tokens, enable_prefix_caching=settings.enable_prefix_caching
         ),
     )
+    if kv_transfer is not None:
+        from vllm.config import KVTransferConfig
+
+        config.kv_transfer_config = KVTransferConfig(**kv_transfer)
+        config.scheduler_config.disable_hybrid_kv_cache_manager = True  # there is one group
     config.cache_config.num_gpu_blocks = blocks
     # vLLM's CPU platform turns it off because its workers cannot; the scheduler needs no worker.
     config.scheduler_config.async_scheduling = settings.async_scheduling

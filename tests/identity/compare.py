@@ -99,6 +99,7 @@ def run_identity(
     hashing: str = "content",
     max_steps: int | None = None,
     leaving: float = 0.0,
+    make_real: Callable[[EngineSettings], RealScheduler] | None = None,
 ) -> Report:
     """Run `requests` on the real scheduler and on `make_ours(settings)` until both are done or
     first differ.
@@ -109,9 +110,10 @@ def run_identity(
 
     leaving  share of the steps before which some client, chosen at random among all, leaves (now
              and then several)
+    make_real  another RealScheduler, as one with a connector
     """
     settings = known_settings(settings)
-    real = RealScheduler(settings, hashing=hashing)
+    real = RealScheduler(settings, hashing=hashing) if make_real is None else make_real(settings)
     ours = make_ours(settings)
     report = Report(counters=real.counters)
     clock, submitted, idle = 0, 0, 0

@@ -16,17 +16,23 @@ def vllm_stepper(
     limits,
     prefix_caching: bool,
     asynchronous: bool = False,
+    policy: str = "vllm:VllmPolicy",
     **options,
 ):
-    """A stepper with policy `vllm` on a paged ledger; `options` are VllmOptions."""
+    """A stepper with policy `vllm` on a paged ledger; `options` are VllmOptions. policy: module of
+    `policies.baselines` and class."""
+    from importlib import import_module
+
     from tests.sim.stepper import Stepper
-    from twinserve.policies.baselines.vllm import VllmOptions, VllmPolicy
+    from twinserve.policies.baselines.vllm import VllmOptions
     from twinserve.policies.kv.paged.ledger import PagedLedger
     from twinserve.policies.requests import RequestTable
 
+    module, _, name = policy.partition(":")
+    kind = getattr(import_module(f"twinserve.policies.baselines.{module}"), name)
     requests = RequestTable()
     ledger = PagedLedger(requests, num_blocks, block_tokens, prefix_caching=prefix_caching)
-    return Stepper(requests, VllmPolicy(limits, VllmOptions(**options)), ledger, asynchronous)
+    return Stepper(requests, kind(limits, VllmOptions(**options)), ledger, asynchronous)
 
 
 class OurScheduler:
@@ -41,6 +47,7 @@ class OurScheduler:
         settings: EngineSettings,
         mutation: Mutation | None = None,
         release: Release | None = None,
+        policy: str = "vllm:VllmPolicy",
     ) -> None:
         from twinserve.policies.base import EngineLimits
 
@@ -55,6 +62,7 @@ class OurScheduler:
             ),
             settings.enable_prefix_caching,
             settings.async_scheduling,
+            policy,
             scheduling=settings.policy,
             enable_chunked_prefill=settings.enable_chunked_prefill,
             long_prefill_token_threshold=settings.long_prefill_token_threshold,
@@ -88,7 +96,12 @@ class OurScheduler:
             prefix=full,
             priority=priority,
             arrival_s=arrival,
+            **self.more(request_id, prompt_tokens),
         )
+
+    def more(self, request_id: str, prompt_tokens: int) -> dict[str, int]:
+        """Further columns of its row."""
+        return {}
 
     def _dense_ids(self, ids: np.ndarray) -> np.ndarray:
         dense = self._dense

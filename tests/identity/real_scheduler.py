@@ -102,14 +102,18 @@ class RealScheduler:
     """
 
     def __init__(
-        self, settings: EngineSettings, hashing: str = "content", mutation: Mutation | None = None
+        self,
+        settings: EngineSettings,
+        hashing: str = "content",
+        mutation: Mutation | None = None,
+        kv_transfer: dict | None = None,
     ) -> None:
         if hashing not in ("content", "vllm"):
             raise ValueError(f"hashing is {hashing!r}; use 'content' or 'vllm'")
         self.settings = settings
         self.hashing = hashing
         self.counters = Counters()
-        self.scheduler = build_scheduler(settings)
+        self.scheduler = build_scheduler(settings, kv_transfer)
         if mutation is not None:
             mutation.apply(self.scheduler)
         self._submitted = 0

@@ -246,12 +246,10 @@ WRONG = {
     "pools:\n - replicas: 0": r"pools\[0\].replicas: .*greater than or equal to 1 \(given: 0\)",
     "pools:\n - {}\n - replicas: 4096": "pools: 4,097 replicas; at most 4,096",
     "pools:\n - name: a\n - name: a": r"pools\[1\].name: 'a' is that of another pool; choose one",
-    "pools:\n - role: prefill": (
-        r"pools\[0\].role: prefill and decode apart are not simulated yet; write aggregated"
-    ),
-    "pools:\n - role: agregated": r"pools\[0\].role: there is no such role; write aggregated",
+    "pools:\n - role: prefill": ("pools: no pool has the role decode; add one"),
+    "pools:\n - role: agregated": r"pools\[0\].role: there is no such role; write prefill",
     "pools:\n - ports: {pcie: 3}": (
-        r"pools\[0\].ports.pcie: there is no such field; there are pcie_gb_per_s"
+        r"pools\[0\].ports.pcie: there is no such field; there are network_gb_per_s"
     ),
     "pools:\n - policy: vlm": r"pools\[0\] \(pool-0\): no policy 'vlm' \(did you mean 'vllm'\?\)",
     "pools:\n - kv: pagd": r"pools\[0\] \(pool-0\): no KV ledger 'pagd' \(did you mean 'paged'\?\)",
@@ -313,7 +311,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text("utf-8")
 
 
 def test_the_file_of_the_page_runs(tmp_path):
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    text = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]
     (tmp_path / "fleet.yaml").write_text(text)
     (result,) = simulate(SimulationConfig(fleet=str(tmp_path / "fleet.yaml"), **SMALL)).values()
     assert list(result.summary["pools"]) == ["new", "old"] and result.summary["completed"] == 80

@@ -126,9 +126,10 @@ def conserved(run: Troubled, rows: RunRows) -> None:
         if request.end is End.COMPLETED:
             assert request.emitted_tokens == request.output_tokens
         ends = [End(p.replica.engine.core.requests.end[p.row]) for p in request.placements]
-        assert all(end is End.MOVED for end in ends[:-1])
-        if ends:  # moved: it ended while the fleet held it
-            assert ends[-1] in (request.end, End.MOVED)
+        goes_on = (End.MOVED, End.HANDED_OVER)
+        assert all(end in goes_on for end in ends[:-1])
+        if ends:  # one of these: it ended while the fleet held it
+            assert ends[-1] in (request.end, *goes_on)
     # what its placements emitted is what it has, each token after the first with one gap
     emitted = stays.groupby("request_id")["output_tokens"].sum()
     assert emitted.to_dict() == {r.id: r.emitted_tokens for r in sent if r.placements}
@@ -146,6 +147,7 @@ def conserved(run: Troubled, rows: RunRows) -> None:
             port.settle(np.inf)
             assert port.queued_bytes == port.landed_bytes + port.lost_bytes
             assert replica.failed or not port.lost_bytes
+        assert not core.kept or replica.failed
         if not replica.failed:
             core.ledger.begin_step()  # a layer that moved out gives its room to the next plan
             core.ledger.check()

@@ -53,6 +53,7 @@ class PagedLedger(UndoLedger):
     name = "paged"
     caches_prefixes = True
     publishes_events = True
+    hands_over = True
     pool: BlockPool
 
     def __init__(
@@ -154,6 +155,17 @@ class PagedLedger(UndoLedger):
         keep_free: int = 0,
         reserve_tokens: int = 0,
     ) -> bool:
+        if not self._admit(row, tokens, hit_tokens, keep_free, reserve_tokens):
+            return False
+        self._publish(row, tokens // self.block_tokens)
+        return True
+
+    def admit_remote(self, row: int, tokens: int, hit_tokens: int, keep_free: int) -> bool:
+        return self._admit(row, tokens, hit_tokens, keep_free, 0)
+
+    def _admit(
+        self, row: int, tokens: int, hit_tokens: int, keep_free: int, reserve_tokens: int
+    ) -> bool:
         self._make_room_for_row(row)
         if row in self._tables:
             raise LedgerError(f"row {row} is admitted though it holds {self._held[row]} blocks")
@@ -179,7 +191,6 @@ class PagedLedger(UndoLedger):
         self._published[row] = hits
         self._count_row(row, blocks, +1)
         self._undo(lambda: self._forget_row(row))
-        self._publish(row, tokens // size)
         return True
 
     def grow(self, row: int, tokens: int) -> bool:

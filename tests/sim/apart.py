@@ -1,0 +1,160 @@
+"""Fleets with prefill apart from decode, in trouble: clients leave, replicas of both roles come,
+drain and fail at random."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.sim.troubled import TABLES, conserved
+from twinserve.policies.registry import PolicySpec, parse_policy
+from twinserve.policies.requests import End
+from twinserve.sim.engine.clock import BEFORE_STEPS
+from twinserve.sim.fleet.disaggregated import Connector
+from twinserve.sim.fleet.local_prefill import parse_rule
+from twinserve.sim.fleet.replica import Life, Role
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.schemas import TTFT_PARTS
+from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.pools import HandOver
+from twinserve.sim.setup.replicas import Description
+from twinserve.sim.setup.run import Simulation
+from twinserve.traces.workload import Workload
+
+SLOW_NETWORK = (2e8, 1e-3)  # bytes/s, seconds: a prompt takes up to a tenth of a second
+VLLM = parse_policy("vllm")
+
+
+def hand_over(rule: str = "none", lease_s: float = 30.0, recompute: bool = False) -> HandOver:
+    return HandOver(Connector(lease_s, recompute, parse_rule(rule)), "least-requests")
+
+
+class Apart(Simulation):
+    """`prefill` and `decode` replicas. Audited where the settings say `exact`."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        prefill: int = 1,
+        decode: int = 1,
+        prefill_policy: PolicySpec = VLLM,
+        network: tuple[float, float] = SLOW_NETWORK,
+        **more,
+    ) -> None:
+        hardware = inputs.hardware
+        self.kinds = {
+            Role.PREFILL: Description(hardware, prefill_policy, Role.PREFILL, network=network),
+            Role.DECODE: Description(hardware, VLLM, Role.DECODE, network=network),
+        }
+        roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
+        super().__init__(inputs, VLLM, made_of=[self.kinds[role] for role in roles], **more)
+        self.ended: list[Request] = []
+        after = self.fleet.on_ended
+        self.fleet.on_ended = lambda requests: (self.ended.extend(requests), after(requests))
+
+    def add(self, description, warm_up_s=0.0):
+        replica = super().add(description, warm_up_s)
+        if self.inputs.config.exact:
+            Auditor(replica.engine.core)
+        return replica
+
+
+class Troubled(Apart):
+    """troubles  how many things happen"""
+
+    def __init__(self, inputs: Inputs, seed: int, troubles: int, **more) -> None:
+        self.happened: Counter[str] = Counter()
+        super().__init__(inputs, **more)
+        rng = np.random.default_rng([seed, 12])
+        self.clock.process(self._trouble(np.sort(rng.exponential(0.25, troubles)), rng))
+
+    def _trouble(self, times, rng):
+        for time in times.tolist():
+            yield self.clock.at(time, BEFORE_STEPS)
+            what = str(rng.choice(["leave", "leave", "leave", "add", "drain", "grace", "fail"]))
+            which, delay, decodes = rng.random(), rng.exponential(0.1), rng.random() < 0.5
+            fleet = self.fleet
+            if what == "add":
+                kind = self.kinds[Role.DECODE if decodes else Role.PREFILL]
+                self.add(kind, delay * (which < 0.5))
+            elif what == "leave":
+                here = [r for r in fleet.requests if not r.leaving]
+                if not here:
+                    continue
+                assert fleet.withdraw(here[int(which * len(here))], End.DISCONNECTED)
+            else:
+                index = int(which * len(fleet.replicas))
+                if fleet.replicas[index].life is Life.DOWN:
+                    continue
+                if what == "fail":
+                    fleet.fail(index)
+                else:
+                    fleet.drain(index, delay if what == "grace" else None)
+            self.happened[what] += 1
+
+
+def inputs_of(
+    workload: Workload, connector: HandOver, config: SimulationConfig = CROWDED, **settings
+) -> Inputs:
+    config = config.model_copy(update=settings)
+    hardware = resolve_hardware(config)
+    return Inputs(config, workload, hardware, (VLLM,), (), hand_over=connector)
+
+
+def troubled(
+    seed: int, troubles: int, connector: HandOver, *, asynchronous: bool = False, **more
+) -> tuple[Troubled, RunRows]:
+    """A run, audited step by step, that kept everything that a fleet promises; taken several steps
+    at once it gave the same rows."""
+    settings = {"exact": True, "async_scheduling": asynchronous}
+    inputs = inputs_of(crowd(seed), connector, **settings)
+    run = Troubled(inputs, seed, troubles, **more)
+    run.run()
+    rows = run.rows()
+    conserved(run, rows)
+    handed_over_once(run, rows)
+    parts_add_up(rows)
+    at_once = replace(inputs, config=inputs.config.model_copy(update={"exact": False}))
+    fast = Troubled(at_once, seed, troubles, **more)
+    fast.run()
+    for table in TABLES:
+        ours, theirs = getattr(rows, table), getattr(fast.rows(), table)
+        assert ours.equals(theirs), f"{table}: steps taken at once gave other rows"
+    return run, rows
+
+
+def handed_over_once(run: Apart, rows: RunRows) -> None:
+    """What prefill replicas kept was given back once, or lost with them; what was charged at each
+    port has landed or was lost; who is fetched from still has it."""
+    fleet, stays = run.fleet, rows.placements
+    handed = stays["outcome"] == "handed_over"
+    assert (stays.loc[handed, "role"] == "prefill").all()
+    assert (stays.loc[stays["role"] == "prefill", "output_tokens"] == 0).all()
+    failed = np.array([replica.failed for replica in fleet.replicas])[stays["replica"]]
+    assert stays.loc[handed & ~failed, "released_s"].notna().all()
+    kept = stays["released_s"].notna()
+    assert (stays.loc[kept, "released_s"] >= stays.loc[kept, "ended_s"] - 1e-12).all()
+    for replica in fleet.replicas:
+        for port in (replica.network.out, replica.network.into):
+            port.settle(np.inf)
+            assert port.queued_bytes == port.landed_bytes + port.lost_bytes
+    sent = sum(replica.network.out.queued_bytes for replica in fleet.replicas)
+    came = sum(replica.network.into.queued_bytes for replica in fleet.replicas)
+    assert sent == came
+    assert not fleet.active
+
+
+def parts_add_up(rows: RunRows) -> None:
+    requests = rows.requests
+    ttft = requests["first_token_s"] - requests["arrival_s"]
+    parts = requests[[f"{part}_s" for part in TTFT_PARTS]].to_numpy()
+    has_one = ttft.notna().to_numpy()
+    assert np.isnan(parts[~has_one]).all() and (parts[has_one] >= 0).all()
+    assert parts[has_one].sum(axis=1) == pytest.approx(ttft[has_one].to_numpy(), abs=1e-9)

@@ -1,0 +1,219 @@
+"""Prefill apart from decode: the hand-over of single requests, by the clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.sim.apart import Apart, hand_over, inputs_of, parts_add_up
+from twinserve.policies.requests import End
+from twinserve.sim.engine.clock import BEFORE_STEPS
+from twinserve.sim.fleet.local_prefill import parse_rule
+from twinserve.sim.fleet.replica import Role
+from twinserve.sim.setup.audit import CROWDED
+from twinserve.traces.workload import PrefixBlocks, Workload
+
+ROOMY = CROWDED.model_copy(update={"num_blocks": 400, "exact": True})
+BYTES = 131_072  # of a token's KV
+RATE, LATENCY = 1e8, 2e-3
+NETWORK = (RATE, LATENCY)
+
+
+def some(prompts, outputs=None, arrival=None) -> Workload:
+    n = len(prompts)
+    arrival = np.zeros(n) if arrival is None else np.array(arrival, float)
+    outputs = np.full(n, 5) if outputs is None else np.array(outputs)
+    return Workload.build(arrival, np.array(prompts), outputs)
+
+
+def run_of(workload, connector=None, config=ROOMY, events=(), **more):
+    """events: (seconds, what to call with the run)."""
+    run = Apart(inputs_of(workload, connector or hand_over(), config), network=NETWORK, **more)
+
+    def happen():
+        for at_s, what in events:
+            yield run.clock.at(at_s, BEFORE_STEPS)
+            what(run)
+
+    run.clock.process(happen())
+    run.run()
+    rows = run.rows()
+    parts_add_up(rows)
+    return run, rows
+
+
+def stays_of(rows, role):
+    return rows.placements[rows.placements["role"] == role].reset_index(drop=True)
+
+
+def sent_s(tokens: int) -> float:
+    return LATENCY + -(-tokens // 8) * 8 * BYTES / RATE
+
+
+def test_the_clients_first_token_comes_from_the_decode_replica():
+    _, rows = run_of(some([100]))
+    (request,) = rows.requests.itertuples()
+    prefill, decode = rows.placements.itertuples()
+    assert (prefill.role, prefill.outcome, prefill.output_tokens) == ("prefill", "handed_over", 0)
+    assert (decode.role, decode.outcome, decode.output_tokens) == ("decode", "completed", 5)
+    assert request.first_token_s > decode.load_end_s > prefill.ended_s
+    assert request.transfer_s == pytest.approx(sent_s(100), rel=1e-9)
+    assert request.prefill_s == prefill.ended_s and request.replica == 1
+    assert rows.gaps["count"].sum() == 4
+
+
+def test_a_transfer_waits_for_others_on_the_port_and_not_for_those_of_another():
+    """Of two prompts on two prefill replicas, the second waits at the one receiving port; with two
+    receivers it does not."""
+    alone = sent_s(96)
+    _, rows = run_of(some([96, 96]), prefill=2)
+    assert sorted(rows.requests["transfer_s"]) == pytest.approx([alone, 2 * alone - LATENCY / 2])
+    _, rows = run_of(some([96, 96]), prefill=2, decode=2)
+    assert rows.requests["transfer_s"].tolist() == pytest.approx([alone, alone])
+
+
+def test_a_prefill_replica_keeps_the_blocks_until_they_have_been_fetched():
+    run, rows = run_of(some([100, 8], arrival=[0.0, 0.05]))
+    kept, fetched = stays_of(rows, "prefill"), stays_of(rows, "decode")
+    assert kept["released_s"].tolist() == fetched["load_end_s"].tolist()
+    later = rows.steps[(rows.steps["replica"] == 0) & (rows.steps["start_s"] == 0.05)]
+    assert later["kv_used_blocks"].tolist() == [13 + 1]  # the first one's are still there
+    assert run.engines[0].core.ledger.usage().free == 400
+
+
+def test_only_what_is_not_cached_is_fetched():
+    """A decode replica that has a part of the prompt asks for the rest."""
+    ids = np.arange(10, dtype=np.int64)
+    workload = Workload.build(
+        np.array([0.0, 2.0]),
+        np.array([80, 88]),
+        np.array([4, 4]),
+        prefix=PrefixBlocks(np.concatenate([ids, ids, [10]]), np.array([0, 10, 21]), 8),
+    )
+    _, rows = run_of(workload)
+    assert stays_of(rows, "decode")["load_tokens"].tolist() == [80, 8]
+    assert stays_of(rows, "prefill")["hit_tokens"].tolist() == [0, 80]
+
+
+# -- leases ----------------------------------------------------------------------------------------
+def late_decode(lease_s: float, recompute: bool, at_s: float):
+    """The only decode replica fails before the prompt is computed; another comes at `at_s`."""
+    events = [
+        (1e-4, lambda run: run.fleet.fail(1)),
+        (at_s, lambda run: run.add(run.kinds[Role.DECODE])),
+    ]
+    return run_of(some([100]), hand_over("none", lease_s, recompute), events=events)
+
+
+def test_a_lease_runs_out_while_no_decode_replica_asks():
+    _, rows = late_decode(0.5, recompute=True, at_s=1.0)
+    (kept,) = stays_of(rows, "prefill").itertuples()
+    assert kept.released_s == kept.ended_s + 0.5 and kept.lease_expired
+    (request,) = rows.requests.itertuples()
+    assert request.outcome == "completed" and request.router_s > 0.9
+    assert stays_of(rows, "decode")["load_failed"].tolist() == [True]
+
+
+def test_a_load_that_fails_fails_the_request_by_default():
+    _, rows = late_decode(0.5, recompute=False, at_s=1.0)
+    assert rows.requests["outcome"].tolist() == ["failed"]
+
+
+def test_in_time_the_kv_is_still_there():
+    _, rows = late_decode(1.5, recompute=False, at_s=1.0)
+    assert rows.requests["outcome"].tolist() == ["completed"]
+    assert not rows.placements["lease_expired"].any()
+
+
+def test_a_decode_replica_that_waits_renews_the_lease():
+    """Its memory is full for longer than the lease, and nothing is lost."""
+    config = ROOMY.model_copy(update={"num_blocks": 30})
+    workload = some([160, 160], outputs=[60, 3])
+    _, rows = run_of(workload, hand_over(lease_s=0.03), config)
+    waited = rows.requests["decode_queue_s"].max()
+    assert waited > 0.06 and not rows.placements["lease_expired"].any()
+    assert rows.requests["finished"].all()
+
+
+@pytest.mark.parametrize("fails_s", [0.05, 0.11])
+def test_a_decode_replica_that_fails_renews_it_no_more(fails_s):
+    lease_s = 0.12
+    events = [(fails_s, lambda run: run.fleet.fail(1))]
+    _, rows = run_of(some([160]), hand_over(lease_s=lease_s), events=events)
+    (kept,), (decode,) = (stays_of(rows, r).itertuples() for r in ("prefill", "decode"))
+    beats = (fails_s - decode.placed_s) // (lease_s / 6)
+    last_s = decode.placed_s + beats * lease_s / 6
+    expires_s = max(kept.ended_s + lease_s, last_s + lease_s * 2 / 3)
+    assert kept.lease_expired and kept.released_s == pytest.approx(expires_s, abs=1e-12)
+
+
+def test_a_client_that_leaves_before_the_load_frees_the_prefill_replica_at_once():
+    config = ROOMY.model_copy(update={"num_blocks": 30})
+    leave = [(0.3, lambda run: run.fleet.withdraw(run.fleet.requests[1], End.DISCONNECTED))]
+    workload = some([160, 160], outputs=[75, 3])
+    _, rows = run_of(workload, hand_over(), config, events=leave)
+    kept = stays_of(rows, "prefill")
+    assert rows.requests["outcome"].tolist() == ["completed", "disconnected"]
+    assert 0.3 <= kept["released_s"].max() < 0.31 and not kept["lease_expired"].any()
+
+
+# -- failures --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("recompute", "end"), [(False, "failed"), (True, "completed")])
+def test_a_prefill_replica_that_fails_while_it_is_fetched_from(recompute, end):
+    events = [(0.1, lambda run: run.fleet.fail(0))]
+    run, rows = run_of(some([160]), hand_over(recompute=recompute), events=events)
+    (request,) = rows.requests.itertuples()
+    (decode,) = stays_of(rows, "decode").itertuples()
+    assert decode.load_failed and decode.load_end_s == 0.1 and request.outcome == end
+    assert request.transfer_s == pytest.approx(0.1 - decode.load_begin_s) or end == "failed"
+    port = run.fleet.replicas[0].network.out
+    port.settle(np.inf)
+    assert port.lost_bytes == port.queued_bytes == 160 * BYTES
+
+
+def test_prompts_are_computed_by_decode_replicas_while_no_prefill_replica_is_up():
+    events = [(1e-4, lambda run: run.fleet.fail(0))]
+    _, rows = run_of(some([100, 100], arrival=[0.1, 0.2]), events=events)
+    assert rows.placements["role"].tolist() == ["decode"] * 2
+    assert rows.requests["finished"].all() and rows.requests["queue_s"].notna().all()
+
+
+# -- local prefill ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("rule", "prompt", "cached", "least", "local"),
+    [
+        ("none", 10, 9, 99, False),
+        ("llm-d", 10, 10, 0, False),
+        ("llm-d:threshold=512", 1000, 488, 0, False),
+        ("llm-d:threshold=512", 1000, 489, 0, True),
+        ("dynamo", 4000, 2000, 0, True),
+        ("dynamo", 4000, 1952, 0, False),
+        ("dynamo", 1000, 300, 0, False),
+        ("dynamo", 1000, 301, 0, True),
+        ("dynamo:busy=4", 9000, 0, 3, False),
+        ("dynamo:busy=4", 9000, 0, 4, True),
+    ],
+)
+def test_rules_of_local_prefill(rule, prompt, cached, least, local):
+    assert parse_rule(rule).build().local(prompt, cached, least) is local
+
+
+def test_short_prompts_stay_where_they_are_decoded():
+    _, rows = run_of(some([40, 100]), hand_over("llm-d:threshold=64"), decode=2)
+    assert rows.placements["role"].tolist().count("prefill") == 1
+    local = rows.requests[rows.requests["prompt_tokens"] == 40]
+    assert local["transfer_s"].tolist() == [0.0] and (local["prefill_s"] > 0).all()
+
+
+def test_a_decode_replica_chosen_first_is_counted_from_then_on():
+    """llm-d's first request goes to replica 1 and is prefilled; the second must see it there."""
+    _, rows = run_of(some([100, 100]), hand_over("llm-d"), decode=2)
+    assert sorted(stays_of(rows, "decode")["replica"]) == [1, 2]
+
+
+# -- draining --------------------------------------------------------------------------------------
+def test_a_prefill_replica_that_drains_is_down_when_all_has_been_fetched():
+    run, rows = run_of(some([100]), events=[(1e-3, lambda run: run.fleet.drain(0))])
+    (kept,) = stays_of(rows, "prefill").itertuples()
+    assert rows.replicas["down_s"][0] == kept.released_s > kept.ended_s
+    assert rows.requests["finished"].all() and run.engines[0].core.ledger.usage().free == 400
