@@ -23,7 +23,7 @@ LIVE = {*SETUP, "sim.setup", "policies.justitia"}  # applications: what their pr
 TWIN = {*LIVE, "backends.live", "sim.report"}
 CLI = {*TWIN, "sim.twin", "sim.plan", "sim.sweep"}
 MAY_KNOW: dict[str, set[str]] = {
-    **{ground: set() for ground in GROUND},
+    **{ground: set() for ground in sorted(GROUND)},
     "traces": set(),
     "profiles": set(),
     # the contract names the ledger that a plan is made with, and what is believed of step times
