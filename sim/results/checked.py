@@ -91,7 +91,7 @@ _OBJECT = Shape("object")
 RUN = Shape(
     "object",
     known={
-        **dict.fromkeys(("kv", "profile"), _OBJECT),
+        **dict.fromkeys(("config", "kv", "profile"), _OBJECT),
         "label": _TEXT,
         "error_bars": Shape("object", needed={"decode": _KIND, "prefill": _KIND}, null=True),
     },
