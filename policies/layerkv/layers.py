@@ -149,6 +149,7 @@ class LayerMoves:
         least = 0 if seconds is not None else 1
         if seconds is None:
             seconds = self.cost.decode_seconds(self.requests.computed_tokens[self.queues.rows])
+        full = self._full()  # counted again only where layers have left
         for half in (True, False):
             for row, layers in reversed(resident.items()):
                 blocks = int(ledger.table_blocks(row))
@@ -163,10 +164,11 @@ class LayerMoves:
                     ledger.free_host_cells // blocks,
                 )
                 n = min(wanted, limit)
-                if n > 0 and not self._may_leave(row):
+                if n > 0 and full and not ledger.host_layers(row):
                     continue
                 if n > 0:
                     ledger.offload(row, n)
+                    full = self._full()
                     moved.add(row)
                     short -= n * blocks
                     seconds -= self.cost.layer_seconds(tokens, n)
