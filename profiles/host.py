@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from twinserve.profiles.specs import STRICT, ProfileError
 
-_UNITS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
+UNITS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}  # of times, in seconds
 _LONGEST_S = 10.0  # a host that needs longer for a step is a mistake
 _TIME = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(s|ms|us)\s*")
 
@@ -51,7 +51,7 @@ def host_time(text: str, asynchronous: bool) -> HostTime:
             f"--host-time {text!r} is not understood; write auto, none, or the time of a step and "
             "of each request in it, as 0.9ms+39us"
         )
-    step_s, request_s = (float(Decimal(part[1]) * _UNITS[part[2]]) for part in parts if part)
+    step_s, request_s = (float(Decimal(part[1]) * UNITS[part[2]]) for part in parts if part)
     if max(step_s, request_s) > _LONGEST_S:
         raise ProfileError(
             f"--host-time {text!r}: is more than {_LONGEST_S:g} s; give the time of a step and of "

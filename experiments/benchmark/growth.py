@@ -7,6 +7,7 @@ docs/benchmark.md says how to read it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from twinserve.policies.registry import policy_names
 from twinserve.sim.cli.main import run_app
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.sweep.grid import Point, run_grid
 from twinserve.traces.write import write_atomically
 
 PROFILE = "llama-3.1-8b@h100"
@@ -59,11 +61,12 @@ def _pool(size: int) -> Sequence[str]:
     return ["--trace", "sharegpt", "--requests", "40", "--rate", "10", "--pool", str(size)]
 
 
+_MILLION = (1_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 AXES = {
-    "requests": Axis(_requests, (1_000, 10_000, 30_000, 100_000), "requests at load 0.65"),
+    "requests": Axis(_requests, _MILLION, "requests at load 0.65"),
     "together": Axis(_together, (400, 4_000, 12_000, 40_000), "requests that arrive together"),
-    "replicas": Axis(_replicas, (40, 400, 1_200, 4_000), "replicas, ten requests each"),
-    "pool": Axis(_pool, (100, 1_000, 10_000, 100_000), "best-effort requests a batch"),
+    "replicas": Axis(_replicas, (1, 40, 400, 1_200, 4_000), "replicas, ten requests each"),
+    "pool": Axis(_pool, (100, *_MILLION), "best-effort requests a batch"),
 }
 QUICK = {name: (2, 4, 8) for name in AXES}
 
@@ -83,35 +86,73 @@ def exponent(
     return float(np.polyfit(np.log(n[told]), np.log(y[told] - nothing), 1)[0])
 
 
+def command(flags: Sequence[str]) -> dict[str, float]:
+    """What one `simulate` takes from its start to its exit, as plain values."""
+    return asdict(run_command([*flags, "--profile", PROFILE, "--quiet"]))
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How far a measurement goes, and where it keeps what it has.
+
+    seconds      of CPU time after which a series has no larger size
+    keep         folder of the points; those that are there are not measured again
+    any_version  nor those of other versions of the code
+    """
+
+    seconds: float = math.inf
+    keep: Path | None = None
+    any_version: bool = False
+
+    def point(self, flags: Sequence[str]) -> dict[str, float]:
+        """As `command`, or as it was kept."""
+        if self.keep is None:
+            return command(flags)
+        wanted = [Point({}, {"flags": list(flags)})]
+        found = run_grid(command, wanted, self.keep, workers=1, any_version=self.any_version)
+        return found.iloc[0].to_dict()
+
+
 def measure(
     policies: Sequence[str],
     axes: Sequence[str],
     sizes: dict[str, tuple[int, ...]],
+    effort: Effort | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict:
-    """A series for each policy and axis: CPU seconds, peak bytes, and their exponents."""
+    """A series for each policy and axis: CPU seconds, peak bytes, and their exponents. A size of
+    all policies comes before the next one."""
+    effort = effort or Effort()
+    series = {(axis, policy): [] for axis in axes for policy in policies}
     with one_core() as core:
-        empty = run_command([*_flags(policies[0], _requests(1)), "--quiet"])
-        found = []
-        for axis in axes:
+        empty = effort.point(_flags(policies[0], _requests(1)))
+        for axis, size in [(name, size) for name in axes for size in sizes[name]]:
             for policy in policies:
-                points = []
-                for size in sizes[axis]:
-                    say(f"{policy}: {size:,} {AXES[axis].work}")
-                    flags = [*_flags(policy, AXES[axis].flags(size)), "--quiet"]
-                    points.append({"size": size, **asdict(run_command(flags))})
-                found.append({"axis": axis, "policy": policy, "points": points})
-    for series in found:
-        grown = [point["size"] for point in series["points"]]
-        for name, started in STARTED.items():
-            values = [point[name] for point in series["points"]]
-            slope = exponent(grown, values, asdict(empty)[name], started)
-            series[f"{name}_exponent"] = slope
-    return {"machine": {**machine(), "core": core}, "nothing": asdict(empty), "series": found}
+                points = series[axis, policy]
+                if points and (points[-1] is None or points[-1]["cpu_s"] > effort.seconds):
+                    points.append(None)
+                    continue
+                say(f"{policy}: {size:,} {AXES[axis].work}")
+                points.append(effort.point(_flags(policy, AXES[axis].flags(size))))
+    found = [
+        _series(axis, policy, dict(zip(sizes[axis], points, strict=True)), empty)
+        for (axis, policy), points in series.items()
+    ]
+    return {"machine": {**machine(), "core": core}, "nothing": empty, "series": found}
+
+
+def _series(axis: str, policy: str, found: dict[int, dict | None], empty: dict) -> dict:
+    points = [{"size": size, **point} for size, point in found.items() if point is not None]
+    grown = [point["size"] for point in points]
+    slopes = {
+        f"{name}_exponent": exponent(grown, [point[name] for point in points], empty[name], started)
+        for name, started in STARTED.items()
+    }
+    return {"axis": axis, "policy": policy, "points": points, **slopes}
 
 
 def _flags(policy: str, work: Sequence[str]) -> list[str]:
-    return ["--policy", policy, "--profile", PROFILE, *work]
+    return ["--policy", policy, *work]
 
 
 def tables(report: dict) -> list[Table]:
@@ -119,15 +160,21 @@ def tables(report: dict) -> list[Table]:
     found = []
     for axis in dict.fromkeys(series["axis"] for series in report["series"]):
         rows = [series for series in report["series"] if series["axis"] == axis]
-        sizes = [f"{point['size']:,}: CPU s" for point in rows[0]["points"]]
+        sizes = sorted({point["size"] for series in rows for point in series["points"]})
         found.append(
             Table(
                 f"Growth with {AXES[axis].work}",
-                ("policy", *sizes, "peak memory, MB", "exponent of time", "of memory"),
+                (
+                    "policy",
+                    *(f"{size:,}: CPU s" for size in sizes),
+                    "peak memory, MB",
+                    "exponent of time",
+                    "of memory",
+                ),
                 [
                     (
                         series["policy"],
-                        *(f"{point['cpu_s']:.2f}" for point in series["points"]),
+                        *(_seconds(series, size) for size in sizes),
                         f"{series['points'][-1]['peak_rss_bytes'] * 1e-6:,.0f}",
                         *(
                             "-" if series[name] is None else f"{series[name]:.2f}"
@@ -141,11 +188,19 @@ def tables(report: dict) -> list[Table]:
     return found
 
 
+def _seconds(series: dict, size: int) -> str:
+    taken = [point["cpu_s"] for point in series["points"] if point["size"] == size]
+    return f"{taken[0]:.2f}" if taken else "-"
+
+
 def growth(
     *,
     policy: Annotated[tuple[str, ...], Parameter(name=["--policy", "-p"])] = (),
     axis: tuple[str, ...] = (),
     largest: int | None = None,
+    seconds: float = math.inf,
+    keep: Path | None = None,
+    any_version: Annotated[bool, Parameter(negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,
     out: Path | None = None,
     markdown_: Annotated[bool, Parameter(name="--markdown", negative="")] = False,
@@ -160,6 +215,12 @@ def growth(
         requests, together, replicas, pool. [default: all of them]
     largest: int
         Leave out larger sizes; a size that is larger than all is added.
+    seconds: float
+        Of CPU time: a policy whose run took longer is not measured at larger sizes of that axis.
+    keep: Path
+        Folder in which points are kept, so that a measurement goes on where it was interrupted.
+    any_version: bool
+        Take points that other versions of the code kept.
     quick: bool
         Tiny sizes: whether it works, not how it grows.
     out: Path
@@ -172,6 +233,8 @@ def growth(
             raise SettingsError(f"--axis {name}: there are {', '.join(AXES)}")
     if largest is not None and largest < 2:
         raise SettingsError(f"--largest {largest}: at least 2")
+    if not seconds > 0:
+        raise SettingsError(f"--seconds {seconds}: above 0")
     check_target(out)
     sizes = QUICK if quick else {name: AXES[name].sizes for name in AXES}
     if largest is not None:
@@ -181,6 +244,7 @@ def growth(
         policy or tuple(policy_names()),
         axis or tuple(AXES),
         sizes,
+        Effort(seconds, keep, any_version),
         lambda text: progress.print(text, style="dim", soft_wrap=True),
     )
     if out is not None:

@@ -66,6 +66,7 @@ class KvSharePolicy(QueuePolicy[QueueOptions]):
         self.waiting = _InTurn(self._allowed)
         self._owner: dict[int, int] = {}  # rows that are here -> application
         self._present: dict[int, int] = {}  # application -> how many of its rows are here
+        self._running_of: dict[int, set[int]] = {}  # application -> its rows of `running`
         self._requests: RequestTable  # from the first arrival on
         self._ledger: KvLedger  # from the first plan on
 
@@ -79,6 +80,7 @@ class KvSharePolicy(QueuePolicy[QueueOptions]):
     def on_finish(self, row: int) -> None:
         super().on_finish(row)
         owner = self._owner.pop(row)
+        self._stopped(row, owner)
         self._present[owner] -= 1
         if not self._present[owner]:
             del self._present[owner]
@@ -91,15 +93,26 @@ class KvSharePolicy(QueuePolicy[QueueOptions]):
         """Blocks that an application may hold now."""
         return ledger.num_blocks // max(1, len(self._present))
 
-    def _running_of(self, owner: int) -> list[int]:
-        return [row for row in self.running if self._owner[row] == owner]
+    def _run(self, row: int, new: int, batch) -> None:
+        super()._run(row, new, batch)
+        self._running_of.setdefault(self._owner[row], set()).add(row)
+
+    def _evict(self, row: int, plan: StepPlan, ledger: KvLedger) -> None:
+        super()._evict(row, plan, ledger)
+        self._stopped(row, self._owner[row])
+
+    def _stopped(self, row: int, owner: int) -> None:
+        mine = self._running_of.get(owner, set())
+        mine.discard(row)
+        if not mine:
+            self._running_of.pop(owner, None)
 
     def _allowed(self, row: int) -> bool:
         """Whether the row's application may begin, or resume, it."""
         owner = self._owner[row]
         if row not in self.paused and any(self._owner[other] == owner for other in self.paused):
             return False
-        mine = self._running_of(owner)
+        mine = self._running_of.get(owner)
         return not mine or sum(map(self._blocks, [*mine, row])) <= self.share(self._ledger)
 
     def _blocks(self, row: int) -> int:
@@ -111,13 +124,15 @@ class KvSharePolicy(QueuePolicy[QueueOptions]):
         return super().plan(view, ledger)
 
     def preempts(self, ledger: KvLedger) -> list[int]:
+        if len(self._running_of) == len(self.running):
+            return []  # one of each application: the last one stays, however large
         share, victims = self.share(ledger), []
         running: dict[int, list[int]] = {}
         for row in self.running:
             running.setdefault(self._owner[row], []).append(row)
         for mine in running.values():
             if len(mine) == 1:
-                continue  # the last one stays, however large
+                continue
             blocks = sum(map(self._blocks, mine))  # with what this step adds
             while blocks > share and len(mine) > 1:
                 victims.append(mine.pop())
@@ -143,10 +158,9 @@ class KvSharePolicy(QueuePolicy[QueueOptions]):
         if self.paused or self.waiting:
             return 0
         share, steps = self.share(ledger), LONGEST_RUN
-        for owner in self._present:
-            mine = np.array(self._running_of(owner), np.int64)
+        for mine in self._running_of.values():
             if len(mine) > 1:
-                room = share - sum(map(self._blocks, mine.tolist()))
-                grown = np.cumsum(ledger.block_growth(mine, steps))
+                room = share - sum(map(self._blocks, mine))
+                grown = np.cumsum(ledger.block_growth(np.array(sorted(mine), np.int64), steps))
                 steps = min(steps, int(np.searchsorted(grown, room, side="right")))
         return max(0, steps - 1)

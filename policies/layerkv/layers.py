@@ -149,6 +149,7 @@ class LayerMoves:
         least = 0 if seconds is not None else 1
         if seconds is None:
             seconds = self.cost.decode_seconds(self.requests.computed_tokens[self.queues.rows])
+        full = self._full()  # counted again only where layers have left
         for half in (True, False):
             for row, layers in reversed(resident.items()):
                 blocks = int(ledger.table_blocks(row))
@@ -163,10 +164,11 @@ class LayerMoves:
                     ledger.free_host_cells // blocks,
                 )
                 n = min(wanted, limit)
-                if n > 0 and not self._may_leave(row):
+                if n > 0 and full and not ledger.host_layers(row):
                     continue
                 if n > 0:
                     ledger.offload(row, n)
+                    full = self._full()
                     moved.add(row)
                     short -= n * blocks
                     seconds -= self.cost.layer_seconds(tokens, n)
@@ -204,9 +206,9 @@ class LayerMoves:
         if not self._resting and self._all_run(queues.rows):
             plan.rows, plan.tokens = queues.rows, np.ones(len(queues.rows), np.int64)
             return
-        for row in list(queues.running):
-            # its layers left, or all of it did, for one before it
-            gone = row in self._resting or row not in queues.running
+        for place, row in enumerate(list(queues.running)):
+            # its layers left, or all of it did (the last ones of `running`), for one before it
+            gone = row in self._resting or place >= len(queues.running)
             if not gone and not self.ledger.host_layers(row) and self._grow(row):
                 self._step.append(row)
         self._bring()
@@ -255,9 +257,15 @@ class LayerMoves:
         runs, the first one does, however long that takes.
         """
         ledger, running, step, options = self.ledger, self.queues.running, self._step, self.options
-        rows = [row for row in running if ledger.host_layers(row) and row not in self._resting]
-        if not rows:
+        here = ledger.host_layers(self.queues.rows).tolist()
+        parked = {
+            row: place
+            for place, (row, host) in enumerate(zip(running, here, strict=True))
+            if host and row not in self._resting
+        }
+        if not parked:
             return
+        rows = list(parked)
         spare = -1
         if options.promote:
             # Up to twice the threshold only: else a layer would leave again as soon as it is back.
@@ -265,7 +273,7 @@ class LayerMoves:
         computed, cost = self.requests.computed_tokens, self.cost
         seconds = cost.decode_seconds(computed[np.array(step or rows[:1], np.int64)])
         for first, row in zip((True, *[False] * len(rows)), rows, strict=False):
-            if row not in running:
+            if parked[row] >= len(running):
                 break  # preempted for one before it
             host, tokens = int(ledger.host_layers(row)), int(computed[row])
             runs = not options.park or not step or cost.layer_seconds(tokens, host) <= seconds

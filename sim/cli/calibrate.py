@@ -89,7 +89,8 @@ def calibrate(
         Name of the profile; MODEL@DEVICE by default.
     raw: Path
         Also write every timed step (.parquet). Without it they are kept beside --out while they
-        are measured, and stay there where something stops the measuring.
+        are measured, and stay there where something stops the measuring. Those of an earlier run
+        are never replaced.
     num_blocks: int
         KV blocks of the engine; by default what vLLM finds room for.
     block_tokens: int
@@ -155,7 +156,7 @@ def calibrate(
         check_target(raw, overwrite, ".parquet")
     check_limit(limit)
     extra = _engine_arguments(engine_arg or [])
-    kept = raw or out.with_suffix(".steps.parquet")
+    kept = raw or _beside(out)
     with (
         tempfile.TemporaryDirectory(prefix="twinserve-") as scratch,
         RunProgress(shown=True) as progress,
@@ -187,6 +188,15 @@ def calibrate(
     _finish(profile, out)
     if raw is None:
         kept.unlink()
+
+
+def _beside(out: Path) -> Path:
+    """A file for the steps while they are measured: none that an interrupted run left."""
+    kept, number = out.with_suffix(".steps.parquet"), 1
+    while kept.exists():
+        number += 1
+        kept = out.with_suffix(f".steps-{number}.parquet")
+    return kept
 
 
 @contextlib.contextmanager

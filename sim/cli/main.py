@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, cast
 
 from twinserve.errors import TwinserveError
 from twinserve.formats import DEEPEST
+from twinserve.sim.cli.entry import INTERRUPTED
 from twinserve.sim.cli.pages import Pages
 
 if TYPE_CHECKING:
     import cyclopts
     from pydantic import ValidationError
 
-BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
+BAD_INPUT, TERMINATED = 2, 143
 _UNWRITTEN = "interrupted: results of unfinished runs were not written"
 _CLI = "twinserve.sim.cli"
 # verb -> where it is, and its line in the list of verbs: how its own help begins

@@ -136,12 +136,7 @@ def _kv_over_time(
     ax: Axes, label: str, rows: RunRows, edges: np.ndarray, middle: np.ndarray, cached: bool
 ) -> None:
     steps = rows.steps
-    several = rows.replicas is not None and rows.replicas["num_blocks"].nunique() > 1
-    capacity = (
-        int(rows.replicas["num_blocks"].sum())
-        if several
-        else rows.kv_total_blocks * max(steps["replica"].nunique(), 1)
-    )
+    capacity = rows.kv_blocks
     scale = 1 / capacity if capacity else 1.0
     columns = ["kv_rt_blocks", "kv_be_blocks"] + ["kv_cached_blocks"] * cached
     names = list(KV_COLOURS)[: len(columns)]

@@ -65,7 +65,7 @@ class Seen:
     attained    class -> (share, half width of its 95 % interval) of all objectives together
     edges       float64[BINS + 1] seconds; times: column of the steps -> its course, summed over
                 replicas; by_replica: the same, (column, replica)
-    kv_blocks   of all replicas together; 0: no bound
+    kv_blocks   of all replicas that were up at once; 0: no bound
     steps       rows of steps.parquet; requests: rows of requests.parquet that were sent
     arrivals_per_s  of requests that are not of the pool; None: all at once
     same        of the real-time requests and their lengths: equal where two runs share a list
@@ -105,7 +105,7 @@ def look(label: str, folder: Path, run: RunResult) -> Seen:
         run.timing,
         _cdfs(requests, run.summary),
         _bounds(requests),
-        _attained(r, run.summary),
+        _attained(r, run),
         edges,
         {name: _course(steps, name, edges, went) for name in _TIMES} if len(steps) else {},
         {
@@ -113,7 +113,7 @@ def look(label: str, folder: Path, run: RunResult) -> Seen:
             for name in ("waiting", "kv_used_blocks")
             for replica in apart
         },
-        _capacity(run),
+        run.rows.kv_blocks,
         len(steps),
         len(requests),
         _arrivals_per_s(requests),
@@ -144,13 +144,19 @@ def _bounds(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
     return found
 
 
-def _attained(r: RequestColumns, summary: dict) -> dict[str, tuple[float, float]]:
-    """The share as the summary has it; the interval from ten parts of the run, infinite where there
-    is but one."""
+def _attained(r: RequestColumns, run: RunResult) -> dict[str, tuple[float, float]]:
+    """The share as the summary has it; the interval from ten parts of what was measured, infinite
+    where there is but one."""
     found = {}
+    measured = r.arrival >= (run.summary.get("warmup") or {}).get("end_s", -np.inf)
+    bounds = {
+        objective["service_class"]: objective["bound_s"]
+        for objective in (run.config.get("metrics") or {}).get("objectives", ())
+        if objective["metric"] == "e2el"
+    }
     for name in CLASS_NAMES:
-        share = summary.get("classes", {}).get(name, {}).get("slo_attainment")
-        due, met = due_and_met(r, r.service_class == name)
+        share = run.summary.get("classes", {}).get(name, {}).get("slo_attainment")
+        due, met = due_and_met(r, measured & (r.service_class == name), bounds.get(name))
         parts = [part for part in by_parts(r.arrival, due, met) if part[0]]
         if share is not None:
             found[name] = share, ratio(parts)[1] if parts else float("inf")
@@ -168,13 +174,6 @@ def _course(
     mean = over_time(steps, column, edges, column == "kv_cached_blocks", gone_s)
     most = float(values.max()) if len(values) else 0.0
     return OverTime(mean, np.maximum(highest, mean), most)
-
-
-def _capacity(run: RunResult) -> int:
-    rows = run.rows
-    if rows.replicas is not None and len(rows.replicas):
-        return int(rows.replicas["num_blocks"].sum())
-    return rows.kv_total_blocks * max(rows.steps["replica"].nunique(), 1)
 
 
 def _arrivals_per_s(requests: pd.DataFrame) -> float | None:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from twinserve.sim.report.chart import Chart, Curve, best, number, spans_decades
 from twinserve.sim.report.found import Found, read_document
+from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
 from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
 from twinserve.sim.report.runs_part import runs_part
 from twinserve.sim.report.seen import Seen
@@ -78,13 +79,6 @@ _VALIDATION = Shape(
     needed={"vllm": _TEXT, "policies": Shape("list", rest=_POLICY)},
     known={"failed": Shape("object", rest=_TEXT), "config": Shape("object")},
 )
-_SECONDS = {
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "itl": "ITL",
-    "e2el": "E2E latency",
-    "queued": "queueing",
-}
 _STEPS = ("predicted_s", "measured_s", "prefill_tokens")
 _DRAWN = 1_500  # steps of a scatter; more cannot be told apart
 
@@ -105,9 +99,9 @@ def comparison_part(found: Found) -> Part:
         head += [run, "error, %"]
     body = []
     for row in document["rows"]:
-        scale, unit = (1000.0, " ms") if row["metric"] in _SECONDS else (1.0, "")
+        scale, unit = (1000.0, " ms") if row["metric"] in SECONDS else (1.0, "")
         spread = "-" if row["spread"] is None else f"{row['spread'] * 100:.1f}"
-        cells = [row["service_class"], _SECONDS.get(row["metric"], row["metric"])]
+        cells = [row["service_class"], METRIC_NAMES.get(row["metric"], row["metric"])]
         cells += [row["statistic"], number(row["measured"] * scale) + unit, spread]
         for value, off in zip(row["simulated"], row["errors"], strict=True):
             cells += [number(value * scale) + unit, f"{off * 100:+.1f}"]
@@ -135,7 +129,7 @@ def _measured_curves(document: Mapping) -> Iterator[Chart]:
         medians = [
             (c.label, float(c.x[np.searchsorted(c.y, 0.5).clip(0, len(c.x) - 1)])) for c in curves
         ]
-        name = _SECONDS.get(metric, metric)
+        name = METRIC_NAMES.get(metric, metric)
         yield Chart(
             f"compared-{metric}",
             f"{name}, measured and simulated",
@@ -161,7 +155,7 @@ def _measured_windows(document: Mapping) -> Iterator[Chart]:
             Curve(name, x, 1000 * np.array(values), i, "points", about=about, joined=True)
             for i, (name, values) in enumerate(sides)
         )
-        name = _SECONDS.get(metric, metric)
+        name = METRIC_NAMES.get(metric, metric)
         means = [(curve.label, float(curve.y.mean())) for curve in curves]
         yield Chart(
             f"compared-windows-{metric}",

@@ -90,10 +90,12 @@ SUMMARY = Shape(
 )
 _KIND = Shape("object", needed={"error": _NUMBER, "known": _FLAG, "source": _TEXT})
 _OBJECT = Shape("object")
+_ASKED = Shape("object", needed={"service_class": _TEXT, "metric": _TEXT, "bound_s": _NUMBER})
 RUN = Shape(
     "object",
     known={
-        **dict.fromkeys(("kv", "profile"), _OBJECT),
+        "metrics": Shape("object", known={"objectives": Shape("list", rest=_ASKED)}, null=True),
+        **dict.fromkeys(("config", "kv", "profile"), _OBJECT),
         "label": _TEXT,
         "error_bars": Shape("object", needed={"decode": _KIND, "prefill": _KIND}, null=True),
     },

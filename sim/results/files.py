@@ -101,6 +101,20 @@ class RunRows:
     def never_sent(self) -> int:
         return 0 if self.unsent is None else len(self.unsent)
 
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks of all replicas that were up at once, at most, busy or idle; 0 where unbounded.
+        Where replicas are not known, those with steps were up all the time."""
+        if self.replicas is None or not len(self.replicas):
+            return self.kv_total_blocks * max(self.steps["replica"].nunique(), 1)
+        up = self.replicas[self.replicas["up_s"].notna()]
+        came = up[["up_s", "num_blocks"]].to_numpy(np.float64)
+        went = up[["down_s", "num_blocks"]].to_numpy(np.float64)[up["down_s"].notna()]
+        # one that goes at the very time at which another comes makes room for it
+        changes = np.concatenate([went * [1.0, -1.0], came])
+        order = np.argsort(changes[:, 0], kind="stable")
+        return int(np.cumsum(changes[order, 1]).max(initial=0.0))
+
 
 @dataclass
 class RunResult:

@@ -12,13 +12,13 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
+from twinserve.profiles.host import UNITS
 from twinserve.sim.results.options import Objective, percentile_name
 from twinserve.sim.setup.config import SettingsError, parse_slo
 
 _CLASSES = {"rt": "rt", "be": "be", "real-time": "rt", "best-effort": "be"}
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2el", "e2e": "e2el"}
 _NEAR = {**_METRICS, "itl": "tpot", "tbt": "tpot", "latency": "e2el"}
-_UNITS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
 _LONGEST_S = 1e6
 _GOODPUT = re.compile(r"\b(ttft|tpot|e2el|e2e|itl)\s*:\s*[\d.]")
 _SCALED = re.compile(r"max\s*\((.*),\s*([^\s,]+)\s*x\s*prefill\s*\)")
@@ -152,9 +152,9 @@ class _Long:
         unit = said.group(2)
         if not unit:
             raise self._wrong(item, f"{bound} has no unit; write {bound} s, ms or us")
-        if unit not in _UNITS:
+        if unit not in UNITS:
             raise self._wrong(item, f"no unit {unit!r}; there are s, ms and us")
-        seconds = float(value * _UNITS[unit])
+        seconds = float(value * UNITS[unit])
         if not 0 < seconds < _LONGEST_S:
             raise self._wrong(
                 item, f"{bound} can never be kept or missed; give a time above 0, below 1e6 s"

@@ -11,6 +11,7 @@ import numpy as np
 
 from twinserve.sim.report.axes import GREY, RUN_COLOURS
 from twinserve.sim.report.figures import STYLE, new_figure, png
+from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.folders import may_replace, resolved, whole_folder
 from twinserve.sim.twin import compare
@@ -21,17 +22,6 @@ from twinserve.sim.twin.served import Served
 FILES = ("compare.json", "compare.md", "cdf.png")
 DRAWN = ("ttft", "tpot", "itl", "e2el")
 _KEPT = 400  # points of a distribution in compare.json
-NAMES = {
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "itl": "ITL",
-    "e2el": "E2E latency",
-    "queued": "queueing",
-    "prompt": "prompt tokens",
-    "output": "output tokens",
-    "throughput": "throughput",
-}
-SECONDS = ("ttft", "tpot", "itl", "e2el", "queued")
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ def lines(found: Comparison) -> Iterator[str]:
             for value, off in zip(row.simulated, row.errors(), strict=True)
         ]
         yield (
-            f"| {row.service_class} | {NAMES[row.metric]} | {row.statistic} | "
+            f"| {row.service_class} | {METRIC_NAMES[row.metric]} | {row.statistic} | "
             f"{_shown(row, row.measured)} | {spread} | {' | '.join(cells)} |"
         )
     yield ""
@@ -88,14 +78,15 @@ def _of_run(found: Comparison, number: int, run: Served) -> Iterator[str]:
         apart = compare.distance(metric, found.measured, run)
         if apart is not None:
             yield (
-                f"{run.name}: {NAMES[metric]} is furthest apart at {apart.seconds * 1000:,.4g} ms: "
+                f"{run.name}: {METRIC_NAMES[metric]} is furthest apart at "
+                f"{apart.seconds * 1000:,.4g} ms: "
                 f"{apart.measured:.0%} measured are at or below it, {apart.simulated:.0%} simulated"
             )
     window = compare.parting(found.windows, number)
     if window is not None:
         yield (
             f"{run.name}: parts from the measurement first in {window.start_s:,.4g} .. "
-            f"{window.end_s:,.4g} s, by {NAMES[window.metric]}: mean "
+            f"{window.end_s:,.4g} s, by {METRIC_NAMES[window.metric]}: mean "
             f"{window.simulated[number] * 1000:,.4g} ms, measured {window.measured * 1000:,.4g} ms "
             f"({window.requests} requests)"
         )
@@ -177,7 +168,7 @@ def curves(found: Comparison) -> bytes:
                 if len(at):
                     name = f"measured {Path(served.name).name}" if theirs else served.name
                     axes.plot(at * 1000, below, color=colour, linewidth=1.2, label=name)
-            axes.set_title(NAMES[metric])
+            axes.set_title(METRIC_NAMES[metric])
             axes.set_xlabel("ms")
             if axes.lines:
                 axes.legend(fontsize=7.5)

@@ -14,10 +14,10 @@ so that `import twinserve`, installers and type checkers all see one package.
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING
+import os
 
+# Nothing that Python has not loaded already: Ctrl-C has no answer yet. Type checkers know the name.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from twinserve.errors import TwinserveError
     from twinserve.sim.api.comparisons import Comparison, compare
@@ -41,11 +41,12 @@ __all__ = [
     "sweep",
 ]
 
+_HERE = os.path.dirname(__file__)
 _ROOMS = ("backends", "experiments", "policies", "profiles", "sim", "traces")
-_lost = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
+_lost = [name for name in _ROOMS if not os.path.isdir(os.path.join(_HERE, name))]
 if _lost:
     raise ImportError(
-        f"twinserve: {', '.join(_lost)} in {Path(__file__).parent} should be links to the "
+        f"twinserve: {', '.join(_lost)} in {_HERE} should be links to the "
         "folders at the top of the "
         "repository, and this copy was made without them; clone again with git config "
         "core.symlinks true (on Windows: in "
@@ -67,6 +68,8 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 

@@ -6,15 +6,24 @@ cases damage a file that some command reads, the others give options values that
 
 from __future__ import annotations
 
+import json
 import random
+import shlex
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.traces.measured_files import FILES as MEASURED
+from tests.traces.measured_files import prometheus
 from tests.traces.test_trace_bad_input import GOOD
+from twinserve.profiles.profile import derive_profile
 
-RUN, TRACE, STEPS = "run", "t.jsonl", "steps.csv"
+RUN, TRACE, STEPS, BENCH = "run", "t.jsonl", "steps.csv", "bench.json"
 SMALL = f"-t {TRACE} -q --profile llama-3.1-8b@h100"
+PLAN = (
+    f"plan --trace {TRACE} --model llama-3.1-8b --gpus h100 --tp 1 --most-gpus 2 --seeds 1 "
+    "--workers 1 -q --slo 'ttft p90 < 5 s'"
+)
 _ROW = '{{"timestamp": {0}, "input_length": 60, "output_length": {1}, "hash_ids": [{2}]}}\n'
 
 # Values that no option takes as they are, and some that one or the other does.
@@ -54,10 +63,19 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("validate --model nosuch --repeats 0", ("policy", "trace", "profile", "out")),
     (f"sweep {SMALL} --dry-run", (*NUMBERS, *TEXTS, "grid", "params", "link-vars", "seeds")),
     ("report nosuch --out new.html", ("out",)),
+    (f"report {RUN} --out new.html", ("out",)),
+    (f"trace anonymise {TRACE} new.jsonl", ("format", "jitter", "salt", "columns")),
+    (PLAN, ("slo", "gpus", "tp", "seeds", "grow", "lead", "peak", "most-gpus", "prices", "out")),
+    (f"compare {RUN} {BENCH} --out new", ("format", "columns", "metrics-every", "out")),
+    *((listing, ("json",)) for listing in ("gpus", "models", "policies", "profiles list")),
 )
 # What reads a file, FILE; and good content to damage.
 _PARAMS = '[{"policy": "bros", "load": 0.7}, {"policy": "vllm", "load": 0.5}]'
 _CONFIG = '{"version": 4, "config": {"trace": "t.jsonl", "policy": ["vllm"], "rate_scale": 2.0}}'
+_FLEET = "router: least-requests\npools:\n  - name: new\n    profile: llama-3.1-8b@h100\n"
+_PROFILE = derive_profile("llama-3.1-8b", "h100").model_dump_json()
+_MODEL = json.dumps({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})
+_PRICES = "gpu,usd_per_hour,provider,product,source,date\nh100,3.5,x,y,z,2026-01-01\n"
 _FRONT = '{"version": 1, "name": "x", "request_s": 0.1, "prompt_token_s": 1e-6, "response_s": 0.1}'
 READS: tuple[tuple[str, str], ...] = (
     *((f"trace inspect FILE --json --format {name}", text) for name, text in GOOD.items()),
@@ -70,6 +88,14 @@ READS: tuple[tuple[str, str], ...] = (
         '{"kind": "a", "text": "b", "stages": [[[1, 2]]]}',
     ),
     ("profiles fit FILE", "seconds,decode_requests,decode_context\n" + "0.1,1,5\n0.2,3,9\n" * 6),
+    *((f"compare {RUN} FILE --format {name}", text()) for name, text in MEASURED.items()),
+    (f"compare {RUN} FILE --format prometheus", prometheus()),
+    (f"compare {RUN} FILE --columns arrival=at,prompt=in,output=out", "at,in,out\n0,5,2\n1,9,3\n"),
+    (f"simulate -q -t {TRACE} --fleet FILE", _FLEET),
+    (f"simulate -q -t {TRACE} --profile FILE", _PROFILE),
+    ("profiles show FILE", _PROFILE),
+    ("profiles build FILE h100 --out new.json", _MODEL),
+    (f"{PLAN} --prices FILE", _PRICES),
 )
 DAMAGES = (b"\0", b"\xff\xfe", b"[" * 3000, b'{"a":' * 3000, b"NaN", b"1e400", b"-1", b'"', b"\n")
 _LINES = (
@@ -103,6 +129,7 @@ def prepare(folder: Path) -> None:
     head = "seconds,decode_requests,decode_context\n"
     steps = "".join(f"{0.01 + i / 1e3},{i},{i * 90}\n" for i in range(1, 20))
     (folder / STEPS).write_text(head + steps)
+    (folder / BENCH).write_text(MEASURED["vllm-bench"]())
 
 
 def draw(number: int, run: Path) -> Case:
@@ -113,7 +140,7 @@ def draw(number: int, run: Path) -> Case:
         command, content = rng.choice(READS)
         damaged = _damaged(rng, content.encode())
         name = "fuzzed.json" if "FILE" in command else "fuzzed"
-        return Case(command.replace("FILE", name).split(), {name: damaged})
+        return Case(shlex.split(command.replace("FILE", name)), {name: damaged})
     if kind < 0.55:
         names = sorted(f.name for f in run.iterdir() if f.suffix in (".json", ".parquet", ".gz"))
         name = rng.choice(names)
@@ -125,7 +152,7 @@ def draw(number: int, run: Path) -> Case:
 
 def _options(rng: random.Random) -> Case:
     command, options = rng.choice(COMMANDS) if rng.random() < 0.6 else COMMANDS[0]
-    words, refused = command.split(), False
+    words, refused = shlex.split(command), False
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         name = rng.choice((*options, "nosuch"))
         value = rng.choice(HOSTILE)

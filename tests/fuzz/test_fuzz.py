@@ -24,7 +24,6 @@ from twinserve.sim.cli.main import main
 
 LIMIT_S = 30  # of a case; the longest takes a second on a quiet machine
 CASES, PROCESSES = 1000, 100
-MAY_BE_NEW = ("new.", "new-")  # what commands are told to write
 CODES = (0, 1, 2)  # 1: a sweep with runs that failed
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile
+from twinserve.sim.cli import calibrate as calibrating
 from twinserve.sim.cli.main import main
 
 PROFILE = "llama-3.1-8b@l40s"
@@ -174,3 +175,28 @@ def test_prompts_alone_give_no_bros_form(tmp_path, capsys):
         capsys, "profiles", "fit", path, "--profile", PROFILE, "--form", "bros", "--out", out
     )
     assert "one phase only" in said and not out.exists()
+
+
+def test_what_an_interrupted_calibration_kept_is_not_touched(tmp_path, monkeypatch, capsys):
+    """Neither replaced nor removed by the next one of the same --out, however that ends."""
+    measured = []
+
+    def measure(*arguments):
+        kept = arguments[-1]
+        kept.write_text(f"steps {len(measured)}")
+        measured.append(kept)
+        if len(measured) < 3:
+            raise KeyboardInterrupt
+        return "profile"
+
+    monkeypatch.setattr(calibrating, "_model", lambda *_: (tmp_path, None))
+    monkeypatch.setattr(calibrating, "_effort", lambda *_: None)
+    monkeypatch.setattr(calibrating, "_measure", measure)
+    monkeypatch.setattr(calibrating, "_finish", lambda profile, out: out.write_text(profile))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            calibrating.calibrate(model="tiny", out=tmp_path / "p.json")
+        assert f"note: what was measured until then: {measured[-1]}" in capsys.readouterr().err
+    calibrating.calibrate(model="tiny", out=tmp_path / "p.json")
+    assert [kept.read_text() for kept in measured[:2]] == ["steps 0", "steps 1"]
+    assert {*tmp_path.iterdir()} == {tmp_path / "p.json", *measured[:2]}

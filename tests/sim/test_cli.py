@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.parameters import mostly_slow
+from twinserve.sim.cli import entry
 from twinserve.sim.cli.main import main, simulate_main
 from twinserve.traces.load import load_trace
 
@@ -320,6 +321,7 @@ def test_a_converted_trace_is_never_its_own_target(capsys, trace):
         ("trace synth / --overwrite", "is a folder"),
         ("trace synth x.jsonl --rate 1e-308 --requests 3", "raise rate"),
         ("trace synth x.jsonl --rate 1e308", "lower rate, count or duration"),
+        (f"trace synth x.jsonl --requests {'9' * 400}", "lower rate, count or duration"),
         ("trace inspect /dev/null", "no regular file"),
         ("profiles show nosuch", "unknown profile"),
         ("profiles show x@h100", "there are llama-7b, "),
@@ -409,6 +411,28 @@ def test_ctrl_c_while_modules_load_is_one_line(capsys, monkeypatch, command, mod
     monkeypatch.setattr(builtins, "__import__", interrupted)
     code, out, err = run(capsys, command, *words, "-t", "fixed:5,5", "--requests", "3", "-q")
     assert (code, out, err.count("\n")) == (130, "", 1) and err.startswith("error: interrupted")
+
+
+@pytest.mark.parametrize("command", [entry.twinserve, entry.simulate])
+def test_ctrl_c_before_there_is_a_command_is_one_line(capsys, monkeypatch, command):
+    load = builtins.__import__
+
+    def interrupted(name, *more):
+        if name == "twinserve.sim.cli":
+            raise KeyboardInterrupt
+        return load(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    code, out, err = run(capsys, lambda _: command())
+    assert (code, out, err.count("\n")) == (130, "", 1) and err.startswith("error: interrupted")
+
+
+def test_nothing_loads_before_ctrl_c_has_an_answer():
+    code = "import sys; before = set(sys.modules); import twinserve.sim.cli.entry\n"
+    code += "print(*sorted(set(sys.modules) - before))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = ["twinserve", "twinserve.sim", "twinserve.sim.cli", "twinserve.sim.cli.entry"]
+    assert said.stdout.split() == ["__future__", *ours]
 
 
 @pytest.mark.parametrize("name", mostly_slow(["SIGINT", "SIGTERM"], "SIGTERM"))

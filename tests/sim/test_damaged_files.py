@@ -102,6 +102,13 @@ def test_an_edited_summary_is_told_by_its_place(run, place, value, what):
     assert what in str(error.value) and "summary.json" in str(error.value)
 
 
+def test_settings_of_a_run_that_are_none_are_told(run):
+    file = run / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"config": "x"}))
+    with pytest.raises(ResultsError, match="run.json: config is 'x', no object"):
+        read_run(run)
+
+
 @pytest.mark.parametrize(
     ("table", "column", "values", "what"),
     [

@@ -48,7 +48,7 @@ def test_a_full_disk_leaves_no_folder_behind(capsys, tmp_path, words):
     with no_file_above(0):
         code = call(main, *words.replace("NEW", str(tmp_path / "new" / "deep")).split())
     said = capsys.readouterr().err
-    assert (code, said.count("\n")) == (2, 1) and said.startswith("error: ")
+    assert (code, said.count("\n")) == (2, 1) and said.startswith(f"error: {tmp_path / 'new'}")
     assert not list(tmp_path.iterdir())
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.sim.harness import Affine, hybrid, simulate
+from tests.sim.test_async import asynchronous
 from twinserve.policies.registry import policy_names
 
 SEEDS = range(20)
@@ -15,9 +16,7 @@ SMALL, LARGE = 96, 192  # blocks: requests are preempted, and hardly one is
 FASTER = 0.95
 
 
-@pytest.mark.parametrize("policy", policy_names())
-@pytest.mark.parametrize("seed", [1, pytest.param(12, marks=pytest.mark.slow)])
-def test_littles_law_between_step_rows_and_request_rows(policy, seed):
+def littles_law(policy: str, seed: int) -> None:
     """Requests in the system, summed over the time of the steps, are the times that requests spend
     in it from the step after their arrival: the two tables are recorded by different code."""
     run = simulate(hybrid(seed, n=40, sessions=2, applications=1, pool=3), policy, host_blocks=64)
@@ -32,6 +31,19 @@ def test_littles_law_between_step_rows_and_request_rows(policy, seed):
         gap * ((begun <= e) & (left > e)).sum() for gap, e in zip(idle, end[:-1], strict=True)
     ]
     assert there @ (end - start) + sum(between) == pytest.approx((left - begun).sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("seed", [1, pytest.param(12, marks=pytest.mark.slow)])
+def test_littles_law_between_step_rows_and_request_rows(policy, seed):
+    littles_law(policy, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", policy_names())
+def test_littles_law_where_steps_are_planned_ahead(policy):
+    with asynchronous():
+        littles_law(policy, 1)
 
 
 def sojourn_s(policy: str, seed: int, blocks: int = SMALL, factor: float = 1.0) -> float:

@@ -67,6 +67,31 @@ def test_what_is_cached_stays_on_a_page_too(tmp_path):
     assert (found.times["kv_used_blocks"].mean[first:] == 0).any()  # there are gaps
 
 
+def test_memory_is_that_of_all_replicas_that_were_up_at_once():
+    """Idle ones too; one that takes the place of another adds nothing."""
+    rows = toy_rows(4, rate=0.5, blocks=200)
+    lives = [(0.0, np.nan, 100), (0.0, 5.0, 50), (5.0, np.nan, 30), (np.nan, np.nan, 999)]
+    replicas = pd.DataFrame(lives, columns=["up_s", "down_s", "num_blocks"])
+    assert replace(rows, replicas=replicas.assign(replica=range(4))).kv_blocks == 150
+    assert replace(rows, replicas=None, kv_total_blocks=7).kv_blocks == 7
+
+
+def test_the_interval_of_a_share_is_of_all_objectives_and_of_what_was_measured():
+    """Nobody ends in time of those that are measured, and everybody did before."""
+    rows = toy_rows(40, rate=0.5, blocks=200)
+    middle = float(rows.requests["arrival_s"].median())
+    early = (rows.requests["arrival_s"] < middle).to_numpy()
+    requests = rows.requests.assign(slo_ttft_s=np.where(early, 1e6, 0.0), slo_tpot_s=np.nan)
+    asked = {"service_class": "rt", "metric": "e2el", "bound_s": 1e-9}
+    summary = {"classes": {"rt": {"slo_attainment": 0.0}}}
+    run = RunResult(replace(rows, requests=requests), summary=summary)
+    assert look("a", None, run).attained["rt"][1] > 0.1
+    run.config = {"metrics": {"objectives": [asked]}}
+    assert look("a", None, run).attained["rt"] == (0.0, 0.0)
+    run = RunResult(run.rows, summary=summary | {"warmup": {"end_s": middle, "requests": 20}})
+    assert look("a", None, run).attained["rt"] == (0.0, 0.0)
+
+
 def replace_rows(rows) -> RunResult:
     return RunResult(replace(rows, kv_total_blocks=200), {}, {}, summarise(rows))
 

@@ -155,6 +155,8 @@ def test_turns_cannot_go_back_in_time_or_be_empty():
         (rows({}).encode() + b"[1]\n", "line 2: not a JSON object"),
         (rows({}).encode() + b"\n\noops\n" + rows({}).encode(), "line 4: not JSON"),
         (rows({}).encode() + b'{"timestamp": NaN}\n', "line 2: not JSON (NaN"),
+        (rows({}).encode() + b"[" * 100_000 + b"\n{}", "line 2: not JSON (too many brackets"),
+        (b"[" * 100_000, "not JSON (too many brackets within each other)"),
         (rows({}).encode() + b"\xff\xfe\n", "line 2: byte"),
         (rows({"output_length": 0}).encode(), "no usable rows"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "no rows"),

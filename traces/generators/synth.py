@@ -110,9 +110,8 @@ def synth(
         duration_s = DEFAULT_DURATION_S
     n = count if duration_s is None else _upper_count(rate, duration_s, count)
     if n > MAX_ROWS:
-        raise WorkloadError(
-            f"{n:.6g} requests are more than {MAX_ROWS}: lower rate, count or duration"
-        )
+        many = f"{n:.6g} requests" if n < 1e300 else "so many requests"
+        raise WorkloadError(f"{many} are more than {MAX_ROWS}: lower rate, count or duration")
     if n / rate > MAX_SECONDS and duration_s is None:
         raise WorkloadError(
             f"{n} requests at {rate:g}/s take {n / rate:.3g} s, and a trace ends before "

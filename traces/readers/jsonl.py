@@ -51,7 +51,7 @@ def parse(
             if number == len(text) and number > 1:
                 problem, remedy = "the last line is torn", "copy or download the file again"
             else:
-                problem, remedy = f"not JSON ({shown(_reason(e))})", "fix or remove the line"
+                problem, remedy = f"not JSON ({shown(reason(e))})", "fix or remove the line"
             raise WorkloadError(f"{path}: line {number}: {problem}: {remedy}") from None
         if type(row) is not dict:
             raise WorkloadError(
@@ -69,7 +69,7 @@ def _array(text: str, decode: Callable[[str], list], path: str) -> tuple[list[di
         rows = decode(text.strip())
     except (ValueError, RecursionError) as e:
         raise WorkloadError(
-            f"{path}: not a JSON array ({shown(_reason(e))}): copy or download the file again"
+            f"{path}: not a JSON array ({shown(reason(e))}): copy or download the file again"
         ) from None
     where = Rows(path, range(1, len(rows) + 1), "item")
     for number, row in enumerate(rows, 1):
@@ -82,7 +82,10 @@ def _array(text: str, decode: Callable[[str], list], path: str) -> tuple[list[di
     return rows, where
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why a text is no JSON, in Python's words where they say it."""
+    if isinstance(error, RecursionError):
+        return "too many brackets within each other"
     return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 

@@ -103,7 +103,9 @@ def read_sharegpt(data: bytes, path: str, options: ReadOptions) -> Workload:
         problem = "the file ends in the middle" if torn else f"not JSON ({shown(e.msg)})"
         raise WorkloadError(f"{path}: line {e.lineno}: {problem}: fetch the file again") from None
     except (ValueError, RecursionError) as e:
-        raise WorkloadError(f"{path}: not JSON ({shown(str(e))}): fetch the file again") from None
+        raise WorkloadError(
+            f"{path}: not JSON ({shown(jsonl.reason(e))}): fetch the file again"
+        ) from None
     if type(talks) is not list or not talks:
         raise WorkloadError(f"{path}: not a list of conversations: check the path and the format")
     where = Rows(path, range(1, len(talks) + 1), "item")
