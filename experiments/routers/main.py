@@ -3,7 +3,7 @@
 loads, documents   every router at several loads: Mooncake's conversations, and questions on shared
                    documents
 policies           routers under several policies, beside best-effort requests
-stale, stale-documents   what old and lost signals cost
+stale              what old and lost signals cost
 one-text           when a cache-aware router loses to round robin: prompts that begin with one text,
                    or with one of several
 
@@ -29,29 +29,27 @@ from twinserve.sim.sweep.statistics import over_seeds
 BASE = "round-robin"
 CACHE_AWARE = ("sglang", "dynamo-kv", "llm-d", "conductor")
 ROUTERS = (BASE, "random", "least-requests", "least-tokens", "vllm-dp", *CACHE_AWARE)
-LOADS = (0.5, 0.75, 1.0, 1.25)
+LOADS = (0.75, 1.0)
 # of the estimate that knows no cache: two thirds of all prompt tokens can be found in one
-DOCUMENT_LOADS = (1.0, 1.5, 2.0)
-UNDER_POLICIES = (BASE, "least-requests", "class-aware", "sglang", "dynamo-kv", "llm-d")
-POLICIES = ("vllm", "sarathi", "bros:chunk=fit,kv=paged", "echo:slo=gap", "justitia")
+DOCUMENT_LOADS = (1.0, 1.5)
+UNDER_POLICIES = (BASE, "class-aware", "dynamo-kv", "llm-d")
+POLICIES = ("vllm", "bros:chunk=fit,kv=paged", "echo:slo=gap")
 POOL = 8 * REPLICAS  # best-effort requests in a closed loop
 # where the window of each seed begins: ten minutes of the recording each, none twice
 BEGINS, SECONDS = (0, 600, 1200, 1800, 2400, 3000), 600.0
 QUESTIONS = 3_000
-AGES = (0.0, 0.1, 1.0, 10.0)  # seconds
-LOST = (0.0, 0.1, 0.5)
+AGES = (0.0, 1.0, 10.0)  # seconds
+LOST = (0.0, 0.5)
 # router -> option that makes what it hears older, option that makes it lose some, with what else
 STALE: Mapping[str, tuple[str, str | None, str]] = {
     "vllm-dp": ("age", "lost", ""),
     "llm-d": ("age", None, ""),
     "llm-d:index=exact": ("events_age", "events_lost", ","),
     "dynamo-kv": ("events_age", "events_lost", ""),
-    "conductor": ("events_age", "events_lost", ""),
 }
 SHARES = (0.26, 0.35, 0.75)
 TEXTS = (1, 16)
-CONCURRENCY = (36, 200)
-RATES = {36: 3.0, 200: 6.0}
+CONCURRENCY, RATE = 36, 3.0  # requests, requests a second
 ONE_TEXT = (BASE, "least-requests", "sglang", "sglang:balance_abs=8", "dynamo-kv", "llm-d")
 METRICS = {
     "slo_attainment": ("both objectives kept", 1.0),
@@ -113,14 +111,6 @@ def aged() -> list[tuple[str, str, float, str]]:
 
 
 def stale(scale: Scale) -> list[Point]:
-    return [
-        Point({"fault": fault, "amount": amount, "router": router, "seed": window["seed"]},
-              {"router": text, "policy": "vllm", "load": 1.0, **window})
-        for router, fault, amount, text in _few(scale, aged()) for window in _windows(scale)
-    ]  # fmt: skip
-
-
-def stale_documents(scale: Scale) -> list[Point]:
     requests = QUESTIONS // 20 if scale.quick else QUESTIONS
     return [
         Point({"fault": fault, "amount": amount, "router": router, "seed": seed},
@@ -131,11 +121,11 @@ def stale_documents(scale: Scale) -> list[Point]:
 
 def one_texts(scale: Scale) -> list[Point]:
     return [
-        Point({"texts": texts, "concurrency": most, "share": share, "router": router, "seed": seed},
-              {"router": router, "share": share, "texts": texts, "concurrency": most,
-               "rate": RATES[most], "seed": seed})
-        for texts in TEXTS for most in (CONCURRENCY[:1] if scale.quick else CONCURRENCY)
-        for share in _few(scale, SHARES) for router in ONE_TEXT for seed in scale.seeds
+        Point({"texts": texts, "share": share, "router": router, "seed": seed},
+              {"router": router, "share": share, "texts": texts, "concurrency": CONCURRENCY,
+               "rate": RATE, "seed": seed})
+        for texts in TEXTS for share in _few(scale, SHARES) for router in ONE_TEXT
+        for seed in scale.seeds
     ]  # fmt: skip
 
 
@@ -177,11 +167,11 @@ def of_fresh(points: pd.DataFrame) -> pd.DataFrame:
     return against(("fault", "router"), of_round_robin)(rows.sort_values("fault", kind="stable"))
 
 
-def _draw(column: str, x: str, split: str | None = None):
+def _draw(column: str, x: str):
     def draw(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
         shown = table.assign(**{x: table[x].astype(float)})
         looks = {BASE: {"color": "black", "linewidth": 2.0}}
-        grid(canvas, shown, column, METRICS, x, "router", looks, split=split)
+        grid(canvas, shown, column, METRICS, x, "router", looks)
 
     return draw
 
@@ -214,16 +204,12 @@ STUDY = Study(
         ),
         Figure(
             "one-text", "prompts that begin with one of a few texts, two replicas",
-            one_texts, one_text, against(("texts", "concurrency", "share"), of_round_robin),
-            _draw("texts", "share", split="concurrency"),
+            one_texts, one_text, against(("texts", "share"), of_round_robin),
+            _draw("texts", "share"),
         ),
         Figure(
-            "stale", "Mooncake at load 1: signals that come late or never",
-            stale, conversations, of_fresh, _draw("fault", "amount"),
-        ),
-        Figure(
-            "stale-documents", "documents at load 1.5: signals that come late or never",
-            stale_documents, questions, of_fresh, _draw("fault", "amount"),
+            "stale", "documents at load 1.5: signals that come late or never",
+            stale, questions, of_fresh, _draw("fault", "amount"),
         ),
         Figure(
             "policies", "Mooncake at load 1 beside best-effort requests: routers under policies",
