@@ -7,7 +7,8 @@ the router's own tree; no replica is asked.
 
 Differences. The tree there is one of characters, and shortened every two minutes to `max_tree_size`
 of them a worker; here it is one of KV blocks, and never has more than `tree_tokens`. Of replicas
-that were sent equally much the first one is chosen, there any.
+that were sent equally much the first one is chosen, there any. Picks are compared with the running
+original in tests/identity/test_sglang_identity.py.
 """
 
 from __future__ import annotations
