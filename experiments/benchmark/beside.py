@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="beside", help=beside.__doc__)
     app.default(beside)
-    run_app(app, arguments, expected=[BenchmarkError])
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":
