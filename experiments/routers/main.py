@@ -72,11 +72,16 @@ def _few(scale: Scale, values: Sequence) -> Sequence:
     return values[:2] if scale.quick else values
 
 
+def _routers(scale: Scale, names: Sequence[str]) -> Sequence[str]:
+    return [name for name in names if name in (BASE, "sglang", "llm-d")] if scale.quick else names
+
+
 def loads(scale: Scale) -> list[Point]:
     return [
         Point({"load": load, "router": router, "seed": window["seed"]},
               {"router": router, "policy": "vllm", "load": load, **window})
-        for load in _few(scale, LOADS) for router in ROUTERS for window in _windows(scale)
+        for load in _few(scale, LOADS) for router in _routers(scale, ROUTERS)
+        for window in _windows(scale)
     ]  # fmt: skip
 
 
@@ -85,7 +90,8 @@ def documents(scale: Scale) -> list[Point]:
     return [
         Point({"load": load, "router": router, "seed": seed},
               {"router": router, "load": load, "requests": requests, "seed": seed})
-        for load in _few(scale, DOCUMENT_LOADS) for router in ROUTERS for seed in scale.seeds
+        for load in _few(scale, DOCUMENT_LOADS) for router in _routers(scale, ROUTERS)
+        for seed in scale.seeds
     ]  # fmt: skip
 
 
@@ -93,7 +99,7 @@ def policies(scale: Scale) -> list[Point]:
     return [
         Point({"policy": policy, "router": router, "seed": window["seed"]},
               {"router": router, "policy": policy, "load": 1.0, "pool": POOL, **window})
-        for policy in _few(scale, POLICIES) for router in UNDER_POLICIES
+        for policy in _few(scale, POLICIES) for router in _routers(scale, UNDER_POLICIES)
         for window in _windows(scale)
     ]  # fmt: skip
 
@@ -124,7 +130,7 @@ def one_texts(scale: Scale) -> list[Point]:
         Point({"texts": texts, "share": share, "router": router, "seed": seed},
               {"router": router, "share": share, "texts": texts, "concurrency": CONCURRENCY,
                "rate": RATE, "seed": seed})
-        for texts in TEXTS for share in _few(scale, SHARES) for router in ONE_TEXT
+        for texts in TEXTS for share in _few(scale, SHARES) for router in _routers(scale, ONE_TEXT)
         for seed in scale.seeds
     ]  # fmt: skip
 
