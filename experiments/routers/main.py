@@ -168,7 +168,7 @@ def of_fresh(points: pd.DataFrame) -> pd.DataFrame:
     """The table of aged signals: each router beside itself with none aged and none lost."""
     fresh = points[(points.fault == "age") & (points.amount == 0)]
     lost = fresh.assign(fault="lost")
-    rows = pd.concat([fresh, points.drop(fresh.index), lost], ignore_index=True)
+    rows = pd.concat([fresh, lost, points.drop(fresh.index)], ignore_index=True)
     rows = rows[rows.router.isin(points[points.fault == "lost"].router) | (rows.fault == "age")]
     return against(("fault", "router"), of_round_robin)(rows.sort_values("fault", kind="stable"))
 
