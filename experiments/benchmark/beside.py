@@ -123,7 +123,7 @@ def beside(
         raise BenchmarkError(f"--repeats {repeats}: at least 1")
     file = trace or find_local(resolve("mooncake"), search_folders(), cache_folder())
     if file is None or not file.is_file():
-        where = "the Mooncake trace is not here: `twinserve trace download` it"
+        where = "the Mooncake trace is not here: `twinserve trace fetch mooncake`"
         raise BenchmarkError(where if file is None else f"--trace {file}: there is no such file")
     run: dict[str, Callable[[int], ProcessFigures]] = {"twinserve": lambda n: ours(file, n)}
     if dynamo is not None:
