@@ -42,6 +42,16 @@ install_browser() {
     fi
 }
 
+# Routers of SGLang and Dynamo in $work/originals, for tests of ours beside them; their packages are for Linux on x86-64.
+install_originals() {
+    python3 -m venv "$work/originals"
+    if "$work/originals/bin/pip" install -q sglang-router==0.3.2 ai-dynamo==1.4.2; then
+        export TWINSERVE_ORIGINALS="$work/originals" TWINSERVE_REQUIRE_ORIGINALS=1
+    else
+        echo "routers of SGLang and Dynamo cannot be had here: tests beside them are skipped"
+    fi
+}
+
 # Another in $work/live with the CPU build of vLLM as well: of a release, or 0.32.0. Its torch is named with the label
 # of an index that has CPU builds only; here it comes without.
 install_live() {

@@ -45,7 +45,11 @@ def simulate_command() -> list[str]:
 
 def run_command(arguments: Sequence[str]) -> ProcessFigures:
     """Run `simulate ARGUMENTS`, from interpreter start to exit. BenchmarkError if it fails."""
-    command = [*simulate_command(), *arguments]
+    return run_process([*simulate_command(), *arguments])
+
+
+def run_process(command: Sequence[str], folder: Path | None = None) -> ProcessFigures:
+    """Run any command, in `folder`. BenchmarkError if it fails."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     with tempfile.TemporaryFile() as said:
         started = time.perf_counter()
@@ -54,6 +58,7 @@ def run_command(arguments: Sequence[str]) -> ProcessFigures:
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
+            cwd=folder,
             env={**os.environ, **one_thread},
         )
         _, status, used = os.wait4(child.pid, 0)

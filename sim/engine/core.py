@@ -264,7 +264,9 @@ class EngineCore:
         requests, rows = self.requests, outcome.emitted
         requests.computed_tokens[plan.rows] += plan.tokens
         self._shown, self._last_token_s = rows, requests.last_token_s[rows]
-        going_on = rows[~np.isin(rows, outcome.finished)] if outcome.finished else rows
+        going_on = rows
+        for row in outcome.finished:  # one or two
+            going_on = going_on[going_on != row]
         requests.output_tokens[going_on] += 1
         requests.in_flight[going_on] = 1
         requests.last_token_s[going_on] = outcome.start_s

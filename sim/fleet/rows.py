@@ -17,7 +17,7 @@ from twinserve.sim.fleet.ttft_parts import hand_over_columns, ttft_parts
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_warmup import warmup_end_s
 from twinserve.sim.results.options import Warmup
-from twinserve.sim.results.recorder import request_frame
+from twinserve.sim.results.recorder import joined_steps, request_frame
 from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES, STAYS
 
 # Of a request's placements: work done for it anywhere.
@@ -66,7 +66,7 @@ def fleet_rows(
     since = None if warmup is None else warmup_end_s(warmup, requests)
     return RunRows(
         requests,
-        joined([recorder.step_frame() for recorder in recorders]),
+        joined_steps(recorders),
         joined([recorder.gap_frame(since) for recorder in recorders]),
         fleet.replicas[0].engine.core.ledger.num_blocks,
         placements=_placements(fleet, stays, where),

@@ -48,15 +48,18 @@ class _Parts:
         self.of_requests = _slices(replica[order], indices)
         steps: pd.DataFrame = rows.steps
         replica = steps["replica"].to_numpy()
-        order = np.argsort(replica, kind="stable")
-        self.seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)[order]
-        self.used = steps["kv_used_blocks"].to_numpy(np.float64)[order]
-        self.of_steps = _slices(replica[order], indices)
+        self.seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
+        self.used = steps["kv_used_blocks"].to_numpy()
+        if (replica[1:] < replica[:-1]).any():  # a run's own are in this order; there are millions
+            order = np.argsort(replica, kind="stable")
+            self.seconds, self.used = self.seconds[order], self.used[order]
+            replica = replica[order]
+        self.of_steps = _slices(replica, indices)
         self.blocks = rows.replicas["num_blocks"].to_numpy(np.float64)
 
     def describe(self, replicas: Sequence[int]) -> dict:
         """Of these replicas together. Latencies: of requests that completed."""
-        mine = np.concatenate([self.of_requests[i] for i in replicas])
+        mine = np.concatenate([np.r_[self.of_requests[i]] for i in replicas])
         r = self.requests.take(mine)
         done = r.finished
         ttft, tpot = r.ttft[done], r.tpot[done & (r.output > 1)]
@@ -64,7 +67,7 @@ class _Parts:
         steps = [self.of_steps[i] for i in replicas]
         busy = sum(self.seconds[s].sum() for s in steps)
         peaks = [
-            self.used[s].max(initial=0.0) / self.blocks[i]
+            float(self.used[s].max(initial=0)) / self.blocks[i]
             for i, s in zip(replicas, steps, strict=True)
             if self.blocks[i]
         ]
@@ -77,13 +80,13 @@ class _Parts:
             "mean_ttft_ms": ttft.mean() * _MS if len(ttft) else None,
             "p99_ttft_ms": np.percentile(ttft, 99) * _MS if len(ttft) else None,
             "mean_tpot_ms": tpot.mean() * _MS if len(tpot) else None,
-            "steps": sum(len(s) for s in steps),
+            "steps": sum(s.stop - s.start for s in steps),
             "busy": busy / together if together > 0 else None,
             "peak_use": max(peaks) if peaks else None,
         }
 
 
-def _slices(replica: np.ndarray, indices: np.ndarray) -> list[np.ndarray]:
-    """Positions of each replica's rows in an ascending column."""
-    ends = np.searchsorted(replica, [*indices, len(indices)])
-    return [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+def _slices(replica: np.ndarray, indices: np.ndarray) -> list[slice]:
+    """Where each replica's rows stand in an ascending column."""
+    ends = np.searchsorted(replica, [*indices, len(indices)]).tolist()
+    return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]

@@ -4,6 +4,7 @@ a run of identical decode steps stays one entry until the end, and is spread int
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -185,8 +186,8 @@ class StepRecorder:
             if len(ends) > 1:
                 starts[-1] = ends[:-1]
 
-    def step_frame(self) -> pd.DataFrame:
-        """One row a step, in order; columns as docs/metrics.md lists them."""
+    def step_columns(self) -> dict[str, np.ndarray]:
+        """One entry a step, in order; columns as docs/metrics.md lists them."""
         lengths = np.array([len(e) for e in self._ends], np.int64)
         columns = np.array(self._scalars, np.int64).reshape(-1, len(self._STEP_COLUMNS))
         ends = np.concatenate(self._ends) if self._ends else np.zeros(0)
@@ -209,7 +210,14 @@ class StepRecorder:
         frame["kv_cached_blocks"] = np.minimum(frame["kv_cached_blocks"], frame["kv_free_blocks"])
         frame["kv_used_blocks"] = frame["kv_rt_blocks"] + frame["kv_be_blocks"]
         del frame["kv_free_blocks"]
-        return pd.DataFrame(frame, copy=False)  # long, and nobody else has the columns
+        return frame
+
+    def step_frame(self) -> pd.DataFrame:
+        return pd.DataFrame(self.step_columns(), copy=False)  # long, and nobody else has them
+
+    @property
+    def recorded_steps(self) -> int:
+        return sum(map(len, self._ends))
 
     def gap_frame(self, warmup_end_s: float | None = None) -> pd.DataFrame:
         """Inter-token gaps pooled: service_class, gap_s, count; one row a distinct gap and class.
@@ -255,6 +263,21 @@ class StepRecorder:
                 }
             )
         return pd.concat(parts, ignore_index=True)
+
+
+def joined_steps(recorders: Sequence[StepRecorder]) -> pd.DataFrame:
+    """One row a step, recorder by recorder. Steps are many: each column is made once, and one
+    recorder after another fills its part."""
+    if len(recorders) == 1:
+        return recorders[0].step_frame()
+    ends = np.cumsum([recorder.recorded_steps for recorder in recorders])
+    frame: dict[str, np.ndarray] = {}
+    for end, recorder in zip(ends.tolist(), recorders, strict=True):
+        for name, column in recorder.step_columns().items():
+            if name not in frame:
+                frame[name] = np.empty(ends[-1], column.dtype)
+            frame[name][end - len(column) : end] = column
+    return pd.DataFrame(frame, copy=False)  # nobody else has the columns
 
 
 def request_frame(requests: RequestTable, replica: int, group_names: list[str]) -> pd.DataFrame:

@@ -10,7 +10,8 @@ import os
 import pytest
 from rich.console import Console
 
-from twinserve.experiments.benchmark import growth
+from tests.identity.originals import python_with
+from twinserve.experiments.benchmark import beside, growth
 from twinserve.experiments.benchmark import main as benchmark
 from twinserve.experiments.benchmark import measure as bench_measure
 from twinserve.experiments.benchmark.tables import markdown_tables, rich_tables, tables
@@ -159,3 +160,35 @@ def test_growth_says_what_it_cannot_do(arguments, said, capsys):
     with pytest.raises(SystemExit) as end:
         growth.main(arguments)
     assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+# -- beside Dynamo's simulator ---------------------------------------------------------------------
+def _requests(folder, count: int):
+    lines = [
+        {"timestamp": 10 * i, "input_length": 700, "output_length": 5, "hash_ids": [0, i + 1]}
+        for i in range(count)
+    ]
+    file = folder / "mooncake.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return file
+
+
+@pytest.mark.slow
+def test_both_simulators_are_measured_on_the_same_trace(tmp_path, capsys):
+    out, trace = tmp_path / "beside.json", _requests(tmp_path, 20)
+    asked = ["--trace", str(trace), "--repeats", "1", "--markdown", "--out", str(out)]
+    with contextlib.suppress(SystemExit):
+        beside.main([*asked, "--dynamo", python_with("dynamo.replay")])
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["simulator"], row["replicas"]) for row in rows] == [
+        ("twinserve", 1), ("dynamo.replay", 1), ("twinserve", 8), ("dynamo.replay", 8)
+    ]  # fmt: skip
+    assert all(row["cpu_s"] > 0 < row["peak_rss_bytes"] for row in rows)
+    assert capsys.readouterr().out.count("| dynamo.replay |") == 2
+
+
+def test_a_simulator_that_is_not_there_ends_as_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        beside.main(["--trace", str(tmp_path / "none.jsonl")])
+    assert end.value.code == 2
+    assert "there is no such file" in capsys.readouterr().err

@@ -4,7 +4,8 @@
            + request weight x active requests
 
 active prefill  prompt tokens, less what was cached, of requests there that have no first token
-cached          prompt tokens that the replica has, times `credit`
+cached          prompt tokens that the replica has, times `credit`; of prompts under way, that are
+                active prefill, they are taken off whole whatever the credit
 active blocks   distinct prompt blocks of the requests there; new: those of this one beside them
 
 The lowest cost gets the request. With a temperature it is drawn: softmax of -cost / (max - min) /
@@ -12,7 +13,8 @@ temperature. KV events tell what is cached; with index=approximate dispatches do
 
 Differences. Of replicas with equal costs the one with the fewest blocks in the index is chosen, as
 older versions do, then the first; in 1.4.2 any. Blocks of answers are not counted, as there by
-default. There is one frontend.
+default. There is one frontend. Costs are compared with the running original in
+tests/identity/test_dynamo_identity.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ the router's own tree; no replica is asked.
 
 Differences. The tree there is one of characters, and shortened every two minutes to `max_tree_size`
 of them a worker; here it is one of KV blocks, and never has more than `tree_tokens`. Of replicas
-that were sent equally much the first one is chosen, there any.
+that were sent equally much the first one is chosen, there any. Picks are compared with the running
+original in tests/identity/test_sglang_identity.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import Shedding, fewest
+from twinserve.sim.fleet.routers.base import Shedding
 from twinserve.sim.fleet.routers.prefixes import OfPrefixes, Prefixes
 from twinserve.sim.fleet.view import FleetView
 
@@ -47,14 +48,19 @@ class SglangCacheAware(OfPrefixes[SglangOptions]):
         self._prefixes.dispatched(request, replica, self.view)
 
     def place(self, request: Request, stage: Role, view: FleetView) -> int:
+        return self.candidates(request, view)[0]
+
+    def candidates(self, request: Request, view: FleetView) -> list[int]:
+        """Those of `view.up` that are equally good for a request, and better than the others."""
         loads = [view.in_flight[i] for i in view.up]
         most, least = max(loads), min(loads)
+        fewest = [i for i in view.up if view.in_flight[i] == least]
         options = self.options
         if most - least > options.balance_abs and most > options.balance_rel * least:
-            return fewest(view)
+            return fewest
         matched = self._prefixes.matched(request, view)
         sent = {i: blocks * view.block_tokens[i] for i, blocks in matched.items()}
-        best = max(view.up, key=sent.__getitem__)
-        if sent[best] > options.cache_threshold * request.prompt_tokens:
-            return best
-        return fewest(view)
+        longest = max(sent.values())
+        if longest > options.cache_threshold * request.prompt_tokens:
+            return [i for i in view.up if sent[i] == longest]
+        return fewest
