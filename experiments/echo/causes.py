@@ -49,10 +49,13 @@ ARRIVALS = (
     "The bursts of a minute, drawn anew each minute, cannot be foretold: without them (the rows "
     "with bursts 0 of `fig11`) the fit is close."
 )
-MEMORY = (
-    "Bursts of a minute make the load rise beyond what the history knows: without them (the rows "
-    "with bursts 0 of `memory`) it is another share."
-)
+# how the tide goes, whether there are bursts
+MEMORY = {
+    ("level", True): NOT_KNOWN,
+    ("level", False): NOT_KNOWN,
+    ("rising", True): NOT_KNOWN,
+    ("rising", False): NOT_KNOWN,
+}
 SHARED = (
     "Not known: which attention kernel the paper's engine had is not printed, and its trace is not "
     "public."

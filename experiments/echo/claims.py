@@ -317,14 +317,15 @@ def memory_claims(table: pd.DataFrame) -> list[Claim]:
         covered, half = 1 - row["exceeded"], row["exceeded_ci"]
         verdict = judge(covered, half, COVERED, None)
         what = (
-            "seconds in which online requests hold no more than mu + 2 sigma, bursts "
-            f"{row['burstiness']:g}"
+            "seconds in which online requests hold no more than mu + 2 sigma of "
+            f"{row['history_s'] / 60:g} minutes, {row['tide']} tide, bursts {row['burstiness']:g}"
         )
         ours = (
             f"{shown(100 * covered, 100 * half)} % (kept for nothing: "
             f"{100 * row['spare']:.2g} % of the memory)"
         )
-        found.append(Claim.judged("Sec. 5.3", what, "95 %", ours, verdict, causes.MEMORY, False))
+        why = causes.MEMORY[row["tide"], row["burstiness"] > 0]
+        found.append(Claim.judged("Sec. 5.3", what, "95 %", ours, verdict, why, False))
     return found
 
 
