@@ -195,7 +195,7 @@ def arrivals(scale: Scale) -> list[Point]:
 def memory(scale: Scale) -> list[Point]:
     """Sec. 5.3, with the paper's hour of history and with a short one, where the tide is level and
     where it rises."""
-    size: dict[str, Any] = {"minutes": 60, "histories_s": [HISTORY_S, SHORT_HISTORY_S]}
+    size: dict[str, Any] = {"minutes": 30, "histories_s": [HISTORY_S, SHORT_HISTORY_S]}
     if scale.quick:
         size = {"minutes": 2, "histories_s": [60.0, 30.0], "warm_s": 0.0}
     settings = [
