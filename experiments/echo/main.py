@@ -11,6 +11,7 @@ from twinserve.experiments.echo import points
 from twinserve.experiments.echo.claims import (
     BELIEFS,
     arrival_claims,
+    busiest_claims,
     cache_claims,
     day_claims,
     hit_claims,
@@ -28,6 +29,7 @@ from twinserve.experiments.echo.runs import (
     LADDER,
     TPOT_S,
     TTFT_S,
+    busiest,
     foretold_arrivals,
     foretold_memory,
     hours,
@@ -39,6 +41,7 @@ from twinserve.experiments.echo.tables import (
     beside_each,
     beside_lru,
     of_arrivals,
+    of_busiest,
     of_days,
     of_memory,
     of_series,
@@ -210,6 +213,12 @@ def _plot_forecast(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> 
     legend(canvas, axes[0, 0])
 
 
+def _plot_busiest(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    axes = canvas.subplots()
+    axes.barh(table.policy, 100 * table.missed, xerr=100 * np.nan_to_num(table.missed_ci))
+    axes.set_xlabel("online requests that miss their objectives, % of the day's")
+
+
 def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     rows = table[table.policy == "echo"]
     metrics = {
@@ -323,6 +332,15 @@ STUDY = Study(
             of_series,
             _plot_hits,
             whole_day_claims,
+        ),
+        Figure(
+            "busy",
+            "ours: the minutes of that day in which most arrives",
+            points.busy,
+            busiest,
+            of_busiest,
+            _plot_busiest,
+            busiest_claims,
         ),
         Figure(
             "fig11",

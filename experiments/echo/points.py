@@ -103,6 +103,7 @@ SUBMITTED = 600  # one by one, questions of a run: more than can be answered
 HOURS_FORETOLD = {"level": 12.0, "rising": 7.0}
 SHORT_HISTORY_S = 300.0
 QUICK_HISTORY_S = 60.0
+QUICK_BUSY = 17.0  # one minute of seed 0
 QUICK_VARIANTS = (BASE, "sums, TPOT bounds gaps", "exact step times")
 
 
@@ -185,6 +186,19 @@ def _series(scale: Scale, size: Mapping[str, Any], option: str) -> list[Point]:
 def _with(policy: str, option: str) -> str:
     """The policy with one more option; empty: as it is."""
     return policy if not option else f"{policy}{',' if ':' in policy else ':'}{option}"
+
+
+def busy(scale: Scale) -> list[Point]:
+    """The busiest minutes of a day: online requests alone, and beside Echo whose step times add
+    up."""
+    estimator = "echo-sum"
+    beside = {"policy": LADDER[-1] + ESTIMATORS[estimator], "pool": SHORT, "estimator": estimator}
+    settings = [
+        {"policy": LADDER[0], "pool": None, "_policy": ALONE},
+        {"_policy": LADDER[-1], **beside},
+    ]
+    fewer = {"above": QUICK_BUSY} if scale.quick else {}
+    return _over(scale, [one | fewer for one in settings], ("policy",))
 
 
 def arrivals(scale: Scale) -> list[Point]:

@@ -181,6 +181,10 @@ def of_days(points: pd.DataFrame) -> pd.DataFrame:
     return over_seeds(points, ["hour"], ["rate", "ratio"])
 
 
+def of_busiest(points: pd.DataFrame) -> pd.DataFrame:
+    return over_seeds(points, ["policy"], ["minutes", "offered", "missed", "attainment"])
+
+
 def of_arrivals(points: pd.DataFrame) -> pd.DataFrame:
     """Run by run: the correlation of expected and actual rate, the mean relative error of the mean,
     and how many minutes bring more than was expected, by the mean and with two deviations."""
