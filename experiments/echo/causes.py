@@ -45,14 +45,22 @@ HITS = (
 )
 PEAK = NOT_KNOWN
 OCCUPIED = NOT_KNOWN
+BUSY = (
+    "Alone some of them miss their objectives as well (`busy`, row `online alone`). Why more do "
+    "beside offline work is not known."
+)
 ARRIVALS = (
     "The bursts of a minute, drawn anew each minute, cannot be foretold: without them (the rows "
     "with bursts 0 of `fig11`) the fit is close."
 )
-MEMORY = (
-    "Bursts of a minute make the load rise beyond what the history knows: without them (the rows "
-    "with bursts 0 of `memory`) it is another share."
-)
+# how the tide goes
+MEMORY = {
+    "level": NOT_KNOWN,
+    "rising": (
+        "While the tide rises an hour of history is too low: what five minutes foretell is "
+        "exceeded less (`memory`, rows with a rising tide)."
+    ),
+}
 SHARED = (
     "Not known: which attention kernel the paper's engine had is not printed, and its trace is not "
     "public."

@@ -11,6 +11,7 @@ from twinserve.experiments.echo import points
 from twinserve.experiments.echo.claims import (
     BELIEFS,
     arrival_claims,
+    busiest_claims,
     cache_claims,
     day_claims,
     hit_claims,
@@ -28,6 +29,7 @@ from twinserve.experiments.echo.runs import (
     LADDER,
     TPOT_S,
     TTFT_S,
+    busiest,
     foretold_arrivals,
     foretold_memory,
     hours,
@@ -39,6 +41,7 @@ from twinserve.experiments.echo.tables import (
     beside_each,
     beside_lru,
     of_arrivals,
+    of_busiest,
     of_days,
     of_memory,
     of_series,
@@ -195,16 +198,25 @@ def _plot_arrivals(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> 
 
 
 def _plot_forecast(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    axes = panels(canvas, 1, 2, width=4.2, height=3.0)[0]
-    for one, (burstiness, part) in zip(axes, found.groupby("burstiness", sort=False), strict=True):
-        mine = part[part.seed == 0]
-        one.plot(mine.second, 100 * mine.held, color="tab:gray", linewidth=0.8, label="held")
-        one.plot(
-            mine.second, 100 * mine.predicted, color="tab:red", label="foretold a minute before"
-        )
-        one.set(xlabel="s", ylabel="memory of online requests, %", ylim=(0, None))
-        one.set_title(f"bursts of a minute: {burstiness:g}; seed 0", fontsize=9)
-    legend(canvas, axes[0])
+    parts = list(found[found.seed == 0].groupby(["tide", "burstiness"], sort=False))
+    axes = panels(canvas, 2, len(parts) // 2, width=4.2, height=2.6)
+    for one, ((tide, burstiness), part) in zip(axes.flat, parts, strict=True):
+        for i, (history_s, mine) in enumerate(part.groupby("history_s", sort=False)):
+            if i == 0:
+                one.plot(
+                    mine.minute, 100 * mine.held, color="tab:gray", linewidth=0.8, label="held"
+                )
+            label = f"foretold by the last {history_s / 60:g} minutes"
+            one.plot(mine.minute, 100 * mine.predicted, color=_TAB[i], label=label)
+        one.set(xlabel="minute", ylabel="online memory, %", ylim=(0, None))
+        one.set_title(f"{tide} tide, bursts of a minute: {burstiness:g}; seed 0", fontsize=9)
+    legend(canvas, axes[0, 0])
+
+
+def _plot_busiest(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    axes = canvas.subplots()
+    axes.barh(table.policy, 100 * table.missed, xerr=100 * np.nan_to_num(table.missed_ci))
+    axes.set_xlabel("online requests that miss their objectives, % of the day's")
 
 
 def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
@@ -320,6 +332,15 @@ STUDY = Study(
             of_series,
             _plot_hits,
             whole_day_claims,
+        ),
+        Figure(
+            "busy",
+            "ours: the minutes of that day in which most arrives",
+            points.busy,
+            busiest,
+            of_busiest,
+            _plot_busiest,
+            busiest_claims,
         ),
         Figure(
             "fig11",

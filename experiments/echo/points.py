@@ -99,7 +99,11 @@ SHARING = {
 }
 DOCUMENTS = 12  # by half more than the memory holds
 SUBMITTED = 600  # one by one, questions of a run: more than can be answered
+# figure `memory`: from what hour of the day on, by how the tide goes then; the other history, s
+HOURS_FORETOLD = {"level": 12.0, "rising": 7.0}
+SHORT_HISTORY_S = 300.0
 QUICK_HISTORY_S = 60.0
+QUICK_BUSY = 17.0  # one minute of seed 0
 QUICK_VARIANTS = (BASE, "sums, TPOT bounds gaps", "exact step times")
 
 
@@ -184,16 +188,36 @@ def _with(policy: str, option: str) -> str:
     return policy if not option else f"{policy}{',' if ':' in policy else ':'}{option}"
 
 
+def busy(scale: Scale) -> list[Point]:
+    """The busiest minutes of a day: online requests alone, and beside Echo whose step times add
+    up."""
+    estimator = "echo-sum"
+    beside = {"policy": LADDER[-1] + ESTIMATORS[estimator], "pool": SHORT, "estimator": estimator}
+    settings = [
+        {"policy": LADDER[0], "pool": None, "_policy": ALONE},
+        {"_policy": LADDER[-1], **beside},
+    ]
+    fewer = {"above": QUICK_BUSY} if scale.quick else {}
+    return _over(scale, [one | fewer for one in settings], ("policy",))
+
+
 def arrivals(scale: Scale) -> list[Point]:
     """Fig. 11."""
     return _over(scale, [{"burstiness": b} for b in (0.3, 0.0)], ("burstiness",))
 
 
 def memory(scale: Scale) -> list[Point]:
-    """Sec. 5.3."""
-    size = {"minutes": 2, "history_s": 30.0} if scale.quick else {"minutes": 12, "history_s": 300.0}
-    settings = [size | {"pool": None, "burstiness": b} for b in (0.3, 0.0)]
-    return _over(scale, settings, ("burstiness",))
+    """Sec. 5.3, with the paper's hour of history and with a short one, where the tide is level and
+    where it rises."""
+    size: dict[str, Any] = {"minutes": 30, "histories_s": [HISTORY_S, SHORT_HISTORY_S]}
+    if scale.quick:
+        size = {"minutes": 2, "histories_s": [60.0, 30.0], "warm_s": 0.0}
+    settings = [
+        size | {"hour": HOURS_FORETOLD[tide], "_tide": tide, "burstiness": b}
+        for tide in HOURS_FORETOLD
+        for b in (0.3, 0.0)
+    ]
+    return _over(scale, settings, ("tide", "burstiness"))
 
 
 def caches(scale: Scale) -> list[Point]:

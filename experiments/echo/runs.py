@@ -41,8 +41,10 @@ TTFT_S, TPOT_S, AIM = 1.0, 0.05, 0.9  # Sec. 7.2
 LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
 # requests/s; the GPU alone serves them without queueing (figure fig7, `online alone`)
 PEAK_RATE = 8.0
+BUSY = 12.0  # requests/s that the GPU alone does not serve in time (docs/echo.md, other rates)
 TROUGH, PEAK = 0.4, 0.9  # parts of the peak's rate
 HISTORY_S = 3600.0  # Sec. 5.3: the threshold is of the last hour
+WARM_S = 300.0  # before a history that a run makes itself: it begins with an empty engine
 BIN_S = 10.0  # of the series
 SAMPLE_S = 1.0
 Samples = list[tuple[int, ...]]
@@ -292,6 +294,41 @@ def watch(bin_s: float = BIN_S, **settings: Any) -> list[dict[str, Any]]:
     return series.assign(**whole).to_dict("records")
 
 
+def busiest(
+    seed: int, policy: str, pool: str | None, above: float = BUSY, estimator: str = "paper"
+) -> dict[str, Any]:
+    """The minutes of a day in which more than `above` requests/s arrive, each with the two before
+    it and the one after, one run. pool: refilled; None: online requests alone. A threshold begins
+    without a history.
+
+    minutes, offered  how many there are, and what share of the day's requests arrives in them
+    missed            online requests of the run that miss an objective, as a share of the day's
+    attainment        share of the run's online requests that keep theirs
+    """
+    rates = _rates(seed)
+    over = np.flatnonzero(rates > above)
+    around = np.unique(np.clip(over[:, None] + np.arange(-2, 2), 0, len(rates) - 1))
+    load = _minutes(around, seed, PEAK_RATE, 0.3)
+    online = len(load)
+    if pool is not None:
+        load = merge(load, refilled(pool, seed, REFILLED))
+    _, run = _simulate(policy, load, seed=seed, estimator=estimator)
+    kept = run.summary["classes"]["rt"]["slo_attainment"]
+    whole = rates.sum() * BURST_S
+    return {
+        "minutes": len(over),
+        "offered": float(rates[over].sum() * BURST_S / whole),
+        "missed": float((1.0 - kept) * online / whole),
+        "attainment": kept,
+    }
+
+
+def _rates(seed: int) -> np.ndarray:
+    """Requests/s of each minute of a day."""
+    minute = (tidal(peak_rate=PEAK_RATE, seed=seed).arrival_s // BURST_S).astype(np.int64)
+    return np.bincount(minute, minlength=round(DAY_S / BURST_S)) / BURST_S
+
+
 # -- the trace and what is foretold of it ----------------------------------------------------------
 def hours(seed: int, burstiness: float = 0.3) -> list[dict[str, Any]]:
     """Fig. 2: requests/s in each quarter of an hour of a day, and the day's ratio of peak (12:00 to
@@ -336,26 +373,41 @@ def foretold_arrivals(
 
 def foretold_memory(
     seed: int,
+    hour: float,
     minutes: int,
-    history_s: float,
-    pool: str | None = None,
+    histories_s: Sequence[float],
     burstiness: float = 0.3,
-    policy: str = "echo",
+    warm_s: float = WARM_S,
 ) -> list[dict[str, Any]]:
-    """Sec. 5.3, on consecutive minutes from 12:00 on: blocks that online requests hold, as a share
-    of all of them, second by second, and mu + 2 sigma of the `history_s` seconds that ended a
-    minute before."""
-    noon = cut_window(
-        tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed),
-        DAY_S / 2,
-        DAY_S / 2 + minutes * BURST_S,
-    )
-    load = set_slo(noon, TTFT_S, TPOT_S)
-    _, run = _simulate(
-        policy, load if pool is None else merge(load, offline(pool, seed)), seed=seed
-    )
+    """Sec. 5.3, minute by minute of `minutes` minutes from `hour` on, online requests alone: what
+    they hold, and mu + 2 sigma of the seconds that ended a minute before, for each length of that
+    history. The engine runs through the longest history, and `warm_s` before it, first.
+
+    predicted, held  means over the minute's seconds, shares of the memory
+    exceeded         share of its seconds in which more is held than was foretold
+    spare            what was foretold and not held, a mean, share of the memory
+    """
+    lead = warm_s + max(histories_s) + BURST_S
+    end = lead + minutes * BURST_S
+    start = hour * 3600.0 - lead
+    if start < 0:
+        raise ValueError(f"{lead:g} s before hour {hour:g} are another day's: take a later hour")
+    whole = tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed)
+    load = set_slo(cut_window(whole, start, start + end), TTFT_S, TPOT_S)
+    _, run = _simulate(LADDER[0], load, seed=seed)  # alone nothing else decides, as in `history`
     steps, total = run.rows.steps, run.rows.kv_total_blocks
-    steps = steps[steps.start_s < minutes * BURST_S]
-    predicted, held = predicted_memory(steps, 2.0, history_s, SAMPLE_S, BURST_S)
-    shares = zip((predicted / total).tolist(), (held / total).tolist(), strict=True)
-    return [{"second": i, "predicted": p, "held": h} for i, (p, h) in enumerate(shares)]
+    found = []
+    for history_s in histories_s:
+        predicted, held = predicted_memory(
+            steps[steps.start_s < end], 2.0, history_s, SAMPLE_S, BURST_S
+        )
+        # the first one that is foretold follows a history and a minute after the run began
+        first = round((lead - history_s - BURST_S) / SAMPLE_S)
+        shown = pd.DataFrame({"predicted": predicted, "held": held}, dtype=float)[first:] / total
+        shown["exceeded"] = (shown.held > shown.predicted).astype(float)
+        shown["spare"] = np.maximum(shown.predicted - shown.held, 0.0)
+        minute = np.arange(len(shown)) * SAMPLE_S // BURST_S
+        means = shown.groupby(minute).mean().head(minutes)
+        means.insert(0, "minute", np.arange(len(means)))
+        found += [{"history_s": history_s, **row} for row in means.to_dict("records")]
+    return found

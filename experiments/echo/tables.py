@@ -181,6 +181,10 @@ def of_days(points: pd.DataFrame) -> pd.DataFrame:
     return over_seeds(points, ["hour"], ["rate", "ratio"])
 
 
+def of_busiest(points: pd.DataFrame) -> pd.DataFrame:
+    return over_seeds(points, ["policy"], ["minutes", "offered", "missed", "attainment"])
+
+
 def of_arrivals(points: pd.DataFrame) -> pd.DataFrame:
     """Run by run: the correlation of expected and actual rate, the mean relative error of the mean,
     and how many minutes bring more than was expected, by the mean and with two deviations."""
@@ -205,14 +209,10 @@ def of_arrivals(points: pd.DataFrame) -> pd.DataFrame:
 def of_memory(points: pd.DataFrame) -> pd.DataFrame:
     """Run by run: seconds in which more is held than was foretold a minute before, what was
     foretold and not held (share of the memory), and what was held."""
-    rows = []
-    for (burstiness, seed), part in points.groupby(["burstiness", "seed"], sort=False):
-        beyond = part.held - part.predicted
-        row = {"burstiness": burstiness, "seed": seed, "exceeded": float((beyond > 0).mean())}
-        rows.append(
-            row | {"spare": float(np.maximum(-beyond, 0).mean()), "held": float(part.held.mean())}
-        )
-    return over_seeds(pd.DataFrame(rows), ["burstiness"], ["exceeded", "spare", "held"])
+    key = ["tide", "burstiness", "history_s"]
+    shown = ["exceeded", "spare", "held"]
+    rows = points.groupby([*key, "seed"], sort=False, as_index=False)[shown].mean()
+    return over_seeds(rows, key, shown)
 
 
 def profile_of_day(points: pd.DataFrame, policy: str, estimator: str) -> pd.DataFrame:

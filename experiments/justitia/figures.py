@@ -48,7 +48,7 @@ WHY_FIG9 = {
     "vs_vtc": (
         "two causes, which together move it there: the pool is large, and these GPUs take long "
         "for prompts, which KV "
-        "token-time does not charge (alone that is within the spread): `causes` (Llama-13B)"
+        "token-time does not charge: `causes` (Llama-13B)"
     ),
     "vs_parrot": (
         "how much larger the largest applications are than the smallest: `causes` "

@@ -91,6 +91,17 @@ def of_rates(rows: pd.DataFrame) -> dict[str, pd.Series]:
     return {"onset": pd.Series(rows[rows.violations > ONSET].rate.min(), rows.index)}
 
 
+def of_links(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """What contention changes: the rows without it are the first."""
+    alone = rows.iloc[0]
+    return {
+        "ttft_more": rows.ttft_s / alone.ttft_s - 1,
+        "tpot_more": rows.tpot_s / alone.tpot_s - 1,
+        "tokens_more": rows.tokens_per_s / alone.tokens_per_s - 1,
+        "violations_more": rows.violations - alone.violations,
+    }
+
+
 def _at(row: pd.Series, axis: str, unit: str) -> str:
     return f"{row.model}, {row[axis]:g} {unit}"
 

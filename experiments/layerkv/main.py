@@ -18,6 +18,7 @@ from twinserve.experiments.layerkv.claims import (
     link_claims,
     of_contexts,
     of_degrees,
+    of_links,
     of_rates,
     rate_claims,
     tail_claims,
@@ -194,6 +195,30 @@ def _plot_contention(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
     _bars(canvas, table, "engine", metrics, "{}".format)
 
 
+def _plot_unshared(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_more": "mean TTFT", "tpot_more": "mean TPOT", "tokens_more": "throughput"}
+    rows = table[table.contention & (table.policy != VLLM)]
+    names = list(dict.fromkeys(rows.setting))
+    policies = list(dict.fromkeys(rows.policy))
+    axes = panels(canvas, 1, len(metrics), width=3.4, height=0.36 * len(names) + 1.0)[0]
+    for one, (metric, label) in zip(axes, metrics.items(), strict=True):
+        for i, policy in enumerate(policies):
+            part = rows[rows.policy == policy].set_index("setting").reindex(names)
+            one.barh(
+                np.arange(len(names)) + 0.28 * i,
+                100 * part[metric],
+                0.28,
+                xerr=100 * np.nan_to_num(part[f"{metric}_ci"]),
+                color=LOOKS[policy]["color"],
+                label=policy,
+            )
+        one.set_yticks(np.arange(len(names)) + 0.28, names, fontsize=7)
+        one.tick_params(axis="y", labelleft=one is axes[0])
+        one.invert_yaxis()
+        one.set_xlabel(f"{label}: change by contention, %", fontsize=8)
+    legend(canvas, axes[0])
+
+
 def _plot_links(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     metrics = {"ttft_s": TTFT, "tpot_s": TPOT, "tokens_per_s": THROUGHPUT}
     named = table.assign(
@@ -333,6 +358,14 @@ STUDY = Study(
             serve,
             beside_vllm(["engine", "variant"], "variant", "vLLM"),
             _plot_contention,
+        ),
+        Figure(
+            "unshared",
+            "ours: Figs. 5 to 8 and `objective` on several GPUs, with contention and without",
+            points.unshared,
+            serve,
+            beside_vllm(["setting", "contention", "policy"], along=("contention", of_links)),
+            _plot_unshared,
         ),
         Figure(
             "higher",

@@ -7,7 +7,9 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from twinserve.experiments.layerkv.runs import (
     CONTEXTS,
@@ -284,6 +286,31 @@ def contention(scale: Scale) -> list[Point]:
         for name, (p, on) in SHARED.items()
     ]
     return _over(scale, settings, ("engine", "variant"))
+
+
+def unshared(scale: Scale) -> list[Point]:
+    """Figs. 5 to 8 and figure `objective` where all-reduces go over the link of the KV transfers:
+    as they are there, and with the link to the transfers alone. vLLM recomputes, and moves
+    nothing."""
+    shown = (VLLM, "layerkv", SAVABLE, NO_SLO)
+    found = {}
+    for point in (*degrees(scale), *rates(scale), *objectives(scale)):
+        work = point.arguments
+        if work["tp"] == 1 or work["policy"] not in shown:
+            continue
+        axes = {"setting": _said(work), "policy": work["policy"], "seed": work["seed"]}
+        for on in (False, True):
+            off = {} if on or work["policy"] == VLLM else {"contention": False}
+            found[(*axes.values(), on)] = Point({**axes, "contention": on}, {**work, **off})
+    return list(found.values())
+
+
+def _said(work: Mapping[str, Any]) -> str:
+    """A setting in words."""
+    fixed = work["lengths"].startswith("fixed:")
+    load = f"{work['lengths'][6:].partition(',')[0]} tokens" if fixed else f"{work['rate']:g}/s"
+    objective = f", TPOT {work['tpot_s']:g} s" if "tpot_s" in work else ""
+    return f"{work['model']}, {work['tp']} GPUs, {load}{objective}"
 
 
 def higher(scale: Scale) -> list[Point]:

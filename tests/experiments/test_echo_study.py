@@ -109,6 +109,24 @@ def test_memory_is_all_of_it_by_kind(out):
     assert series.hit_tokens.sum() <= series.prompt_tokens.sum()
 
 
+@pytest.mark.slow
+def test_the_busiest_minute_is_the_one_that_most_requests_come_in(out):
+    found = table(out, "busy").set_index("policy")
+    arrived = tidal(peak_rate=PEAK_RATE, seed=0).arrival_s
+    most = np.bincount((arrived // 60).astype(int)).max() / len(arrived)
+    assert (found.minutes == 1).all() and found.offered.to_numpy() == pytest.approx(most)
+    assert (found.missed <= (1 - found.attainment) * 4 * most + 1e-12).all()
+
+
+@pytest.mark.slow
+def test_what_is_held_does_not_depend_on_the_history_it_is_foretold_by(out):
+    found = pd.read_csv(out / "memory" / "points.csv")
+    by = found.groupby(["tide", "burstiness", "minute"])
+    assert (by.history_s.nunique() == 2).all() and (by.held.nunique() == 1).all()
+    assert sorted(set(found.minute)) == [0, 1] and (found.held > 0).all()
+    assert found.exceeded.between(0, 1).all() and (found.spare >= 0).all()
+
+
 def test_minutes_of_a_day_are_those_of_the_whole_day():
     found, whole = day(12, 3), tidal(peak_rate=PEAK_RATE, seed=3)
     for part in range(12):
@@ -357,8 +375,18 @@ def test_claims_of_forecasts_and_caches_can_differ():
     )
     all_differ(
         claims.memory_claims(
-            measured([{"burstiness": 0, "exceeded": 0.5, "spare": 0.5, "held": 0.5}])
+            measured(
+                [
+                    {"tide": tide, "burstiness": bursts, "history_s": 3600}
+                    | {"exceeded": 0.5, "spare": 0.5, "held": 0.5}
+                    for tide in points.HOURS_FORETOLD
+                    for bursts in (0, 1)
+                ]
+            )
         )
+    )
+    all_differ(
+        claims.busiest_claims(measured([{"policy": "echo", "attainment": 0.5, "missed": 0.02}]))
     )
     nothing = {"gain": 1.0, "more_hits": 0.0, "drop": 0.0}
     found = [
@@ -387,9 +415,18 @@ def test_what_the_series_amount_to_by_hand():
     assert found.correlation == pytest.approx(-1) and found.half_full == 0.75
     assert (found.hit_rate, found.hit_rate_trough, found.hit_rate_peak) == (230 / 400, 0.8, 0.5)
     assert (found.left, found.attainment, found.offline_tps) == (7, 1, 100)
-    held = pd.DataFrame({"burstiness": 0.3, "seed": 0, "predicted": [0.4, 0.4], "held": [0.5, 0.2]})
-    memory = of_memory(held).iloc[0]
-    assert memory.exceeded == 0.5 and memory.spare == pytest.approx(0.1)
+
+
+def test_what_is_foretold_is_summed_up_run_by_run():
+    same = {"tide": "level", "burstiness": 0.3, "history_s": 60.0, "held": 0.4}
+    rows = [
+        same | {"seed": seed, "exceeded": exceeded, "spare": spare}
+        for seed, exceeded, spare in ((0, 1.0, 0.0), (0, 0.5, 0.2), (1, 0.0, 0.4), (1, 0.1, 0.2))
+    ]
+    found = of_memory(pd.DataFrame(rows))
+    assert len(found) == 1 and found.seeds[0] == 2
+    assert found.exceeded[0] == pytest.approx((0.75 + 0.05) / 2)
+    assert found.spare[0] == pytest.approx((0.1 + 0.3) / 2)
 
 
 def test_the_full_study_runs_what_it_names():
