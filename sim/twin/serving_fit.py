@@ -30,8 +30,8 @@ SMALLEST = 1e-3  # singular value, of the largest, along which terms are told ap
 # Of a difference to each side. Simulations jump where a request joins another batch, by more than
 # a small change of step times moves a mean.
 STEP = 0.2
-# Of a step to what unseen blocks would have given. Terms that are hardly told apart make whole steps
-# long, and means do not follow a straight line so far.
+# Of a step to what fits without a block. Terms that are hardly told apart make whole steps long,
+# and means do not follow a straight line so far.
 PARTS = (1.0, 0.5, 0.25, 0.1)
 INSIDE = 0.02  # the bounds, where a fit starts
 MOST_TRIES = 30  # steps of one fit
