@@ -15,6 +15,7 @@ from twinserve.profiles.profile import Profile, save_profile
 from twinserve.sim.cli.profiles import check_target
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import from_file
 from twinserve.sim.setup.run import run_policy
@@ -76,7 +77,7 @@ def calibrate_serving(
             "measure more requests, at another load, or begin with another --profile"
         )
     said = f"{', '.join(one.path for one in found)} ({_range(found)})"
-    save_profile(_profile(fitted, base, said, name), out)
+    save_profile(_profile(fitted, inputs[0].hardware, said, name), out)
     again = f"simulate --profile {out}"
     if "request_s" in fitted.told:
         save_front_end(_front_end(fitted, said), front)
@@ -152,10 +153,17 @@ def _fit(loads: Sequence[Load], names: Sequence[str], progress: RunProgress) -> 
         ) from None
 
 
-def _profile(fitted: Fitted, base: Profile, said: str, name: str | None) -> Profile:
+def _profile(fitted: Fitted, hardware: Hardware, said: str, name: str | None) -> Profile:
+    """With the limits and the memory that the server was said to have."""
+    base, limits = hardware.profile, hardware.limits
     profile = fitted.terms.on(base)
     return profile.model_copy(
         update={
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_model_len": limits.max_model_len,
+            "block_tokens": hardware.block_tokens,
+            "num_gpu_blocks": hardware.num_blocks,
             "name": name or f"{base.name} (from serving)",
             "notes": f"{base.notes} Terms fitted to {said}.".strip(),
             "source": "measured",
