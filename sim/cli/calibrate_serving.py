@@ -14,11 +14,12 @@ from twinserve.profiles.front_end import FrontEnd, save_front_end
 from twinserve.profiles.profile import Profile, save_profile
 from twinserve.sim.cli.profiles import check_target
 from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import from_file
-from twinserve.sim.setup.run import run_policy
+from twinserve.sim.setup.run import Simulation
 from twinserve.sim.twin import serving_fit
 from twinserve.sim.twin.served import Served, from_server, of_measurement, of_run
 from twinserve.sim.twin.serving_fit import NAMES, Fitted, Load, Terms
@@ -137,7 +138,11 @@ def _simulated(inputs: Inputs, server: bool, front: Path, terms: Terms) -> Serve
     changed = replace(
         inputs, config=config, hardware=replace(hardware, profile=profile, model=model)
     )
-    return of_run("run", run_policy(changed, changed.policies[0]), server)
+    run = Simulation(changed, changed.policies[0])
+    run.run()
+    return of_run(
+        "run", RunResult(run.rows()), server
+    )  # the metrics of a summary are not asked for
 
 
 def _fit(loads: Sequence[Load], names: Sequence[str], progress: RunProgress) -> Fitted:
