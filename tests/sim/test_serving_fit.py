@@ -24,7 +24,7 @@ LENGTHS = "random_input_len=800,random_output_len=100,random_range_ratio=0.6"
 SLOWER = Terms(decode=1.5, prefill=0.7, host_step_s=1e-3)
 
 
-def load(rate: float, requests: int = 100) -> str:
+def load(rate: float, requests: int = 60) -> str:
     return f"vllm:request_rate={rate},num_prompts={requests},{LENGTHS}"
 
 
