@@ -17,6 +17,7 @@ class Settings(TypedDict, total=False):
     with underscores. `SimulationConfig` says what each of them means."""
 
     format: str | None
+    columns: str | None
     seed: int
     raw_arrivals: bool
     offline: bool
@@ -63,6 +64,7 @@ class EngineSettings(TypedDict, total=False):
     """Those of them that every engine of a plan gets."""
 
     step_times: StepTimesName
+    front_end: str
     kv_cache_dtype: Literal["auto", "fp8"]
     gpu_memory_utilization: float | None
     max_model_len: int | None

@@ -27,9 +27,19 @@ if TYPE_CHECKING:
     from twinserve.profiles.specs import ModelSpec
 
 _Flag = Annotated[bool, Parameter(negative="")]
-# what --from-steps takes beside itself, and what only it takes
+# what --from-steps takes beside itself, and what an engine does not take
 _FOR_STEPS = ("model", "profile", "form", "out", "overwrite")
 _STEPS_ONLY = ("profile", "form")
+# what --from-serving takes; the settings among them by their names in a run
+_SERVER = {
+    "profile": "profile",
+    "num_blocks": "num_blocks",
+    "block_tokens": "block_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "max_step_tokens": "max_num_batched_tokens",
+    "max_model_len": "max_model_len",
+}
+_FOR_SERVING = ("from_serving", "config", "out", "name", "overwrite", *_SERVER)
 # and what --front-end takes
 _FOR_FRONT_END = (
     *("front_end", "model", "out", "name", "dtype", "max_model_len", "threads", "engine_arg"),
@@ -42,6 +52,10 @@ def calibrate(
     model: str | None = None,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     from_steps: Path | None = None,
+    from_serving: Annotated[
+        list[Path] | None, Parameter(consume_multiple=True, negative="")
+    ] = None,
+    config: Path | None = None,
     front_end: _Flag = False,
     profile: str | None = None,
     form: str | None = None,
@@ -64,7 +78,7 @@ def calibrate(
     overwrite: _Flag = False,
 ) -> None:
     """Measure how long the steps of a vLLM engine take on this machine, and write a profile; or fit
-    recorded steps.
+    recorded steps, or what clients measured of a server.
 
     Parameters
     ----------
@@ -77,11 +91,16 @@ def calibrate(
         Start no engine: fit the published latency forms, and the host terms of --profile, to the
         steps in this file (.parquet of --raw, or .csv), and compare their errors. The same as
         `twinserve profiles fit`.
+    from_serving: list[Path]
+        Start no engine: fit the few terms of --profile that measurements of a server can tell, as
+        vllm bench serve --save-detailed writes them; each file is a load of the same server.
+    config: Path
+        With --from-serving: a run.json with the server's settings.
     front_end: bool
         Measure what lies between clients and the engine instead: serve the model over HTTP, and
         write a file for simulate --front-end.
     profile: str
-        With --from-steps: the engine's profile, to compare and to correct.
+        With --from-steps and --from-serving: the engine's profile, to compare and to correct.
     form: str
         With --from-steps and --out: host (host terms on top of --profile; the default), bros, or
         table.
@@ -134,6 +153,10 @@ def calibrate(
         )
         fit_steps(from_steps, profile=profile, model=model, form=form, out=out, overwrite=overwrite)
         return
+    if from_serving is not None:
+        _from_serving(given, from_serving)
+        return
+    _refuse(given, "is for --from-serving; add it, or drop this", lambda option: option == "config")
     _refuse(
         given,
         "is for recorded steps; add --from-steps FILE, or drop it",
@@ -209,6 +232,32 @@ def _told_where(kept: Path) -> Iterator[None]:
         if kept.exists() and kept.stat().st_mtime_ns != before:
             print(f"note: what was measured until then: {kept}", file=sys.stderr)
         raise
+
+
+def _from_serving(given: dict, files: list[Path]) -> None:
+    from twinserve.sim.cli.calibrate_serving import calibrate_serving
+    from twinserve.sim.setup.config import SettingsError
+
+    _refuse(
+        given, "--from-serving starts no engine; drop it", lambda option: option not in _FOR_SERVING
+    )
+    settings = {
+        setting: given[option] for option, setting in _SERVER.items() if given[option] is not None
+    }
+    if given["out"] is None:
+        raise SettingsError("--out is needed with --from-serving: the profile to write (.json)")
+    if given["profile"] is None and given["config"] is None:
+        raise SettingsError(
+            "--profile is needed with --from-serving: the profile to correct, as llama-3.1-8b@h100"
+        )
+    calibrate_serving(
+        files,
+        given["out"],
+        settings,
+        config=given["config"],
+        name=given["name"],
+        overwrite=given["overwrite"],
+    )
 
 
 def _refuse(given: dict, why: str, unwanted) -> None:

@@ -31,6 +31,7 @@ def plan(
     most_gpus: int = 512,
     pool: int = 0,
     step_times: StepTimesName = "auto",
+    front_end: str = "none",
     kv_cache_dtype: Literal["auto", "fp8"] = "auto",
     gpu_memory_utilization: float | None = None,
     max_model_len: int | None = None,
@@ -49,7 +50,8 @@ def plan(
     Parameters
     ----------
     model: str
-        Model of the catalogue, a config.json, or an id in the local Hugging Face cache.
+        Model of the catalogue, a config.json, or an id in the local Hugging Face cache; or the file
+        of a profile, as calibrate writes it: then its GPUs are the only ones.
     trace: list[str]
         Recorded trace, name or file; given again, the plan holds on the peak of each.
     slo: str
@@ -78,6 +80,8 @@ def plan(
         Offline requests in each batch of a closed loop: also plan a day with that beside the online
         requests. 0: none.
     step_times: str
+        As of simulate.
+    front_end: str
         As of simulate.
     kv_cache_dtype: str
         As of simulate.
@@ -115,6 +119,7 @@ def plan(
         raise SettingsError(f"--workers {workers}: give 1 to {_MOST_WORKERS}")
     given = {
         "step_times": step_times,
+        "front_end": front_end,
         "kv_cache_dtype": kv_cache_dtype,
         "gpu_memory_utilization": gpu_memory_utilization,
         "max_model_len": max_model_len,

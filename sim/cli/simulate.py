@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from twinserve.sim.cli.profiles import check_target as check_file
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
@@ -35,6 +36,7 @@ def simulate(
     decisions: _Flag = False,
     error_bars: _Flag = False,
     export: Path | None = None,
+    bench_json: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
 ) -> None:
@@ -60,7 +62,7 @@ def simulate(
     out: Path
         Folder for the results; with several policies, one folder in it for each.
     overwrite: bool
-        Replace the former run in --out, and the file of --export.
+        Replace the former run in --out, and the files of --export and --bench-json.
     timeline: bool
         Also write trace.json.gz, a timeline that opens in Perfetto.
     decisions: bool
@@ -70,6 +72,9 @@ def simulate(
         metric moves.
     export: Path
         Write the requests that were submitted, best-effort pool included, as a trace file.
+    bench_json: Path
+        Write the results as vllm bench serve --save-detailed does (.json), for tools that read
+        those.
     as_json: bool
         Print the summary as JSON and nothing else.
     quiet: bool
@@ -79,6 +84,7 @@ def simulate(
     from twinserve.sim.report.notes import notes_of
     from twinserve.sim.report.table import print_table
     from twinserve.sim.report.windows import print_windows
+    from twinserve.sim.results.bench_json import write_bench
     from twinserve.sim.results.export import check_export, export_requests
     from twinserve.sim.results.files import check_target, dump_json, write_run
     from twinserve.sim.results.metrics_goodput import parse_goodput
@@ -102,8 +108,10 @@ def simulate(
         raise SettingsError(f"--decisions writes the plans of one engine; drop {drop}")
     if error_bars and config.fleet is not None:
         raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
-    if overwrite and out is None and export is None:
-        raise SettingsError("--overwrite is for --out and --export, neither of which is given")
+    if overwrite and out is None and export is None and bench_json is None:
+        raise SettingsError(
+            "--overwrite is for --out, --export and --bench-json, none of which is given"
+        )
     if export is not None and len(config.policy) > 1:
         raise SettingsError("--export writes the requests of one run; give one --policy")
     with RunProgress(shown=not (quiet or as_json)) as progress:
@@ -112,8 +120,11 @@ def simulate(
         for target in targets.values():
             check_target(target, overwrite)
         if export is not None:
-            _check_apart(export, targets.values())
+            _check_apart("--export", export, targets.values())
             check_export(export, inputs.workload, overwrite)
+        if bench_json is not None:
+            _check_apart("--bench-json", bench_json, targets.values())
+            check_file(bench_json, overwrite)
         if not as_json:
             progress.say(headline(inputs))
         results: dict[str, RunResult] = {}
@@ -131,6 +142,8 @@ def simulate(
             if export is not None:
                 export_requests(result, inputs.workload, export)
             results[spec.label] = result
+    if bench_json is not None:
+        write_bench(bench_json, results)
     if as_json:
         summaries = {label: result.summary for label, result in results.items()}
         sys.stdout.write(
@@ -162,15 +175,15 @@ def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
     return {label: out / name for label, name in names.items()}
 
 
-def _check_apart(export: Path, targets: Iterable[Path]) -> None:
-    """Raises ResultsError where --export names a folder of --out, or a file in one."""
+def _check_apart(flag: str, file: Path, targets: Iterable[Path]) -> None:
+    """Raises ResultsError where `flag` names a folder of --out, or a file in one."""
     from twinserve.sim.results.folders import ResultsError, resolved
 
-    file = resolved(export)
+    place = resolved(file)
     for target in map(resolved, targets):
-        if file == target or target in file.parents:
+        if place == target or target in place.parents:
             raise ResultsError(
-                f"--export {export}: is where --out writes its results; name a file elsewhere"
+                f"{flag} {file}: is where --out writes its results; name a file elsewhere"
             )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from twinserve.profiles.catalog import find_gpu, find_model
-from twinserve.profiles.profile import ProfileName
+from twinserve.profiles.profile import Profile, ProfileName, load_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.trial import SOURCES
@@ -62,8 +63,12 @@ def candidates(
     Raises ProfileError for a model or a GPU that nobody knows, SettingsError for a list that holds
     nothing, or the same twice.
     """
-    find_model(model)
-    names = [find_gpu(gpu).name for gpu in gpus]
+    own = own_profile(model)
+    if own is not None:
+        gpus, tp = [own.gpu.name], [own.tp]
+    else:
+        find_model(model)
+    names = [find_gpu(gpu).name for gpu in gpus] if own is None else list(gpus)
     for flag, given in (("gpus", names), ("tp", tp), ("policy", base.policy), ("router", routers)):
         check_list(flag, list(given))
     found, left_out = [], []
@@ -96,7 +101,19 @@ def check_list(flag: str, given: list) -> None:
             raise SettingsError(f"--{flag}: {one} is there twice; keep one of them")
 
 
+def own_profile(model: str) -> Profile | None:
+    """The profile of this file; None where `model` names none. Raises ProfileError for a damaged
+    one."""
+    path = Path(model)
+    if path.suffix != ".json" or path.name == "config.json" or not path.is_file():
+        return None
+    return load_profile(path)
+
+
 def _config(base: SimulationConfig, model: str, gpu: str, tp: int) -> SimulationConfig:
+    own = own_profile(model)
+    if own is not None:
+        return base.model_copy(update={"profile": model, "block_tokens": own.block_tokens})
     return base.model_copy(update={"profile": str(ProfileName(model, gpu, tp))})
 
 

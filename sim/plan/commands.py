@@ -44,9 +44,14 @@ def hub_id(model: str) -> str:
     return model if known is None else known.hub
 
 
+def deadlines_told(candidate: Candidate) -> bool:
+    """Whether its servers are told objectives: vLLM's own scheduler goes by none."""
+    return parse_policy(candidate.policy).text != "vllm"
+
+
 def _policy(candidate: Candidate, slo: tuple[float | None, float | None]) -> list[str]:
     """vLLM's own scheduler needs no word; any other policy decides inside of it."""
-    if parse_policy(candidate.policy).text == "vllm":
+    if not deadlines_told(candidate):
         return []
     kind = "PolicyAsyncScheduler" if candidate.config.async_scheduling else "PolicyScheduler"
     told: dict[str, object] = {"policy": candidate.policy, "profile": candidate.config.profile}

@@ -119,7 +119,7 @@ class Closer:
 class Plan:
     """rows: enough ones by rank, then the others. priced: rank is by dollars, else by GPUs. day:
     the cheapest beside offline work; None where that was not asked for, or where none keeps the
-    objectives."""
+    objectives. notices: of the trials of the candidates, each once."""
 
     question: Question
     objectives: tuple[Objective, ...]
@@ -129,6 +129,7 @@ class Plan:
     priced: bool
     trials: int
     day: Day | None = None
+    notices: tuple[str, ...] = ()
 
     @property
     def best(self) -> Row | None:
@@ -221,7 +222,11 @@ def make_plan(
     else:
         rows, more = _how_far(rows, sizes, objectives, workers, report)
         trials += more
-    return Plan(question, objectives, peaks, tuple(rows), tuple(left_out), priced, trials, day)
+    said = (n for s in sizes for tried in s.trials.values() for t in tried for n in t.notices)
+    notices = tuple(dict.fromkeys(said))
+    return Plan(
+        question, objectives, peaks, tuple(rows), tuple(left_out), priced, trials, day, notices
+    )
 
 
 def _of(sizes: Sequence[Size], row: Row) -> Size:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import Sized
-from twinserve.sim.plan.commands import serve_command
+from twinserve.sim.plan.commands import deadlines_told, serve_command
 from twinserve.sim.plan.day import Day
 from twinserve.sim.plan.planner import Closer, Plan, Row, least_slack
 from twinserve.sim.plan.prices import Prices
@@ -52,7 +52,12 @@ def head_lines(plan: Plan) -> list[str]:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """What must not be missed: a first row that may not keep the objectives."""
+    """What must not be missed, a line each."""
+    return [*_unsure(plan), *_not_told(plan)]
+
+
+def _unsure(plan: Plan) -> list[str]:
+    """A first row that may not keep the objectives."""
     best = plan.best
     if best is None or best.sized is None or best.sized.answer == "meets":
         return []
@@ -68,6 +73,19 @@ def warnings(plan: Plan) -> list[str]:
     return [f"{said} The cheapest that meets them beyond doubt: {sure}{money}"]
 
 
+def _not_told(plan: Plan) -> list[str]:
+    """An objective that a server cannot be told as it is."""
+    growing = [one for one in plan.objectives if one.prefills]
+    told = any(row.status == "enough" and deadlines_told(row.candidate) for row in plan.rows)
+    return [
+        f"{one}: the command lines tell a server {spoken(one.bound_s)} for every prompt, since "
+        "what grows with the prompt belongs to a request: let clients send "
+        "vllm_xargs.slo_ttft_s, or the server decides otherwise than the plan (docs/serving.md)"
+        for one in growing
+        if told
+    ]
+
+
 def foot_lines(plan: Plan, prices: Prices) -> list[str]:
     lines = [f"left out: {o.gpu} tp{o.tp}: {o.reason}" for o in plan.left_out]
     lines += [
@@ -81,6 +99,7 @@ def foot_lines(plan: Plan, prices: Prices) -> list[str]:
         for row in plan.rows
         if row.status == "enough" and not row.monotone
     ]
+    lines += [f"note: {notice}" for notice in plan.notices]
     if plan.closer is not None and plan.best is not None:
         lines += closer_lines(plan, plan.best, plan.closer)
     else:
@@ -310,6 +329,7 @@ def described(plan: Plan, prices: Prices) -> dict[str, Any]:
         "left_out": [asdict(one) for one in plan.left_out],
         "closer": None if plan.closer is None else _closer(plan.closer),
         "warnings": warnings(plan),
+        "notices": list(plan.notices),
         "day": None if plan.day is None else _day(plan.day),
         "trials": plan.trials,
     }

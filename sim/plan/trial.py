@@ -92,7 +92,7 @@ class Trial:
     """What a trial found. objectives: as those of the settings, empty where it ended early; missed:
     of these, which ran out of allowed misses; requests: judged ones; offline_tokens_per_s: of
     best-effort requests that ended in the judged time; memory: None where it ended early, or is too
-    short to tell."""
+    short to tell; notices: of its settings and its requests."""
 
     keeps: bool
     early: bool
@@ -103,6 +103,7 @@ class Trial:
     peak_kv_share: float = 0.0
     preemptions: int = 0
     memory: Memory | None = None
+    notices: tuple[str, ...] = ()
 
 
 def needed(objective: Objective, due: int) -> int:
@@ -124,7 +125,7 @@ def run_trial(spec: TrialSpec) -> Trial:
     run = UntilLost(inputs, inputs.policies[0], objectives, spec.since_s, spec.early)
     run.run()
     if run.missed:
-        return Trial(False, True, run.missed)
+        return Trial(False, True, run.missed, notices=inputs.notices)
     return _judged(run, objectives, spec.since_s)
 
 
@@ -245,6 +246,7 @@ def _judged(run: UntilLost, objectives: Sequence[Objective], since_s: float) -> 
         peak_kv_share=used / rows.kv_total_blocks,
         preemptions=int(rows.requests[["recomputes", "swaps"]].to_numpy().sum()),
         memory=_memory(rows, r.arrival[judged]),
+        notices=run.inputs.notices,
     )
 
 

@@ -95,6 +95,7 @@ SHAPE = Shape(
         "day": _DAY,
         "closer": _CLOSER,
         "warnings": Shape("list", rest=_TEXT),
+        "notices": Shape("list", rest=_TEXT),
         "left_out": Shape("list", rest=Shape("object", needed={"gpu": _TEXT, "reason": _TEXT})),
     },
 )
@@ -111,7 +112,8 @@ def plan_part(found: Found) -> Part:
     rows = document["rows"]
     question = document["question"]
     asked = f"{question['model']}: {question['slo']}; ranked by {document['ranked_by']}."
-    blocks: list[Block] = [paragraph(asked), *map(note, document.get("warnings", ()))]
+    said = [*document.get("warnings", ()), *document.get("notices", ())]
+    blocks: list[Block] = [paragraph(asked), *map(note, said)]
     blocks += [_table(rows), *(c for c in plan_charts(document) if c.curves)]
     blocks += _around(rows)
     never = [f"{_name(row, rows)}: {row['reason']}" for row in rows if row["status"] == "never"]
@@ -191,7 +193,9 @@ def _closer(closer: Mapping | None) -> tuple[str, str]:
     sure = next((s["replicas"] for s in closer["sizes"] if s and s["answer"] == "meets"), None)
     most = f"> {closer['steps_farthest']:g}" if "steps_farthest" in closer else "-"
     ends = [most if closer[k] is None else f"{closer[k]:g}" for k in ("steps_fast", "steps_slow")]
-    return _or_dash(sure, "{:g}"), f"{ends[0]} to {ends[1]}"
+    seen = max((s["replicas"] for s in closer["sizes"] if s), default=None)
+    beyond = _or_dash(seen, "> {:g}") if sure is None else f"{sure:g}"
+    return beyond, f"{ends[0]} to {ends[1]}"
 
 
 def _or_dash(value: float | None, form: str) -> str:

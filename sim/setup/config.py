@@ -45,6 +45,8 @@ class SimulationConfig(BaseModel):
     "Trace name or file (see: twinserve trace list)."
     format: str | None = None
     "Format of the trace file, where its content does not tell."
+    columns: str | None = None
+    "Columns of a CSV file that is the trace: arrival=ts,prompt=in,output=out (docs/traces.md)."
     seed: int = Field(0, ge=0)
     """Seed of everything random: generated arrivals and lengths, the best-effort pool, spreading of
     ticks."""

@@ -37,6 +37,7 @@ class Sources:
             seed=config.seed,
             offline=config.offline,
             format=config.format,
+            columns=config.columns,
             raw_arrivals=config.raw_arrivals,
             rate=config.rate,
             progress=progress,

@@ -374,14 +374,14 @@ def _generated(config: SimulationConfig, machines: Machines) -> tuple[Workload, 
         raise SettingsError(
             f"--rate-scale is for recorded traces; {config.trace!r} is generated: use --rate"
         )
-    if config.window is not None or config.format is not None or config.raw_arrivals:
-        flag = (
-            "--window"
-            if config.window is not None
-            else "--format"
-            if config.format
-            else "--raw-arrivals"
-        )
+    recorded = {
+        "--window": config.window,
+        "--format": config.format,
+        "--columns": config.columns,
+        "--raw-arrivals": config.raw_arrivals or None,
+    }
+    flag = next((name for name, given in recorded.items() if given is not None), None)
+    if flag is not None:
         raise SettingsError(f"{flag} is for recorded traces; {config.trace!r} is generated")
     rate, notices = config.rate, []
     duration = config.duration

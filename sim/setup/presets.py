@@ -53,7 +53,8 @@ def over(base: dict, config: SimulationConfig) -> SimulationConfig:
     given = {name: getattr(config, name) for name in config.model_fields_set}
     unwanted: tuple[str, ...] = ()
     if "trace" in given:
-        unwanted = ("format", *(_OF_RECORDED if is_synthetic(config.trace) else _OF_GENERATED))
+        unwanted = _OF_RECORDED if is_synthetic(config.trace) else _OF_GENERATED
+        unwanted += ("format", "columns")
     if "load" in given:
         unwanted += ("rate", "rate_scale")
     elif given.get("rate") or given.get("rate_scale"):

@@ -134,6 +134,8 @@ def digest_of(
     """Of all settings of a run, of the content of every file that they name, and of what is asked
     of its metrics."""
     settings = config.model_dump(mode="json")
+    if settings["columns"] is None:  # came later: points kept before it was there are found
+        del settings["columns"]
     said = [_WORK, settings, contents_of(settings), asdict(options), *["error bars"] * error_bars]
     text = json.dumps(said, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

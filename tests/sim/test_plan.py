@@ -285,3 +285,33 @@ def test_bad_words_of_the_command_are_one_line(trace, words, says, capsys):
         main(["plan", "--model", MODEL, "--trace", trace, "--slo", "ttft p90 < 1 s", *words])
     said = capsys.readouterr().err
     assert end.value.code == 2 and says in said and said.count("\n") == 1
+
+
+def test_what_trials_note_is_told_once(tmp_path):
+    file = write_trace(tmp_path / "t.csv", count=40, rate=20.0)
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.csv").write_text(text + text.splitlines()[-1].rsplit(",", 1)[0] + ",0\n")
+    found = plan(file, "ttft p90 < 1 s")
+    (said,) = found.notices
+    assert "1 rows without prompt or output tokens dropped" in said
+    assert [line for line in foot_lines(found, {}) if said in line] == [f"note: {said}"]
+    assert described(found, {})["notices"] == [said]
+
+
+@pytest.mark.parametrize(("policy", "told"), [("vllm", False), ("bros:kv=paged", True)])
+def test_an_objective_that_grows_with_the_prompt_is_not_cut_silently(trace, policy, told):
+    found = plan(trace, "ttft p90 < max(0.2 s, 9 x prefill)", policies=(policy,))
+    said = [line for line in warnings(found) if "vllm_xargs.slo_ttft_s" in line]
+    assert bool(said) is told
+    assert all("200 ms" in line and "9 x prefill" in line for line in said)
+
+
+def test_the_page_says_how_far_it_was_looked_beyond_doubt(trace, tmp_path):
+    """As the table in the terminal does, where no size that was tried is sure."""
+    document = described(plan(trace, "ttft p90 < 100 ms"), read_prices(PRICES, "prices"))
+    sizes = document["rows"][0]["closer"]["sizes"]
+    for one in sizes:
+        one["answer"] = "undecided"
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    page = write_report([tmp_path], tmp_path / "page.html").read_text()
+    assert f"<td>&gt; {max(one['replicas'] for one in sizes)}</td>" in page

@@ -8,6 +8,8 @@ import pytest
 
 from tests.traces import measured_files
 from tests.traces.measured_files import FILES
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import resolve
 from twinserve.traces.load import load_trace
 from twinserve.traces.measurement import SERVER
 from twinserve.traces.readers.columns import check_workload
@@ -250,3 +252,17 @@ def test_fields_that_no_reader_uses_are_named():
 def test_what_was_only_sent_is_no_measurement(measure):
     with pytest.raises(WorkloadError, match="says what was sent, not how it was served"):
         measure('{"timestamp": 5, "input_length": 3, "output_length": 4}\n')
+
+
+def test_a_run_takes_a_table_with_its_columns_named(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("ts,in,out\n0,10,3\n500,20,2\n")
+    columns = "arrival=ts:ms,prompt=in,output=out"
+    given = {"trace": str(file), "slo": "none"}
+    w = resolve(SimulationConfig(**given, columns=columns)).workload
+    assert (w.arrival_s.tolist(), w.prompt_tokens.tolist()) == ([0.0, 0.5], [10, 20])
+    with pytest.raises(WorkloadError, match="--columns"):
+        resolve(SimulationConfig(**given))
+    for generated in ("sharegpt", "mooncake"):
+        with pytest.raises((SettingsError, WorkloadError), match="columns"):
+            resolve(SimulationConfig(trace=generated, offline=True, columns=columns))

@@ -1,0 +1,201 @@
+"""`twinserve calibrate --from-serving`: terms of a profile from measurements of a server."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from twinserve.profiles.front_end import FrontEnd, save_front_end
+from twinserve.profiles.profile import Profile, save_profile
+from twinserve.sim.cli.profiles import check_target
+from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.results.files import RunResult
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.hardware import Hardware
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.presets import from_file
+from twinserve.sim.setup.run import Simulation
+from twinserve.sim.twin import serving_fit
+from twinserve.sim.twin.served import Served, from_server, of_measurement, of_run
+from twinserve.sim.twin.serving_fit import NAMES, Fitted, Load, Terms
+from twinserve.traces.measurement import Measurement
+from twinserve.traces.readers.formats import read_measurement
+
+_NOT_TOLD = (
+    "KV memory, swapping and prefix hits were not asked of these data; nor how long answers take "
+    "from the engine to their client"
+)
+
+
+def calibrate_serving(
+    files: Sequence[Path],
+    out: Path,
+    settings: dict,
+    *,
+    config: Path | None = None,
+    name: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Fit, write `out` and the front end beside it, and say what was found. config: a run.json that
+    has the server's settings; settings: those by name that stand over it, `profile` among them.
+    Raises SettingsError, WorkloadError, ProfileError."""
+    front = out.with_suffix(".front_end.json")
+    for target in (out, front):
+        check_target(target, overwrite)
+    found = [_measured(file) for file in files]
+    server = _one_side(found)
+    given = {**(from_file(config, settings) if config else {}), **settings}
+    inputs = [_inputs(one, given) for one in found]
+    base = inputs[0].hardware.profile
+    names = tuple(
+        each
+        for each in NAMES
+        if (base.knows_host_time or not each.startswith("host"))
+        and not (server and each == "request_s")
+    )
+    with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
+        loads = [
+            Load(of_measurement(one), partial(_simulated, each, server, Path(scratch) / "f.json"))
+            for one, each in zip(found, inputs, strict=True)
+        ]
+        with RunProgress(shown=True) as progress:
+            progress.begin("calibrate")
+            fitted = _fit(loads, names, progress)
+    for one in found:
+        for notice in one.notices:
+            print(f"note: {one.path}: {notice}")
+    print("\n".join(serving_fit.shown(fitted)))
+    print(f"{'holds for':>22}  {_range(found)}")
+    print(f"{'unknown':>22}  {_NOT_TOLD}")
+    if not fitted.worth:
+        raise SettingsError(
+            f"{base.name} is not made better by these measurements, so nothing was written; "
+            "measure more requests, at another load, or begin with another --profile"
+        )
+    said = f"{', '.join(one.path for one in found)} ({_range(found)})"
+    save_profile(_profile(fitted, inputs[0].hardware, said, name), out)
+    again = f"simulate --profile {out}"
+    if "request_s" in fitted.told:
+        save_front_end(_front_end(fitted, said), front)
+        again += f" --front-end {front}"
+    if not inputs[0].config.async_scheduling:
+        again += " --no-async-scheduling --host-time none"
+    print(again)
+
+
+def _measured(file: Path) -> Measurement:
+    found = read_measurement(file)
+    if not len(found) or np.isnan(found.ttft_s[found.served]).all():
+        raise SettingsError(
+            f"--from-serving {file}: has no times to first token of single requests; with vllm "
+            "bench serve, add --save-detailed"
+        )
+    return found
+
+
+def _one_side(found: Sequence[Measurement]) -> bool:
+    """Whether they were measured in the server."""
+    sides = {from_server(one) for one in found}
+    if len(sides) > 1:
+        raise SettingsError(
+            "--from-serving: some files were measured by clients and some by servers; fit them "
+            "one by one"
+        )
+    return sides.pop()
+
+
+def _inputs(found: Measurement, given: dict) -> Inputs:
+    """The measured requests, without objectives, and with no host time but what is fitted."""
+    always = {"trace": found.path, "format": found.name, "slo": "none"}
+    always |= {"host_time": "none", "front_end": "none"}
+    if given.get("fleet") is not None or given.get("replicas", 1) != 1:
+        raise SettingsError("--config: a fleet; fit one replica by itself")
+    inputs = resolve(SimulationConfig(**{**given, **always}))
+    served = int(found.served.sum())
+    if len(inputs.workload) != served:
+        raise SettingsError(
+            f"--from-serving {found.path}: {served:,} requests were served, and only "
+            f"{len(inputs.workload):,} fit the memory of {inputs.hardware.profile.name}; give the "
+            "server's --num-blocks, or another --profile"
+        )
+    return inputs
+
+
+def _simulated(inputs: Inputs, server: bool, front: Path, terms: Terms) -> Served:
+    """The requests on hardware with these terms. front: a file for the front end's."""
+    hardware = inputs.hardware
+    profile = terms.on(hardware.profile)
+    model = profile.model(hardware.limits.max_num_seqs)
+    config = inputs.config
+    if terms.request_s:
+        save_front_end(FrontEnd("fitted", terms.request_s, 0.0, 0.0, 0.0), front)
+        config = config.model_copy(update={"front_end": str(front)})
+    changed = replace(
+        inputs, config=config, hardware=replace(hardware, profile=profile, model=model)
+    )
+    run = Simulation(changed, changed.policies[0])
+    run.run()
+    return of_run(
+        "run", RunResult(run.rows()), server
+    )  # the metrics of a summary are not asked for
+
+
+def _fit(loads: Sequence[Load], names: Sequence[str], progress: RunProgress) -> Fitted:
+    def report(simulations: int) -> None:  # how many it takes is not known before
+        progress.part(simulations / (simulations + 100), f"{simulations} simulations")
+
+    try:
+        return serving_fit.fit(loads, names, report)
+    except serving_fit.TooFewRequestsError:
+        raise SettingsError(
+            f"--from-serving: too few requests; give {serving_fit.BLOCKS * serving_fit.LEAST} or "
+            "more with times"
+        ) from None
+
+
+def _profile(fitted: Fitted, hardware: Hardware, said: str, name: str | None) -> Profile:
+    """With the limits and the memory that the server was said to have."""
+    base, limits = hardware.profile, hardware.limits
+    profile = fitted.terms.on(base)
+    return profile.model_copy(
+        update={
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_model_len": limits.max_model_len,
+            "block_tokens": hardware.block_tokens,
+            "num_gpu_blocks": hardware.num_blocks,
+            "name": name or f"{base.name} (from serving)",
+            "notes": f"{base.notes} Terms fitted to {said}.".strip(),
+            "source": "measured",
+            "fit_error": fitted.after,
+        }
+    )
+
+
+def _front_end(fitted: Fitted, said: str) -> FrontEnd:
+    source = f"fitted to {said}; only the sum of both ways can be told from a client's times"
+    return FrontEnd("fitted", fitted.terms.request_s, 0.0, 0.0, 0.0, source)
+
+
+def _range(found: Sequence[Measurement]) -> str:
+    prompts = np.concatenate([one.prompt_tokens[one.served] for one in found])
+    outputs = np.concatenate([one.output_tokens[one.served] for one in found])
+    under_way = max(_most_under_way(one) for one in found)
+    return (
+        f"prompts of {prompts.min():,} to {prompts.max():,} tokens, answers of {outputs.min():,} "
+        f"to {outputs.max():,}, up to {under_way:,} requests at once"
+    )
+
+
+def _most_under_way(found: Measurement) -> int:
+    begin = found.arrival_s[found.served]
+    end = begin + found.e2el_s[found.served]
+    known = ~np.isnan(end)
+    began = np.arange(1, int(known.sum()) + 1)
+    ended = np.searchsorted(np.sort(end[known]), np.sort(begin[known]))
+    return int((began - ended).max(initial=1))
