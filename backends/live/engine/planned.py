@@ -44,6 +44,8 @@ class PlannedStep:
         """What goes into an engine step of `room` tokens, and the rest; of the requests in `alive`.
         Memory is taken with the first part. Prefix hits and KV from the host come with a request's
         first grant."""
+        if sum(self.grants.values()) <= room and all(name in alive for name in self.grants):
+            return self, PlannedStep()
         now, later = {}, {}
         for name, tokens in self.grants.items():
             if name in alive:

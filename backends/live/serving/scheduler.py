@@ -62,7 +62,6 @@ class _EngineStep:
     plan: _Plan | None
     last: bool
     grants: dict[str, int]
-    requests: dict[str, Request]
 
 
 class PolicyScheduling(Steering):
@@ -186,12 +185,7 @@ class PolicyScheduling(Steering):
         self.stats.steps += 1
         self.stats.preempted += len(planned.preempted)
         self.stats.hit_tokens += sum(planned.hits.values())
-        requests = {name: self.requests[name] for name in output.num_scheduled_tokens}
-        self._steps.append(
-            _EngineStep(
-                self._plan, not self._rest.grants, dict(output.num_scheduled_tokens), requests
-            )
-        )
+        self._steps.append(_EngineStep(self._plan, not self._rest.grants, self.last.grants))
         if not self._rest.grants:
             self._plan = None
         return output
@@ -206,12 +200,14 @@ class PolicyScheduling(Steering):
             self.stats.decided(self.decider.decision_seconds)
             # A request may have ended in a step before its plan's last one, which the policy hears
             # of with that.
-            preempted = tuple(
-                (name, kind)
-                for name, kind in plan.preempted
-                if name in alive and alive[name].status == RequestStatus.RUNNING
-            )
-            self._rest = replace(plan, preempted=preempted)
+            if plan.preempted:
+                preempted = tuple(
+                    (name, kind)
+                    for name, kind in plan.preempted
+                    if name in alive and alive[name].status == RequestStatus.RUNNING
+                )
+                plan = replace(plan, preempted=preempted)
+            self._rest = plan
             self._plan = _Plan(list(plan.grants), self.drift) if plan.grants else None
         planned, self._rest = self._rest.split(self._budget, self.requests)
         return planned
@@ -244,15 +240,15 @@ class PolicyScheduling(Steering):
 
     def update_from_output(self, scheduler_output, model_runner_output):
         step = self._steps.popleft()
-        before = {name: request.num_output_tokens for name, request in step.requests.items()}
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if step.plan is not None:
-            for name, request in step.requests.items():
-                self.stats.output_tokens += request.num_output_tokens - before[name]
-                if request.num_output_tokens > before[name]:
-                    step.plan.emitted.add(name)
-                if request.is_finished():
-                    step.plan.ended.add(name)
+            for client in outputs.values():
+                for output in client.outputs:
+                    if output.new_token_ids:
+                        self.stats.output_tokens += len(output.new_token_ids)
+                        step.plan.emitted.add(output.request_id)
+                    if output.finish_reason is not None:
+                        step.plan.ended.add(output.request_id)
             if step.last:
                 self._complete(step.plan)
         if self._refused:
@@ -264,18 +260,15 @@ class PolicyScheduling(Steering):
 
     def _complete(self, plan: _Plan) -> None:
         states = {}
+        known, rows, steps = self.requests, self.decider.rows, self._steps
         for name in plan.names:
-            request = self.requests.get(name)
-            if request is None or name not in self.decider.rows or request.is_finished():
+            request = known.get(name)
+            if request is None or name not in rows or request.is_finished():
                 continue
-            flying = (
-                sum(step.grants.get(name, 0) for step in self._steps)
-                if request.num_computed_tokens
-                else 0
-            )
-            states[name] = EngineState(
-                request.num_computed_tokens - flying, request.num_tokens, request.block_hashes
-            )
+            computed = request.num_computed_tokens
+            if computed and steps:  # not those under way
+                computed -= sum(step.grants.get(name, 0) for step in steps)
+            states[name] = EngineState(computed, request.num_tokens, request.block_hashes)
         self.stats.finished += sum(name in self.decider.rows for name in plan.ended)
         found = self.decider.complete(self.now(), plan.emitted, plan.ended, states)
         if found and self.drift == plan.drift:  # the grants were as planned, what they met was not
