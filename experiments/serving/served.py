@@ -7,9 +7,10 @@ nothing else, so a second is a second of a machine that runs nothing else.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,61 +18,38 @@ import numpy as np
 from twinserve.backends.live.engine import tiny_model
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
+from twinserve.experiments.serving.cases import Case
+from twinserve.experiments.serving.engine import Engine
 from twinserve.experiments.serving.flood import Flood, Sent
 
-STOCK = "vllm.v1.core.sched.scheduler.Scheduler"
+VLLMS = "vllm.v1.core.sched.scheduler.Scheduler"
 OURS = "twinserve.backends.live.serving.scheduler.PolicyScheduler"
+_WARM_UP_SEED = 1_000_000
 # Real-time requests', seconds.
 OBJECTIVES = {"slo_ttft_s": 0.4, "slo_tpot_s": 0.2}
 
 
-@dataclass(frozen=True)
-class Case:
-    """policy: as `--additional-config` has it, None: vLLM with its own scheduler; options: further
-    keys of it; host_blocks: room for swapped KV; prefixes: whether the engine caches any."""
-
-    name: str
-    policy: str | None
-    options: dict = field(default_factory=dict)
-    host_blocks: int = 0
-    prefixes: bool = False
-
-
-@dataclass(frozen=True)
-class Engine:
-    """Of all cases: blocks of the pool, tokens a block, seats, tokens of a step and of a request at
-    most; model of tiny_model.MODELS; profile: what policies believe a step takes."""
-
-    model: str = "tiny"
-    blocks: int = 128
-    block_tokens: int = 32
-    seats: int = 16
-    step_tokens: int = 256
-    longest: int = 512
-    profile: str = "llama-3.1-8b@h100"
-
-
 class Clock:
-    """Seconds of this process's CPU time since `start`, and those that were jumped over."""
+    """Seconds of this process's CPU time, and those that were jumped over."""
 
-    def start(self) -> None:
-        self._start = time.process_time()
+    def __init__(self) -> None:
+        self._jumped = 0.0
 
     def __call__(self) -> float:
-        return time.process_time() - self._start
+        return time.process_time() + self._jumped
 
     def jump(self, to_s: float) -> None:
         """Nothing happens before `to_s`."""
-        self._start -= max(0.0, to_s - self())
+        self._jumped += max(0.0, to_s - self())
 
 
 class Counted:
-    """A method of the engine's scheduler, with its calls' CPU time."""
+    """A method of `owner`, with its calls and their CPU time; `seen` is told what each gave."""
 
-    def __init__(self, scheduler, name: str, seen: Callable | None = None) -> None:
+    def __init__(self, owner, name: str, seen: Callable | None = None) -> None:
         self.seconds, self.calls = 0.0, 0
-        self._method, self._seen = getattr(scheduler, name), seen
-        setattr(scheduler, name, self)
+        self._method, self._seen = getattr(owner, name), seen
+        setattr(owner, name, self)
 
     def __call__(self, *args, **kwargs):
         start = time.process_time()
@@ -100,23 +78,24 @@ class Served:
                 engine.seats,
                 engine.step_tokens,
                 engine.longest,
-                prefix_caching=case.prefixes,
+                prefix_caching=True,  # as a server has it unless it is told
                 swap_blocks=case.host_blocks,
-                scheduler=STOCK if case.policy is None else OURS,
+                scheduler=VLLMS if case.policy is None else OURS,
                 extra=extra,
             )
         )
         self.clock = Clock()
-        self.clock.start()
         self._tokens: list[int] = []  # of each step
         self._requests: list[int] = []
         scheduler = self.engine.scheduler
         self._schedule = Counted(scheduler, "schedule", self._scheduled)
         self._update = Counted(scheduler, "update_from_output")
-        # the scheduler's own preemptions; a policy's are counted by its statistics
-        self._preempt = Counted(scheduler, "_preempt_request")
-        if case.policy is not None:
-            scheduler.now = self.clock
+        if case.policy is None:
+            self._preempted = Counted(scheduler, "_preempt_request")
+            return
+        self._preempted = Counted(scheduler, "_take_memory")
+        self._decisions = Counted(scheduler.decider, "plan")
+        scheduler.now = self.clock
 
     def __enter__(self) -> Served:
         return self
@@ -138,76 +117,68 @@ class Served:
 
     @property
     def ledger(self) -> str:
-        return (
-            "" if self.case.policy is None else self.engine.scheduler.decider.core.ledger.name
-        )
+        return "" if self.case.policy is None else self.engine.scheduler.decider.core.ledger.name
 
     def warm_up(self, flood: Flood) -> None:
         """A small flood: kernels are prepared, tables have grown."""
-        few = replace(flood, best_effort=2 * 16, output=20, real_time=2, every_s=0.05)
-        self.run(few, 99)
+        few = replace(flood, best_effort=32, output=20, real_time=2, every_s=0.05)
+        self.run(few, _WARM_UP_SEED)
 
     def run(self, flood: Flood, seed: int) -> dict:
         """Seconds, counts and the answers' token ids."""
-        before = self._counts()
-        self._tokens, self._requests = [], []
+        before, began = self._counts(), self.clock()
+        self._tokens, self._requests, moved = [], [], 0
         to_come = list(flood.requests(self.engine.vocab, seed))[::-1]
         sent: dict[str, Sent] = {}
         first: dict[str, float] = {}
         last: dict[str, float] = {}
         answers: dict[str, list[int]] = {}
-        self.clock.start()
-        if self.case.policy is not None:
-            self._begin_anew()
         while to_come or len(last) < len(sent):
             if len(last) == len(sent):
-                self.clock.jump(to_come[-1].at_s)
-            while to_come and to_come[-1].at_s <= self.clock():
+                self.clock.jump(began + to_come[-1].at_s)
+            while to_come and to_come[-1].at_s <= self.clock() - began:
                 one = to_come.pop()
-                sent[one.name] = one
-                answers[one.name] = []
+                sent[one.name], answers[one.name] = one, []
                 attributes = {"class": one.service_class}
-                name = f"{seed}-{one.name}"
-                self.engine.submit(name, one.prompt, one.output, np.inf, attributes=attributes)
+                self.engine.submit(
+                    one.name, one.prompt, one.output, math.inf, attributes=attributes
+                )
             answer = self.engine.step(PlannedStep())
-            now = self.clock()
+            now = self.clock() - began
+            moved += sum(report.tokens for report in answer.transfers)
             for name, tokens in answer.tokens.items():
-                name = name.partition("-")[2]
                 first.setdefault(name, now)
                 answers[name] += tokens
-            last |= {name.partition("-")[2]: now for name in answer.finished}
+            last |= dict.fromkeys(answer.finished, now)
         return {
-            **self._summary(flood, sent, first, last),
+            **self._summary(sent, first, last),
             **{name: value - before[name] for name, value in self._counts().items()},
+            "moved_tokens": moved,
             "answers": answers,
         }
 
-    def _begin_anew(self) -> None:
-        """The clock starts again; nothing of an earlier run is left but what the policy learnt."""
-        decider = self.engine.scheduler.decider
-        if decider.core.active:
-            raise RuntimeError("requests of an earlier run are still here")
-
     def _counts(self) -> dict:
-        ours = self.case.policy is not None
-        stats = self.engine.scheduler.stats if ours else None
+        """So far, of all runs."""
+        scheduler, ours = self.engine.scheduler, self.case.policy is not None
         return {
-            "preemptions": stats.preempted if ours else self._preempt.calls,
-            "drift": self.engine.scheduler.drift if ours else 0,
-            "decision_s": stats._decision_s if ours else 0.0,
+            "preemptions": self._preempted.calls,
+            "drift": scheduler.drift if ours else 0,
             "schedule_s": self._schedule.seconds,
             "update_s": self._update.seconds,
+            "decision_s": self._decisions.seconds if ours else 0.0,
         }
 
-    def _summary(self, flood: Flood, sent, first, last) -> dict:
-        waits = np.array([first[n] - s.at_s for n, s in sent.items() if s.service_class == "rt"])
-        flood_waits = [first[n] - s.at_s for n, s in sent.items() if s.service_class == "be"]
+    def _summary(self, sent, first, last) -> dict:
+        waits = {
+            kind: np.array([first[n] - s.at_s for n, s in sent.items() if s.service_class == kind])
+            for kind in ("rt", "be")
+        }
         known = sum(len(s.prompt) + s.output - 1 for s in sent.values())
         return {
             "whole_s": max(last.values()),
-            "ttft_mean_s": float(waits.mean()),
-            "ttft_max_s": float(waits.max()),
-            "flood_ttft_mean_s": float(np.mean(flood_waits)),
+            "ttft_mean_s": float(waits["rt"].mean()),
+            "ttft_max_s": float(waits["rt"].max()),
+            "flood_ttft_mean_s": float(waits["be"].mean()),
             "steps": len(self._tokens),
             "batch": float(np.mean(self._requests)),
             "computed_again": sum(self._tokens) - known,

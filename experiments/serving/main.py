@@ -1,0 +1,198 @@
+"""What a policy costs, and gains, when a live engine is served with it:
+`python -m twinserve.experiments.serving`.
+
+Real-time requests arrive in a flood of best-effort ones. For every policy: how long the former wait
+for their first token, how long the whole takes, and where the time goes, beside vLLM with its own
+scheduler in the same run. docs/serving.md has the table.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import cyclopts
+from cyclopts import Parameter
+from rich.console import Console
+
+from twinserve.backends.live.versions import LiveEngineError, installed_vllm
+from twinserve.experiments.benchmark.measure import machine
+from twinserve.experiments.benchmark.tables import machine_lines, markdown, show
+from twinserve.experiments.serving.cases import STOCK, Case, cases
+from twinserve.experiments.serving.engine import Engine
+from twinserve.experiments.serving.flood import Flood
+from twinserve.experiments.serving.tables import price_table
+from twinserve.experiments.study.output import check_target
+from twinserve.sim.cli.main import run_app
+from twinserve.sim.results.files import dump_json
+from twinserve.sim.setup.config import SettingsError
+from twinserve.traces.write import write_atomically
+
+QUICK = Flood(best_effort=24, output=40, real_time=3, every_s=0.05)
+
+
+class Process:
+    """A served engine in a process of its own, for its own CPU time and memory."""
+
+    def __init__(self, case: Case, engine: Engine, flood: Flood, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._line, other = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(other, case, engine, flood, folder), daemon=True
+        )
+        self._process.start()
+        other.close()
+
+    def run(self, seed: int) -> dict:
+        """A flood's figures (Served.run). Raises LiveEngineError where the engine failed."""
+        try:
+            self._line.send(seed)
+            found = self._line.recv()
+        except (EOFError, OSError):
+            found = "the engine's process ended"
+        if isinstance(found, str):
+            raise LiveEngineError(found)
+        return found
+
+    def close(self) -> None:
+        self._line.close()
+        self._process.join(30)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+def _serve(line, case: Case, engine: Engine, flood: Flood, folder: Path) -> None:
+    from twinserve.experiments.serving.served import Served  # vLLM comes along
+
+    try:
+        with Served(case, engine, folder) as served:
+            served.warm_up(flood)
+            labels = {"ledger": served.ledger, "blocks": served.policy_blocks}
+            while True:
+                seed = line.recv()
+                line.send({**labels, **served.run(flood, seed)})
+    except EOFError:
+        return
+    except (Exception, SystemExit) as error:  # whatever it is, the other cases go on
+        with suppress(OSError):
+            line.send(f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def measure(
+    chosen: list[Case],
+    engine: Engine,
+    flood: Flood,
+    repeats: int,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict:
+    """All figures as plain values for JSON: the runs of each case, a seed each, and one of vLLM's
+    own scheduler before each case. A case that fails says why, and the others go on."""
+    report: dict = {
+        "machine": {**machine(), "core": None},
+        "vllm": installed_vllm(),
+        "engine": asdict(engine),
+        "flood": asdict(flood),
+        "stock": [],
+        "cases": [],
+    }
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as open_:
+        stock = Process(STOCK, engine, flood, Path(folder) / "stock")
+        open_.callback(stock.close)
+        answers: dict[int, dict] = {}
+        for i, case in enumerate(chosen):
+            say(case.name)
+            for seed in range(repeats) if i == 0 else (i % repeats,):
+                one = stock.run(seed)
+                answers[seed] = one.pop("answers")
+                report["stock"].append(one)
+            served = Process(case, engine, flood, Path(folder) / str(i))
+            runs, fault = [], ""
+            try:
+                for seed in range(repeats):
+                    one = served.run(seed)
+                    one["differing"] = _differing(one.pop("answers"), answers[seed])
+                    runs.append(one)
+            except LiveEngineError as error:
+                fault = str(error)
+            finally:
+                served.close()
+            found = {**asdict(case), "name": case.name, "runs": runs, "fault": fault}
+            report["cases"].append(found)
+            say(fault or f"  {runs[-1]['whole_s']:.2f} s, {runs[-1]['ttft_mean_s']:.3f} s")
+    return report
+
+
+def _differing(answers: dict, others: dict) -> int:
+    """Answers that are not the same to the token."""
+    return sum(answers[name] != others[name] for name in others)
+
+
+def serving(
+    *,
+    policy: Annotated[list[str] | None, Parameter(name=["--policy", "-p"], negative="")] = None,
+    model: Literal["tiny", "deep", "small"] = "tiny",
+    profile: str = Engine.profile,
+    best_effort: int = Flood.best_effort,
+    repeats: int = 3,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    markdown: Annotated[bool, Parameter(negative="")] = False,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+) -> None:
+    """Measure what policies cost and gain when a live engine is served with them.
+
+    Parameters
+    ----------
+    policy: list[str]
+        Only these; by default all there are, and BROS with several settings.
+    model: str
+        tiny, deep or small, as of `twinserve replay`.
+    profile: str
+        What policies believe a step takes.
+    best_effort: int
+        Requests of the flood.
+    repeats: int
+        Runs of each case, a seed each.
+    quick: bool
+        A tiny flood, once: whether it works, not what it takes.
+    markdown: bool
+        Print the table as Markdown.
+    out: Path
+        Write all figures as JSON.
+    """
+    if repeats < 1 or best_effort < 1:
+        raise SettingsError("--repeats and --best-effort: at least 1")
+    check_target(out)
+    installed_vllm()
+    chosen = cases(policy)
+    progress = Console(stderr=True, highlight=False)
+    report = measure(
+        chosen,
+        Engine(model=model, profile=profile),
+        QUICK if quick else Flood(best_effort=best_effort),
+        1 if quick else repeats,
+        lambda text: progress.print(text, style="dim", soft_wrap=True),
+    )
+    if out is not None:
+        write_atomically(out, dump_json(report, out.name).encode())
+    print_report(report, markdown)
+
+
+def print_report(report: dict, as_markdown: bool) -> None:
+    lines = [*machine_lines(report["machine"]), f"vLLM {report['vllm']}, CPU engine, one thread"]
+    tables = [price_table(report)]
+    if as_markdown:
+        print(markdown(lines, tables), end="")
+    else:
+        show(lines, tables, Console(highlight=False))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; bad input ends as one line."""
+    app = cyclopts.App(name="serving", help=serving.__doc__, version_flags=[])
+    app.default(serving)
+    run_app(app, arguments, expected=[LiveEngineError])
