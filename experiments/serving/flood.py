@@ -13,13 +13,13 @@ class Flood:
     """best_effort requests at time 0, real_time ones of which one arrives every `every_s` seconds,
     the first after as long. Prompts and outputs in tokens; text is drawn, so no two share any."""
 
-    best_effort: int = 200
+    best_effort: int = 100
     prompt: int = 300
     output: int = 150
     real_time: int = 20
     urgent_prompt: int = 100
     urgent_output: int = 40
-    every_s: float = 0.15
+    every_s: float = 0.08
 
     @property
     def output_tokens(self) -> int:

@@ -89,9 +89,11 @@ def measure(
     flood: Flood,
     repeats: int,
     say: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict], None] = lambda report: None,
 ) -> dict:
     """All figures as plain values for JSON: the runs of each case, a seed each, and one of vLLM's
-    own scheduler before each case. A case that fails says why, and the others go on."""
+    own scheduler before each case. A case that fails says why, and the others go on. keep: is given
+    the report after each case."""
     report: dict = {
         "machine": {**machine(), "core": None},
         "vllm": installed_vllm(),
@@ -123,6 +125,7 @@ def measure(
                 served.close()
             found = {**asdict(case), "name": case.name, "runs": runs, "fault": fault}
             report["cases"].append(found)
+            keep(report)
             say(fault or f"  {runs[-1]['whole_s']:.2f} s, {runs[-1]['ttft_mean_s']:.3f} s")
     return report
 
@@ -170,15 +173,19 @@ def serving(
     installed_vllm()
     chosen = cases(policy)
     progress = Console(stderr=True, highlight=False)
+
+    def keep(report: dict) -> None:
+        if out is not None:
+            write_atomically(out, dump_json(report, out.name).encode())
+
     report = measure(
         chosen,
         Engine(model=model, profile=profile),
         QUICK if quick else Flood(best_effort=best_effort),
         1 if quick else repeats,
         lambda text: progress.print(text, style="dim", soft_wrap=True),
+        keep,
     )
-    if out is not None:
-        write_atomically(out, dump_json(report, out.name).encode())
     print_report(report, markdown)
 
 
