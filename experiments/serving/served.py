@@ -42,6 +42,25 @@ class Clock:
         """Nothing happens before `to_s`."""
         self._jumped += max(0.0, to_s - self())
 
+    def stepped(self) -> None:
+        """The engine has made a step: that took its own time."""
+
+
+class StepClock(Clock):
+    """Every step takes `step_s` seconds: the same requests meet the same steps on any machine."""
+
+    def __init__(self, step_s: float) -> None:
+        self._now, self._step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        return self._now
+
+    def jump(self, to_s: float) -> None:
+        self._now = max(self._now, to_s)
+
+    def stepped(self) -> None:
+        self._now += self._step_s
+
 
 class Counted:
     """A method of `owner`, with its calls and their CPU time; `seen` is told what each gave."""
@@ -64,8 +83,10 @@ class Counted:
 class Served:
     """An engine under one case; `run` floods it. Use it as a context manager."""
 
-    def __init__(self, case: Case, engine: Engine, folder: Path) -> None:
-        self.case = case
+    def __init__(
+        self, case: Case, engine: Engine, folder: Path, clock: Clock | None = None
+    ) -> None:
+        self.case, self.clock = case, clock or Clock()
         extra: dict = {}
         if case.policy is not None:
             given = {"policy": case.policy, "clients": "trusted", "profile": engine.profile}
@@ -84,7 +105,6 @@ class Served:
                 extra=extra,
             )
         )
-        self.clock = Clock()
         self._tokens: list[int] = []  # of each step
         self._requests: list[int] = []
         scheduler = self.engine.scheduler
@@ -144,6 +164,7 @@ class Served:
                     one.name, one.prompt, one.output, math.inf, attributes=attributes
                 )
             answer = self.engine.step(PlannedStep())
+            self.clock.stepped()
             now = self.clock() - began
             moved += sum(report.tokens for report in answer.transfers)
             for name, tokens in answer.tokens.items():

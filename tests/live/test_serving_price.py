@@ -1,0 +1,68 @@
+"""What serving with a policy costs beside vLLM's own scheduler, and what it gains, in counts: no
+figure here depends on the machine. docs/serving.md has the seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinserve.experiments.serving.cases import HOST_BLOCKS, STOCK, Case
+from twinserve.experiments.serving.engine import Engine
+from twinserve.experiments.serving.flood import Flood
+
+pytestmark = [pytest.mark.slow, pytest.mark.live]
+
+STEP_S = 0.001
+# Three times what the memory holds at once; a real-time request every twenty steps.
+FLOOD = Flood(best_effort=40, output=80, real_time=12, urgent_output=20, every_s=20 * STEP_S)
+CASES = {
+    "stock": STOCK,
+    "vllm": Case("vllm"),
+    "fit": Case("bros:chunk=fit"),
+    "swapping": Case("bros:chunk=64", host_blocks=HOST_BLOCKS),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(vllm, tmp_path_factory) -> dict[str, dict]:
+    from twinserve.experiments.serving.served import Served, StepClock
+
+    found = {}
+    for name, case in CASES.items():
+        folder = tmp_path_factory.mktemp(name)
+        with Served(case, Engine(blocks=64), folder, StepClock(STEP_S)) as served:
+            found[name] = {**served.run(FLOOD, 1), "blocks": served.policy_blocks}
+    return found
+
+
+def test_a_policy_has_every_block_of_the_engine(runs):
+    assert {run["blocks"] for run in runs.values()} == {64}
+
+
+def test_every_plan_is_carried_out_and_every_answer_is_the_same(runs):
+    assert all(run["drift"] == 0 for run in runs.values())
+    for run in runs.values():
+        assert run["answers"] == runs["stock"]["answers"]
+
+
+def test_policy_vllm_makes_the_steps_of_vllm(runs):
+    counts = ("steps", "batch", "preemptions", "computed_again", "ttft_mean_s", "whole_s")
+    assert {c: runs["vllm"][c] for c in counts} == {c: runs["stock"][c] for c in counts}
+
+
+def test_the_flood_takes_few_further_steps(runs):
+    for name in ("fit", "swapping"):
+        assert runs[name]["steps"] < 1.15 * runs["stock"]["steps"], name
+
+
+def test_real_time_requests_wait_for_few_steps_and_not_for_the_flood(runs):
+    for name in ("fit", "swapping"):
+        assert runs[name]["ttft_mean_s"] < runs["stock"]["ttft_mean_s"] / 40, name
+        assert runs[name]["ttft_max_s"] < 30 * STEP_S, name
+
+
+def test_few_lose_their_memory_and_those_that_swap_compute_little_again(runs):
+    stock, fit, swapping = (runs[name] for name in ("stock", "fit", "swapping"))
+    assert stock["preemptions"] > 0
+    assert fit["preemptions"] < stock["preemptions"] + 2 * FLOOD.real_time
+    assert swapping["moved_tokens"] > 0
+    assert swapping["computed_again"] < stock["computed_again"] / 2
