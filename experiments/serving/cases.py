@@ -30,10 +30,11 @@ CHANGED = {
     "bros": (
         Case("bros:chunk=fit"),
         Case("bros:chunk=fit", host_blocks=HOST_BLOCKS, note="swapping"),
+        Case("bros:chunk=64,reserve=true"),
+        Case("bros:chunk=64,reserve=true", host_blocks=HOST_BLOCKS, note="swapping"),
         Case("bros:chunk=64"),
         Case("bros:chunk=64", {"kv": "bidirectional"}, note="half of the blocks"),
-        Case("bros:chunk=64", host_blocks=HOST_BLOCKS, note="swapping"),
-        Case("bros:chunk=256"),
+        Case("bros:chunk=256,reserve=true"),
     )
 }
 

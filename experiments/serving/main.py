@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,19 +39,18 @@ QUICK = Flood(best_effort=24, output=40, real_time=3, every_s=0.05)
 class Process:
     """A served engine in a process of its own, for its own CPU time and memory."""
 
-    def __init__(self, case: Case, engine: Engine, flood: Flood, folder: Path) -> None:
+    def __init__(self, case: Case, engine: Engine, flood: Flood) -> None:
         context = multiprocessing.get_context("spawn")
         self._line, other = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(other, case, engine, flood, folder), daemon=True
-        )
+        arguments = (other, case, engine, flood)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         other.close()
 
-    def run(self, seed: int) -> dict:
+    def run(self, case: Case, seed: int) -> dict:
         """A flood's figures (Served.run). Raises LiveEngineError where the engine failed."""
         try:
-            self._line.send(seed)
+            self._line.send((case, seed))
             found = self._line.recv()
         except (EOFError, OSError):
             found = "the engine's process ended"
@@ -66,21 +65,51 @@ class Process:
             self._process.kill()
 
 
-def _serve(line, case: Case, engine: Engine, flood: Flood, folder: Path) -> None:
+def _serve(line, case: Case, engine: Engine, flood: Flood) -> None:
+    """Until the line is closed, or something fails: the line then has one text."""
     from twinserve.experiments.serving.served import Served  # vLLM comes along
 
     try:
-        with Served(case, engine, folder) as served:
+        with tempfile.TemporaryDirectory() as folder, Served(case, engine, Path(folder)) as served:
             served.warm_up(flood)
-            labels = {"ledger": served.ledger, "blocks": served.policy_blocks}
             while True:
-                seed = line.recv()
+                wanted, seed = line.recv()
+                if wanted != served.case:
+                    served.serve(wanted)
+                    served.warm_up(flood)
+                labels = {"ledger": served.ledger, "blocks": served.policy_blocks}
                 line.send({**labels, **served.run(flood, seed)})
     except EOFError:
         return
     except (Exception, SystemExit) as error:  # whatever it is, the other cases go on
         with suppress(OSError):
             line.send(f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+class Processes:
+    """An engine for each kind: vLLM's own scheduler, and ours with each size of host memory."""
+
+    def __init__(self, engine: Engine, flood: Flood) -> None:
+        self._engine, self._flood = engine, flood
+        self._open: dict[tuple[bool, int], Process] = {}
+
+    def run(self, case: Case, seed: int) -> dict:
+        """As `Process.run`; after a fault the next case has a fresh engine."""
+        kind = (case.policy is None, case.host_blocks)
+        if kind not in self._open:
+            self._open[kind] = Process(case, self._engine, self._flood)
+        try:
+            return self._open[kind].run(case, seed)
+        except LiveEngineError:
+            self._open.pop(kind).close()
+            raise
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for process in self._open.values():
+            process.close()
 
 
 def measure(
@@ -102,27 +131,22 @@ def measure(
         "stock": [],
         "cases": [],
     }
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as open_:
-        stock = Process(STOCK, engine, flood, Path(folder) / "stock")
-        open_.callback(stock.close)
+    with Processes(engine, flood) as engines:
         answers: dict[int, dict] = {}
         for i, case in enumerate(chosen):
             say(case.name)
             for seed in range(repeats) if i == 0 else (i % repeats,):
-                one = stock.run(seed)
+                one = engines.run(STOCK, seed)
                 answers[seed] = one.pop("answers")
                 report["stock"].append(one)
-            served = Process(case, engine, flood, Path(folder) / str(i))
             runs, fault = [], ""
             try:
                 for seed in range(repeats):
-                    one = served.run(seed)
+                    one = engines.run(case, seed)
                     one["differing"] = _differing(one.pop("answers"), answers[seed])
                     runs.append(one)
             except LiveEngineError as error:
                 fault = str(error)
-            finally:
-                served.close()
             found = {**asdict(case), "name": case.name, "runs": runs, "fault": fault}
             report["cases"].append(found)
             keep(report)

@@ -18,6 +18,7 @@ import numpy as np
 from twinserve.backends.live.engine import tiny_model
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
+from twinserve.backends.live.serving.options import read_options
 from twinserve.experiments.serving.cases import Case
 from twinserve.experiments.serving.engine import Engine
 from twinserve.experiments.serving.flood import Flood, Sent
@@ -81,16 +82,13 @@ class Counted:
 
 
 class Served:
-    """An engine under one case; `run` floods it. Use it as a context manager."""
+    """An engine under one case after another; `run` floods it. Use it as a context manager."""
 
     def __init__(
         self, case: Case, engine: Engine, folder: Path, clock: Clock | None = None
     ) -> None:
-        self.case, self.clock = case, clock or Clock()
-        extra: dict = {}
-        if case.policy is not None:
-            given = {"policy": case.policy, "clients": "trusted", "profile": engine.profile}
-            extra["additional_config"] = {**given, **OBJECTIVES, **case.options}
+        self.case, self.clock, self._profile = case, clock or Clock(), engine.profile
+        ours = case.policy is not None
         self.engine = VllmEngine(
             LiveSettings(
                 tiny_model.write_model(folder / engine.model, engine.model),
@@ -101,8 +99,8 @@ class Served:
                 engine.longest,
                 prefix_caching=True,  # as a server has it unless it is told
                 swap_blocks=case.host_blocks,
-                scheduler=VLLMS if case.policy is None else OURS,
-                extra=extra,
+                scheduler=OURS if ours else VLLMS,
+                extra={"additional_config": self._options(case)} if ours else {},
             )
         )
         self._tokens: list[int] = []  # of each step
@@ -110,12 +108,24 @@ class Served:
         scheduler = self.engine.scheduler
         self._schedule = Counted(scheduler, "schedule", self._scheduled)
         self._update = Counted(scheduler, "update_from_output")
-        if case.policy is None:
-            self._preempted = Counted(scheduler, "_preempt_request")
-            return
-        self._preempted = Counted(scheduler, "_take_memory")
-        self._decisions = Counted(scheduler.decider, "plan")
-        scheduler.now = self.clock
+        self._preempted = Counted(scheduler, "_take_memory" if ours else "_preempt_request")
+        if ours:
+            scheduler.now = self.clock
+            self._decisions = Counted(scheduler.decider, "plan")
+
+    def _options(self, case: Case) -> dict:
+        given = {"policy": case.policy, "clients": "trusted", "profile": self._profile}
+        return {**given, **OBJECTIVES, **case.options}
+
+    def serve(self, case: Case) -> None:
+        """Another policy on the same idle engine, whose cache is emptied. Raises LiveEngineError
+        where it cannot be served so."""
+        if case.host_blocks != self.case.host_blocks:
+            raise ValueError("an engine's host memory stays as it is; build another engine")
+        scheduler = self.engine.scheduler
+        self.engine.forget_prefixes()
+        scheduler.serve(read_options(self._options(case)))
+        self.case, self._decisions = case, Counted(scheduler.decider, "plan")
 
     def __enter__(self) -> Served:
         return self

@@ -204,10 +204,7 @@ def test_policy_vllm_on_the_engines_own_pool(servers):
 
 
 def test_the_log_names_the_policy(servers):
-    assert (
-        "policy bros:chunk=64 on the paged ledger: 48 of 48 KV blocks"
-        in servers["bros"].said()
-    )
+    assert "policy bros:chunk=64 on the paged ledger: 48 of 48 KV blocks" in servers["bros"].said()
 
 
 def test_a_server_that_cannot_be_does_not_start(servers):

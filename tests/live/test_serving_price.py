@@ -18,6 +18,7 @@ CASES = {
     "stock": STOCK,
     "vllm": Case("vllm"),
     "fit": Case("bros:chunk=fit"),
+    "reserve": Case("bros:chunk=64,reserve=true"),
     "swapping": Case("bros:chunk=64", host_blocks=HOST_BLOCKS),
 }
 
@@ -26,11 +27,14 @@ CASES = {
 def runs(vllm, tmp_path_factory) -> dict[str, dict]:
     from twinserve.experiments.serving.served import Served, StepClock
 
-    found = {}
-    for name, case in CASES.items():
-        folder = tmp_path_factory.mktemp(name)
-        with Served(case, Engine(blocks=64), folder, StepClock(STEP_S)) as served:
-            found[name] = {**served.run(FLOOD, 1), "blocks": served.policy_blocks}
+    found, folder = {}, tmp_path_factory.mktemp("model")
+    for first, *others in (["stock"], ["vllm", "fit", "reserve"], ["swapping"]):
+        engine = Engine(blocks=64)
+        with Served(CASES[first], engine, folder / first, StepClock(STEP_S)) as served:
+            for name in (first, *others):
+                if name != first:
+                    served.serve(CASES[name])
+                found[name] = {**served.run(FLOOD, 1), "blocks": served.policy_blocks}
     return found
 
 
@@ -50,19 +54,20 @@ def test_policy_vllm_makes_the_steps_of_vllm(runs):
 
 
 def test_the_flood_takes_few_further_steps(runs):
-    for name in ("fit", "swapping"):
+    for name in ("fit", "reserve", "swapping"):
         assert runs[name]["steps"] < 1.15 * runs["stock"]["steps"], name
 
 
 def test_real_time_requests_wait_for_few_steps_and_not_for_the_flood(runs):
-    for name in ("fit", "swapping"):
+    for name in ("fit", "reserve", "swapping"):
         assert runs[name]["ttft_mean_s"] < runs["stock"]["ttft_mean_s"] / 40, name
         assert runs[name]["ttft_max_s"] < 30 * STEP_S, name
 
 
 def test_few_lose_their_memory_and_those_that_swap_compute_little_again(runs):
-    stock, fit, swapping = (runs[name] for name in ("stock", "fit", "swapping"))
+    stock, swapping = runs["stock"], runs["swapping"]
     assert stock["preemptions"] > 0
-    assert fit["preemptions"] < stock["preemptions"] + 2 * FLOOD.real_time
+    for name in ("fit", "reserve"):
+        assert runs[name]["preemptions"] < stock["preemptions"] + 2 * FLOOD.real_time, name
     assert swapping["moved_tokens"] > 0
     assert swapping["computed_again"] < stock["computed_again"] / 2

@@ -34,7 +34,12 @@ from twinserve.backends.live.serving.names import (
     Scheduler,
     Steering,
 )
-from twinserve.backends.live.serving.options import build_core, clients_of, read_options
+from twinserve.backends.live.serving.options import (
+    ServingOptions,
+    build_core,
+    clients_of,
+    read_options,
+)
 from twinserve.backends.live.serving.stats import ServingStats
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 
@@ -78,17 +83,22 @@ class PolicyScheduling(Steering):
             if fault:
                 raise LiveEngineError(fault)
             super().__init__(vllm_config, *args, **kwargs)
-            facts = engine_facts(self)
-            core = build_core(options, facts, self.asynchronous)
-            clients = clients_of(options, core.policy)
-            self.decider = Decider(
-                core, options.slo_ttft_s, options.slo_tpot_s, options.app_idle_s, clients
-            )
+            self.serve(options)
         except LiveEngineError as error:
             if multiprocessing.parent_process() is None:
                 raise
             logger.error("%s", error)
             raise SystemExit(1) from None  # an engine process of its own: the line says it all
+
+    def serve(self, options: ServingOptions) -> None:
+        """From now on as `options` say, on a clock of its own; no request may be here. Raises
+        LiveEngineError where this engine cannot be served so."""
+        facts = engine_facts(self)
+        core = build_core(options, facts, self.asynchronous)
+        clients = clients_of(options, core.policy)
+        self.decider = Decider(
+            core, options.slo_ttft_s, options.slo_tpot_s, options.app_idle_s, clients
+        )
         ledger = core.ledger
         labels = {
             "policy": options.policy,
@@ -100,6 +110,7 @@ class PolicyScheduling(Steering):
             "vllm": installed_vllm(),
         }
         self.stats = ServingStats(labels, options.stats_path, options.log_every)
+        self.forget_counts()
         self._strict = options.strict
         self._started, self._wall_started = time.monotonic(), time.time()
         self._budget = facts.max_step_tokens
