@@ -120,37 +120,32 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     keep: Callable[[dict], None] = lambda report: None,
 ) -> dict:
-    """All figures as plain values for JSON: the runs of each case, a seed each, and one of vLLM's
-    own scheduler before each case. A case that fails says why, and the others go on. keep: is given
-    the report after each case."""
+    """All figures as plain values for JSON: the runs of each case, a seed each, and beside each of
+    them the same flood with vLLM's own scheduler: on a busy machine both are slowed. A case that
+    fails says why, and the others go on. keep: is given the report after each case."""
     report: dict = {
         "machine": {**machine(), "core": None},
         "vllm": installed_vllm(),
         "engine": asdict(engine),
         "flood": asdict(flood),
-        "stock": [],
         "cases": [],
     }
     with Processes(engine, flood) as engines:
-        answers: dict[int, dict] = {}
-        for i, case in enumerate(chosen):
+        for case in chosen:
             say(case.name)
-            for seed in range(repeats) if i == 0 else (i % repeats,):
-                one = engines.run(STOCK, seed)
-                answers[seed] = one.pop("answers")
-                report["stock"].append(one)
-            runs, fault = [], ""
+            found: dict = {**asdict(case), "name": case.name, "runs": [], "beside": [], "fault": ""}
             try:
                 for seed in range(repeats):
-                    one = engines.run(case, seed)
-                    one["differing"] = _differing(one.pop("answers"), answers[seed])
-                    runs.append(one)
+                    one, beside = engines.run(case, seed), engines.run(STOCK, seed)
+                    one["differing"] = _differing(one.pop("answers"), beside.pop("answers"))
+                    found["runs"].append(one)
+                    found["beside"].append(beside)
+                    say(f"  {one['whole_s']:.2f} s, vLLM's own {beside['whole_s']:.2f} s")
             except LiveEngineError as error:
-                fault = str(error)
-            found = {**asdict(case), "name": case.name, "runs": runs, "fault": fault}
+                found["fault"] = str(error)
+                say(f"  {error}")
             report["cases"].append(found)
             keep(report)
-            say(fault or f"  {runs[-1]['whole_s']:.2f} s, {runs[-1]['ttft_mean_s']:.3f} s")
     return report
 
 

@@ -28,44 +28,50 @@ def price_table(report: dict) -> Table:
     smallest and largest.
 
     whole     until the last request has ended
-    x vLLM    times what vLLM's own scheduler takes; sooner, x: than with that, the mean TTFT
+    x vLLM    times what vLLM's own scheduler takes for the same flood right after; sooner, x: than
+              with that, the mean TTFT of real-time requests
     TTFT      mean of the real-time requests (rt; latest: the longest) and of the flood (be)
     batch     requests a step
     again     tokens computed once more after a preemption
     plan      the policy's decision, a step
     """
-    flood, stock = report["flood"], report["stock"]
-    rows = [_row("vLLM's own scheduler", stock, stock)]
+    flood = report["flood"]
+    stock = [run for case in report["cases"] for run in case["beside"]]
+    rows = [_row("vLLM's own scheduler", stock, stock)] if stock else []
     for case in report["cases"]:
-        name = case["name"]
-        if case["fault"]:
-            rows.append((name, case["fault"], *[""] * (len(HEADER) - 2)))
+        if case["runs"]:
+            rows.append(_row(case["name"], case["runs"], case["beside"]))
         else:
-            rows.append(_row(name, case["runs"], stock))
+            rows.append((case["name"], case["fault"], *[""] * (len(HEADER) - 2)))
     title = (
         f"{flood['real_time']} real-time requests in a flood of {flood['best_effort']}, model "
-        f"{report['engine']['model']}, {len(stock)} runs of vLLM's own scheduler beside them"
+        f"{report['engine']['model']}"
     )
     return Table(title, HEADER, rows)
 
 
-def _row(name: str, runs: list[dict], stock: list[dict]) -> tuple[str, ...]:
-    def middle(key: str, of: list[dict] = runs) -> float:
-        return statistics.median(run[key] for run in of)
+def _row(name: str, runs: list[dict], beside: list[dict]) -> tuple[str, ...]:
+    def middle(key: str) -> float:
+        return statistics.median(run[key] for run in runs)
 
-    def spread(key: str, digits: int) -> str:
-        values = [run[key] for run in runs]
-        return f"{middle(key):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+    def spread(values: list[float], digits: int) -> str:
+        middle = statistics.median(values)
+        return f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
-    blocks = f"{runs[0]['ledger']} {runs[0]['blocks']}".strip()
+    def of(key: str) -> list[float]:
+        return [run[key] for run in runs]
+
+    def against(key: str) -> list[float]:
+        return [run[key] / other[key] for run, other in zip(runs, beside, strict=True)]
+
     return (
         name,
-        blocks,
-        spread("whole_s", 2),
-        f"{middle('whole_s') / middle('whole_s', stock):.2f}",
-        spread("ttft_mean_s", 3),
+        f"{runs[0]['ledger']} {runs[0]['blocks']}".strip(),
+        spread(of("whole_s"), 2),
+        spread(against("whole_s"), 2),
+        spread(of("ttft_mean_s"), 3),
         f"{middle('ttft_max_s'):.3f}",
-        f"{middle('ttft_mean_s', stock) / middle('ttft_mean_s'):.1f}",
+        f"{1 / statistics.median(against('ttft_mean_s')):.1f}",
         f"{middle('flood_ttft_mean_s'):.2f}",
         f"{middle('steps'):,.0f}",
         f"{middle('batch'):.1f}",
