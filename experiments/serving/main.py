@@ -189,7 +189,6 @@ def serving(
     if repeats < 1 or best_effort < 1:
         raise SettingsError("--repeats and --best-effort: at least 1")
     check_target(out)
-    installed_vllm()
     chosen = cases(policy)
     progress = Console(stderr=True, highlight=False)
 
