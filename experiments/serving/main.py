@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -47,10 +47,14 @@ class Process:
         self._process.start()
         other.close()
 
-    def run(self, case: Case, seed: int) -> dict:
-        """A flood's figures (Served.run). Raises LiveEngineError where the engine failed."""
-        try:
+    def start(self, case: Case, seed: int) -> None:
+        """A flood; `result` waits for it."""
+        with suppress(OSError):  # `result` says why
             self._line.send((case, seed))
+
+    def result(self) -> dict:
+        """The flood's figures (Served.run). Raises LiveEngineError where the engine failed."""
+        try:
             found = self._line.recv()
         except (EOFError, OSError):
             found = "the engine's process ended"
@@ -93,16 +97,23 @@ class Processes:
         self._engine, self._flood = engine, flood
         self._open: dict[tuple[bool, int], Process] = {}
 
-    def run(self, case: Case, seed: int) -> dict:
-        """As `Process.run`; after a fault the next case has a fresh engine."""
-        kind = (case.policy is None, case.host_blocks)
-        if kind not in self._open:
-            self._open[kind] = Process(case, self._engine, self._flood)
-        try:
-            return self._open[kind].run(case, seed)
-        except LiveEngineError:
-            self._open.pop(kind).close()
-            raise
+    def run(self, chosen: Sequence[Case], seed: int) -> list[dict]:
+        """The same flood with each case, at the same time: whatever else the machine does slows all
+        of them. Raises LiveEngineError; an engine that failed is made anew for the next case."""
+        for case in chosen:
+            if _kind(case) not in self._open:
+                self._open[_kind(case)] = Process(case, self._engine, self._flood)
+            self._open[_kind(case)].start(case, seed)
+        found, faults = [], []
+        for case in chosen:
+            try:
+                found.append(self._open[_kind(case)].result())
+            except LiveEngineError as error:
+                self._open.pop(_kind(case)).close()
+                faults.append(error)
+        if faults:
+            raise faults[0]
+        return found
 
     def __enter__(self) -> Processes:
         return self
@@ -110,6 +121,10 @@ class Processes:
     def __exit__(self, *_) -> None:
         for process in self._open.values():
             process.close()
+
+
+def _kind(case: Case) -> tuple[bool, int]:
+    return case.policy is None, case.host_blocks
 
 
 def measure(
@@ -120,8 +135,8 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     keep: Callable[[dict], None] = lambda report: None,
 ) -> dict:
-    """All figures as plain values for JSON: the runs of each case, a seed each, and beside each of
-    them the same flood with vLLM's own scheduler: on a busy machine both are slowed. A case that
+    """All figures as plain values for JSON: the runs of each case, a seed each, and of the
+    same flood with vLLM's own scheduler at the same time. A case that
     fails says why, and the others go on. keep: is given the report after each case."""
     report: dict = {
         "machine": {**machine(), "core": None},
@@ -136,7 +151,7 @@ def measure(
             found: dict = {**asdict(case), "name": case.name, "runs": [], "beside": [], "fault": ""}
             try:
                 for seed in range(repeats):
-                    one, beside = engines.run(case, seed), engines.run(STOCK, seed)
+                    one, beside = engines.run((case, STOCK), seed)
                     one["differing"] = _differing(one.pop("answers"), beside.pop("answers"))
                     found["runs"].append(one)
                     found["beside"].append(beside)

@@ -28,8 +28,8 @@ def price_table(report: dict) -> Table:
     smallest and largest.
 
     whole     until the last request has ended
-    x vLLM    times what vLLM's own scheduler takes for the same flood right after; sooner, x: than
-              with that, the mean TTFT of real-time requests
+    x vLLM    times what vLLM's own scheduler takes for the same flood at the same time; sooner, x:
+              than with that, the mean TTFT of real-time requests
     TTFT      mean of the real-time requests (rt; latest: the longest) and of the flood (be)
     batch     requests a step
     again     tokens computed once more after a preemption
