@@ -210,7 +210,7 @@ class Decider:
                     found
                     or f"{name}: {planned} tokens are computed by the plan, {real} in the engine"
                 )
-                self._restart(name, state.known, state.hashes, end)
+                self.restart(name, state.known, state.hashes, end)
         if self._steps:
             self._begin()
         return found
@@ -254,11 +254,11 @@ class Decider:
         """The engine forgot all KV, prefixes too. states: id -> (tokens known, hashes)."""
         self.texts.forget_all()
         for name, (known, hashes) in states.items():
-            self._restart(name, known, hashes, now)
+            self.restart(name, known, hashes, now)
 
-    def _restart(self, name: str, known: int, hashes: Sequence[Hashable], now: float) -> None:
-        """Give the request to the policy as a new one whose prompt is all that is known of it. If
-        it holds memory on the engine, the next plan takes that away."""
+    def restart(self, name: str, known: int, hashes: Sequence[Hashable], now: float) -> None:
+        """Give the request to the policy as a new one whose prompt is all that is known of it:
+        `known` tokens. If it holds memory on the engine, the next plan takes that away."""
         self.restarts += 1
         self.texts.disown(hashes)
         old = self.rows[name]

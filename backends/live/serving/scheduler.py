@@ -41,7 +41,9 @@ from twinserve.backends.live.serving.options import (
     read_options,
 )
 from twinserve.backends.live.serving.stats import ServingStats
+from twinserve.backends.live.transfer.host import HostFull
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
+from twinserve.policies.plan import Preemption
 
 logger = logging.getLogger("vllm.twinserve")  # below vLLM's own, for its format and level
 
@@ -121,6 +123,7 @@ class PolicyScheduling(Steering):
         self._plan: _Plan | None = None  # of which a step is still to be scheduled
         # scheduled, and vLLM has not told their output; the oldest first
         self._steps: deque[_EngineStep] = deque()
+        self._uncopied: list[str] = []  # victims that found no room on the host
         self._idle_since: float | None = None
         blocks = f"{ledger.num_blocks} of {facts.num_blocks} KV blocks"
         logger.info("policy %s on the %s ledger: %s", options.policy, ledger.name, blocks)
@@ -207,6 +210,7 @@ class PolicyScheduling(Steering):
         if self._pause_state == PauseState.PAUSED_ALL:
             return PlannedStep()
         if self._plan is None:
+            self._give_anew(now)
             plan, alive = self.decider.plan(now), self.requests
             self.stats.decided(self.decider.decision_seconds)
             # A request may have ended in a step before its plan's last one, which the policy hears
@@ -222,6 +226,25 @@ class PolicyScheduling(Steering):
             self._plan = _Plan(list(plan.grants), self.drift) if plan.grants else None
         planned, self._rest = self._rest.split(self._budget, self.requests)
         return planned
+
+    def _take_memory(self, request, kind: Preemption) -> None:
+        """KV that comes back in this step, or is back on paper only, still lies on the host. Who
+        finds no room beside it is computed again."""
+        try:
+            super()._take_memory(request, kind)
+        except HostFull as full:
+            super()._take_memory(request, Preemption.RECOMPUTE)
+            self._uncopied.append(request.request_id)
+            self.drift += 1
+            self.first_drift = self.first_drift or f"{request.request_id}: {full}"
+
+    def _give_anew(self, now: float) -> None:
+        """Requests that were to be on the host, and are not, to the policy."""
+        for name in self._uncopied:
+            if name in self.decider.rows:
+                request = self.requests[name]
+                self.decider.restart(name, request.num_tokens, request.block_hashes, now)
+        self._uncopied.clear()
 
     def _watch(self, planned: PlannedStep, now: float) -> None:
         """Nothing to do though requests wait: do not spin, and say so when it lasts."""
