@@ -235,4 +235,4 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point; bad input ends as one line."""
     app = cyclopts.App(name="serving", help=serving.__doc__, version_flags=[])
     app.default(serving)
-    run_app(app, arguments, expected=[LiveEngineError])
+    run_app(app, arguments)
