@@ -47,7 +47,7 @@ class BrosFitOptions(BrosOptions):
     def _no_replacement(cls, given: dict[str, Any]) -> dict[str, Any]:
         return {"replacement": False, **given}
 
-    @field_validator("replacement", "late_drops")
+    @field_validator("replacement", "late_drops", "reserve")
     @classmethod
     def _off(cls, value: Any) -> Any:
         if value not in (False, "none"):

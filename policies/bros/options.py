@@ -26,6 +26,8 @@ class BrosOptions(Options):
     avg_window      iterations that T_avg averages over
     swap            dropped requests keep their KV on the host; False: they are recomputed
     late_drops      a request that is late already and holds nothing yet may drop real-time ones too
+    reserve         a best-effort newcomer waits until there is room for the whole of its prompt,
+                    beside what those begun before it lack: with `chunk`, fewer lose their memory
     """
 
     base_batch: int = Field(128, ge=1)
@@ -40,3 +42,4 @@ class BrosOptions(Options):
     avg_window: int = Field(32, ge=1)
     swap: bool = True
     late_drops: bool = False
+    reserve: bool = False

@@ -43,7 +43,7 @@ class BrosPolicy(BrosPlacing):
             self.rt_pending.rows,
             self.rt_waiting.rows[:reach],
             self.be_pending.rows,
-            self.be_waiting.rows[:reach],
+            self._newcomers(view, ledger, reach),
         )
         everyone = self._batch(np.concatenate(rows), requests, ledger)
         n = pending + len(rows[1])

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from twinserve.policies.base import Policy
+from twinserve.policies.base import Policy, SystemView
 from twinserve.policies.bros.options import BrosOptions
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
@@ -77,6 +77,21 @@ class BrosQueues(Policy[BrosOptions]):
         new = left if self.options.chunk is None else np.minimum(left, self.options.chunk)
         prefill = (left > 1) | (emitted == 0)
         return Batch(rows, prefill, new, computed + new, self._missing(rows, ledger))
+
+    def _newcomers(self, view: SystemView, ledger: KvLedger, reach: int) -> np.ndarray:
+        """int64[n]: best-effort requests without memory that this iteration may begin, at most
+        `reach`. With `reserve` as many from the front as there is room for as a whole; the first in
+        any case where nobody has memory."""
+        rows = self.be_waiting.rows[:reach]
+        if not self.options.reserve or not len(rows):
+            return rows
+        requests, size = view.requests, ledger.block_tokens
+        pending = np.concatenate([self.rt_pending.rows, self.be_pending.rows])
+        held = np.array([ledger.held_blocks(row) for row in pending.tolist()], np.int64)
+        lack = np.maximum(-(-requests.known_tokens(pending) // size) - held, 0)
+        needed = (-(-requests.known_tokens(rows) // size)).cumsum()
+        fits = int(needed.searchsorted(ledger.free_blocks - int(lack.sum()), side="right"))
+        return rows[: max(fits, int(not len(pending)))]
 
     def _missing(self, rows: np.ndarray, ledger: KvLedger) -> np.ndarray:
         """int64[n]: bytes of each row that must come back before it can run."""

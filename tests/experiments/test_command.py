@@ -17,6 +17,7 @@ CALLED = {
     "matrices": "page",
     "optimality": "run_iterations",
     "sensitivity": "shown_grid",
+    "serving": "measure",
     "validation": "truth_folder",
 }
 
@@ -83,7 +84,7 @@ def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
     assert code == 130 and "goes on from there" in said
 
 
-@pytest.mark.parametrize("name", ["benchmark", "decision_time", "matrices"])
+@pytest.mark.parametrize("name", ["benchmark", "decision_time", "matrices", "serving"])
 def test_a_file_in_no_folder_is_refused_before_anything_runs(name, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(f"{module_of(name)}.{CALLED[name]}", interrupted)
     code, said = ended(capsys, main_of(name), "--out", str(tmp_path / "no" / "file"))

@@ -20,6 +20,15 @@ CASES = {
     "vllm": ({"policy": "vllm"}, 60),
     "bros": (
         {"policy": "bros", "profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2},
+        60,
+    ),
+    "bidirectional": (
+        {
+            "policy": "bros:kv=bidirectional",
+            "profile": "llama-3.1-8b@h100",
+            "slo_ttft_s": 0.4,
+            "slo_tpot_s": 0.2,
+        },
         130,
     ),
     "fit": (
@@ -32,7 +41,7 @@ CASES = {
         },
         130,
     ),
-    "round-robin": ({"policy": "round-robin:chunk=50,kv=paged", "prefix_caching": True}, 130),
+    "round-robin": ({"policy": "round-robin:chunk=50"}, 60),
 }
 
 
@@ -167,7 +176,7 @@ def test_the_engine_does_what_is_planned_ahead(vllm, case, seed):
     assert (stats.arrived, stats.aborted) == (120, len(engine.aborted))
     assert stats.finished == 120 - len(engine.aborted)
     assert stats.preempted > 0
-    if scheduler.decider.core.ledger.name == "paged":
+    if scheduler.decider.core.ledger.prefix_caching:
         assert stats.hit_tokens > 0
 
 

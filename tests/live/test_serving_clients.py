@@ -35,8 +35,7 @@ class Engine:
 
     def __init__(self, policy: str | dict, clients: Clients, seats: int = 1, **slo) -> None:
         options = policy if isinstance(policy, dict) else {"policy": policy}
-        # twice the blocks and a seat's, of which a policy other than vLLM's gets half
-        facts = EngineFacts(64 + seats, 8, seats, 64, 128, 1024, True)
+        facts = EngineFacts(32, 8, seats, 64, 128, 1024, True)
         core = build_core(read_options(options), facts)
         self.decider = Decider(core, clients=clients, **slo)
         self.now = self.sent = 0

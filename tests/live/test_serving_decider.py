@@ -31,7 +31,7 @@ POLICIES = {
 
 
 def decider_for(name: str) -> Decider:
-    blocks = 16 if name in ("vllm", "priority") else 38
+    blocks = 38 if name == "round-robin" else 16  # half of the former is kept apart
     facts = EngineFacts(blocks, SIZE, 6, 24, 48, 1024, True)
     return Decider(build_core(read_options(POLICIES[name]), facts), slo_ttft_s=0.2, slo_tpot_s=0.1)
 

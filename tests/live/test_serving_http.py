@@ -46,7 +46,7 @@ def servers(vllm, tmp_path_factory) -> Iterator[dict[str, Server]]:
             own.mkdir()
             given = {**options, "strict": True, "stats_path": str(own / "stats.json")}
             # vLLM's null block counted; 48 are half of what 16 seats could fill
-            blocks = 49 if name == "vllm" else 129
+            blocks = 129 if name == "fit" else 49
             started[name] = Server(
                 own, model, given, [*ARGUMENTS, "--num-gpu-blocks-override", str(blocks)]
             )
@@ -204,10 +204,7 @@ def test_policy_vllm_on_the_engines_own_pool(servers):
 
 
 def test_the_log_names_the_policy(servers):
-    assert (
-        "policy bros:chunk=64 on the bidirectional ledger: 56 of 128 KV blocks"
-        in servers["bros"].said()
-    )
+    assert "policy bros:chunk=64 on the paged ledger: 48 of 48 KV blocks" in servers["bros"].said()
 
 
 def test_a_server_that_cannot_be_does_not_start(servers):

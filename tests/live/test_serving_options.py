@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -46,18 +47,26 @@ def test_policy_vllm_has_the_engines_pool_and_prefix_cache():
     )
 
 
-def test_other_policies_leave_the_engine_room():
+def test_a_policy_has_all_blocks_of_an_engine_that_lays_kv_out_as_its_ledger():
     core = core_of(**BROS, max_num_batched_tokens=100)
-    assert (core.policy.name, core.ledger.name, core.ledger.num_blocks) == (
-        "bros",
-        "bidirectional",
-        56,
-    )
+    assert (core.policy.name, core.ledger.name, core.ledger.num_blocks) == ("bros", "paged", 128)
     assert core.ledger.host_blocks == 0
     assert core.policy.limits.max_num_batched_tokens == 100
     assert core.policy.estimator is not None
     assert core_of(**BROS, num_blocks=20).ledger.num_blocks == 20
-    assert core_of(policy="round-robin:kv=paged", prefix_caching=True).ledger.prefix_caching
+    for policy in ("round-robin", "conserve", "layerkv", "mlfq", "vtc", "echo-bs"):
+        options = {"policy": policy, "profile": BROS["profile"], "prefix_caching": None}
+        options |= {"prefix_caching": False} if policy == "echo-bs" else {}
+        assert core_of(**options).ledger.num_blocks == 128, policy
+
+
+def test_an_engine_that_lays_kv_out_otherwise_has_room_to_spare():
+    """Two requests in one block, layers on the host, prefixes that vLLM's cache might not keep."""
+    assert core_of(**BROS, kv="bidirectional").ledger.num_blocks == 56
+    caching = core_of(policy="round-robin:kv=paged", prefix_caching=True).ledger
+    assert (caching.prefix_caching, caching.num_blocks) == (True, 56)
+    facts = replace(FACTS, host_blocks=64)
+    assert core_of(facts, policy="layerkv", profile=BROS["profile"]).ledger.num_blocks == 56
 
 
 @pytest.mark.parametrize(
@@ -70,12 +79,14 @@ def test_other_policies_leave_the_engine_room():
         ({"policy": "bros"}, '"profile"'),
         ({"policy": "bros", "profile": "no-such"}, "no-such"),
         ({**BROS, "num_blocks": 0}, "num_blocks=0"),
-        ({**BROS, "num_blocks": 57}, "at most 56"),
+        ({**BROS, "num_blocks": 129}, "at most 128"),
+        ({**BROS, "kv": "bidirectional", "num_blocks": 57}, "at most 56"),
         ({**BROS, "num_blocks": 10}, "--max-model-len 512"),
         ({**BROS, "kv": "pagd"}, "'pagd'"),
         ({**BROS, "kv": "paged", "policy": "bros:kv=bidirectional"}, "give one of them"),
         ({**BROS, "host_blocks": 8}, "TwinserveConnector"),
-        ({**BROS, "prefix_caching": True}, "kv=paged"),
+        ({**BROS, "prefix_caching": True}, "looks no prefixes up"),
+        ({"policy": "conserve:kv=bidirectional", "prefix_caching": True}, "kv=paged"),
         ({**BROS, "max_num_batched_tokens": 512}, "--max-num-batched-tokens"),
         ({**BROS, "estimator": "psychic"}, "psychic"),
         ({**BROS, "stats_path": "/no/such/folder/stats.json"}, "no such folder"),

@@ -67,12 +67,13 @@ class LiveSettings:
 
 @dataclass(slots=True)
 class StepAnswer:
-    """What one step gave. tokens: request id -> token ids emitted; finished: ids, in order of the
+    """What one step gave. scheduled: None of a scheduler of vLLM's own; tokens: request id ->
+    token ids emitted; finished: ids, in order of the
     batch; logprobs: request id -> {token id: log probability} of the best ones, where asked for;
     transfers: copies of KV that have ended since the step before
     (transfer.copy.TransferReport)."""
 
-    scheduled: ScheduledStep
+    scheduled: ScheduledStep | None
     tokens: dict[str, list[int]]
     finished: list[str]
     logprobs: dict[str, dict[int, float]]
@@ -295,8 +296,10 @@ class VllmEngine:
         output_tokens: int,
         arrival_s: float = 0.0,
         logprobs: int | None = None,
+        attributes: dict | None = None,
     ) -> None:
-        """Queue a request of `prompt` token ids. Its outputs come under `request_id`."""
+        """Queue a request of `prompt` token ids. Its outputs come under `request_id`. attributes:
+        as a client's `vllm_xargs`, for schedulers that read them."""
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -306,6 +309,7 @@ class VllmEngine:
             ignore_eos=True,
             logprobs=logprobs,
             detokenize=False,
+            extra_args=attributes,
         )
         # some releases want to know the token that ends a text
         no_end = {"eos_token_id": None} if hasattr(EngineCoreRequest, "eos_token_id") else {}
@@ -342,7 +346,8 @@ class VllmEngine:
         finished = [output.request_id for output in outputs if output.finish_reason is not None]
         connector = self.scheduler.connector
         transfers = connector.take_transfers() if connector is not None else []
-        return StepAnswer(self.scheduler.last, tokens, finished, _logprobs(outputs), transfers)
+        last = getattr(self.scheduler, "last", None)  # a scheduler of vLLM's own tells nothing
+        return StepAnswer(last, tokens, finished, _logprobs(outputs), transfers)
 
     def _stopped(self, error: Exception) -> str:
         scheduler = self.scheduler

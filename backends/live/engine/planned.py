@@ -44,6 +44,11 @@ class PlannedStep:
         """What goes into an engine step of `room` tokens, and the rest; of the requests in `alive`.
         Memory is taken with the first part. Prefix hits and KV from the host come with a request's
         first grant."""
+        grants = self.grants
+        whole = sum(grants.values()) <= room and all(name in alive for name in grants)
+        # one that has left since the plan was made may have been admitted by it
+        if whole and all(name in grants for name in (*self.hits, *self.swapped_in)):
+            return self, PlannedStep()
         now, later = {}, {}
         for name, tokens in self.grants.items():
             if name in alive:

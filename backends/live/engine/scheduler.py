@@ -71,20 +71,11 @@ class Steering:
             self.connector.forget(request_id)
         for request_id in planned.swapped_in:
             self.connector.swap_in(request_id)
-        running = [
-            self.requests[i]
-            for i in planned.grants
-            if self.requests[i].status == RequestStatus.RUNNING
-        ]
-        waiting = [
-            self.requests[i]
-            for i in planned.grants
-            if self.requests[i].status != RequestStatus.RUNNING
-        ]
+        shown = [self.requests[i] for i in planned.grants]
+        waiting = [r for r in shown if r.status != RequestStatus.RUNNING]
         paused = [r for r in self.running if r.request_id not in planned.grants]
-        unseen = [r for r in self._all_waiting() if r.request_id not in planned.grants]
-        self.running = running
-        self._show(waiting)
+        self.running = [r for r in shown if r.status == RequestStatus.RUNNING]
+        queues = self._show(waiting)
         self._steered, self._unplanned = planned, []
         # vLLM cuts a chunk to a model's alignment through this hook; here it is cut to the grant.
         aligned, self.need_mamba_block_aligned_split = self.need_mamba_block_aligned_split, True
@@ -94,25 +85,29 @@ class Steering:
             self.need_mamba_block_aligned_split = aligned
             self._steered = None
             self.running = paused + self.running
-            self._show(self._all_waiting() + unseen)
+            self._show_again(queues, {r.request_id for r in waiting})
         self._note(planned, output, {r.request_id for r in waiting})
         return output
 
-    def _all_waiting(self) -> list:
-        queues = (*(getattr(self, name) for name in self._others), self.waiting)
-        return [request for queue in queues for request in queue]
+    def _show(self, requests: list) -> dict:
+        """They wait, in this order, and nobody else. Returns the queues there were, by name."""
+        names = (*self._others, "waiting")
+        queues = {name: getattr(self, name) for name in names}
+        for name in names:
+            setattr(self, name, create_request_queue(SchedulingPolicy.FCFS))
+        self.waiting.extend(requests)
+        return queues
 
-    def _show(self, requests: list) -> None:
-        """They wait, in this order, and nobody else."""
-        self.waiting = self._queue(requests)
-        for name in self._others:
-            setattr(self, name, self._queue([]))
-
-    def _queue(self, requests: list):
-        queue = create_request_queue(SchedulingPolicy.FCFS)
-        for request in requests:
-            queue.add_request(request)
-        return queue
+    def _show_again(self, queues: dict, shown: set[str]) -> None:
+        """Whoever waits now, and behind them those in `queues` who were not shown. Mostly nobody
+        was: a long queue is not copied at every step."""
+        left = [r for name in queues for r in getattr(self, name)]
+        if left or shown:
+            hidden = [r for queue in queues.values() for r in queue if r.request_id not in shown]
+            self._show(left + hidden)
+            return
+        for name, queue in queues.items():
+            setattr(self, name, queue)
 
     def _take_memory(self, request, kind: Preemption) -> None:
         if kind is Preemption.SWAP and request.num_computed_tokens:

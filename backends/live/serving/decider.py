@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,7 @@ _KEPT_IN_RESTART = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EngineState:
+class EngineState(NamedTuple):
     """A request as vLLM has it after a step: tokens computed (not counting steps still in flight)
     and known, hashes of its full KV blocks."""
 
@@ -179,8 +179,9 @@ class Decider:
         nothing."""
         step = self._steps.popleft()
         ids, requests, rows = self.core.requests.ids, self.core.requests, step.plan.rows
-        for name, state in states.items():
-            self.texts.extend(self.rows[name], state.hashes)
+        if self.texts.named:
+            for name, state in states.items():
+                self.texts.extend(self.rows[name], state.hashes)
         over = [
             row for row in rows.tolist() if ids[row] in ended and self.rows.get(ids[row]) == row
         ]
@@ -196,16 +197,20 @@ class Decider:
             self._forget(row, True, end)
         self._settle(end)
         found = ""
-        for name, state in states.items():
-            row = self.rows[name]
-            computed, known = int(requests.computed_tokens[row]), int(requests.known_tokens(row))
-            if (state.computed, state.known) != (computed, known):
+        left = np.array([self.rows[name] for name in states], np.int64)
+        on_paper = zip(
+            requests.computed_tokens[left].tolist(),
+            requests.known_tokens(left).tolist(),
+            strict=True,
+        )
+        for (name, state), (computed, known) in zip(states.items(), on_paper, strict=True):
+            if state.computed != computed or state.known != known:
                 planned, real = f"{computed} of {known}", f"{state.computed} of {state.known}"
                 found = (
                     found
                     or f"{name}: {planned} tokens are computed by the plan, {real} in the engine"
                 )
-                self._restart(name, state.known, state.hashes, end)
+                self.restart(name, state.known, state.hashes, end)
         if self._steps:
             self._begin()
         return found
@@ -249,11 +254,11 @@ class Decider:
         """The engine forgot all KV, prefixes too. states: id -> (tokens known, hashes)."""
         self.texts.forget_all()
         for name, (known, hashes) in states.items():
-            self._restart(name, known, hashes, now)
+            self.restart(name, known, hashes, now)
 
-    def _restart(self, name: str, known: int, hashes: Sequence[Hashable], now: float) -> None:
-        """Give the request to the policy as a new one whose prompt is all that is known of it. If
-        it holds memory on the engine, the next plan takes that away."""
+    def restart(self, name: str, known: int, hashes: Sequence[Hashable], now: float) -> None:
+        """Give the request to the policy as a new one whose prompt is all that is known of it:
+        `known` tokens. If it holds memory on the engine, the next plan takes that away."""
         self.restarts += 1
         self.texts.disown(hashes)
         old = self.rows[name]

@@ -36,7 +36,7 @@ class ServingOptions(BaseModel):
     """Keys of --additional-config. Sizes left out are the engine's.
 
     policy      as on the command line: bros, bros:chunk=512,kv=paged, vllm
-    kv          KV ledger, instead of the policy's own
+    kv          KV ledger; see `served_ledger` for the default
     num_blocks  KV blocks that the policy has; see `ledger_blocks` for the default
     host_blocks  blocks of host memory for swapped KV; needs the KV connector (TwinserveConnector)
     prefix_caching  instead of what the policy's system does
@@ -160,7 +160,7 @@ def build_core(
             _log.warning("policy %s: %s", spec.label, said)
         policy.prepare(RequestRules.of(type(policy), policy.options).classes or ())
         requests = RequestTable()
-        return EngineCore(requests, policy, ledger(requests, policy), asynchronous)
+        return EngineCore(requests, policy, ledger(requests), asynchronous)
     except (RegistryError, SettingsError, ProfileError) as error:
         raise LiveEngineError(f"{_WHERE}: {error}") from None
     except ValueError as error:  # a policy that cannot serve these limits
@@ -196,11 +196,32 @@ def _unsaid(spec: PolicySpec) -> list[str]:
     return [*filter(None, [spec.given.notice]), *([untrained] if spec.given.wants_sample else [])]
 
 
-def ledger_blocks(options: ServingOptions, facts: EngineFacts, spec: PolicySpec) -> int:
-    """KV blocks of the ledger. Policy vllm is vLLM's own, so its pool is the engine's to the block.
-    Other policies allocate in another order, or lay KV out as vLLM does not (two requests in one
-    block): the engine's pool must then never bind, so they get the half of it, less a block a
-    seat."""
+def served_ledger(options: ServingOptions, spec: PolicySpec) -> str:
+    """Name of the KV ledger: the one asked for, or else the policy's own. Where that one lays KV
+    out as vLLM's pool cannot (`bidirectional` puts two requests into one block), it would have
+    half of the pool and gain nothing: then `paged`."""
+    asked = options.kv or spec.kv
+    if asked is not None:
+        return asked
+    own = spec.kv_name
+    return own if ledger_class(own).whole_blocks(1, 0) == 1 else "paged"
+
+
+def ledger_blocks(
+    options: ServingOptions,
+    facts: EngineFacts,
+    spec: PolicySpec,
+    kind: type[KvLedger],
+    host_blocks: int = 0,
+    caching: bool = False,
+) -> int:
+    """KV blocks of the ledger, a `kind`, with so much host memory, and with cached prefixes or not.
+
+    Policy vllm is vLLM's own, so its pool is the engine's to the block. Other policies take memory
+    in another order, so that vLLM's cache would not keep the prefixes that they count on, and some
+    ledgers lay KV out as vLLM does not (two requests in one block, layers on the host): the
+    engine's pool must then never bind, so they get the half of it, less a block a seat. All others
+    hold in the engine what they hold on paper, and get all of it."""
     if spec.name == "vllm":
         if options.num_blocks not in (None, facts.num_blocks):
             raise SettingsError(
@@ -209,7 +230,12 @@ def ledger_blocks(options: ServingOptions, facts: EngineFacts, spec: PolicySpec)
                 "leave it out, or set --num-gpu-blocks-override to one more than you want"
             )
         return facts.num_blocks
-    most = (facts.num_blocks - facts.max_num_seqs) // 2
+    alike = kind.whole_blocks(facts.num_blocks, host_blocks) == facts.num_blocks
+    if alike and not caching:
+        most, why = facts.num_blocks, "as the engine has"
+    else:
+        most = (facts.num_blocks - facts.max_num_seqs) // 2
+        why = f"so that the engine's own {facts.num_blocks} never bind"
     if most < 1:
         raise SettingsError(
             f"{facts.num_blocks} KV blocks of the engine are too few for {facts.max_num_seqs} "
@@ -217,22 +243,13 @@ def ledger_blocks(options: ServingOptions, facts: EngineFacts, spec: PolicySpec)
             "lower --max-num-seqs"
         )
     if options.num_blocks is not None and options.num_blocks > most:
-        raise SettingsError(
-            f"num_blocks={options.num_blocks}: at most {most}, so that the engine's own "
-            f"{facts.num_blocks} never bind"
-        )
+        raise SettingsError(f"num_blocks={options.num_blocks}: at most {most}, {why}")
     return options.num_blocks or most
 
 
 def _ledger_maker(options: ServingOptions, facts: EngineFacts, spec: PolicySpec):
-    name = options.kv or spec.kv_name
-    kind, blocks = ledger_class(name), ledger_blocks(options, facts, spec)
-    if blocks * facts.block_tokens < facts.max_model_len:
-        raise SettingsError(
-            f"the policy's {blocks} KV blocks of {facts.block_tokens} tokens do not hold one "
-            "request of "
-            f"--max-model-len {facts.max_model_len}; lower it, or give the engine more memory"
-        )
+    name = served_ledger(options, spec)
+    kind = ledger_class(name)
     host = options.host_blocks if options.host_blocks is not None else facts.host_blocks
     if host > facts.host_blocks:
         raise SettingsError(
@@ -243,19 +260,29 @@ def _ledger_maker(options: ServingOptions, facts: EngineFacts, spec: PolicySpec)
     caches = kind.caches_prefixes
     if wanted and not caches:
         raise SettingsError(f"prefix_caching: the {name} ledger has none; add kv=paged")
+    if wanted and not spec.policy.uses_prefix_cache:
+        raise SettingsError(f"prefix_caching: policy {spec.label} looks no prefixes up; drop it")
     if wanted and not facts.prefix_caching:
         raise SettingsError(
             "prefix_caching: the engine runs with --no-enable-prefix-caching; drop one of them"
         )
+    caching = caches and facts.prefix_caching
+    caching = caching and (spec.policy.prefix_caching if wanted is None else wanted)
+    if spec.name == "vllm" and caches and caching != facts.prefix_caching:
+        raise SettingsError(
+            "prefix_caching: policy vllm has the engine's; use --enable-prefix-caching, or "
+            "--no-enable-prefix-caching"
+        )
+    blocks = ledger_blocks(options, facts, spec, kind, host, caching)
+    if blocks * facts.block_tokens < facts.max_model_len:
+        raise SettingsError(
+            f"the policy's {blocks} KV blocks of {facts.block_tokens} tokens do not hold one "
+            "request of "
+            f"--max-model-len {facts.max_model_len}; lower it, or give the engine more memory"
+        )
+    extra = {"prefix_caching": caching} if caches else {}
 
-    def make(requests: RequestTable, policy: Policy) -> KvLedger:
-        caching = facts.prefix_caching and (policy.prefix_caching if wanted is None else wanted)
-        extra = {"prefix_caching": caching} if caches else {}
-        if spec.name == "vllm" and caching != facts.prefix_caching:
-            raise SettingsError(
-                "prefix_caching: policy vllm has the engine's; use --enable-prefix-caching, or "
-                "--no-enable-prefix-caching"
-            )
+    def make(requests: RequestTable) -> KvLedger:
         return kind(requests, blocks, facts.block_tokens, host, **extra)
 
     return make

@@ -34,9 +34,16 @@ from twinserve.backends.live.serving.names import (
     Scheduler,
     Steering,
 )
-from twinserve.backends.live.serving.options import build_core, clients_of, read_options
+from twinserve.backends.live.serving.options import (
+    ServingOptions,
+    build_core,
+    clients_of,
+    read_options,
+)
 from twinserve.backends.live.serving.stats import ServingStats
+from twinserve.backends.live.transfer.host import HostFull
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
+from twinserve.policies.plan import Preemption
 
 logger = logging.getLogger("vllm.twinserve")  # below vLLM's own, for its format and level
 
@@ -62,7 +69,6 @@ class _EngineStep:
     plan: _Plan | None
     last: bool
     grants: dict[str, int]
-    requests: dict[str, Request]
 
 
 class PolicyScheduling(Steering):
@@ -79,17 +85,22 @@ class PolicyScheduling(Steering):
             if fault:
                 raise LiveEngineError(fault)
             super().__init__(vllm_config, *args, **kwargs)
-            facts = engine_facts(self)
-            core = build_core(options, facts, self.asynchronous)
-            clients = clients_of(options, core.policy)
-            self.decider = Decider(
-                core, options.slo_ttft_s, options.slo_tpot_s, options.app_idle_s, clients
-            )
+            self.serve(options)
         except LiveEngineError as error:
             if multiprocessing.parent_process() is None:
                 raise
             logger.error("%s", error)
             raise SystemExit(1) from None  # an engine process of its own: the line says it all
+
+    def serve(self, options: ServingOptions) -> None:
+        """From now on as `options` say, on a clock of its own; no request may be here. Raises
+        LiveEngineError where this engine cannot be served so."""
+        facts = engine_facts(self)
+        core = build_core(options, facts, self.asynchronous)
+        clients = clients_of(options, core.policy)
+        self.decider = Decider(
+            core, options.slo_ttft_s, options.slo_tpot_s, options.app_idle_s, clients
+        )
         ledger = core.ledger
         labels = {
             "policy": options.policy,
@@ -101,6 +112,7 @@ class PolicyScheduling(Steering):
             "vllm": installed_vllm(),
         }
         self.stats = ServingStats(labels, options.stats_path, options.log_every)
+        self.forget_counts()
         self._strict = options.strict
         self._started, self._wall_started = time.monotonic(), time.time()
         self._budget = facts.max_step_tokens
@@ -111,6 +123,7 @@ class PolicyScheduling(Steering):
         self._plan: _Plan | None = None  # of which a step is still to be scheduled
         # scheduled, and vLLM has not told their output; the oldest first
         self._steps: deque[_EngineStep] = deque()
+        self._uncopied: list[str] = []  # victims that found no room on the host
         self._idle_since: float | None = None
         blocks = f"{ledger.num_blocks} of {facts.num_blocks} KV blocks"
         logger.info("policy %s on the %s ledger: %s", options.policy, ledger.name, blocks)
@@ -186,12 +199,7 @@ class PolicyScheduling(Steering):
         self.stats.steps += 1
         self.stats.preempted += len(planned.preempted)
         self.stats.hit_tokens += sum(planned.hits.values())
-        requests = {name: self.requests[name] for name in output.num_scheduled_tokens}
-        self._steps.append(
-            _EngineStep(
-                self._plan, not self._rest.grants, dict(output.num_scheduled_tokens), requests
-            )
-        )
+        self._steps.append(_EngineStep(self._plan, not self._rest.grants, self.last.grants))
         if not self._rest.grants:
             self._plan = None
         return output
@@ -202,19 +210,41 @@ class PolicyScheduling(Steering):
         if self._pause_state == PauseState.PAUSED_ALL:
             return PlannedStep()
         if self._plan is None:
+            self._give_anew(now)
             plan, alive = self.decider.plan(now), self.requests
             self.stats.decided(self.decider.decision_seconds)
             # A request may have ended in a step before its plan's last one, which the policy hears
             # of with that.
-            preempted = tuple(
-                (name, kind)
-                for name, kind in plan.preempted
-                if name in alive and alive[name].status == RequestStatus.RUNNING
-            )
-            self._rest = replace(plan, preempted=preempted)
+            if plan.preempted:
+                preempted = tuple(
+                    (name, kind)
+                    for name, kind in plan.preempted
+                    if name in alive and alive[name].status == RequestStatus.RUNNING
+                )
+                plan = replace(plan, preempted=preempted)
+            self._rest = plan
             self._plan = _Plan(list(plan.grants), self.drift) if plan.grants else None
         planned, self._rest = self._rest.split(self._budget, self.requests)
         return planned
+
+    def _take_memory(self, request, kind: Preemption) -> None:
+        """KV that comes back in this step, or is back on paper only, still lies on the host. Who
+        finds no room beside it is computed again."""
+        try:
+            super()._take_memory(request, kind)
+        except HostFull as full:
+            super()._take_memory(request, Preemption.RECOMPUTE)
+            self._uncopied.append(request.request_id)
+            self.drift += 1
+            self.first_drift = self.first_drift or f"{request.request_id}: {full}"
+
+    def _give_anew(self, now: float) -> None:
+        """Requests that were to be on the host, and are not, to the policy."""
+        for name in self._uncopied:
+            if name in self.decider.rows:
+                request = self.requests[name]
+                self.decider.restart(name, request.num_tokens, request.block_hashes, now)
+        self._uncopied.clear()
 
     def _watch(self, planned: PlannedStep, now: float) -> None:
         """Nothing to do though requests wait: do not spin, and say so when it lasts."""
@@ -244,15 +274,15 @@ class PolicyScheduling(Steering):
 
     def update_from_output(self, scheduler_output, model_runner_output):
         step = self._steps.popleft()
-        before = {name: request.num_output_tokens for name, request in step.requests.items()}
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if step.plan is not None:
-            for name, request in step.requests.items():
-                self.stats.output_tokens += request.num_output_tokens - before[name]
-                if request.num_output_tokens > before[name]:
-                    step.plan.emitted.add(name)
-                if request.is_finished():
-                    step.plan.ended.add(name)
+            for client in outputs.values():
+                for output in client.outputs:
+                    if output.new_token_ids:
+                        self.stats.output_tokens += len(output.new_token_ids)
+                        step.plan.emitted.add(output.request_id)
+                    if output.finish_reason is not None:
+                        step.plan.ended.add(output.request_id)
             if step.last:
                 self._complete(step.plan)
         if self._refused:
@@ -264,18 +294,15 @@ class PolicyScheduling(Steering):
 
     def _complete(self, plan: _Plan) -> None:
         states = {}
+        known, rows, steps = self.requests, self.decider.rows, self._steps
         for name in plan.names:
-            request = self.requests.get(name)
-            if request is None or name not in self.decider.rows or request.is_finished():
+            request = known.get(name)
+            if request is None or name not in rows or request.is_finished():
                 continue
-            flying = (
-                sum(step.grants.get(name, 0) for step in self._steps)
-                if request.num_computed_tokens
-                else 0
-            )
-            states[name] = EngineState(
-                request.num_computed_tokens - flying, request.num_tokens, request.block_hashes
-            )
+            computed = request.num_computed_tokens
+            if computed and steps:  # not those under way
+                computed -= sum(step.grants.get(name, 0) for step in steps)
+            states[name] = EngineState(computed, request.num_tokens, request.block_hashes)
         self.stats.finished += sum(name in self.decider.rows for name in plan.ended)
         found = self.decider.complete(self.now(), plan.emitted, plan.ended, states)
         if found and self.drift == plan.drift:  # the grants were as planned, what they met was not

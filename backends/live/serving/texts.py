@@ -23,14 +23,14 @@ class TextNames:
 
     def __init__(self, ledger: KvLedger) -> None:
         self._ledger = ledger
-        self._on = ledger.prefix_caching
+        self.named = ledger.prefix_caching  # whether anybody asks
         self._id_of: dict[Hashable, int] = {}
         self._named: dict[int, int] = {}  # row -> blocks of it that have their name
         self._most = 4 * ledger.num_blocks + _SPARE
 
     def contents(self, hashes: Sequence[Hashable]) -> np.ndarray | None:
         """int64[n]: content ids of these blocks; None without prefix caching."""
-        if not self._on:
+        if not self.named:
             return None
         ids, known = np.empty(len(hashes), np.int64), self._id_of
         for i, text in enumerate(hashes):
@@ -42,14 +42,14 @@ class TextNames:
 
     def begin(self, row: int, blocks: int) -> None:
         """A row was submitted with the names of its first `blocks` blocks."""
-        if self._on:
+        if self.named:
             self._named[row] = blocks
             if len(self._id_of) > self._most:
                 self._drop_unused()
 
     def extend(self, row: int, hashes: Sequence[Hashable]) -> None:
         """The text of `row` is known up to these blocks."""
-        named = self._named.get(row, 0) if self._on else len(hashes)
+        named = self._named.get(row, 0) if self.named else len(hashes)
         if len(hashes) <= named:
             return
         fresh = self.contents(hashes[named:])

@@ -1,0 +1,1 @@
+"""What a policy costs, and gains, when a live engine is served with it."""
