@@ -62,7 +62,7 @@ VERBS = {
     "calibrate": (
         f"{_CLI}.calibrate:calibrate",
         "Measure how long the steps of a vLLM engine take on this machine, and write a profile; "
-        "or fit recorded steps.",
+        "or fit recorded steps, or what clients measured of a server.",
     ),
     "compare": (
         f"{_CLI}.compare:compare",

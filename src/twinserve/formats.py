@@ -81,7 +81,7 @@ def whole_file(path: str | PathLike[str]) -> Iterator[Path]:
             partial.chmod(0o644)  # mkstemp makes it private; it is as readable as any other result
             os.replace(partial, target)
         except OSError as error:  # what fails while it writes names no file, or the hidden one
-            if error.filename in (None, temporary):
+            if error.errno is not None and error.filename in (None, temporary):
                 error.filename = str(target)
             raise
         finally:

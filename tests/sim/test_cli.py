@@ -95,7 +95,7 @@ WRONG = [
     ("--metrics-every 1e-5", "more than 2,000 windows"),
     ("--percentiles 50,101", "'101' is no percentile"),
     ("--percentiles 50,50", "given twice"),
-    ("--overwrite", "--out and --export"),
+    ("--overwrite", "--out, --export and --bench-json"),
     ("bros vllm", "Unused Tokens"),
     ("-p vllm-v0:max_num_batched_tokens=100", "is below max_num_seqs (1024)"),
     ("-p vllm-v0 --max-num-seqs 999999", "is below max_num_seqs (999999)"),

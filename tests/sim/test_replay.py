@@ -210,6 +210,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/benchmark/measure.py",
     "experiments/benchmark/sweep.py",
     "experiments/justitia/overhead.py",
+    "experiments/serving/served.py",
     "backends/live/engine/backend.py",
     "backends/live/transfer/lanes.py",
     "backends/live/measure/measure.py",
