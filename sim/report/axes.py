@@ -123,11 +123,7 @@ def over_time(
     total = np.zeros(len(edges) - 1)
     last_s = float(steps["end_s"].max()) if len(steps) else 0.0
     for replica, mine in steps.groupby("replica", sort=True):
-        ends = mine["end_s"].to_numpy(np.float64)
-        # With pipelined steps one may begin before the last has ended: it counts from there.
-        reached = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
-        starts = np.maximum(mine["start_s"].to_numpy(np.float64), reached)
-        ends = np.maximum(ends, starts)
+        starts, ends = _apart(mine)
         values = mine[column].to_numpy(np.float64)
         if stays:
             until = max(min(last_s, gone_s.get(int(replica), np.inf)), ends[-1])
@@ -137,6 +133,28 @@ def over_time(
         integral = np.column_stack([np.concatenate([[0.0], area[:-1]]), area]).ravel()
         total += np.diff(np.interp(edges, times, integral)) / np.diff(edges)
     return total
+
+
+def summed_peak(steps: pd.DataFrame, column: str) -> float:
+    """The highest sum of a column over the steps that replicas run at one instant; 0 of none."""
+    at, change = [np.zeros(0)], [np.zeros(0)]
+    for _, mine in steps.groupby("replica", sort=True):
+        starts, ends = _apart(mine)
+        values = mine[column].to_numpy(np.float64)
+        at += [starts, ends]
+        change += [values, -values]
+    times, changes = np.concatenate(at), np.concatenate(change)
+    order = np.lexsort((changes, times))  # at one instant those that end come first
+    return float(changes[order].cumsum().max(initial=0.0))
+
+
+def _apart(mine: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Begin and end of one replica's steps. With pipelined steps one may begin before the last has
+    ended: it counts from there."""
+    ends = mine["end_s"].to_numpy(np.float64)
+    reached = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
+    starts = np.maximum(mine["start_s"].to_numpy(np.float64), reached)
+    return starts, np.maximum(ends, starts)
 
 
 def _with_gaps(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.report.axes import gone, over_time
+from twinserve.sim.report.axes import gone, over_time, summed_peak
 from twinserve.sim.report.chart import thinned_steps
 from twinserve.sim.results.files import POOL_GROUP, RunResult
 from twinserve.sim.results.metrics import job_completion
@@ -50,7 +50,8 @@ class Cdf:
 
 @dataclass(frozen=True)
 class OverTime:
-    """Means over bins of time, and the highest of each: float64[bins]. most: of the whole run."""
+    """Means over bins of time, summed over replicas, and the highest of each on one replica:
+    float64[bins]. most: the highest sum of the whole run."""
 
     mean: np.ndarray
     highest: np.ndarray
@@ -172,7 +173,7 @@ def _course(
     highest = np.zeros(len(edges) - 1)
     np.maximum.at(highest, place, values)
     mean = over_time(steps, column, edges, column == "kv_cached_blocks", gone_s)
-    most = float(values.max()) if len(values) else 0.0
+    most = max(summed_peak(steps, column), float(mean.max(initial=0.0)))
     return OverTime(mean, np.maximum(highest, mean), most)
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tests.sim.test_results_rows import toy_rows
-from twinserve.sim.report.axes import draw_cdf, from_zero, over_time
+from twinserve.sim.report.axes import draw_cdf, from_zero, over_time, summed_peak
 from twinserve.sim.report.figures import latency_figure, load_figure
 from twinserve.sim.report.seen import look
 from twinserve.sim.results.files import RunResult
@@ -168,3 +168,18 @@ def test_the_median_beside_a_table_of_means_is_the_tables():
     mean = np.mean([run.summary["p50_ttft_ms"] for run in live])
     shown = f"{mean:.3g} ms" if mean < 1000 else f"{mean / 1000:.3g} s"
     assert f"{shown} (live)" in figure.axes[0].texts[0].get_text()
+
+
+def test_the_highest_is_of_all_replicas_together():
+    """5 and 4 wait at one time, 8 alone at another; of steps that touch one ends first."""
+    table = pd.DataFrame(
+        {
+            "replica": [0, 0, 1, 1],
+            "start_s": [0.0, 2.0, 1.0, 6.0],
+            "end_s": [2.0, 4.0, 3.0, 7.0],
+            "waiting": [3, 5, 4, 8],
+        }
+    )
+    assert summed_peak(table, "waiting") == 9.0
+    assert summed_peak(table[table["replica"] == 0], "waiting") == 5.0
+    assert summed_peak(table[:0], "waiting") == 0.0
