@@ -118,7 +118,7 @@ WHY_PARTS_HIGH = {
         "128 seats are too few: nearly all are taken (`batch`), and the queue grows (`saturated` "
         "is 1), so latency depends on the length of the trace."
     ),
-    "no replacement": "Not known.",
+    "no replacement": "The interval holds no change. Why it is not lower is not known.",
     "replacement until one fails": (
         "The queue grows (`saturated` is 1), so latency depends on the length of the trace, though "
         "batches and steps are nearly those of `bros` (`batch`, `step_ms`). Why is not known."
