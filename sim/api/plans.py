@@ -87,7 +87,7 @@ class Plan:
 
 
 def plan(
-    model: str,
+    model: str | os.PathLike,
     trace: str | os.PathLike | Sequence[str | os.PathLike],
     slo: str,
     *,
@@ -127,7 +127,7 @@ def plan(
         raise SettingsError(f"workers {workers}: give 1 to {_MOST_WORKERS}")
     check_names(engine, EngineSettings.__annotations__)
     question = Question(
-        model=model,
+        model=os.fspath(model),
         traces=tuple(os.fspath(one) for one in several(trace)),
         slo=slo,
         gpus=tuple(several(gpus)),

@@ -15,18 +15,16 @@ from twinserve.policies.base import Policy
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.sim.api.html import table_html
 from twinserve.sim.api.plots import Plots
-from twinserve.sim.api.settings import Settings, config_of, several
+from twinserve.sim.api.settings import Settings, config_of, measured_with, several
 from twinserve.sim.report.notes import notes_of
 from twinserve.sim.report.run_charts import run_charts
 from twinserve.sim.report.seen import look
 from twinserve.sim.report.table import number, percent, queue, render_table
 from twinserve.sim.results.files import RunResult, find_runs, read_run, write_run
 from twinserve.sim.results.metrics import latencies
-from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.error_bars import add_error_bars
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.measured import metrics_options
 from twinserve.sim.setup.run import Progress, run_each
 
 PolicyLike = str | type[Policy]
@@ -257,12 +255,7 @@ def simulate(
     Returns a Run for one policy, Runs for a list of them. Nothing is written. Raises
     TwinserveError, one line that says what is wrong and what to do.
     """
-    options = metrics_options(
-        None if goodput is None else parse_goodput(_goodput(goodput)),
-        None if warmup is None else str(warmup),
-        metrics_every,
-        _percentiles(percentiles),
-    )
+    options = measured_with(goodput, warmup, metrics_every, percentiles)
     given: dict[str, Any] = {**settings}
     if trace is not None:
         given["trace"] = trace
@@ -299,16 +292,6 @@ def _specs(policies: Sequence[PolicyLike]) -> list[PolicySpec]:
                 f"policy: {one!r} is no policy; give a name, FILE.py:Class, or a class of Policy"
             )
     return specs
-
-
-def _goodput(given: Mapping[str, float] | Sequence[str]) -> list[str]:
-    if isinstance(given, Mapping):
-        return [f"{name}:{value:g}" for name, value in given.items()]
-    return several(given)
-
-
-def _percentiles(given: Sequence[float] | str | None) -> str | None:
-    return given if given is None or isinstance(given, str) else ",".join(map(str, given))
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -7,8 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+import numpy as np
+
 from twinserve.policies.names import hint
+from twinserve.sim.results.metrics_goodput import parse_goodput
+from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SettingsError, SimulationConfig, StepTimesName
+from twinserve.sim.setup.measured import metrics_options
 from twinserve.sim.setup.presets import with_defaults
 
 
@@ -101,6 +106,23 @@ def _plain(value: Any) -> Any:
 
 
 def several(value: Any) -> list[Any]:
-    """One or many: a text is one."""
-    many = isinstance(value, Sequence) and not isinstance(value, str)
+    """One or many: a text is one, an array many."""
+    many = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
     return list(value) if many else [value]
+
+
+def measured_with(
+    goodput: Mapping[str, float] | Sequence[str] | None = None,
+    warmup: str | int | None = None,
+    every_s: float | None = None,
+    percentiles: Sequence[float] | str | None = None,
+) -> MetricsOptions:
+    """What is asked of the metrics of a run. Raises GoodputError, SettingsError."""
+    if isinstance(goodput, Mapping):
+        goodput = [f"{name}:{value}" for name, value in goodput.items()]
+    return metrics_options(
+        None if goodput is None else parse_goodput(several(goodput)),
+        None if warmup is None else str(warmup),
+        every_s,
+        None if percentiles is None else ",".join(map(str, several(percentiles))),
+    )

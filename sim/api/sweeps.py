@@ -13,11 +13,9 @@ from typing import Any, Unpack
 import pandas as pd
 
 from twinserve.sim.api.plots import Plot
-from twinserve.sim.api.settings import Settings, check_names, config_of, several
+from twinserve.sim.api.settings import Settings, check_names, config_of, measured_with, several
 from twinserve.sim.report.table import text_console
-from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.setup.measured import metrics_options
 from twinserve.sim.sweep import combinations as of
 from twinserve.sim.sweep import draw, output, plots
 from twinserve.sim.sweep.check import check_names as check_runnable
@@ -78,9 +76,9 @@ def sweep(
     workers: int | None = None,
     preset: str | None = None,
     config: str | os.PathLike | None = None,
-    goodput: Mapping[str, float] | None = None,
+    goodput: Mapping[str, float] | Sequence[str] | None = None,
     warmup: str | int | None = None,
-    percentiles: Sequence[float] | None = None,
+    percentiles: Sequence[float] | str | None = None,
     error_bars: bool = False,
     retry_failed: bool = False,
     any_version: bool = False,
@@ -116,12 +114,7 @@ def sweep(
         return found
 
     runs = of.runs_of(of.crossed(_sources(grid)), seeds, build)
-    measured = metrics_options(
-        None if goodput is None else parse_goodput([f"{k}:{v:g}" for k, v in goodput.items()]),
-        None if warmup is None else str(warmup),
-        None,
-        None if percentiles is None else ",".join(map(str, percentiles)),
-    )
+    measured = measured_with(goodput, warmup, percentiles=percentiles)
 
     def report(done: int, failed: int) -> None:
         if progress is not None:

@@ -183,6 +183,7 @@ def test_a_class_is_a_policy_beside_others(tmp_path):
         ({"warmup": "soon"}, "--warmup"),
         ({"percentiles": [101]}, "no percentile"),
         ({"goodput": {"ttft": -1}}, "ttft"),
+        ({"goodput": {"ttft": None}}, "no number of milliseconds"),
         ({"decisions": True, "replicas": 2}, "drop replicas"),
     ],
 )
@@ -190,6 +191,12 @@ def test_what_is_wrong_is_one_line(wrong, said):
     with pytest.raises(ts.TwinserveError) as error:
         ts.simulate(**{**SMALL, **wrong})
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_asked_of_the_metrics_is_kept_to_the_last_digit():
+    run = ts.simulate(goodput={"ttft": 1234.5678, "e2el": 10**7}, percentiles=99.9, **SMALL)
+    assert run.config["metrics"]["goodput_ms"] == {"ttft": 1234.5678, "e2el": 1e7}
+    assert run.summary["percentiles"] == [99.9]
 
 
 def test_settings_are_those_of_the_command():
@@ -219,6 +226,12 @@ def test_a_sweep_is_that_of_the_command(tmp_path, capsys):
         listed, workers=1, out=tmp_path / "kept", progress=lambda *said: done.append(said), **rest
     )
     assert done == [(2, 0, 2)]  # nothing was run again
+
+
+def test_an_array_is_a_grid():
+    rates = {"rate": np.linspace(10, 30, 2)}
+    found = ts.sweep(rates, workers=1, trace="fixed:100,5", requests=5)
+    assert found.runs.rate.tolist() == [10, 30]
 
 
 @pytest.mark.parametrize("grid", [{}, [], {"lod": [1]}, {"load": []}, {"load": [-1]}, [1]])
