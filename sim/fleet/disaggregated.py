@@ -9,6 +9,7 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (delayed free, failed loads),
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -263,8 +264,16 @@ class Disaggregated(Fleet):
             self.router.on_ended(request, reserved)
             self._down_if_empty(self.replicas[reserved])
 
+    def _ended(self, ends: Sequence[tuple[Request, End, float]]) -> None:
+        for request, _, _ in ends:
+            self._unreserve(request)  # it may have ended while the fleet had it
+        super()._ended(ends)
+
     def _may_take(self, replica: Replica, request: Request) -> bool:
-        """One that drains finishes what was reserved there."""
+        """One that drains finishes what was reserved there. A prompt is computed once while its KV
+        is kept."""
+        if replica.prefills and request.number in self._to_fetch:
+            return False
         if replica.life is Life.UP:
             return True
         known = self._reserved.get(request.number) == replica.index

@@ -329,8 +329,10 @@ class Fleet:
     def _dispatch(self, request: Request, replica: Replica) -> None:
         router, view = self._side(replica)
         if not self._may_take(replica, request):
+            role = "" if replica.role is Role.SERVE else f" for {replica.role}"
             raise ValueError(
-                f"router {router.name!r} sent a request to {replica.label}, which is {replica.life}"
+                f"router {router.name!r} sent a request to {replica.label}, which is "
+                f"{replica.life}{role}; give one of view.up"
             )
         view.now = self.clock.now
         engine, key = replica.engine, (replica.index, request.group)

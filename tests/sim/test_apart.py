@@ -10,6 +10,8 @@ from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.local_prefill import parse_rule
 from twinserve.sim.fleet.replica import Role
+from twinserve.sim.fleet.routers.base import Verdict
+from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.setup.audit import CROWDED
 from twinserve.traces.workload import PrefixBlocks, Workload
 
@@ -212,6 +214,51 @@ def test_a_decode_replica_chosen_first_is_counted_from_then_on():
 
 
 # -- draining --------------------------------------------------------------------------------------
+class Once(LeastRequests):
+    """Has no replica for who asks again."""
+
+    def setup(self):
+        super().setup()
+        self.asked = set()
+
+    def place(self, request, stage, view):
+        if request.number in self.asked:
+            return Verdict.REJECT
+        self.asked.add(request.number)
+        return super().place(request, stage, view)
+
+
+def test_who_ends_on_the_way_holds_no_place_at_a_decode_replica():
+    """The prompts of two requests end together, their decode replica has failed, and the first is
+    rejected: with that the other one's client leaves."""
+
+    def leaves(run):
+        others = run.fleet.on_ended
+
+        def ended(requests):
+            others(requests)
+            for request in run.fleet.requests:
+                run.fleet.withdraw(request, End.DISCONNECTED)
+
+        run.fleet.on_ended = ended
+
+    events = [(1e-6, leaves), (1e-4, lambda run: run.fleet.fail(1))]
+    rule = hand_over("llm-d")
+    run, rows = run_of(some([60, 60]), rule, events=events, router=Once(), decode=2)
+    assert rows.requests["outcome"].tolist() == ["rejected", "disconnected"]
+    assert rows.placements["replica"].tolist() == [0, 0]
+    assert not run.fleet.active
+
+
+def test_a_router_that_sends_a_computed_prompt_to_be_computed_again_is_stopped():
+    class Always(LeastRequests):
+        def place(self, request, stage, view):
+            return 0
+
+    with pytest.raises(ValueError, match="replica 0, which is up for prefill; give one of view.up"):
+        run_of(some([60]), router=Always())
+
+
 def test_a_prefill_replica_that_drains_is_down_when_all_has_been_fetched():
     run, rows = run_of(some([100]), events=[(1e-3, lambda run: run.fleet.drain(0))])
     (kept,) = stays_of(rows, "prefill").itertuples()
