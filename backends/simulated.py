@@ -64,7 +64,8 @@ class SimulatedBackend(Backend):
         self._outputs[row] = output_tokens
 
     def withdraw(self, row: int) -> None:
-        """Nothing of it is here but its length."""
+        """Nothing of it is here but its length, and that it was fetched."""
+        self._fetched.discard(row)
 
     def fetched(self, row: int) -> None:
         self._fetched.add(row)

@@ -23,7 +23,7 @@ from twinserve.sim.report.table import number, percent, queue, render_table
 from twinserve.sim.results.files import RunResult, find_runs, read_run, write_run
 from twinserve.sim.results.metrics import latencies
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.setup.error_bars import add_error_bars
+from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import Progress, run_each
 
@@ -268,6 +268,8 @@ def simulate(
         raise SettingsError("decisions keeps the plans of one engine; drop replicas or fleet")
     specs = None if policy is None or isinstance(policy, str) else _specs(several(policy))
     inputs = resolve(found, policies=specs)
+    if error_bars:
+        check_error_bars(inputs)
     runs = []
     for spec, result in run_each(inputs, progress, options, decisions):
         if error_bars:

@@ -88,7 +88,7 @@ def simulate(
     from twinserve.sim.results.export import check_export, export_requests
     from twinserve.sim.results.files import check_target, dump_json, write_run
     from twinserve.sim.results.metrics_goodput import parse_goodput
-    from twinserve.sim.setup.error_bars import add_error_bars, said_of_bars
+    from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars, said_of_bars
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.measured import metrics_options
     from twinserve.sim.setup.presets import with_defaults
@@ -116,6 +116,8 @@ def simulate(
         raise SettingsError("--export writes the requests of one run; give one --policy")
     with RunProgress(shown=not (quiet or as_json)) as progress:
         inputs = resolve(config, progress.download)
+        if error_bars:
+            check_error_bars(inputs)
         targets = _targets(out, inputs)
         for target in targets.values():
             check_target(target, overwrite)
@@ -223,7 +225,8 @@ def headline(inputs: Inputs) -> str:
     lines += _host_line(inputs)
     if config.shared_prefix:
         lines.append("attention: decodes read the prefix they share once (docs/profiles.md)")
-    load = offered_load_of(workload, inputs.machines)
+    apart = inputs.hand_over is not None  # how much such a fleet can serve is not known beforehand
+    load = None if apart else offered_load_of(workload, inputs.machines)
     if load is not None:
         beside = ", the pool not counted" if config.pool else ""
         lines.append(f"requests ask for about {load:.0%} of estimated capacity{beside}")

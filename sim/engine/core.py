@@ -149,16 +149,18 @@ class EngineCore:
         """The last transfer that touched a withdrawn row's memory has landed."""
         self.ledger.free(row)
 
-    def fetched(self, row: int, whole: bool) -> None:
+    def fetched(self, row: int, whole: bool) -> bool:
         """What another engine computed for the row has come; `whole`: all of it, so that the last
-        token alone is left to compute. Otherwise nothing of it can be used. The memory of a row
-        that was withdrawn meanwhile is free at the next boundary."""
+        token alone is left to compute, and True is returned. Otherwise nothing of it can be used.
+        The memory of a row that was withdrawn meanwhile is free at the next boundary."""
         requests = self.requests
         self._lands_s.pop(row, None)
         if requests.state[row] == FINISHED:
             self._released.append(row)
-        elif whole:
+            return False
+        if whole:
             requests.computed_tokens[row] = requests.known_tokens(row) - 1
+        return whole
 
     def release(self, row: int) -> None:
         """Whoever wanted the KV of a row that ended here has it, or wants it no more: its memory is

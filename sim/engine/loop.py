@@ -167,8 +167,7 @@ class Engine:
             return
         self._fetching.remove(row)
         del self.core.ready_s[row]
-        self.core.fetched(row, whole)
-        if whole:
+        if self.core.fetched(row, whole):
             self.backend.fetched(row)
         self._notify()
 

@@ -65,6 +65,11 @@ def candidates(
     """
     own = own_profile(model)
     if own is not None:
+        if own.dp > 1:
+            raise SettingsError(
+                f"--model {model}: is one of {own.dp} data-parallel ranks that share experts, and "
+                "a plan is of replicas that share nothing; give a profile of one engine"
+            )
         gpus, tp = [own.gpu.name], [own.tp]
     else:
         find_model(model)

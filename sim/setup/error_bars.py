@@ -131,6 +131,16 @@ def run_with_steps_off(
         yield run_policy(with_steps_off(inputs, off), spec, report, options)
 
 
+def check_error_bars(inputs: Inputs) -> None:
+    """Before anything is run. Raises SettingsError for the pools of a fleet file, ProfileError for
+    a profile whose step times cannot be off."""
+    if inputs.pools:
+        raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
+    errors = expected_errors(inputs.hardware.profile)
+    for off in corners(errors.decode.error, errors.prefill.error):
+        off.of(inputs.hardware.profile)
+
+
 def add_error_bars(
     inputs: Inputs,
     spec: PolicySpec,
@@ -142,9 +152,8 @@ def add_error_bars(
 ) -> None:
     """Run the corners of `spec`, and add to `result`, its run with step times as they are: the
     ranges to the summary (`error_bars`), the errors to what becomes run.json. errors: by default
-    those expected of the profile. Raises SettingsError for the pools of a fleet file."""
-    if inputs.pools:
-        raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
+    those expected of the profile. Raises as `check_error_bars`."""
+    check_error_bars(inputs)
     errors = errors or expected_errors(inputs.hardware.profile)
     others = run_with_steps_off(inputs, spec, errors, report, options, begin)
     result.summary["error_bars"] = ranges([result.summary, *(o.summary for o in others)])

@@ -20,7 +20,7 @@ from twinserve.sim.setup.yaml_text import parse_yaml, text_of
 
 AGGREGATED, PREFILL, DECODE = "aggregated", "prefill", "decode"
 _APART = (PREFILL, DECODE)
-_SHORT = re.compile(r"(\d+)P(\d+)D", re.IGNORECASE)
+_SHORT = re.compile(r"(\d{1,9})P(\d{1,9})D", re.IGNORECASE | re.ASCII)
 MOST_REPLICAS = 4096
 
 

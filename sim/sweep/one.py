@@ -12,7 +12,7 @@ from typing import Any
 from twinserve.profiles.step_times import choose
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.error_bars import add_error_bars
+from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars
 from twinserve.sim.setup.hardware import Sources
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import PLAIN, run_each
@@ -44,6 +44,8 @@ def one_run(
         if sources_digest(one_run) != sources:
             raise RuntimeError("this worker's twinserve is not the one that started the sweep")
         inputs = resolve(SimulationConfig(**settings), sources=_SOURCES)
+        if error_bars:
+            check_error_bars(inputs)
         ((spec, result),) = run_each(inputs, options=options)
         if error_bars:
             add_error_bars(inputs, spec, result, options=options)

@@ -132,10 +132,8 @@ class RemoteReal(RealScheduler):
         self.seen["arrived"] += len(ended) - len(failed)
         self.seen["failed"] += len(failed)
         for name in failed:
-            request = self.scheduler.requests[name]
             local = len(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
             self.seen["failed with a local hit"] += local > len(self._blocks[name])
-            assert request is not None
         output.kv_connector_output = KVConnectorOutput(
             finished_recving=ended,
             invalid_block_ids={block for name in failed for block in self._blocks[name]},

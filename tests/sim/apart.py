@@ -142,6 +142,8 @@ def handed_over_once(run: Apart, rows: RunRows) -> None:
     kept = stays["released_s"].notna()
     assert (stays.loc[kept, "released_s"] >= stays.loc[kept, "ended_s"] - 1e-12).all()
     for replica in fleet.replicas:
+        first_steps = replica.engine.backend._fetched  # that are still to come
+        assert replica.failed or not first_steps
         for port in (replica.network.out, replica.network.into):
             port.settle(np.inf)
             assert port.queued_bytes == port.landed_bytes + port.lost_bytes

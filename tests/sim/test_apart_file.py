@@ -28,6 +28,7 @@ def test_the_short_form_is_a_pool_of_each_role(capsys):
     assert [replica.role.value for replica in run.fleet.replicas] == ["prefill"] * 2 + ["decode"]
     code, said = command(f"--fleet 1P1D {TRAFFIC}", capsys)
     assert code == 0 and "TTFT by parts" in said and "decode queue" in said
+    assert "estimated capacity" not in said  # which is not known
 
 
 def test_the_parts_of_the_summary_add_up_to_its_ttft():
@@ -92,6 +93,7 @@ WRONG = {
     apart(pools=[P, {**D, "profile": "llama-3.1-70b@h100:tp4"}]): "model: llama-3.1-70b, and llama",
     apart(pools=[P, {**D, "block_tokens": 32}]): "block_tokens: 32, and 16 in pool-0; KV that is",
     "0P2D": r"pools\[0\].replicas: .*greater than or equal to 1",
+    "9" * 5000 + "P1D": "cannot be read",
 }
 
 

@@ -7,9 +7,11 @@ import json
 import numpy as np
 import pytest
 
+import twinserve
 from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.profiles.evidence import ExpectedErrors, StepError, expected_errors
 from twinserve.profiles.profile import load_profile
+from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main, simulate_main
 from twinserve.sim.report.table import SECTIONS, render_table
 from twinserve.sim.results.files import read_run
@@ -219,3 +221,14 @@ def test_a_verdict_that_the_bars_turn_is_seen():
     lines = render_table({"vllm": result}).splitlines()
     (turned,) = [line.split() for line in lines if "TTFT mean <" in line]
     assert turned[-2:] == ["missed", "kept"]
+
+
+def test_step_times_that_cannot_be_off_are_refused_before_the_run():
+    told: list = []
+    run = {"trace": "fixed:9,500", "requests": 9, "rate": 1.0, "progress": told.append}
+    ranks = {"profile": "qwen3-30b-a3b@h100:dp2:ep", "replicas": 2}
+    with pytest.raises(ProfileError, match="share experts cannot be scaled"):
+        twinserve.simulate(error_bars=True, **run, **ranks)
+    assert not told
+    twinserve.simulate(**run, **ranks)
+    assert told

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.sim.planned import MODEL, settings, write_trace
+from twinserve.profiles.profile import derive_profile, save_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main
 from twinserve.sim.plan.planner import Plan, Question, make_plan
@@ -269,6 +270,13 @@ def test_a_bad_question_is_one_line(trace, further, error, says):
     with pytest.raises(error, match=says) as caught:
         make_plan(question, {}, InThisProcess())
     assert "\n" not in str(caught.value)
+
+
+def test_a_profile_of_one_of_several_ranks_is_no_engine_to_plan_with(trace, tmp_path):
+    save_profile(derive_profile("qwen3-30b-a3b", "h100", dp=2, ep=True), tmp_path / "own.json")
+    question = Question(str(tmp_path / "own.json"), (trace,), "ttft p90 < 1 s")
+    with pytest.raises(SettingsError, match="one of 2 data-parallel ranks that share experts"):
+        make_plan(question, {}, InThisProcess())
 
 
 @pytest.mark.parametrize(
