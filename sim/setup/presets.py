@@ -118,6 +118,7 @@ def from_file(file: Path, given: Container[str] = ()) -> dict:
         check_router_file(stored)
     if "fleet" not in given and "replicas" not in given:
         check_pool_files(stored)
+        check_prefill_router_file(stored)
     return settings
 
 
@@ -149,6 +150,18 @@ def check_router_file(run: dict) -> None:
     if then is not None:
         text = run["config"]["router"]
         _same_file("router", text, then, file_sha256(parse_router(text).router))
+
+
+def check_prefill_router_file(run: dict) -> None:
+    """The same of the router of its fleet file's prefill replicas, where that is another one."""
+    fleet = run.get("fleet")
+    then = fleet.get("prefill_router_file_sha256") if isinstance(fleet, dict) else None
+    if then is not None:
+        from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
+
+        text = read_fleet(run["config"]["fleet"]).settings.prefill_router
+        if text is not None:
+            _same_file("router", text, then, file_sha256(parse_router(text).router), "fleet")
 
 
 def _same_file(kind: str, text: str, then: str, now: str | None, flag: str = "") -> None:

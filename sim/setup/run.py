@@ -18,6 +18,7 @@ from twinserve.profiles.front_end import NO_DELAYS
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.engine.loop import Engine
+from twinserve.sim.fleet.disaggregated import Disaggregated
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.request import Request
@@ -150,7 +151,7 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
     engine = simulation.engines[0]
     described = describe(inputs, spec, engine) | {
         "fleet": simulation.fleet.described()
-        | _sha256_of(simulation.fleet.router)
+        | _sha256_of_routers(simulation.fleet)
         | ({"pools": [p.described(spec) for p in inputs.pools]} if inputs.pools else {}),
         "metrics": options.described(),
     }
@@ -369,10 +370,13 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
     }
 
 
-def _sha256_of(router: Router) -> dict[str, str]:
-    """Of the file that it is from, where it is from one."""
-    digest = file_sha256(type(router))
-    return {"router_file_sha256": digest} if digest else {}
+def _sha256_of_routers(fleet: Fleet) -> dict[str, str]:
+    """Of the files that they are from, where they are from some."""
+    routers = {"router": fleet.router}
+    if isinstance(fleet, Disaggregated):
+        routers["prefill_router"] = fleet.prefill_router
+    found = {f"{name}_file_sha256": file_sha256(type(one)) for name, one in routers.items()}
+    return {name: digest for name, digest in found.items() if digest}
 
 
 @cache

@@ -52,6 +52,21 @@ def test_it_is_repeated_from_its_run_json(tmp_path):
     assert resolve(again).hand_over == resolve(SimulationConfig(fleet=apart(**more))).hand_over
 
 
+def test_a_prefill_router_whose_file_has_changed_is_no_repetition(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from twinserve.sim.fleet.routers.least_requests import LeastRequests\n"
+        "class Mine(LeastRequests):\n    name = 'mine'\n"
+    )
+    fleet = apart(prefill_router=f"{file}:Mine")
+    (result,) = simulate(SimulationConfig(fleet=fleet, **SMALL)).values()
+    write_run(tmp_path / "run", result)
+    from_file(tmp_path / "run" / "run.json")
+    file.write_text(file.read_text() + "# another one\n")
+    with pytest.raises(SettingsError, match="mine.py:Mine: its file is not what it was"):
+        from_file(tmp_path / "run" / "run.json")
+
+
 def test_ports_have_the_rate_of_the_file_or_of_one_nic_a_gpu():
     pools = [
         {**P, "ports": {"network_gb_per_s": 3, "network_latency_us": 40}},
