@@ -26,6 +26,11 @@ from twinserve.sim.twin.serving_fit import NAMES, Fitted, Load, Terms
 from twinserve.traces.measurement import Measurement
 from twinserve.traces.readers.formats import read_measurement
 
+# what a run.json says of its requests; here they are the measured ones, as they came
+_OF_REQUESTS = (
+    *("columns", "raw_arrivals", "rate", "duration", "requests", "rate_scale", "load", "window"),
+    *("cap_length", "pool", "client_timeout"),
+)
 _NOT_TOLD = (
     "KV memory, swapping and prefix hits were not asked of these data; nor how long answers take "
     "from the engine to their client"
@@ -111,6 +116,7 @@ def _one_side(found: Sequence[Measurement]) -> bool:
 
 def _inputs(found: Measurement, given: dict) -> Inputs:
     """The measured requests, without objectives, and with no host time but what is fitted."""
+    given = {name: value for name, value in given.items() if name not in _OF_REQUESTS}
     always = {"trace": found.path, "format": found.name, "slo": "none"}
     always |= {"host_time": "none", "front_end": "none"}
     if given.get("fleet") is not None or given.get("replicas", 1) != 1:

@@ -16,8 +16,17 @@ from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin import serving_fit
 from twinserve.sim.twin.served import Served, of_run
-from twinserve.sim.twin.serving_fit import AS_IT_IS, Load, Terms, TooFewRequestsError, blocks, fit
+from twinserve.sim.twin.serving_fit import (
+    AS_IT_IS,
+    Fitted,
+    Load,
+    Terms,
+    TooFewRequestsError,
+    blocks,
+    fit,
+)
 
 PROFILE = "llama-3.1-8b@h100"
 LENGTHS = "random_input_len=800,random_output_len=100,random_range_ratio=0.6"
@@ -158,6 +167,29 @@ def test_wrong_options_are_one_line(words, said, tmp_path, capsys):
     given = [word.format(tmp=tmp_path) for word in words]
     code, line = command(capsys, "--from-serving", str(file), *given)
     assert code == BAD_INPUT and said in line and line.count("\n") == 1
+
+
+def test_a_run_that_has_the_servers_settings_brings_no_requests(tmp_path, capsys, monkeypatch):
+    """Its load, pool and limits were of another trace: what is simulated is what was measured."""
+    file, config = tmp_path / "bench.json", tmp_path / "run.json"
+    result = served_by(AS_IT_IS, load(8, 20))
+    file.write_text(vllm_bench_of(result))
+    settings = {"profile": PROFILE, "trace": "sharegpt", "load": 0.9, "pool": 4, "requests": 5}
+    settings |= {"duration": 9.0, "client_timeout": 0.1, "cap_length": 300, "max_num_seqs": 3}
+    config.write_text(json.dumps({"version": 4, "config": settings}))
+    simulated: list[Served] = []
+
+    def fitted(loads, names, report):
+        simulated.extend(one.simulate(AS_IT_IS) for one in loads)
+        return Fitted(AS_IT_IS, {}, 0.0, 0.0, 1)
+
+    monkeypatch.setattr(serving_fit, "fit", fitted)
+    words = ["--config", str(config), "--out", str(tmp_path / "m.json")]
+    command(capsys, "--from-serving", str(file), *words)
+    (found,) = simulated
+    sent = result.rows.requests.sort_values("arrival_s")
+    assert found.arrival_s == pytest.approx(sent.arrival_s - sent.arrival_s.min(), abs=1e-6)
+    assert found.prompt_tokens.tolist() == sent.prompt_tokens.tolist()
 
 
 def test_a_result_without_requests_is_one_line(tmp_path, capsys):
