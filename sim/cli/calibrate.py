@@ -121,7 +121,7 @@ def calibrate(
     max_model_len: int
         Longest request in tokens; by default the model's, 32768 at most.
     dtype: str
-        Of weights and KV cache; by default the model's.
+        Of weights and KV cache; by default the model's, as vLLM takes it: float32 becomes bfloat16.
     weights: str
         safetensors, or dummy for random ones; by default what the folder has.
     graphs: bool
@@ -201,6 +201,8 @@ def calibrate(
                 progress=progress,
             )
             return
+        if model in SEEDED:  # written in float32, which vLLM's "auto" would make smaller
+            dtype = dtype or "float32"
         folder, llm = _model(model, Path(scratch), dtype)
         sizes = (num_blocks, block_tokens, max_num_seqs, max_step_tokens, max_model_len)
         chosen = (dtype, weights, graphs, swap_blocks, threads)
@@ -328,8 +330,7 @@ def _measure(
         max_step_tokens=max_step_tokens or (8192 if gpu else 2048),
         max_model_len=max_model_len or min(llm.max_positions, 32768),
         weights=weights or ("safetensors" if has_weights else "dummy"),
-        # vLLM's "auto" turns float32 into a smaller type
-        dtype=dtype or ("float32" if llm.dtype_bytes == 4 else "auto"),
+        dtype=dtype or "auto",
         # without it a request cannot start on blocks that nobody computed; vLLM's default, too
         prefix_caching=extra.pop("enable_prefix_caching", True),
         swap_blocks=swap_blocks,
@@ -383,7 +384,7 @@ def _model(model: str, scratch: Path, dtype: str | None) -> tuple[Path, ModelSpe
 
         installed_vllm()
         raise
-    return folder, model_spec(folder)
+    return folder, model_spec(folder, dtype=dtype)
 
 
 def _engine_arguments(given: list[str]) -> dict:

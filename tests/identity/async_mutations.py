@@ -21,14 +21,7 @@ OUR_ASYNC_MUTATIONS = (
         "schedules a request once more while its last token is computed",
         "length limit",
         ("preemption", 3),
-        (
-            (
-                _CORE,
-                "begin",
-                "rows[~np.isin(rows, outcome.finished)] if outcome.finished else rows",
-                "rows",
-            ),
-        ),
+        ((_CORE, "begin", "going_on = going_on[going_on != row]", "pass"),),
     ),
     Mutation(
         "gives up an ending request's place before its last token has come",

@@ -139,7 +139,8 @@ def test_every_kind_was_measured_in_shuffled_rounds(measurement):
         and orders[0] != sorted(orders[0])
     )
     for of_point in by_point(steps).values():
-        assert len({s.round for s in of_point}) == measurement.provenance["rounds"] >= 2
+        planned = measurement.provenance["rounds"]  # and others where a point was disturbed
+        assert planned >= 2 and {s.round for s in of_point} >= set(range(planned))
         assert all(0 < s.exec_s < s.seconds for s in of_point)
     decode = [s for s in measurement.steps if s.kind == "decode" and s.work.decode_requests == 16]
     means = sorted({round(np.log2(s.work.decode_context / 16)) for s in decode})
