@@ -13,8 +13,7 @@ from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
-from twinserve.sim.twin.served import of_measurement, of_run
-from twinserve.traces.readers.formats import read_measurement
+from twinserve.sim.twin.served import of_run
 
 NAME = "small"
 ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 512}
@@ -59,15 +58,9 @@ def bench(server: ServerProcess, out: Path, load: dict, seed: int, *further: str
     return out
 
 
-def measured(file: Path) -> np.ndarray:
-    """float64[3]: mean TTFT, TPOT and E2E latency, seconds. All requests must have been served."""
-    found = read_measurement(file)
-    assert found.failed == 0
-    return _means(of_measurement(found))
-
-
 def predicted(profile: Path, load: dict, seed: int) -> np.ndarray:
-    """The same of the load as stated, on a calibrated profile and the front end beside it."""
+    """float64[3]: mean TTFT, TPOT and E2E latency, seconds, of the load as stated, on a calibrated
+    profile and the front end beside it."""
     front = profile.with_suffix(".front_end.json")
     config = SimulationConfig(
         profile=str(profile),
