@@ -30,9 +30,12 @@ def read(name: str) -> nbformat.NotebookNode:
 
 
 def executed(book: nbformat.NotebookNode, folder: str | os.PathLike) -> nbformat.NotebookNode:
-    """The same with what its cells show now, run in `folder`."""
+    """The same with what its cells show now, run in `folder`, with the commands beside this
+    interpreter."""
     where = {"metadata": {"path": str(folder)}}
-    return NotebookClient(book, timeout=LONGEST_S, resources=where).execute()
+    scripts = Path(sys.executable).parent
+    path = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    return NotebookClient(book, timeout=LONGEST_S, resources=where).execute(env=path)
 
 
 def shown(book: nbformat.NotebookNode) -> Iterator[tuple[str, list[tuple[str, str]]]]:
