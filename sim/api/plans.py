@@ -26,7 +26,7 @@ from twinserve.sim.report.static import drawn
 from twinserve.sim.report.table import text_console
 from twinserve.sim.results.files import plain
 from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError
-from twinserve.sim.sweep.executors import local
+from twinserve.sim.sweep.executors import at_work, local
 
 _MOST_WORKERS = 1000
 _SHOWN = (
@@ -144,11 +144,6 @@ def plan(
         pool=pool,
     )
     table = load_prices(None if prices is None else Path(prices))
-    processes = local(workers, WAVE)
-    try:
+    with at_work(local(workers, WAVE)) as processes:
         found = make_plan(question, table, processes, progress)
-    except BaseException:
-        processes.stop()
-        raise
-    processes.shutdown()
     return Plan(found, table)

@@ -112,7 +112,7 @@ def plan(
     from twinserve.sim.plan.waves import WAVE
     from twinserve.sim.results.files import dump_json, plain
     from twinserve.sim.results.folders import resolved, try_to_write
-    from twinserve.sim.sweep.executors import local
+    from twinserve.sim.sweep.executors import at_work, local
     from twinserve.traces.write import write_together
 
     if workers is not None and not 1 <= workers <= _MOST_WORKERS:
@@ -150,18 +150,13 @@ def plan(
         try_to_write(file.parent)
     with RunProgress(shown=not (quiet or as_json)) as progress:
         progress.begin("plan")
-        processes = local(workers, WAVE)
-        try:
+        with at_work(local(workers, WAVE)) as processes:
             found = make_plan(
                 question,
                 table,
                 processes,
                 lambda trials, left: progress.part(0.0, f"{trials} trials, {left} candidates left"),
             )
-        except BaseException:
-            processes.stop()
-            raise
-        processes.shutdown()
     document = plain(described(found, table))
     text = dump_json(document)
     if file is not None:

@@ -20,6 +20,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from twinserve.sim.setup.config import SettingsError
@@ -163,6 +164,17 @@ def local(workers: int | None, calls: int) -> Workers:
 def processes(workers: int | None, calls: int) -> Workers:
     """The same, and never this process: a call that takes its process down takes no other along."""
     return LocalProcesses(max(1, min(workers or os.cpu_count() or 1, calls)))
+
+
+@contextmanager
+def at_work(workers: Workers) -> Iterator[Workers]:
+    """Shut down at the end; given up where anything fails."""
+    try:
+        yield workers
+    except BaseException:
+        workers.stop()
+        raise
+    workers.shutdown()
 
 
 def completed(
