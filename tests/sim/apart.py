@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.sim.troubled import TABLES, conserved
+from tests.sim.troubled import TABLES, conserved, trouble
 from twinserve.policies.registry import PolicySpec, parse_policy
-from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.disaggregated import Connector
 from twinserve.sim.fleet.local_prefill import parse_rule
-from twinserve.sim.fleet.replica import Life, Role
+from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.schemas import TTFT_PARTS
@@ -84,19 +83,8 @@ class Troubled(Apart):
             if what == "add":
                 kind = self.kinds[Role.DECODE if decodes else Role.PREFILL]
                 self.add(kind, delay * (which < 0.5))
-            elif what == "leave":
-                here = [r for r in fleet.requests if not r.leaving]
-                if not here:
-                    continue
-                assert fleet.withdraw(here[int(which * len(here))], End.DISCONNECTED)
-            else:
-                index = int(which * len(fleet.replicas))
-                if fleet.replicas[index].life is Life.DOWN:
-                    continue
-                if what == "fail":
-                    fleet.fail(index)
-                else:
-                    fleet.drain(index, delay if what == "grace" else None)
+            elif not trouble(fleet, what, which, delay):
+                continue
             self.happened[what] += 1
 
 

@@ -11,6 +11,7 @@ from tests.sim.harness import ROW_TABLES
 from twinserve.policies.registry import PolicySpec
 from twinserve.policies.requests import End, State
 from twinserve.sim.engine.clock import BEFORE_STEPS
+from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
@@ -64,20 +65,28 @@ class Troubled(Simulation):
                 replica = self.add(self.kinds[len(fleet.replicas) % 2], delay * (which < 0.5))
                 if self.inputs.config.exact:
                     Auditor(replica.engine.core)
-            elif what == "leave":
-                here = [r for r in fleet.requests if not r.leaving]
-                if not here:
-                    continue
-                assert fleet.withdraw(here[int(which * len(here))], End.DISCONNECTED)
-            else:
-                index = int(which * len(fleet.replicas))
-                if fleet.replicas[index].life is Life.DOWN:
-                    continue
-                if what == "fail":
-                    fleet.fail(index)
-                else:
-                    fleet.drain(index, delay if what == "grace" else None)
+            elif not trouble(fleet, what, which, delay):
+                continue
             self.happened.append(str(what))
+
+
+def trouble(fleet: Fleet, what: str, which: float, delay: float) -> bool:
+    """A client leaves, or a replica fails or drains with `delay` seconds of grace. which: 0 to 1, of
+    those that can. False where there is none."""
+    if what == "leave":
+        here = [r for r in fleet.requests if not r.leaving]
+        if not here:
+            return False
+        assert fleet.withdraw(here[int(which * len(here))], End.DISCONNECTED)
+        return True
+    index = int(which * len(fleet.replicas))
+    if fleet.replicas[index].life is Life.DOWN:
+        return False
+    if what == "fail":
+        fleet.fail(index)
+    else:
+        fleet.drain(index, delay if what == "grace" else None)
+    return True
 
 
 _OTHER = resolve_hardware(OTHER)
