@@ -71,8 +71,8 @@ class Troubled(Simulation):
 
 
 def trouble(fleet: Fleet, what: str, which: float, delay: float) -> bool:
-    """A client leaves, or a replica fails or drains with `delay` seconds of grace. which: 0 to 1, of
-    those that can. False where there is none."""
+    """A client leaves, or a replica fails or drains with `delay` seconds of grace. which: 0 to 1,
+    of those that can. False where there is none."""
     if what == "leave":
         here = [r for r in fleet.requests if not r.leaving]
         if not here:
