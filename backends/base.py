@@ -80,6 +80,11 @@ class Backend(Protocol):
         """The engine dies at `now`: what is under way to or from it is lost. By default nothing is
         known of that."""
 
+    def slow(self, factor: float) -> None:
+        """Steps that begin from now on take `factor` times as long as they would; 1: as before. By
+        default nobody can make them."""
+        raise TypeError(f"{type(self).__name__} takes as long as it takes")
+
     def cut(self, executed: Executed, steps: int) -> None:
         """Only the first `steps` steps of a run happened: something arrived."""
         ...

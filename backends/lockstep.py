@@ -3,12 +3,14 @@ all have ended theirs, and a rank's experts work on the tokens of all."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from twinserve.backends.base import Executed
 from twinserve.backends.simulated import SimulatedBackend
+from twinserve.errors import TwinserveError
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 
 
@@ -48,8 +50,32 @@ class SharedExperts(StepTimeModel):
         return np.array([self.step_seconds(work) for work in works])
 
 
-# start, end (seconds), tokens and decodes of each rank's latest step
-Steps = dict[int, tuple[float, float, int, int]]
+class RankError(TwinserveError, RuntimeError):
+    """A rank is to step without another one that failed."""
+
+
+@dataclass
+class RankGroup:
+    """Data-parallel ranks that step together: those that were started as one, with experts on all.
+
+    name   of their profile
+    steps  start, end (seconds), tokens and decodes of each rank's latest step
+    failed rank -> when it failed (seconds)
+    """
+
+    name: str
+    steps: dict[int, tuple[float, float, int, int]] = field(default_factory=dict)
+    failed: dict[int, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """RankError, one line, if a rank has failed: the others wait for it in every layer."""
+        if not self.failed:
+            return
+        rank, when = min(self.failed.items(), key=lambda entry: entry[1])
+        raise RankError(
+            f"{self.name}: rank {rank} of {len(self.steps)} failed at {when:.6f} s, and the others "
+            "cannot step without its experts; let all ranks of the group fail at once"
+        )
 
 
 class LockstepBackend(SimulatedBackend):
@@ -59,20 +85,22 @@ class LockstepBackend(SimulatedBackend):
     It waits for steps that began before it could, and joins those that begin now; one without work
     is not waited for. Of a rank that it waits for, the next step is not known yet: its decodes go
     on. A step ends when its own work is done, and not when the longest rank's is: the others are
-    waited for before the next one.
+    waited for before the next one. After a rank has failed no other one begins a step; one under
+    way ends.
     """
 
     model: SharedExperts
-    steps: Steps
+    group: RankGroup
     rank: int
 
-    def join(self, steps: Steps) -> None:
-        """Become the next rank of a group. steps: shared by all of them."""
-        self.rank, self.steps = len(steps), steps
-        steps[self.rank] = (0.0, 0.0, 0, 0)
+    def join(self, group: RankGroup) -> None:
+        """Become the next rank of a group."""
+        self.rank, self.group = len(group.steps), group
+        group.steps[self.rank] = (0.0, 0.0, 0, 0)
 
     def execute(self, plan, emitting, now: float, overhead_s: float = 0.0) -> Executed:
-        others = [step for rank, step in self.steps.items() if rank != self.rank]
+        self.group.check()
+        others = [step for rank, step in self.group.steps.items() if rank != self.rank]
         start = max([now + overhead_s, *(end for began, end, *_ in others if began < now)])
         self.model.others = [
             (tokens if began >= now else decodes) if end >= now else 0
@@ -80,10 +108,9 @@ class LockstepBackend(SimulatedBackend):
         ]
         executed = super().execute(plan, emitting, now, start - now)
         work, end = executed.work, float(executed.outcome.ends_s[-1])
-        self.steps[self.rank] = (start, end, work.new_tokens, work.decode_requests)
+        self.group.steps[self.rank] = (start, end, work.new_tokens, work.decode_requests)
         return executed
 
     def fail(self, now: float) -> None:
-        """Nobody waits for it any more."""
         super().fail(now)
-        self.steps[self.rank] = (0.0, 0.0, 0, 0)
+        self.group.failed[self.rank] = now

@@ -10,6 +10,7 @@ import numpy as np
 from twinserve.backends.base import Backend, Executed, Transfers
 from twinserve.backends.counts import Counts, count, kind_of
 from twinserve.backends.links import Computing, PcieLink
+from twinserve.backends.slowed import Slowed
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import FIRST_ROWS, RequestTable
@@ -72,6 +73,10 @@ class SimulatedBackend(Backend):
 
     def fail(self, now: float) -> None:
         self.link.lose(now)
+
+    def slow(self, factor: float) -> None:
+        whole = self.model.model if isinstance(self.model, Slowed) else self.model
+        self.model = whole if factor == 1.0 else Slowed(whole, factor)
 
     def execute(
         self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0

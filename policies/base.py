@@ -4,8 +4,8 @@ boundary, what to run."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
@@ -69,6 +69,9 @@ class EngineLimits:
     kv_bytes_per_token: int = 131_072
 
 
+_NO_ROWS = np.zeros(0, np.int64)
+
+
 @dataclass(slots=True)
 class SystemView:
     """What a policy may look at when it plans.
@@ -76,11 +79,17 @@ class SystemView:
     now       seconds on the engine's clock
     requests  every request submitted so far
     ready_s   row -> seconds at which a transfer that holds the request lands; rows in flight only
+    under_way  int64[n]: rows of the step that runs while the plan is made; none where it is not
+               made ahead
+    draining  rows that lost their memory while a batch under way computes for them: none may be
+              admitted before that has ended (pipeline stages)
     """
 
     now: float
     requests: RequestTable
     ready_s: dict[int, float]
+    under_way: np.ndarray = field(default_factory=lambda: _NO_ROWS)
+    draining: Container[int] = ()
 
 
 class Truth(Protocol):
@@ -139,6 +148,9 @@ class Policy(ABC, Generic[PolicyOptions]):
     # False: cannot plan before the last step's tokens are known, and is refused where it would have
     # to
     asynchronous = True
+    # True: it can plan while batches under way compute for its rows, as pipeline stages ask. Such a
+    # row may have nothing left to compute; one that is `SystemView.draining` waits; no KV moves
+    pipelined = False
     # steps by how they were decided; run.json shows them
     counters: Mapping[str, int] = MappingProxyType({})
     # how its transfers share PCIe with all-reduces; None: evenly (backends/links.py)
@@ -148,9 +160,14 @@ class Policy(ABC, Generic[PolicyOptions]):
     predictor: RequestPredictor | None = None  # of what requests will need; None: not asked
     # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
     keeps_ending = False
+    # True: other engines write KV into its blocks, without regard to its steps. With asynchronous
+    # scheduling, memory of a row that the step under way computes is then free when that has ended
+    loads_kv = False
     # False: in its engine, blocks without reusable text wait their turn among the cached prefixes
     # (`KvLedger.reuse_in_order`)
     blank_blocks_first = True
+    # why it cannot plan with drafts: what follows its name in an error
+    no_drafts = "counts one token a step for each request that decodes"
     # True: it accounts for each application as a whole, with what this engine sees of it. Such
     # requests must stay together, or be stamped with an order of the whole fleet (`fleet_order`)
     orders_applications = False
@@ -222,6 +239,12 @@ class Policy(ABC, Generic[PolicyOptions]):
         """This policy on an engine whose requests may have their prompts computed by others
         (`RequestTable.remote_tokens`, `StepPlan.fetched`). None: it waits for no remote KV, and is
         refused there."""
+        return None
+
+    @classmethod
+    def with_drafts(cls) -> type[Policy] | None:
+        """This policy on an engine that speculates (`DraftingLimits`). None: it cannot, and
+        `no_drafts` says why."""
         return None
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from twinserve.errors import TwinserveError
+from twinserve.errors import TwinserveError, worded
 from twinserve.policies.base import Options
 
 _LARGEST = 10**18  # of whole numbers: what is counted with them still fits into 64 bits
@@ -60,8 +60,9 @@ class Names:
         try:
             found = point.load()
         except Exception as error:  # whatever that package's own code does when it is imported
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise RegistryError(f"{where} cannot be loaded from {point.value}: {said}") from error
+            raise RegistryError(
+                f"{where} cannot be loaded from {point.value}: {worded(error)}"
+            ) from error
         check_class(f"{where}: {point.value}", found, self.base)
         if getattr(found, "name", None) != point.name:
             given = getattr(found, "name", None)

@@ -114,6 +114,28 @@ class StepPlan:
 
 
 @dataclass(slots=True)
+class Verified:
+    """What a step made of drafts, by row that got tokens; int64[e] each, bool[e] for `certain`.
+
+    tokens    that the row got: the drafts accepted and one more, up to its last one
+    drafted   drafts that the step verified
+    accepted  leading ones that were right, those behind the row's last token included (vLLM counts
+              them so)
+    certain   the row ends with this step even if no draft is right: known when the step begins
+    """
+
+    tokens: np.ndarray
+    drafted: np.ndarray
+    accepted: np.ndarray
+    certain: np.ndarray
+
+    def only(self, chosen: np.ndarray) -> Verified:
+        """Of the rows `chosen` (bool[e])."""
+        parts = (self.tokens, self.drafted, self.accepted, self.certain)
+        return Verified(*(part[chosen] for part in parts))
+
+
+@dataclass(slots=True)
 class StepOutcome:
     """What executing a plan gave; more than one step where the engine used `valid_for`.
 
@@ -121,12 +143,14 @@ class StepOutcome:
     start_s   when the first one began
     emitted   int64[e]: rows that got a token in every one of these steps, in plan order
     finished  rows that ended with the last step, in plan order
+    verified  of an engine that speculates: what each of `emitted` got; None: one token each
     """
 
     start_s: float
     ends_s: np.ndarray
     emitted: np.ndarray
     finished: list[int]
+    verified: Verified | None = None
 
     @property
     def seconds(self) -> np.ndarray:

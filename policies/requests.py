@@ -82,6 +82,9 @@ class RequestTable:
     being computed is not promised another one: it has nothing left to compute and `in_flight` 0.
     Between steps, and always without asynchronous scheduling, `in_flight` is 0 and everything shown
     is known.
+
+    With speculation the step under way is shown as if all drafts that it verifies were right; what
+    was rejected leaves `computed_tokens` and `output_tokens` with the outcome.
     """
 
     arrival_s: Annotated[NDArray[np.float64], 0.0]  # objectives and gaps count from here
@@ -89,8 +92,10 @@ class RequestTable:
     prompt_tokens: Annotated[NDArray[np.int64], 0]
     output_tokens: Annotated[NDArray[np.int64], 0]  # emitted so far
     computed_tokens: Annotated[NDArray[np.int64], 0]  # whose KV exists (on device or host)
-    # of output_tokens: 1 while it is computed and not known yet (asynchronous scheduling)
+    # of output_tokens: 1, and drafts verified, while computed and not known yet (asynchronous)
     in_flight: Annotated[NDArray[np.int64], 0]
+    # guesses at its next tokens, which the next step that computes it verifies (speculation)
+    draft_tokens: Annotated[NDArray[np.int64], 0]
     service_class: Annotated[NDArray[np.int8], RequestClass.REAL_TIME]
     priority: Annotated[NDArray[np.int64], 0]  # smaller is more urgent
     slo_ttft_s: Annotated[NDArray[np.float64], np.nan]

@@ -4,6 +4,7 @@ step-time model."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,7 +73,12 @@ class StepTimeModel(Protocol):
 
     watches_churn  its times depend on `StepComposition.churn`
     knows_host     it can tell the host's part of a step
+    under_way      steps that are computed at once, one on each pipeline stage
     """
+
+    @property
+    def under_way(self) -> int:
+        return 1
 
     @property
     def watches_churn(self) -> bool:
@@ -89,6 +95,11 @@ class StepTimeModel(Protocol):
     def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
         """float64[steps], seconds."""
 
+    def interval_seconds(self, work: StepComposition) -> float:
+        """From the end of one step to that of the next, where such steps follow each other and none
+        waits for another one's outcome."""
+        return self.step_seconds(work)
+
     def host_seconds(self, requests: int) -> float:
         """The host's part of a step with so many requests; 0 if unknown."""
         return 0.0
@@ -98,14 +109,42 @@ class StepTimeModel(Protocol):
         return 0.0
 
 
+class AroundModel(StepTimeModel):
+    """Another model with something changed: what is not said here or in a subclass is `model`'s."""
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self.model = model
+
+    @property
+    def watches_churn(self) -> bool:
+        return self.model.watches_churn
+
+    @property
+    def knows_host(self) -> bool:
+        return self.model.knows_host
+
+    def host_seconds(self, requests: int) -> float:
+        return self.model.host_seconds(requests)
+
+    def allreduce_seconds(self, work: StepComposition) -> float:
+        return self.model.allreduce_seconds(work)
+
+
 def isolated_prefill_seconds(
     model: StepTimeModel, prompt_tokens: int, chunk: int | None = None
 ) -> float:
     """Seconds to prefill one prompt alone on the engine, whole or in chunks of `chunk` tokens."""
+    return prefill_seconds(model.step_seconds, prompt_tokens, chunk)
+
+
+def prefill_seconds(
+    seconds: Callable[[StepComposition], float], prompt_tokens: int, chunk: int | None = None
+) -> float:
+    """Of all chunks of a prompt together, each of which takes `seconds`."""
     total, done = 0.0, 0
     while done < prompt_tokens:
         new = min(chunk or prompt_tokens, prompt_tokens - done)
         work = StepComposition(prefill_new=np.array([new]), prefill_resident=np.array([done]))
-        total += model.step_seconds(work)
+        total += seconds(work)
         done += new
     return total

@@ -69,7 +69,7 @@ class Mark:
         """Whether it was measured on the profile's engine."""
         model = ProfileName.parse(self.engine).model
         same = (model, self.gpu, self.tp) == (profile.llm.name, profile.gpu.name, profile.tp)
-        same = same and not profile.shares_experts
+        same = same and not profile.splits_beyond_tp
         return same and MODELS.get(model) == profile.llm  # a config.json may bear its name
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twinserve.profiles.profile import Profile, RooflineForm
 from twinserve.profiles.specs import ProfileError
+from twinserve.profiles.stages import layers_of_stages
 
 # vLLM V1, one line an engine core: `GPU KV cache size: 41,408 tokens`; V0: `# GPU blocks: 2588`.
 _TOKENS = re.compile(r"GPU KV cache size:\s*([\d,]+)\s*tokens")
@@ -22,7 +23,9 @@ def with_utilization(profile: Profile, utilization: float) -> Profile:
     """The engine with another `--gpu-memory-utilization`: what the share of each rank's memory
     gives or takes is KV blocks. ProfileError where none are left."""
     changed = utilization - profile.gpu_memory_utilization
-    more = changed * profile.gpu.memory_bytes * profile.tp // profile.block_bytes
+    # of pipeline stages, the one with most layers gets fewest blocks
+    of_stage = max(layers_of_stages(profile.llm.layers, profile.pp)) / profile.llm.layers
+    more = changed * profile.gpu.memory_bytes * profile.tp // (profile.block_bytes * of_stage)
     blocks = profile.num_gpu_blocks + int(more)
     if blocks < 1:
         raise ProfileError(

@@ -5,6 +5,7 @@ load_profile("llama-3.1-8b@h100")            shipped with the package
 load_profile("llama-3.1-8b@h100/operators")   another shipped form of the same engine
 load_profile("qwen2.5-14b@a100-40g:tp2")     MODEL@GPU:tpN; derived from specs where none is shipped
 load_profile("deepseek-v3@h200:tp4:dp2:ep")  ranks that share experts (`ranks.py`)
+load_profile("llama-3.1-70b@h100:tp2:pp4")   pipeline stages, four of two ranks each
 load_profile("cfg/nemo.json@h100")            a model by its config.json, or by its id in the local
 load_profile("Qwen/Qwen3-4B@h100")            Hugging Face cache
 load_profile("runs/my-engine.json")          a file, for example one that `twinserve calibrate`
@@ -40,6 +41,7 @@ from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
 from twinserve.profiles.forms.efficiency import family_error, find_efficiency
+from twinserve.profiles.forms.pipeline import PipelineModel
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
 from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
@@ -48,7 +50,7 @@ from twinserve.profiles.host import NO_HOST_TIME, HostTime
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.models.config import is_reference
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
-from twinserve.profiles.ranks import check_ranks
+from twinserve.profiles.ranks import check_ranks, check_stages
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
 
 PROFILE: Format[dict] = Format(
@@ -83,10 +85,10 @@ StepModelForm = Annotated[
 
 
 class Profile(BaseModel):
-    """One engine. Sizes are of the whole engine (all `tp` ranks), rates bytes/s in one direction,
-    times seconds.
+    """One engine. Sizes are of the whole engine (all `tp` x `pp` ranks), rates bytes/s in one
+    direction, times seconds.
 
-    tp, dp, ep        ranks, as `ranks.py` has them; of `dp` engines this is one
+    tp, pp, dp, ep    ranks, as `ranks.py` has them; of `dp` engines this is one
     source            how the step times were obtained
     fit_error         mean absolute relative error of the fit that gave the step times, on what the
                       notes say; None = unknown. What to expect of a run: profiles/evidence.py
@@ -105,6 +107,7 @@ class Profile(BaseModel):
     tp: int = Field(ge=1)
     dp: int = Field(default=1, ge=1)
     ep: bool = False
+    pp: int = Field(default=1, ge=1)
     engine: str = "vllm"
     engine_version: str | None = None
     source: Source
@@ -125,10 +128,11 @@ class Profile(BaseModel):
     @model_validator(mode="after")
     def _consistent(self):
         check_ranks(self.llm, self.gpu.name, self.tp, self.dp, self.ep)
-        if self.shares_experts and not isinstance(self.step_model, RooflineForm):
+        check_stages(self.llm, self.gpu.name, self.tp, self.pp, self.dp)
+        if self.splits_beyond_tp and not isinstance(self.step_model, RooflineForm):
             raise ValueError(
-                f"step times of experts that ranks share (dp, ep) are those of the roofline, and "
-                f"not of {self.step_model.form!r}"
+                "step times of experts that ranks share (dp, ep) and of pipeline stages are those "
+                f"of the roofline, and not of {self.step_model.form!r}"
             )
         if self.max_model_len > self.kv_capacity_tokens:
             raise ValueError(
@@ -140,15 +144,21 @@ class Profile(BaseModel):
     @model_serializer(mode="wrap")
     def _without_empty_scale(self, dump):
         data = dump(self)
-        for name, value in (("step_scale", None), ("dp", 1), ("ep", False)):
+        for name, value in (("step_scale", None), ("dp", 1), ("ep", False), ("pp", 1)):
             if name in data and data[name] == value:
                 del data[name]
         return data
 
     @property
-    def shares_experts(self) -> bool:
-        """Whether experts lie on ranks in another way than all else."""
-        return self.dp > 1 or self.ep
+    def splits_beyond_tp(self) -> bool:
+        """Whether the model lies on ranks in another way than split over `tp`: there are stages, or
+        experts lie in another way than all else."""
+        return self.dp > 1 or self.ep or self.pp > 1
+
+    @property
+    def gpus(self) -> int:
+        """Of one engine; data-parallel ranks are engines of their own."""
+        return self.tp * self.pp
 
     def model(self, max_num_seqs: int | None = None) -> StepTimeModel:
         """The step-time model, built anew. `max_num_seqs`: the batch limit in force where it is not
@@ -159,6 +169,8 @@ class Profile(BaseModel):
     def _unscaled(self, max_num_seqs: int | None) -> StepTimeModel:
         if isinstance(self.step_model, RooflineForm):
             e = self.step_model.efficiency
+            if self.pp > 1:
+                return PipelineModel(self.llm, self.gpu, self.tp, self.pp, e, self.ep)
             return RooflineModel(self.llm, self.gpu, self.tp, e, self.dp, self.ep)
         if isinstance(self.step_model, OperatorForm):
             form = self.step_model
@@ -198,6 +210,11 @@ class Profile(BaseModel):
             raise ProfileError(
                 f"{self.name}: the parts of its steps are those of {self.dp} ranks together; "
                 "profiles that share experts cannot be scaled"
+            )
+        if self.pp > 1:
+            raise ProfileError(
+                f"{self.name}: the parts of its steps are those of {self.pp} stages; profiles of "
+                "pipeline stages cannot be scaled"
             )
         scale = StepScale(step=step, prefill=prefill, decode=decode, host=host)
         scale = scale if self.step_scale is None else self.step_scale * scale
@@ -251,6 +268,10 @@ class Profile(BaseModel):
         if self.dp > 1:
             raise ProfileError(
                 f"--shared-prefix: is not known of the data-parallel ranks of {self.name}; drop it"
+            )
+        if self.pp > 1:
+            raise ProfileError(
+                f"--shared-prefix: is not known of the pipeline stages of {self.name}; drop it"
             )
         if self.llm.latent is not None:
             raise ProfileError(
@@ -311,7 +332,7 @@ class Profile(BaseModel):
         error = f", fit error {self.fit_error:.1%} on steps left out" if known else ""
         times = f" step times {self.source} ({self.step_model.form}{error});" if step_times else ""
         return (
-            f"{self.name}: {self.llm.name} on {self.tp} x {self.gpu.name}, {self.engine}"
+            f"{self.name}: {self.llm.name} on {self.gpus} x {self.gpu.name}, {self.engine}"
             f"{' ' + self.engine_version if self.engine_version else ''};"
             f"{times} {self.num_gpu_blocks} KV blocks of {self.block_tokens} tokens"
             f" ({self.num_gpu_blocks_source})"
@@ -320,9 +341,9 @@ class Profile(BaseModel):
 
 @plain_dataclass(frozen=True)
 class ProfileName:
-    """MODEL@GPU[:tpN][:dpN][:ep][/FORM], parsed; `str()` gives the canonical form. MODEL is a name
-    of the catalogue, a config.json or an id in the hub cache. FORM names a shipped alternative to
-    the profile that the plain name gives."""
+    """MODEL@GPU[:tpN][:ppN][:dpN][:ep][/FORM], parsed; `str()` gives the canonical form. MODEL is a
+    name of the catalogue, a config.json or an id in the hub cache. FORM names a shipped alternative
+    to the profile that the plain name gives."""
 
     model: str
     gpu: str
@@ -330,9 +351,11 @@ class ProfileName:
     form: str = ""
     dp: int = 1
     ep: bool = False
+    pp: int = 1
 
     def __str__(self) -> str:
         ranks = f":tp{self.tp}" if self.tp > 1 else ""
+        ranks += f":pp{self.pp}" if self.pp > 1 else ""
         ranks += f":dp{self.dp}" if self.dp > 1 else ""
         ranks += ":ep" if self.ep else ""
         return f"{self.model}@{self.gpu}{ranks}" + (f"/{self.form}" if self.form else "")
@@ -361,7 +384,8 @@ class ProfileName:
         known = model.lower() in MODELS
         model = model.lower() if known or not is_reference(model) else model
         gpu = ALIASES.get(gpu.lower(), gpu.lower())
-        return cls(model, gpu, ranks["tp"], (form or "").lower(), ranks["dp"], bool(ranks["ep"]))
+        more = {"dp": ranks["dp"], "ep": bool(ranks["ep"]), "pp": ranks["pp"]}
+        return cls(model, gpu, ranks["tp"], (form or "").lower(), **more)
 
     @classmethod
     def of_file(cls, file_name: str) -> ProfileName:
@@ -372,23 +396,18 @@ class ProfileName:
 
 def _ranks(said: str, text: str) -> dict[str, int]:
     """Of a name's `:tp4:dp2:ep`. ProfileError for what it cannot say."""
-    found = {"tp": 1, "dp": 1, "ep": 0}
+    found = {"tp": 1, "pp": 1, "dp": 1, "ep": 0}
     given = [part for part in said.lower().split(":") if part]
     for part in given:
         kind, number = part.rstrip("0123456789"), part.lstrip("abcdefghijklmnopqrstuvwxyz")
-        if kind == "pp":
-            raise ProfileError(
-                f"{text!r}: pipeline parallelism ({part}) is not simulated; split the model by "
-                ":tpN, and experts by :dpN and :ep"
-            )
         if kind == "ep" and number:
             raise ProfileError(
                 f"{text!r}: experts lie on all ranks of :tpN and :dpN; write :ep without a number"
             )
         if kind not in found or (kind != "ep" and not 1 <= int(number or 0) <= MOST_RANKS):
             raise ProfileError(
-                f"{text!r}: {part!r} is not understood; write MODEL@GPU:tpN, and of a mixture of "
-                "experts :dpN and :ep"
+                f"{text!r}: {part!r} is not understood; write MODEL@GPU:tpN:ppN, and of a mixture "
+                "of experts :dpN and :ep"
             )
         if sum(other.rstrip("0123456789") == kind for other in given) > 1:
             raise ProfileError(f"{text!r}: {kind} is there twice; keep one of them")
@@ -414,14 +433,14 @@ def load_profile(name_or_path: str | Path) -> Profile:
         return _read(read_json(Path(text)), text)
     name = ProfileName.parse(text)
     shipped = _shipped_folder() / name.file_name
-    shares = name.dp > 1 or name.ep
-    if name.model in MODELS and shipped.is_file() and not shares:
+    other = name.dp > 1 or name.ep or name.pp > 1
+    if name.model in MODELS and shipped.is_file() and not other:
         return _read(parse_json(shipped.read_text(encoding="utf-8")), name.file_name)
     if name.form:
         find_model(name.model)
         known = [str(n) for n in map(ProfileName.parse, list_profiles()) if n.form == name.form]
         raise ProfileError(f"no shipped profile {str(name)!r}{nearest(str(name), known)}")
-    return derive_profile(name.model, name.gpu, name.tp, name.dp, name.ep)
+    return derive_profile(name.model, name.gpu, name.tp, name.dp, name.ep, pp=name.pp)
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
@@ -443,6 +462,7 @@ def derive_profile(
     dp: int = 1,
     ep: bool = False,
     *,
+    pp: int = 1,
     utilization: float = UTILIZATION,
     max_model_len: int | None = None,
     max_num_batched_tokens: int | None = None,
@@ -451,7 +471,8 @@ def derive_profile(
     engine_version: str | None = None,
     efficiency: Efficiency | None = None,
 ) -> Profile:
-    """A roofline profile from specs alone: of one engine of `tp` GPUs, of `dp` that share experts.
+    """A roofline profile from specs alone: of one engine of `tp` x `pp` GPUs, of `dp` that share
+    experts.
     `num_gpu_blocks`, if given, is taken as measured.
 
     The token budget and batch limit default to those of vLLM's server: 8192 and 1024 on LARGE GPUs,
@@ -464,6 +485,7 @@ def derive_profile(
     budget = (8192 if large else 2048) if max_num_batched_tokens is None else max_num_batched_tokens
     seqs = (1024 if large else 256) if max_num_seqs is None else max_num_seqs
     check_ranks(llm, device.name, tp, dp, ep)
+    check_stages(llm, device.name, tp, pp, dp)
     blocks = num_gpu_blocks
     if blocks is None:
         blocks = derive_num_gpu_blocks(
@@ -472,6 +494,7 @@ def derive_profile(
             tp,
             dp,
             ep,
+            pp=pp,
             utilization=utilization,
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
@@ -479,12 +502,13 @@ def derive_profile(
     pool = blocks * BLOCK_TOKENS
     error, basis = family_error(device.family)
     fields = {
-        "name": str(ProfileName(llm.name, device.name, tp, dp=dp, ep=ep)),
+        "name": str(ProfileName(llm.name, device.name, tp, dp=dp, ep=ep, pp=pp)),
         "llm": llm,
         "gpu": device,
         "tp": tp,
         "dp": dp,
         "ep": ep,
+        "pp": pp,
         "source": "derived",
         "fit_error": error if efficiency is None else None,
         "notes": (
@@ -495,8 +519,8 @@ def derive_profile(
         "num_gpu_blocks": blocks,
         "num_gpu_blocks_source": "derived" if num_gpu_blocks is None else "measured",
         "gpu_memory_utilization": utilization,
-        "pcie_bytes_per_s": device.pcie_bytes_per_s * PCIE_SHARE * tp,
-        "host_swap_bytes": HOST_SWAP_BYTES * tp,
+        "pcie_bytes_per_s": device.pcie_bytes_per_s * PCIE_SHARE * tp * pp,
+        "host_swap_bytes": HOST_SWAP_BYTES * tp * pp,
         "max_model_len": min(llm.max_positions, pool) if max_model_len is None else max_model_len,
         "max_num_batched_tokens": budget,
         "max_num_seqs": seqs,

@@ -1,6 +1,7 @@
 """How the GPUs of an engine split a model, and which splits vLLM refuses.
 
 tp   ranks that split every matrix and the heads: one engine
+pp   stages of an engine, each of `tp` ranks with layers of its own
 dp   engines, each of `tp` ranks with requests of its own, that share the experts of a mixture
 ep   experts lie whole on the `tp` x `dp` ranks that share them, and are not split themselves
 
@@ -39,6 +40,30 @@ def check_ranks(llm: ModelSpec, gpu: str, tp: int, dp: int = 1, ep: bool = False
             " that are linked directly; links between servers are not known"
         )
     _check_widths(llm, tp, tp if ep else tp * dp, ep)
+
+
+def check_stages(llm: ModelSpec, gpu: str, tp: int, pp: int, dp: int = 1) -> None:
+    """ProfileError, one line, for pipeline stages that the model cannot have, or whose links are
+    not known. vLLM's rules leave none of the known architectures out."""
+    if pp == 1:
+        return
+    if dp > 1:
+        raise ProfileError(
+            f"{llm.name}: pipeline stages (pp{pp}) of data-parallel ranks (dp{dp}) are not "
+            "simulated; drop one of them"
+        )
+    if pp > llm.layers or llm.layers // pp <= llm.dense_layers:
+        what = "layers" if pp > llm.layers else "layers with experts"
+        raise ProfileError(
+            f"{llm.name}: its {llm.layers} layers leave a stage of pp{pp} without {what}; choose "
+            "fewer stages"
+        )
+    linked = _LINKED.get(gpu, SERVER)
+    if tp * pp > linked:
+        raise ProfileError(
+            f"{llm.name}: tp{tp} x pp{pp} are more than the {linked} GPUs of {gpu} that are linked "
+            "directly; links between servers are not known"
+        )
 
 
 def _check_widths(llm: ModelSpec, tp: int, slices: int, ep: bool) -> None:

@@ -68,17 +68,19 @@ def _refuse_other_name(name: str, profile: Profile, wanted: str) -> None:
 
 
 def _roofline(profile: Profile) -> Profile:
-    found = derive_profile(profile.llm, profile.gpu, profile.tp, profile.dp, profile.ep)
+    found = derive_profile(
+        profile.llm, profile.gpu, profile.tp, profile.dp, profile.ep, pp=profile.pp
+    )
     found.model()  # a mixture of experts is refused here, not in a run
     return found
 
 
 def _operators(profile: Profile) -> Profile:
     """Shipped under the other name of the engine, or made now."""
-    if profile.shares_experts:
+    if profile.splits_beyond_tp:
         raise ProfileError(
-            f"--step-times operators: kernel tables are not asked about ranks that share experts "
-            f"({profile.name}); choose --step-times roofline"
+            f"--step-times operators: kernel tables are not asked about ranks that share experts, "
+            f"or about stages ({profile.name}); choose --step-times roofline"
         )
     engine = ProfileName(profile.llm.name, profile.gpu.name, profile.tp)
     for name in (f"{engine}/operators", str(engine)):
@@ -134,7 +136,7 @@ def _why(name: str, profile: Profile) -> str:
 
 def _advice(profile: Profile) -> str:
     """Which form is surer of such an engine, where tables can be made for it."""
-    if profile.gpu.name not in SYSTEMS or profile.shares_experts:
+    if profile.gpu.name not in SYSTEMS or profile.splits_beyond_tp:
         return ""
     ours, tables = expected_errors(profile), expected_errors(profile, "operators")
     pairs = [(ours.decode, tables.decode), (ours.prefill, tables.prefill)]

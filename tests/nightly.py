@@ -2,9 +2,10 @@
 
     python -m tests.nightly FOLDER docs/results/nightly.json
 
-FOLDER has identity.json (tests.identity.long_run) and, of each set of property tests, what pytest
-printed (NAME.txt, with --hypothesis-show-statistics) and its exit code (NAME.code). Exit code 1
-where anything failed or is missing.
+FOLDER has identity.json (tests.identity.long_run), drafts.json (tests.identity.draft_run),
+remote.json (tests.identity.regimes) and, of
+each set of property tests, what pytest printed (NAME.txt, with --hypothesis-show-statistics) and
+its exit code (NAME.code). Exit code 1 where anything failed or is missing.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def report(folder: Path) -> dict:
             **{name: version(name) for name in ("twinserve", "numpy", "hypothesis")},
         },
         "identity": json.loads((folder / "identity.json").read_text()),
+        "drafts": json.loads((folder / "drafts.json").read_text())["regimes"],
+        "remote": json.loads((folder / "remote.json").read_text()),
     }
     for name in SETS:
         printed, code = ((folder / f"{name}.{end}").read_text() for end in ("txt", "code"))
@@ -74,6 +77,17 @@ def failures(found: dict) -> list[str]:
     identity = found["identity"]
     if identity["mismatches"] or not identity["steps"]:
         wrong.append(f"identity: {identity['mismatches']} of {identity['steps']} steps differ")
+    for regime in found.get("drafts", []):  # none in results kept from before there were drafts
+        if regime["mismatches"] or not regime["steps"]:
+            differ = f"{regime['mismatches']} of {regime['steps']} steps differ"
+            wrong.append(f"drafts, {regime['regime']}: {differ}")
+    for part in found.get("remote", {"regimes": []})["regimes"]:  # not in results from before
+        never = [name for name, times in part["seen"].items() if not times]
+        if part["mismatches"] or never:
+            wrong.append(
+                f"{part['regime']}: {part['mismatches']} of {part['steps']} steps differ, "
+                f"{len(never)} phenomena have not happened"
+            )
     for name in SETS:
         if name not in found:
             continue  # results kept from before there was this set; `report` has them all

@@ -14,7 +14,8 @@ from twinserve.sim.fleet.routers.registry import ROUTERS
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("policies", "sim", "backends", "profiles", "traces", "experiments", "tests")
 FOLDERS = (*ROOMS, "docs", "notebooks", "src")
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("users/*.md")])
 FENCED = re.compile(r"^```.*?^```$", re.S | re.M)
 QUOTED = re.compile(r"`([\w./*-]+)`")
 NAMES = re.compile(r"twinserve((?:\.\w+)+)")

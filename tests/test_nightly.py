@@ -19,6 +19,7 @@ tests/a.py::test_one:
 """
 GOOD = {
     "identity": {"steps": 1000, "mismatches": 0},
+    "drafts": [{"regime": "priority", "steps": 100, "mismatches": 0}],
     **{
         name: summary("- 5 passing examples, 0 failing examples\n4 passed in 1s", 0)
         for name in SETS
@@ -46,6 +47,9 @@ def test_nothing_is_wrong_with_runs_that_held():
     [
         {"identity": {"steps": 1000, "mismatches": 1}},
         {"identity": {"steps": 0, "mismatches": 0}},
+        {"drafts": [{"regime": "priority", "steps": 100, "mismatches": 1}]},
+        {"drafts": [{"regime": "priority", "steps": 0, "mismatches": 0}]},
+        {"remote": {"regimes": [{"regime": "a", "steps": 9, "mismatches": 0, "seen": {"b": 0}}]}},
         {"properties": summary(PRINTED, 1)},
         {"properties": summary("", 2)},  # pytest did not even start
         {"bad_input": summary("4 passed in 1s", 0)},  # and drew no example

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from twinserve.errors import worded
 from twinserve.traces.catalog import TraceInfo
 from twinserve.traces.workload import WorkloadError
 
@@ -89,7 +90,7 @@ def download(url: str, target: Path, sha256: str, progress: Progress | None = No
     except requests.HTTPError as e:
         raise NotReachable(f"{url}: not reachable (HTTP {e.response.status_code})") from None
     except (requests.RequestException, OSError) as e:
-        text = getattr(e, "strerror", None) or " ".join(str(e).split()) or type(e).__name__
+        text = getattr(e, "strerror", None) or worded(e)
         raise NotReachable(f"{url}: cannot be had ({text})") from None
     except ValueError:  # pooch's word for another hash
         raise WorkloadError(

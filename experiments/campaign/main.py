@@ -27,6 +27,7 @@ import signal
 import sys
 from pathlib import Path
 
+from twinserve.errors import worded
 from twinserve.experiments.campaign.setup import (
     LOG,
     MODEL_SIZES,
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         store = Store(options.out, options.mirror, options.restore)
         return _go(options, stages, store, deadline, extra, traces)
     except (Bad, StageError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {worded(error)}", file=sys.stderr)
         return 2
     finally:
         faulthandler.cancel_dump_traceback_later()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from importlib import import_module, metadata
 from pkgutil import iter_modules
 
+from twinserve.errors import worded
 from twinserve.policies.registry import ledger_class, parse_policy
 from twinserve.sim.setup.config import SettingsError
 
@@ -81,7 +82,7 @@ def _import(stage: str, name: str) -> None:
                     import_module(f"{name}.{found.name}")
     except Exception as error:  # noqa: BLE001 - whatever a package does when it is imported
         missing = getattr(error, "name", None) or name
-        said = " ".join(str(error).split())[:200] or type(error).__name__
+        said = worded(error)[:200]
         raise MissingError(
             f"stage {stage} needs {missing}, which cannot be imported: {said}"
         ) from (error)

@@ -35,7 +35,8 @@ from twinserve.sim.results.decisions import DecisionLog, parse_log, read_log
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
-from twinserve.sim.setup.inputs import Inputs, resolve, service_seconds
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.offered_load import service_seconds
 from twinserve.sim.setup.replicas import make_policy
 from twinserve.sim.setup.run import run_policy, run_simulation
 from twinserve.sim.twin.live import LiveRun

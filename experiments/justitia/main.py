@@ -60,13 +60,13 @@ WHY_POOL = (
 WHY_NOISE = (
     "not known: the paper does not say how its network errs. With one factor a class (rows with "
     "that) single draws "
-    "beside 459 blocks reach it, but the mean is not surely another one"
+    "beside 459 blocks reach it, but the mean does not"
 )
 WHY_CLASSES = (
     "nine factors are drawn for the nine classes, and another draw changes much (interval)"
 )
 WHY_PLAN = (
-    "a decision here looks at the head of a heap, and takes no longer with more waiting. With "
+    "a decision here looks at the head of a heap, and takes little longer with more waiting. With "
     "the queue sorted at each "
     "decision it grows, but not tenfold (rows here); what else the paper's implementation does "
     "is not known"

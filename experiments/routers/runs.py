@@ -9,8 +9,9 @@ import numpy as np
 
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import resolve, service_seconds, with_objectives
+from twinserve.sim.setup.inputs import resolve, with_objectives
 from twinserve.sim.setup.objectives import parse_objectives
+from twinserve.sim.setup.offered_load import service_seconds
 from twinserve.sim.setup.run import Simulation, run_simulation, simulate
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.generators.shared import with_shared_text

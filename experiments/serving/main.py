@@ -33,6 +33,7 @@ from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
 from twinserve.traces.write import write_atomically
 
+REPEATS = 3
 QUICK = Flood(best_effort=24, output=40, real_time=3, every_s=0.05)
 
 
@@ -175,7 +176,7 @@ def serving(
     model: Literal["tiny", "deep", "small"] = "tiny",
     profile: str = Engine.profile,
     best_effort: int = Flood.best_effort,
-    repeats: int = 3,
+    repeats: int = REPEATS,
     quick: Annotated[bool, Parameter(negative="")] = False,
     markdown: Annotated[bool, Parameter(negative="")] = False,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
@@ -201,6 +202,8 @@ def serving(
     out: Path
         Write all figures as JSON.
     """
+    if quick and (repeats != REPEATS or best_effort != Flood.best_effort):
+        raise SettingsError("--quick has a flood of its own: drop --best-effort and --repeats")
     if repeats < 1 or best_effort < 1:
         raise SettingsError("--repeats and --best-effort: at least 1")
     check_target(out)

@@ -8,8 +8,9 @@ clients that start all at once and staggered. docs/silicon.md has the results an
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import cyclopts
 import pandas as pd
@@ -83,16 +84,44 @@ def _simulated(point: Point, form, start: str, seed: int) -> dict[str, Any]:
 def _kept(out: Path | None, seed: int) -> dict[tuple[str, str, str], dict[str, Any]]:
     if out is None or not (out / ROWS).is_file():
         return {}
-    rows = [json.loads(line) for line in (out / ROWS).read_text(encoding="utf-8").splitlines()]
+    rows = _whole_rows((out / ROWS).read_text(encoding="utf-8"), out / ROWS)
     return {(r["point"], r["form"], r["start"]): r for r in rows if r["seed"] == seed}
+
+
+def _whole_rows(text: str, path: Path) -> list[dict[str, Any]]:
+    """A last line without an end was cut off with the process that wrote it, and is made again.
+    ProfileError for any other line that cannot be read."""
+    *lines, _ = text.split("\n")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            raise ProfileError(
+                f"{path}, line {number}: is no row of this study; delete the line, or the file"
+            ) from None
+    return rows
 
 
 def _keep(out: Path | None, row: dict[str, Any]) -> None:
     if out is None:
         return
     out.mkdir(parents=True, exist_ok=True)
-    with open(out / ROWS, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    with open(out / ROWS, "a+b") as file:
+        _drop_torn_line(file)
+        file.write(json.dumps(row).encode() + b"\n")
+
+
+def _drop_torn_line(file: BinaryIO) -> None:
+    """What was cut off at the end of a file must not become a part of the next row."""
+    size = file.seek(0, os.SEEK_END)
+    if not size:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def main(arguments: list[str] | None = None) -> None:

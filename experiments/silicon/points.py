@@ -55,7 +55,8 @@ REQUESTS_EACH = 10  # requests for each that may be under way
 @dataclass(frozen=True)
 class Point:
     """One measured closed loop. ttft_s, tpot_s: seconds, of a request; version: of vLLM, "" where
-    it is not said (2025); ranks that share the experts: `ep`."""
+    it is not said (2025); ep: ranks that experts lie on whole (`moe_ep_size`), 1: split over all.
+    """
 
     name: str
     model: str
@@ -88,12 +89,14 @@ class Point:
         model = self.model
         if model in CONFIGS:
             model = str(resources.files("aiconfigurator_core") / "model_configs" / CONFIGS[model])
-        return f"{model}@{self.gpu}" + (f":tp{self.tp}" if self.tp > 1 else "")
+        ranks = (f":tp{self.tp}" if self.tp > 1 else "") + (":ep" if self.ep > 1 else "")
+        return f"{model}@{self.gpu}{ranks}"
 
 
 def read_points() -> list[Point]:
     """Every point of vLLM, one engine, whose model and GPU are known here and whose ranks are one
-    tensor-parallel group. ProfileError where aiconfigurator-core is not installed."""
+    tensor-parallel group, with experts split over it or whole on it. ProfileError where
+    aiconfigurator-core is not installed."""
     try:
         file = resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv"
         text = file.read_text(encoding="utf-8")
@@ -114,7 +117,7 @@ def _points(rows: Iterable[dict[str, str]]) -> Iterator[Point]:
         tp, ep = int(row["tp_size"]), int(row["moe_ep_size"] or 1)
         of_experts = int(row["moe_tp_size"] or 1) * ep
         mixture = model.startswith(("gpt-oss", "qwen3-235b"))
-        if mixture and of_experts != tp:
+        if mixture and (of_experts != tp or ep not in (1, tp)):
             continue  # more ranks than that: which attention they have is not said
         said = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
         yield Point(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinserve.backends.links import PcieLink
-from twinserve.backends.lockstep import LockstepBackend, SharedExperts, Steps
+from twinserve.backends.lockstep import LockstepBackend, RankGroup, SharedExperts
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.kv.base import KvLedger
 from twinserve.sim.setup.inputs import Inputs
@@ -13,7 +13,7 @@ from twinserve.sim.setup.replicas import BackendOf
 def lockstep() -> BackendOf:
     """Makes the backends of one simulation whose replicas are expert-parallel ranks, whatever their
     profile says: its tables are of one of two."""
-    steps: Steps = {}
+    group = RankGroup("the measured ranks")
 
     def backend(inputs: Inputs, spec, policy, ledger: KvLedger) -> SimulatedBackend:
         hardware = inputs.hardware
@@ -25,7 +25,7 @@ def lockstep() -> BackendOf:
             layers=hardware.profile.llm.layers,
             fast=False,
         )
-        rank.join(steps)
+        rank.join(group)
         return rank
 
     return backend

@@ -159,9 +159,13 @@ def workload(run: MeasuredRun) -> Workload:
 
 def profile_of(run: MeasuredRun, form: str | None = None) -> Profile:
     """The shipped profile of the run's hardware; form "roofline": the one derived from specs
-    instead."""
+    instead, with the run's ranks."""
     shipped = load_profile(run.case.profile)
-    return derive_profile(shipped.llm, shipped.gpu, shipped.tp) if form == "roofline" else shipped
+    if form != "roofline":
+        return shipped
+    given = run.arguments
+    ranks = given["data_parallel_size"], given["enable_expert_parallel"]
+    return derive_profile(shipped.llm, shipped.gpu, shipped.tp, *ranks)
 
 
 def blocks_of(run: MeasuredRun, profile: Profile) -> int:
@@ -197,7 +201,8 @@ def simulate(run: MeasuredRun, profile: Profile, policy: str = "vllm") -> RunRow
     )
     hardware = Hardware(profile, model_of(run, profile), limits, blocks, 0, BLOCK_TOKENS)
     spec = parse_policy(policy)
-    ranks = given["enable_expert_parallel"] and config.replicas > 1
+    # of a profile that does not say that its tables are of such ranks
+    ranks = given["enable_expert_parallel"] and config.replicas > 1 and profile.dp == 1
     simulation = Simulation(
         Inputs(config, workload(run), hardware, (spec,), ()),
         spec,

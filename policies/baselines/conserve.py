@@ -62,7 +62,9 @@ class ConservePolicy(Policy[ConserveOptions]):
     uses_estimator = False
 
     def setup(self) -> None:
-        self.online, self.offline = RowSet(), RowSet()  # unfinished rows in order of arrival
+        # unfinished rows in order of arrival: with KV somewhere, and without
+        self.online, self.offline = RowSet(), RowSet()
+        self._waiting = {True: RowSet(), False: RowSet()}  # online, offline
         self._tokens = self.limits.max_num_batched_tokens
         self._swap = self.options.preemption_mode == "swap"
 
@@ -70,11 +72,11 @@ class ConservePolicy(Policy[ConserveOptions]):
         return self.limits.max_num_batched_tokens
 
     def on_arrival(self, row: int, requests: RequestTable) -> None:
-        (self.online if requests.service_class[row] == _ONLINE else self.offline).add(row)
+        self._waiting[bool(requests.service_class[row] == _ONLINE)].add(row)
 
     def on_finish(self, row: int) -> None:
-        self.online.discard(row)
-        self.offline.discard(row)
+        for rows in (self.online, self.offline, *self._waiting.values()):
+            rows.discard(row)
 
     def on_withdraw(self, row: int) -> None:
         self.on_finish(row)
@@ -82,7 +84,11 @@ class ConservePolicy(Policy[ConserveOptions]):
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
         requests = view.requests
-        online, offline = (_Rows(rows.rows, view) for rows in (self.online, self.offline))
+        reach = self.limits.max_num_seqs + len(view.ready_s)  # no more can be admitted
+        online, offline = (
+            _Rows(rows.rows, self._waiting[first].first(reach), view)
+            for first, rows in ((True, self.online), (False, self.offline))
+        )
         preempted, back = self._bring_back_online(online, offline, ledger)
         gone = [row for row, _ in preempted]
         parts = [*online.holding(requests, gone)]
@@ -107,6 +113,7 @@ class ConservePolicy(Policy[ConserveOptions]):
         if (
             not stuck
             and not plan.preempted
+            and len(self._waiting[True]) <= reach
             and all(row in admitted for row in online.waiting.tolist())
         ):
             self._bring_back_offline(online, offline, plan, ledger)
@@ -122,7 +129,18 @@ class ConservePolicy(Policy[ConserveOptions]):
             plan.valid_for = self._before_checkpoint(holders, further, requests, ledger)
         elif self._same_chunk(online, offline, plan, ledger):
             plan.valid_for = further_steps(plan, requests, ledger, shut=True)
+        self._move(plan, requests)
         return plan
+
+    def _move(self, plan: StepPlan, requests: RequestTable) -> None:
+        """Who gets KV, and who loses all of it, is in another set from now on."""
+        lost = [row for row, kind in plan.preempted if kind is Preemption.RECOMPUTE]
+        for row in [*(row for row, _ in plan.admitted), *lost]:
+            first = bool(requests.service_class[row] == _ONLINE)
+            holding, waiting = self.online if first else self.offline, self._waiting[first]
+            into, out_of = (waiting, holding) if row in holding else (holding, waiting)
+            out_of.discard(row)
+            into.add(row)
 
     def _same_chunk(self, online: _Rows, offline: _Rows, plan: StepPlan, ledger: KvLedger) -> bool:
         """Whether the next plan is this one, as long as the prompt in it has chunks left. The token
@@ -238,21 +256,23 @@ class ConservePolicy(Policy[ConserveOptions]):
 
 
 class _Rows:
-    """The rows of a class by what they hold, without those in flight over PCIe; `here`: how many
-    are on the device, those included."""
+    """The rows of a class by what they hold, without those in flight over PCIe; of those that wait
+    the first. `here`: how many are on the device, those in flight included."""
 
-    def __init__(self, rows: np.ndarray, view: SystemView) -> None:
+    def __init__(self, rows: np.ndarray, waiting: np.ndarray, view: SystemView) -> None:
         state = view.requests.state[rows]
         self.here = int(np.count_nonzero(state == _RUNNING))
+        self.waiting = waiting
         if view.ready_s:
-            ready = np.array([row not in view.ready_s for row in rows.tolist()], bool)
-            rows, state = rows[ready], state[ready]
-        if np.count_nonzero(state == _RUNNING) == len(rows):  # the usual case
-            self.running, self.waiting, self.swapped = rows, _NOBODY, _NOBODY
-        else:
-            self.running, self.waiting, self.swapped = (
-                rows[state == s] for s in (_RUNNING, _WAITING, _SWAPPED)
+            ready, there = (
+                np.array([row not in view.ready_s for row in some.tolist()], bool)
+                for some in (rows, waiting)
             )
+            rows, state, self.waiting = rows[ready], state[ready], waiting[there]
+        if np.count_nonzero(state == _RUNNING) == len(rows):  # the usual case
+            self.running, self.swapped = rows, _NOBODY
+        else:
+            self.running, self.swapped = (rows[state == s] for s in (_RUNNING, _SWAPPED))
 
     def holding(self, requests: RequestTable, gone: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Running rows but those that have `gone`: decodes, then prompts that have begun."""

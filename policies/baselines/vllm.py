@@ -7,7 +7,7 @@ same as the real class: tests/identity steps both side by side, with any release
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Container, Sized
 from typing import Literal
 
 import numpy as np
@@ -40,14 +40,23 @@ class VllmPolicy(Policy[VllmOptions]):
     prefix_caching = True
     uses_estimator = False
     keeps_ending = True
-    # rows with memory that do not run yet; only `VllmDecode` has any
+    pipelined = True
+    # rows with memory that do not run yet, and rows that may not lose it now; only `VllmDecode` has
+    # any
     fetching: Sized = ()
+    _computing = np.zeros(0, np.int64)
 
     @classmethod
     def decodes_for_others(cls) -> type[Policy] | None:
         from twinserve.policies.baselines.vllm_decode import VllmDecode  # it is built on this one
 
         return VllmDecode if cls is VllmPolicy else None
+
+    @classmethod
+    def with_drafts(cls) -> type[Policy] | None:
+        from twinserve.policies.baselines.vllm_drafts import VllmDrafts  # it is built on this one
+
+        return VllmDrafts if cls is VllmPolicy else None
 
     def setup(self) -> None:
         self._rules = rules = RULES[self.options.release]
@@ -63,6 +72,8 @@ class VllmPolicy(Policy[VllmOptions]):
         self.waiting = make_queue(self.options.scheduling)
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes
+        self._draining: Container[int] = ()
+        self._passed: list[int] = []  # of these, taken out of `waiting` while others are admitted
 
     def step_tokens(self, longest: int) -> int:
         return self.limits.max_num_batched_tokens
@@ -83,6 +94,7 @@ class VllmPolicy(Policy[VllmOptions]):
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         requests = view.requests
         plan = StepPlan()
+        self._draining = view.draining
         ledger.begin_step()
         budget = self._grant_running(plan, requests, ledger)
         if not plan.preempted and budget > 0 and (self.waiting or self.fetching):
@@ -139,7 +151,7 @@ class VllmPolicy(Policy[VllmOptions]):
 
     def _long_prefill_cap(self) -> int:
         """A lone request has nobody to starve: it may use the whole budget."""
-        here = len(self.running) + len(self.waiting) + len(self.fetching)
+        here = len(self.running) + len(self.waiting) + len(self.fetching) + len(self._passed)
         alone = self._rules.lone_prompt_uncapped and here <= 1
         return 0 if alone else self.options.long_prefill_token_threshold
 
@@ -164,6 +176,8 @@ class VllmPolicy(Policy[VllmOptions]):
             fits = ledger.grow(row, computed + new)
             while not fits:
                 victim_index = self._victim(requests)
+                if self.running[victim_index] in self._computing:
+                    break
                 victim = self.running.pop(victim_index)
                 if victim_index < index and (follows or victim in granted):
                     index -= 1
@@ -203,6 +217,9 @@ class VllmPolicy(Policy[VllmOptions]):
         rows, tokens = [], []
         while budget > 0 and self.waiting and len(self.running) < self.limits.max_num_seqs:
             row = self.waiting.peek()
+            if row in self._draining:
+                self._passed.append(self.waiting.pop())
+                continue
             new = self._admit(row, plan, budget, requests, ledger)
             if not new:
                 break
@@ -210,6 +227,8 @@ class VllmPolicy(Policy[VllmOptions]):
             rows.append(row)
             tokens.append(new)
             budget -= new
+        while self._passed:
+            self.waiting.put_back(self._passed.pop(), requests)
         self._join(plan, rows, tokens)
 
     def _admit(

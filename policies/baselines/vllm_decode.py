@@ -11,13 +11,14 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`, `_handle_blocked_wa
   last token left to compute. Of a failed load only the local hit is valid: with one the request
   computes the rest in the blocks that it holds; without, they are freed and it starts over.
 - After a preemption the prompt is computed here: KV is fetched once.
+- With asynchronous scheduling, who is computed in the step under way is not preempted
+  (`_request_blocks_can_be_freed`): its blocks could be given to a load that writes into them at
+  once. Where it would be the victim, nobody else is granted anything, and others are admitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
-
-import numpy as np
 
 from twinserve.policies.base import SystemView
 from twinserve.policies.baselines.vllm import VllmPolicy
@@ -30,14 +31,18 @@ _RUNNING = int(State.RUNNING)
 
 
 class VllmDecode(VllmPolicy):
+    loads_kv = True
+    pipelined = False
     fetching: FcfsQueue | PriorityQueue  # `kv_holding_waiting`
 
     def setup(self) -> None:
         super().setup()
         self.fetching = make_queue(self.options.scheduling)
         self._away: Container[int] = ()  # of these, whose KV has not landed
+        self._in_prompt: set[int] = set()  # running, with a part of the prompt computed
 
     def on_finish(self, row: int) -> None:
+        self._in_prompt.discard(row)
         if row in self.fetching:
             self.fetching.remove(row)
         else:
@@ -45,10 +50,23 @@ class VllmDecode(VllmPolicy):
 
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         self._away = view.ready_s
+        self._computing = view.under_way
         plan = super().plan(view, ledger)
         if plan.fetched or plan.begun:
             plan.valid_for, plan.chunked = 0, False
+        if self._in_prompt:
+            self._leave_prompts(plan, view.requests)
         return plan
+
+    def _leave_prompts(self, plan: StepPlan, requests: RequestTable) -> None:
+        """Rows whose prompt ends with this plan, or that it preempts."""
+        again = {row for row, _ in plan.admitted}  # after a load that failed
+        self._in_prompt.difference_update(r for r, _ in plan.preempted if r not in again)
+        granted = dict(zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True))
+        for row in list(self._in_prompt):  # who was admitted just now stays in any case
+            computed = int(requests.computed_tokens[row]) + granted.get(row, 0)
+            if computed >= requests.known_tokens(row):
+                self._in_prompt.remove(row)
 
     def _admit_waiting(
         self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
@@ -95,11 +113,19 @@ class VllmDecode(VllmPolicy):
 
     def _still_needed(self, requests: RequestTable, ledger: KvLedger) -> int:
         """Blocks that the prompts under way will take (`_inflight_prefill_reserved_blocks`)."""
-        rows = np.array(self.running, np.int64)
-        known = requests.known_tokens(rows).tolist()
-        size = ledger.block_tokens
-        held = [ledger.held_blocks(row) for row in self.running]
-        return sum(max(-(-n // size) - h, 0) for n, h in zip(known, held, strict=True))
+        size, rows = ledger.block_tokens, self._in_prompt
+        return sum(
+            max(-(-int(requests.known_tokens(row)) // size) - ledger.held_blocks(row), 0)
+            for row in rows
+        )
+
+    def _admit(
+        self, row: int, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
+    ) -> int:
+        new = super()._admit(row, plan, budget, requests, ledger)
+        if new and plan.admitted[-1][1] + new < requests.known_tokens(row):
+            self._in_prompt.add(row)
+        return new
 
     def _go_on(
         self, row: int, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
@@ -118,5 +144,7 @@ class VllmDecode(VllmPolicy):
             return 0
         ledger.grow(row, computed + new)
         self.running.append(row)
+        if computed + new < known:
+            self._in_prompt.add(row)
         plan.begun.append(row)
         return new

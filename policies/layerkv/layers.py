@@ -16,7 +16,7 @@ from twinserve.policies.baselines.vllm_v0 import Queues
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.layerkv.cost import LayerCost
 from twinserve.policies.layerkv.forecast import available_cells
-from twinserve.policies.layerkv.lengths import LengthRange
+from twinserve.policies.layerkv.lengths import LengthRanges
 from twinserve.policies.layerkv.options import LayerKvOptions
 from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import RequestTable
@@ -36,7 +36,7 @@ class LayerMoves:
         options: LayerKvOptions,
         cost: LayerCost,
         queues: Queues,
-        ranges: dict[int, LengthRange],
+        ranges: LengthRanges,
         computing: set[int],
         plan: StepPlan,
         requests: RequestTable,
@@ -71,13 +71,7 @@ class LayerMoves:
         low = free
         if len(rows) and options.horizon:
             blocks, resident = ledger.table_blocks(rows), ledger.layers - ledger.host_layers(rows)
-            past = self.requests.output_tokens[rows].tolist()
-            left = np.array(
-                [
-                    self._ranges[row].left(n)
-                    for row, n in zip(self.queues.running, past, strict=True)
-                ]
-            )
+            left = self._ranges.left(rows, self.requests.output_tokens[rows])
             low = available_cells(
                 free, blocks, resident, left, ledger.block_tokens, options.horizon
             ).min()
@@ -141,25 +135,28 @@ class LayerMoves:
         ledger, moved, short = self.ledger, self._resting, -self._spare_cells()
         if short <= 0:
             return
-        resident = {
-            row: ledger.resident_layers(row)
-            for row in self.queues.running[1:]
-            if row not in self._computing
-        }
+        rows = self.queues.rows[1:]
+        if self._computing:
+            rows = rows[[row not in self._computing for row in rows.tolist()]]
+        resident, need = ledger.layers - ledger.host_layers(rows), ledger.table_blocks(rows)
         least = 0 if seconds is not None else 1
         if seconds is None:
             seconds = self.cost.decode_seconds(self.requests.computed_tokens[self.queues.rows])
         full = self._full()  # counted again only where layers have left
         for half in (True, False):
-            for row, layers in reversed(resident.items()):
-                blocks = int(ledger.table_blocks(row))
+            keep = resident // 2 if half else np.zeros_like(resident)
+            there = ledger.layers - ledger.host_layers(rows)
+            # most have nothing to give, or the host no room for a layer of theirs
+            able = np.flatnonzero((there > keep) & (need <= ledger.free_host_cells))[::-1]
+            for row, kept, blocks in zip(
+                rows[able].tolist(), keep[able].tolist(), need[able].tolist(), strict=True
+            ):
                 tokens = int(self.requests.computed_tokens[row])
                 limit = int(seconds / self.cost.layer_seconds(tokens, 1))
                 if not moved:
                     limit = max(limit, least)
-                keep = layers // 2 if half else 0
                 wanted = min(
-                    ledger.resident_layers(row) - keep,
+                    ledger.resident_layers(row) - kept,
                     -(-short // blocks),
                     ledger.free_host_cells // blocks,
                 )
@@ -206,10 +203,14 @@ class LayerMoves:
         if not self._resting and self._all_run(queues.rows):
             plan.rows, plan.tokens = queues.rows, np.ones(len(queues.rows), np.int64)
             return
-        for place, row in enumerate(list(queues.running)):
+        rows = queues.rows
+        here = np.flatnonzero(self.ledger.host_layers(rows) == 0)
+        some = rows[here]
+        fits = (self.ledger.slack_tokens(some) >= 1).tolist()
+        for place, row, fit in zip(here.tolist(), some.tolist(), fits, strict=True):
             # its layers left, or all of it did (the last ones of `running`), for one before it
             gone = row in self._resting or place >= len(queues.running)
-            if not gone and not self.ledger.host_layers(row) and self._grow(row):
+            if not gone and (fit or self._grow(row)):
                 self._step.append(row)
         self._bring()
         self._step.sort()
@@ -257,11 +258,12 @@ class LayerMoves:
         runs, the first one does, however long that takes.
         """
         ledger, running, step, options = self.ledger, self.queues.running, self._step, self.options
-        here = ledger.host_layers(self.queues.rows).tolist()
+        everyone = self.queues.rows
+        away = np.flatnonzero(ledger.host_layers(everyone))
         parked = {
             row: place
-            for place, (row, host) in enumerate(zip(running, here, strict=True))
-            if host and row not in self._resting
+            for place, row in zip(away.tolist(), everyone[away].tolist(), strict=True)
+            if row not in self._resting
         }
         if not parked:
             return

@@ -13,8 +13,9 @@ import numpy as np
 
 from twinserve.policies.base import RequestPredictor, Truth
 from twinserve.policies.errors import PolicyError
+from twinserve.policies.parts.columns import room_for
 from twinserve.policies.parts.predictors import ORACLE
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import FIRST_ROWS, RequestTable
 
 _ENOUGH = 8  # outputs, before anything is concluded from them
 
@@ -33,6 +34,34 @@ class LengthRange:
         if past < self.median:
             return self.median - past
         return self.upper - past if past < self.upper else math.inf
+
+
+class LengthRanges:
+    """What was predicted of requests, by row: `lower`, `median` and `upper` as columns, so that a
+    step asks for those of hundreds of rows at once."""
+
+    def __init__(self) -> None:
+        self.lower, self.median, self.upper = (np.zeros(FIRST_ROWS) for _ in range(3))
+        self._known: set[int] = set()  # only asked
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._known
+
+    def put(self, row: int, expected: LengthRange) -> None:
+        for name in ("lower", "median", "upper"):
+            column = room_for(getattr(self, name), row)
+            column[row] = getattr(expected, name)
+            setattr(self, name, column)
+        self._known.add(row)
+
+    def forget(self, row: int) -> None:
+        self._known.discard(row)
+
+    def left(self, rows: np.ndarray, past: np.ndarray) -> np.ndarray:
+        """`LengthRange.left` of each row, float64[n]."""
+        median, upper = self.median[rows], self.upper[rows]
+        beyond = np.where(past < upper, upper - past, math.inf)
+        return np.where(past < median, median - past, beyond)
 
 
 class LengthPredictor(RequestPredictor, Protocol):

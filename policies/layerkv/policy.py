@@ -35,7 +35,7 @@ from twinserve.policies.layerkv.layers import LayerMoves
 from twinserve.policies.layerkv.lengths import (
     HistoryPredictor,
     LengthPredictor,
-    LengthRange,
+    LengthRanges,
     TrainedPredictor,
     TrueClass,
     TrueLength,
@@ -45,7 +45,7 @@ from twinserve.policies.layerkv.options import LayerKvOptions
 from twinserve.policies.parts.predictors import ORACLE
 from twinserve.policies.parts.runs import LONGEST_RUN, decodes_only
 from twinserve.policies.plan import Hold, KvMove, StepOutcome, StepPlan
-from twinserve.policies.requests import FIRST_ROWS, RequestTable
+from twinserve.policies.requests import RequestTable
 
 
 class LayerKvPolicy(VllmV0Policy):
@@ -82,8 +82,7 @@ class LayerKvPolicy(VllmV0Policy):
         self.recent = RecentSteps(self.options.tpot_window)
         self.cost: LayerCost  # from the first plan on, where options ask for one
         self._ledger: KvLedger | None = None
-        self._ranges: dict[int, LengthRange] = {}  # of running requests
-        self._lower = np.zeros(FIRST_ROWS)  # row -> lower bound of its range
+        self._ranges = LengthRanges()  # of running requests
         # rows whose prompt is in a step that has not been reported; only asked
         self._computing: set[int] = set()
         # why the head of the queue was not admitted: slo, memory, or nothing of both
@@ -106,13 +105,13 @@ class LayerKvPolicy(VllmV0Policy):
 
     def on_finish(self, row: int) -> None:
         super().on_finish(row)
-        self._ranges.pop(row, None)
+        self._ranges.forget(row)
         requests = self._requests
         self.predictor.observe(int(requests.prompt_tokens[row]), int(requests.output_tokens[row]))
 
     def on_withdraw(self, row: int) -> None:
         super().on_withdraw(row)
-        self._ranges.pop(row, None)
+        self._ranges.forget(row)
         self._computing.discard(row)
 
     def on_outcome(self, outcome: StepOutcome) -> None:
@@ -199,7 +198,7 @@ class LayerKvPolicy(VllmV0Policy):
             requests.slo_tpot_s[rows],
             past_s,
             requests.output_tokens[rows],
-            self._lower[rows],
+            self._ranges.lower[rows],
             self.recent.tpot,
         )
         return rows, allowed
@@ -245,13 +244,8 @@ class LayerKvPolicy(VllmV0Policy):
 
     def _expect(self, row: int, requests: RequestTable) -> None:
         """How long its output will be, said once and not again after a preemption."""
-        if row in self._ranges:
-            return
-        expected = self.predictor.predict(row, requests)
-        self._ranges[row] = expected
-        if row >= len(self._lower):
-            self._lower = np.concatenate([self._lower, np.zeros(row + 1)])
-        self._lower[row] = expected.lower
+        if row not in self._ranges:
+            self._ranges.put(row, self.predictor.predict(row, requests))
 
     # -- runs --------------------------------------------------------------------------------------
     def _stands(self, plan: StepPlan, ledger: KvLedger, layers: LayerMoves | None) -> int:

@@ -32,6 +32,10 @@ class RowSet:
         self._changes.clear()
         return self._rows
 
+    def first(self, n: int) -> np.ndarray:
+        """int64[n or fewer]: the first of them, however many there are behind."""
+        return np.array(self._sorted[:n], np.int64)
+
     def add(self, row: int) -> None:
         at = bisect_left(self._sorted, row)
         self._sorted.insert(at, row)

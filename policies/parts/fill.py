@@ -123,17 +123,44 @@ class _Filling:
             self._grant(rows[:n], new[:n])
             self.full |= n < len(rows)
             return
-        for index in range(start, end):
-            if self._kept < len(self._holding) and index >= self._holding[self._kept]:
+        self._go_on_in_want(start, end)
+
+    def _go_on_in_want(self, start: int, end: int) -> None:
+        """Memory is short: row by row, but those together that stay within what they have."""
+        rows = self.order[start:end]
+        computed = self.requests.computed_tokens[rows]
+        new = np.minimum(self.requests.known_tokens(rows) - computed, self.chunk)
+        lacking = self.ledger.slack_tokens(rows) < new
+        at = 0
+        while at < len(rows) and not self.full:
+            if self._kept < len(self._holding) and start + at >= self._holding[self._kept]:
                 return  # it was evicted, and so were those behind it
-            row = int(self.order[index])
-            known = int(self.requests.known_tokens(row))
-            computed = int(self.requests.computed_tokens[row])
-            new = self._part(known - computed)
-            if self.full or self._exceeds(new):
+            some = self._within_their_own(start, at, new, lacking)
+            if some and self.ledger.grow_all(
+                rows[at : at + some], computed[at : at + some] + new[at : at + some]
+            ):
+                self._grant(rows[at : at + some], new[at : at + some])
+                at += some
+                continue
+            lacking[at : at + some] = True
+            row, part = int(rows[at]), self._part(int(new[at]))
+            if self._exceeds(part):
                 return
-            if self._acquire(index, partial(self.ledger.grow, row, computed + new), True):
-                self._grant(np.array([row]), np.array([new]))
+            grow = partial(self.ledger.grow, row, int(computed[at]) + part)
+            if self._acquire(start + at, grow, True):
+                self._grant(np.array([row]), np.array([part]))
+            at += 1
+
+    def _within_their_own(self, start: int, at: int, new: np.ndarray, lacking: np.ndarray) -> int:
+        """How many rows from `at` on are not `lacking`, have not been evicted, and find seats and
+        tokens."""
+        end = len(new)
+        if self._kept < len(self._holding):
+            end = min(end, int(self._holding[self._kept]) - start)
+        behind = lacking[at:end]
+        run = int(behind.argmax()) if behind.any() else len(behind)
+        used = new[at : at + min(run, self.seats)].cumsum()
+        return int(used.searchsorted(self.budget, side="right"))
 
     # -- rows without memory, or with it on the host ---------------------------------------------
     def bring_in(self, start: int, end: int) -> None:

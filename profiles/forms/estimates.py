@@ -81,6 +81,7 @@ def step_estimate(form: str, profile: Profile, truth: StepTimeModel) -> StepTime
             profile.tp,
             profile.dp,
             profile.ep,
+            pp=profile.pp,
             num_gpu_blocks=profile.num_gpu_blocks,
         ).model()
     raise ProfileError(f"no form {form!r} of step times; choose {', '.join(FORMS)}")

@@ -66,7 +66,7 @@ UNPACKED_HALF = 16.0
 
 class RooflineModel(StepTimeModel):
     """From a ModelSpec, a GpuSpec, the tensor-parallel degree, an Efficiency and how experts are
-    shared (`ranks.py`).
+    shared (`ranks.py`). head: with the output projection, which one pipeline stage has.
 
     ProfileError if the model cannot be split so. Immutable after construction.
     """
@@ -81,6 +81,7 @@ class RooflineModel(StepTimeModel):
         efficiency: Efficiency,
         dp: int = 1,
         ep: bool = False,
+        head: bool = True,
     ):
         check_ranks(llm, gpu.name, tp, dp, ep)
         self.llm, self.gpu, self.tp, self.efficiency = llm, gpu, tp, efficiency
@@ -93,7 +94,7 @@ class RooflineModel(StepTimeModel):
         # GQA heads fewer than ranks are copied, which costs their matrices again; small, and left
         # out.
         matrix = (llm.matrix_parameters - llm.expert_parameters) / tp
-        head = llm.head_parameters / tp
+        projection = llm.head_parameters / tp if head else 0.0
         self._half = self._matrix_half = self._expert_half = e.gemm_half_tokens
         if llm.weights is not None and gpu.flops_of(llm.weights.multiplies) == gpu.peak_flops:
             self._expert_half = min(UNPACKED_HALF, self._half)
@@ -108,8 +109,8 @@ class RooflineModel(StepTimeModel):
         self._busiest = busiest_experts(llm.experts, sharing).tolist() if whole else []
         self._expert_read = expert * of_expert / memory
         self._expert_token = 2.0 * expert / expert_compute
-        self._head_floor = head * size / memory
-        self._head_row = 2.0 * head / compute
+        self._head_floor = projection * size / memory
+        self._head_row = 2.0 * projection / compute
 
         kv_rate = gpu.memory_bytes_per_s * e.kv_mbu
         self._kv_token = llm.rank_kv_bytes_per_token(tp) / kv_rate
@@ -131,14 +132,14 @@ class RooflineModel(StepTimeModel):
 
         # A ring all-reduce moves 2 (tp - 1) / tp of the message through each rank's link; a gather
         # half of that.
-        link = gpu.link_bytes_per_s * e.link_share * _pcie_sharing(gpu, tp)
+        link = gpu.link_bytes_per_s * e.link_share * pcie_sharing(gpu, tp)
         ring = 2.0 * (tp - 1) / tp
         self._allreduce_fixed = 2.0 * llm.layers * e.allreduce_s if tp > 1 else 0.0
         self._allreduce_token = 2.0 * llm.layers * ring * llm.hidden * size / link
-        self._gather_row = ring / 2.0 * llm.vocab * size / link
+        self._gather_row = ring / 2.0 * llm.vocab * size / link if head else 0.0
         # A rank gets the tokens of the others before its experts, and sends as many back: vLLM's
         # default, allgather_reducescatter. Together they begin as one all-reduce does.
-        between = gpu.link_bytes_per_s * e.link_share * _pcie_sharing(gpu, sharing)
+        between = gpu.link_bytes_per_s * e.link_share * pcie_sharing(gpu, sharing)
         exchanged = 2.0 * (dp - 1) * llm.expert_layers * llm.hidden * size
         self._exchange_token = exchanged / between
         self._exchange_fixed = llm.expert_layers * e.allreduce_s if dp > 1 else 0.0
@@ -254,7 +255,7 @@ def _mlp_width(llm: ModelSpec) -> float:
     return (llm.expert_layers * mixed + llm.dense_layers * llm.dense_intermediate) / llm.layers
 
 
-def _pcie_sharing(gpu: GpuSpec, tp: int) -> float:
+def pcie_sharing(gpu: GpuSpec, tp: int) -> float:
     """Share of the two-rank PCIe rate that is left at `tp` ranks; 1 with NVLink.
 
     Without NVLink a ring of four crosses the host bridge: the measured all-reduce of four L40S

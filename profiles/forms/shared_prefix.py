@@ -18,10 +18,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.composition import AroundModel, StepComposition, StepTimeModel
 
 
-class SharedPrefixModel(StepTimeModel):
+class SharedPrefixModel(AroundModel):
     """`model` with decodes that read shared prefixes once, wherever that is faster.
 
     shared  tokens that decodes of the next steps need not read, as one of them does already: of m
@@ -33,22 +33,8 @@ class SharedPrefixModel(StepTimeModel):
     """
 
     def __init__(self, model: StepTimeModel) -> None:
-        self.model = model
+        super().__init__(model)
         self.shared = 0
-
-    @property
-    def watches_churn(self) -> bool:
-        return self.model.watches_churn
-
-    @property
-    def knows_host(self) -> bool:
-        return self.model.knows_host
-
-    def host_seconds(self, requests: int) -> float:
-        return self.model.host_seconds(requests)
-
-    def allreduce_seconds(self, work: StepComposition) -> float:
-        return self.model.allreduce_seconds(work)
 
     def step_seconds(self, work: StepComposition) -> float:
         alone = self.model.step_seconds(work)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from twinserve.errors import worded
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.specs import ProfileError
 
@@ -67,7 +68,7 @@ def _from_csv(path: Path, model: str | None) -> tuple[list[StepComposition], lis
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        why = getattr(error, "strerror", None) or worded(error)[:120]
         raise ProfileError(f"{path}: cannot be read ({why})") from None
     if not isinstance(table.index, pd.RangeIndex):  # pandas takes the first cells for names then
         raise ProfileError(f"{path}: rows have more cells than the header; fix the header")

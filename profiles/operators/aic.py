@@ -20,6 +20,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from twinserve.errors import worded
 from twinserve.profiles.catalog import SYSTEMS
 from twinserve.profiles.gpus import FEW_BITS
 from twinserve.profiles.operators.bounds import (
@@ -237,7 +238,7 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
 
 
 def _no_tables(llm: ModelSpec, gpu: str, tp: int, error: Exception) -> ProfileError:
-    line = " ".join(str(error).split())[:200]
+    line = worded(error)[:200]
     return ProfileError(f"{llm.name} on {gpu} tp={tp}: aiconfigurator has no tables ({line})")
 
 

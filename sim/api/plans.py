@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -26,9 +27,8 @@ from twinserve.sim.report.static import drawn
 from twinserve.sim.report.table import text_console
 from twinserve.sim.results.files import plain
 from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError
-from twinserve.sim.sweep.executors import at_work, local
+from twinserve.sim.sweep.executors import at_work, check_count, local
 
-_MOST_WORKERS = 1000
 _SHOWN = (
     *("gpu", "tp", "policy", "router", "status", "replicas", "gpus", "usd_per_hour"),
     *("usd_per_million_tokens", "answer", "binds", "reason"),
@@ -102,6 +102,9 @@ def plan(
     seeds: int = 1,
     most_gpus: int = MOST_GPUS,
     pool: int = 0,
+    survive: int = 0,
+    on_failure: str = "error",
+    detection: float = 0.0,
     all_sizes: bool = False,
     workers: int | None = 1,
     progress: Callable[[int, int], None] = lambda trials, left: None,
@@ -115,6 +118,8 @@ def plan(
     peak, lead  seconds that are judged, and seconds before them that fill the engines
     seeds     draws of the peak for each sized row
     pool      offline requests in each batch of a closed loop, for step 2; 0: none
+    survive   replicas that fail as the peak begins, and stay down; on_failure, detection: what
+              becomes of their requests ("error", "retry", "migrate"), and seconds until it is known
     workers   processes; 1: this one. A script that is run as a file needs
               `if __name__ == "__main__":` around a call with more. None: one for each core
     progress  called with (trials so far, candidates left)
@@ -123,8 +128,11 @@ def plan(
 
     Everything else as `twinserve plan` has it (docs/plan.md). Raises TwinserveError.
     """
-    if workers is not None and not 1 <= workers <= _MOST_WORKERS:
-        raise SettingsError(f"workers {workers}: give 1 to {_MOST_WORKERS}")
+    check_count("workers", workers)
+    _check_kinds("a name or a path", (str, os.PathLike), model=model, trace=trace)
+    _check_kinds("a name", str, gpus=gpus, policy=policy, router=router, slo=slo)
+    _check_kinds("a whole number", Integral, tp=tp, seeds=seeds, most_gpus=most_gpus, pool=pool)
+    _check_kinds("a number", Real, grow=grow, peak=peak, lead=lead)
     check_names(engine, EngineSettings.__annotations__)
     question = Question(
         model=os.fspath(model),
@@ -142,8 +150,19 @@ def plan(
         most_gpus=most_gpus,
         all_sizes=all_sizes,
         pool=pool,
+        survive=survive,
+        on_failure=on_failure,
+        detection_s=detection,
     )
     table = load_prices(None if prices is None else Path(prices))
     with at_work(local(workers, WAVE)) as processes:
         found = make_plan(question, table, processes, progress)
     return Plan(found, table)
+
+
+def _check_kinds(wanted: str, kind: type | tuple[type, ...], **given: Any) -> None:
+    """Raises SettingsError for an argument, one or each of many, that is not of its kind."""
+    for name, value in given.items():
+        for one in several(value):
+            if not isinstance(one, kind) or isinstance(one, bool):
+                raise SettingsError(f"{name} {one!r}: give {wanted}, or several in a list")

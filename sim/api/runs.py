@@ -13,9 +13,10 @@ import pandas as pd
 
 from twinserve.policies.base import Policy
 from twinserve.policies.registry import PolicySpec, parse_policy
-from twinserve.sim.api.html import table_html
+from twinserve.sim.api.html import table_html, text_html
 from twinserve.sim.api.plots import Plots
 from twinserve.sim.api.settings import Settings, config_of, measured_with, several
+from twinserve.sim.report.fleet import render_pools
 from twinserve.sim.report.notes import notes_of
 from twinserve.sim.report.run_charts import run_charts
 from twinserve.sim.report.seen import look
@@ -150,10 +151,14 @@ class Runs(Mapping[str, Run]):
         return f"<Runs: {', '.join(self._runs)}>"
 
     def __str__(self) -> str:
-        return render_table(self._results, self.notices, _WIDTH).rstrip("\n")
+        table = render_table(self._results, self.notices, _WIDTH).rstrip("\n")
+        pools = render_pools(self._results, _WIDTH)
+        return f"{table}\n\n{pools}" if pools else table
 
     def _repr_html_(self) -> str:
-        return table_html(self._results, self.notices)
+        pools = render_pools(self._results, _WIDTH)
+        table = table_html(self._results, self.notices)
+        return table + (text_html(pools.splitlines()) if pools else "")
 
 
 def _said(summary: Mapping[str, Any]) -> list[str]:
@@ -266,6 +271,8 @@ def simulate(
         raise SettingsError("error_bars changes the step times of one profile; drop fleet")
     if decisions and (found.replicas > 1 or found.fleet is not None):
         raise SettingsError("decisions keeps the plans of one engine; drop replicas or fleet")
+    if decisions and (changing := found.changes_replicas):
+        raise SettingsError(f"decisions keeps the plans of one engine; drop {changing[2:]}")
     specs = None if policy is None or isinstance(policy, str) else _specs(several(policy))
     inputs = resolve(found, policies=specs)
     if error_bars:

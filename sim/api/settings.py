@@ -43,6 +43,17 @@ class Settings(TypedDict, total=False):
     replicas: int
     router: str
     fleet: str | None
+    failures: str | None
+    mttf: float | None
+    mttr: float | None
+    on_failure: Literal["error", "retry", "migrate"]
+    retries: int
+    detection: float
+    autoscale: str | None
+    min_replicas: int
+    max_replicas: int
+    grace: float | None
+    start_up: float
     block_tokens: int
     num_blocks: int | None
     gpu_memory_utilization: float | None
@@ -58,6 +69,7 @@ class Settings(TypedDict, total=False):
         "paper", "perfect", "bros", "echo", "echo-total", "echo-sum", "layerkv", "roofline"
     ]
     pcie_contention: bool
+    speculate: str | None
     cold_start: float
     decision_time: Literal["none", "measured"]
     async_scheduling: bool

@@ -19,11 +19,10 @@ from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep import combinations as of
 from twinserve.sim.sweep import draw, output, plots
 from twinserve.sim.sweep.check import check_names as check_runnable
-from twinserve.sim.sweep.executors import InThisProcess, processes
+from twinserve.sim.sweep.executors import InThisProcess, check_count, processes
 from twinserve.sim.sweep.sweep import Sweep as Runner
 
 _WIDTH = 110  # of a table as text
-_MOST = 1000  # seeds, workers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,9 +99,8 @@ def sweep(
 
     Other arguments are those of `simulate`. Raises TwinserveError.
     """
-    for name, given in (("seeds", seeds), ("workers", workers)):
-        if given is not None and not 1 <= given <= _MOST:
-            raise SettingsError(f"{name} {given}: must be from 1 to {_MOST}")
+    check_count("seeds", seeds)
+    check_count("workers", workers)
     fixed: dict[str, Any] = {**settings}
     fixed |= {} if policy is None else {"policy": (policy,)}
     fixed |= {} if trace is None else {"trace": trace}

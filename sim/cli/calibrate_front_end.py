@@ -149,7 +149,7 @@ def _tell(front_end: FrontEnd, found) -> None:
     if together > MANY:
         print(
             f"note: {together:.0%} of the answers reached the client in one piece, or nearly; "
-            "measure again on a quiet machine, or a model with longer steps"
+            "measure again as root, whose client goes before other programs, or on a quiet machine"
         )
     if front_end.spread > WIDE:
         print("note: requests differ much; measure again on a quiet machine")

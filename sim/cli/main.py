@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from twinserve.errors import TwinserveError
+from twinserve.errors import TwinserveError, worded
 from twinserve.formats import DEEPEST
 from twinserve.sim.cli.entry import INTERRUPTED
 from twinserve.sim.cli.pages import Pages
@@ -169,7 +169,7 @@ def run_app(
         app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except KeyboardInterrupt as end:  # a command may say what is left of its work
-        _stop(str(end) or interrupted, INTERRUPTED)
+        _stop(str(end).strip() or interrupted, INTERRUPTED)
     except _Terminated as end:
         _stop(str(end) or interrupted, TERMINATED)
     except BrokenPipeError:
@@ -211,12 +211,15 @@ def _what_is_wrong(error: Exception) -> str | None:
     if _is(error, "pydantic:ValidationError"):
         return _settings_line(error)
     if isinstance(error, TwinserveError):
-        return str(error)
+        return worded(error)
     if isinstance(error, (MemoryError, OverflowError)):
-        said = str(error) or "out of memory"
-        return f"a setting is too large for this machine: {said}; choose a smaller one"
+        why = str(error).strip() or "out of memory"
+        return f"a setting is too large for this machine: {why}; choose a smaller one"
+    if isinstance(error, ImportError) and re.search("failed to map|allocate memory", str(error)):
+        return f"out of memory while loading modules ({worded(error)[-120:]}); end other programs"
     if isinstance(error, OSError):
-        return f"{error.filename or 'the system'}: {error.strerror or error}"
+        why = (error.strerror or "").strip() or worded(error)
+        return f"{error.filename or 'the system'}: {why}"
     return None
 
 
@@ -230,8 +233,8 @@ def _usage(error: Exception) -> str:
     """A parser's complaint as one line."""
     if _is(error.__cause__, "pydantic:ValidationError"):
         return _settings_line(error.__cause__)
-    said = re.sub(r"[\u2500-\u257f]+", " ", str(error)).strip()
-    return _without_far_guess(said) + " (see --help)"
+    line = re.sub(r"[\u2500-\u257f]+", " ", worded(error)).strip()
+    return _without_far_guess(line) + " (see --help)"
 
 
 def _settings_line(error: object) -> str:
@@ -240,14 +243,14 @@ def _settings_line(error: object) -> str:
     return settings_line(cast("ValidationError", error))
 
 
-def _without_far_guess(said: str) -> str:
+def _without_far_guess(line: str) -> str:
     """Without a `Did you mean` whose likeness is in the dashes alone."""
     import difflib
 
-    guess = re.search(r"--([^\s.=]+)\S* Did you mean --([^\s?]+)\?", said)
+    guess = re.search(r"--([^\s.=]+)\S* Did you mean --([^\s?]+)\?", line)
     if guess is None or difflib.SequenceMatcher(None, guess[1], guess[2]).ratio() >= 0.6:
-        return said
-    return said[: guess.start(2)].removesuffix(" Did you mean --")
+        return line
+    return line[: guess.start(2)].removesuffix(" Did you mean --")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from cyclopts import Parameter
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, StepTimesName
 
-_MOST_WORKERS = 1000
-
 
 def plan(
     *,
@@ -30,6 +28,9 @@ def plan(
     seeds: int = 1,
     most_gpus: int = 512,
     pool: int = 0,
+    survive: int = 0,
+    on_failure: Literal["error", "retry", "migrate"] = "error",
+    detection: float = 0.0,
     step_times: StepTimesName = "auto",
     front_end: str = "none",
     kv_cache_dtype: Literal["auto", "fp8"] = "auto",
@@ -79,6 +80,12 @@ def plan(
     pool: int
         Offline requests in each batch of a closed loop: also plan a day with that beside the online
         requests. 0: none.
+    survive: int
+        Replicas that fail as the peak begins, and stay down: the objectives are kept all the same.
+    on_failure: str
+        As of simulate: what becomes of their requests.
+    detection: float
+        As of simulate.
     step_times: str
         As of simulate.
     front_end: str
@@ -112,11 +119,10 @@ def plan(
     from twinserve.sim.plan.waves import WAVE
     from twinserve.sim.results.files import dump_json, plain
     from twinserve.sim.results.folders import resolved, try_to_write
-    from twinserve.sim.sweep.executors import at_work, local
+    from twinserve.sim.sweep.executors import at_work, check_count, local
     from twinserve.traces.write import write_together
 
-    if workers is not None and not 1 <= workers <= _MOST_WORKERS:
-        raise SettingsError(f"--workers {workers}: give 1 to {_MOST_WORKERS}")
+    check_count("--workers", workers)
     given = {
         "step_times": step_times,
         "front_end": front_end,
@@ -143,6 +149,9 @@ def plan(
         most_gpus=most_gpus,
         all_sizes=all_sizes,
         pool=pool,
+        survive=survive,
+        on_failure=on_failure,
+        detection_s=detection,
     )
     table = load_prices(prices)
     file = None if out is None else resolved(out) / "plan.json"

@@ -35,6 +35,7 @@ def simulate(
     timeline: _Flag = False,
     decisions: _Flag = False,
     error_bars: _Flag = False,
+    spare: _Flag = False,
     export: Path | None = None,
     bench_json: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -70,6 +71,8 @@ def simulate(
     error_bars: bool
         Run four times more with step times off by their expected error, and show how far each
         metric moves.
+    spare: bool
+        Run twice more, without failures and with one more replica, and show what each keeps.
     export: Path
         Write the requests that were submitted, best-effort pool included, as a trace file.
     bench_json: Path
@@ -80,7 +83,7 @@ def simulate(
     quiet: bool
         No progress.
     """
-    from twinserve.sim.report.fleet import print_pools
+    from twinserve.sim.report.fleet import print_beside, print_pools
     from twinserve.sim.report.notes import notes_of
     from twinserve.sim.report.table import print_table
     from twinserve.sim.report.windows import print_windows
@@ -88,6 +91,7 @@ def simulate(
     from twinserve.sim.results.export import check_export, export_requests
     from twinserve.sim.results.files import check_target, dump_json, write_run
     from twinserve.sim.results.metrics_goodput import parse_goodput
+    from twinserve.sim.setup.beside import add_beside, check_beside
     from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars, said_of_bars
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.measured import metrics_options
@@ -106,6 +110,8 @@ def simulate(
     if decisions and (config.replicas > 1 or config.fleet is not None):
         drop = "--fleet" if config.fleet is not None else "--replicas"
         raise SettingsError(f"--decisions writes the plans of one engine; drop {drop}")
+    if decisions and (changing := config.changes_replicas):
+        raise SettingsError(f"--decisions writes the plans of one engine; drop {changing}")
     if error_bars and config.fleet is not None:
         raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
     if overwrite and out is None and export is None and bench_json is None:
@@ -118,6 +124,8 @@ def simulate(
         inputs = resolve(config, progress.download)
         if error_bars:
             check_error_bars(inputs)
+        if spare:
+            check_beside(inputs)
         targets = _targets(out, inputs)
         for target in targets.values():
             check_target(target, overwrite)
@@ -135,6 +143,8 @@ def simulate(
         ):
             if error_bars:
                 add_error_bars(inputs, spec, result, progress.report, options, progress.begin)
+            if spare:
+                add_beside(inputs, spec, result, progress.report, options, progress.begin)
             progress.end(result)
             if out is not None:
                 if len(targets) > 1:
@@ -156,6 +166,7 @@ def simulate(
         bars = [said_of_bars(inputs.hardware.profile)] if error_bars else []
         print_table(results, [*notes, *bars])
         print_pools(results)
+        print_beside(results)
         print_windows(results)
 
 
@@ -208,7 +219,7 @@ def _host_line(inputs: Inputs) -> list[str]:
 def headline(inputs: Inputs) -> str:
     """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
     from twinserve.profiles.evidence import describe_step_times
-    from twinserve.sim.setup.inputs import offered_load_of
+    from twinserve.sim.setup.offered_load import offered_load_of
 
     workload, config = inputs.workload, inputs.config
     span = workload.span_s
@@ -225,6 +236,8 @@ def headline(inputs: Inputs) -> str:
     lines += _host_line(inputs)
     if config.shared_prefix:
         lines.append("attention: decodes read the prefix they share once (docs/profiles.md)")
+    if (speculation := inputs.hardware.speculation) is not None:
+        lines.append(speculation.describe(config.async_scheduling))
     apart = inputs.hand_over is not None  # how much such a fleet can serve is not known beforehand
     load = None if apart else offered_load_of(workload, inputs.machines)
     if load is not None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _Flag = Annotated[bool, Parameter(negative="")]
 _Several = Annotated[list[str] | None, Parameter(negative="")]
 _DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
-_MOST = 1000  # seeds, workers
 _RESUMABLE = "interrupted; what has ended is kept: the same command goes on from there"
 _SOME_FAILED = 1  # exit status
 
@@ -98,10 +97,12 @@ def sweep(
     from twinserve.sim.results.metrics_goodput import parse_goodput
     from twinserve.sim.setup.measured import metrics_options
     from twinserve.sim.sweep.draw import check_x, parse_plot
+    from twinserve.sim.sweep.executors import check_count
     from twinserve.sim.sweep.output import axes_of
     from twinserve.sim.sweep.sweep import Sweep
 
-    _check_numbers(seeds, workers)
+    check_count("--seeds", seeds)
+    check_count("--workers", workers)
     objectives = None if goodput is None else parse_goodput(goodput)
     options = metrics_options(objectives, warmup, None, percentiles)
     x, names = parse_plot(plot or [])
@@ -131,12 +132,6 @@ def sweep(
         ended.args = (_RESUMABLE,)
         raise
     _write(found, out, x, names)
-
-
-def _check_numbers(seeds: int, workers: int | None) -> None:
-    for name, given in (("--seeds", seeds), ("--workers", workers)):
-        if given is not None and not 1 <= given <= _MOST:
-            raise SettingsError(f"{name} {given}: must be from 1 to {_MOST}")
 
 
 def _runs(

@@ -26,6 +26,7 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__()
         self.at_end: list[Callable[[], None]] = []  # called when nothing is left to happen
+        self.idle_events = 0  # of those that are put here: nothing rests on them
         self.planning = -1  # replica whose news, from before its decision, are being told
 
     def run(self, until=None):
@@ -35,6 +36,11 @@ class Clock(simpy.Environment):
             for check in self.at_end:
                 check()
         return value
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left to happen, but for what happens now and for `idle_events`."""
+        return len(self._queue) <= self.idle_events
 
     def cancel(self, event: Event) -> None:
         """An event that was put at a time shall not happen, and not keep the clock going."""

@@ -3,6 +3,8 @@ built on it."""
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 
 from twinserve.policies.base import Policy, SystemView
@@ -16,6 +18,7 @@ WAITING, RUNNING, SWAPPED, FINISHED = (
 )
 
 
+_NO_ROWS = np.zeros(0, np.int64)
 _NOT_ENDED, _COMPLETED, _MOVED = int(End.NONE), int(End.COMPLETED), int(End.MOVED)
 _HANDED_OVER = int(End.HANDED_OVER)
 
@@ -29,11 +32,18 @@ class EngineCore:
     asynchronous  plans are made while the step before them runs: between `begin` and `complete` of
                   that step, as the request table describes it
     hands_over    set for an engine that computes prompts for others: its requests end as handed
-                  over, and keep their memory until `release` (vLLM's delayed free)
+                  over, and keep their memory until `release` (vLLM's delayed free). Who loses it
+                  while its token is computed does not end: it computes the prompt again
+                  (`requires_kv_delivery`)
     kept          rows that have ended and keep their memory
+    fenced        rows that have left and keep it until the step under way, which computes them, has
+                  ended (`Policy.loads_kv`; vLLM's `deferred_frees`)
+    draining      `SystemView.draining`
     """
 
     hands_over = False
+    padding = 0  # most tokens that a row is granted beyond those it lacks when it is admitted
+    draining: Container[int] = ()
 
     def __init__(
         self, requests: RequestTable, policy: Policy, ledger: KvLedger, asynchronous: bool = False
@@ -55,9 +65,12 @@ class EngineCore:
         # of those that end with the step under way: which the policy has been told of
         self._told: list[int] = []
         self._leaving: list[int] = []  # withdrawn, which takes effect at the next boundary
-        self._dropped = False  # of the step under way some rows are no more
+        self._dropped = False  # of the step under way some rows are no more, or ...
+        self._void: list[int] = []  # ... were preempted, with nothing left to hand over
         # row -> when the last transfer that touches its memory lands, if no step waits for it
         self._lands_s: dict[int, float] = {}
+        self._under_way_rows = _NO_ROWS  # that the step under way computes
+        self.fenced: list[int] = []
         self._ends_early = asynchronous and not policy.keeps_ending
         if asynchronous:
             ledger.known_text_only = True
@@ -131,7 +144,9 @@ class EngineCore:
             else:
                 self.policy.on_withdraw(row)
             free_s = max(self._lands_s.get(row, now), now)
-            if free_s == now:
+            if self.policy.loads_kv and row in self._under_way_rows:
+                self.fenced.append(row)
+            elif free_s == now:
                 self.ledger.free(row)
             self._end(row)
             if self.under_way:
@@ -167,6 +182,11 @@ class EngineCore:
         free at the next boundary (`settle`), as vLLM hears of it with a step's output."""
         self.kept.remove(row)
         self._released.append(row)
+
+    def _free_fenced(self) -> None:
+        fenced, self.fenced = self.fenced, []
+        for row in fenced:
+            self.ledger.free(row)
 
     def _free_released(self) -> None:
         released, self._released = self._released, []
@@ -212,7 +232,8 @@ class EngineCore:
         requests = self.requests
         self.settle(now)
         self._tell_arrivals()
-        plan = self.policy.plan(SystemView(now, requests, self.ready_s), self.ledger)
+        view = SystemView(now, requests, self.ready_s, self._under_way_rows, self.draining)
+        plan = self.policy.plan(view, self.ledger)
         for row, kind in plan.preempted:
             self.holding -= 1
             if kind is Preemption.RECOMPUTE:
@@ -222,6 +243,9 @@ class EngineCore:
                 requests.in_flight[row] = 0
                 requests.state[row] = WAITING
                 requests.recomputes[row] += 1
+                if self.hands_over and self.under_way:
+                    self._void.append(row)
+                    self._dropped = True
             else:
                 requests.state[row] = SWAPPED
                 requests.swaps[row] += 1
@@ -265,6 +289,7 @@ class EngineCore:
         `outcome` is to come."""
         requests, rows = self.requests, outcome.emitted
         requests.computed_tokens[plan.rows] += plan.tokens
+        self._under_way_rows = plan.rows
         self._shown, self._last_token_s = rows, requests.last_token_s[rows]
         going_on = rows
         for row in outcome.finished:  # one or two
@@ -300,12 +325,15 @@ class EngineCore:
         rows = outcome.emitted
         if self.under_way:
             self._unshow(rows)
-            self._told = []
+            self._told, self._under_way_rows = [], _NO_ROWS
+            if self.fenced:
+                self._free_fenced()
             if self._dropped:  # their tokens are nobody's
                 alive = requests.state != FINISHED
+                alive[self._void] = False
                 rows = outcome.emitted = rows[alive[rows]]
                 outcome.finished = [row for row in outcome.finished if alive[row]]
-                self._dropped = False
+                self._dropped, self._void = False, []
         else:
             # the plan that follows a run is the run's own, and made in it
             granted = steps + self.asynchronous

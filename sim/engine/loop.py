@@ -161,6 +161,12 @@ class Engine:
         self.process.interrupt(Wake.FAILURE)
         return rows
 
+    def slow(self, factor: float) -> None:
+        """Steps after the one under way take `factor` times as long; 1: as before."""
+        self.backend.slow(factor)
+        if self._in_run:
+            self._notify()
+
     def landed(self, row: int, whole: bool) -> None:
         """What was fetched for the row has come, or, not `whole`, will not (`fetch`)."""
         if self.down:
@@ -398,9 +404,13 @@ class Engine:
         )
 
     def _record(self, step: _Step) -> None:
-        core, executed = self.core, step.executed
-        if not core.under_way:
+        if not self.core.under_way:
             self._record_plan(step)
+        self._book(step)
+
+    def _book(self, step: _Step) -> None:
+        core, executed = self.core, step.executed
+        self._news = self._news or bool(core.fenced)  # memory comes back
         gaps = core.complete(step.plan, executed.outcome)
         self.recorder.completed(executed, gaps, core.requests)
         self._step = None

@@ -18,6 +18,7 @@ from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
 from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.leases import Heartbeats, Lease
 from twinserve.sim.fleet.local_prefill import LocalPrefill, RuleSpec
 from twinserve.sim.fleet.replica import Life, Network, Replica, Role
 from twinserve.sim.fleet.request import Request
@@ -53,16 +54,14 @@ class Connector:
 class Kept:
     """The KV of a prompt, on the replica that computed it.
 
-    expires_s   end of its lease, while no decode replica tracks it
-    tracked_s   since when one does, and renews the lease; NaN: none does
+    lease       while it is not fetched
     released_s  when its memory was given back; NaN: it has not been, or was lost
     expired     by the lease
     """
 
     replica: Replica
     row: int
-    expires_s: float
-    tracked_s: float = math.nan
+    lease: Lease
     released_s: float = math.nan
     expired: bool = False
     lost: bool = False  # its replica failed
@@ -112,8 +111,10 @@ class Disaggregated(Fleet):
         self._under_way: dict[Kept, Load] = {}
         self._reserved: dict[int, int] = {}  # request -> decode replica, which counts it
         self._counted: set[int] = set()  # requests whose decode replica does so already
+        self._beats: dict[int, Heartbeats] = {}  # of decode replicas
         self._closed: set[int] = set()  # replicas that drained long enough
         self._cached = Prefixes(exact=False)  # of decode replicas, by what they were sent
+        router.stage, prefill_router.stage = Role.DECODE, Role.PREFILL
         super().__init__(clock, (), router, migrates)
         self._prefill_view = self._view_of(prefill_router)
 
@@ -148,6 +149,7 @@ class Disaggregated(Fleet):
             self._kept_at[replica.index] = {}
         else:
             engine.fetch = lambda row: self._fetch(replica, row)
+            self._beats[replica.index] = Heartbeats(self.connector.heartbeat_s)
         super().add(replica, warm_up_s)
 
     def _check(self, replica: Replica) -> None:
@@ -222,12 +224,13 @@ class Disaggregated(Fleet):
         if self.prefill_router.sheds(request, prefill):
             return Verdict.REJECT
         chosen: int | Verdict = Verdict.HOLD
-        if self.rule.asks:
+        both = self.router.chooses_both
+        if self.rule.asks or both:
             chosen = self.router.place(request, Role.DECODE, decode)
-            if isinstance(chosen, Verdict) or self._is_local(request, chosen):
+            if isinstance(chosen, Verdict) or self.rule.asks and self._is_local(request, chosen):
                 return chosen
         place = self.prefill_router.place(request, Role.PREFILL, prefill)
-        if self.rule.reserves and not isinstance(place, Verdict):
+        if (self.rule.reserves or both) and not isinstance(place, Verdict):
             self._reserve(request, chosen)
         return place
 
@@ -290,7 +293,7 @@ class Disaggregated(Fleet):
         kept = self._to_fetch.get(request.number)
         if kept is not None:
             columns["remote_tokens"] = known
-            kept.tracked_s = self.clock.now
+            kept.lease.track(self._beats[replica.index], self.clock.now)
             self.came_for_kv.add((replica.index, len(replica.requests)))
         return self._submit_row(replica, request, request.output_tokens, columns)
 
@@ -303,16 +306,20 @@ class Disaggregated(Fleet):
             super()._dispatched(request, replica)
 
     # -- hand-over ---------------------------------------------------------------------------------
-    def _rows_ended(self, replica: Replica, rows: list[int]) -> None:
+    def _rows_ended(
+        self, replica: Replica, rows: list[int], never_came: Sequence[Request] = ()
+    ) -> None:
         fresh = []
+        for request in never_came:
+            self._unreserve(request)
         for row in rows:
             if replica.prefills:
                 fresh += self._prompt_ended(replica, row)
             else:
                 self._stop_tracking(replica, row)
-        super()._rows_ended(replica, rows)
+        super()._rows_ended(replica, rows, never_came)
         for kept in fresh:
-            if kept.there and math.isnan(kept.tracked_s):
+            if kept.there and not kept.lease.tracked:
                 self.clock.process(self._watch(kept))
 
     def _prompt_ended(self, replica: Replica, row: int) -> list[Kept]:
@@ -323,7 +330,9 @@ class Disaggregated(Fleet):
             self._unreserve(request)
         if row not in core.kept or replica.life is Life.DOWN:
             return []
-        kept = Kept(replica, row, self.clock.now + self.connector.lease_s)
+        connector = self.connector
+        lease = Lease(self.clock.now + connector.lease_s, connector.extension_s)
+        kept = Kept(replica, row, lease)
         self._kept_at[replica.index][row] = self.kept[replica.index, row] = kept
         if handed_over:  # else its client left as the prompt ended: nobody asks for the KV
             self._to_fetch[request.number] = kept
@@ -333,28 +342,23 @@ class Disaggregated(Fleet):
         """A request ended on a decode replica, or leaves it."""
         load = self.loads.get((replica.index, row))
         kept = self._to_fetch.pop(replica.requests[row].number, None) if load is None else load.kept
-        if kept is None or not kept.there:
+        if kept is None:
             return
-        if replica.life is Life.DOWN:  # it renews the lease no more
-            if load is not None:
-                self._under_way.pop(kept, None)
-            self._hear_no_more(kept)
+        down = replica.life is Life.DOWN
+        if down or load is None:  # else when the load has ended
+            kept.lease.let_go(replica.since_s[Life.DOWN] if down else self.clock.now)
+        if not kept.there:
+            return
+        if down:
+            self._under_way.pop(kept, None)
+            self.clock.process(self._watch(kept))  # it renews the lease no more
         elif load is None:
             self._release(kept)  # the connector says that nobody will fetch it
 
-    def _hear_no_more(self, kept: Kept) -> None:
-        """The last heartbeat was the last; the lease runs out."""
-        every = self.connector.heartbeat_s
-        last_s = kept.tracked_s + every * ((self.clock.now - kept.tracked_s) // every)
-        kept.tracked_s = math.nan
-        kept.expires_s = max(kept.expires_s, last_s + self.connector.extension_s, self.clock.now)
-        self.clock.process(self._watch(kept))
-
     def _watch(self, kept: Kept):
-        """Of a lease that nobody renews."""
-        due = kept.expires_s
-        yield self.clock.at(due, BEFORE_STEPS)
-        if kept.there and math.isnan(kept.tracked_s) and kept.expires_s == due:
+        """Of a lease that nobody renews, unless a heartbeat comes in time."""
+        yield self.clock.at(max(kept.lease.expires_s, self.clock.now), BEFORE_STEPS)
+        if kept.there and kept.lease.renew(self.clock.now) <= self.clock.now:
             kept.expired = True
             self._release(kept)
 
@@ -397,15 +401,18 @@ class Disaggregated(Fleet):
 
     def _land(self, load: Load, due: float):
         yield self.clock.at(due, BEFORE_STEPS)
+        load.kept.lease.let_go(self.clock.now)
         if load.transfer is None:
             self._failed(load)
         elif self._under_way.pop(load.kept, None) is load:
             load.end_s, load.whole = self.clock.now, True
-            self._release(load.kept)
+            if load.kept.there:  # else its lease ran out, and vLLM frees what is being read
+                self._release(load.kept)
             load.replica.engine.landed(load.row, True)
 
     def _failed(self, load: Load) -> None:
         load.end_s = self.clock.now
+        load.kept.lease.let_go(self.clock.now)
         load.replica.engine.landed(load.row, False)
         request = load.replica.requests[load.row]
         here = request.placements[-1][:2] == (load.replica, load.row)

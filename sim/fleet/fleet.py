@@ -3,7 +3,7 @@ drain and fail while the clock runs (docs/fleet.md)."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 
 from twinserve.policies.base import Policy
-from twinserve.policies.errors import PolicyError
-from twinserve.policies.requests import Application, End, State
-from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, Clock
+from twinserve.policies.requests import Application, End
+from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
 from twinserve.sim.engine.loop import NoProgressError
+from twinserve.sim.fleet.held import Held
 from twinserve.sim.fleet.news import KvNews, News, deliver
-from twinserve.sim.fleet.order import FleetOrder
-from twinserve.sim.fleet.pool import FamilyPool, offline
+from twinserve.sim.fleet.order import FleetOrder, check_same_order, order_of
+from twinserve.sim.fleet.pool import offline
+from twinserve.sim.fleet.pulls import PulledPool, return_offline
+from twinserve.sim.fleet.recovery import Action, Loss, Recovery, needs_withdrawal
 from twinserve.sim.fleet.replica import Life, Replica, Role
 from twinserve.sim.fleet.request import Placement, Request
 from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.least_requests import LeastRequests
 from twinserve.sim.fleet.view import FleetView
-
-_Queue = OrderedDict[int, Request]
 
 
 class Fleet:
@@ -49,37 +49,35 @@ class Fleet:
     ) -> None:
         self.clock = clock
         self.router = router or LeastRequests()
-        self.migrates = migrates
+        self.recovery = Recovery(Action.MIGRATE if migrates else Action.ERROR)
+        self.losses: dict[int, Loss] = {}  # by replica that failed, in order of time
+        self._unseen: dict[int, Loss] = {}  # replica -> of those that routers believe to be up
         self.on_ended: Callable[[list[Request]], None] = lambda requests: None
         self.on_leaving: Callable[[Request], None] = lambda request: None
         self.application: Callable[[int], Application | None] = lambda group: None
         self.replicas: list[Replica] = []
         self.requests: list[Request] = []
         self._announced: set[tuple[int, int]] = set()  # replica, group; only asked
-        # that wait here, by number in order of coming: real-time ones, best-effort ones
-        self._held: tuple[_Queue, _Queue] = (OrderedDict(), OrderedDict())
-        self._held_s: dict[int, float] = {}  # since when
+        self._held = Held()
         self._news: deque[News] = deque()  # of prefix caches, on the way to the router
         self._order: FleetOrder | None = None  # of applications, where the router stamps one
         self._ordered_by: Policy | None = None  # whose it is
-        self._pool = None if offline_window is None else FamilyPool(offline_window)
-        self._pulls = False  # at the end of this instant
         self.over = False  # no event is left: closed loops end
         self._alone_s = 0.0  # when the life of a replica changed last, and none was up
         self._asking = False
         self._view = self._view_of(self.router)
+        self._pool: PulledPool | None = None
+        if offline_window is not None:
+            self._pool = PulledPool(
+                offline_window, clock, self._view, lambda r, i: self._dispatch(r, self.replicas[i])
+            )
         clock.at_end.append(self._nothing_left)
         for replica in replicas:
             self.add(replica)
 
     def _view_of(self, router: Router) -> FleetView:
-        view = FleetView(
-            self.clock.now,
-            [],
-            [],
-            [],
-            router.signals,
-            lambda i, at_s: self.replicas[i].engine.load(at_s),
+        view = FleetView.empty(
+            self.clock.now, router.signals, lambda i, at_s: self.replicas[i].engine.load(at_s)
         )
         router.view = view
         return view
@@ -98,19 +96,15 @@ class Fleet:
         when it has warmed up."""
         if replica.index != len(self.replicas):
             raise ValueError(f"{replica.label} would be number {len(self.replicas)}")
-        if self.migrates or self._pool is not None:
-            self._needs_withdrawal(replica)
+        if self.recovery.goes_on or self._pool is not None:
+            needs_withdrawal(replica)
         self._needs_order(replica.engine.core.policy)
         if self._pool is not None:
             self._pool.read_texts(replica.engine.core.ledger.block_tokens)
         self.replicas.append(replica)
         ledger = replica.engine.core.ledger
         for view in self._views():
-            view.takes.append(False)
-            view.in_flight.append(0)
-            view.num_blocks.append(ledger.num_blocks)
-            view.block_tokens.append(ledger.block_tokens)
-            view.models.append(replica.model)
+            view.add(ledger.num_blocks, ledger.block_tokens, replica.model)
         replica.engine.on_ended = lambda rows: self._rows_ended(replica, rows)
         if type(self._side(replica)[0]).on_first_token is not Router.on_first_token:
             replica.engine.on_first_token = lambda rows: self._first_tokens(replica, rows)
@@ -142,13 +136,13 @@ class Fleet:
         if replica.life in (Life.DRAINING, Life.DOWN):
             return
         if grace_s is not None:
-            self._needs_withdrawal(replica)
+            needs_withdrawal(replica)
         self._becomes(replica, Life.DRAINING)
         self._side(replica)[0].on_draining(index)
         if self._down_if_empty(replica):
             return
         if self._pool is not None:
-            self._return_offline(replica)
+            return_offline(replica)
         if grace_s is not None:
             self.clock.process(self._end_of_grace(replica, self.clock.now + grace_s))
 
@@ -157,13 +151,14 @@ class Fleet:
         if replica.life is Life.DRAINING:
             table = replica.engine.core.requests
             for row in np.flatnonzero(table.end == End.NONE).tolist():  # what returns may do so
-                if self.migrates:
+                if self.recovery.goes_on:
                     replica.engine.withdraw(row, End.MOVED)
                 else:
                     self.withdraw(replica.requests[row], End.FAILED)
 
     def fail(self, index: int) -> None:
-        """The replica dies now (`Engine.fail`). Not to be called out of its own engine's events."""
+        """The replica dies now (`Engine.fail`), which its router learns after `detection_s`. Not to
+        be called out of its own engine's events."""
         replica = self._replica(index)
         if replica.life is Life.DOWN:
             return
@@ -173,9 +168,48 @@ class Fleet:
                 "process of the clock"
             )
         replica.failed = True
-        self._becomes(replica, Life.DOWN)
-        self._side(replica)[0].on_failed(index)
-        self._rows_ended(replica, replica.engine.fail(End.MOVED if self.migrates else End.FAILED))
+        self._count_service()
+        seen = replica.life is not Life.UP
+        replica.becomes(Life.DOWN, self.clock.now)
+        loss = self.losses[index] = Loss(replica, self.clock.now)
+        late = not seen and self.recovery.detection_s > 0
+        end = End.MOVED if late else self.recovery.end
+        lost, left = loss.fails(end)
+        if not late:
+            self._missed(loss, sorted([*lost, *left]))
+            return
+        self._unseen[index] = loss
+        self._side(replica)[1].silent_s.setdefault(index, self.clock.now)
+        loss.wait(lost)
+        self.clock.process(self._miss(loss, self.clock.now + self.recovery.detection_s))
+        if left:
+            self._rows_ended(replica, left)
+
+    def _miss(self, loss: Loss, due: float):
+        yield self.clock.at(due, BEFORE_STEPS)
+        del self._unseen[loss.replica.index]
+        self._missed(loss, [row for _, row in loss.unseen.values() if row is not None])
+
+    def _missed(self, loss: Loss, rows: list[int]) -> None:
+        """The router learns that a replica is down. rows: what it had."""
+        replica, loss.seen_s = loss.replica, self.clock.now
+        self._show(replica)
+        self._side(replica)[0].on_failed(replica.index)
+        never_came = [request for request, row in loss.unseen.values() if row is None]
+        self._rows_ended(replica, rows, never_came)
+
+    def _gone(self, request: Request, index: int, router: Router) -> None:
+        router.on_ended(request, index)
+        if self._pool is not None and offline(request):
+            self._pool.left(index)
+
+    def hear(self, index: int, heard: bool) -> None:
+        """Whether anything that a replica measures, and its KV events, come to its router."""
+        silent_s = self._side(self._replica(index))[1].silent_s
+        if heard:
+            silent_s.pop(index, None)
+        else:
+            silent_s.setdefault(index, self.clock.now)
 
     def _replica(self, index: int) -> Replica:
         if not 0 <= index < len(self.replicas):
@@ -184,10 +218,14 @@ class Fleet:
 
     def _becomes(self, replica: Replica, life: Life) -> None:
         self._count_service()
+        replica.becomes(life, self.clock.now)
+        self._show(replica)
+
+    def _show(self, replica: Replica) -> None:
+        """Its router sees what has become of it."""
         _, view = self._side(replica)
         view.now = self.clock.now
-        replica.becomes(life, self.clock.now)
-        view.takes[replica.index] = life is Life.UP
+        view.takes[replica.index] = replica.life is Life.UP
         view.up = [i for i, takes in enumerate(view.takes) if takes]
         if not view.up:
             self._alone_s = self.clock.now
@@ -201,43 +239,20 @@ class Fleet:
     def _busy(self, replica: Replica) -> bool:
         return bool(self._side(replica)[1].in_flight[replica.index])
 
-    def _needs_withdrawal(self, replica: Replica) -> None:
-        policy: Policy = replica.engine.core.policy
-        if not policy.withdraws():
-            raise PolicyError(
-                f"policy {policy.name!r} has no on_withdraw: its requests cannot leave a replica "
-                "that drains or fails; add the method, or let requests fail with their replica"
-            )
-
     # -- one order of applications -----------------------------------------------------------------
     def _needs_order(self, policy: Policy) -> None:
         """Raises PolicyError where the router would spread what the policy accounts for as a
         whole."""
-        router = self.router
-        if not policy.orders_applications:
-            return
-        order = policy.fleet_order() if router.stamps_order else None
-        if order is None and router.spreads_applications:
-            has_one = type(policy).fleet_order is not Policy.fleet_order
-            raise PolicyError(
-                f"router {router.name!r} spreads applications over replicas, and policy "
-                f"{policy.name!r} accounts for each as a whole; use a router that keeps them on "
-                f"one replica (least-requests){' or stamps a fleet-wide order (spread)' * has_one}"
-            )
+        order = order_of(policy, self.router)
         if order is None:
             return
-        first = self._ordered_by
-        if first is None:
+        if self._ordered_by is None:
             self._ordered_by = policy
             self._order = FleetOrder(
                 order, self.replicas, self._view, lambda group: self.application(group)
             )
-        elif (type(first), first.options) != (type(policy), policy.options):
-            raise PolicyError(
-                f"replica {len(self.replicas)} orders applications by {policy.name!r} with other "
-                f"options than the fleet, or by another policy ({first.name!r}); give all replicas "
-                "that order applications one policy with the same options"
-            )
+        else:
+            check_same_order(self._ordered_by, policy, len(self.replicas))
 
     def _count_service(self) -> None:
         """Before replicas, or who has requests, change."""
@@ -249,7 +264,7 @@ class Fleet:
         return {
             "router": self.router.name,
             "router_options": self.router.options.model_dump(mode="json"),
-            "migrates": self.migrates,
+            "migrates": self.recovery.action is Action.MIGRATE,
             "offline_window": None if self._pool is None else self._pool.window,
         }
 
@@ -258,7 +273,7 @@ class Fleet:
     def active(self) -> bool:
         """Whether any request has not ended."""
         under_way = any(any(view.in_flight) for view in self._views())
-        return any(self._held) or bool(self._pool) or under_way
+        return bool(self._held) or bool(self._pool) or under_way
 
     def submit(self, request: Request) -> None:
         """A request arrives now."""
@@ -279,13 +294,23 @@ class Fleet:
         False where it had ended."""
         if request.end is not End.NONE:
             return False
-        if self._queue(request).pop(request.number, None) is not None:
-            del self._held_s[request.number]
+        if self._held.take(request):
+            self._held.placed(request)
             self._ended([(request, end, self.clock.now)])
             return True
         if self._pool is not None and self._pool.remove(request):
             self._ended([(request, end, self.clock.now)])
             return True
+        for index, loss in self._unseen.items():
+            if loss.unseen.pop(request.number, None):
+                router, view = self._side(loss.replica)
+                view.in_flight[index] -= 1
+                loss.left += 1
+                self._gone(request, index, router)
+                self._ended([(request, end, self.clock.now)])
+                return True
+        if not request.placements:  # it was sent to a dead replica alone, and ends at this instant
+            return False
         replica, row, _ = request.placements[-1]
         if not replica.engine.withdraw(row, end):
             return False
@@ -299,15 +324,14 @@ class Fleet:
         view = self._view
         view.now = self.clock.now
         if self._pool is not None and offline(request):
-            return self._place_offline(request, self._pool)
+            return self._pool.place(request)
         if self._news:
             deliver(self._news, self.clock.now)
         choice = self._choose(request)
         if choice is Verdict.HOLD:
-            self._queue(request)[request.number] = request
-            self._held_s.setdefault(request.number, self.clock.now)
+            self._held.hold(request, self.clock.now)
             return False
-        self._held_s.pop(request.number, None)
+        self._held.placed(request)
         if choice is Verdict.REJECT:
             self._ended([(request, End.REJECTED, self.clock.now)])
         elif choice in range(len(self.replicas)):
@@ -328,6 +352,12 @@ class Fleet:
 
     def _dispatch(self, request: Request, replica: Replica) -> None:
         router, view = self._side(replica)
+        if replica.index in self._unseen:
+            self._unseen[replica.index].sent(request)
+            if self._pool is not None and offline(request):
+                self._pool.came(replica.index)
+            self._dispatched(request, replica)
+            return
         if not self._may_take(replica, request):
             role = "" if replica.role is Role.SERVE else f" for {replica.role}"
             raise ValueError(
@@ -376,37 +406,49 @@ class Fleet:
         for row in rows:
             router.on_first_token(replica.requests[row], replica.index)
 
-    def _rows_ended(self, replica: Replica, rows: list[int]) -> None:
-        """All that ended on one replica at one boundary: first they are gone, then what follows."""
+    def _rows_ended(
+        self, replica: Replica, rows: list[int], never_came: Sequence[Request] = ()
+    ) -> None:
+        """All that ended on one replica at one boundary: first they are gone, then what follows.
+        never_came: that were sent there when it was dead already."""
         self._count_service()
         router, view = self._side(replica)
         view.now = self.clock.now
         index, table = replica.index, replica.engine.core.requests
-        view.in_flight[index] -= len(rows)
+        view.in_flight[index] -= len(rows) + len(never_came)
         moving: list[Request] = []
         ended: list[tuple[Request, End, float]] = []
         for row in rows:
             request, end = replica.requests[row], End(table.end[row])
-            router.on_ended(request, index)
-            if self._pool is not None and offline(request):
-                self._pool.left(index)
-            if end is End.MOVED or end is End.HANDED_OVER:
+            self._gone(request, index, router)
+            if end is End.HANDED_OVER or end is End.MOVED and self._goes_on(request, replica, row):
                 moving.append(request)
+            elif end is End.MOVED:
+                ended.append((request, End.FAILED, self.clock.now))
             else:
                 ended.append((request, end, float(table.ended_s[row])))
+        for request in never_came:
+            self._gone(request, index, router)
+            if self.recovery.again(request, self.losses[index]):
+                moving.append(request)
+            else:
+                ended.append((request, End.FAILED, self.clock.now))
         self._down_if_empty(replica)
         self._again(sorted(moving, key=lambda request: request.number))
         self._ended(ended)
         self._pull_soon()
 
+    def _goes_on(self, request: Request, replica: Replica, row: int) -> bool:
+        loss = self.losses.get(replica.index)
+        return self.recovery.again(request, loss if loss is not None and row in loss.rows else None)
+
     def _again(self, moving: list[Request]) -> None:
         """Requests that no replica has any more. Each is the fleet's until its turn: where an
         earlier one is rejected, its application fails, and the rest of that does not go on."""
         for request in moving:
-            self._queue(request)[request.number] = request
-        self._held_s |= {request.number: self.clock.now for request in moving}
+            self._held.hold(request, self.clock.now)
         for request in moving:
-            if self._queue(request).pop(request.number, None):
+            if self._held.take(request):
                 self._place(request)
 
     def _ended(self, ends: Sequence[tuple[Request, End, float]]) -> None:
@@ -427,7 +469,7 @@ class Fleet:
         if self._asking:  # a held request was rejected, and others ended with it
             return
         self._asking = True
-        for queue in self._held:
+        for queue in self._held.queues:
             waits = False
             while queue and any(view.up for view in self._views()) and not waits:
                 number, request = queue.popitem(last=False)
@@ -436,64 +478,22 @@ class Fleet:
                     queue.move_to_end(number, last=False)
         self._asking = False
 
-    def _queue(self, request: Request) -> _Queue:
-        return self._held[offline(request)]
-
-    def _place_offline(self, request: Request, pool: FamilyPool) -> bool:
-        """To its family, or into the pool."""
-        home = pool.home(request, self._view)
-        if home is not None:
-            self._dispatch(request, self.replicas[home])
-            return True
-        pool.add(request, self.clock.now)
-        self._pull_soon()
-        return request.number not in pool
-
     def _pull_soon(self) -> None:
-        """Replicas with fewer offline requests than their window get some: when all that arrives at
-        this instant has, so that families are whole, and before anybody plans. One replica that is
-        up alone gets them at once, since there is nothing to choose."""
-        if self._pool is None or self._pulls or self._pool.puller(self._view) is None:
-            return
-        if len(self._view.up) == 1:
-            self._pull(self._pool)
-        else:
-            self._pulls = True
-            self.clock.process(self._pull_at_the_end_of_the_instant(self._pool))
-
-    def _pull_at_the_end_of_the_instant(self, pool: FamilyPool):
-        yield self.clock.at(self.clock.now, PLANS - 1)
-        self._pulls = False
-        self._pull(pool)
-
-    def _pull(self, pool: FamilyPool) -> None:
-        while (pulled := pool.pull(self._view)) is not None:
-            for request in pulled[1]:
-                self._dispatch(request, self.replicas[pulled[0]])
-
-    def _return_offline(self, replica: Replica) -> None:
-        """Of a replica that drains: offline requests that it has not begun go back to the pool, at
-        the next step boundary."""
-        table = replica.engine.core.requests
-        idle = (table.state == State.WAITING) & (table.end == End.NONE) & (table.output_tokens == 0)
-        for row in np.flatnonzero(idle).tolist():
-            if offline(replica.requests[row]):
-                replica.engine.withdraw(row, End.MOVED)
+        if self._pool is not None:
+            self._pool.pull_soon()
 
     def _nothing_left(self) -> None:
         """No event is left. Without a replica that is up or will be, what is held has failed when
         the last was down: until then others of its application were served."""
-        held = [request for queue in self._held for request in queue.values()]
+        held = [request for queue in self._held.queues for request in queue.values()]
         if held and all(view.up for view in self._views()):
             raise NoProgressError(
                 f"router {self.router.name!r} holds {len(held)} requests and nothing more "
                 f"happens; the first is {held[0].id!r}"
             )
         self.over = True
-        while any(self._held) or self._pool:  # what ends may send something that is held again
-            since = [(r, self._held_s[r.number]) for queue in self._held for r in queue.values()]
-            since.sort(key=lambda entry: entry[0].number)
-            self._held, self._held_s = (OrderedDict(), OrderedDict()), {}
+        while self._held or self._pool:  # what ends may send something that is held again
+            since = self._held.clear()
             if self._pool is not None:
                 since += self._pool.clear()
             self._ended([(r, End.FAILED, max(since_s, self._alone_s)) for r, since_s in since])

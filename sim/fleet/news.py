@@ -46,7 +46,8 @@ class KvNews:
     def _tell(self, stored: bool, contents: np.ndarray) -> None:
         signals = self._router.signals
         self._count += 1
-        if signals.event_is_lost(self._replica.index, self._count - 1):
+        index = self._replica.index
+        if signals.event_is_lost(index, self._count - 1) or index in self._router.view.silent_s:
             return
         if signals.events_age_s:
             due_s = self._clock.now + signals.events_age_s

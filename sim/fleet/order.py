@@ -6,10 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from twinserve.policies.base import Policy
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.order import ApplicationOrder
 from twinserve.policies.requests import Application, End, RequestTable
 from twinserve.sim.fleet.replica import Life, Replica
 from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.view import FleetView
 
 
@@ -105,3 +108,30 @@ class FleetOrder:
             self.order.ended(request.output_tokens, self._kinds.get(request.group))
         else:
             self.leaves(request, now)
+
+
+def order_of(policy: Policy, router: Router) -> ApplicationOrder | None:
+    """That the fleet stamps on requests of this policy; None: none. Raises PolicyError where the
+    router would spread what the policy accounts for as a whole."""
+    if not policy.orders_applications:
+        return None
+    order = policy.fleet_order() if router.stamps_order else None
+    if order is None and router.spreads_applications:
+        has_one = type(policy).fleet_order is not Policy.fleet_order
+        raise PolicyError(
+            f"router {router.name!r} spreads applications over replicas, and policy "
+            f"{policy.name!r} accounts for each as a whole; use a router that keeps them on "
+            f"one replica (least-requests){' or stamps a fleet-wide order (spread)' * has_one}"
+        )
+    return order
+
+
+def check_same_order(first: Policy, policy: Policy, number: int) -> None:
+    """Raises PolicyError where replica `number` would order applications in another way than the
+    first that does."""
+    if (type(first), first.options) != (type(policy), policy.options):
+        raise PolicyError(
+            f"replica {number} orders applications by {policy.name!r} with other "
+            f"options than the fleet, or by another policy ({first.name!r}); give all replicas "
+            "that order applications one policy with the same options"
+        )

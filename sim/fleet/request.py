@@ -43,6 +43,9 @@ class Request:
     order     the stamp of its application (`RequestTable.order`); NaN: none
     end, ended_s  how and when (seconds) it ended
     sent_s    when its client sent it; `arrival_s` is when the fleet got it
+    failures  how often it has lost its replica
+    anew      position of the first stay since it began anew: tokens of those before are thrown away
+    discarded_tokens  output tokens that were
     """
 
     id: str
@@ -58,6 +61,9 @@ class Request:
     end: End = End.NONE
     ended_s: float = math.nan
     sent_s: float = math.nan
+    failures: int = 0
+    anew: int = 0
+    discarded_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -75,8 +81,8 @@ class Request:
     @property
     def served(self) -> Placement | None:
         """The last stay whose tokens are its client's; None: there was none."""
-        stays = (stay for stay in reversed(self.placements) if not stay.replica.prefills)
-        return next(stays, None)
+        stays = reversed(self.placements[self.anew :] if self.anew else self.placements)
+        return next((stay for stay in stays if not stay.replica.prefills), None)
 
     @property
     def emitted_tokens(self) -> int:
@@ -85,6 +91,13 @@ class Request:
             return 0
         replica, row, _ = stay
         return int(replica.engine.core.requests.output_tokens[row])
+
+    def begin_anew(self) -> int:
+        """Its tokens so far are thrown away; how many these are."""
+        tokens = self.emitted_tokens
+        self.discarded_tokens += tokens
+        self.anew = len(self.placements)
+        return tokens
 
     def columns(self, now: float) -> dict[str, Any]:
         """Of a row for it on another replica, from `now` on: what its client has goes with it, its

@@ -11,7 +11,9 @@ import pandas as pd
 from twinserve.policies.requests import End, RequestTable
 from twinserve.profiles.front_end import Delays
 from twinserve.sim.fleet.disaggregated import Disaggregated
+from twinserve.sim.fleet.failure_rows import with_losses
 from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.ttft_parts import hand_over_columns, ttft_parts
 from twinserve.sim.results.files import RunRows
@@ -59,6 +61,10 @@ def fleet_rows(
         requests = requests.assign(**{f"{part}_s": seconds for part, seconds in split.items()})
     never = [r for r in fleet.requests if r.end is End.NEVER_SENT]
     unsent = _bare(never, group_names)
+    anew = fleet.recovery.action is Action.RETRY and any(r.discarded_tokens for r in placed)
+    if fleet.losses or anew:
+        requests = with_losses(requests, [*placed, *unplaced])
+        unsent = with_losses(unsent, never)
     if front_end is not None:
         requests = _seen(requests, [*placed, *unplaced], front_end)
         unsent = _seen(unsent, never, front_end)
@@ -86,7 +92,7 @@ def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]
     last = [_last_served(request) for request in requests]
     at = [places[i] for places, i in zip(where, last, strict=True)]
     frame = stays.iloc[at].reset_index(drop=True)
-    unserved = [r.placements[i].replica.prefills for r, i in zip(requests, last, strict=True)]
+    unserved = [request.served is None for request in requests]
     if any(unserved):
         frame.loc[unserved, ["first_token_s", "last_token_s"]] = np.nan
         frame.loc[unserved, ["output_tokens", "late_tokens"]] = 0
@@ -104,7 +110,7 @@ def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]
 def _last_served(request: Request) -> int:
     """Of its placements: the last whose tokens were its client's, else the last."""
     stays = request.placements
-    served = [i for i, stay in enumerate(stays) if not stay.replica.prefills]
+    served = [i for i, s in enumerate(stays) if i >= request.anew and not s.replica.prefills]
     return served[-1] if served else len(stays) - 1
 
 

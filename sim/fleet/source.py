@@ -50,6 +50,7 @@ class RequestSource:
         self.front_end = front_end
         self._under_way = 0  # requests and ends in the front end
         self.submitted = 0
+        self._unsent = len(workload)  # rows that have not been sent, nor are never to be
         self.group_names = list(workload.group_names)
         self._first_s: dict[int, float] = {}  # group -> when its first request came
         # group -> its unfinished requests by number, in order of submission
@@ -110,7 +111,14 @@ class RequestSource:
             self._busy += 1
         self._send_row(row)
 
+    @property
+    def over(self) -> bool:
+        """Nobody will send anything any more."""
+        looping = self._pool is not None and not self._pool.over
+        return not (self._unsent or self._under_way or looping)
+
     def _send_row(self, row: int) -> None:
+        self._unsent -= 1
         if int(self.workload.group[row]) in self._failed:
             self.fleet.never_sent(self._request(row, math.nan))
         else:
@@ -273,6 +281,7 @@ class RequestSource:
         for request in list(self._members.get(group, {}).values()):
             self.fleet.withdraw(request, End.FAILED)
         for rows in self._stages.pop(group, {}).values():
+            self._unsent -= len(rows)
             for row in rows:
                 self.fleet.never_sent(self._request(row, math.nan))
 
@@ -309,6 +318,10 @@ class _PoolFeed:
     def _begin(self):
         yield self.source.clock.at(0.0, BEFORE_STEPS)
         self._submit()
+
+    @property
+    def over(self) -> bool:
+        return self.batch > 0 and self.open == 0
 
     def ended(self, request: Request) -> None:
         """One of the batch, however it did. Where no replica got any of a batch, or none is left,

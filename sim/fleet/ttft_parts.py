@@ -16,7 +16,7 @@ def ttft_parts(fleet: Disaggregated, requests: list[Request]) -> dict[str, np.nd
     """Part -> float64[n], seconds of each request from its arrival in the fleet to its first token;
     together they are that time, and nothing is in two of them. NaN: it has no token.
 
-    router        on no replica: held, or between two of them
+    router        on no replica: held, or between two of them; and stays before it began anew
     queue         on the replica that computes its prompt, until it is first scheduled there
     prefill       from then until the prompt's last token, preemptions included
     transfer      of its KV, until it has landed or failed; the wait for ports is part of it
@@ -33,8 +33,12 @@ def ttft_parts(fleet: Disaggregated, requests: list[Request]) -> dict[str, np.nd
 def _parts(fleet: Disaggregated, request: Request) -> list[float]:
     parts = dict.fromkeys(TTFT_PARTS, 0.0)
     now = request.arrival_s
-    for stay in request.placements:
+    for number, stay in enumerate(request.placements):
         table = stay.replica.engine.core.requests
+        if number < request.anew:
+            parts["router"] += float(table.ended_s[stay.row]) - now
+            now = float(table.ended_s[stay.row])
+            continue
         parts["router"] += float(table.placed_s[stay.row]) - now
         now = float(table.placed_s[stay.row])
         first_s = math.nan if stay.replica.prefills else float(table.first_token_s[stay.row])

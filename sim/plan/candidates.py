@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinserve.errors import worded
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.profile import Profile, ProfileName, load_profile
 from twinserve.profiles.specs import ProfileError
@@ -70,6 +71,11 @@ def candidates(
                 f"--model {model}: is one of {own.dp} data-parallel ranks that share experts, and "
                 "a plan is of replicas that share nothing; give a profile of one engine"
             )
+        if own.pp > 1:
+            raise SettingsError(
+                f"--model {model}: has {own.pp} pipeline stages, which are not planned for; give a "
+                "profile without them"
+            )
         gpus, tp = [own.gpu.name], [own.tp]
     else:
         find_model(model)
@@ -82,7 +88,7 @@ def candidates(
             try:
                 hardware = _hardware(base, model, gpu, ranks, longest)
             except (ProfileError, SettingsError) as error:
-                left_out.append(LeftOut(gpu, ranks, str(error)))
+                left_out.append(LeftOut(gpu, ranks, worded(error)))
                 continue
             price = prices.get(gpu)
             for policy in base.policy:

@@ -17,6 +17,7 @@ from numbers import Integral
 import numpy as np
 import pandas as pd
 
+from twinserve.errors import worded
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.policies.requests import State
 from twinserve.profiles.profile import ProfileName
@@ -142,7 +143,7 @@ def smallest_resources(
         try:
             possible.append((size(config), config))
         except ProfileError as error:
-            refused.append(Trial(config, None, str(error)))
+            refused.append(Trial(config, None, worded(error)))
     if not possible:
         raise ProfileError(refused[0].refused)
     trials = refused
@@ -158,7 +159,7 @@ def _try(load: Workload, config: SimulationConfig) -> Trial:
     try:
         inputs = _inputs(config, load)
     except WorkloadError as error:
-        return Trial(config, None, str(error))
+        return Trial(config, None, worded(error))
     return Trial(config, _attained(run_simulation(Simulation(inputs, inputs.policies[0]))))
 
 

@@ -93,7 +93,7 @@ def by_division(size: Size, n: int) -> Trials:
     fails, keeps = 1.0, 0.0
     share = 1.0 / n
     for _ in range(_HALVINGS):
-        trials = yield from on_peaks(size.candidate, size.peaks, 1, speed=share)
+        trials = yield from on_peaks(size.candidate, size.peaks, 1, speed=share, fails=False)
         if all(trial.keeps for trial in trials):
             keeps = share
             share = min((keeps + fails) / 2, 1.3 * keeps if fails == 1 else fails)

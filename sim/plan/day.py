@@ -130,11 +130,10 @@ def _level(size: Size, n: int, share: float, pool: int, whole: bool = False) -> 
         grow = size.candidate.config.rate_scale or 1.0
         start, end = peak.window_s
         begin = start + peak.since_s * grow
-        settings = size.candidate.config.model_dump(mode="json") | peak.settings
+        settings = size.candidate.config.model_dump(mode="json") | peak.settings(n)
         settings |= {
             "window": (max(begin - (begin - start) * share, 0.0), begin + (end - begin) * share),
             "rate_scale": grow * share,
-            "replicas": n,
             "pool": pool,
         }
         trials.append((yield TrialSpec(settings, peak.since_s, early=not whole)))

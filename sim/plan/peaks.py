@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,7 @@ class Peak:
     longest      tokens of the longest request of the whole trace
     tokens_per_s of the whole trace on the mean, prompt and output, as grown
     requests_per_s   of the peak, as grown
+    trouble      what fails at its beginning; None: nothing
     day          float64[1440]: tokens that arrive in each minute of its first day, as a share of
                  those of a minute of the peak, smoothed over a quarter of an hour; None: it is
                  shorter
@@ -37,14 +39,41 @@ class Peak:
     tokens_per_s: float
     requests_per_s: float
     day: np.ndarray | None = None
+    trouble: Trouble | None = None
 
-    @property
-    def settings(self) -> dict:
-        """Of a SimulationConfig."""
-        return {"trace": self.trace, "window": self.window_s}
+    def settings(self, replicas: int, speed: float = 1.0, fails: bool = True) -> dict:
+        """Of a SimulationConfig with so many replicas. speed: a factor on its rate; fails: what is
+        to fail does."""
+        found = {"trace": self.trace, "window": self.window_s, "replicas": replicas}
+        if fails and self.trouble is not None:
+            found |= self.trouble.settings(replicas, self.since_s / speed)
+        return found
 
 
-def find_peak(trace: str, grow: float, peak_s: float, lead_s: float) -> Peak:
+@dataclass(frozen=True)
+class Trouble:
+    """Replicas that fail together when the judged part begins, and do not come back in it.
+
+    crashes  how many
+    on_failure, detection_s  as --on-failure and --detection have it
+    """
+
+    crashes: int
+    on_failure: str = "error"
+    detection_s: float = 0.0
+
+    def settings(self, replicas: int, at_s: float) -> dict:
+        rows = [{"replica": i, "at_s": at_s} for i in range(min(self.crashes, replicas))]
+        return {
+            "failures": json.dumps(rows),
+            "on_failure": self.on_failure,
+            "detection": self.detection_s,
+        }
+
+
+def find_peak(
+    trace: str, grow: float, peak_s: float, lead_s: float, trouble: Trouble | None = None
+) -> Peak:
     """peak_s: seconds of the run, so that a trace that grows by 1.5 gives 1.5 times as many seconds
     of its recording; lead_s: seconds of the run before them. Raises SettingsError, WorkloadError.
     """
@@ -80,6 +109,7 @@ def find_peak(trace: str, grow: float, peak_s: float, lead_s: float) -> Peak:
         tokens / whole.span_s * grow,
         len(judged) / judged.span_s,
         _day(whole, end - start, start),
+        trouble,
     )
 
 

@@ -8,10 +8,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from twinserve.profiles.evidence import expected_errors
+from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
 from twinserve.sim.plan.closer import Sized, by_division, drawn, farthest, sized, surely, with_error
 from twinserve.sim.plan.day import Day, plan_day
-from twinserve.sim.plan.peaks import Peak, find_peak
+from twinserve.sim.plan.peaks import Peak, Trouble, find_peak
 from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.sizes import Size
 from twinserve.sim.plan.trial import can_deal
@@ -24,6 +25,7 @@ from twinserve.sim.setup.objectives import parse_objectives
 PEAK_S, LEAD_S = 300.0, 30.0
 MOST_GPUS = 512
 _MOST_DRAWS = 100
+_MOST_SURVIVED = 100
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Question:
     draws     of the peak: as recorded, and with lengths dealt anew
     priced    by this table; where it lacks one of the GPUs, candidates rank by GPUs
     pool      offline requests in a batch of the closed loop of step 2; 0: no step 2
+    survive   replicas that fail as the peak begins; on_failure, detection_s: what becomes of their
+              requests, and when the router learns of it
     all_sizes no candidate is given up because another one is cheaper
     """
 
@@ -54,6 +58,13 @@ class Question:
     most_gpus: int = MOST_GPUS
     all_sizes: bool = False
     pool: int = 0
+    survive: int = 0
+    on_failure: str = "error"
+    detection_s: float = 0.0
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return Trouble(self.survive, self.on_failure, self.detection_s) if self.survive else None
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,7 @@ def make_plan(
     objectives = plan_objectives(question.slo)
     _check(question)
     peaks = tuple(
-        find_peak(trace, question.grow, question.peak_s, question.lead_s)
+        find_peak(trace, question.grow, question.peak_s, question.lead_s, question.trouble)
         for trace in question.traces
     )
     base = SimulationConfig(
@@ -244,6 +255,17 @@ def _check(question: Question) -> None:
         raise SettingsError(f"--seeds {question.draws}: give 1 to {_MOST_DRAWS}")
     if not 0 <= question.pool <= 1_000_000:
         raise SettingsError(f"--pool {question.pool}: give 0 to 1,000,000")
+    if not 0 <= question.survive <= _MOST_SURVIVED:
+        raise SettingsError(f"--survive {question.survive}: give 0 to {_MOST_SURVIVED}")
+    if not question.survive and (question.on_failure != "error" or question.detection_s):
+        flag = "--detection" if question.detection_s else "--on-failure"
+        raise SettingsError(f"{flag}: nothing fails; give --survive 1")
+    if question.on_failure not in list(Action):
+        raise SettingsError(
+            f"--on-failure {question.on_failure}: there is no such answer; give {', '.join(Action)}"
+        )
+    if not 0 <= question.detection_s < 1e6:
+        raise SettingsError(f"--detection {question.detection_s:g}: give seconds, 0 or more")
     if question.most_gpus < 1:
         raise SettingsError(f"--most-gpus {question.most_gpus}: give a number above 0")
 

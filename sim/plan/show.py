@@ -48,7 +48,20 @@ def head_lines(plan: Plan) -> list[str]:
             + (f", grown by {plan.question.grow:g}" if plan.question.grow != 1 else "")
         )
     said = ", ".join(str(o) for o in plan.objectives)
-    return [*lines, f"objectives: {said}"]
+    return [*lines, f"objectives: {said}", *_survived(plan)]
+
+
+def _survived(plan: Plan) -> list[str]:
+    asked = plan.question
+    if not asked.survive:
+        return []
+    one = asked.survive == 1
+    which = "one replica fails" if one else f"{asked.survive} replicas fail"
+    known = f", which is noticed after {asked.detection_s:g} s" if asked.detection_s else ""
+    return [
+        f"kept although {which} as the peak begins and stay{'s' * one} down{known}; on failure: "
+        f"{asked.on_failure} (docs/failures.md)"
+    ]
 
 
 def warnings(plan: Plan) -> list[str]:

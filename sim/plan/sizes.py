@@ -12,7 +12,8 @@ from twinserve.sim.plan.peaks import Peak
 from twinserve.sim.plan.search import Smallest, smallest
 from twinserve.sim.plan.trial import Trial, TrialSpec
 from twinserve.sim.results.options import Objective
-from twinserve.sim.setup.inputs import service_seconds, with_objectives
+from twinserve.sim.setup.inputs import with_objectives
+from twinserve.sim.setup.offered_load import service_seconds
 
 Trials = Generator[TrialSpec, Trial, Any]
 
@@ -49,7 +50,8 @@ class Size:
             reason = reason or hopeless(load, objectives, hardware)
             least = max(least, least_replicas(load, objectives, hardware))
             busy = service_seconds(load, hardware)
-            guess = max(guess, least, estimated_replicas(busy, load.span_s))
+            lost = 0 if peak.trouble is None else peak.trouble.crashes
+            guess = max(guess, least, lost + estimated_replicas(busy, load.span_s))
         if reason is None and least > most:
             reason = f"{least:,} or more replicas are needed, and --most-gpus allows {most:,}"
         return cls(candidate, peaks, least, guess, most, reason)
@@ -110,15 +112,17 @@ def on_peaks(
     *,
     speed: float = 1.0,
     whole: bool = False,
+    fails: bool = True,
     **how: Any,
 ) -> Trials:
     """One trial a peak with `n` replicas, up to the first that fails, or on all where `whole`.
 
-    speed  a further factor on the rate; how: further fields of TrialSpec
+    speed  a further factor on the rate; fails: what is to fail does; how: further fields of
+           TrialSpec
     """
     trials = []
     for peak in peaks:
-        settings = candidate.config.model_dump(mode="json") | peak.settings | {"replicas": n}
+        settings = candidate.config.model_dump(mode="json") | peak.settings(n, speed, fails)
         settings["rate_scale"] = settings["rate_scale"] * speed
         trials.append((yield TrialSpec(settings, peak.since_s / speed, early=not whole, **how)))
         if not trials[-1].keeps and not whole:

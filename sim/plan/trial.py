@@ -196,10 +196,11 @@ class UntilLost(Simulation):
             table = engine.core.requests
             arrival = table.arrival_s
             judged = (arrival >= self._since_s) & (table.service_class == REAL_TIME)
+            judged &= table.end != int(End.MOVED)  # it goes on elsewhere
             done = (table.state == int(State.FINISHED)) & (table.end == int(End.COMPLETED))
             first = table.first_token_s - arrival
             waited = np.isnan(table.first_scheduled_s)
-            late = np.where(waited, now - arrival, first)
+            late = np.where(waited & np.isnan(first), now - arrival, first)  # it may have come so
             whole = table.last_token_s - arrival
             later = table.output_tokens - 1
             tpot = np.where(later > 0, (whole - first) / np.maximum(later, 1), 0.0)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from twinserve.errors import worded
 from twinserve.sim.report.found import Found, find
 from twinserve.sim.report.page import Part, render
 from twinserve.sim.report.plan_part import plan_part
@@ -47,7 +48,7 @@ def write_report(
     try:
         write_together([(page, render(title, lines, parts).encode())])
     except WorkloadError as error:
-        raise ResultsError(str(error)) from None
+        raise ResultsError(worded(error)) from None
     return page
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from twinserve.errors import worded
 from twinserve.sim.report.chart import MOST_CURVES, Chart, Curve, best, front, spans_decades
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Html, Part, folded, listing, note, paragraph, table
@@ -73,8 +74,9 @@ def _csv(file: Path) -> pd.DataFrame | None:
     try:
         return pd.read_csv(file)
     except (ValueError, OSError, pd.errors.ParserError) as error:
-        reason = " ".join(str(error).split())
-        raise ResultsError(f"{file}: no table of a sweep ({reason}); run the sweep again") from None
+        raise ResultsError(
+            f"{file}: no table of a sweep ({worded(error)}); run the sweep again"
+        ) from None
 
 
 def _checked(means: pd.DataFrame, file: Path) -> list[str]:

@@ -97,7 +97,7 @@ def _attainment(part: str) -> list[Line]:
     ]
 
 
-_RT, _BE = "classes.rt", "classes.be"
+_RT, _BE, _LOST, _SCALED = "classes.rt", "classes.be", "failures", "autoscaling"
 SECTIONS: dict[str, list[Line]] = {
     "Real-time": [
         Line("normalized latency, ms", (f"{_RT}.normalized_latency_ms",), number, "low"),
@@ -119,12 +119,40 @@ SECTIONS: dict[str, list[Line]] = {
         Line("completion p90, s", ("applications.p90_jct_s",), number, "low"),
         Line("max fair ratio", ("fair_ratio.max_fair_ratio",), number, "low"),
     ],
+    "Failures": [
+        Line("crashes", (f"{_LOST}.crashes",), count),
+        Line("requests hit", (f"{_LOST}.requests",), count),
+        Line("hit: failed", (f"{_LOST}.failed",), count, "low"),
+        Line("hit: retried", (f"{_LOST}.retried",), count),
+        Line("hit: migrated", (f"{_LOST}.migrated",), count),
+        Line("hit: late", (f"{_LOST}.late",), count, "low"),
+        Line("KV tokens lost", (f"{_LOST}.lost_kv_tokens",), count, "low"),
+        Line("output thrown away", (f"{_LOST}.discarded_output_tokens",), count, "low"),
+        Line(
+            "recovery mean / max, s",
+            (f"{_LOST}.mean_recovery_s", f"{_LOST}.max_recovery_s"),
+            number,
+            "low",
+        ),
+        Line("not recovered", (f"{_LOST}.not_recovered",), count, "low"),
+    ],
+    "Autoscaling": [
+        Line("GPU-hours", (f"{_SCALED}.gpu_hours",), number, "low"),
+        Line(
+            "replicas mean / most",
+            (f"{_SCALED}.mean_replicas", f"{_SCALED}.most_replicas"),
+            number,
+            "low",
+        ),
+        Line("started / drained", (f"{_SCALED}.started", f"{_SCALED}.drained"), count, "low"),
+        Line("turns", (f"{_SCALED}.turns",), count, "low"),
+    ],
     "All": [
         Line("requests completed", ("completed",), count),
         Line("requests unfinished", ("unfinished",), count, "low"),
         Line("requests timed out", ("timed_out",), count, "low"),
         Line("requests rejected", ("rejected",), count, "low"),
-        Line("failed with another", ("failed",), count, "low"),
+        Line("requests failed", ("failed",), count, "low"),
         Line("requests never sent", ("never_sent",), count, "low"),
         Line("output tokens wasted", ("wasted_output_tokens",), count, "low"),
         Line("throughput, tok/s", ("total_token_throughput",), number, "high"),
@@ -135,6 +163,8 @@ SECTIONS: dict[str, list[Line]] = {
         Line("swapped out", ("kv.swapped_bytes.to_host",), gibibytes),
         Line("steps", ("scheduler.steps",), count),
         Line("mean batch", ("scheduler.mean_batch",), number),
+        Line("drafts accepted", ("speculation.acceptance_rate",), percent, "high"),
+        Line("mean accepted length", ("speculation.mean_acceptance_length",), number, "high"),
         Line("simulated time", ("duration",), seconds),
         Line("wall time", ("timing.wall_s",), seconds),
         Line("simulated steps/s", ("timing.simulated_steps_per_s",), count),
@@ -168,7 +198,13 @@ _ONLY_IF_NONZERO = {
     "requests timed out",
     "requests rejected",
     "rejected",
-    "failed with another",
+    "requests failed",
+    "hit: failed",
+    "hit: retried",
+    "hit: migrated",
+    "hit: late",
+    "output thrown away",
+    "not recovered",
     "requests never sent",
     "output tokens wasted",
     "prefix hit rate",

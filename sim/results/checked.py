@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from twinserve.sim.results.folders import ResultsError
-from twinserve.sim.results.schemas import TABLES
+from twinserve.sim.results.schemas import OPTIONAL_TABLES, TABLES
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ SUMMARY = Shape(
             "object", known={n: _NUMBERS for n in ("preemptions", "swapped_bytes")}, rest=_MAYBE
         ),
         "scheduler": Shape("object", known={"steps_by_kind": _NUMBERS}, rest=_MAYBE),
+        "speculation": Shape("object", rest=_MAYBE),
         "windows": Shape("list", rest=_WINDOW),
         "objectives": Shape("list", rest=_OBJECTIVE),
         "objectives_met": _FLAG,
@@ -82,6 +83,8 @@ SUMMARY = Shape(
         "fair_ratio": _NUMBERS,
         "replicas": Shape("list", rest=_NUMBERS),
         "pools": Shape("object", rest=_NUMBERS),
+        "failures": Shape("object", known={"beside": Shape("object", rest=_NUMBERS)}, rest=_MAYBE),
+        "autoscaling": _NUMBERS,
         "ttft_parts": Shape("object", rest=_NUMBERS),
         "hand_over": Shape("object", known={"load": _NUMBERS}, rest=_MAYBE),
         "error_bars": Shape("object", rest=Shape("list", rest=Shape("scalar"), null=True)),
@@ -144,14 +147,16 @@ _ALWAYS = {
     "gaps": ("gap_s",),
     "placements": ("placed_s",),
     "replicas": (),
+    "failures": ("at_s",),
 }
-_SIGNED = {"priority", "replica", "stage"}
+_SIGNED = {"priority", "replica", "stage", "successor"}
+_COLUMNS = TABLES | OPTIONAL_TABLES
 
 
 def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
     """Raises ResultsError where a table has other columns than `write_run` writes, of other types,
     or with values that no run has."""
-    missing = [column for column in TABLES[name] if column not in frame]
+    missing = [column for column in _COLUMNS[name] if column not in frame]
     if missing:
         raise ResultsError(
             f"{file}: no column {', '.join(missing)}; written by another version? Run again"
@@ -159,7 +164,7 @@ def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
     sent = slice(None)
     if name == "requests":
         sent = (frame["outcome"] != "never_sent").to_numpy()
-    for column, kind in TABLES[name].items():
+    for column, kind in _COLUMNS[name].items():
         values = frame[column]
         if len(frame) and not _fits(values, kind):
             raise ResultsError(

@@ -7,6 +7,7 @@
     replicas.parquet    one row a replica: what it was made of, and its life
     steps.parquet       one row an engine step
     gaps.parquet        inter-token gaps, pooled
+    failures.parquet    one row a failure, where anything was to fail
     trace.json.gz       optional timeline for Perfetto
     decisions.jsonl.gz  optional log of every plan, to be replayed (sim/results/decisions.py)
     timing.json         wall-clock timings of our own code
@@ -35,6 +36,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twinserve.errors import worded
 from twinserve.formats import parse_json
 from twinserve.sim.results.checked import RUN, SUMMARY, TIMING, Shape, check_rows, check_shape
 from twinserve.sim.results.folders import (
@@ -44,7 +46,7 @@ from twinserve.sim.results.folders import (
     try_to_write,
     whole_folder,
 )
-from twinserve.sim.results.schemas import REQUESTS, TABLES
+from twinserve.sim.results.schemas import OPTIONAL_TABLES, REQUESTS, TABLES
 from twinserve.sim.results.versions import (
     RESULTS,
     Stored,
@@ -60,7 +62,7 @@ _FILES = (
     "run.json",
     "summary.json",
     "timing.json",
-    *(f"{name}.parquet" for name in TABLES),
+    *(f"{name}.parquet" for name in (*TABLES, *OPTIONAL_TABLES)),
     "trace.json.gz",
     "decisions.jsonl.gz",
 )
@@ -84,6 +86,7 @@ class RunRows:
     replicas    a row for each replica; None: not known
     unsent      requests of the workload that were not submitted, since what they wait for did not
                 complete; columns as `requests`
+    failures    a row for each failure; None: nothing was to fail
     """
 
     requests: pd.DataFrame
@@ -93,6 +96,7 @@ class RunRows:
     placements: pd.DataFrame | None = None
     replicas: pd.DataFrame | None = None
     unsent: pd.DataFrame | None = None
+    failures: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
         self.requests = with_ends(self.requests)
@@ -148,6 +152,9 @@ def write_run(
     tables = {
         name: _table(frames[name], schema, f"{name}.parquet") for name, schema in TABLES.items()
     }
+    for name, schema in OPTIONAL_TABLES.items():
+        if (frame := getattr(result.rows, name)) is not None:
+            tables[name] = _table(frame, schema, f"{name}.parquet")
     if result.rows.never_sent:
         unsent = _table(result.rows.unsent, REQUESTS, "requests.parquet")
         tables["requests"] = pa.concat_tables([tables["requests"], unsent])
@@ -187,7 +194,8 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
             f"{folder}: holds no run (run.json is missing); give the --out folder of a run"
         )
     run, version = RESULTS.opened(_read_json(file, RUN), file, ResultsError)
-    there = {name: path for name in TABLES if (path := folder / f"{name}.parquet").exists()}
+    names = (*TABLES, *OPTIONAL_TABLES)
+    there = {name: path for name in names if (path := folder / f"{name}.parquet").exists()}
     tables = {name: _read_table(path) for name, path in there.items()}
     frames = {name: table.to_pandas() for name, table in tables.items()}
     stored = RESULTS.upgraded(Stored(frames, run), version)
@@ -274,7 +282,7 @@ def _table(frame: pd.DataFrame, schema: Mapping[str, pa.DataType], where: str) -
                 else pa.Array.from_pandas(values, type=kind)
             )
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            reason = (str(error).splitlines() or [worded(error)])[0]
             raise ResultsError(
                 f"{where}: column {name} is not {schema.get(name)}: {reason}"
             ) from error
@@ -298,6 +306,9 @@ def _check_whole(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
         if name not in tables:
             raise ResultsError(f"{path}: missing; the results are incomplete, run again")
         check_rows(name, tables[name], path)
+    for name in OPTIONAL_TABLES:
+        if name in tables:
+            check_rows(name, tables[name], folder / f"{name}.parquet")
 
 
 def _read_json(path: Path, shape: Shape) -> dict:

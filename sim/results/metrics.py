@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from twinserve.sim.results.drafts import describe_drafts
 from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
 from twinserve.sim.results.metrics_apart import describe_apart
 from twinserve.sim.results.metrics_attainment import (
@@ -22,6 +23,7 @@ from twinserve.sim.results.metrics_attainment import (
     mean,
 )
 from twinserve.sim.results.metrics_engine import describe_kv, describe_scheduler
+from twinserve.sim.results.metrics_failures import describe_failures
 from twinserve.sim.results.metrics_fleet import describe_fleet
 from twinserve.sim.results.metrics_goodput import GoodputError, is_good, parse_goodput
 from twinserve.sim.results.metrics_jobs import (
@@ -32,6 +34,7 @@ from twinserve.sim.results.metrics_jobs import (
     summarise_fair_ratio,
 )
 from twinserve.sim.results.metrics_requests import RequestColumns, latencies
+from twinserve.sim.results.metrics_scaling import describe_scaling
 from twinserve.sim.results.metrics_stats import (
     MS,
     counted_order,
@@ -61,8 +64,8 @@ _PLAIN = MetricsOptions()
 
 def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     """summary.json: the whole run, then `classes`, `applications` (of groups), `kv`, `scheduler`;
-    of a fleet `replicas`, `pools`, `ttft_parts` and `hand_over`; and `warmup`, `windows`,
-    `percentiles`, `objectives` where `options` ask for them.
+    of a fleet `replicas`, `pools`, `ttft_parts`, `hand_over`, `failures`, `autoscaling`; and
+    `warmup`, `windows`, `percentiles`, `objectives` where `options` ask for them.
 
     Raises WorkloadError for a warm-up as long as the run, and ResultsError for one that the run
     was not made with.
@@ -104,6 +107,8 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     summary["scheduler"] = describe_scheduler(measured, window.first_s, window.duration_s)
     summary |= describe_fleet(measured, requests, window.duration_s)
     summary |= describe_apart(measured)
+    summary |= describe_drafts(measured.steps)
+    summary |= describe_failures(measured) | describe_scaling(rows)
     return plain(summary | _asked_for(rows, requests, window, options))
 
 

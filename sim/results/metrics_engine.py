@@ -57,6 +57,8 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
     steps = rows.steps
     prefill, decode = (steps[f"{kind}_requests"].to_numpy() for kind in ("prefill", "decode"))
     tokens = steps["prefill_tokens"].to_numpy() + decode
+    if "draft_tokens" in steps:
+        tokens = tokens + steps["draft_tokens"].to_numpy()
     waiting = steps["waiting"].to_numpy(np.float64)
     seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
     batch = prefill + decode
@@ -79,8 +81,19 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
         "mean_step_tokens": float(tokens.mean()) if some else None,
         "mean_waiting": _weighted_mean(waiting, seconds),
         "max_waiting": int(waiting.max()) if some else None,
-        "busy": float(seconds.sum() / up_s) if some and up_s > 0 else None,
+        "busy": float(busy_seconds(steps).sum()) / up_s if some and up_s > 0 else None,
     }
+
+
+def busy_seconds(steps: pd.DataFrame) -> np.ndarray:
+    """float64[n]: of each step the seconds in which no earlier step of its replica ran. Where
+    pipeline stages have several under way, time counts once."""
+    of, starts, ends = (steps[name].to_numpy() for name in ("replica", "start_s", "end_s"))
+    follows = of[1:] == of[:-1]
+    if ((starts[1:] < ends[:-1]) & follows).any():
+        starts = starts.copy()  # ends never go back
+        starts[1:] = np.where(follows, np.maximum(starts[1:], ends[:-1]), starts[1:])
+    return ends - starts
 
 
 def _up_seconds(replicas: pd.DataFrame | None, first_s: float, duration_s: float) -> float | None:

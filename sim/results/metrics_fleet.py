@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.metrics_engine import busy_seconds
 from twinserve.sim.results.metrics_requests import RequestColumns
 
 _MS = 1000.0
@@ -48,7 +49,7 @@ class _Parts:
         self.of_requests = _slices(replica[order], indices)
         steps: pd.DataFrame = rows.steps
         replica = steps["replica"].to_numpy()
-        self.seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
+        self.seconds = busy_seconds(steps)
         self.used = steps["kv_used_blocks"].to_numpy()
         if (replica[1:] < replica[:-1]).any():  # a run's own are in this order; there are millions
             order = np.argsort(replica, kind="stable")

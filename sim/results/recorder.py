@@ -275,7 +275,8 @@ def joined_steps(recorders: Sequence[StepRecorder]) -> pd.DataFrame:
     for end, recorder in zip(ends.tolist(), recorders, strict=True):
         for name, column in recorder.step_columns().items():
             if name not in frame:
-                frame[name] = np.empty(ends[-1], column.dtype)
+                # zero where a replica has no such column: not all of them need speculate
+                frame[name] = np.zeros(ends[-1], column.dtype)
             frame[name][end - len(column) : end] = column
     return pd.DataFrame(frame, copy=False)  # nobody else has the columns
 

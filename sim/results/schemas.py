@@ -96,6 +96,25 @@ REPLICAS = {
     "down_s": pa.float64(),
     "failed": pa.bool_(),
 }
+# Of runs in which something was to fail (sim/fleet/failure_rows.py).
+FAILURES = {
+    "kind": pa.string(),
+    "of": pa.int64(),  # replica by number in the beginning
+    "replica": pa.int64(),  # that it struck
+    "successor": pa.int64(),  # that took its place; -1: none did
+    "at_s": pa.float64(),
+    "end_s": pa.float64(),  # NaN: it lasts
+    "seen_s": pa.float64(),  # when the router learned of a crash; NaN: of no crash
+    "up_s": pa.float64(),  # when the successor took requests; NaN: none did
+    "recovered_s": pa.float64(),  # docs/failures.md; NaN: not while requests arrived
+    "requests": pa.int64(),  # that a crash hit: these became, in part,
+    "failed": pa.int64(),
+    "retried": pa.int64(),
+    "migrated": pa.int64(),
+    "left": pa.int64(),  # their clients did, before the router knew
+    "lost_kv_tokens": pa.int64(),
+    "discarded_tokens": pa.int64(),  # output tokens
+}
 GAPS = {"service_class": pa.string(), "gap_s": pa.float64(), "count": pa.int64()}
 TABLES = {
     "requests": REQUESTS,
@@ -104,3 +123,4 @@ TABLES = {
     "steps": STEPS,
     "gaps": GAPS,
 }
+OPTIONAL_TABLES = {"failures": FAILURES}

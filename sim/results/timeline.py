@@ -3,7 +3,8 @@
 One process a replica. Its steps are a thread of complete events, its batch, queue and KV use are
 counters, and each request is an asynchronous track: queued, prefill, decode, ended. Where there are
 several replicas the router is a process, and requests are flows between it and them
-(timeline_flows.py). Simulated seconds become microseconds.
+(timeline_flows.py). Failures are slices on a thread of their replica (timeline_failures.py).
+Simulated seconds become microseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from twinserve.sim.results.drafts import DRAFT_COLUMNS
 from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.timeline_failures import failure_events
 from twinserve.sim.results.timeline_flows import ROUTER, router_events, router_names
 
 STEP_THREAD = 1
@@ -54,6 +57,8 @@ def trace_events(
         yield from router_events(rows.placements, requests, steps)
     elif (replicas < 0).any():
         yield from router_names()
+    if rows.failures is not None:
+        yield from failure_events(rows.failures, end_s)
     yield from _steps(steps)
     yield from _counters(steps)
     yield from _requests(requests, end_s)
@@ -103,6 +108,8 @@ def _steps(steps: pd.DataFrame) -> Iterator[dict]:
         "bytes to device": "to_device_bytes",
         "prefix hit tokens": "hit_tokens",
     }
+    if "draft_tokens" in steps:
+        shown |= {name.replace("_", " "): name for name in DRAFT_COLUMNS}
     columns = [steps[name].astype(int).tolist() for name in shown.values()]
     starts, ends = _microseconds(steps["start_s"]), _microseconds(steps["end_s"])
     replicas = steps["replica"].astype(int).tolist()

@@ -83,6 +83,9 @@ class Auditor:
             rows[state != State.RUNNING],
         )
         lacks = requests.known_tokens(rows) - requests.computed_tokens[rows]
+        lacks += requests.draft_tokens[rows]
+        if core.padding:
+            lacks += core.padding * np.isin(rows, [row for row, _ in plan.admitted])
         self._ask(
             bool((tokens <= lacks).all()),
             now,

@@ -99,6 +99,32 @@ class SimulationConfig(BaseModel):
     your own as FILE.py:Class (docs/routers.md)."""
     fleet: str | None = None
     """File with pools of replicas that differ, instead of --replicas (docs/fleet.md)."""
+    failures: str | None = None
+    """File with what goes wrong, in YAML or CSV: replica, kind, at_s, until_s, factor, grace_s
+    (docs/failures.md)."""
+    mttf: float | None = Field(None, gt=0, le=1e9)
+    "Mean seconds from when a replica is up to its crash, drawn for each; needs --mttr."
+    mttr: float | None = Field(None, ge=0, le=1e9)
+    "Mean seconds from such a crash until the replica starts up again."
+    on_failure: Literal["error", "retry", "migrate"] = "error"
+    """What becomes of requests whose replica fails: they end (error), begin anew elsewhere (retry),
+    or go on there with the tokens that they have (migrate)."""
+    retries: int = Field(3, ge=0, le=10**6)
+    "Failures that one request survives, with --on-failure retry or migrate."
+    detection: float = Field(0.0, ge=0, le=1e6)
+    "Seconds from a crash until the router learns of it; until then it sends requests there."
+    autoscale: str | None = None
+    """Autoscaler of --replicas, with options after a colon: fixed, wva, dynamo:ttft=0.3, perfect
+    (docs/autoscaling.md)."""
+    min_replicas: int = Field(1, ge=1, le=4096)
+    "Fewest replicas of an autoscaler."
+    max_replicas: int = Field(16, ge=1, le=4096)
+    "Most replicas of an autoscaler."
+    grace: float | None = Field(None, ge=0, le=1e6)
+    """Seconds after which a replica that an autoscaler drains loses what it still has, as
+    --on-failure says. [default: never]"""
+    start_up: float = Field(60.0, ge=0, le=1e6)
+    "Seconds from the start of a replica that returns, or is added, to its first request."
     block_tokens: int = Field(16, ge=1)
     "Tokens in a KV block."
     num_blocks: int | None = Field(None, ge=1, le=10**15)
@@ -130,6 +156,9 @@ class SimulationConfig(BaseModel):
     or one form for all."""
     pcie_contention: bool = True
     "Without NVLink, KV transfers share the PCIe link with a step's all-reduces (docs/layerkv.md)."
+    speculate: str | None = None
+    """Speculative decoding: drafts a row, who drafts, and how many are right, as
+    k=3,method=eagle,acceptance=0.7 (docs/speculation.md)."""
     cold_start: float = Field(0.0, ge=0, le=3600)
     "Seconds that the first step of each engine takes longer, as kernels are loaded then."
     decision_time: Literal["none", "measured"] = "none"
@@ -181,6 +210,7 @@ class SimulationConfig(BaseModel):
             raise ValueError(
                 "--fleet and --replicas both say how many replicas there are; drop --replicas"
             )
+        self._check_failures()
         given = [f"--{s.replace('_', '-')}" for s in KV_SIZES if getattr(self, s) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} both set the KV memory; drop one")
@@ -190,6 +220,38 @@ class SimulationConfig(BaseModel):
                 "paged"
             )
         return self
+
+    @property
+    def changes_replicas(self) -> str | None:
+        """The flag by which replicas come, go or change in the run; None: there is none."""
+        for name in ("failures", "mttf", "autoscale"):
+            if getattr(self, name) is not None:
+                return f"--{name}"
+        return None
+
+    def _check_failures(self) -> None:
+        if self.failures is not None and self.mttf is not None:
+            raise ValueError("--failures and --mttf both say when replicas fail; drop one")
+        if (self.mttf is None) != (self.mttr is None):
+            there, lacks = ("mttf", "mttr") if self.mttr is None else ("mttr", "mttf")
+            raise ValueError(f"--{there} needs --{lacks}; give both")
+        self._check_used()
+
+    def _check_used(self) -> None:
+        """Raises ValueError for a setting of failures or of autoscaling where there is none."""
+        fails = self.failures is not None or self.mttf is not None
+        scales = self.autoscale is not None
+        either = "nothing fails and nothing scales; give --failures, --mttf or --autoscale"
+        no_failure = "nothing fails; give --failures or --mttf"
+        for names, used, said in (
+            (("retries", "detection"), fails, no_failure),
+            (("min_replicas", "max_replicas", "grace"), scales, "nothing scales; give --autoscale"),
+            (("on_failure",), fails or self.grace is not None, no_failure),
+            (("start_up",), fails or scales, either),
+        ):
+            for name in names:
+                if not used and getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"--{name.replace('_', '-')}: {said}")
 
 
 # The engines of the papers schedule synchronously. What their hosts take is not known, and their

@@ -48,6 +48,11 @@ _OF_CLASS = (
     "request_goodput",
     "request_throughput",
 )
+_OF_FAILURES = (
+    *("failed", "late", "discarded_output_tokens", "lost_kv_tokens"),
+    *("mean_recovery_s", "max_recovery_s", "not_recovered"),
+)
+_OF_AUTOSCALING = ("gpu_hours", "mean_replicas", "most_replicas", "started", "drained", "turns")
 # Where the main metrics stand in summary.json.
 METRICS = (
     *(f"classes.rt.{name}" for name in _OF_CLASS),
@@ -72,6 +77,10 @@ METRICS = (
     "kv.preemptions.recompute",
     "kv.preemptions.swap",
     "scheduler.mean_batch",
+    "speculation.acceptance_rate",
+    "speculation.mean_acceptance_length",
+    *(f"failures.{name}" for name in _OF_FAILURES),
+    *(f"autoscaling.{name}" for name in _OF_AUTOSCALING),
 )
 
 

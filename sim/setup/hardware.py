@@ -18,6 +18,12 @@ from twinserve.profiles.memory import (
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.step_times import Choice, StepTimes, choose
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.speculation import (
+    Speculation,
+    check_profile,
+    limits_with_drafts,
+    parse_speculation,
+)
 from twinserve.traces.load import load_trace
 from twinserve.traces.workload import Workload
 
@@ -50,7 +56,7 @@ READ = Sources()
 @dataclass(frozen=True)
 class Hardware:
     """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
-    force. why: this form of step times."""
+    force. why: this form of step times. speculation: None where no drafts are made."""
 
     profile: Profile
     model: StepTimeModel
@@ -59,6 +65,7 @@ class Hardware:
     host_blocks: int
     block_tokens: int
     why: str = "as given"
+    speculation: Speculation | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -68,10 +75,18 @@ class Hardware:
 def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
     chosen = sources.profile(config.profile, config.step_times)
     _check_groups(chosen.profile, config.replicas)
+    if chosen.profile.pp > 1 and config.async_scheduling:
+        raise SettingsError(
+            f"{chosen.profile.name}: pipeline stages are simulated with synchronous scheduling "
+            "alone; give --no-async-scheduling"
+        )
     if config.shared_prefix:
         chosen.profile.check_shared_prefix()
     profile = _with_memory(chosen.profile, config)
     profile = profile.with_host_time(host_of(profile, config))
+    speculation = None if config.speculate is None else parse_speculation(config.speculate)
+    if speculation is not None:
+        check_profile(profile)
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -82,6 +97,8 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
                 f"--block-tokens {config.block_tokens}: {capacity}, less than one block; choose "
                 "smaller ones"
             )
+        if speculation is not None:
+            num_blocks = speculation.num_blocks(profile, num_blocks, config.block_tokens)
     host_blocks = config.host_blocks
     if host_blocks is None:
         host_blocks = int(profile.host_swap_bytes // per_block)
@@ -91,6 +108,8 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         max_model_len=min(profile.max_model_len, num_blocks * config.block_tokens),
         kv_bytes_per_token=int(profile.kv_bytes_per_token),
     )
+    if speculation is not None:
+        limits = limits_with_drafts(limits, speculation)
     return Hardware(
         profile,
         profile.model(limits.max_num_seqs),
@@ -99,6 +118,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         host_blocks,
         config.block_tokens,
         chosen.why,
+        speculation,
     )
 
 

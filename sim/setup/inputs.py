@@ -4,7 +4,6 @@ the policies."""
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,12 +15,13 @@ from twinserve.policies.base import Policy
 from twinserve.policies.names import RegistryError
 from twinserve.policies.parts.estimators import BatchEstimator, LinearEstimator, ModelEstimator
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
-from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
+from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.front_end import Delays, FrontEnd, load_front_end
 from twinserve.profiles.measured.model import MeasuredModel, noise_lines
 from twinserve.profiles.profile import Profile
+from twinserve.sim.fleet.faults import Schedule
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
 from twinserve.sim.results.options import Objective
@@ -34,6 +34,12 @@ from twinserve.sim.setup.config import (
 from twinserve.sim.setup.earlier import Lengths, earlier_lengths
 from twinserve.sim.setup.hardware import READ, Hardware, Sources, resolve_hardware
 from twinserve.sim.setup.objectives import of_class, parse_objectives, pool_objectives
+from twinserve.sim.setup.offered_load import (
+    Machines,
+    offered_load_of,
+    prompt_seconds,
+    service_seconds,
+)
 from twinserve.sim.setup.pools import (
     HandOver,
     Pool,
@@ -41,16 +47,13 @@ from twinserve.sim.setup.pools import (
     resolve_hand_over,
     resolve_pools,
 )
+from twinserve.sim.setup.speculation import check_speculation
 from twinserve.traces.generators.synth import is_synthetic
 from twinserve.traces.load import has_name, load_trace
 from twinserve.traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
 from twinserve.traces.workload import BestEffortPool, Workload, WorkloadError
 
 GENERATED_SECONDS = 600.0
-_GRID_TOKENS = 256  # isolated prefill times are computed on this grid and interpolated
-
-
-Machines = Sequence[tuple[Hardware, int]]  # of a fleet: hardware, and how many replicas have it
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Inputs:
     pools    of a fleet file; `hardware` is then that of the first one
     earlier  what predictors may learn from before a run; None: nothing
     hand_over  where pools have the roles prefill and decode: how KV goes from one to the other
+    failures  what goes wrong; None: nothing
     """
 
     config: SimulationConfig
@@ -70,6 +74,7 @@ class Inputs:
     pools: tuple[Pool, ...] = ()
     earlier: Lengths | None = None
     hand_over: HandOver | None = None
+    failures: Schedule | None = None
 
     @property
     def machines(self) -> Machines:
@@ -147,11 +152,36 @@ def resolve(
     used = (*policies, *(pool.spec for pool in pools if pool.spec is not None))
     _check_used(config, used)
     _check_withdrawals(config, used)
+    check_speculation(config, used)
     hardware = pools[0].hardware if pools else resolve_hardware(config, sources)
+    if config.autoscale is not None:
+        from twinserve.sim.setup.autoscaling import check_autoscaling  # for those that scale
+
+        check_autoscaling(config, hardware)
+    config, failures = _failures(config, _machines(config, hardware, pools))
     workload, notices = resolve_workload(config, hardware, progress, sources, pools)
+    if failures is not None:
+        from twinserve.sim.setup.failures import check_crashes
+
+        replicas = sum(count for _, count in _machines(config, hardware, pools))
+        check_crashes(failures, replicas, workload.last_arrival_s)
     earlier = _learned(config, workload, hardware, used, notices, sources)
     said = (*workload.provenance.notices, *notices, *_noise(pools, hardware))
-    return Inputs(config, workload, hardware, policies, said, pools, earlier, hand_over)
+    kept = (pools, earlier, hand_over, failures)
+    return Inputs(config, workload, hardware, policies, said, *kept)
+
+
+def _failures(
+    config: SimulationConfig, machines: Machines
+) -> tuple[SimulationConfig, Schedule | None]:
+    """The settings with the content of a file of failures in its place, and what it says."""
+    if config.failures is None and config.mttf is None:
+        return config, None
+    from twinserve.sim.setup.failures import resolve_failures  # for those that fail
+
+    replicas = sum(count for _, count in machines)
+    ranks = any(hardware.profile.dp > 1 for hardware, _ in machines)
+    return resolve_failures(config, replicas, ranks)
 
 
 def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
@@ -250,6 +280,12 @@ def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> N
 def _check_withdrawals(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
     """Raises SettingsError where clients may leave a policy that cannot forget them."""
     lacking = [spec.label for spec in policies if not spec.policy.withdraws()]
+    given_up = (config.failures, config.mttf, config.grace)
+    if any(setting is not None for setting in given_up) and lacking:
+        raise SettingsError(
+            f"--on-failure: policy {lacking[0]} has no on_withdraw, so that requests cannot leave "
+            "a replica; add that method to it, or let nothing fail"
+        )
     if config.client_timeout is not None and lacking:
         raise SettingsError(
             f"--client-timeout: policy {lacking[0]} has no on_withdraw, so that it would plan "
@@ -428,56 +464,6 @@ def _replicas(machines: Machines) -> str:
     return f"{count} replica{'s' * (count > 1)}"
 
 
-def offered_load_of(workload: Workload, machines: Machines) -> float | None:
-    """`offered_load` of replicas that may differ."""
-    if len(machines) == 1:
-        return offered_load(workload, *machines[0])
-    span = workload.span_s
-    if not len(workload):
-        return 0.0 if span > 0 else None
-    served = sum(n / service_seconds(workload, hardware) for hardware, n in machines)
-    return 1 / (served * span) if span > 0 else None
-
-
-def offered_load(workload: Workload, hardware: Hardware, replicas: int) -> float | None:
-    """Share of the estimated capacity of so many replicas that the listed requests ask for while
-    they arrive (the pool is not listed); None where they come all at once."""
-    span = workload.span_s
-    return service_seconds(workload, hardware) / (replicas * span) if span > 0 else None
-
-
-def service_seconds(workload: Workload, hardware: Hardware) -> float:
-    """Seconds that one saturated replica needs for the workload, estimated from the step-time
-    model.
-
-    Every prompt is computed in chunks of the token budget, nothing cached; every output token costs
-    its share of a decode step with as many requests as memory and seats allow at the mean context.
-    """
-    if not len(workload):
-        return 0.0
-    prefill = _isolated_prefill(workload.prompt_tokens, hardware)
-    context = workload.prompt_tokens + workload.output_tokens / 2
-    mean_context = float(np.average(context, weights=workload.output_tokens))
-    batch = max(1, min(hardware.limits.max_num_seqs, int(hardware.kv_tokens / mean_context)))
-    step = hardware.model.step_seconds(
-        StepComposition(batch, int(batch * mean_context), int(mean_context))
-    )
-    return float(prefill.sum() + workload.output_tokens.sum() * step / batch)
-
-
-def _isolated_prefill(prompts: np.ndarray, hardware: Hardware) -> np.ndarray:
-    """float64[n]: seconds to prefill each prompt alone, interpolated between multiples of 256
-    tokens."""
-    longest = int(prompts.max())
-    grid = np.arange(0, _GRID_TOKENS * (math.ceil(longest / _GRID_TOKENS) + 1), _GRID_TOKENS)
-    grid[0] = 1
-    used = np.unique(np.concatenate([prompts // _GRID_TOKENS, prompts // _GRID_TOKENS + 1]))
-    grid = grid[used[used < len(grid)]]
-    budget = hardware.limits.max_num_batched_tokens
-    seconds = [isolated_prefill_seconds(hardware.model, int(tokens), budget) for tokens in grid]
-    return np.interp(prompts, grid, seconds)
-
-
 def _with_objectives(
     workload: Workload, hardware: Hardware, service_class: str, objectives: dict[str, Objective]
 ) -> Workload:
@@ -491,7 +477,9 @@ def _with_objectives(
         if objective.prefills:
             bound = f"max({bound}, {objective.prefills:g} x prefill)"
             if len(workload):
-                alone = _isolated_prefill(workload.prompt_tokens, hardware)
+                alone = prompt_seconds(
+                    workload.prompt_tokens, hardware, hardware.model.step_seconds
+                )
                 floor = np.maximum(floor, objective.prefills * alone)
         rule += f" {metric}={bound}"
         if metric in slo:

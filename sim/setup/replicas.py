@@ -8,25 +8,34 @@ from functools import partial
 
 from twinserve.backends.base import Backend
 from twinserve.backends.links import PcieLink, allreduces_of, evenly
-from twinserve.backends.lockstep import LockstepBackend, SharedExperts, Steps
+from twinserve.backends.lockstep import LockstepBackend, RankGroup, SharedExperts
+from twinserve.backends.pipeline import PipelineBackend
 from twinserve.backends.shared_prefix import SharedPrefixBackend
 from twinserve.backends.simulated import SimulatedBackend
+from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.base import Policy
 from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.kv.paged.drafted import DraftedLedger
 from twinserve.policies.registry import PolicySpec, ledger_class
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.shared_prefix import SharedPrefixModel
+from twinserve.profiles.forms.speculative import SpeculativeModel
+from twinserve.profiles.profile import Profile
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.drafting import DraftingCore
 from twinserve.sim.engine.loop import Engine
+from twinserve.sim.engine.pipeline import PipelinedCore, PipelinedEngine
 from twinserve.sim.fleet.contents import shared_contents
 from twinserve.sim.fleet.replica import Network, Replica, Role
 from twinserve.sim.results.decisions import DecisionRecorder
+from twinserve.sim.results.drafts import DraftRecorder
 from twinserve.sim.results.recorder import StepRecorder
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.pools import Pool
+from twinserve.sim.setup.speculation import with_drafts
 from twinserve.traces.apps.truth import TrueDemand
 
 
@@ -95,14 +104,23 @@ def compose(
     requests = RequestTable()
     policy = make_policy(inputs, spec, description.role)
     ledger = make_ledger(inputs, spec, policy, requests)
-    engine = Engine(
+    profile = description.hardware.profile
+    executes = backend(inputs, spec, policy, ledger)
+    core: EngineCore
+    if profile.pp > 1:
+        _check_stages(profile, description.role, executes, decisions)
+        core = PipelinedCore(requests, policy, ledger)
+        engine_of = partial(PipelinedEngine, depth=profile.pp)
+    else:
+        core = make_core(description.hardware, policy, ledger, config.async_scheduling)
+        engine_of = Engine
+    engine = engine_of(
         clock,
-        EngineCore(requests, policy, ledger, config.async_scheduling),
-        backend(inputs, spec, policy, ledger),
-        (DecisionRecorder if decisions else StepRecorder)(index, timed),
+        core,
+        executes,
+        make_recorder(description.hardware, index, timed, decisions),
         decision_overhead=0.0 if config.decision_time == "none" else None,
     )
-    profile = description.hardware.profile
     made_of = {"policy": spec.label, "profile": profile.name}
     if description.pool:
         made_of["pool"] = description.pool
@@ -111,14 +129,60 @@ def compose(
     return Replica(engine, description.role, made_of, model, network=network)
 
 
+def make_core(
+    hardware: Hardware, policy: Policy, ledger: KvLedger, asynchronous: bool
+) -> EngineCore:
+    if hardware.speculation is None:
+        return EngineCore(ledger.table, policy, ledger, asynchronous)
+    return DraftingCore(ledger.table, policy, ledger, hardware.speculation.drafting, asynchronous)
+
+
+def make_recorder(hardware: Hardware, index: int, timed: bool, decisions: bool) -> StepRecorder:
+    if hardware.speculation is None:
+        return (DecisionRecorder if decisions else StepRecorder)(index, timed)
+    if decisions:
+        raise SettingsError(
+            "--decisions: a log has no drafts, so that nobody could replay it; drop it, or "
+            "--speculate"
+        )
+    return DraftRecorder(index, timed)
+
+
+def _check_stages(profile: Profile, role: Role, backend: Backend, decisions: bool) -> None:
+    """SettingsError for what pipeline stages are not simulated with."""
+    if not isinstance(backend, PipelineBackend):
+        raise SettingsError(f"{profile.name}: no live engine has its pipeline stages; drop :ppN")
+    if role is not Role.SERVE:
+        raise SettingsError(
+            f"{profile.name}: replicas of the role {role.value} with pipeline stages are not "
+            "simulated; drop :ppN, or the role"
+        )
+    if decisions:
+        raise SettingsError(
+            f"--decisions: {profile.name} plans a batch while others are under way, so that nobody "
+            "could replay the log; drop it, or :ppN"
+        )
+
+
 def simulated_backend(
     inputs: Inputs, spec: PolicySpec, policy: Policy, ledger: KvLedger
 ) -> SimulatedBackend:
     """The hardware of `inputs`, simulated."""
     hardware, config = inputs.hardware, inputs.config
     made = partial(SimulatedBackend, ledger.table, hardware.model)
+    if (speculation := hardware.speculation) is not None:
+        drafter = speculation.drafter(hardware.profile, hardware.limits)
+        made = partial(
+            SpeculatingBackend,
+            speculation.acceptance_of(config.seed),
+            speculation.drafting,
+            ledger.table,
+            SpeculativeModel(hardware.model, drafter),
+        )
     if config.shared_prefix:
         made = partial(SharedPrefixBackend, ledger, SharedPrefixModel(hardware.model))
+    if hardware.profile.pp > 1:
+        made = partial(PipelineBackend, ledger.table, hardware.model)
     if hardware.profile.dp > 1:
         made = partial(LockstepBackend, ledger.table, SharedExperts(hardware.model))
     return made(
@@ -127,7 +191,7 @@ def simulated_backend(
         layers=hardware.profile.llm.layers,
         fast=not config.exact and hardware.profile.dp == 1,
         allreduces=allreduces_of(hardware.profile.gpu, hardware.model)
-        if config.pcie_contention
+        if config.pcie_contention and hardware.profile.pp == 1  # their policies move no KV
         else None,
         layered=ledger_class(spec.kv_name).knows_layers,
         cold_start_s=config.cold_start,
@@ -136,23 +200,28 @@ def simulated_backend(
 
 class SimulatedBackends:
     """Makes the backends of one simulation. Data-parallel ranks step together with those that are
-    made before and after them, as many as their profile says."""
+    made before and after them on equal hardware, as many as their profile says."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Steps] = {}  # the latest one, by id of the hardware
+        self._groups: dict[tuple, RankGroup] = {}  # the latest one of each kind of hardware
 
     def __call__(
         self, inputs: Inputs, spec: PolicySpec, policy: Policy, ledger: KvLedger
     ) -> SimulatedBackend:
         backend = simulated_backend(inputs, spec, policy, ledger)
         if isinstance(backend, LockstepBackend):
-            hardware = inputs.hardware
-            steps = self._groups.get(id(hardware), {})
-            if len(steps) == hardware.profile.dp:
-                steps = {}
-            backend.join(steps)
-            self._groups[id(hardware)] = steps
+            profile, kind = inputs.hardware.profile, _kind(inputs.hardware)
+            group = self._groups.get(kind)
+            if group is None or len(group.steps) == profile.dp:
+                group = self._groups[kind] = RankGroup(profile.name)
+            backend.join(group)
         return backend
+
+
+def _kind(hardware: Hardware) -> tuple:
+    """What ranks of one group have in common: equal for equal hardware, whoever resolved it."""
+    sizes = hardware.num_blocks, hardware.host_blocks, hardware.block_tokens
+    return hardware.profile.model_dump_json(), hardware.limits, *sizes
 
 
 def make_ledger(
@@ -163,6 +232,8 @@ def make_ledger(
     config, hardware = inputs.config, inputs.hardware
     kv = spec.kv_name
     kind = ledger_class(kv)
+    if hardware.speculation is not None:
+        kind = DraftedLedger
     wanted = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
     caching = wanted and policy.uses_prefix_cache
     options = {"layers": hardware.profile.llm.layers} if kind.knows_layers else {}
@@ -177,9 +248,12 @@ def make_ledger(
         raise SettingsError(
             f"--prefix-caching: the {kv} ledger of policy {spec.label} has none; add kv=paged to it"
         )
-    return kind(
+    ledger = kind(
         requests, hardware.num_blocks, hardware.block_tokens, hardware.host_blocks, **options
     )
+    if hardware.speculation is not None and isinstance(ledger, DraftedLedger):
+        ledger.look_ahead(hardware.speculation.drafting, hardware.limits.max_model_len)
+    return ledger
 
 
 def _for_decode(spec: PolicySpec) -> type[Policy]:
@@ -198,6 +272,8 @@ def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Po
     hardware, longest = inputs.hardware, inputs.workload.longest
     if role is Role.DECODE:
         spec = replace(spec, own=_for_decode(spec))
+    if hardware.speculation is not None:
+        spec = with_drafts(spec)
     policy = spec.build(
         hardware.limits, inputs.estimator_for(spec.policy) if spec.uses_estimator else None
     )

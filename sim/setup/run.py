@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 
 import numpy as np
@@ -19,18 +19,25 @@ from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.disaggregated import Disaggregated
+from twinserve.sim.fleet.failure_rows import failure_rows
+from twinserve.sim.fleet.faults import Faults
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.fleet.rows import fleet_rows
+from twinserve.sim.fleet.scaling.autoscaler import Autoscaler, parse_scaler
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.metrics_scaling import GPUS
 from twinserve.sim.results.options import MetricsOptions, Warmup
+from twinserve.sim.setup.autoscaling import bounds_of
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.demand import demand_of
+from twinserve.sim.setup.failures import resolve_recovery
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
 from twinserve.sim.setup.replicas import (
@@ -236,6 +243,10 @@ class Simulation:
         self._backend = backend or SimulatedBackends()
         router = router or parse_router(inputs.config.router).build()
         self.fleet = self._new_fleet(router, migrates, offline_window)
+        if inputs.failures is not None or inputs.config.grace is not None:
+            self.fleet.recovery = resolve_recovery(inputs.config)
+        self.faults: Faults | None = None
+        self._made_of: list[Description] = []  # by replica
         self._kinds: dict[int, tuple[Description, Inputs]] = {}  # by id of the description
         own = [kind for kind, count in kinds(inputs, spec) for _ in range(count)]
         for description in own if made_of is None else made_of:
@@ -248,6 +259,12 @@ class Simulation:
             pool_objectives=pool_objectives(parse_objectives(inputs.config.slo)),
             front_end=inputs.delays or NO_DELAYS,
         )
+        if inputs.failures is not None:
+            self.faults = Faults(
+                self.clock, self.fleet, inputs.failures, self._again, lambda: self.source.over
+            )
+        if inputs.config.autoscale is not None:
+            self._autoscale(inputs.config.autoscale)
         if report is not None:
             self.fleet.on_ended = self._counting(self.fleet.on_ended)
 
@@ -282,8 +299,32 @@ class Simulation:
         )
         if self._report is not None:
             replica.engine.on_step = self._step
+        self._made_of.append(description)
         self.fleet.add(replica, warm_up_s)
         return replica
+
+    def _autoscale(self, text: str) -> None:
+        inputs, kind = self.inputs, self._made_of[0]
+        Autoscaler(
+            self.clock,
+            self.fleet,
+            parse_scaler(text).build(),
+            bounds_of(inputs.config),
+            demand_of(inputs),
+            partial(self._start, kind),
+            lambda: self.source.over,
+        )
+
+    def _start(self, description: Description, start_up_s: float) -> Replica:
+        """One more, that may crash like those of the beginning."""
+        replica = self.add(description, start_up_s)
+        if self.faults is not None:
+            self.faults.joins(replica, self.clock.now + start_up_s)
+        return replica
+
+    def _again(self, replica: Replica, start_up_s: float) -> Replica:
+        """Another one like it, from now on."""
+        return self.add(self._made_of[replica.index], start_up_s)
 
     def run(self) -> None:
         """To the end of the last request, or where a subclass has it (`_advance`)."""
@@ -318,7 +359,13 @@ class Simulation:
         )
 
     def rows(self) -> RunRows:
-        return fleet_rows(self.fleet, self.source.group_names, self.warmup, self.inputs.delays)
+        names, delays = self.source.group_names, self.inputs.delays
+        rows = fleet_rows(self.fleet, names, self.warmup, delays)
+        if self.faults is not None:
+            rows.failures = failure_rows(self.fleet, self.faults.happened)
+        if self.inputs.config.autoscale is not None and rows.replicas is not None:
+            rows.replicas[GPUS] = self.inputs.hardware.profile.gpus
+        return rows
 
 
 def effective(inputs: Inputs, spec: PolicySpec) -> SimulationConfig:

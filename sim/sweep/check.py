@@ -20,7 +20,8 @@ def _named(trace: str) -> None:
 
 def check_names(config: SimulationConfig) -> None:
     """Raises RegistryError, ProfileError, WorkloadError, SettingsError: a policy, ledger, router,
-    profile, fleet or trace that there is not, or options that it does not have."""
+    profile, fleet, autoscaler, trace or file of failures that there is not, or options that it
+    does not have."""
     for text in config.policy:
         _policy(text)
     if config.kv is not None:
@@ -28,10 +29,28 @@ def check_names(config: SimulationConfig) -> None:
     _router(config.router)
     if config.fleet is not None:
         _fleet(config.fleet)
+    if config.failures is not None:
+        _failures(config.failures)
+    if config.autoscale is not None:
+        _scaler(config.autoscale)
     _profile(config.profile)
     _trace(config.trace)
     parse_objectives(config.slo)
     load_front_end(config.front_end)
+
+
+@cache
+def _failures(given: str) -> None:
+    from twinserve.sim.setup.failures import read_failures
+
+    read_failures(given)
+
+
+@cache
+def _scaler(text: str) -> None:
+    from twinserve.sim.fleet.scaling.autoscaler import parse_scaler
+
+    parse_scaler(text)
 
 
 @cache

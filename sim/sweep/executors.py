@@ -23,9 +23,13 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from twinserve.errors import worded
 from twinserve.sim.setup.config import SettingsError
 
 Key = TypeVar("Key")
+
+
+MOST = 1000  # seeds, processes
 
 
 class Workers(Executor):
@@ -126,7 +130,7 @@ class RayWorkers(Workers):
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise SettingsError(
                 f"--executor ray: no cluster at {address or 'this machine'} "
-                f"({' '.join(str(error).split())}); check RAY_ADDRESS and `ray status`"
+                f"({worded(error)}); check RAY_ADDRESS and `ray status`"
             ) from None
         signal.signal(signal.SIGTERM, before)  # Ray has put its own there
         self._ray = ray
@@ -152,6 +156,13 @@ class RayWorkers(Workers):
 
     def stop(self) -> None:
         self.shutdown(wait=False, cancel_futures=True)
+
+
+def check_count(name: str, given: int | None) -> None:
+    """Raises SettingsError, with what it is called where it was given, for processes or seeds that
+    are not 1 to `MOST`; None stands for the default."""
+    if given is not None and not (isinstance(given, int) and 1 <= given <= MOST):
+        raise SettingsError(f"{name} {given}: must be from 1 to {MOST}")
 
 
 def local(workers: int | None, calls: int) -> Workers:

@@ -85,10 +85,14 @@ class LiveRun(Simulation):
             raise SettingsError("--replicas: one live engine is one replica; drop it")
         if inputs.pools:
             raise SettingsError("--fleet: one live engine is one replica; drop it")
+        if (changing := inputs.config.changes_replicas) is not None:
+            raise SettingsError(f"{changing}: one live engine is one replica that stays; drop it")
         if inputs.config.shared_prefix and not predicted:
             raise SettingsError(
                 "--shared-prefix: how a live engine's attention reads KV is its own; drop it"
             )
+        if inputs.config.speculate is not None:
+            raise SettingsError("--speculate: a live engine is given no drafts here; drop it")
         if inputs.front_end is not None:
             raise SettingsError("--front-end: an engine in this process has none; drop it")
         check_synchronous(inputs.config.async_scheduling, engine.settings.physical)

@@ -20,6 +20,7 @@ from twinserve.backends.counts import Counts, not_made
 from twinserve.backends.live.engine.engine import VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.errors import worded
 from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.measured.disturbed import NOISY, disturbed_beside, lost, slowdown
 from twinserve.sim.results.decisions import parse_log
@@ -315,8 +316,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, TimeUp):
         return "the time was up before a replay had ended; give more with --limit"
     expected = isinstance(error, (LiveEngineError, SettingsError))
-    line = str(error) if expected else f"{type(error).__name__}: {error}"
-    return " ".join(line.split())
+    return worded(error) if expected else " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _refuse(what: str, parted: str) -> None:

@@ -212,7 +212,7 @@ def test_the_shapes_are_those_that_profiles_know(tmp_path):
 def test_a_cell_has_the_load_it_names_and_both_classes(store, traces):
     profile = campaign_steps.make_profile(store, "tiny", False)
     (trace,) = traces.iterdir()
-    from twinserve.sim.setup.inputs import service_seconds
+    from twinserve.sim.setup.offered_load import service_seconds
 
     for load in (0.5, 1.1):
         cell = Cell("mooncake", load, "vllm", 0.2)

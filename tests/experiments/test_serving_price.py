@@ -3,8 +3,11 @@ tests/live/test_serving_price.py."""
 
 from __future__ import annotations
 
+import pytest
+
 from twinserve.experiments.serving.cases import Case, cases
 from twinserve.experiments.serving.flood import Flood
+from twinserve.experiments.serving.main import main
 from twinserve.experiments.serving.tables import HEADER, price_table
 from twinserve.policies.registry import policy_names
 
@@ -49,3 +52,10 @@ def test_a_run_is_compared_with_that_of_vllm_beside_it():
     assert stock["whole, s"] == "3.00 (2.00-4.00)" and stock["x vLLM"].startswith("1.00")
     assert row["x vLLM"] == "1.50 (1.50-1.50)" and row["sooner, x"] == "10.0"
     assert failed["ledger, blocks"] == "it does not start"
+
+
+@pytest.mark.parametrize("given", [["--repeats", "5"], ["--best-effort", "9"]])
+def test_a_quick_look_refuses_what_it_would_not_heed(given, capsys):
+    with pytest.raises(SystemExit):
+        main(["--quick", *given])
+    assert "--quick has a flood of its own" in capsys.readouterr().err

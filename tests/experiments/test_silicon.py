@@ -6,8 +6,11 @@ import pytest
 
 pytest.importorskip("aiconfigurator_core")
 
-from twinserve.experiments.silicon.loops import simulate, workload  # noqa: E402
+from twinserve.experiments.silicon import main  # noqa: E402
+from twinserve.experiments.silicon.loops import settings, simulate, workload  # noqa: E402
 from twinserve.experiments.silicon.points import INFERENCEMAX, read_points  # noqa: E402
+from twinserve.profiles.profile import load_profile  # noqa: E402
+from twinserve.profiles.specs import ProfileError  # noqa: E402
 
 POINTS = {point.name: point for point in read_points()}
 
@@ -34,6 +37,38 @@ def test_a_loop_has_the_stated_lengths_and_starts_as_said():
     assert one_by_one.arrival_s[7] == pytest.approx(7 / 8 * took)
     drawn = workload(replace(point, client=INFERENCEMAX), "staggered")
     assert 819 <= drawn.prompt_tokens.min() < drawn.prompt_tokens.max() <= 1024
+
+
+def test_experts_that_lie_whole_on_ranks_do_so_here():
+    """Six points of the file have as many ranks of experts (`moe_ep_size`) as ranks."""
+    whole = [point for point in POINTS.values() if point.ep > 1]
+    assert len(whole) == 6
+    for point in whole:
+        config = settings(point, "roofline")
+        profile = load_profile(config.profile)
+        assert (profile.tp, profile.ep) == (point.ep, True)
+    assert not any(p.profile.endswith(":ep") for p in POINTS.values() if p not in whole)
+
+
+def test_a_study_that_was_cut_off_goes_on_from_its_whole_lines(tmp_path, monkeypatch):
+    points = _points("qwen3-32b", "h100", tp=4, input=1024)[:3]
+    made = []
+
+    def simulated(point, form, start, seed):
+        made.append(point.name)
+        return {"point": point.name, "form": form, "start": start, "seed": seed}
+
+    monkeypatch.setattr(main, "_simulated", simulated)
+    rows = main.of_points(points, tmp_path, 0)
+    kept = tmp_path / main.ROWS
+    kept.write_bytes(kept.read_bytes()[:-5])  # the last line is torn
+    made.clear()
+    assert main.of_points(points, tmp_path, 0) == rows and made == [points[-1].name]
+    made.clear()
+    assert main.of_points(points, tmp_path, 0) == rows and not made
+    kept.write_text("{\n" + kept.read_text())
+    with pytest.raises(ProfileError, match="line 1: is no row of this study"):
+        main.of_points(points, tmp_path, 0)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ ones."""
 import gzip
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from twinserve.experiments.validation import main as validation
 from twinserve.experiments.validation.overload import of_run, of_steps, overload_markdown
 from twinserve.experiments.validation.runs import (
     CASES,
+    MeasuredRun,
     errors,
     latencies,
     profile_of,
@@ -190,16 +190,18 @@ def test_bad_input_is_one_line(tmp_path, capsys):
 def test_every_case_has_a_shipped_profile():
     for case in CASES:
         assert load_profile(case.profile).step_model.form == "operators"
-    assert profile_of(replace_case(CASE), "roofline").step_model.form == "roofline"
+    assert profile_of(_started(CASE), "roofline").step_model.form == "roofline"
 
 
-def replace_case(case):
-    class Run:
-        pass
+def test_a_derived_profile_has_the_ranks_of_the_run():
+    derived = profile_of(_started(CASES[-1], ranks=2, experts=True), "roofline")
+    assert derived.name == "qwen3-30b-a3b@rtxpro6000:dp2:ep"
 
-    run = Run()
-    run.case = replace(case)
-    return run
+
+def _started(case, ranks: int = 1, experts: bool = False) -> MeasuredRun:
+    arguments = {"data_parallel_size": ranks, "enable_expert_parallel": experts}
+    nothing = pd.DataFrame()
+    return MeasuredRun(case, nothing, nothing, {"engine_kwargs": arguments}, [], {})
 
 
 def _truth() -> Path:

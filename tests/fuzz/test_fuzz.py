@@ -7,12 +7,14 @@ import contextlib
 import io
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import warnings
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import Phase, given
@@ -22,17 +24,35 @@ from tests.examples import examples
 from tests.fuzz.cases import RUN, SMALL, Case, draw, lay_out, prepare
 from twinserve.sim.cli.main import main
 
-LIMIT_S = 30  # of a case; the longest takes a second on a quiet machine
+LIMIT_S = 30  # of CPU time a case; the longest takes a second
+WAITS_S = 600  # until a case that takes no CPU time is taken for one that hangs
 CASES, PROCESSES = 1000, 100
 CODES = (0, 1, 2)  # 1: a sweep with runs that failed
 
 
 class Hang(BaseException):
-    """Longer than LIMIT_S."""
+    """Longer than LIMIT_S or WAITS_S; says which, and where that was."""
 
 
-def _hang(*_) -> None:
-    raise Hang
+def _hang(number: int, frame: FrameType | None) -> None:
+    limit = f"{LIMIT_S} s of CPU time" if number == signal.SIGPROF else f"{WAITS_S} s"
+    at = "" if frame is None else f" at {frame.f_code.co_filename}, line {frame.f_lineno}"
+    raise Hang(f"still there after {limit}{at}")
+
+
+@contextlib.contextmanager
+def limits():
+    """Raises Hang in its body. A machine that others keep busy makes no case longer."""
+    timers = {signal.SIGPROF: signal.ITIMER_PROF, signal.SIGALRM: signal.ITIMER_REAL}
+    former = {number: signal.signal(number, _hang) for number in timers}
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    signal.setitimer(signal.ITIMER_REAL, WAITS_S)
+    try:
+        yield
+    finally:
+        for number, timer in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, former[number])
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +77,7 @@ def check(case: Case, code: object, err: str, left: set[str]) -> None:
     if code == 2:
         lines = [line for line in err.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1 and err.rstrip().splitlines()[-1] == lines[0], f"{where}: {err}"
+        assert re.search(r": .*\w", lines[0]), f"{where}: an error without a word"
         assert len(lines[0]) < 12_000 and not left, f"{where}: {left}"
     else:
         assert not case.refused, f"{where}: taken"
@@ -78,21 +99,16 @@ def executed(case: Case, execute) -> None:
 
 def in_process(words: list[str]) -> tuple[object, str]:
     out, err = io.StringIO(), io.StringIO()
-    former = signal.signal(signal.SIGALRM, _hang)
-    signal.alarm(LIMIT_S)
     code: object = 0
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with limits(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             with warnings.catch_warnings():
                 warnings.simplefilter("always")
                 main(words)
     except SystemExit as end:
         code = end.code or 0
-    except Exception as error:
+    except (Exception, Hang) as error:
         raise AssertionError(f"{str(words)[:600]}: {error!r}"[:900]) from error
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, former)
     return code, err.getvalue()
 
 
@@ -100,7 +116,7 @@ def as_process(words: list[str]) -> tuple[object, str]:
     ended = subprocess.run(
         [sys.executable, "-m", "twinserve.sim.cli.main", *map(os.fsencode, words)],
         capture_output=True,
-        timeout=2 * LIMIT_S,
+        timeout=WAITS_S,
     )
     return ended.returncode, ended.stderr.decode("utf-8", "replace")
 

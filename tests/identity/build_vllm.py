@@ -42,6 +42,23 @@ def _model_config(max_model_len: int):
         )
 
 
+def _speculative_config(config, settings: EngineSettings):
+    """vLLM's SpeculativeConfig. Of all methods but n-grams the scheduler asks for no more than the
+    method's name, which is set here: a drafter's own model is not at hand."""
+    from vllm.config import SpeculativeConfig
+
+    made = SpeculativeConfig(
+        method="ngram",
+        prompt_lookup_max=3,
+        num_speculative_tokens=settings.draft_tokens,
+        target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config,
+    )
+    made.method = settings.draft_method
+    made.num_speculative_tokens_per_batch_size = [list(r) for r in settings.drafts_by_batch] or None
+    return made
+
+
 def build_scheduler(settings: EngineSettings, kv_transfer: dict | None = None):
     """A vLLM `Scheduler` or `AsyncScheduler` with one full-attention KV group, configured as
     `settings` (`known_settings`) say. kv_transfer: fields of its KVTransferConfig; None: no
@@ -85,9 +102,12 @@ def build_scheduler(settings: EngineSettings, kv_transfer: dict | None = None):
 
         config.kv_transfer_config = KVTransferConfig(**kv_transfer)
         config.scheduler_config.disable_hybrid_kv_cache_manager = True  # there is one group
+    if settings.draft_tokens:
+        config.speculative_config = _speculative_config(config, settings)
     config.cache_config.num_gpu_blocks = blocks
     # vLLM's CPU platform turns it off because its workers cannot; the scheduler needs no worker.
     config.scheduler_config.async_scheduling = settings.async_scheduling
+    config.parallel_config.pipeline_parallel_size = settings.pipeline_stages
     spec = FullAttentionSpec(
         block_size=settings.block_tokens, num_kv_heads=2, head_size=32, dtype=torch.float32
     )
@@ -116,8 +136,11 @@ def build_scheduler(settings: EngineSettings, kv_transfer: dict | None = None):
         "reserve_full_isl": getattr(scheduler, "scheduler_reserve_full_isl", False),
         "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
         "max_model_len": scheduler.max_model_len,
-        "async_scheduling": batches_under_way(config) == 2,
+        "async_scheduling": batches_under_way(config) > settings.pipeline_stages,
+        "pipeline_stages": batches_under_way(config) - settings.async_scheduling,
     }
+    if settings.draft_tokens:
+        in_force["draft_tokens"] = scheduler.num_spec_tokens
     for name, value in in_force.items():
         if value != getattr(settings, name):
             raise RuntimeError(

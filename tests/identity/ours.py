@@ -16,6 +16,7 @@ def vllm_stepper(
     limits,
     prefix_caching: bool,
     asynchronous: bool = False,
+    stages: int = 1,
     policy: str = "vllm:VllmPolicy",
     **options,
 ):
@@ -32,7 +33,7 @@ def vllm_stepper(
     kind = getattr(import_module(f"twinserve.policies.baselines.{module}"), name)
     requests = RequestTable()
     ledger = PagedLedger(requests, num_blocks, block_tokens, prefix_caching=prefix_caching)
-    return Stepper(requests, kind(limits, VllmOptions(**options)), ledger, asynchronous)
+    return Stepper(requests, kind(limits, VllmOptions(**options)), ledger, asynchronous, stages)
 
 
 class OurScheduler:
@@ -62,6 +63,7 @@ class OurScheduler:
             ),
             settings.enable_prefix_caching,
             settings.async_scheduling,
+            settings.pipeline_stages,
             policy,
             scheduling=settings.policy,
             enable_chunked_prefill=settings.enable_chunked_prefill,

@@ -28,6 +28,12 @@ class EngineSettings:
     reserve_full_isl              admit a request only if all its known tokens would fit now
     max_model_len                 prompt plus output tokens of one request; must fit in num_blocks
     async_scheduling              a step is scheduled while the one before it runs
+    draft_tokens                  drafts of a request a step; 0: no speculation
+    draft_method                  whose drafts, of twinserve.policies.drafting.METHODS
+    drafts_by_batch               (first, last, drafts) of batch sizes, as vLLM's
+                                  num_speculative_tokens_per_batch_size; empty: always draft_tokens
+    draft_rate                    share of drafts that are right, each after a right one
+    pipeline_stages               as many batches are under way
     """
 
     num_blocks: int
@@ -42,6 +48,11 @@ class EngineSettings:
     reserve_full_isl: bool = True
     enable_chunked_prefill: bool = True
     async_scheduling: bool = False
+    draft_tokens: int = 0
+    draft_method: str = "ngram"
+    drafts_by_batch: tuple[tuple[int, int, int], ...] = ()
+    draft_rate: float = 0.7
+    pipeline_stages: int = 1
 
     def __post_init__(self) -> None:
         if self.policy not in ("fcfs", "priority"):
@@ -86,7 +97,8 @@ class Scenario:
 @dataclass(frozen=True, slots=True)
 class Observed:
     """One step as seen from outside. With asynchronous scheduling: one schedule, and then the end
-    of the step before it, if there was one.
+    of the step before it, if there was one. With pipeline stages: one schedule, and then the end
+    of the oldest batch, if as many are under way.
 
     scheduled    request id -> new tokens, in the order in which the scheduler granted them
     preempted    victims in the order in which they were preempted

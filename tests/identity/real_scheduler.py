@@ -3,8 +3,9 @@
 Nothing of vLLM's scheduling code is replaced: `schedule()` and `update_from_output()` run as
 shipped, and the "model" is a sampled token for each request whose tokens are all computed. What we
 add only watches: wrappers around four methods note victims, evictions, duplicates and who asked for
-memory, then call through. With asynchronous scheduling two batches are under way at most, and the
-order of calls is that of vLLM's engine core (`step_with_batch_queue`).
+memory, then call through. With asynchronous scheduling two batches are under way at most, with
+pipeline stages as many as there are stages, and the order of calls is that of vLLM's engine core
+(`step_with_batch_queue`).
 
 One function may be replaced: the block hash. With `hashing="content"` (default, fast) a block's
 hash is its content id, since ids already identify whole prefixes; with `hashing="vllm"` token ids
@@ -92,6 +93,7 @@ class Counters:
     withdrawn_in_chunk: int = 0  # ... its prompt was computed in part
     withdrawn_in_flight: int = 0  # ... a token was on its way; of these ...
     withdrawn_at_end: int = 0  # ... the last one
+    drained_preemptions: int = 0  # victims for which a batch under way computed (stages)
     held_back: int = 0  # times a request of the batch was left out, its last token on its way
 
 
@@ -142,6 +144,8 @@ class RealScheduler:
             order.remove(victim)
             self._victims.append(victim)
             self.counters.in_flight_preemptions += request.num_output_placeholders
+            if self.settings.pipeline_stages > 1:
+                self.counters.drained_preemptions += request.num_in_flight_tokens > 0
             return preempt(request, *args, **kwargs)
 
         def note_allocate(request, *args, **kwargs):
@@ -269,8 +273,10 @@ class RealScheduler:
                 and request.num_output_tokens + 1 == request.max_tokens
                 for request in scheduler.running
             )
-            if len(self._queue) < 2 and (plan.num_scheduled_tokens or scheduler.has_requests()):
-                return ()
+        depth = self.settings.pipeline_stages + self.settings.async_scheduling
+        if len(self._queue) < depth and (plan.num_scheduled_tokens or scheduler.has_requests()):
+            return ()
+        running = {request.request_id for request in scheduler.running}
         outputs = scheduler.update_from_output(*self._queue.pop())
         finished = tuple(
             output.request_id
@@ -278,7 +284,7 @@ class RealScheduler:
             for output in client.outputs
             if output.finish_reason is not None
         )
-        self.counters.ended_victims += len(set(finished) & set(self._victims))
+        self.counters.ended_victims += len(set(finished) - running)
         return finished
 
     def _sampled(self, plan):

@@ -9,13 +9,14 @@ that step's output is taken in, as vLLM's workers report it.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 
 from tests.identity.ours import OurScheduler
 from tests.identity.protocol import EngineSettings, Observed
 from tests.identity.real_scheduler import RealScheduler
+from twinserve.policies.requests import End
 
 SHARE = 0.75  # of the requests whose prompts are computed elsewhere
 FAILING = 0.2  # of their transfers
@@ -36,12 +37,15 @@ def fate(request_id: str) -> Fate:
     )
 
 
-def transfer_settings(role: str, recompute: bool = True) -> dict:
+def transfer_settings(
+    role: str, recompute: bool = True, connector: str = "PullConnector", lease_s: int = 30
+) -> dict:
     return {
-        "kv_connector": "PullConnector",
+        "kv_connector": connector,
         "kv_connector_module_path": "tests.identity.pull_connector",
         "kv_role": role,
         "kv_load_failure_policy": "recompute" if recompute else "fail",
+        "kv_connector_extra_config": {"kv_lease_duration": lease_s},
     }
 
 
@@ -76,16 +80,32 @@ class RemoteReal(RealScheduler):
         self.due = _Due()
         self._blocks: dict[str, list[int]] = {}
         self._loaded: set[str] = set()
+        self._failed: set[str] = set()  # by a load, under policy `fail`
         super().__init__(settings, kv_transfer=transfer_settings(role, **more))
-        manager = self.scheduler.kv_cache_manager
-        allocate = manager.allocate_slots
+        self._watch_loads()
 
-        def note(request, *args, **kwargs):
+    def _watch_loads(self) -> None:
+        scheduler = self.scheduler
+        manager = scheduler.kv_cache_manager
+        allocate, schedule = manager.allocate_slots, scheduler.schedule
+        may_go = scheduler._request_blocks_can_be_freed
+
+        def note_allocate(request, *args, **kwargs):
             found = allocate(request, *args, **kwargs)
             self.seen["short of blocks"] += found is None and bool(kwargs.get("delay_cache_blocks"))
             return found
 
-        manager.allocate_slots = note
+        def note_victims():
+            def note(request):
+                self.seen["no victim, since computed"] += not may_go(request)
+                return may_go(request)
+
+            scheduler._request_blocks_can_be_freed = note
+            plan = schedule()
+            scheduler._request_blocks_can_be_freed = may_go
+            return plan
+
+        manager.allocate_slots, scheduler.schedule = note_allocate, note_victims
 
     def submit(self, request_id, prompt_tokens, output_tokens, *more, **named) -> None:
         super().submit(request_id, prompt_tokens, output_tokens, *more, **named)
@@ -99,7 +119,9 @@ class RemoteReal(RealScheduler):
         pending = request_id in self.due
         self.seen["aborted while pending"] += waits and pending
         self.seen["aborted when it had come"] += waits and not pending
+        before = len(self.scheduler.deferred_frees)
         super().withdraw(request_id)
+        self.seen["freed a step later"] += len(self.scheduler.deferred_frees) - before
 
     def step(self) -> Observed:
         scheduler = self.scheduler
@@ -107,7 +129,9 @@ class RemoteReal(RealScheduler):
         seen = super().step()
         self.seen["preempted after a load"] += len(self._loaded & set(seen.preempted))
         waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
-        return dataclasses.replace(seen, waiting=waiting)
+        finished = tuple(name for name in seen.finished if name not in self._failed)
+        self.seen["ended by a failed load"] += len(seen.finished) - len(finished)
+        return dataclasses.replace(seen, waiting=waiting, finished=finished)
 
     def _sampled(self, plan):
         from vllm.v1.outputs import KVConnectorOutput
@@ -119,15 +143,13 @@ class RemoteReal(RealScheduler):
             self._blocks[name] = blocks
             self.seen["loads"] += 1
         connector.begun.clear()
-        for name in connector.kept:  # those that ended with the step before
-            self.due.begin(name)
-            self.seen["kept"] += 1
-        connector.kept.clear()
-        ended = self.due.ended()
+        ended = self._ended(plan)
         if self.role != "kv_consumer":
             output.kv_connector_output = KVConnectorOutput(finished_sending=ended)
             return output
         failed = [name for name in ended if fate(name).fails]
+        if not self.scheduler.recompute_kv_load_failures:
+            self._failed.update(failed)
         self._loaded.update(set(ended) - set(failed))
         self.seen["arrived"] += len(ended) - len(failed)
         self.seen["failed"] += len(failed)
@@ -140,12 +162,33 @@ class RemoteReal(RealScheduler):
         )
         return output
 
+    def _ended(self, plan) -> list[str]:
+        """Transfers that end with this step."""
+        for name in self.scheduler.connector.kept:  # those that ended with the step before
+            self.due.begin(name)
+            self.seen["kept"] += 1
+        self.scheduler.connector.kept.clear()
+        return self.due.ended()
+
+
+class _Reports:
+    """What ended with a step is known when its outcome is: at once, or a step later."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self._waiting: deque[list[str]] = deque([[]] if asynchronous else [])
+
+    def known(self, ended: list[str]) -> list[str]:
+        self._waiting.append(ended)
+        return self._waiting.popleft()
+
 
 class RemoteOurs(OurScheduler):
-    """The decode side."""
+    """The decode side. recompute: what follows a failed load; else its request ends."""
 
-    def __init__(self, settings: EngineSettings, mutation=None) -> None:
+    def __init__(self, settings: EngineSettings, mutation=None, recompute: bool = True) -> None:
         self.due = _Due()
+        self.recompute = recompute
+        self._reports = _Reports(settings.async_scheduling)
         super().__init__(settings, policy="vllm_decode:VllmDecode")
         core = self.stepper.core
         if mutation is not None:
@@ -175,12 +218,14 @@ class RemoteOurs(OurScheduler):
 
     def step(self) -> Observed:
         seen = super().step()
-        core = self.stepper.core
-        for name in self.due.ended():
+        core, failed = self.stepper.core, 0
+        for name in self._reports.known(self.due.ended()):
             row = core.requests.ids.index(name)
             del core.ready_s[row]
             core.fetched(row, not fate(name).fails)
-        waiting = len(self.policy.waiting) + len(self.policy.fetching)
+            if fate(name).fails and not self.recompute:
+                failed += core.withdraw(row, End.FAILED, seen.free_blocks)
+        waiting = len(self.policy.waiting) + len(self.policy.fetching) - failed
         return dataclasses.replace(seen, waiting=waiting, hits=self._hits, preempted=self._victims)
 
 
@@ -189,6 +234,7 @@ class HandingOver(OurScheduler):
 
     def __init__(self, settings: EngineSettings, mutation=None) -> None:
         self.due = _Due()
+        self._reports = _Reports(settings.async_scheduling)
         super().__init__(settings, mutation)
         self.stepper.core.hands_over = True
 
@@ -196,7 +242,7 @@ class HandingOver(OurScheduler):
         core = self.stepper.core
         seen = super().step()
         ids = core.requests.ids
-        ended = self.due.ended()
+        ended = self._reports.known(self.due.ended())
         for name in seen.finished:
             if fate(name).remote:
                 self.due.begin(name)

@@ -1,83 +1,59 @@
-"""Prefill apart from decode: with a pull connector, policy `vllm` decides on both sides what vLLM's
-scheduler does. Decode side: loads pending, arrived, failed, aborted, preempted afterwards, short of
-blocks. Prefill side: memory that is given back when it has been fetched."""
+"""Prefill apart from decode, with synchronous and asynchronous scheduling: policy `vllm` decides on
+both sides what vLLM's scheduler does behind its NIXL connector. Decode side: loads pending,
+arrived, failed, aborted, preempted afterwards, short of blocks. Prefill side: memory that is given
+back when it has been fetched, or a lease has run out.
+
+`tests/identity/regimes.py` runs more of it (docs/results/remote-identity.json)."""
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from tests.identity import scenarios
-from tests.identity.compare import Report, run_identity
 from tests.identity.mutations import Mutation
-from tests.identity.remote import HandingOver, RemoteOurs, RemoteReal
+from tests.identity.regimes import REGIMES, Regime, compare, wrong
 
-pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("newest")]
+KEPT = Path(__file__).resolve().parents[2] / "docs" / "results" / "remote-identity.json"
 
-LEAVING = 0.08  # of the steps
-DECODE = {
-    "preemption": (0, 1, 3, 6),
-    "priority": (0, 2),
-    "mixed": (1, 2, 3),
-    "partial_chunks": (0, 1),
-}
-PREFILL = {"preemption": (0, 1, 3), "priority": (2,), "mixed": (0, 3), "partial_chunks": (1,)}
-ON_D = (
-    "loads", "pending", "arrived", "failed", "failed with a local hit", "aborted while pending",
-    "aborted when it had come", "preempted after a load", "short of blocks",
-)  # fmt: skip
+# by class of scenarios, seeds that show the most in few steps
+DECODE = {"preemption": (0, 1), "priority": (1,), "mixed": (1, 2), "partial_chunks": (1,)}
+PREFILL = {"preemption": (0, 1), "priority": (0, 1, 2), "mixed": (0,), "partial_chunks": (1,)}
 
 
-def compare(generate: str, seed: int, role: str, mutation=None) -> tuple[Report, Counter]:
-    scenario = getattr(scenarios, generate)(seed)
-    requests, kind = scenario.requests, RemoteOurs
-    if role == "kv_producer":
-        requests = [dataclasses.replace(request, output_tokens=1) for request in requests]
-        kind = HandingOver
-    made: list[RemoteReal] = []
-
-    def real(settings):
-        made.append(RemoteReal(settings, role))
-        return made[0]
-
-    report = run_identity(
-        scenario.settings,
-        requests,
-        lambda settings: kind(settings, mutation),
-        leaving=LEAVING,
-        make_real=real,
-    )
-    return report, made[0].seen
-
-
-def checked(regimes: dict[str, tuple[int, ...]], role: str) -> tuple[int, Counter]:
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.usefixtures("newest")
+@pytest.mark.parametrize("regime", REGIMES, ids=lambda regime: regime.name)
+def test_both_sides_decide_as_vllm_does(regime):
     steps, total = 0, Counter()
-    for generate, seeds in regimes.items():
+    for generate, seeds in (DECODE if regime.side == "decode" else PREFILL).items():
         for seed in seeds:
-            report, seen = compare(generate, seed, role)
+            report, seen = compare(regime, generate, seed)
             assert report.mismatches == 0, f"{generate} {seed}: {report.first_mismatch}"
             steps += report.steps
             total += seen
-    return steps, total
+    assert steps > (10_000 if regime.side == "decode" else 3_000)
+    assert all(total[name] for name in regime.phenomena), total
 
 
-def test_a_decode_side_decides_as_vllm_does():
-    steps, seen = checked(DECODE, "kv_consumer")
-    assert steps > 25_000
-    assert all(seen[name] > 20 for name in ON_D), seen
-
-
-def test_a_prefill_side_gives_memory_back_when_vllm_does():
-    steps, seen = checked(PREFILL, "kv_producer")
-    assert steps > 4_000 and seen["kept"] > 1_000
+def test_what_is_kept_of_many_seeds_held_and_the_docs_say_so():
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    assert wrong(kept) == []
+    page = (KEPT.parents[1] / "fleet.md").read_text(encoding="utf-8")
+    for regime, part in zip(REGIMES, kept["regimes"], strict=True):
+        assert part["regime"] == regime.name and part["seen"].keys() == set(regime.phenomena)
+        assert f"| {part['steps']:,} |" in page
 
 
 POLICY, CORE = "policy", "stepper.core"
+SYNCHRONOUS, AHEAD = Regime("decode", False), Regime("decode", True)
+FAILING, PREFILL_SIDE = Regime("decode", True, recompute=False), Regime("prefill", True)
 BROKEN = (
     (
-        "kv_consumer",
+        SYNCHRONOUS,
         Mutation(
             "loads take what prompts under way still need",
             "admission check",
@@ -86,7 +62,7 @@ BROKEN = (
         ),
     ),
     (
-        "kv_consumer",
+        SYNCHRONOUS,
         Mutation(
             "whoever loads takes a seat",
             "waiting order",
@@ -102,7 +78,7 @@ BROKEN = (
         ),
     ),
     (
-        "kv_consumer",
+        SYNCHRONOUS,
         Mutation(
             "others go before those whose KV has come",
             "waiting order",
@@ -118,7 +94,7 @@ BROKEN = (
         ),
     ),
     (
-        "kv_consumer",
+        SYNCHRONOUS,
         Mutation(
             "computes nothing after a load",
             "last-token rule",
@@ -134,7 +110,7 @@ BROKEN = (
         ),
     ),
     (
-        "kv_consumer",
+        SYNCHRONOUS,
         Mutation(
             "caches a prompt before it has come",
             "hit rule",
@@ -150,7 +126,7 @@ BROKEN = (
         ),
     ),
     (
-        "kv_consumer",
+        SYNCHRONOUS,
         Mutation(
             "frees the blocks of who left before the load has landed",
             "memory accounting",
@@ -159,7 +135,7 @@ BROKEN = (
         ),
     ),
     (
-        "kv_producer",
+        PREFILL_SIDE,
         Mutation(
             "gives nothing back",
             "memory accounting",
@@ -168,7 +144,7 @@ BROKEN = (
         ),
     ),
     (
-        "kv_producer",
+        PREFILL_SIDE,
         Mutation(
             "gives memory back at once",
             "memory accounting",
@@ -183,10 +159,58 @@ BROKEN = (
             ),
         ),
     ),
+    (
+        AHEAD,
+        Mutation(
+            "preempts who is computed in the step under way",
+            "victim",
+            ("preemption", 1),
+            ((POLICY, "_grant_one_by_one", "in self._computing", "in ()"),),
+        ),
+    ),
+    (
+        AHEAD,
+        Mutation(
+            "gives back at once what the step under way still writes",
+            "memory accounting",
+            ("partial_chunks", 1),
+            ((CORE, "settle", "self.policy.loads_kv and", "False and"),),
+        ),
+    ),
+    (
+        FAILING,
+        Mutation(
+            "keeps the memory of a request whose load has failed",
+            "memory accounting",
+            ("preemption", 1),
+            ((CORE, "fetched", "self._lands_s.pop(row, None)", "pass"),),
+        ),
+    ),
+    (
+        PREFILL_SIDE,
+        Mutation(
+            "hands over a prompt that was preempted as it ended",
+            "memory accounting",
+            ("priority", 2),
+            ((CORE, "plan", "if self.hands_over and self.under_way", "if False"),),
+        ),
+    ),
+    (
+        PREFILL_SIDE,
+        Mutation(
+            "renews a lease for longer",
+            "memory accounting",
+            ("preemption", 1),
+            (("due", "begin", "LEASE_S * 2 / 3", "LEASE_S * 3 / 4"),),
+        ),
+    ),
 )
 
 
-@pytest.mark.parametrize(("role", "mutation"), BROKEN, ids=lambda value: getattr(value, "name", ""))
-def test_a_broken_hand_over_is_caught(role, mutation):
-    report, _ = compare(*mutation.witness, role, mutation)
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.usefixtures("newest")
+@pytest.mark.parametrize(("regime", "mutation"), BROKEN, ids=lambda v: getattr(v, "name", ""))
+def test_a_broken_hand_over_is_caught(regime, mutation):
+    report, _ = compare(regime, *mutation.witness, mutation)
     assert report.mismatches == 1

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from tests.live.served_small import bench, engine_arguments, start, write_small
+from twinserve.experiments.from_serving.server import bench, engine_arguments, start, write_small
 from twinserve.sim.results.bench_json import write_bench
 from twinserve.sim.results.export import export_requests
 from twinserve.sim.setup.config import SimulationConfig

@@ -104,7 +104,6 @@ def test_a_name_says_its_ranks_and_comes_back(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("qwen3-30b-a3b@h100:pp2", "pipeline parallelism (pp2) is not simulated"),
         ("qwen3-30b-a3b@h100:ep4", "write :ep without a number"),
         ("qwen3-30b-a3b@h100:cp2", "'cp2' is not understood"),
         ("qwen3-30b-a3b@h100:dp0", "'dp0' is not understood"),

@@ -31,8 +31,13 @@ SLOW_NETWORK = (2e8, 1e-3)  # bytes/s, seconds: a prompt takes up to a tenth of 
 VLLM = parse_policy("vllm")
 
 
-def hand_over(rule: str = "none", lease_s: float = 30.0, recompute: bool = False) -> HandOver:
-    return HandOver(Connector(lease_s, recompute, parse_rule(rule)), "least-requests")
+def hand_over(
+    rule: str = "none",
+    lease_s: float = 30.0,
+    recompute: bool = False,
+    router: str = "least-requests",
+) -> HandOver:
+    return HandOver(Connector(lease_s, recompute, parse_rule(rule)), router)
 
 
 class Apart(Simulation):
@@ -100,8 +105,8 @@ def troubled(
     seed: int, troubles: int, connector: HandOver, *, asynchronous: bool = False, **more
 ) -> tuple[Troubled, RunRows]:
     """A run, audited step by step, that kept everything that a fleet promises; taken several steps
-    at once it gave the same rows."""
-    settings = {"exact": True, "async_scheduling": asynchronous}
+    at once it gave the same rows. Both sides have the same kind of router."""
+    settings = {"exact": True, "async_scheduling": asynchronous, "router": connector.router}
     inputs = inputs_of(crowd(seed), connector, **settings)
     run = Troubled(inputs, seed, troubles, **more)
     run.run()

@@ -64,16 +64,16 @@ class Scene:
         running, waiting, used = (past[-1] if past else self.loads)[replica]
         return Load(at_s, running, waiting, used, self.blocks)
 
-    def choose(self, request: Request) -> int | Verdict:
+    def choose(self, request: Request, stage: Role = Role.SERVE) -> int | Verdict:
         """What the router says; nothing is sent."""
         if self.router.sheds(request, self.view):
             return Verdict.REJECT
-        return self.router.place(request, Role.SERVE, self.view)
+        return self.router.place(request, stage, self.view)
 
-    def send(self, request: Request | None = None) -> int | Verdict:
+    def send(self, request: Request | None = None, stage: Role = Role.SERVE) -> int | Verdict:
         """It says where, and the request goes there."""
         request = request or prompt()
-        choice = self.choose(request)
+        choice = self.choose(request, stage)
         if not isinstance(choice, Verdict):
             self.view.in_flight[choice] += 1
             self.router.on_dispatched(request, choice)

@@ -12,6 +12,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.pipeline import BatchQueue, PipelinedCore
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,26 @@ class Stepper:
 
     asynchronous  a call makes the plan of a step while the step before it is under way, and then
                   ends that one: the rows that it lists as finished are those of the step before
+    stages        of a pipeline: a call makes a plan, and ends the oldest batch once as many are
+                  under way
     """
 
     def __init__(
-        self, requests: RequestTable, policy: Policy, ledger: KvLedger, asynchronous: bool = False
+        self,
+        requests: RequestTable,
+        policy: Policy,
+        ledger: KvLedger,
+        asynchronous: bool = False,
+        stages: int = 1,
     ) -> None:
-        self.core = EngineCore(requests, policy, ledger, asynchronous)
-        self.requests = requests
+        if stages > 1:
+            self._over(PipelinedCore(requests, policy, ledger), stages)
+        else:
+            self._over(EngineCore(requests, policy, ledger, asynchronous))
+
+    def _over(self, core: EngineCore, stages: int = 1) -> None:
+        self.core, self.requests = core, core.requests
+        self.queue: BatchQueue[tuple[StepPlan, StepOutcome]] = BatchQueue(stages)
         self._outputs: list[int] = []
         self._steps = 0
         self._under_way: tuple[StepPlan, StepOutcome] | None = None
@@ -76,6 +90,8 @@ class Stepper:
     def _execute(self, plan: StepPlan) -> list[int]:
         """The rows that ended, by what this call books: the plan's own outcome, or that of the plan
         before."""
+        if self.queue.depth > 1:
+            return self._pass_on(plan)
         if not self.core.asynchronous:
             outcome = self._outcome(plan)
             self.core.complete(plan, outcome)
@@ -88,6 +104,16 @@ class Stepper:
             self._under_way = (plan, self._outcome(plan))
             self.core.begin(*self._under_way)
         return finished
+
+    def _pass_on(self, plan: StepPlan) -> list[int]:
+        batch = (plan, self._outcome(plan)) if plan else None
+        if batch is not None:
+            self.core.begin(*batch)
+        self.queue.append(batch)
+        if self.queue.takes_more(self.core.active > 0) or (oldest := self.queue.popleft()) is None:
+            return []
+        self.core.complete(*oldest)
+        return oldest[1].finished
 
     def _outcome(self, plan: StepPlan) -> StepOutcome:
         emitted = plan.rows[self.core.emitting(plan)]

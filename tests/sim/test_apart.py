@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,19 @@ def test_only_what_is_not_cached_is_fetched():
     _, rows = run_of(workload)
     assert stays_of(rows, "decode")["load_tokens"].tolist() == [80, 8]
     assert stays_of(rows, "prefill")["hit_tokens"].tolist() == [0, 80]
+
+
+def test_the_conductor_chooses_both_replicas_when_a_request_arrives():
+    """So three that come together go to three decode replicas, though their prompts are computed
+    one after another; and who would get tokens too late is rejected before its prompt is."""
+    config = ROOMY.model_copy(update={"router": "conductor"})
+    workload = some([100] * 3, outputs=[2, 2, 2])
+    _, rows = run_of(workload, hand_over(router="conductor"), config, decode=3)
+    assert sorted(stays_of(rows, "decode")["replica"]) == [1, 2, 3]
+    workload = replace(workload, slo_tpot_s=np.array([np.nan, np.nan, 1e-9]))
+    _, rows = run_of(workload, hand_over(router="conductor"), config, decode=3)
+    assert rows.requests["outcome"].tolist() == ["completed", "completed", "rejected"]
+    assert len(stays_of(rows, "prefill")) == 2
 
 
 # -- leases ----------------------------------------------------------------------------------------

@@ -20,6 +20,14 @@ RULES = ("none", "llm-d:threshold=60", "dynamo:tokens=90,share=1", "dynamo:busy=
 LEDGERS = [name for name in ledger_names() if ledger_class(name).hands_over and name != "paged"]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_troubled_fleet_of_mooncakes_conductor(asynchronous):
+    connector = hand_over(lease_s=0.2, recompute=True, router="conductor")
+    run, rows = troubled(3, 10, connector, asynchronous=asynchronous, prefill=2, decode=2)
+    assert run.happened.keys() >= {"leave", "fail"}
+    assert (rows.placements["role"] == "decode").any()
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_troubled_fleet(asynchronous, recompute):

@@ -319,12 +319,29 @@ def test_a_plan_in_which_nothing_is_enough_says_so(asked):
         found.plot()
 
 
+def test_runs_of_a_fleet_show_its_pools(tmp_path):
+    file = tmp_path / "fleet.yaml"
+    pool = "  - name: {0}\n    role: {0}\n    profile: llama-3.1-8b@h100\n"
+    file.write_text("pools:\n" + pool.format("prefill") + pool.format("decode"))
+    runs = ts.simulate(fleet=str(file), trace="fixed:100,5", requests=4, rate=10)
+    for shown in (str(runs), runs._repr_html_()):
+        assert "Pools, vllm" in shown and "TTFT by parts, vllm" in shown
+    assert "Pools" not in str(ts.simulate(trace="fixed:100,5", requests=4, rate=10))
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
         ({"max_num_seq": 3}, "did you mean 'max_num_seqs'"),
         ({"gpus": ["h1000"]}, "h1000"),
         ({"workers": 0}, "workers 0"),
+        ({"workers": "two"}, "workers two"),
+        ({"tp": "x"}, "tp 'x'"),
+        ({"tp": [1, 2.5]}, "tp 2.5"),
+        ({"gpus": 8}, "gpus 8"),
+        ({"grow": "much"}, "grow 'much'"),
+        ({"seeds": None}, "seeds None"),
+        ({"trace": 5}, "trace 5"),
         ({"slo": "fast"}, "fast"),
     ],
 )

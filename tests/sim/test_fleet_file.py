@@ -13,7 +13,8 @@ from twinserve.sim.cli.main import BAD_INPUT, simulate_main
 from twinserve.sim.results.files import read_run, write_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.fleet_file import PoolSettings, read_fleet
-from twinserve.sim.setup.inputs import offered_load, offered_load_of, resolve
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.offered_load import offered_load, offered_load_of
 from twinserve.sim.setup.presets import from_file
 from twinserve.sim.setup.run import Simulation, simulate
 from twinserve.sim.sweep.combinations import Run

@@ -11,7 +11,8 @@ import pytest
 from twinserve.sim.cli.simulate import headline
 from twinserve.sim.results.files import present_run
 from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import offered_load, resolve
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.offered_load import offered_load
 from twinserve.sim.setup.presets import from_file
 from twinserve.sim.setup.run import simulate
 from twinserve.traces.catalog import ALIASES, BY_NAME, SYNTHETIC

@@ -97,7 +97,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
 def test_a_size_that_failed_at_the_end_of_its_first_peak_is_seen_on_all(draws):
     """Its search did not go on to the second one."""
     candidate = SimpleNamespace(config=SimulationConfig(rate_scale=1.0))
-    peaks = [SimpleNamespace(settings={}, since_s=0.0)] * 2
+    peaks = [SimpleNamespace(settings=lambda n, speed, fails: {}, since_s=0.0)] * 2
     size = Size(candidate, peaks, 1, 1, 4, None, trials={1: [trial(*[50] * 10)]})
     look, asked = drawn(size, [TTFT], 1, draws), 0
     try:

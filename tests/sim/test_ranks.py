@@ -1,13 +1,18 @@
 """Data-parallel ranks that share experts: they step together, and each has requests of its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from twinserve.backends.lockstep import RankError
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile
 from twinserve.profiles.specs import ProfileError
+from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.replicas import Description
 from twinserve.sim.setup.run import Simulation
 
 NAME = "qwen3-30b-a3b@h100:dp2:ep"
@@ -76,7 +81,6 @@ def test_a_rank_without_its_group_is_refused(replicas):
         ({"step_times": "operators"}, "--step-times roofline"),
         ({"profile": "llama-3.1-8b@h100:dp2"}, "--replicas 2"),
         ({"profile": "llama-3.1-8b@h100:tp2:ep"}, "vLLM refuses"),
-        ({"profile": "llama-3.1-8b@h100:pp2"}, "pipeline parallelism (pp2) is not simulated"),
         ({"profile": "qwen3-30b-a3b@h100:dp16:ep", "replicas": 16}, "links between servers"),
     ],
 )
@@ -84,3 +88,55 @@ def test_ranks_that_cannot_be_are_one_clear_line(settings, words):
     with pytest.raises((ProfileError, SettingsError)) as raised:
         _rows("closed:concurrency=1,requests=1,input=9,output=9", **settings)
     assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+class _Failing(Simulation):
+    """The replicas `which` fail at 0.1 s."""
+
+    def __init__(self, inputs, which):
+        super().__init__(inputs, inputs.policies[0])
+        self.clock.process(self._fail(which))
+
+    def _fail(self, which):
+        yield self.clock.at(0.1, BEFORE_STEPS)
+        for replica in which:
+            self.fleet.fail(replica)
+
+
+def _inputs():
+    config = SimulationConfig(
+        trace="closed:concurrency=8,requests=24,input=600,output=40",
+        profile=NAME,
+        replicas=2,
+        async_scheduling=False,
+        host_time="none",
+        slo="none",
+        router="round-robin",
+    )
+    return resolve(config)
+
+
+def test_a_failed_rank_ends_the_steps_of_its_group_in_one_clear_line():
+    simulation = _Failing(_inputs(), [1])
+    with pytest.raises(RankError) as raised:
+        simulation.run()
+    said = str(raised.value)
+    assert "rank 1 of 2 failed at 0.100000 s" in said and "\n" not in said
+
+
+def test_a_group_may_fail_as_a_whole():
+    simulation = _Failing(_inputs(), [0, 1])
+    simulation.run()
+    rows = simulation.rows()
+    assert (rows.requests.outcome == "failed").all() and (rows.steps.start_s < 0.1).all()
+
+
+def test_ranks_on_equal_hardware_are_a_group_whoever_resolved_it():
+    inputs, again = _inputs(), _inputs()
+    other = replace(inputs.hardware, num_blocks=inputs.hardware.num_blocks - 1)
+    spec = inputs.policies[0]
+    kinds = [Description(h, spec) for h in (inputs.hardware, other, again.hardware, other)]
+    engines = Simulation(inputs, spec, made_of=kinds).engines
+    groups = [engine.backend.group for engine in engines]
+    assert groups[0] is groups[2] and groups[1] is groups[3] and groups[0] is not groups[1]
+    assert [len(group.steps) for group in groups] == [2] * 4

@@ -11,6 +11,7 @@ from tests.examples import examples
 from tests.sim.harness import Affine
 from tests.sim.routing import Scene, prompt
 from twinserve.policies.errors import PolicyError
+from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.routers.base import Verdict
 from twinserve.sim.fleet.routers.dynamo import softmax
 from twinserve.sim.fleet.routers.llm_d import queue_scores
@@ -290,6 +291,31 @@ def test_a_request_is_rejected_where_tokens_would_come_too_slowly():
         assert scene.send(request) == expected
         if expected == 0:
             scene.first_token(request, 0)
+
+
+def side(stage: Role) -> Scene:
+    scene = conductor()
+    scene.router.stage = stage
+    return scene
+
+
+def test_where_prefill_is_apart_it_decodes_where_tokens_come_soonest():
+    """Steps of 10 ms a request, counted from its arrival on, whatever is cached: two requests on
+    each of two replicas keep 25 ms."""
+    scene = side(Role.DECODE)
+    scene.stored(1, *range(8))
+    requests = [prompt(*range(10), slo_tpot_s=0.025, slo_ttft_s=1e-9) for _ in range(5)]
+    chosen = [scene.send(request, Role.DECODE) for request in requests]
+    assert chosen == [0, 1, 0, 1, Verdict.REJECT]
+    scene.end(requests[1], 1)
+    assert scene.send(requests[4], Role.DECODE) == 1
+
+
+def test_where_prefill_is_apart_only_the_first_token_is_asked_of_that_side():
+    scene = side(Role.PREFILL)
+    soon = {"tokens": 400, "slo_ttft_s": 0.41, "slo_tpot_s": 1e-9}
+    chosen = [scene.send(prompt(**soon), Role.PREFILL) for _ in range(3)]
+    assert chosen == [0, 1, Verdict.REJECT]
 
 
 def test_it_needs_step_times():

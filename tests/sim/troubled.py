@@ -4,6 +4,7 @@ must hold afterwards."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -121,7 +122,15 @@ def troubled(
     return run, rows
 
 
-def conserved(run: Troubled, rows: RunRows) -> None:
+class Ending(Protocol):
+    """A run that tells who ended."""
+
+    inputs: Inputs
+    fleet: Fleet
+    ended: list[Request]
+
+
+def conserved(run: Ending, rows: RunRows) -> None:
     fleet, requests, stays = run.fleet, rows.requests, rows.placements
     # every request ends exactly once
     sent = [request for request in fleet.requests if request.end is not End.NEVER_SENT]
@@ -139,10 +148,17 @@ def conserved(run: Troubled, rows: RunRows) -> None:
         assert all(end in goes_on for end in ends[:-1])
         if ends:  # one of these: it ended while the fleet held it
             assert ends[-1] in (request.end, *goes_on)
-    # what its placements emitted is what it has, each token after the first with one gap
+    # what its placements emitted is what it has or what was thrown away, each token after the first
+    # of an attempt with one gap
     emitted = stays.groupby("request_id")["output_tokens"].sum()
-    assert emitted.to_dict() == {r.id: r.emitted_tokens for r in sent if r.placements}
-    assert rows.gaps["count"].sum() == np.maximum(requests["output_tokens"] - 1, 0).sum()
+    whole = {r.id: r.emitted_tokens + r.discarded_tokens for r in sent if r.placements}
+    assert emitted.to_dict() == whole
+    before = {(r.number, n): p.before_tokens for r in sent for n, p in enumerate(r.placements)}
+    keys = zip(stays["request"], stays["placement"], strict=True)
+    first = np.array([not before[key] for key in keys], bool) & (stays["output_tokens"] > 0)
+    gaps, later = rows.gaps["count"].sum(), stays["output_tokens"].sum() - first.sum()
+    # tokens that one step gives come together
+    assert gaps == later if run.inputs.config.speculate is None else 0 < gaps <= later
     for replica in fleet.replicas:
         core, down = replica.engine.core, replica.since_s.get(Life.DOWN, np.inf)
         table = core.requests

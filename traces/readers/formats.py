@@ -9,6 +9,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from twinserve.errors import worded
 from twinserve.traces.measurement import Measurement, workload_of
 from twinserve.traces.readers import azure as read_azure
 from twinserve.traces.readers import bailian as read_bailian
@@ -211,7 +212,7 @@ def _content(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as e:
-        reason = e.strerror or str(e)
+        reason = e.strerror or worded(e)
         raise WorkloadError(f"{path}: cannot be read ({reason}): check the path") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from twinserve.errors import worded
 from twinserve.traces.readers.columns import Rows, shown
 from twinserve.traces.workload import WorkloadError
 
@@ -86,7 +87,7 @@ def reason(error: Exception) -> str:
     """Why a text is no JSON, in Python's words where they say it."""
     if isinstance(error, RecursionError):
         return "too many brackets within each other"
-    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    return error.msg if isinstance(error, json.JSONDecodeError) else worded(error)
 
 
 def column(rows: list[dict], *names: str) -> list | None:

@@ -29,6 +29,7 @@ from twinserve.backends.live.measure.points import (
     choose_points,
 )
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.errors import worded
 from twinserve.policies.plan import DEVICE
 from twinserve.profiles.measured.samples import (
     LEAVING,
@@ -473,4 +474,4 @@ def check_engine_arguments(
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return worded(error)[:300]

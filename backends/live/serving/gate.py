@@ -18,6 +18,7 @@ from twinserve.backends.live.serving.attributes import (
     read_attributes,
 )
 from twinserve.backends.live.serving.clients import Clients, read_clients, stamped
+from twinserve.errors import worded
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import parse_policy
@@ -82,7 +83,7 @@ class Gate:
         try:
             attributes = read_attributes(given)
         except BadAttributeError as error:
-            return Verdict(str(error))
+            return Verdict(worded(error))
         if clients.stamped:
             client = clients.identify(headers)
             if any(one in parsed for one in (*_GENERATES, "sampling_params")):
@@ -131,7 +132,7 @@ def gate_of(settings: Any) -> Gate:
         clients = read_clients(given.get("clients"), *slo)
     except SettingsError as error:  # it could be read when the engine started
         _log.error("%s", error)
-        return Gate(None, None, str(error))
+        return Gate(None, None, worded(error))
     return Gate(_rules_of(given), clients)
 
 

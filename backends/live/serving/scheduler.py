@@ -43,6 +43,7 @@ from twinserve.backends.live.serving.options import (
 from twinserve.backends.live.serving.stats import ServingStats
 from twinserve.backends.live.transfer.host import HostFull
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
+from twinserve.errors import worded
 from twinserve.policies.plan import Preemption
 
 logger = logging.getLogger("vllm.twinserve")  # below vLLM's own, for its format and level
@@ -147,7 +148,7 @@ class PolicyScheduling(Steering):
             given = request.sampling_params and request.sampling_params.extra_args
             attributes = read_attributes(given)
         except BadAttributeError as error:
-            fault = str(error)
+            fault = worded(error)
         self.stats.arrived += 1
         if fault:
             self._refuse(request.request_id, fault)

@@ -99,15 +99,17 @@ class Overwriting:
         state, tokens = self.state, sum(fresh.values())
         if tokens <= state.on_host.free:
             return True
-        rows = sorted(state.host)
-        # copies of what the device has lost stay; were they too many, all others would go for
-        # nothing
-        stay = int(state.missing_tokens[rows].sum())
-        stay -= sum(count for row, count in fresh.items() if row in state.host)
-        if tokens > state.on_host.free + state.on_host.used - stay:
+        # Copies of what the device has lost stay. Rows without blocks, thousands in a crowd, need
+        # all of theirs. Were these too many, all others would go for nothing.
+        rows = sorted(row for row in state.tables if row in state.host)
+        spare = [
+            state.on_host.held_by(row) - lost + fresh.get(row, 0)
+            for row, lost in zip(rows, state.missing_tokens[rows].tolist(), strict=True)
+        ]
+        if tokens > state.on_host.free + sum(spare):
             return False
-        for row in rows:
-            if not state.is_pinned(row):
+        for row, copies in zip(rows, spare, strict=True):
+            if copies and not state.is_pinned(row):
                 state.drop_copies(row, keep_missing=True)
                 if tokens <= state.on_host.free:
                     return True

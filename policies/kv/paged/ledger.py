@@ -203,8 +203,15 @@ class PagedLedger(UndoLedger):
         return True
 
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
-        size = self.block_tokens
-        fresh = -(-tokens // size) - self._held[rows]
+        if not self._take_all(rows, tokens):
+            return False
+        if self.prefix_caching:
+            self._publish_all(rows, tokens)
+        return True
+
+    def _take_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
+        """Blocks up to `tokens` of each row; False and nothing changed where there are too few."""
+        fresh = -(-tokens // self.block_tokens) - self._held[rows]
         growing = fresh > 0
         if np.count_nonzero(growing):
             counts = fresh[growing]
@@ -212,14 +219,16 @@ class PagedLedger(UndoLedger):
             if total > self.pool.free:
                 return False
             self._append_each(rows[growing], counts, self.pool.take(total))
-        if self.prefix_caching:
-            full = tokens // size
-            if self.known_text_only:
-                full = np.minimum(full, self._known_blocks(rows))
-            filled = full > self._published[rows]
-            if np.count_nonzero(filled):
-                self._publish_each(rows[filled], full[filled])
         return True
+
+    def _publish_all(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """The first `tokens` of each row are computed with this step: what they fill is found."""
+        full = tokens // self.block_tokens
+        if self.known_text_only:
+            full = np.minimum(full, self._known_blocks(rows))
+        filled = full > self._published[rows]
+        if np.count_nonzero(filled):
+            self._publish_each(rows[filled], full[filled])
 
     def extend(self, rows: np.ndarray, steps: int) -> None:
         if not self.grow_all(rows, self.table.computed_tokens[rows] + steps):

@@ -80,6 +80,10 @@ class Router(ABC, Generic[RouterOptions]):
     name: ClassVar[str]
     view: FleetView  # what `place` gets, for what it hears; set by the fleet
     Options: type[RouterOptions] = NoOptions  # type: ignore[assignment]  # as of a Policy
+    # what the replicas do that it sees; set by a fleet with roles
+    stage = Role.SERVE
+    # True: where prefill is apart from decode it chooses both replicas of a request as that arrives
+    chooses_both: ClassVar[bool] = False
     signals = Signals()  # how old what it hears is; of its options, where these are `Measured`
     # True: requests of one application may go to several replicas, even while the first of these
     # is up. Refused with a policy that accounts for applications as a whole

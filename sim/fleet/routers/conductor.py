@@ -1,18 +1,21 @@
-"""Mooncake's conductor (Qin et al., FAST 2025, Algorithm 1) where prompts and answers are computed
-on one replica.
+"""Mooncake's conductor (Qin et al., FAST 2025, Algorithm 1).
 
-Of every replica it predicts the time to first token: the prefills that are queued there, one after
-another, and this prompt's without what is cached there. The shortest gets the request. Where even
-that breaks the request's TTFT objective, or its answer's tokens would come later than its TPOT
-objective (the paper's TBT), the request is rejected, as with HTTP 429.
+Of every replica that computes prompts it predicts the time to first token: the prefills that are
+queued there, one after another, and this prompt's without what is cached there. The shortest gets
+the request. Of every replica that decodes it predicts the time between tokens (TBT) with all that
+were sent there and this request; the shortest gets it. Both are chosen when the request arrives.
+Where even the first breaks its TTFT objective, or the second its TPOT objective (the paper's TBT),
+the request is rejected, as with HTTP 429. A replica that does both is chosen by the first time, and
+asked about the second.
 
 Times come from a model of the replica that was fitted beforehand, as in the paper; here it is the
 simulator's own. KV events tell what is cached.
 
-Differences. Prefixes are not fetched from other replicas, and so none are replicated: there are no
-transfers between replicas yet (the paper's branch above `kvcache_balancing_threshold`). The paper
-chooses a replica for the answer apart from that for the prompt. A prompt under way counts whole
-until its first token.
+Differences. Prefixes are not fetched from other replicas, and so none are replicated: there is no
+such transfer between replicas yet (the paper's branch above `kvcache_balancing_threshold`). A
+prompt under way counts whole until its first token. A request counts at its decode replica from its
+arrival on; the paper foretells when it gets there, assuming one decode time for all. TTFT leaves
+out the way of the KV to the decode replica: the paper sends it layer by layer, during the prefill.
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ class _Queue:
 class Conductor(OfPrefixes[ConductorOptions]):
     name = "conductor"
     Options = ConductorOptions
+    chooses_both = True
 
     def setup(self) -> None:
         options = self.options
@@ -92,6 +96,8 @@ class Conductor(OfPrefixes[ConductorOptions]):
         queue = self._queues[replica]
         queue.prefill_s[request] = self._prefill_s(request, replica, blocks)
         queue.queued_s = None
+        if self.stage is Role.DECODE:
+            self.on_first_token(request, replica)
 
     def on_first_token(self, request: Request, replica: int) -> None:
         queue = self._queues[replica]
@@ -105,15 +111,20 @@ class Conductor(OfPrefixes[ConductorOptions]):
         queue.tokens -= queue.decoding.pop(request, 0)
 
     def place(self, request: Request, stage: Role, view: FleetView) -> int | Verdict:
-        matched = self._prefixes.matched(request, view)
-        ttft_s = {i: self.ttft_s(request, i, matched[i]) for i in view.up}
-        best = min(view.up, key=ttft_s.__getitem__)
-        if self.options.reject and (
-            ttft_s[best] > request.values.get("slo_ttft_s", np.nan)  # NaN: no objective
-            or self.tbt_s(request, best) > request.values.get("slo_tpot_s", np.nan)
-        ):
-            return Verdict.REJECT
-        return best
+        slo_ttft_s = request.values.get("slo_ttft_s", np.nan)  # NaN: no objective
+        slo_tbt_s = request.values.get("slo_tpot_s", np.nan)
+        if stage is Role.DECODE:
+            tbt_s = {i: self.tbt_s(request, i) for i in view.up}
+            best = min(view.up, key=tbt_s.__getitem__)
+            late = tbt_s[best] > slo_tbt_s
+        else:
+            matched = self._prefixes.matched(request, view)
+            ttft_s = {i: self.ttft_s(request, i, matched[i]) for i in view.up}
+            best = min(view.up, key=ttft_s.__getitem__)
+            late = ttft_s[best] > slo_ttft_s
+            if stage is Role.SERVE:
+                late |= self.tbt_s(request, best) > slo_tbt_s
+        return Verdict.REJECT if late and self.options.reject else best
 
     def ttft_s(self, request: Request, replica: int, matched: int) -> float:
         """Predicted seconds to its first token there, with so many leading blocks cached."""

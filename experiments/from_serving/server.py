@@ -1,15 +1,22 @@
-"""`vllm serve` of the model `small` on the CPU, and vLLM's own benchmark client in this process:
-its imports take longer than a short load."""
+"""`vllm serve` of the model `small` on the CPU, its engine's limits, and vLLM's own benchmark
+client in this process: its imports take longer than a short load."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from twinserve.backends.live.engine import tiny_model
+from twinserve.backends.live.serving.client import ahead_of_others
 from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess
+from twinserve.profiles.profile import load_profile, save_profile
+from twinserve.sim.cli.main import main
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
@@ -17,6 +24,7 @@ from twinserve.sim.twin.served import of_run
 
 NAME = "small"
 ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 512}
+BLOCK_TOKENS = 32
 # what no profile says of a CPU engine; its KV memory holds more than 16 of the longest requests
 ON_A_CPU = ["--dtype", "float32", "--enforce-eager", "--generation-config", "vllm"]
 METRICS = ("ttft", "tpot", "e2el")
@@ -30,16 +38,31 @@ def write_small(folder: Path) -> Path:
     return model
 
 
-def start(folder: Path, model: Path, arguments: list[str]) -> ServerProcess:
+def start(folder: Path, model: Path, arguments: Sequence[str]) -> ServerProcess:
+    """A server that is coming up (`wait`), without prefix caching."""
     given = [*ON_A_CPU, "--no-enable-prefix-caching", *arguments]
     environment = {**CPU_ENGINE, "OMP_NUM_THREADS": "1"}
     return ServerProcess(folder, model, given, NAME, environment)
 
 
+@contextmanager
+def serving(folder: Path, model: Path, arguments: Sequence[str]) -> Iterator[ServerProcess]:
+    """The same, up and warm, until the end of the block. folder: new, for its log."""
+    folder.mkdir(parents=True)
+    server = start(folder, model, arguments)
+    try:
+        server.wait()
+        warm = {"num_prompts": 20, "random_input_len": 60, "random_output_len": 10}
+        bench(server, folder / "warm.json", {"request_rate": 10, **warm}, 7)
+        yield server
+    finally:
+        server.stop()
+
+
 def engine_arguments() -> list[str]:
     """Of a server with the limits of `ENGINE`."""
     pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in ENGINE.items()]
-    return [*(word for pair in pairs for word in pair), "--block-size", "32"]
+    return [*(word for pair in pairs for word in pair), "--block-size", str(BLOCK_TOKENS)]
 
 
 def bench(server: ServerProcess, out: Path, load: dict, seed: int, *further: str) -> Path:
@@ -54,8 +77,31 @@ def bench(server: ServerProcess, out: Path, load: dict, seed: int, *further: str
     words += ["--result-dir", str(out.parent), "--result-filename", out.name, *further]
     for name, value in load.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
-    serve.main(parser.parse_args(words))
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), ahead_of_others():
+        serve.main(parser.parse_args(words))
     return out
+
+
+def any_cpu(model: Path, out: Path) -> Path:
+    """A profile to begin with: the roofline of a core that does 100 GFLOP/s and reads 20 GB/s,
+    nobody's, of this kind."""
+    profile = load_profile(f"{model / 'config.json'}@l40s")
+    rates = {"name": "a-cpu", "peak_flops": 1e11, "memory_bytes_per_s": 2e10}
+    save_profile(profile.model_copy(update={"gpu": replace(profile.gpu, **rates)}), out)
+    return out
+
+
+def calibrate(files: Sequence[Path], begin: Path, out: Path) -> bool:
+    """`twinserve calibrate --from-serving`; what it says goes to a text beside `out`. Whether there
+    is a profile: it writes none where it makes nothing better."""
+    words = ["calibrate", "--from-serving", *map(str, files), "--out", str(out)]
+    words += ["--profile", str(begin), "--block-tokens", str(BLOCK_TOKENS)]
+    limits = zip(("max-num-seqs", "max-step-tokens", "max-model-len"), ENGINE.values(), strict=True)
+    words += [word for name, value in limits for word in (f"--{name}", str(value))]
+    with out.with_suffix(".txt").open("w") as said, redirect_stdout(said), redirect_stderr(said):
+        with suppress(SystemExit):
+            main(words)
+    return out.exists()
 
 
 def predicted(profile: Path, load: dict, seed: int) -> np.ndarray:
@@ -69,12 +115,9 @@ def predicted(profile: Path, load: dict, seed: int) -> np.ndarray:
         seed=seed,
         slo="none",
         host_time="none",
-        block_tokens=32,
+        block_tokens=BLOCK_TOKENS,
         **ENGINE,
     )
     inputs = resolve(config)
-    return _means(of_run("predicted", run_policy(inputs, inputs.policies[0])))
-
-
-def _means(served) -> np.ndarray:
+    served = of_run("predicted", run_policy(inputs, inputs.policies[0]))
     return np.array([np.nanmean(served.latencies[name]) for name in METRICS])

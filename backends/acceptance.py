@@ -1,0 +1,62 @@
+"""Which drafts are right: drawn for each request and output position, so that policies, batches and
+preemptions are compared on the same draws.
+
+Rates as vLLM's synthetic rejection sampler has them (0.32, `config/speculative.py`,
+`v1/spec_decode/utils.py`): the i-th is the share of drafts whose first i + 1 tokens are all right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def rates_of_length(length: float, drafts: int) -> list[float]:
+    """Rates with this mean of tokens a step, 1 to drafts + 1, and the least spread: vLLM's
+    `_acceptance_length_to_rates`."""
+    right = length - 1
+    whole = int(right)
+    return ([1.0] * whole + [right - whole] + [0.0] * (drafts - whole - 1))[:drafts]
+
+
+def conditional(rates: Sequence[float]) -> list[float]:
+    """Of each draft behind right ones."""
+    before = [1.0, *rates[:-1]]
+    return [rate / last if last > 0 else 0.0 for rate, last in zip(rates, before, strict=True)]
+
+
+class Acceptance:
+    """rates: as above, one for each draft. seed: of all draws."""
+
+    def __init__(self, rates: Sequence[float], seed: int) -> None:
+        self.rates = np.array(conditional(rates))
+        self.seed = seed
+
+    def key(self, request_id: str) -> int:
+        """What `right` knows the request by."""
+        said = f"{self.seed} {request_id}".encode()
+        return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest())
+
+    def right(self, keys: np.ndarray, positions: np.ndarray, drafts: np.ndarray) -> np.ndarray:
+        """int64[n]: how many leading drafts are right, of `drafts[i]` for the output tokens of
+        request `keys[i]` (uint64) from `positions[i]` on."""
+        most = int(drafts.max(initial=0))
+        if not most:
+            return np.zeros(len(keys), np.int64)
+        ahead = np.arange(most)
+        drawn = uniform(keys[:, None], positions[:, None] + ahead)
+        right = (drawn < self.rates[:most]) & (ahead < drafts[:, None])
+        return np.logical_and.accumulate(right, axis=1).sum(axis=1)
+
+
+def uniform(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """float64 in [0, 1) of each (key, position): SplitMix64 (Steele et al., OOPSLA 2014)."""
+    state = keys + (positions.astype(np.uint64) + np.uint64(1)) * _STEP
+    state = (state ^ (state >> np.uint64(30))) * _MIX[0]
+    state = (state ^ (state >> np.uint64(27))) * _MIX[1]
+    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53

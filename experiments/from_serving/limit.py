@@ -1,0 +1,133 @@
+"""A plan held to its word: what one replica keeps, told from benchmark files alone, and the printed
+`vllm serve` command line driven below and above that rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import twinserve as ts
+from twinserve.experiments.from_serving.server import (
+    NAME,
+    any_cpu,
+    bench,
+    calibrate,
+    engine_arguments,
+    serving,
+    write_small,
+)
+from twinserve.profiles.specs import ProfileError
+from twinserve.sim.plan.commands import serve_arguments
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.twin.served import of_measurement
+from twinserve.traces.readers.formats import read_measurement
+from twinserve.traces.transform import scale_rate
+from twinserve.traces.workload import Workload
+from twinserve.traces.write import write_trace
+
+LENGTHS = {"random_input_len": 90, "random_output_len": 12, "random_range_ratio": 0.5}
+TTFT_S, TPOT_S = 1.0, 0.05  # at the 90th percentile; the objectives of docs/plan.md
+SLO = f"ttft p90 < {TTFT_S:g} s, tpot p90 < {1e3 * TPOT_S:g} ms"
+# requests a second, and requests: idle, busy, and more than one engine can do
+SEEN = ((5.0, 40), (15.0, 100), (40.0, 200))
+PEAK_RPS = 120.0  # of the trace to plan for: several replicas' worth
+# the file of a trace says milliseconds, in blocks of 512 tokens
+_TRACE = ("--timed-trace-chunk-hash-size", "512", "--timed-trace-sec-multiplier", "0.001")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """rate_rps: what one replica keeps, of `workload`. arguments: of the printed command line,
+    without `vllm serve MODEL` and its port."""
+
+    rate_rps: float
+    workload: Workload
+    arguments: tuple[str, ...]
+
+
+def limit(folder: Path, model: Path, requests: int, say: Callable[[str], None]) -> Limit:
+    """From three files of `vllm bench serve` to the plan of a trace of so many requests.
+
+    LiveEngineError where the server fails; ProfileError and SettingsError where the files give no
+    profile, or the plan no limit."""
+    files = []
+    with serving(folder / "measured", model, engine_arguments()) as server:
+        for i, (rate, count) in enumerate(SEEN):
+            say(f"measures {rate:g} requests/s")
+            load = {**LENGTHS, "request_rate": rate, "num_prompts": count}
+            files.append(bench(server, folder / f"seen{i}.json", load, 11 + i))
+    profile = folder / "mine.json"
+    if not calibrate(files, any_cpu(model, folder / "any.json"), profile):
+        raise ProfileError("calibrate --from-serving wrote no profile")
+    workload = _workload(requests)
+    trace = write_trace(workload, folder / "trace.jsonl")
+    front = profile.with_suffix(".front_end.json")
+    say("plans")
+    plan = ts.plan(
+        profile,
+        trace,
+        SLO,
+        peak=10 * requests / PEAK_RPS,
+        lead=0.0,
+        front_end=str(front) if front.exists() else "none",
+    )
+    best = plan.found.best
+    if best is None or best.closer is None or best.closer.bound is None:
+        raise SettingsError(f"the plan knows no rate that one replica keeps:\n{plan}")
+    words = serve_arguments(best.candidate, 0, (TTFT_S, TPOT_S))
+    port = words.index("--port")
+    share = best.closer.bound[1]
+    return Limit(share * PEAK_RPS, workload, (*words[3:port], *words[port + 2 :]))
+
+
+def _workload(requests: int) -> Workload:
+    load = {"request_rate": PEAK_RPS, "num_prompts": requests, **LENGTHS}
+    text = "vllm:" + ",".join(f"{name}={value}" for name, value in load.items())
+    return resolve(SimulationConfig(trace=text, slo="none", async_scheduling=True)).workload
+
+
+def drive(
+    folder: Path,
+    model: Path,
+    found: Limit,
+    shares: Sequence[float],
+    repeats: int,
+    say: Callable[[str], None],
+) -> pd.DataFrame:
+    """The workload at each of `shares` of the limit, by turns, against a server that was started
+    with the printed arguments: share, repeat, ttft_p90_s, tpot_p90_s, kept."""
+    seen = []
+    with serving(folder / "planned", model, found.arguments) as server:
+        for number in range(repeats):
+            for share in shares:
+                say(f"{share:g} of the limit, {number + 1} of {repeats}")
+                sent = scale_rate(found.workload, share * found.rate_rps / PEAK_RPS)
+                trace = write_trace(sent, folder / f"sent{share:g}.jsonl")
+                load = {"dataset_name": "timed_trace", "dataset_path": trace}
+                load["num_prompts"] = len(sent)
+                out = folder / f"at{share:g}-{number}.json"
+                seen.append(_kept(bench(server, out, load, 1, *_TRACE), share, number))
+    return pd.DataFrame(seen)
+
+
+def _kept(file: Path, share: float, repeat: int) -> dict:
+    found = of_measurement(read_measurement(file))
+    ttft, tpot = (float(np.nanquantile(found.latencies[m], 0.9)) for m in ("ttft", "tpot"))
+    kept = not found.failed and ttft < TTFT_S and tpot < TPOT_S
+    seen = {"share": share, "repeat": repeat, "ttft_p90_s": ttft, "tpot_p90_s": tpot}
+    return {**seen, "kept": kept}
+
+
+def planned(
+    folder: Path, requests: int, shares: Sequence[float], repeats: int, say: Callable[[str], None]
+) -> tuple[Limit, pd.DataFrame]:
+    """Both, in a new folder."""
+    model = write_small(folder)
+    found = limit(folder, model, requests, say)
+    assert model.name == NAME  # the printed command says so
+    return found, drive(folder, model, found, shares, repeats, say)

@@ -1,0 +1,165 @@
+"""vLLM V1's scheduler with speculative decoding.
+
+Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`), `v1/core/sched/async_scheduler.py`.
+
+- A row is granted its known tokens and its drafts, less what is computed. Chunk cap, budget and the
+  longest request cut drafts off.
+- Each row of a step takes `Drafting.slots` of the budget besides, and gets nothing where no more
+  than that is left.
+- A row that is admitted with one token to compute, beside decodes alone, gets drafts that cannot be
+  right. Where the budget lacks room for them nobody else is admitted.
+- No plan stands for further steps: how many tokens the next one gives is not known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinserve.policies.base import SystemView
+from twinserve.policies.baselines.vllm import VllmPolicy
+from twinserve.policies.drafting import DraftingLimits
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.plan import Preemption, StepPlan
+from twinserve.policies.requests import RequestTable
+
+
+class VllmDrafts(VllmPolicy):
+    def setup(self) -> None:
+        super().setup()
+        if not isinstance(self.limits, DraftingLimits):
+            raise PolicyError(f"policy {self.name!r} is told of no drafts; give DraftingLimits")
+        if self.options.release != "0.32":
+            raise PolicyError(
+                f"policy {self.name!r}, option release={self.options.release}: speculation is known"
+                " as vLLM 0.32 has it; drop release or --speculate"
+            )
+        self._drafting = self.limits.drafting
+        self._prompts = False  # a running row of this plan computes a part of its prompt
+
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
+        requests, plan = view.requests, StepPlan()
+        ledger.begin_step()
+        budget = self._grant_running(plan, requests, ledger)
+        if not plan.preempted and budget > self._drafting.slots and self.waiting:
+            self._admit_waiting(plan, budget, requests, ledger)
+        plan.moves = ledger.take_moves()
+        return plan
+
+    # -- running requests --------------------------------------------------------------------------
+    def _grant_running(self, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
+        budget, slots = self.limits.max_num_batched_tokens, self._drafting.slots
+        self._prompts = False
+        if not self.running:
+            return budget
+        if self._rows is None:
+            self._rows = np.array(self.running, np.int64)
+        rows, wanted = self._wanted(self._rows, requests)
+        used = np.cumsum(wanted + slots)
+        if len(rows) and used[-1] > budget:
+            # the row that the budget ends in, if more than its slots are left for it
+            last = int(np.searchsorted(used, budget))
+            left = budget - (int(used[last - 1]) if last else 0)
+            kept = last + (left > slots)
+            rows, wanted = rows[:kept], wanted[:kept].copy()
+            if kept > last:
+                wanted[last] = min(int(wanted[last]), left - slots)
+        if ledger.grow_all(rows, requests.computed_tokens[rows] + wanted):
+            plan.rows, plan.tokens = rows, wanted
+            self._prompts = bool((requests.draft_tokens[rows] == 0).any())
+            return budget - int(wanted.sum()) - slots * len(rows)
+        return self._grant_one_by_one(plan, requests, ledger, self._long_prefill_cap())
+
+    def _wanted(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        """Of `rows` those that may compute something, and how much, the budget left aside."""
+        computed = requests.computed_tokens[rows]
+        wanted = requests.known_tokens(rows) + requests.draft_tokens[rows] - computed
+        cap = self._long_prefill_cap()
+        if cap:
+            wanted = np.minimum(wanted, cap)
+        # the last token that a request can have is never computed
+        wanted = np.minimum(wanted, self.limits.max_model_len - 1 - computed)
+        some = wanted > 0
+        return rows[some], wanted[some]
+
+    def _grant_one_by_one(
+        self, plan: StepPlan, requests: RequestTable, ledger: KvLedger, cap: int
+    ) -> int:
+        budget, slots = self.limits.max_num_batched_tokens, self._drafting.slots
+        granted: dict[int, int] = {}
+        follows = self._rules.cursor_follows_victims
+        index = 0
+        while index < len(self.running) and budget > slots:
+            row = self.running[index]
+            able, wanted = self._wanted(np.array([row]), requests)
+            if not len(able):
+                index += 1
+                continue
+            new = min(int(wanted[0]), budget - slots)
+            target = int(requests.computed_tokens[row]) + new
+            fits = ledger.grow(row, target)
+            while not fits:
+                victim_index = self._victim(requests)
+                victim = self.running.pop(victim_index)
+                if victim_index < index and (follows or victim in granted):
+                    index -= 1
+                if victim in granted:
+                    budget += granted.pop(victim) + slots
+                ledger.drop(victim)
+                self.waiting.put_back(victim, requests)
+                plan.preempted.append((victim, Preemption.RECOMPUTE))
+                if victim == row:
+                    break
+                fits = ledger.grow(row, target)
+            if not fits:
+                break
+            granted[row] = new
+            self._prompts |= not requests.draft_tokens[row]
+            budget -= new + slots
+            index += 1
+        if plan.preempted:
+            self._rows = None
+        plan.rows = np.fromiter(granted.keys(), np.int64, len(granted))
+        plan.tokens = np.fromiter(granted.values(), np.int64, len(granted))
+        return budget
+
+    # -- waiting requests --------------------------------------------------------------------------
+    def _admit_waiting(
+        self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
+    ) -> None:
+        rows, tokens = [], []
+        slots = self._drafting.slots
+        while budget > slots and self.waiting and len(self.running) < self.limits.max_num_seqs:
+            row = self.waiting.peek()
+            new = self._admit(row, plan, budget - slots, requests, ledger)
+            if not new:
+                break
+            self.waiting.pop()
+            rows.append(row)
+            tokens.append(new)
+            budget -= new + slots
+        self._join(plan, rows, tokens)
+
+    def _admit(
+        self, row: int, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
+    ) -> int:
+        known = int(requests.known_tokens(row))
+        hit = ledger.hit_tokens(row)
+        new = known - hit
+        if new == 1 and self._pads(plan, hit):
+            new += self._drafting.tokens
+            if new > budget:
+                return 0
+        new = self._part(new, budget)
+        reserve = known if self._reserves else 0
+        if not new or not ledger.admit(row, hit + new, hit, self._kept_free(ledger), reserve):
+            return 0
+        self.running.append(row)
+        plan.admitted.append((row, hit))
+        return new
+
+    def _pads(self, plan: StepPlan, hit: int) -> bool:
+        """Whether a row with `hit` tokens found and one to compute gets drafts that are wrong."""
+        fits = hit + self._drafting.tokens + 2 <= self.limits.max_model_len
+        beside = len(plan.rows) > 0 or hit > 0
+        return self._drafting.pads and fits and beside and not self._prompts

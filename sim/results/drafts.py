@@ -1,0 +1,59 @@
+"""Steps that verify drafts: further columns of theirs, and what the summary says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from twinserve.backends.base import Executed
+from twinserve.policies.requests import RequestTable
+from twinserve.sim.results.recorder import StepRecorder
+
+# Further columns of STEPS in runs that speculate: requests that verified drafts, the drafts, of
+# these the right ones, and tokens given to requests.
+DRAFT_COLUMNS = ("verifying_requests", "draft_tokens", "accepted_tokens", "emitted_tokens")
+
+
+class DraftRecorder(StepRecorder):
+    """A recorder of single steps with outcomes that say what was verified."""
+
+    def __init__(self, replica: int = 0, timed: bool = False) -> None:
+        super().__init__(replica, timed)
+        self._drafts: list[tuple[int, ...]] = []  # one a step, in the order of DRAFT_COLUMNS
+
+    def completed(self, executed: Executed, first_gaps: np.ndarray, requests: RequestTable) -> None:
+        super().completed(executed, first_gaps, requests)
+        verified = executed.outcome.verified
+        assert verified is not None, "a backend that knows no drafts"
+        self._drafts.append(
+            (
+                int(np.count_nonzero(verified.drafted)),
+                int(verified.drafted.sum()),
+                int(verified.accepted.sum()),
+                int(verified.tokens.sum()),
+            )
+        )
+
+    def step_columns(self) -> dict[str, np.ndarray]:
+        frame = super().step_columns()
+        columns = np.array(self._drafts, np.int64).reshape(-1, len(DRAFT_COLUMNS))
+        for name, column in zip(DRAFT_COLUMNS, columns.T, strict=True):
+            frame[name] = column
+        return frame
+
+
+def describe_drafts(steps: pd.DataFrame) -> dict:
+    """`speculation` of summary.json; empty for a run without drafts. As vLLM counts
+    (`v1/spec_decode/metrics.py`): the mean length has the token behind the accepted drafts."""
+    if "draft_tokens" not in steps:
+        return {}
+    drafts, drafted, accepted, _ = (int(steps[name].sum()) for name in DRAFT_COLUMNS)
+    return {
+        "speculation": {
+            "drafts": drafts,
+            "draft_tokens": drafted,
+            "accepted_tokens": accepted,
+            "acceptance_rate": accepted / drafted if drafted else None,
+            "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
+        }
+    }

@@ -1,0 +1,47 @@
+"""How much work the requests of a run bring, and when: what autoscalers may be told."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from twinserve.sim.fleet.scaling.base import Demand
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.offered_load import request_seconds
+from twinserve.traces.workload import Workload
+
+
+def demand_of(inputs: Inputs) -> Demand:
+    """Of the listed requests; a later turn or stage counts when its session or application
+    begins."""
+    workload = inputs.workload
+    arrival_s = _known(workload)
+    order = np.argsort(arrival_s, kind="stable")
+    times = arrival_s[order]
+    work = np.concatenate([[0.0], np.cumsum(request_seconds(workload, inputs.hardware)[order])])
+    prompts = np.concatenate([[0], np.cumsum(workload.prompt_tokens[order])])
+
+    def between(begin_s: float, end_s: float) -> tuple[int, int]:
+        first, last = times.searchsorted([begin_s, end_s]).tolist()
+        return first, last
+
+    def seconds(begin_s: float, end_s: float) -> float:
+        first, last = between(begin_s, end_s)
+        return float(work[last] - work[first])
+
+    def mean_prompt(begin_s: float, end_s: float) -> float:
+        first, last = between(begin_s, end_s)
+        return float(prompts[last] - prompts[first]) / (last - first) if last > first else 0.0
+
+    return Demand(seconds, mean_prompt)
+
+
+def _known(workload: Workload) -> np.ndarray:
+    """float64[n]: arrivals; of what comes later in its group, the group's first one."""
+    arrival_s = workload.arrival_s.copy()
+    later = np.isnan(arrival_s)
+    if later.any():
+        first = np.full(int(workload.group.max()) + 1, np.inf)
+        known = ~later & (workload.group >= 0)
+        np.minimum.at(first, workload.group[known], arrival_s[known])
+        arrival_s[later] = first[workload.group[later]]
+    return arrival_s

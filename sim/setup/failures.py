@@ -1,0 +1,185 @@
+"""What goes wrong in a run, from settings: a file of failures, in YAML, JSON or CSV, or mean times
+(docs/failures.md). Whatever is wrong is one line: file, row, field, what to do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from twinserve.errors import worded
+from twinserve.policies.names import hint
+from twinserve.sim.fleet.faults import Fault, Kind, Schedule
+from twinserve.sim.fleet.recovery import Action, Recovery
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.yaml_text import parse_yaml, text_of
+
+_LATEST_S = 1e9
+_MOST_CRASHES = 10_000
+_FLAG = "--failures"
+_OF_KIND = {"factor": Kind.SLOW, "grace_s": Kind.DRAIN}
+
+
+class FaultSettings(BaseModel):
+    """A row of the file; as `Fault`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    replica: int = Field(ge=0, le=4095)
+    kind: str = Kind.CRASH.value
+    at_s: float = Field(ge=0, le=_LATEST_S)
+    until_s: float | None = Field(None, ge=0, le=_LATEST_S)
+    factor: float | None = Field(None, gt=1, le=1e6)
+    grace_s: float | None = Field(None, ge=0, le=_LATEST_S)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> FaultSettings:
+        kinds = [kind.value for kind in Kind]
+        if self.kind not in kinds:
+            raise ValueError(
+                f"kind: there is no kind {self.kind!r}{hint(self.kind, kinds)}; there are "
+                f"{', '.join(kinds)}"
+            )
+        if self.until_s is not None and not self.until_s > self.at_s:
+            raise ValueError(
+                f"until_s: {self.until_s:g} is not after at_s ({self.at_s:g}); drop it for a "
+                "failure that lasts"
+            )
+        for name, kind in _OF_KIND.items():
+            if getattr(self, name) is not None and self.kind != kind:
+                raise ValueError(
+                    f"{name}: is for the kind {kind}, and this is {self.kind}; drop it"
+                )
+        if self.kind == Kind.SLOW and self.factor is None:
+            raise ValueError("factor: is missing; how many times as long do its steps take?")
+        return self
+
+    @property
+    def fault(self) -> Fault:
+        until_s = math.inf if self.until_s is None else self.until_s
+        kind, factor = Kind(self.kind), self.factor or 1.0
+        return Fault(kind, self.replica, self.at_s, until_s, factor, self.grace_s)
+
+
+def read_failures(given: str) -> tuple[str, list[FaultSettings]]:
+    """A file's path, or its content where that begins with a bracket: where it is from, as errors
+    have it, and its rows. Raises SettingsError."""
+    inline = given.lstrip().startswith("[")
+    where = _FLAG if inline else f"{_FLAG} {given}"
+    text = given if inline else text_of(where, given)
+    rows = _csv(where, text) if given.lower().endswith(".csv") else parse_yaml(where, text)
+    if isinstance(rows, dict) and list(rows) == ["failures"]:
+        rows = rows["failures"]
+    if not isinstance(rows, list) or not rows:
+        raise SettingsError(
+            f"{where}: holds no list of failures; write one a line, as "
+            "- {replica: 0, kind: crash, at_s: 60, until_s: 120}"
+        )
+    return where, [_row(where, i, row) for i, row in enumerate(rows, 1)]
+
+
+def _csv(where: str, text: str) -> list[dict[str, Any]]:
+    try:
+        found = list(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise SettingsError(f"{where}: this is not CSV: {worded(error)}; write it anew") from error
+    rows = []
+    for i, row in enumerate(found, 1):
+        if None in row:
+            raise SettingsError(
+                f"{where}: row {i}: has more fields than the header names; drop some"
+            )
+        rows.append({name.strip(): v.strip() for name, v in row.items() if v and v.strip()})
+    return rows
+
+
+def _row(where: str, number: int, row: Any) -> FaultSettings:
+    if not isinstance(row, dict):
+        raise SettingsError(
+            f"{where}: row {number}: {row!r} is no failure; write {{replica: 0, at_s: 60}}"
+        )
+    try:
+        return FaultSettings.model_validate(row)
+    except ValidationError as error:
+        said = _said(error)
+    raise SettingsError(f"{where}: row {number}: {said}")
+
+
+def _said(error: ValidationError) -> str:
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    name, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    known = sorted(FaultSettings.model_fields)
+    if first["type"] == "extra_forbidden":
+        return f"{name}: there is no such field{hint(name, known)}; there are {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{name}: is missing; give it"
+    if not name:
+        return said
+    return f"{name}: {said[0].lower()}{said[1:]} (given: {first['input']!r})"
+
+
+def resolve_failures(
+    config: SimulationConfig, replicas: int, ranks: bool
+) -> tuple[SimulationConfig, Schedule]:
+    """The settings with the file's content in place of its name, as run.json keeps them, and what
+    goes wrong. replicas: of the fleet. ranks: some share experts with others. Raises
+    SettingsError."""
+    if ranks:
+        raise SettingsError(
+            f"{_FLAG if config.mttf is None else '--mttf'}: data-parallel ranks that share experts "
+            "fail together, which is not simulated; choose a profile without dp"
+        )
+    if config.failures is None:
+        return config, Schedule((), config.mttf, config.mttr or 0.0, config.seed, config.start_up)
+    where, rows = read_failures(config.failures)
+    for number, row in enumerate(rows, 1):
+        if row.replica >= replicas:
+            raise SettingsError(
+                f"{where}: row {number}: replica: there is no {row.replica}; the fleet has "
+                f"{replicas}, from 0"
+            )
+    _check_apart(where, rows)
+    faults = tuple(row.fault for row in rows)
+    text = json.dumps([row.model_dump(exclude_none=True) for row in rows], sort_keys=True)
+    kept = config.model_copy(update={"failures": text})
+    return kept, Schedule(faults, seed=config.seed, start_up_s=config.start_up)
+
+
+def check_crashes(schedule: Schedule, replicas: int, last_s: float) -> None:
+    """Raises SettingsError where a run up to `last_s` would have more crashes than it can get
+    through."""
+    if schedule.mttf_s is None:
+        return
+    cycle_s = schedule.mttf_s + schedule.mttr_s + schedule.start_up_s
+    if (crashes := replicas * last_s / cycle_s) > _MOST_CRASHES:
+        raise SettingsError(
+            f"--mttf {schedule.mttf_s:g}: means {crashes:,.0f} crashes up to the last arrival, and "
+            f"at most {_MOST_CRASHES:,} are simulated; raise it, or --mttr"
+        )
+
+
+def _check_apart(where: str, rows: Sequence[FaultSettings]) -> None:
+    """Raises SettingsError where two failures that end each other are at one replica at a time."""
+    of: dict[tuple[int, str], list[tuple[Fault, int]]] = {}
+    for number, row in enumerate(rows, 1):
+        what = "gone" if row.kind in (Kind.CRASH, Kind.DRAIN) else row.kind
+        of.setdefault((row.replica, what), []).append((row.fault, number))
+    for (replica, _), found in of.items():
+        found.sort(key=lambda one: one[0].at_s)
+        for (first, n), (then, m) in pairwise(found):
+            if then.at_s < first.until_s:
+                ends = "for ever" if math.isinf(first.until_s) else f"until {first.until_s:g} s"
+                raise SettingsError(
+                    f"{where}: row {m}: at_s: replica {replica} has the {first.kind} of row {n} "
+                    f"{ends}; let one begin after the other"
+                )
+
+
+def resolve_recovery(config: SimulationConfig) -> Recovery:
+    return Recovery(Action(config.on_failure), config.retries, config.detection)

@@ -1,0 +1,82 @@
+"""What a workload asks for as a share of what replicas can do, estimated from their step times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from twinserve.profiles.composition import StepComposition, prefill_seconds
+from twinserve.sim.setup.hardware import Hardware
+from twinserve.traces.workload import Workload
+
+_GRID_TOKENS = 256  # isolated prefill times are computed on this grid and interpolated
+
+Machines = Sequence[tuple[Hardware, int]]  # of a fleet: hardware, and how many replicas have it
+
+
+def offered_load_of(workload: Workload, machines: Machines) -> float | None:
+    """`offered_load` of replicas that may differ."""
+    if len(machines) == 1:
+        return offered_load(workload, *machines[0])
+    span = workload.span_s
+    if not len(workload):
+        return 0.0 if span > 0 else None
+    served = sum(n / service_seconds(workload, hardware) for hardware, n in machines)
+    return 1 / (served * span) if span > 0 else None
+
+
+def offered_load(workload: Workload, hardware: Hardware, replicas: int) -> float | None:
+    """Share of the estimated capacity of so many replicas that the listed requests ask for while
+    they arrive (the pool is not listed); None where they come all at once."""
+    span = workload.span_s
+    return service_seconds(workload, hardware) / (replicas * span) if span > 0 else None
+
+
+def service_seconds(workload: Workload, hardware: Hardware) -> float:
+    """Seconds that one saturated replica needs for the workload, estimated from the step-time
+    model.
+
+    Every prompt is computed in chunks of the token budget, nothing cached; every output token costs
+    its share of a decode step with as many requests as memory and seats allow at the mean context.
+    Pipeline stages are full: with chunks of prompts one after another, and with the decoding
+    requests in as many batches as there are stages.
+    """
+    if not len(workload):
+        return 0.0
+    prefill = prompt_seconds(workload.prompt_tokens, hardware, hardware.model.interval_seconds)
+    context = workload.prompt_tokens + workload.output_tokens / 2
+    mean_context = float(np.average(context, weights=workload.output_tokens))
+    batch = max(1, min(hardware.limits.max_num_seqs, int(hardware.kv_tokens / mean_context)))
+    model = hardware.model
+    batches = min(model.under_way, batch)
+    batch //= batches
+    work = StepComposition(batch, int(batch * mean_context), int(mean_context))
+    # who decodes in one batch waits until it has left the last stage
+    step = max(model.interval_seconds(work), model.step_seconds(work) / batches)
+    return float(prefill.sum() + workload.output_tokens.sum() * step / batch)
+
+
+def request_seconds(workload: Workload, hardware: Hardware) -> np.ndarray:
+    """float64[n]: the share of each request in `service_seconds`."""
+    if not len(workload):
+        return np.zeros(0)
+    prefill = prompt_seconds(workload.prompt_tokens, hardware, hardware.model.interval_seconds)
+    outputs = service_seconds(workload, hardware) - prefill.sum()
+    return prefill + workload.output_tokens * (outputs / workload.output_tokens.sum())
+
+
+def prompt_seconds(
+    prompts: np.ndarray, hardware: Hardware, of_chunk: Callable[[StepComposition], float]
+) -> np.ndarray:
+    """float64[n]: seconds of each prompt's chunks, `of_chunk` each, interpolated between multiples
+    of 256 tokens."""
+    longest = int(prompts.max())
+    grid = np.arange(0, _GRID_TOKENS * (math.ceil(longest / _GRID_TOKENS) + 1), _GRID_TOKENS)
+    grid[0] = 1
+    used = np.unique(np.concatenate([prompts // _GRID_TOKENS, prompts // _GRID_TOKENS + 1]))
+    grid = grid[used[used < len(grid)]]
+    budget = hardware.limits.max_num_batched_tokens
+    seconds = [prefill_seconds(of_chunk, int(tokens), budget) for tokens in grid]
+    return np.interp(prompts, grid, seconds)

@@ -1,0 +1,252 @@
+"""What `--speculate` says, what it takes of memory and time, and what it does not go with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from twinserve.backends.acceptance import Acceptance, rates_of_length
+from twinserve.policies.base import EngineLimits, Options
+from twinserve.policies.drafting import Drafting, DraftingLimits, Method
+from twinserve.policies.names import RegistryError, parse_options, validated
+from twinserve.profiles.forms.speculative import (
+    Drafter,
+    ModelDrafter,
+    NgramDrafter,
+    head_bytes,
+    head_share,
+)
+from twinserve.profiles.memory import with_fp8_kv
+from twinserve.profiles.profile import Profile
+from twinserve.profiles.specs import ProfileError
+from twinserve.profiles.step_times import choose
+from twinserve.sim.setup.config import SettingsError
+
+if TYPE_CHECKING:
+    from twinserve.policies.registry import PolicySpec
+    from twinserve.sim.setup.config import SimulationConfig
+
+MOST_DRAFTS = 32
+_FLAG = "--speculate"
+
+
+class Speculation(Options):
+    """k           drafts a row
+    method      who drafts, as vLLM names it
+    acceptance  share of drafts that are right, each behind right ones
+    rates       share of drafts that are right up to each position, as 0.8/0.6/0.45
+    length      mean tokens a step, with the least spread
+    batches     drafts by rows of a step, as 1-16:3/17-64:1
+    draft       profile of the draft model
+    cost        of a head: its share of the target's time
+    """
+
+    k: int = Field(ge=1, le=MOST_DRAFTS)
+    method: Method = "eagle"
+    acceptance: float | None = Field(None, ge=0, le=1)
+    rates: str | None = None
+    length: float | None = Field(None, ge=1, le=MOST_DRAFTS + 1)
+    batches: str | None = None
+    draft: str | None = None
+    cost: float | None = Field(None, ge=0, le=1)
+
+    @property
+    def drafting(self) -> Drafting:
+        by_batch = None if self.batches is None else _by_batch(self.batches, self.k)
+        return Drafting.of(self.method, self.k, by_batch)
+
+    def acceptance_of(self, seed: int) -> Acceptance:
+        return Acceptance(self.accepted_rates, seed)
+
+    @property
+    def accepted_rates(self) -> list[float]:
+        """Share of drafts that are right up to each position. Raises SettingsError."""
+        given = [n for n in ("acceptance", "rates", "length") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise _error(
+                "give one of acceptance=0.7, rates=0.8/0.6/0.45 and length=2.4: nothing else tells "
+                "which drafts are right"
+            )
+        if self.acceptance is not None:
+            return [self.acceptance ** (i + 1) for i in range(self.k)]
+        if self.length is not None:
+            if self.length > self.k + 1:
+                raise _error(
+                    f"length={self.length:g} is more than the {self.k + 1} tokens of a step"
+                )
+            return rates_of_length(self.length, self.k)
+        return _rates(str(self.rates), self.k)
+
+    def describe(self, asynchronous: bool) -> str:
+        """A line for a run's banner."""
+        given = self.drafting.by_batch or (self.k,)
+        least, most = min(given), max(given)
+        drafts, up_to = f"{most} drafts a request", ""
+        if least < most:
+            drafts, up_to = f"{least} to {most} drafts a request, by batch size,", "up to "
+        mean = 1 + sum(self.accepted_rates[:most])
+        # vLLM plans ngram, which looks drafts up on the host, synchronously alone
+        method = "ngram_gpu" if asynchronous and self.method == "ngram" else self.method
+        return (
+            f"speculation: {drafts} by {method}, {up_to}{mean:.2f} tokens a step if none are "
+            "cut off (docs/speculation.md)"
+        )
+
+    def drafter(self, profile: Profile, limits: EngineLimits) -> Drafter:
+        """On the hardware of `profile`."""
+        if self.method == "ngram":
+            return NgramDrafter()
+        if self.method == "draft_model":
+            return ModelDrafter(self._draft_profile(profile).model(limits.max_num_seqs))
+        share = head_share(profile.llm) if self.cost is None else self.cost
+        return ModelDrafter(profile.model(limits.max_num_seqs), share)
+
+    def num_blocks(self, profile: Profile, blocks: int, block_tokens: int) -> int:
+        """KV blocks that are left beside the drafter's weights, where each block holds the
+        drafter's KV too. Raises SettingsError where none are."""
+        weights, more = self._memory(profile)
+        own = profile.kv_bytes_per_token * block_tokens
+        left = int((blocks * own - weights) // (own + more * block_tokens))
+        if left < 1:
+            raise _error(
+                f"the drafter's weights ({weights / 1e9:.1f} GB) leave no KV memory on "
+                f"{profile.name}; raise --gpu-memory-utilization or use more ranks"
+            )
+        return left
+
+    def _memory(self, profile: Profile) -> tuple[float, float]:
+        """Bytes of the drafter: its weights, and its KV of a token, over all ranks."""
+        if self.method == "ngram":
+            return 0.0, 0.0
+        if self.method == "draft_model":
+            draft = self._draft_profile(profile)
+            return draft.llm.weight_bytes, draft.kv_bytes_per_token
+        return head_bytes(profile.llm, self.method), profile.kv_bytes_per_token / profile.llm.layers
+
+    def _draft_profile(self, profile: Profile) -> Profile:
+        if self.draft is None:
+            raise _error("method=draft_model: say which model drafts, as draft=llama-3.1-8b@h100")
+        try:
+            draft = choose(self.draft, "roofline").profile
+            if profile.llm.kv_value_bytes == 1:  # vLLM's drafter has the target's KV type
+                draft = with_fp8_kv(draft)
+        except ProfileError as error:
+            raise _error(f"draft={self.draft}: {error}") from None
+        if draft.dp > 1 or draft.pp > 1:
+            raise _error(
+                f"draft={self.draft}: a draft model with data-parallel ranks or pipeline stages is "
+                "not simulated; drop :dpN and :ppN"
+            )
+        if draft.gpu.name != profile.gpu.name or draft.tp != profile.tp:
+            raise _error(
+                f"draft={self.draft} is on {draft.tp} x {draft.gpu.name}, the target on "
+                f"{profile.tp} x {profile.gpu.name}; vLLM runs both on the same ranks"
+            )
+        if draft.llm.vocab != profile.llm.vocab:
+            raise _error(
+                f"draft={self.draft} has {draft.llm.vocab} tokens in its vocabulary, the target "
+                f"{profile.llm.vocab}; vLLM wants the same"
+            )
+        return draft
+
+
+def parse_speculation(text: str) -> Speculation:
+    """Read `k=3,method=eagle,acceptance=0.7`. Raises SettingsError."""
+    try:
+        given = parse_options(_FLAG, text, text)
+        options = Speculation(**validated(_FLAG, Speculation, given))
+    except RegistryError as error:
+        raise SettingsError(str(error)) from None
+    _check_used(options)
+    _ = options.drafting, options.accepted_rates  # refused here, not in a run
+    return options
+
+
+def _check_used(options: Speculation) -> None:
+    if options.draft is not None and options.method != "draft_model":
+        raise _error(f"draft is for method=draft_model, not {options.method}; drop one of them")
+    if options.cost is not None and options.method not in ("eagle", "mtp"):
+        raise _error(f"cost is for method=eagle and mtp, not {options.method}; drop it")
+
+
+def check_speculation(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
+    """Raises SettingsError where a run with drafts would not be what it says."""
+    if config.speculate is None:
+        return
+    for what, given in (
+        ("--fleet", config.fleet is not None),
+        ("--shared-prefix", config.shared_prefix),
+    ):
+        if given:
+            raise _error(f"is not known together with {what}; drop one of them")
+    for spec in policies:
+        if spec.policy.with_drafts() is None:
+            raise _error(f"policy {spec.label} {spec.policy.no_drafts}; use vllm, or drop {_FLAG}")
+        kv = spec.kv or config.kv or spec.policy.default_kv
+        if kv != "paged":
+            raise _error(f"the {kv} ledger has no room for drafts; use kv=paged")
+
+
+def limits_with_drafts(limits: EngineLimits, speculation: Speculation) -> DraftingLimits:
+    fields = {name: getattr(limits, name) for name in EngineLimits.__dataclass_fields__}
+    return DraftingLimits(**fields, drafting=speculation.drafting)
+
+
+def with_drafts(spec: PolicySpec) -> PolicySpec:
+    """The policy as it plans with drafts."""
+    return replace(spec, own=spec.policy.with_drafts())
+
+
+def check_profile(profile: Profile) -> None:
+    """Raises SettingsError where step times cannot tell what verification takes."""
+    if profile.dp > 1:
+        raise _error(f"is not known of the data-parallel ranks of {profile.name}; drop it")
+    if profile.pp > 1:
+        raise _error(f"is not known of the pipeline stages of {profile.name}; drop it")
+    if profile.step_model.form != "roofline":
+        # tables of operators time many short chunks below as many decodes (docs/speculation.md)
+        raise _error(
+            f"the step times of {profile.name} ({profile.step_model.form}) are of steps without "
+            "verification; choose --step-times roofline"
+        )
+
+
+def _rates(text: str, drafts: int) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split("/")]
+    except ValueError:
+        rates = []
+    falling = all(0.0 <= b <= a <= 1.0 for a, b in zip([1.0, *rates], rates, strict=False))
+    if len(rates) != drafts or not falling:
+        raise _error(
+            f"rates={text}: write {drafts} shares from 0 to 1, none above the one before it, as "
+            "0.8/0.6/0.45"
+        )
+    return rates
+
+
+def _by_batch(text: str, most: int) -> tuple[int, ...]:
+    """Drafts by batch size, gaps filled as vLLM does: with what holds for smaller batches."""
+    found: list[int] = []
+    try:
+        for part in text.split("/"):
+            sizes, drafts = part.split(":")
+            first, last = (int(size) for size in sizes.split("-"))
+            if not len(found) < first <= last <= 1 << 20 or int(drafts) < 0:
+                raise ValueError(part)
+            if not found and first != 1:
+                raise ValueError(part)
+            found += [found[-1]] * (first - 1 - len(found)) if found else []
+            found += [min(int(drafts), most)] * (last - len(found))
+    except ValueError:
+        raise _error(
+            f"batches={text}: write ranges of batch sizes that rise from 1, and drafts of each, as "
+            "1-16:3/17-64:1"
+        ) from None
+    return tuple(found)
+
+
+def _error(said: str) -> SettingsError:
+    return SettingsError(f"{_FLAG}: {said}")

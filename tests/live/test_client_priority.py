@@ -1,0 +1,28 @@
+"""A client on the server's machine goes before other programs, where it may, and only meanwhile."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from twinserve.backends.live.serving import client
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="Linux only")
+
+
+def test_the_thread_is_an_ordinary_one_again_afterwards():
+    before = os.sched_getscheduler(0)
+    with pytest.raises(KeyError), client.ahead_of_others() as ahead:
+        inside = os.sched_getscheduler(0)
+        raise KeyError
+    assert ahead == (inside != before) and os.sched_getscheduler(0) == before
+
+
+def test_where_the_host_does_not_allow_it_nothing_changes(monkeypatch):
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refused)
+    with client.ahead_of_others() as ahead:
+        assert ahead is False and client.keep_ahead() is False

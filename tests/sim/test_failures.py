@@ -1,0 +1,324 @@
+"""Failures of simulated fleets: whatever fails, whenever, under any policy and router, every
+request ends exactly once, and nothing is lost or kept (docs/failures.md)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.examples import examples
+from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.sim.troubled import TABLES, conserved
+from twinserve.policies.registry import parse_policy, policy_names
+from twinserve.policies.requests import End
+from twinserve.sim.fleet.faults import Fault, Kind, Schedule
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.registry import router_names
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.metrics_failures import describe_failures
+from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.run import Simulation
+from twinserve.traces.workload import Workload
+
+ACTIONS = ("error", "retry", "migrate")
+NOTHING = Schedule((Fault(Kind.CRASH, 0, 1e6),))  # long after the last request
+
+
+class Failing(Simulation):
+    """Audited step by step where the settings say `exact`."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs, inputs.policies[0])
+        self.ended: list[Request] = []
+        after = self.fleet.on_ended
+        self.fleet.on_ended = lambda requests: (self.ended.extend(requests), after(requests))
+
+    def add(self, description, warm_up_s=0.0):
+        replica = super().add(description, warm_up_s)
+        if self.inputs.config.exact:
+            Auditor(replica.engine.core)
+        return replica
+
+
+def schedule(seed: int, count: int, replicas: int) -> Schedule:
+    """So many failures of all kinds, at random times while requests are there."""
+    rng = np.random.default_rng([seed, 17])
+    busy_s: dict[tuple[int, bool], float] = {}
+    faults = []
+    for at_s in np.sort(rng.exponential(0.25, count)).tolist():
+        kind, replica = list(Kind)[rng.integers(len(Kind))], int(rng.integers(replicas))
+        lasts = rng.random() < 0.2
+        until_s = math.inf if lasts else at_s + float(rng.exponential(0.1)) + 1e-3
+        slot = replica, kind in (Kind.CRASH, Kind.DRAIN)
+        if at_s < busy_s.get(slot, 0.0):
+            continue
+        busy_s[slot] = until_s
+        grace_s = float(rng.exponential(0.1)) if rng.random() < 0.5 else None
+        faults.append(Fault(kind, replica, at_s, until_s, 1.0 + rng.exponential(3.0), grace_s))
+    if seed % 5 == 0:  # draws of its own instead
+        return Schedule((), 0.2, 0.1, seed, start_up_s=0.05)
+    return Schedule(tuple(faults), start_up_s=float(rng.exponential(0.05)) * (seed % 2))
+
+
+def inputs_of(policy: str, seed: int, failures: Schedule | None, **settings) -> Inputs:
+    """Of a crowd of requests with little memory."""
+    replicas = 1 + seed % 3
+    config = CROWDED.model_copy(update={"exact": True, "replicas": replicas, **settings})
+    hardware, spec = resolve_hardware(config), parse_policy(policy)
+    return Inputs(config, crowd(seed), hardware, (spec,), (), failures=failures)
+
+
+def failing(policy: str, seed: int, count: int = 8, **settings) -> tuple[Failing, RunRows]:
+    """A run that kept everything that a fleet promises; taken several steps at once it gave the
+    same rows."""
+    settings = {"async_scheduling": False, "on_failure": ACTIONS[seed % 3], **settings}
+    settings.setdefault("detection", 0.0 if seed % 4 == 0 else 0.03)
+    inputs = inputs_of(policy, seed, schedule(seed, count, 1 + seed % 3), **settings)
+    run = Failing(inputs)
+    run.run()
+    rows = run.rows()
+    conserved(run, rows)
+    counted(run, rows)
+    fast = Failing(replace(inputs, config=inputs.config.model_copy(update={"exact": False})))
+    fast.run()
+    for table in (*TABLES, "failures"):
+        ours, theirs = getattr(rows, table), getattr(fast.rows(), table)
+        assert ours.equals(theirs), f"{table}: steps taken at once gave other rows"
+    return run, rows
+
+
+def counted(run: Failing, rows: RunRows) -> None:
+    """What was hit has failed, was placed again, or its client left, and nobody more than once too
+    often."""
+    table, most = rows.failures, run.inputs.config.retries
+    ends = table[["failed", "retried", "migrated", "left"]].sum(axis=1)
+    assert (ends == table["requests"]).all() and (table[["failed", "left"]] >= 0).all().all()
+    hit = table["requests"].sum()
+    lost = sum(request.failures for request in run.fleet.requests)
+    by_error = run.inputs.config.on_failure == "error"
+    assert table["left"].sum() + lost == hit or by_error and lost <= hit
+    assert all(r.failures <= most + 1 for r in run.fleet.requests)
+    for request in run.fleet.requests:
+        if run.inputs.config.on_failure != "retry":
+            assert not request.discarded_tokens
+    seen = table["seen_s"] - table["at_s"]
+    assert (seen[table["kind"] == "crash"] >= 0).all()
+    assert ((table["recovered_s"] >= table["at_s"]) | table["recovered_s"].isna()).all()
+
+
+OF_POLICIES = [(policy, action) for policy in policy_names() for action in ACTIONS]
+
+
+@pytest.mark.parametrize(
+    ("policy", "action"),
+    mostly_slow(OF_POLICIES, ("vllm", "retry"), ("justitia", "migrate"), ("mlfq", "error")),
+)
+def test_a_failing_fleet_of_any_policy(policy, action):
+    failing(policy, 5 if action == "retry" else 8, on_failure=action)
+
+
+OF_ROUTERS = [(name, action) for name in router_names() for action in ACTIONS]
+
+
+@pytest.mark.parametrize(("name", "action"), mostly_slow(OF_ROUTERS, ("llm-d", "retry")))
+def test_a_failing_fleet_of_any_router(name, action):
+    more = {"router": name, "prefix_caching": True, "async_scheduling": True}
+    failing("vllm", 7, on_failure=action, **more)
+
+
+@examples(20)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 20))
+def test_random_schedules_of_failures(seed, count):
+    names = policy_names()
+    timeout_s = 0.2 if seed % 7 == 0 else None
+    failing(names[seed % len(names)], seed, count, retries=seed % 4, client_timeout=timeout_s)
+
+
+@pytest.mark.slow
+def test_every_kind_of_failure_happens_to_those_that_wait_run_and_are_sent():
+    happened, outcomes, hit = Counter(), Counter(), 0
+    for seed in range(30, 50):
+        _, rows = failing("vllm", seed, client_timeout=0.3 if seed % 2 else None)
+        happened.update(rows.failures["kind"])
+        outcomes.update(rows.requests["outcome"])
+        hit += rows.failures["requests"].sum()
+    assert happened.keys() == {kind.value for kind in Kind}
+    assert {"completed", "failed", "timed_out"} <= outcomes.keys() and hit > 100
+
+
+@pytest.mark.parametrize("policy", mostly_slow(SOME_POLICIES, "vllm"))
+def test_a_schedule_in_which_nothing_comes_to_pass_changes_nothing(policy):
+    without = Failing(inputs_of(policy, 7, None))
+    without.run()
+    beside = Failing(inputs_of(policy, 7, NOTHING, on_failure="migrate"))
+    beside.run()
+    for table in TABLES:
+        assert getattr(without.rows(), table).equals(getattr(beside.rows(), table))
+    assert not len(beside.rows().failures)
+
+
+def test_the_same_seed_gives_the_same_failures_and_another_one_others():
+    def crashes(seed: int) -> list[float]:
+        failures = Schedule((), 0.2, 0.1, seed)
+        run = Failing(inputs_of("vllm", 4, failures, on_failure="retry", exact=False))
+        run.run()
+        return run.rows().failures["at_s"].tolist()
+
+    assert crashes(1) == crashes(1) != crashes(2)
+
+
+def one_request(action: str, *faults: Fault, detection: float = 0.0) -> Failing:
+    """Of 50 and 80 tokens, on the first of two replicas."""
+    settings = {"replicas": 2, "on_failure": action, "detection": detection, "num_blocks": 200}
+    config = CROWDED.model_copy(update=settings | {"async_scheduling": False})
+    workload = Workload.build([0.0], [50], [80])
+    specs, failures = (parse_policy("vllm"),), Schedule(faults)
+    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
+    run.run()
+    return run
+
+
+def crash_of_the_only_request(action: str, detection: float = 0.0) -> tuple[float, float, Failing]:
+    """Halfway. When it would have ended, when it lost its replica, and the run."""
+    whole = float(one_request("migrate").rows().requests["ended_s"][0])
+    crash = Fault(Kind.CRASH, 0, whole / 2)
+    return whole, whole / 2, one_request(action, crash, detection=detection)
+
+
+def test_an_error_ends_the_request_when_the_failure_is_noticed():
+    _, at_s, run = crash_of_the_only_request("error", 0.5)
+    (request,) = run.fleet.requests
+    assert request.end is End.FAILED and request.ended_s == at_s + 0.5
+    assert 0 < request.emitted_tokens < 80
+    assert run.rows().failures[["requests", "failed", "seen_s"]].values.tolist() == [
+        [1, 1, at_s + 0.5]
+    ]
+
+
+def test_a_retry_begins_anew_and_throws_away_what_its_client_had():
+    whole, at_s, run = crash_of_the_only_request("retry", 0.5)
+    (request,), requests = run.fleet.requests, run.rows().requests
+    assert request.end is End.COMPLETED and request.emitted_tokens == 80
+    assert 0 < request.discarded_tokens < 80 == requests["output_tokens"][0]
+    assert requests["first_token_s"][0] > at_s + 0.5  # of the answer that the client keeps
+    assert request.ended_s == pytest.approx(at_s + 0.5 + whole)
+
+
+def test_a_migrated_request_goes_on_from_the_tokens_that_its_client_has():
+    whole, at_s, run = crash_of_the_only_request("migrate", 0.5)
+    (request,), rows = run.fleet.requests, run.rows()
+    assert request.end is End.COMPLETED and not request.discarded_tokens
+    assert rows.requests["first_token_s"][0] < at_s
+    assert rows.placements["output_tokens"].sum() == request.emitted_tokens == 80
+    assert at_s + 0.5 < request.ended_s < at_s + 0.5 + whole
+    assert rows.failures["lost_kv_tokens"][0] >= 50
+
+
+def test_until_a_failure_is_noticed_the_router_sends_requests_there():
+    config = CROWDED.model_copy(
+        update={"replicas": 2, "router": "round-robin", "on_failure": "migrate", "detection": 1.0}
+    )
+    failures = Schedule((Fault(Kind.CRASH, 0, 0.5),))
+    workload = Workload.build([1.0, 1.1, 1.2, 1.3], [10] * 4, [5] * 4)
+    specs = (parse_policy("vllm"),)
+    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
+    run.run()
+    rows = run.rows()
+    assert rows.failures["requests"][0] == rows.failures["migrated"][0] == 2
+    assert (rows.requests["outcome"] == "completed").all() and (rows.requests["replica"] == 1).all()
+    late = rows.requests["first_token_s"] > 1.5
+    assert late.sum() == 2
+
+
+@pytest.mark.parametrize("settings", [{"on_failure": "error"}, {"retries": 0}])
+def test_an_application_fails_once_with_those_on_the_dead_and_those_sent_there(settings):
+    config = CROWDED.model_copy(
+        update={"replicas": 1, "detection": 1.0, "on_failure": "retry", **settings}
+    )
+    failures = Schedule((Fault(Kind.CRASH, 0, 0.1),))
+    graph = {"group": [0] * 3, "group_names": ["graph"], "delay_s": [0.0] * 3}
+    workload = Workload.build([0.0, 0.5, 0.6], [50] * 3, [50] * 3, **graph)
+    specs = (parse_policy("vllm"),)
+    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
+    run.run()
+    assert [(r.end, r.ended_s) for r in run.fleet.requests] == [(End.FAILED, 1.1)] * 3
+    assert run.rows().failures[["requests", "failed"]].values.tolist() == [[3, 3]]
+
+
+def test_a_slow_replica_takes_so_many_times_as_long():
+    usual = one_request("error").rows().requests["ended_s"][0]
+    slow = one_request("error", Fault(Kind.SLOW, 0, 0.0, factor=3.0)).rows().requests["ended_s"][0]
+    assert slow == pytest.approx(3 * usual)
+    ends = one_request("error", Fault(Kind.SLOW, 0, 0.0, usual, factor=3.0)).rows().requests
+    assert usual < ends["ended_s"][0] < slow
+
+
+def test_a_fleet_in_which_no_replica_is_up_has_not_recovered():
+    crashes = (Fault(Kind.CRASH, 0, 5.0), Fault(Kind.CRASH, 1, 5.0, 7.0))
+    config = CROWDED.model_copy(update={"replicas": 2, "on_failure": "retry"})
+    workload, specs = Workload.build([0.0, 9.0], [50, 50], [5, 5]), (parse_policy("vllm"),)
+    lasts = (Fault(Kind.SLOW, 0, 1.0, factor=2.0),)
+    late = (Fault(Kind.CRASH, 0, 5.0, 1e3),)
+    cases = (crashes[:1], [5.0]), (crashes, [8.0, 8.0]), (lasts, [math.nan]), (late, [math.nan])
+    for faults, recovered in cases:
+        failures = Schedule(faults, start_up_s=1.0)
+        hardware = resolve_hardware(config)
+        run = Failing(Inputs(config, workload, hardware, specs, (), failures=failures))
+        run.run()
+        found = run.rows().failures["recovered_s"]
+        np.testing.assert_array_equal(found, recovered)
+
+
+def test_tokens_that_a_drain_throws_away_are_counted():
+    whole = float(one_request("retry").rows().requests["ended_s"][0])
+    run = one_request("retry", Fault(Kind.DRAIN, 0, whole / 2, grace_s=0.0))
+    rows, (request,) = run.rows(), run.fleet.requests
+    assert request.end is End.COMPLETED and request.discarded_tokens > 0
+    assert rows.requests["discarded_tokens"].tolist() == [request.discarded_tokens]
+    found = describe_failures(rows)["failures"]["discarded_output_tokens"]
+    assert found == request.discarded_tokens
+
+
+def test_a_failure_may_follow_right_on_another_one():
+    usual = one_request("error").rows().requests["ended_s"][0]
+    slow = [Fault(Kind.SLOW, 0, 0.0, usual, 3.0), Fault(Kind.SLOW, 0, usual, factor=3.0)]
+    assert one_request("error", *slow).rows().requests["ended_s"][0] == pytest.approx(3 * usual)
+    crashes = [Fault(Kind.CRASH, 1, at_s * usual / 4, (at_s + 1) * usual / 4) for at_s in (1, 2)]
+    failures = one_request("error", *crashes).rows().failures
+    assert failures[["replica", "successor"]].values.tolist() == [[1, 2], [2, 3]]
+
+
+def test_a_replica_comes_back_empty_and_the_next_crash_strikes_its_successor():
+    config = CROWDED.model_copy(update={"replicas": 1, "on_failure": "migrate"})
+    faults = tuple(Fault(Kind.CRASH, 0, at_s, at_s + 0.2) for at_s in (0.1, 2.0))
+    workload = Workload.build([0.15, 1.9999], [50, 50], [5, 60])
+    specs, failures = (parse_policy("vllm"),), Schedule(faults, start_up_s=0.5)
+    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
+    run.run()
+    rows = run.rows()
+    assert rows.failures["successor"].tolist() == [1, 2]
+    assert rows.failures["up_s"].tolist() == pytest.approx([0.8, 2.7])
+    assert rows.placements["replica"].tolist() == [1, 1, 2]
+    assert rows.placements["placed_s"].tolist() == pytest.approx([0.8, 1.9999, 2.7])
+
+
+def test_a_router_that_hears_nothing_goes_by_what_it_heard_last():
+    config = CROWDED.model_copy(update={"replicas": 2, "exact": False})
+    failures = Schedule((Fault(Kind.SIGNALS, 0, 0.5, 1.5),))
+    workload = Workload.build(np.arange(20) / 10, [50] * 20, [50] * 20)
+    specs = (parse_policy("vllm"),)
+    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
+    for now, measured in ((0.4, 0.4), (1.0, 0.5), (1.4, 0.5), (1.6, 1.6)):
+        run.clock.run(now)
+        view = run.fleet.router.view
+        view.now = now
+        assert view.measured_s(0) == measured and view.measured_s(1) == now
+        assert view.load(0).at_s <= measured

@@ -1,0 +1,161 @@
+"""Pipeline stages: several batches of an engine are under way, each on another stage."""
+
+import numpy as np
+import pytest
+
+from tests.sim.troubled import troubled
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.registry import parse_policy
+from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.profile import load_profile
+from twinserve.profiles.specs import ProfileError
+from twinserve.sim.results.metrics import summarise
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.offered_load import service_seconds
+from twinserve.sim.setup.run import Simulation
+
+NAME = "llama-3.1-8b@h100"
+PROMPTS = "closed:concurrency=40,requests=40,input=2048,output=1"
+CHATS = "closed:concurrency=24,requests=72,input=300,output=20"
+
+
+def _rows(trace: str, profile: str, **settings):
+    return _run(trace, profile, **settings)[0]
+
+
+def _run(trace: str, profile: str, **settings):
+    given = {
+        "async_scheduling": False,
+        "host_time": "none",
+        "slo": "none",
+        "prefix_caching": False,
+        **settings,
+    }
+    inputs = resolve(SimulationConfig(trace=trace, profile=profile, **given))
+    simulation = Simulation(inputs, inputs.policies[0])
+    simulation.run()
+    return simulation.rows(), inputs
+
+
+def _under_way(steps) -> int:
+    """Most batches at one time; one that begins when another ends is after it."""
+    changes = [(t, 1) for t in steps.start_s] + [(t, -1) for t in steps.end_s]
+    return int(np.cumsum([change for _, change in sorted(changes)]).max())
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_a_request_alone_waits_for_all_stages_and_the_transfers(pp):
+    alone = "closed:concurrency=1,requests=1,input=500,output=40"
+    one, more = (_rows(alone, name).requests.iloc[0] for name in (NAME, f"{NAME}:pp{pp}"))
+    model = load_profile(f"{NAME}:pp{pp}").model()
+    sent = (pp - 1) * (model.transfer_seconds(500) + 39 * model.transfer_seconds(1))
+    assert more.last_token_s > one.last_token_s
+    assert more.last_token_s == pytest.approx(one.last_token_s + sent, rel=1e-9)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_full_stages_do_nearly_as_many_times_as_much_and_never_more(pp):
+    budget = {"max_num_batched_tokens": 2048}
+    one, more = (_rows(PROMPTS, name, **budget) for name in (NAME, f"{NAME}:pp{pp}"))
+    ratio = more.requests.last_token_s.max() / one.requests.last_token_s.max()
+    assert 1 / pp <= ratio < 1.15 / pp
+    # and no faster than the slowest stage takes for each of them
+    work = StepComposition(prefill_new=np.array([2048]), prefill_resident=np.array([0]))
+    slowest = max(load_profile(f"{NAME}:pp{pp}").model().stage_seconds(work))
+    assert more.requests.last_token_s.max() >= len(more.steps) * slowest
+    assert _under_way(more.steps) == pp
+
+
+def test_as_many_batches_as_stages_and_a_request_decodes_in_one_of_them():
+    rows = _rows(CHATS, f"{NAME}:pp3", max_num_batched_tokens=1024)
+    assert rows.requests.finished.all() and (rows.requests.output_tokens == 20).all()
+    assert _under_way(rows.steps) == 3
+    least = load_profile(f"{NAME}:pp3").model().step_seconds(StepComposition(1, 300, 300))
+    assert rows.gaps.gap_s.min() >= least
+    computed = rows.steps.prefill_tokens.sum() + rows.steps.decode_requests.sum()
+    assert computed == (rows.requests.prompt_tokens + rows.requests.output_tokens - 1).sum()
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(2048, 2), (1000, 100), (100, 200)])
+def test_the_estimated_capacity_is_that_of_full_stages(prompt, output):
+    """What `--load` is a share of; alone on the engine a batch has one stage of four."""
+    trace = f"closed:concurrency=150,requests=300,input={prompt},output={output}"
+    rows, inputs = _run(trace, f"{NAME}:pp4", max_num_seqs=150)
+    took = rows.requests.last_token_s.max()
+    assert service_seconds(inputs.workload, inputs.hardware) == pytest.approx(took, rel=0.15)
+
+
+def test_time_in_which_several_batches_ran_counts_once():
+    busy = summarise(_rows(PROMPTS, f"{NAME}:pp4", max_num_batched_tokens=2048))["scheduler"][
+        "busy"
+    ]
+    assert busy == pytest.approx(1.0, abs=0.01)
+
+
+def test_no_replica_of_a_fleet_is_busier_than_all_the_time():
+    rows = _rows(PROMPTS, f"{NAME}:pp4", max_num_batched_tokens=2048, replicas=2)
+    busy = [one["busy"] for one in summarise(rows)["replicas"]]
+    assert busy == pytest.approx([1.0, 1.0], abs=0.01)
+
+
+def test_prompts_longer_than_a_step_go_through_in_parts_that_follow_each_other():
+    """A part need not wait for the one before it to leave the last stage."""
+    prompt = "closed:concurrency=1,requests=1,input=8192,output=1"
+    budget = {"max_num_batched_tokens": 1024}
+    one, four = (_rows(prompt, name, **budget).requests for name in (NAME, f"{NAME}:pp4"))
+    assert four.first_token_s[0] < 0.5 * one.first_token_s[0]
+
+
+def test_a_slow_replica_with_stages_takes_as_many_times_as_long():
+    trace = "closed:concurrency=1,requests=1,input=500,output=40"
+    slow = '[{"replica": 0, "kind": "slow", "at_s": 0, "factor": 3}]'
+    whole, slowed = (
+        _rows(trace, f"{NAME}:pp2", failures=failures).requests.last_token_s[0]
+        for failures in (None, slow)
+    )
+    assert slowed == pytest.approx(3 * whole, rel=1e-9)
+
+
+STAGES = [("llama-3.1-8b@h100:pp2", 0), ("llama-3.1-8b@h100:pp4", 3)]
+
+
+@pytest.mark.parametrize(("profile", "seed"), STAGES)
+@pytest.mark.parametrize("migrates", [False, True])
+def test_nothing_is_lost_when_clients_leave_and_replicas_fail(profile, seed, migrates):
+    """In little memory, beside replicas without stages."""
+    troubled(parse_policy("vllm"), seed, migrates=migrates, profile=profile)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", [name for name, _ in STAGES])
+@pytest.mark.parametrize("policy", ["vllm", "vllm:scheduling=priority,watermark=0.05"])
+def test_nothing_is_lost_in_many_such_fleets(profile, policy):
+    preempted = 0
+    for seed in range(12):
+        _, rows = troubled(parse_policy(policy), seed, migrates=seed % 2 > 0, profile=profile)
+        preempted += rows.steps.preempted_recompute.sum()
+    assert preempted > 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"async_scheduling": True}, "give --no-async-scheduling"),
+        ({"policy": ("bros",)}, "choose policy vllm, or a profile without :ppN"),
+        ({"shared_prefix": True}, "--shared-prefix"),
+        ({"speculate": "k=3,method=ngram,acceptance=0.7"}, "--speculate"),
+        ({"step_times": "operators"}, "--step-times roofline"),
+    ],
+)
+def test_what_stages_are_not_simulated_with_is_one_clear_line(settings, words):
+    with pytest.raises((ProfileError, SettingsError, PolicyError)) as raised:
+        _rows(CHATS, f"{NAME}:pp2", **settings)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_log_of_decisions_with_stages_is_refused():
+    given = {"async_scheduling": False, "slo": "none"}
+    inputs = resolve(SimulationConfig(trace=CHATS, profile=f"{NAME}:pp2", **given))
+    with pytest.raises(SettingsError, match="--decisions: .* drop it, or :ppN"):
+        Simulation(inputs, inputs.policies[0], decisions=True)

@@ -1,0 +1,103 @@
+"""`plan --survive`: the smallest fleet that keeps its objectives through failures at the peak."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.sim.planned import GPU, MODEL, settings, write_trace
+from twinserve.sim.plan.peaks import find_peak
+from twinserve.sim.plan.planner import Plan, Question, make_plan
+from twinserve.sim.plan.prices import read_prices
+from twinserve.sim.plan.show import described, head_lines
+from twinserve.sim.plan.trial import TrialSpec, run_trial
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.sweep.executors import InThisProcess
+
+PRICES = read_prices("gpu,usd_per_hour\na100-40g,1\n", "prices")
+PEAK = {"peak_s": 1.0, "lead_s": 0.4}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    return write_trace(tmp_path_factory.mktemp("trace") / "t.csv", count=80, rate=40.0)
+
+
+def plan(trace: str, slo: str, **further) -> Plan:
+    asked = {"gpus": (GPU,), "tp": (1,), "most_gpus": 6, **PEAK, **further}
+    return make_plan(Question(MODEL, (trace,), slo, **asked), PRICES, InThisProcess())
+
+
+def by_brute_force(trace: str, slo: str, crashes: int, most: int, **more) -> list[bool]:
+    """Whether 1, 2, ... replicas keep the objectives although so many die as the peak begins."""
+    peak = find_peak(trace, 1.0, PEAK["peak_s"], PEAK["lead_s"])
+    assert peak.since_s > 0.3
+    keeps = []
+    for n in range(1, most + 1):
+        rows = [{"replica": i, "at_s": peak.since_s} for i in range(min(crashes, n))]
+        failing = {"failures": json.dumps(rows), **more} if crashes else {}
+        asked = {"window": peak.window_s, "replicas": n, "rate_scale": 1.0, **failing}
+        given = settings(trace, slo, **asked)
+        keeps.append(run_trial(TrialSpec(given, peak.since_s, early=False)).keeps)
+    return keeps
+
+
+@pytest.mark.parametrize(
+    ("crashes", "slo", "more"),
+    [
+        (1, "ttft p90 < 70 ms, tpot p90 < 17 ms", {"on_failure": "migrate"}),
+        (1, "ttft p90 < 80 ms", {"on_failure": "retry", "detection": 0.1}),
+        pytest.param(2, "ttft p90 < 80 ms, tpot p90 < 20 ms", {}, marks=pytest.mark.slow),
+        pytest.param(1, "ttft p99 < 200 ms", {"on_failure": "error"}, marks=pytest.mark.slow),
+    ],
+)
+def test_brute_force_finds_the_same_number_that_survives(trace, crashes, slo, more):
+    keeps = by_brute_force(trace, slo, crashes, 6, **more)
+    asked = {"detection_s" if k == "detection" else k: v for k, v in more.items()}
+    (row,) = plan(trace, slo, survive=crashes, **asked).rows
+    if any(keeps):
+        assert keeps[row.replicas - 1] and not keeps[row.replicas - 2]
+        assert row.replicas == keeps.index(True) + 1 or keeps != sorted(keeps)
+        assert row.replicas > crashes
+        (without,) = plan(trace, slo).rows
+        assert row.replicas >= without.replicas
+    else:
+        assert row.status in ("never", "too few")
+
+
+def test_an_early_verdict_knows_what_migrated_requests_had_before(tmp_path):
+    """All first tokens come in time; whoever migrates waits long for a place on the other."""
+    file = tmp_path / "t.csv"
+    rows = [f"2023-11-16 18:00:00.{i:07d},100,400" for i in range(16)]
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    failing = {"failures": '[{"replica": 0, "at_s": 1.0}]', "on_failure": "migrate"}
+    given = settings(str(file), "ttft p90 < 2 s", replicas=2, max_num_seqs=8, **failing)
+    whole, early = (run_trial(TrialSpec(given, early=early)) for early in (False, True))
+    assert whole.keeps and early.keeps
+
+
+def test_a_plan_says_what_it_survives(trace):
+    found = plan(trace, "ttft p90 < 80 ms", survive=1, on_failure="retry", detection_s=0.1)
+    (said,) = [line for line in head_lines(found) if "fails" in line]
+    assert "one replica" in said and "retry" in said and "0.1 s" in said
+    question = described(found, PRICES)["question"]
+    assert (question["survive"], question["on_failure"]) == (1, "retry")
+    assert not any("fails" in line for line in head_lines(plan(trace, "ttft p90 < 80 ms")))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"survive": -1}, "--survive -1"),
+        ({"survive": 101}, "--survive 101"),
+        ({"on_failure": "retry"}, "--on-failure: nothing fails"),
+        ({"detection_s": 1.0}, "--detection: nothing fails"),
+        ({"survive": 1, "on_failure": "panic"}, "--on-failure panic"),
+        ({"survive": 1, "detection_s": -1.0}, "--detection -1"),
+    ],
+)
+def test_what_cannot_be_survived_is_one_line(trace, asked, said):
+    with pytest.raises(SettingsError, match=said) as error:
+        plan(trace, "ttft p90 < 80 ms", **asked)
+    assert "\n" not in str(error.value)
