@@ -8,12 +8,12 @@ from twinserve.experiments.from_serving.predict import errors, predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
-NEAR = 0.10
-TRIES = 3  # what else the machine does may change between a load and the next
+NEAR = 0.30  # what a machine that does other things allows; docs/calibrate.md has a quiet one's figures
+TRIES = 3  # what else it does may change between a load and the next
 
 
 def test_another_load_is_predicted_from_one_file_of_a_servers_benchmark(vllm, tmp_path):
-    """Means of another load within 10 %, or as near as two measurements of it are to each other."""
+    """Means of another load within 30 %, or as near as two measurements of it are to each other."""
     seen = []
     for number in range(TRIES):
         found = errors(_predicted(tmp_path / str(number)))
