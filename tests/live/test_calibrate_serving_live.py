@@ -8,7 +8,7 @@ from twinserve.experiments.from_serving.predict import errors, predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
-NEAR = 0.30  # what a machine that does other things allows; docs/calibrate.md has a quiet one's figures
+NEAR = 0.30  # for a machine that does other things; a quiet one's figures: docs/calibrate.md
 TRIES = 3  # what else it does may change between a load and the next
 
 
