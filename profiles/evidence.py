@@ -27,7 +27,8 @@ from importlib import resources
 from twinserve.profiles.catalog import MODELS
 from twinserve.profiles.forms.efficiency import BORROWED
 from twinserve.profiles.measured.model import MeasuredModel
-from twinserve.profiles.profile import EVIDENCE_FILE, Profile, ProfileName
+from twinserve.profiles.names import EVIDENCE_FILE, ProfileName
+from twinserve.profiles.profile import Profile
 from twinserve.profiles.specs import ModelSpec
 
 LARGE_BATCH = 32  # requests

@@ -16,8 +16,8 @@ from twinserve.profiles.evidence import kind_of_model, marks
 from twinserve.profiles.forms.efficiency import BORROWED
 from twinserve.profiles.gpus import FEW_BITS, GPUS, gpu_source
 from twinserve.profiles.models.published import PUBLISHED
+from twinserve.profiles.names import ProfileName
 from twinserve.profiles.operators.shipped import AIC, LAYERS
-from twinserve.profiles.profile import ProfileName
 
 
 def model_rows() -> list[dict[str, Any]]:

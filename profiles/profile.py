@@ -18,9 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -45,10 +43,10 @@ from twinserve.profiles.forms.pipeline import PipelineModel
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
 from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
-from twinserve.profiles.gpus import ALIASES, gpu_for
+from twinserve.profiles.gpus import gpu_for
 from twinserve.profiles.host import NO_HOST_TIME, HostTime
 from twinserve.profiles.measured.model import MeasuredModel
-from twinserve.profiles.models.config import is_reference
+from twinserve.profiles.names import ProfileName, list_profiles, shipped_folder
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
 from twinserve.profiles.ranks import check_ranks, check_stages
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, one_line, read_json
@@ -57,10 +55,8 @@ PROFILE: Format[dict] = Format(
     "profiles", version=1, by="twinserve calibrate, or twinserve profiles", oldest=1
 )
 Source = Literal["measured", "derived", "published"]
-EVIDENCE_FILE = "evidence.json"  # beside the shipped profiles, and none itself (evidence.py)
 # A pinned-memory copy reaches about this share of the lane rate of PCIe (25 of 32 GB/s on gen 4).
 PCIE_SHARE = 0.8
-MOST_RANKS = 4096  # of a name; what a model can be split over is `ranks.py`
 # Host memory for swapped KV, per rank: an assumption about the server, not about the engine.
 HOST_SWAP_BYTES = 64 * 2**30
 
@@ -339,89 +335,6 @@ class Profile(BaseModel):
         )
 
 
-@plain_dataclass(frozen=True)
-class ProfileName:
-    """MODEL@GPU[:tpN][:ppN][:dpN][:ep][/FORM], parsed; `str()` gives the canonical form. MODEL is a
-    name of the catalogue, a config.json or an id in the hub cache. FORM names a shipped alternative
-    to the profile that the plain name gives."""
-
-    model: str
-    gpu: str
-    tp: int = 1
-    form: str = ""
-    dp: int = 1
-    ep: bool = False
-    pp: int = 1
-
-    def __str__(self) -> str:
-        ranks = f":tp{self.tp}" if self.tp > 1 else ""
-        ranks += f":pp{self.pp}" if self.pp > 1 else ""
-        ranks += f":dp{self.dp}" if self.dp > 1 else ""
-        ranks += ":ep" if self.ep else ""
-        return f"{self.model}@{self.gpu}{ranks}" + (f"/{self.form}" if self.form else "")
-
-    @property
-    def file_name(self) -> str:
-        return (
-            f"{self.model}_{self.gpu}_tp{self.tp}"
-            + (f"_{self.form}" if self.form else "")
-            + ".json"
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> ProfileName:
-        match = re.fullmatch(
-            r"(.+)@([^@:/]+)((?::[a-z]+\d*)*)(?:/([a-z0-9]+))?", text.strip(), re.IGNORECASE
-        )
-        if not match:
-            raise ProfileError(
-                f"unknown profile {text!r}: give MODEL@GPU, MODEL@GPU:tpN or a .json file"
-                f"{nearest(text.lower(), list_profiles())}"
-            )
-        model, gpu, said, form = match.groups()
-        ranks = _ranks(said, text)
-        # a folder that bears a name of the catalogue is not it, as `find_model` has it
-        known = model.lower() in MODELS
-        model = model.lower() if known or not is_reference(model) else model
-        gpu = ALIASES.get(gpu.lower(), gpu.lower())
-        more = {"dp": ranks["dp"], "ep": bool(ranks["ep"]), "pp": ranks["pp"]}
-        return cls(model, gpu, ranks["tp"], (form or "").lower(), **more)
-
-    @classmethod
-    def of_file(cls, file_name: str) -> ProfileName:
-        """The name whose `file_name` this is."""
-        model, gpu, tp, *form = file_name.removesuffix(".json").split("_")
-        return cls(model, gpu, int(tp.removeprefix("tp")), *form)
-
-
-def _ranks(said: str, text: str) -> dict[str, int]:
-    """Of a name's `:tp4:dp2:ep`. ProfileError for what it cannot say."""
-    found = {"tp": 1, "pp": 1, "dp": 1, "ep": 0}
-    given = [part for part in said.lower().split(":") if part]
-    for part in given:
-        kind, number = part.rstrip("0123456789"), part.lstrip("abcdefghijklmnopqrstuvwxyz")
-        if kind == "ep" and number:
-            raise ProfileError(
-                f"{text!r}: experts lie on all ranks of :tpN and :dpN; write :ep without a number"
-            )
-        if kind not in found or (kind != "ep" and not 1 <= int(number or 0) <= MOST_RANKS):
-            raise ProfileError(
-                f"{text!r}: {part!r} is not understood; write MODEL@GPU:tpN:ppN, and of a mixture "
-                "of experts :dpN and :ep"
-            )
-        if sum(other.rstrip("0123456789") == kind for other in given) > 1:
-            raise ProfileError(f"{text!r}: {kind} is there twice; keep one of them")
-        found[kind] = int(number or 1)
-    return found
-
-
-def list_profiles() -> list[str]:
-    """Names of the shipped profiles, sorted. Any other MODEL@GPU:tpN of known parts is derived when
-    loaded."""
-    files = [entry.name for entry in _shipped_folder().iterdir() if entry.name.endswith(".json")]
-    return sorted(str(ProfileName.of_file(name)) for name in files if name != EVIDENCE_FILE)
-
-
 def load_profile(name_or_path: str | Path) -> Profile:
     """A file (anything that ends in .json), a shipped profile, or one derived on the fly, in this
     order.
@@ -432,7 +345,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
     if isinstance(name_or_path, Path) or text.lower().endswith(".json"):
         return _read(read_json(Path(text)), text)
     name = ProfileName.parse(text)
-    shipped = _shipped_folder() / name.file_name
+    shipped = shipped_folder() / name.file_name
     other = name.dp > 1 or name.ep or name.pp > 1
     if name.model in MODELS and shipped.is_file() and not other:
         return _read(parse_json(shipped.read_text(encoding="utf-8")), name.file_name)
@@ -543,7 +456,3 @@ def _validated(data: dict, where: str) -> Profile:
         return Profile.model_validate(data)
     except ValidationError as error:
         raise ProfileError(f"{where}: {one_line(error)}") from None
-
-
-def _shipped_folder():
-    return resources.files("twinserve.profiles.data")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from twinserve.profiles.profile import Profile, ProfileName, derive_profile, save_profile
+from twinserve.profiles.names import ProfileName
+from twinserve.profiles.profile import Profile, derive_profile, save_profile
 
 # (model, GPU, tp) -> what is known beyond the specs: KV blocks that a vLLM of that version was seen
 # to allocate (at utilisation 0.9), and the settings it ran with.

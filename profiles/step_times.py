@@ -15,13 +15,8 @@ from typing import Literal
 
 from twinserve.profiles.catalog import SYSTEMS
 from twinserve.profiles.evidence import FORMS, expected_errors, own_errors
-from twinserve.profiles.profile import (
-    Profile,
-    ProfileName,
-    derive_profile,
-    list_profiles,
-    load_profile,
-)
+from twinserve.profiles.names import ProfileName, list_profiles
+from twinserve.profiles.profile import Profile, derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError
 
 StepTimes = Literal["auto", "roofline", "operators", "measured"]

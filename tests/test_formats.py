@@ -14,7 +14,8 @@ import pytest
 
 from tests.format_cases import A_RUN, CASES, NO_NUMBER, Case, run_command
 from twinserve.formats import Format, same
-from twinserve.profiles.profile import EVIDENCE_FILE, load_profile, save_profile
+from twinserve.profiles.names import EVIDENCE_FILE
+from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.sim.cli.main import simulate_main
 from twinserve.sim.results import files
 from twinserve.sim.results.files import ResultsError, read_run, write_run

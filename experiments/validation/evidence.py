@@ -42,7 +42,8 @@ from twinserve.profiles.evidence import (
     marks,
 )
 from twinserve.profiles.measured.step_files import read_steps
-from twinserve.profiles.profile import ProfileName, derive_profile, load_profile
+from twinserve.profiles.names import ProfileName
+from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.traces.write import write_atomically
 
 SOURCES = {

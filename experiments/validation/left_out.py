@@ -20,8 +20,9 @@ from twinserve.profiles.catalog import SYSTEMS, find_gpu, find_model
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR
 from twinserve.profiles.forms.roofline import RooflineModel
+from twinserve.profiles.names import ProfileName, list_profiles
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel
-from twinserve.profiles.profile import Profile, ProfileName, list_profiles, load_profile
+from twinserve.profiles.profile import Profile, load_profile
 from twinserve.profiles.specs import GpuSpec
 
 # What the constants of a family were fitted to: GPUs with kernel tables, and models on them.

@@ -21,7 +21,8 @@ from twinserve.profiles.measured.samples import (
     disturbed,
 )
 from twinserve.profiles.models.config import read_config
-from twinserve.profiles.profile import HOST_SWAP_BYTES, Profile, ProfileName
+from twinserve.profiles.names import ProfileName
+from twinserve.profiles.profile import HOST_SWAP_BYTES, Profile
 from twinserve.profiles.sampling import relative_nnls
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError, one_line
 

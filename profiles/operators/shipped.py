@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinserve.profiles.catalog import SYSTEMS, find_gpu, find_model
+from twinserve.profiles.names import ProfileName
 from twinserve.profiles.operators.aic import form_from_aiconfigurator, measured_tokens
 from twinserve.profiles.operators.comm import expert_parallel_pair, tensor_parallel_pair
 from twinserve.profiles.operators.fa2 import SMS
 from twinserve.profiles.operators.layers import form_from_layers
 from twinserve.profiles.operators.model import OperatorForm, default_capture
-from twinserve.profiles.profile import Profile, ProfileName, derive_profile, save_profile
+from twinserve.profiles.profile import Profile, derive_profile, save_profile
 from twinserve.profiles.shipped import REPLACED, SHIPPED
 from twinserve.profiles.specs import ModelSpec, ProfileError
 

@@ -20,7 +20,8 @@ _Flag = Annotated[bool, Parameter(negative="")]
 @profiles_app.command(name="list")
 def list_() -> None:
     """The shipped profiles, one a line. Others are derived on demand: MODEL@GPU[:tpN]."""
-    from twinserve.profiles.profile import list_profiles, load_profile
+    from twinserve.profiles.names import list_profiles
+    from twinserve.profiles.profile import load_profile
 
     for name in list_profiles():
         print(load_profile(name).describe())

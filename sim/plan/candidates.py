@@ -9,7 +9,8 @@ from pathlib import Path
 
 from twinserve.errors import worded
 from twinserve.profiles.catalog import find_gpu, find_model
-from twinserve.profiles.profile import Profile, ProfileName, load_profile
+from twinserve.profiles.names import ProfileName
+from twinserve.profiles.profile import Profile, load_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.trial import SOURCES

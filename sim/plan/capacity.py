@@ -20,7 +20,7 @@ import pandas as pd
 from twinserve.errors import worded
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.policies.requests import State
-from twinserve.profiles.profile import ProfileName
+from twinserve.profiles.names import ProfileName
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.setup.config import SettingsError, SimulationConfig

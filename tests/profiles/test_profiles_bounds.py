@@ -11,6 +11,7 @@ from tests.examples import examples
 from tests.profiles.test_profiles_marks import MARKS
 from twinserve.experiments.efficiency import decode_work
 from twinserve.profiles.catalog import find_model
+from twinserve.profiles.names import list_profiles
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,
     all_chosen,
@@ -21,7 +22,7 @@ from twinserve.profiles.operators.bounds import (
 )
 from twinserve.profiles.operators.model import OperatorModel, capture_sizes
 from twinserve.profiles.operators.shipped import AIC, operator_profile
-from twinserve.profiles.profile import Profile, list_profiles, load_profile
+from twinserve.profiles.profile import Profile, load_profile
 
 MIB = 2**20
 CACHES = CACHE_BYTES | {"a100-80g": 40 * MIB, "h100": 50 * MIB, "h200": 50 * MIB, "b200": 126 * MIB}

@@ -23,7 +23,8 @@ from twinserve.profiles.evidence import (
     marks,
     own_errors,
 )
-from twinserve.profiles.profile import derive_profile, list_profiles, load_profile
+from twinserve.profiles.names import list_profiles
+from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.step_times import choose
 from twinserve.traces.workload import WorkloadError
 

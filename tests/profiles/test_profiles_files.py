@@ -13,14 +13,9 @@ from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.echo import EchoModel
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.models.config import read_config
+from twinserve.profiles.names import list_profiles
 from twinserve.profiles.operators import shipped as shipped_operators
-from twinserve.profiles.profile import (
-    Profile,
-    derive_profile,
-    list_profiles,
-    load_profile,
-    save_profile,
-)
+from twinserve.profiles.profile import Profile, derive_profile, load_profile, save_profile
 from twinserve.profiles.shipped import REPLACED, SHIPPED, shipped_profile, write_shipped
 from twinserve.profiles.specs import ProfileError
 

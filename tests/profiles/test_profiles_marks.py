@@ -20,7 +20,8 @@ from twinserve.experiments.validation.marks import MARKS
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPPER, find_efficiency
-from twinserve.profiles.profile import ProfileName, derive_profile
+from twinserve.profiles.names import ProfileName
+from twinserve.profiles.profile import derive_profile
 from twinserve.profiles.specs import ProfileError
 
 

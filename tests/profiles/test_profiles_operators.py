@@ -19,6 +19,7 @@ from twinserve.profiles.catalog import SYSTEMS, find_model
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.step_fits import fit_forms
 from twinserve.profiles.measured.step_files import read_steps
+from twinserve.profiles.names import list_profiles
 from twinserve.profiles.operators.aic import TILE_TOKENS
 from twinserve.profiles.operators.comm import tensor_parallel_pair
 from twinserve.profiles.operators.interpolation import Box, Curve, Plane, never_falling
@@ -37,7 +38,7 @@ from twinserve.profiles.operators.shipped import (
     operator_profile,
     shipped_operators,
 )
-from twinserve.profiles.profile import derive_profile, list_profiles, load_profile
+from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError
 
 OPERATORS = [n for n in list_profiles() if load_profile(n).step_model.form == "operators"]

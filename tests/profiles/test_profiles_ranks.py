@@ -9,7 +9,8 @@ from tests.profiles.test_model_configs import DEEPSEEK_V3
 from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.profiles.forms.busiest import busiest_experts, busiest_tokens
 from twinserve.profiles.models.config import read_config
-from twinserve.profiles.profile import ProfileName, derive_profile, load_profile
+from twinserve.profiles.names import ProfileName
+from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.ranks import check_ranks, rank_weight_bytes
 from twinserve.profiles.specs import ProfileError
 

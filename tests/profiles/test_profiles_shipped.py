@@ -13,6 +13,7 @@ from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, read_run, simulate, simulated_samples
 from twinserve.profiles.forms.efficiency import BORROWED_ERROR, FAMILIES
+from twinserve.profiles.names import ProfileName, list_profiles
 from twinserve.profiles.operators.model import OperatorModel
 from twinserve.profiles.operators.shipped import (
     AIC,
@@ -24,13 +25,7 @@ from twinserve.profiles.operators.shipped import (
     operator_profile,
     shipped_operators,
 )
-from twinserve.profiles.profile import (
-    Profile,
-    ProfileName,
-    derive_profile,
-    list_profiles,
-    load_profile,
-)
+from twinserve.profiles.profile import Profile, derive_profile, load_profile
 from twinserve.profiles.shipped import REPLACED, SHIPPED
 
 

@@ -6,7 +6,8 @@ import pytest
 from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.memory import with_fp8_kv, with_utilization
-from twinserve.profiles.profile import ProfileName, derive_profile, load_profile
+from twinserve.profiles.names import ProfileName
+from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.profiles.stages import layers_of_stages, stage_models, without_embeddings
 
