@@ -347,7 +347,7 @@ class EngineCore:
         if self._publishes:
             holders = rows[requests.state[rows] == RUNNING]
             # no more memory: only their text is known now
-            self.ledger.grow_all(holders, requests.computed_tokens[holders])
+            self.ledger.grow_all(holders, self._text_tokens(holders))
         for row in outcome.finished:
             if self.hands_over:
                 self.kept.add(row)
@@ -361,6 +361,10 @@ class EngineCore:
             self._end(row)
         self.policy.on_outcome(outcome)
         return gaps
+
+    def _text_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """int64[n]: of rows whose tokens came, those whose KV is computed and whose text known."""
+        return self.requests.computed_tokens[rows]
 
     def book_before_failure(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
         """Steps of a run that ended before the engine failed, in the table alone: policy and ledger

@@ -2,7 +2,7 @@
 another one computes.
 
 Source: vLLM 0.32, `v1/engine/core.py` (`step_with_batch_queue`), `config/vllm.py`
-(`max_concurrent_batches`), `v1/core/sched/scheduler.py`; synchronous scheduling.
+(`max_concurrent_batches`), `v1/core/sched/scheduler.py`, `v1/core/sched/async_scheduler.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine, _Step
 
 _FINISHED = int(State.FINISHED)
+_RUNNING = int(State.RUNNING)
 
 
 Batch = TypeVar("Batch")
@@ -44,35 +45,96 @@ class PipelinedCore(EngineCore):
     `computed_tokens` counts what a batch computes from its begin, so that the next part of a prompt
     may follow right behind; its token is shown when it is known. So a request decodes in one batch
     at a time, and while that is under way has nothing to compute.
+
+    asynchronous  a token is shown before it is known (`in_flight`), to the plan `stages` plans
+                  after its batch's. From then on vLLM's second model runner lets the request
+                  decode again (`next_decode_eligible_step`); its batch is the oldest under way
     """
 
-    def __init__(self, requests, policy, ledger) -> None:
-        super().__init__(requests, policy, ledger)
+    def __init__(self, requests, policy, ledger, stages: int, asynchronous: bool = False) -> None:
+        super().__init__(requests, policy, ledger, asynchronous)
         if not policy.pipelined:
             raise PolicyError(
                 f"policy {policy.name!r} plans when the last step has ended, and pipeline stages "
                 "have several under way; choose policy vllm, or a profile without :ppN"
             )
+        if self._ends_early:
+            raise PolicyError(
+                f"policy {policy.name!r} hears of an end before the last token is known, and "
+                "pipeline stages have several batches under way then; give --no-async-scheduling"
+            )
+        self.stages = stages
         # by row: batches under way that compute for it
         self._batches = np.zeros(FIRST_ROWS, np.int64)
         self.draining: set[int] = set()
+        self._plans = 0
+        # (number of its plan, rows to show, start in seconds) of batches, the oldest first
+        self._to_show: deque[tuple[int, np.ndarray, float]] = deque()
+        # by row: whether a token is shown ahead, and the time of the one before that
+        self._ahead = np.zeros(FIRST_ROWS, bool)
+        self._before_s = np.zeros(FIRST_ROWS)
+
+    @property
+    def depth(self) -> int:
+        """Most batches under way."""
+        return self.stages + self.asynchronous
 
     def submit(self, request_id: str, **values) -> int:
         row = super().submit(request_id, **values)
         if row >= len(self._batches):
-            self._batches = np.concatenate([self._batches, np.zeros_like(self._batches)])
+            for name in ("_batches", "_ahead", "_before_s"):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         return row
 
+    def settle(self, now: float) -> list[tuple[int, float]]:
+        left = super().settle(now)
+        if left and self.asynchronous:
+            self._hide(np.array([row for row, _ in left]))
+        return left
+
     def plan(self, now: float) -> StepPlan:
+        self._plans += 1
+        while self._to_show and self._to_show[0][0] + self.stages <= self._plans:
+            self._show(*self._to_show.popleft()[1:])
         plan = super().plan(now)
         for row, _ in plan.preempted:
             if self._batches[row]:
                 self.draining.add(row)
+        if plan.preempted and self.asynchronous:
+            self._hide(np.array([row for row, _ in plan.preempted]))
         return plan
 
     def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
         self.requests.computed_tokens[plan.rows] += plan.tokens
         self._batches[plan.rows] += 1
+        if self.asynchronous:
+            going_on = outcome.emitted
+            for row in outcome.finished:  # one or two
+                going_on = going_on[going_on != row]
+            self._to_show.append((self._plans, going_on, outcome.start_s))
+
+    def _show(self, rows: np.ndarray, start_s: float) -> None:
+        """The tokens of a batch under way, but of rows that were dropped or have left since."""
+        requests = self.requests
+        rows = rows[(requests.state[rows] == _RUNNING) & (self._batches[rows] > 0)]
+        self._ahead[rows] = True
+        self._before_s[rows] = requests.last_token_s[rows]
+        requests.output_tokens[rows] += 1
+        requests.in_flight[rows] = 1
+        requests.last_token_s[rows] = start_s
+
+    def _hide(self, rows: np.ndarray) -> None:
+        """Take back what `_show` showed of `rows`."""
+        requests = self.requests
+        shown = rows[self._ahead[rows]]
+        self._ahead[shown] = False
+        requests.output_tokens[shown] -= requests.in_flight[shown]  # 0 once it was dropped
+        requests.in_flight[shown] = 0
+        requests.last_token_s[shown] = self._before_s[shown]
+
+    def _text_tokens(self, rows: np.ndarray) -> np.ndarray:
+        return super()._text_tokens(rows) - self._batches[rows]
 
     def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
         """As `EngineCore.complete`. A row that was dropped meanwhile gets its token where it waits;
@@ -80,6 +142,8 @@ class PipelinedCore(EngineCore):
         self._batches[plan.rows] -= 1
         if self.draining:
             self.draining = {row for row in self.draining if self._batches[row]}
+        if self.asynchronous:
+            self._hide(outcome.emitted)
         state = self.requests.state
         gone = state[outcome.emitted] == _FINISHED
         if np.count_nonzero(gone):
@@ -89,13 +153,16 @@ class PipelinedCore(EngineCore):
 
     def void(self, plan: StepPlan) -> None:
         """A batch under way is lost: the engine fails."""
+        if self.asynchronous:
+            self._hide(plan.rows)
         requests = self.requests
         kept = requests.computed_tokens[plan.rows] > 0  # not dropped since
         requests.computed_tokens[plan.rows[kept]] -= plan.tokens[kept]
 
 
 class PipelinedEngine(Engine):
-    """With up to `depth` batches under way, as many as there are stages.
+    """With up to `depth` batches under way: as many as there are stages, and one more with
+    asynchronous scheduling.
 
     As in vLLM, a plan that finds nothing to compute is queued as an empty batch. So plans are made
     at the ends of batches, and what arrives in between waits for the next one. vLLM sleeps 1 ms for
@@ -104,9 +171,9 @@ class PipelinedEngine(Engine):
 
     core: PipelinedCore
 
-    def __init__(self, *given, depth: int, **more) -> None:
+    def __init__(self, *given, **more) -> None:
         super().__init__(*given, **more)
-        self._queue: BatchQueue[_Step] = BatchQueue(depth)
+        self._queue: BatchQueue[_Step] = BatchQueue(self.core.depth)
 
     def _loop(self):
         queue = self._queue

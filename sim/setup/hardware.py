@@ -75,11 +75,6 @@ class Hardware:
 def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
     chosen = sources.profile(config.profile, config.step_times)
     _check_groups(chosen.profile, config.replicas)
-    if chosen.profile.pp > 1 and config.async_scheduling:
-        raise SettingsError(
-            f"{chosen.profile.name}: pipeline stages are simulated with synchronous scheduling "
-            "alone; give --no-async-scheduling"
-        )
     if config.shared_prefix:
         chosen.profile.check_shared_prefix()
     profile = _with_memory(chosen.profile, config)

@@ -109,8 +109,8 @@ def compose(
     core: EngineCore
     if profile.pp > 1:
         _check_stages(profile, description.role, executes, decisions)
-        core = PipelinedCore(requests, policy, ledger)
-        engine_of = partial(PipelinedEngine, depth=profile.pp)
+        core = PipelinedCore(requests, policy, ledger, profile.pp, config.async_scheduling)
+        engine_of: type[Engine] = PipelinedEngine
     else:
         core = make_core(description.hardware, policy, ledger, config.async_scheduling)
         engine_of = Engine

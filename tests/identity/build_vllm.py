@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import tempfile
+from unittest import mock
 
 from tests.identity.protocol import EngineSettings
 from tests.identity.release import batches_under_way, seats, with_fields
@@ -112,33 +113,37 @@ def build_scheduler(settings: EngineSettings, kv_transfer: dict | None = None):
         block_size=settings.block_tokens, num_kv_heads=2, head_size=32, dtype=torch.float32
     )
     kind = AsyncScheduler if settings.async_scheduling else Scheduler
-    scheduler = kind(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=settings.block_tokens,
-        log_stats=False,
-    )
-    manager = scheduler.kv_cache_manager
-    in_force = {
-        "num_blocks": manager.block_pool.get_num_free_blocks(),
-        "block_tokens": scheduler.block_size,
-        "max_num_seqs": seats(scheduler),
-        "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
-        "long_prefill_token_threshold": scheduler.scheduler_config.long_prefill_token_threshold,
-        "enable_prefix_caching": manager.enable_caching,
-        "policy": scheduler.policy.value,
-        "watermark": getattr(scheduler.scheduler_config, "watermark", 0.0),
-        "reserve_full_isl": getattr(scheduler, "scheduler_reserve_full_isl", False),
-        "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
-        "max_model_len": scheduler.max_model_len,
-        "async_scheduling": batches_under_way(config) > settings.pipeline_stages,
-        "pipeline_stages": batches_under_way(config) - settings.async_scheduling,
-    }
+    # what GPUs have: with the other one vLLM turns stages or asynchronous scheduling off
+    second = settings.pipeline_stages > 1 and settings.async_scheduling
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if second else {}
+    with mock.patch.dict(os.environ, runner):
+        scheduler = kind(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=settings.block_tokens,
+            log_stats=False,
+        )
+        manager = scheduler.kv_cache_manager
+        in_force = {
+            "num_blocks": manager.block_pool.get_num_free_blocks(),
+            "block_tokens": scheduler.block_size,
+            "max_num_seqs": seats(scheduler),
+            "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
+            "long_prefill_token_threshold": scheduler.scheduler_config.long_prefill_token_threshold,
+            "enable_prefix_caching": manager.enable_caching,
+            "policy": scheduler.policy.value,
+            "watermark": getattr(scheduler.scheduler_config, "watermark", 0.0),
+            "reserve_full_isl": getattr(scheduler, "scheduler_reserve_full_isl", False),
+            "enable_chunked_prefill": scheduler.scheduler_config.enable_chunked_prefill,
+            "max_model_len": scheduler.max_model_len,
+            "async_scheduling": batches_under_way(config) > settings.pipeline_stages,
+            "pipeline_stages": batches_under_way(config) - settings.async_scheduling,
+        }
     if settings.draft_tokens:
         in_force["draft_tokens"] = scheduler.num_spec_tokens
     for name, value in in_force.items():

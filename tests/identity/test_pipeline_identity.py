@@ -53,16 +53,27 @@ RUNS = [
 ]
 
 
-def compare(generate: str, seed: int, stages: int, leaving=0.0, make=OurScheduler, **more):
+def compare(
+    generate: str,
+    seed: int,
+    stages: int,
+    leaving=0.0,
+    make=OurScheduler,
+    asynchronous=False,
+    **more,
+):
     scenario = (getattr(scenarios, generate, None) or short_outputs)(seed)
-    settings = dataclasses.replace(scenario.settings, pipeline_stages=stages)
+    settings = dataclasses.replace(
+        scenario.settings, pipeline_stages=stages, async_scheduling=asynchronous
+    )
     return run_identity(settings, scenario.requests, make, leaving=leaving, **more)
 
 
-def test_decisions_are_vllms_with_several_batches_under_way():
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+def test_decisions_are_vllms_with_several_batches_under_way(asynchronous):
     total = Report()
     for run in RUNS:
-        report = compare(*run, max_steps=4_000)
+        report = compare(*run, asynchronous=asynchronous, max_steps=4_000)
         assert report.mismatches == 0, f"{run}: {report.first_mismatch}"
         total += report
     assert total.steps > 20_000
@@ -110,13 +121,39 @@ BROKEN = (
     ),
 )
 
+BROKEN_AHEAD = (
+    Mutation(
+        "lets a request decode again in the next batch",
+        "decode order",
+        ("partial_chunks", 5),
+        ((_CORE, "plan", "+ self.stages <=", "+ 1 <="),),
+    ),
+    Mutation(
+        "finds blocks that a batch under way fills",
+        "prefix cache",
+        ("mixed", 4),
+        ((_CORE, "_text_tokens", "- self._batches[rows]", ""),),
+    ),
+    Mutation(
+        "takes a dropped request back while its token is under way",
+        "resumption order",
+        ("preemption", 3),
+        ((_CORE, "complete", "if self.draining:", "if self.draining.clear():"),),
+    ),
+)
 
-@pytest.mark.parametrize("mutation", BROKEN, ids=lambda m: m.name)
-def test_a_broken_rule_of_ours_is_caught(mutation):
+
+@pytest.mark.parametrize(
+    ("mutation", "asynchronous"),
+    [*((one, False) for one in BROKEN), *((one, True) for one in BROKEN_AHEAD)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_broken_rule_of_ours_is_caught(mutation, asynchronous):
     def broken(settings):
         return OurScheduler(settings, mutation)
 
-    assert compare(*mutation.witness, 4, make=broken).mismatches == 1
+    report = compare(*mutation.witness, 4, make=broken, asynchronous=asynchronous)
+    assert report.mismatches == 1
 
 
 def test_vllm_that_resumes_too_early_is_seen_in_the_decisions():

@@ -40,7 +40,7 @@ class Stepper:
     asynchronous  a call makes the plan of a step while the step before it is under way, and then
                   ends that one: the rows that it lists as finished are those of the step before
     stages        of a pipeline: a call makes a plan, and ends the oldest batch once as many are
-                  under way
+                  under way, or one more with `asynchronous`
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class Stepper:
         stages: int = 1,
     ) -> None:
         if stages > 1:
-            self._over(PipelinedCore(requests, policy, ledger), stages)
+            core = PipelinedCore(requests, policy, ledger, stages, asynchronous)
+            self._over(core, core.depth)
         else:
             self._over(EngineCore(requests, policy, ledger, asynchronous))
 
-    def _over(self, core: EngineCore, stages: int = 1) -> None:
+    def _over(self, core: EngineCore, depth: int = 1) -> None:
         self.core, self.requests = core, core.requests
-        self.queue: BatchQueue[tuple[StepPlan, StepOutcome]] = BatchQueue(stages)
+        self.queue: BatchQueue[tuple[StepPlan, StepOutcome]] = BatchQueue(depth)
         self._outputs: list[int] = []
         self._steps = 0
         self._under_way: tuple[StepPlan, StepOutcome] | None = None

@@ -86,6 +86,26 @@ def test_the_estimated_capacity_is_that_of_full_stages(prompt, output):
     assert service_seconds(inputs.workload, inputs.hardware) == pytest.approx(took, rel=0.15)
 
 
+@pytest.mark.parametrize("pp", [2, 3])
+def test_planned_ahead_there_is_one_batch_more_and_only_vllms_host_time_is_gone(pp):
+    alone = "closed:concurrency=1,requests=1,input=500,output=40"
+    name = f"{NAME}:pp{pp}"
+
+    def last_token_s(ahead, host_time):
+        rows = _rows(alone, name, async_scheduling=ahead, host_time=host_time)
+        return rows.requests.last_token_s[0]
+
+    for same in ("none", "2ms+0us"):
+        assert last_token_s(True, same) == pytest.approx(last_token_s(False, same), rel=1e-9)
+    assert last_token_s(True, "auto") == last_token_s(True, "none")
+    assert last_token_s(False, "auto") > last_token_s(True, "auto") + 40 * 0.9e-3
+    chats = _rows(CHATS, name, async_scheduling=True, max_num_batched_tokens=1024)
+    assert (chats.requests.output_tokens == 20).all()
+    assert _under_way(chats.steps) == pp + 1
+    computed = chats.steps.prefill_tokens.sum() + chats.steps.decode_requests.sum()
+    assert computed == (chats.requests.prompt_tokens + chats.requests.output_tokens - 1).sum()
+
+
 def test_time_in_which_several_batches_ran_counts_once():
     busy = summarise(_rows(PROMPTS, f"{NAME}:pp4", max_num_batched_tokens=2048))["scheduler"][
         "busy"
@@ -122,9 +142,10 @@ STAGES = [("llama-3.1-8b@h100:pp2", 0), ("llama-3.1-8b@h100:pp4", 3)]
 
 @pytest.mark.parametrize(("profile", "seed"), STAGES)
 @pytest.mark.parametrize("migrates", [False, True])
-def test_nothing_is_lost_when_clients_leave_and_replicas_fail(profile, seed, migrates):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nothing_is_lost_when_clients_leave_and_replicas_fail(profile, seed, migrates, ahead):
     """In little memory, beside replicas without stages."""
-    troubled(parse_policy("vllm"), seed, migrates=migrates, profile=profile)
+    troubled(parse_policy("vllm"), seed, migrates=migrates, profile=profile, async_scheduling=ahead)
 
 
 @pytest.mark.slow
@@ -141,7 +162,6 @@ def test_nothing_is_lost_in_many_such_fleets(profile, policy):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"async_scheduling": True}, "give --no-async-scheduling"),
         ({"policy": ("bros",)}, "choose policy vllm, or a profile without :ppN"),
         ({"shared_prefix": True}, "--shared-prefix"),
         ({"speculate": "k=3,method=ngram,acceptance=0.7"}, "--speculate"),
