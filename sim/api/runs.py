@@ -23,6 +23,7 @@ from twinserve.sim.report.seen import look
 from twinserve.sim.report.table import number, percent, queue, render_table
 from twinserve.sim.results.files import RunResult, find_runs, read_run, write_run
 from twinserve.sim.results.metrics import latencies
+from twinserve.sim.setup.beside import add_beside, check_beside
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars
 from twinserve.sim.setup.inputs import resolve
@@ -202,6 +203,7 @@ def simulate(
     metrics_every: float | None = ...,
     percentiles: Sequence[float] | str | None = ...,
     error_bars: bool = ...,
+    spare: bool = ...,
     decisions: bool = ...,
     progress: Callable[[Progress], None] | None = ...,
     **settings: Unpack[Settings],
@@ -220,6 +222,7 @@ def simulate(
     metrics_every: float | None = ...,
     percentiles: Sequence[float] | str | None = ...,
     error_bars: bool = ...,
+    spare: bool = ...,
     decisions: bool = ...,
     progress: Callable[[Progress], None] | None = ...,
     **settings: Unpack[Settings],
@@ -237,6 +240,7 @@ def simulate(
     metrics_every: float | None = None,
     percentiles: Sequence[float] | str | None = None,
     error_bars: bool = False,
+    spare: bool = False,
     decisions: bool = False,
     progress: Callable[[Progress], None] | None = None,
     **settings: Unpack[Settings],
@@ -253,6 +257,8 @@ def simulate(
     metrics_every  also metrics of each window of so many seconds
     percentiles of the latencies: (50, 90, 99.9)
     error_bars  run four times more with step times off by their expected error
+    spare       of fleets in which replicas fail: run twice more, without failures and with one more
+                replica; `summary["failures"]["beside"]` compares
     decisions   keep every plan, for `twinserve replay`; of one replica
     progress    called with a `Progress` as the run goes on
     settings    the flags of `simulate`, with underscores: rate=10.0, load=0.8, seed=1
@@ -277,10 +283,14 @@ def simulate(
     inputs = resolve(found, policies=specs)
     if error_bars:
         check_error_bars(inputs)
+    if spare:
+        check_beside(inputs)
     runs = []
     for spec, result in run_each(inputs, progress, options, decisions):
         if error_bars:
             add_error_bars(inputs, spec, result, progress, options, lambda label: None)
+        if spare:
+            add_beside(inputs, spec, result, progress, options)
         runs.append(Run(spec.label, result, inputs.notices))
     one = isinstance(policy, (str, type)) or (policy is None and len(runs) == 1)
     return runs[0] if one else Runs(runs)

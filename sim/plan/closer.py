@@ -69,7 +69,7 @@ def with_error(size: Size, n: int, sign: int) -> Trials:
     the profile; None: not even `farthest` are enough."""
     errors = expected_errors(size.candidate.hardware.profile)
     off = ((1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign)
-    numbers: Any = smallest(n, 1, farthest(size, n))
+    numbers: Any = smallest(n, 1, farthest(size, n), above=False)
     try:
         number = next(numbers)
         while True:

@@ -8,9 +8,10 @@ What the loop gets between two levels lies on the line between them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,14 @@ from twinserve.sim.plan.closer import Sized, sized
 from twinserve.sim.plan.peaks import Peak
 from twinserve.sim.plan.search import smallest
 from twinserve.sim.plan.sizes import Size, Trials
-from twinserve.sim.plan.trial import TrialSpec
-from twinserve.sim.plan.waves import Task, drive
+from twinserve.sim.plan.trial import Trial, TrialSpec
+from twinserve.sim.plan.waves import Task, drive, drive_all
 from twinserve.sim.results.options import Objective
 from twinserve.traces.generators.tidal import DAY_S, tide
 
 LEVELS = (1 / 6, 0.45, 0.7, 1.0)  # of the peak: the corners of the tide
 _MINUTE_S = 60.0
+_AT_ONCE = 2  # candidates that are looked at while it is not known which one is the cheapest
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Day:
 
 
 def plan_day(
-    ranked: Sequence[tuple[Size, int]],
+    sizes: Sequence[Size],
     cost: Callable[[Size, int], Any],
     objectives: Sequence[Objective],
     pool: int,
@@ -65,37 +67,37 @@ def plan_day(
     """The cheapest candidate that keeps its objectives beside offline work, and the trials it took;
     None where none does.
 
-    ranked  candidates with the numbers of step 1, the cheapest first. One that needs more beside
-            offline work may cost more than a later one, so that all that could be cheaper are
-            looked at.
+    sizes   candidates after step 1. One that was given up there may be the cheapest here, and is
+            then sized; one that cannot cost less than what another needs beside offline work is not
+            looked at further.
     pool    requests in a batch of the closed loop
     """
-    best: tuple[Size, int] | None = None
-    trials = 0
-    for size, n in ranked:
-        if best is not None and cost(size, n) >= cost(*best):
-            break
-        task = Task(_beside(size, n, pool), lambda: 0)
-        trials += drive([task], workers, report)
-        number = task.found
-        if number is not None and (best is None or cost(size, number) < cost(*best)):
-            best = size, number
+    looks = [_Beside(size, pool, cost, i) for i, size in enumerate(sizes) if size.hopeless is None]
+
+    def rank(look: _Beside) -> Any | None:
+        best = min((one.known for one in looks if one.known is not None), default=None)
+        return None if best is not None and look.least > best else look.least
+
+    tasks = [Task(look.search(), lambda look=look: rank(look)) for look in looks]  # type: ignore[misc]
+    trials = drive(tasks, workers, report, _AT_ONCE)
+    best = min(
+        (one for one in looks if one.known is not None), key=lambda it: it.known, default=None
+    )
     if best is None:
         return None, trials
-    size, number = best
-    tasks = [Task(_level(size, number, share, pool, whole=True), lambda: 0) for share in LEVELS]
-    trials += drive(tasks, workers, report)
+    size, number = best.size, min(n for n in best.tried if best.keeps(n))
+    # a trial that keeps the objectives has run to its end
+    at_peak = best.tried[number]
+    lower = [_level(size, number, share, pool, whole=True) for share in LEVELS if share < 1]
+    results, more = drive_all(lower, workers, report)
     levels = tuple(
-        (
-            share,
-            min(t.offline_tokens_per_s for t in task.found),
-            sized(number, objectives, [task.found]),
-        )
-        for share, task in zip(LEVELS, tasks, strict=True)
+        (share, min(t.offline_tokens_per_s for t in found), sized(number, objectives, [found]))
+        for share, found in zip(LEVELS, [*results, at_peak], strict=True)
     )
     load, profile = day_load(size.peaks)
     a_second = np.interp(load, [share for share, *_ in levels], [got for _, got, _ in levels])
-    return Day(size.candidate, number, levels, float(a_second.mean() * DAY_S), profile), trials
+    per_day = float(a_second.mean() * DAY_S)
+    return Day(size.candidate, number, levels, per_day, profile), trials + more
 
 
 def day_load(peaks: Sequence[Peak]) -> tuple[np.ndarray, str]:
@@ -108,19 +110,63 @@ def day_load(peaks: Sequence[Peak]) -> tuple[np.ndarray, str]:
     return tide(minutes), f"tide of the generator tidal, as {why}"
 
 
-def _beside(size: Size, n: int, pool: int) -> Trials:
-    """The smallest number of replicas from `n` on beside offline work at the peak; None."""
-    numbers: Any = smallest(n, n, size.most)
-    try:
-        number = next(numbers)
-        while True:
-            if number < n:  # step 1 has said that it is too small
-                number = numbers.send(False)
-                continue
-            trials = yield from _level(size, number, 1.0, pool)
-            number = numbers.send(all(trial.keeps for trial in trials))
-    except StopIteration as end:
-        return end.value.number
+@dataclass
+class _Beside:
+    """A candidate on its way to the smallest number of replicas beside offline work.
+
+    place  among all candidates: of two that cost the same, with offline work and without, the first
+           is taken
+    tried  trials of each number at the peak, beside offline work
+    """
+
+    size: Size
+    pool: int
+    cost: Callable[[Size, int], Any]
+    place: int
+    tried: dict[int, Sequence[Trial]] = field(default_factory=dict)
+
+    def keeps(self, n: int) -> bool:
+        return all(trial.keeps for trial in self.tried[n])
+
+    @property
+    def known(self) -> tuple | None:
+        """What the smallest number that was seen to be enough is ranked by."""
+        good = min((n for n in self.tried if self.keeps(n)), default=None)
+        return None if good is None else self._key(good)
+
+    @property
+    def least(self) -> tuple:
+        """What no number can be ranked before, where more replicas are never worse."""
+        good = min((n for n in self.tried if self.keeps(n)), default=math.inf)
+        bad = max((n for n in self.tried if n < good and not self.keeps(n)), default=0)
+        return self._key(max(bad + 1, self._alone))
+
+    @property
+    def _alone(self) -> int:
+        """The number of step 1, or what it is not below."""
+        return self.size.at_least if self.size.number is None else self.size.number
+
+    def _key(self, n: int) -> tuple:
+        return self.cost(self.size, n), self.cost(self.size, self._alone), self.place
+
+    def search(self) -> Trials:
+        """From the number of step 1 on."""
+        if self.size.number is None:
+            yield from self.size.search(above=False)
+        n = self.size.number
+        if n is None:
+            return
+        numbers: Any = smallest(n, n, self.size.most, above=False)
+        try:
+            number = next(numbers)
+            while True:
+                if number < n:  # step 1 has said that it is too small
+                    number = numbers.send(False)
+                    continue
+                self.tried[number] = yield from _level(self.size, number, 1.0, self.pool)
+                number = numbers.send(self.keeps(number))
+        except StopIteration:
+            return
 
 
 def _level(size: Size, n: int, share: float, pool: int, whole: bool = False) -> Trials:

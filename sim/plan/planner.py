@@ -17,7 +17,7 @@ from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.sizes import Size
 from twinserve.sim.plan.trial import can_deal
 from twinserve.sim.plan.verdicts import Attained
-from twinserve.sim.plan.waves import Task, drive
+from twinserve.sim.plan.waves import Search, Task, drive, drive_all
 from twinserve.sim.results.options import Objective
 from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError, SimulationConfig
 from twinserve.sim.setup.objectives import parse_objectives
@@ -215,9 +215,7 @@ def make_plan(
         )
     priced = all(one.usd_per_hour is not None for one in found)
     sizes = [Size.of(one, peaks, objectives, question.most_gpus // one.tp) for one in found]
-    # beside offline work another candidate may be the cheapest
-    every = question.all_sizes or question.pool > 0
-    trials = _search(sizes, priced, every, workers, report)
+    trials = _search(sizes, priced, question.all_sizes, workers, report)
     rows = _ranked(sizes, objectives, peaks, priced)
     day = None
     if any(row.status == "enough" for row in rows):
@@ -225,9 +223,8 @@ def make_plan(
         rows, more = _closer(rows, sizes, objectives, draws, workers, report)
         trials += more
         if question.pool:
-            ranked = [(_of(sizes, r), r.at_least) for r in rows if r.status == "enough"]
             day, more = plan_day(
-                ranked, lambda s, n: s.cost(n, priced), objectives, question.pool, workers, report
+                sizes, lambda s, n: s.cost(n, priced), objectives, question.pool, workers, report
             )
             trials += more
     else:
@@ -349,7 +346,7 @@ def _closer(
     report: Callable[[int, int], None],
 ) -> tuple[list[Row], int]:
     """The rows, those that are enough with a closer look at each; and the trials that took."""
-    looks: dict[int, dict[str, Task]] = {}
+    looks: dict[int, dict[str, Search]] = {}
     for place, row in enumerate(rows):
         if row.status == "enough":
             size, n = _of(sizes, row), row.at_least
@@ -362,13 +359,15 @@ def _closer(
                 searches["bound"] = by_division(size, n)
             if n > 1:
                 searches["below"] = drawn(size, objectives, n - 1, draws)
-            looks[place] = {name: Task(s, lambda: 0) for name, s in searches.items()}
-    trials = drive([task for look in looks.values() for task in look.values()], workers, report)
+            looks[place] = searches
+    every = [search for look in looks.values() for search in look.values()]
+    results, trials = drive_all(every, workers, report)
+    each = iter(results)
     found = list(rows)
     for place, look in looks.items():
         row = rows[place]
         size = _of(sizes, row)
-        ends = {name: task.found for name, task in look.items()}
+        ends = {name: next(each) for name in look}
         errors = str(expected_errors(row.candidate.hardware.profile))
         closer = Closer(
             sizes=tuple(ends["sizes"]),
@@ -393,9 +392,9 @@ def _how_far(
 ) -> tuple[list[Row], int]:
     """Where nothing is enough: what the most replicas of each candidate attain."""
     short = [row for row in rows if row.status == "too few"]
-    tasks = [Task(drawn(_of(sizes, row), objectives, row.at_least, 1), lambda: 0) for row in short]
-    trials = drive(tasks, workers, report)
-    found = {id(row): task.found for row, task in zip(short, tasks, strict=True)}
+    looks = [drawn(_of(sizes, row), objectives, row.at_least, 1) for row in short]
+    results, trials = drive_all(looks, workers, report)
+    found = {id(row): one for row, one in zip(short, results, strict=True)}
     return [replace(row, sized=found.get(id(row), row.sized)) for row in rows], trials
 
 

@@ -28,14 +28,16 @@ class Smallest:
         )
 
 
-def smallest(guess: int, least: int, most: int) -> Trying:
+def smallest(guess: int, least: int, most: int, above: bool = True) -> Trying:
     """From `guess` by growing strides up or down to where the answer changes, then by halves.
 
     least  none below it should be enough; it is checked, one below the answer, and not believed
     most   the largest that is tried
+    above  the number above the answer is tried as well. It never changes the answer, only
+           whether `monotone` is seen to be false.
 
-    The number below the answer and the one above it are always tried. Where more is not always
-    better (`monotone`), the answer is the smallest of those tried.
+    The number below the answer is always tried. Where more is not always better (`monotone`), the
+    answer is the smallest of those tried.
     """
     tried: dict[int, bool] = {}
     first = min(max(guess, least, 1), most)
@@ -52,9 +54,9 @@ def smallest(guess: int, least: int, most: int) -> Trying:
         below = min(good) - 1
         tried[below] = yield below
         good = [n for n, ok in tried.items() if ok]
-    above = min(good) + 1
-    if above <= most and above not in tried:
-        tried[above] = yield above
+    more = min(good) + 1
+    if above and more <= most and more not in tried:
+        tried[more] = yield more
     return Smallest(min(good), tried)
 
 

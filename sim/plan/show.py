@@ -20,7 +20,7 @@ from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.results.options import Objective, spoken
 from twinserve.sim.results.versions import PLANS
 
-_WIDEST = 190  # of the table where it goes into a file
+_WIDEST = 194  # of the table where it goes into a file
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 
@@ -193,7 +193,7 @@ def _table(plan: Plan) -> Table:
     for objective in plan.objectives:
         table.add_column(f"{_NAMES[objective.metric]} kept", justify="right", no_wrap=True)
         table.add_column("slack", justify="right")
-    for name in ("answer", "beyond doubt", "steps off", "KV mu+2s, held, over", "binds"):
+    for name in ("answer", "beyond doubt", "steps off", "KV predicted, held, over", "binds"):
         table.add_column(name, no_wrap=True)
     for row in plan.rows:
         if row.status != "never":

@@ -82,15 +82,16 @@ class Size:
         tried = {n: _all_keep(trials) for n, trials in self.trials.items()}
         return Smallest(self.at_most, tried).monotone
 
-    def search(self) -> Trials:
-        """Trials, until the smallest number is `found`."""
-        numbers = smallest(self.guess, self.least, self.most)
+    def search(self, above: bool = True) -> Trials:
+        """Trials, until the smallest number is `found`. What a search that was given up has tried
+        is not tried again. above: as of `smallest`."""
+        numbers = smallest(self.guess, self.least, self.most, above)
         try:
             n = next(numbers)
             while True:
-                trials = yield from on_peaks(self.candidate, self.peaks, n)
-                self.trials[n] = trials
-                n = numbers.send(_all_keep(trials))
+                if n not in self.trials:
+                    self.trials[n] = yield from on_peaks(self.candidate, self.peaks, n)
+                n = numbers.send(_all_keep(self.trials[n]))
         except StopIteration as end:
             self.found = end.value
         return self.found

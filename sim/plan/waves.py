@@ -1,13 +1,16 @@
 """Runs the trials of many searches, a few at once, the cheapest search first.
 
-Trials go in waves of a fixed size, so that what is tried, and what is given up, is the same however
-many processes there are.
+Trials of searches that may be given up go in waves of a fixed size, so that what is tried, and what
+is given up, is the same however many processes there are. Searches that all run to their end need
+no waves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import BrokenExecutor, Executor
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,9 +47,11 @@ class Task:
             self.found, self.over = end.value, True
 
 
-def drive(tasks: Sequence[Task], workers: Executor, report: Callable[[int, int], None]) -> int:
+def drive(
+    tasks: Sequence[Task], workers: Executor, report: Callable[[int, int], None], most: int = WAVE
+) -> int:
     """Until all are over; returns how many trials there were. report(trials so far, searches that
-    are under way). Raises what a trial raises."""
+    are under way); most: trials in a wave. Raises what a trial raises."""
     done = 0
     for task in tasks:
         task.start()
@@ -59,16 +64,49 @@ def drive(tasks: Sequence[Task], workers: Executor, report: Callable[[int, int],
                 live.append((rank, number))
         if not live:
             return done
-        wave = [tasks[number] for _, number in sorted(live)[:WAVE]]
-        try:
+        wave = [tasks[number] for _, number in sorted(live)[:most]]
+        with _told_of_lost_workers():
             futures = [workers.submit(run_trial, task._next) for task in wave]
             trials = [future.result() for future in futures]
-        except BrokenExecutor:
-            raise SettingsError(
-                "a worker process ended in the middle of a trial, as it does where memory is "
-                "short; give --workers 1"
-            ) from None
         for task, trial in zip(wave, trials, strict=True):
             task._advance(trial)
         done += len(wave)
         report(done, len(live))
+
+
+def drive_all(
+    searches: Sequence[Search], workers: Executor, report: Callable[[int, int], None]
+) -> tuple[list[Any], int]:
+    """What each of them returns, and how many trials there were. None is given up and none knows of
+    another, so that no trial waits for one of another search. report, errors: as of `drive`."""
+    tasks = [Task(search, lambda: 0) for search in searches]
+    waiting = deque(tasks)
+    running: dict[Future, Task] = {}
+    done = 0
+    for task in tasks:
+        task.start()
+    with _told_of_lost_workers():
+        while True:
+            while waiting and len(running) < WAVE:
+                task = waiting.popleft()
+                if not task.over:
+                    running[workers.submit(run_trial, task._next)] = task
+            if not running:
+                return [task.found for task in tasks], done
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                task = running.pop(future)
+                task._advance(future.result())
+                waiting.appendleft(task)  # what is under way first: searches are long chains
+                done += 1
+            report(done, sum(not task.over for task in tasks))
+
+
+@contextmanager
+def _told_of_lost_workers() -> Iterator[None]:
+    try:
+        yield
+    except BrokenExecutor:
+        raise SettingsError(
+            "a worker process ended in the middle of a trial, as it does where memory is short; "
+            "give --workers 1"
+        ) from None

@@ -157,8 +157,8 @@ def _table(rows: Sequence[Mapping]):
     head = ["replicas of", "replicas", "GPUs", "$/hour", "$/M tokens"]
     for metric in metrics:
         head += [f"{_NAMES.get(metric, metric)} kept, %", "slack, %"]
-    head += ["answer", "beyond doubt", "steps off", "KV mu+2s, %", "KV held, %"]
-    head += ["held over mu+2s, %", "KV peak, %", "binds"]
+    head += ["answer", "beyond doubt", "steps off", "KV predicted, %", "KV held, %"]
+    head += ["held over predicted, %", "KV peak, %", "binds"]
     body = []
     for row in rows:
         if row["status"] == "never":

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+import twinserve as ts
 from twinserve.errors import TwinserveError
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.faults import Fault, Kind
@@ -162,6 +163,11 @@ def test_the_command_tells_what_failures_cost(capsys):
     assert all(run["completed"] == 40 for run in beside.values())
     ttft = {name: run["mean_ttft_ms"] for name, run in beside.items()}
     assert ttft["without_failures"] < ttft["this_run"]
+    asked = {"rate": 20.0, "requests": 40, "replicas": 2, "on_failure": "retry", "start_up": 0.5}
+    same = ts.simulate("vllm", "sharegpt", failures=failing, spare=True, **asked)
+    assert same.summary["failures"]["beside"] == beside
+    with pytest.raises(SettingsError, match="nothing fails"):
+        ts.simulate("vllm", "sharegpt", requests=2, spare=True)
 
 
 def test_results_with_failures_are_written_and_read(tmp_path, capsys):

@@ -8,8 +8,8 @@ from tests.examples import examples
 from twinserve.sim.plan.search import smallest
 
 
-def found(enough, guess: int, least: int = 1, most: int = 100):
-    search = smallest(guess, least, most)
+def found(enough, guess: int, least: int = 1, most: int = 100, above: bool = True):
+    search = smallest(guess, least, most, above)
     asked = []
     try:
         number = next(search)
@@ -60,3 +60,6 @@ def test_whatever_is_enough_the_answer_is_and_its_neighbour_below_is_not(good, g
         assert end.number in good and end.number == min(n for n in end.tried if end.tried[n])
         assert end.number == 1 or end.tried[end.number - 1] is False
         assert end.number == 30 or end.number + 1 in end.tried
+    short = found(good.__contains__, guess, least, 30, above=False)
+    assert short.number == end.number and dict(short.tried).items() <= dict(end.tried).items()
+    assert set(end.tried) - set(short.tried) <= {(end.number or 0) + 1}

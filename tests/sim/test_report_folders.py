@@ -199,8 +199,8 @@ def test_a_plan_shows_what_binds_its_memory_and_its_front(page):
     table = next(t for t in Page(page).tables if t[0][0] == "replicas of")
     first = dict(zip(table[0], table[1], strict=True))
     assert first["$/hour"] == "7.50" and first["answer"] == "undecided" and first["binds"] == "TTFT"
-    assert (first["KV mu+2s, %"], first["KV held, %"]) == ("31.0", "25.0")
-    assert (first["held over mu+2s, %"], first["KV peak, %"]) == ("4.0", "42.0")
+    assert (first["KV predicted, %"], first["KV held, %"]) == ("31.0", "25.0")
+    assert (first["held over predicted, %"], first["KV peak, %"]) == ("4.0", "42.0")
     assert first["steps off"] == "1 to 4" and "the first row is undecided" in page
     head, *rows = Page(page).numbers(page, "plan-front")
     assert {r[2] for r in rows} == {"7.5", "9.25", "11"}
