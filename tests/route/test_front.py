@@ -176,6 +176,27 @@ def test_heads_that_are_too_long_or_no_http():
     run(test)
 
 
+def test_a_client_that_asks_before_it_sends_a_body():
+    """As curl does with long ones."""
+
+    async def test() -> None:
+        async with scene(1) as made:
+            body = json.dumps({"prompt": "w1 w2", "max_tokens": 4}).encode()
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+                "Expect: 100-continue\r\nConnection: close\r\n\r\n"
+            )
+            reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+            writer.write(head.encode())
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            answer = await reader.read()
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 200") and words("w1 w2", 4).encode() in answer
+
+    run(test)
+
+
 def test_half_open_connections_are_closed():
     """A head that does not end, and a body that does not come."""
 

@@ -249,6 +249,9 @@ class Front:
             raise too_long
         try:
             async with asyncio.timeout(self.settings.body_timeout_s):
+                if client.headers.get("Expect", "").lower() == "100-continue":
+                    await client.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    client.writer.output_size = 0  # that was no part of the answer
                 return await client.read()
         except web.HTTPRequestEntityTooLarge:
             raise too_long from None
