@@ -13,6 +13,7 @@ from twinserve.backends.live.route.settings import router_of
 from twinserve.backends.live.serving.clients import read_clients
 from twinserve.policies.names import RegistryError
 from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Router, Shedding
 from twinserve.sim.fleet.routers.registry import router_names
 from twinserve.sim.results.recorder import Load
 from twinserve.sim.setup.config import SettingsError
@@ -148,3 +149,52 @@ def test_routers_that_cannot_be_live_are_refused(router, said):
 def test_a_router_that_is_not_there():
     with pytest.raises(RegistryError, match="round-robin"):
         router_of("rond-robin")
+
+
+class Recorder(Router[Shedding]):
+    """Where it may, and what it hears."""
+
+    name = "recorder"
+    Options = Shedding
+
+    def setup(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+    def place(self, request, stage, view) -> int:
+        self.heard.append(("asked", view.up[-1]))
+        return view.up[-1]
+
+    def on_dispatched(self, request, replica: int) -> None:
+        self.heard.append(("dispatched", replica))
+
+    def on_first_token(self, request, replica: int) -> None:
+        self.heard.append(("first token", replica))
+
+    def on_ended(self, request, replica: int) -> None:
+        self.heard.append(("ended", replica))
+
+    def on_came(self, replica: int) -> None:
+        self.heard.append(("came", replica))
+
+    def on_failed(self, replica: int) -> None:
+        self.heard.append(("failed", replica))
+
+
+def test_what_a_router_hears_and_when():
+    router = Recorder()
+    live = RoutedFleet(router, 1, Clock())
+    (request, *_) = requests(1)
+    live.came(0, KvMemory(10, 16))
+    live.choose(request)
+    stay = live.sent(request, 0)
+    live.first_token(stay)
+    live.first_token(stay)
+    live.failed(0)
+    live.failed(0)
+    live.ended(stay)
+    live.first_token(stay)
+    live.came(0, KvMemory(10, 16))
+    assert router.heard == [
+        *(("came", 0), ("asked", 0), ("dispatched", 0), ("first token", 0), ("failed", 0)),
+        *(("ended", 0), ("came", 1)),
+    ]

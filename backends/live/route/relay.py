@@ -171,7 +171,7 @@ class Relay:
             if job.continuation is None:
                 await self._pass_on(job, upstream, piece)
                 continue
-            out = []
+            out: list[bytes] = []
             try:
                 found = events.feed(piece)
             except EventTooLongError:
