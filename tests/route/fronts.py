@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
-from tests.route.fake_worker import FakeWorker
-from twinserve.backends.live.route.front import Front
 from twinserve.backends.live.route.settings import RouteSettings
+
+if TYPE_CHECKING:  # libraries that may not be there load when a test begins
+    from tests.route.fake_worker import FakeWorker
+    from twinserve.backends.live.route.front import Front
 
 FAST = {"health_s": 0.05, "health_timeout_s": 0.2, "misses": 2, "poll_s": 0.02, "port": 0}
 
 
 class Scene:
     def __init__(self, front: Front, port: int, workers: list[FakeWorker]) -> None:
+        import aiohttp
+
         self.front, self.port, self.workers = front, port, workers
         self.url = f"http://127.0.0.1:{port}"
         self.session = aiohttp.ClientSession()
@@ -62,6 +64,9 @@ class Scene:
 @contextlib.asynccontextmanager
 async def scene(workers: int = 2, pace_s: float = 0.0, **settings: Any) -> AsyncIterator[Scene]:
     """All workers are up when it begins."""
+    from tests.route.fake_worker import FakeWorker
+    from twinserve.backends.live.route.front import Front
+
     fakes = [FakeWorker(pace_s) for _ in range(workers)]
     for fake in fakes:
         await fake.start()

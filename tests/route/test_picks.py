@@ -12,6 +12,7 @@ from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.settings import router_of
 from twinserve.backends.live.serving.clients import read_clients
 from twinserve.policies.names import RegistryError
+from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router, Shedding
 from twinserve.sim.fleet.routers.registry import router_names
@@ -198,3 +199,12 @@ def test_what_a_router_hears_and_when():
         *(("came", 0), ("asked", 0), ("dispatched", 0), ("first token", 0), ("failed", 0)),
         *(("ended", 0), ("came", 1)),
     ]
+
+
+def test_without_its_libraries_one_line_says_how_to_get_them(monkeypatch, capsys):
+    monkeypatch.setattr("twinserve.backends.live.route.settings.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as end:
+        main(["route", "--worker", "http://127.0.0.1:9"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1
+    assert "aiohttp" in said and "pip install 'twinserve[route]'" in said

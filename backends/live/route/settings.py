@@ -96,7 +96,7 @@ def require_libraries() -> None:
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise LiveEngineError(
-            f"{' and '.join(missing)} is not installed, and route needs it: "
+            f"route needs a library that is not installed, {' and '.join(missing)}: "
             "pip install 'twinserve[route]'"
         )
 
