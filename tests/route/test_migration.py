@@ -38,7 +38,7 @@ def test_the_client_gets_the_rest(after, chat):
             ]
             finished = [c.get("finish_reason") for e in events[:-1] for c in e["choices"]]
             assert finished[-1] == "length" and set(finished[:-1]) <= {None}
-            assert not any("token_ids" in c for e in events[:-1] for c in e["choices"])
+            assert not any(c.get("token_ids") for e in events[:-1] for c in e["choices"])
             url = made.workers[0].url
             begun = after > 0 or chat
             kind = "migrations" if begun else "retries"

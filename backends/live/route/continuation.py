@@ -168,8 +168,8 @@ class Continuation:
             found = holder.get("prompt_token_ids")
             if found is not None and self._prompt is None:
                 self._prompt = list(found)
-            if not self._asked_for_ids or self._moved:
-                holder.pop("prompt_token_ids", None)
+            if found is not None and (not self._asked_for_ids or self._moved):
+                holder["prompt_token_ids"] = None  # as where nobody asks for them
 
     def _told(self, choice: dict[str, Any]) -> None:
         ids = choice.get("token_ids") or []
@@ -186,8 +186,8 @@ class Continuation:
             self.broken = "a tool call or a thought had begun"
         if choice.get("finish_reason") is not None:
             self._finish = True
-        if not self._asked_for_ids:
-            choice.pop("token_ids", None)
+        if not self._asked_for_ids and "token_ids" in choice:
+            choice["token_ids"] = None
 
     def _as_one(self, data: dict[str, Any]) -> None:
         """Counts of tokens are of the whole answer."""
@@ -204,6 +204,7 @@ class Continuation:
         data["object"] = "chat.completion.chunk"
         for choice in data.get("choices") or []:
             choice["delta"] = {"content": choice.pop("text", "")}
+            choice.pop("prompt_token_ids", None)
 
     def closing(self) -> list[bytes]:
         """What is missing where a worker was lost after the last token."""
