@@ -25,6 +25,7 @@ install_core() {
         exit 1
     fi
     "$work/core/bin/pip" install -q '.[test]'
+    export TWINSERVE_REQUIRE_ROUTE=1
 }
 
 # Chromium and its driver, from Debian's packages where they are not there and may be installed. Tests that need them must

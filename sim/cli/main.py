@@ -59,6 +59,10 @@ VERBS = {
         f"{_CLI}.live:replay",
         "Execute a simulated run on a live vLLM engine in this process.",
     ),
+    "route": (
+        f"{_CLI}.route:route",
+        "Send requests of OpenAI's API to vLLM servers as a simulated router would.",
+    ),
     "calibrate": (
         f"{_CLI}.calibrate:calibrate",
         "Measure how long the steps of a vLLM engine take on this machine, and write a profile; "

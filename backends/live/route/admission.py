@@ -1,0 +1,118 @@
+"""Requests that wait in the front: for room at workers, for a worker at all, or because the router
+holds them. The queue has an end, and waiting has one: then the client is told when to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from twinserve.backends.live.route.answers import RefusedError
+from twinserve.backends.live.route.fleet import RoutedFleet, Stay
+from twinserve.policies.requests import RequestClass
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Verdict
+
+RETRY_AFTER_S = 1
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    request: Request
+    avoid: Collection[int]
+    placed: asyncio.Future[Stay]
+
+
+class Admission:
+    """most_in_flight  requests at workers at once. most_waiting, timeout_s: see `RouteSettings`"""
+
+    def __init__(
+        self, fleet: RoutedFleet, most_in_flight: int, most_waiting: int, timeout_s: float
+    ) -> None:
+        self._fleet = fleet
+        self._most_in_flight, self._most_waiting = most_in_flight, most_waiting
+        self._timeout_s = timeout_s
+        self._queues: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}  # real-time
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    async def place(
+        self, request: Request, avoid: Collection[int] = (), first: bool = False
+    ) -> Stay:
+        """A stay at a worker, as soon as there is one. avoid: see `RoutedFleet.choose`. first: it
+        was under way, and waits before those that were not. Raises RefusedError."""
+        stay = self._try(request, avoid)
+        if stay is not None:
+            return stay
+        if self.waiting >= self._most_waiting and not first:
+            raise RefusedError(
+                429,
+                "queue_full",
+                f"{self.waiting:,} requests wait already; try again later",
+                RETRY_AFTER_S,
+            )
+        one = _Waiting(request, avoid, asyncio.get_running_loop().create_future())
+        queue = self._queues[request.values["service_class"] == RequestClass.REAL_TIME]
+        queue.appendleft(one) if first else queue.append(one)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                stay = await one.placed
+        except TimeoutError:
+            self._leave(one, queue)
+            why = "no worker is up" if not self._fleet.up else "no worker had room"
+            raise RefusedError(
+                503,
+                "queue_timeout",
+                f"{why} for {self._timeout_s:g} s; try again later",
+                RETRY_AFTER_S,
+            ) from None
+        except asyncio.CancelledError:
+            self._leave(one, queue)
+            raise
+        return stay
+
+    def _leave(self, one: _Waiting, queue: deque[_Waiting]) -> None:
+        """It waits no more; it may have got a worker at this very instant."""
+        if one in queue:
+            queue.remove(one)
+        elif one.placed.done() and not one.placed.cancelled() and not one.placed.exception():
+            self._fleet.ended(one.placed.result())
+            self.ask_again()
+
+    def _try(self, request: Request, avoid: Collection[int]) -> Stay | None:
+        """None where it is to wait."""
+        if self._fleet.in_flight >= self._most_in_flight:
+            return None
+        choice = self._fleet.choose(request, avoid)
+        if choice is Verdict.HOLD:
+            return None
+        if choice is Verdict.REJECT:
+            raise RefusedError(
+                429, "rejected", "the router rejects it under load; try again later", RETRY_AFTER_S
+            )
+        return self._fleet.sent(request, choice)
+
+    def ask_again(self) -> None:
+        """A request ended, or a worker came. Real-time requests, then best-effort ones: each in
+        order of coming, up to the first that is to wait on."""
+        for real_time in (True, False):
+            queue = self._queues[real_time]
+            while queue:
+                one = queue[0]
+                if one.placed.done():  # its client has left, or waited too long
+                    queue.popleft()
+                    continue
+                try:
+                    stay = self._try(one.request, one.avoid)
+                except RefusedError as refused:
+                    queue.popleft()
+                    one.placed.set_exception(refused)
+                    continue
+                if stay is None:
+                    break
+                queue.popleft()
+                one.placed.set_result(stay)

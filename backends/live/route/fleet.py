@@ -1,0 +1,169 @@
+"""The fleet that a live router sees: its router, its view, and what it hears, with no word of HTTP.
+
+It is to the front what `twinserve.sim.fleet.fleet.Fleet` is to the simulator: the order in which a
+router is told of things is the same. A worker that comes back is a new replica, as there: what the
+router knew of its former life is gone with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from twinserve.backends.live.route.measured import KvMemory
+from twinserve.sim.fleet.replica import Role
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Router, Verdict
+from twinserve.sim.fleet.signals import Signals
+from twinserve.sim.fleet.view import FleetView
+from twinserve.sim.results.recorder import Load
+
+
+@dataclass(slots=True)
+class LiveView(FleetView):
+    """loads  by replica that is up: what was measured of it last, and when"""
+
+    loads: dict[int, Load] = field(default_factory=dict)
+
+    def measured_s(self, replica: int) -> float:
+        return self.loads[replica].at_s
+
+
+@dataclass(slots=True, eq=False)
+class Stay:
+    """A request at a worker. left: it has been counted out."""
+
+    request: Request
+    worker: int
+    replica: int
+    begun: bool = False
+    left: bool = False
+
+
+class RoutedFleet:
+    """workers  how many there may be, none of which is up yet
+    now      seconds; never goes back
+    """
+
+    def __init__(self, router: Router, workers: int, now: Callable[[], float]) -> None:
+        self.router, self._now = router, now
+        self._replica: list[int | None] = [None] * workers  # of each worker that is up
+        self._worker: list[int] = []  # of each replica that there was
+        self.in_flight = 0
+        view = LiveView(now(), [], [], [], Signals(), lambda i, at_s: view.loads[i])
+        self.view = router.view = view
+
+    @property
+    def up(self) -> list[int]:
+        """Workers that take requests, ascending."""
+        return [worker for worker, replica in enumerate(self._replica) if replica is not None]
+
+    def is_up(self, worker: int) -> bool:
+        return self._replica[worker] is not None
+
+    def at(self, worker: int) -> int:
+        """Requests there."""
+        replica = self._replica[worker]
+        return 0 if replica is None else self.view.in_flight[replica]
+
+    def came(self, worker: int, memory: KvMemory, load: Load | None = None) -> None:
+        """A worker takes requests from now on. load: the first measurement of it; None: it says
+        nothing, and counts as idle until it does."""
+        if self.is_up(worker):
+            return
+        view, replica = self.view, len(self._worker)
+        view.now = self._now()
+        self._worker.append(worker)
+        self._replica[worker] = replica
+        view.add(memory.num_blocks, memory.block_tokens, None)
+        view.loads[replica] = load or Load(view.now, 0, 0, 0, memory.num_blocks)
+        view.takes[replica] = True
+        view.up.append(replica)
+        self.router.on_came(replica)
+
+    def failed(self, worker: int) -> None:
+        """It takes none any more."""
+        replica, view = self._replica[worker], self.view
+        if replica is None:
+            return
+        view.now = self._now()
+        self._replica[worker] = None
+        view.takes[replica] = False
+        view.up.remove(replica)
+        del view.loads[replica]
+        self.router.on_failed(replica)
+
+    def measured(self, worker: int, load: Load) -> None:
+        replica = self._replica[worker]
+        if replica is not None and load.at_s >= self.view.loads[replica].at_s:
+            self.view.loads[replica] = load
+
+    def age_s(self, worker: int) -> float | None:
+        """Of what is known of a worker that is up."""
+        replica = self._replica[worker]
+        return None if replica is None else self._now() - self.view.loads[replica].at_s
+
+    def choose(self, request: Request, avoid: Collection[int] = ()) -> int | Verdict:
+        """The worker that the router sends a request to. avoid: workers that get it only where no
+        other one is up."""
+        view = self.view
+        view.now = self._now()
+        if not view.up:
+            return Verdict.HOLD
+        if self.router.sheds(request, view):
+            return Verdict.REJECT
+        avoided = [i for i in view.up if self._worker[i] in avoid]
+        if not avoided or len(avoided) == len(view.up):
+            return self._worker_of(self.router.place(request, Role.SERVE, view))
+        return self._choose_without(request, avoided)
+
+    def _choose_without(self, request: Request, avoided: Sequence[int]) -> int | Verdict:
+        """Those are not up, as far as the router sees."""
+        view, up = self.view, self.view.up
+        try:
+            view.up = [i for i in up if i not in avoided]
+            for replica in avoided:
+                view.takes[replica] = False
+            return self._worker_of(self.router.place(request, Role.SERVE, view))
+        finally:
+            view.up = up
+            for replica in avoided:
+                view.takes[replica] = True
+
+    def _worker_of(self, choice: int | Verdict) -> int | Verdict:
+        if isinstance(choice, Verdict):
+            return choice
+        if choice not in self.view.up:
+            raise ValueError(
+                f"router {self.router.name!r} sent a request to {choice!r}, which is no replica "
+                "and no Verdict; give one of view.up"
+            )
+        return self._worker[choice]
+
+    def sent(self, request: Request, worker: int) -> Stay:
+        """A request goes to a worker that is up."""
+        replica = self._replica[worker]
+        assert replica is not None
+        view = self.view
+        view.now = self._now()
+        view.in_flight[replica] += 1
+        self.in_flight += 1
+        self.router.on_dispatched(request, replica)
+        return Stay(request, worker, replica)
+
+    def first_token(self, stay: Stay) -> None:
+        if not (stay.begun or stay.left):
+            stay.begun = True
+            self.view.now = self._now()
+            self.router.on_first_token(stay.request, stay.replica)
+
+    def ended(self, stay: Stay) -> None:
+        """However it did. A second time changes nothing."""
+        if stay.left:
+            return
+        stay.left = True
+        view = self.view
+        view.now = self._now()
+        view.in_flight[stay.replica] -= 1
+        self.in_flight -= 1
+        self.router.on_ended(stay.request, stay.replica)

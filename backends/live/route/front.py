@@ -1,0 +1,278 @@
+"""An OpenAI-compatible HTTP front: what it answers on which path."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from twinserve.backends.live.route.admission import Admission
+from twinserve.backends.live.route.answers import RefusedError
+from twinserve.backends.live.route.continuation import CHAT, COMPLETIONS, Continuation, obstacle
+from twinserve.backends.live.route.counters import CONTENT_TYPE, Counters
+from twinserve.backends.live.route.fleet import RoutedFleet
+from twinserve.backends.live.route.prompts import Prompts
+from twinserve.backends.live.route.protocol import HttpServer
+from twinserve.backends.live.route.relay import ClientGoneError, Job, Relay
+from twinserve.backends.live.route.settings import RouteSettings, router_of
+from twinserve.backends.live.route.workers import FAULTS, Workers
+from twinserve.backends.live.serving.clients import read_clients
+
+_log = logging.getLogger("twinserve.route")
+_GENERATES = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}
+_CLIENT_LEFT = 499  # in the metrics alone, as nginx has it
+_PROBE_S = 5.0
+_LINGERS_S = 1.0  # the rest of a refused body may still come, so that the client sees why
+# headers that are about this connection, or that the front writes itself
+_OURS = {
+    *("host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive"),
+    *("upgrade", "te", "trailer", "proxy-connection", "proxy-authorization", "expect"),
+    *("accept-encoding", "content-encoding", "x-request-id"),
+}
+
+
+class Front:
+    """Make it, `start` it, and `stop` it, in one event loop. Raises SettingsError and
+    RegistryError for what cannot be served."""
+
+    def __init__(self, settings: RouteSettings) -> None:
+        self.settings = settings
+        loop = asyncio.get_running_loop()
+        router = router_of(settings.router)
+        self._prompts = Prompts(read_clients(settings.clients))
+        self.fleet = RoutedFleet(router, len(settings.workers), loop.time)
+        self.admission = Admission(
+            self.fleet, settings.max_in_flight, settings.queue, settings.queue_timeout_s
+        )
+        self.counters = Counters(settings.workers, self.fleet, self.admission)
+        # a connection that a worker is about to close is not used again: uvicorn does so after 5 s
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_PROBE_S),
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
+        )
+        self.workers = Workers(settings, self._session, self.fleet, self.admission.ask_again)
+        self._relay = Relay(
+            settings, self._session, self.fleet, self.workers, self.admission, self.counters
+        )
+        self._server: asyncio.Server | None = None
+        self._http: HttpServer | None = None
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    async def start(self) -> int:
+        """Returns the port that it listens on. Raises OSError where that is not to be had."""
+        settings = self.settings
+        self._http = HttpServer(
+            self._answer,
+            settings.body_bytes,
+            max_line_size=settings.header_bytes,
+            max_field_size=settings.header_bytes,
+            keepalive_timeout=settings.idle_timeout_s,
+            lingering_time=_LINGERS_S,
+            access_log=None,
+        )
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._http, settings.host, settings.port, backlog=4096
+        )
+        self.workers.start()
+        return self._server.sockets[0].getsockname()[1]
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have not ended, those that wait among them."""
+        return len(self._under_way)
+
+    async def drain(self) -> int:
+        """No new requests; those under way may end, for `drain_s`. How many did not."""
+        self.draining = True
+        _log.info("draining: %d requests are under way", len(self._under_way))
+        try:
+            async with asyncio.timeout(self.settings.drain_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        return len(self._under_way)
+
+    async def stop(self) -> None:
+        """Requests that are under way end here."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._under_way):
+            task.cancel()
+        await self.workers.stop()
+        if self._http is not None:
+            await self._http.shutdown(1.0)
+        await self._session.close()
+
+    # -- requests ----------------------------------------------------------------------------------
+    async def _answer(self, client: web.BaseRequest) -> web.StreamResponse:
+        """Of every request; whatever it is about."""
+        path = client.path.rstrip("/") or "/"
+        try:
+            if path in _GENERATES:
+                self._wants(client, "POST")
+                return await self._generate(client, path)
+            if path in ("/health", "/metrics", "/v1/models"):
+                self._wants(client, "GET")
+                return await self._told(client, path)
+            raise RefusedError(404, "not_found", f"there is no {path[:200]} here")
+        except RefusedError as refused:
+            return self._refuse(path, refused)
+
+    @staticmethod
+    def _wants(client: web.BaseRequest, method: str) -> None:
+        if client.method != method:
+            said = f"{client.path[:200]} takes {method}, not {client.method[:20]}"
+            raise RefusedError(405, "method_not_allowed", said)
+
+    def _refuse(self, path: str, refused: RefusedError) -> web.Response:
+        self.counters.errors.labels(refused.kind).inc()
+        if path in _GENERATES:
+            self.counters.requests.labels(path, str(refused.status)).inc()
+        answer = web.Response(
+            status=refused.status,
+            body=refused.body,
+            headers=refused.headers,
+            content_type="application/json",
+        )
+        if refused.status in (408, 413) or self.draining:
+            answer.force_close()
+        return answer
+
+    async def _told(self, client: web.BaseRequest, path: str) -> web.Response:
+        if path == "/metrics":
+            return web.Response(body=self.counters.page(), headers={"Content-Type": CONTENT_TYPE})
+        if path == "/v1/models":
+            return await self._models(client)
+        if self.draining:
+            raise RefusedError(503, "draining", "route is about to end", 1)
+        if not self.fleet.up:
+            raise RefusedError(503, "no_worker", "no worker is up", 1)
+        return web.json_response({"workers_up": len(self.fleet.up)})
+
+    async def _models(self, client: web.BaseRequest) -> web.Response:
+        """As the first worker has it that answers: all serve the same."""
+        timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+        for index in self.fleet.up:
+            url = f"{self.settings.workers[index]}/v1/models"
+            try:
+                async with self._session.get(
+                    url, headers=_passed_on(client.headers, ""), timeout=timeout
+                ) as answer:
+                    kind = answer.headers.get("Content-Type", "application/json")
+                    return web.Response(
+                        status=answer.status,
+                        body=await answer.read(),
+                        headers={"Content-Type": kind},
+                    )
+            except FAULTS:
+                continue
+        raise RefusedError(503, "no_worker", "no worker is up that says what it serves", 1)
+
+    async def _generate(self, client: web.BaseRequest, path: str) -> web.StreamResponse:
+        if self.draining:
+            raise RefusedError(503, "draining", "route is about to end; ask another one", 1)
+        began_s = time.perf_counter()
+        task = asyncio.current_task()
+        assert task is not None
+        self._under_way.add(task)
+        self._idle.clear()
+        status = str(_CLIENT_LEFT)
+        try:
+            answer = await self._relay.answer(await self._job(client, path))
+            status = str(answer.status)
+            return answer
+        except RefusedError as refused:
+            status = ""  # counted where it is answered
+            raise refused
+        except ClientGoneError as gone:
+            self.counters.errors.labels(gone.kind).inc()
+            if client.transport is not None:
+                client.transport.abort()
+            raise asyncio.CancelledError from gone
+        except asyncio.CancelledError:
+            self.counters.errors.labels("disconnected").inc()
+            raise
+        finally:
+            if status:
+                self.counters.requests.labels(path, status).inc()
+                self.counters.total_s.observe(time.perf_counter() - began_s)
+            self._under_way.discard(task)
+            if not self._under_way:
+                self._idle.set()
+
+    async def _job(self, client: web.BaseRequest, path: str) -> Job:
+        given = await self._body(client)
+        body = _object(given)
+        name = client.headers.get("X-Request-Id", "")[:200] or uuid.uuid4().hex
+        session = client.headers.get(self.settings.session_header)
+        headers = [(k.lower(), v) for k, v in client.raw_headers]
+        now = asyncio.get_running_loop().time()
+        request = self._prompts.request(name, body, now, headers, session)
+        streams = body.get("stream") is True
+        kept: Continuation | None = None
+        why = ""
+        if streams and self.settings.migrate:
+            field = obstacle(path, body)
+            why = "" if field is None else f"because of {field!r}"
+            kept = Continuation(path, body) if field is None else None
+        return Job(
+            client,
+            request,
+            path,
+            kept.first() if kept is not None else given,
+            _passed_on(client.headers, name),
+            streams,
+            kept,
+            why,
+        )
+
+    async def _body(self, client: web.BaseRequest) -> bytes:
+        most = self.settings.body_bytes
+        too_long = RefusedError(
+            413, "body_too_large", f"the body is longer than {most:,} bytes; send less"
+        )
+        if (client.content_length or 0) > most:
+            raise too_long
+        try:
+            async with asyncio.timeout(self.settings.body_timeout_s):
+                if client.headers.get("Expect", "").lower() == "100-continue":
+                    await client.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    client.writer.output_size = 0  # that was no part of the answer
+                return await client.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise too_long from None
+        except TimeoutError:
+            said = f"the body did not come within {self.settings.body_timeout_s:g} s"
+            raise RefusedError(408, "body_timeout", said) from None
+        except web.RequestPayloadError:
+            raise RefusedError(400, "bad_request", "the body is not as its headers say") from None
+
+
+def _object(given: bytes) -> Mapping[str, Any]:
+    try:
+        body = json.loads(given)
+    except (ValueError, RecursionError):
+        raise RefusedError(400, "bad_json", "the body is not JSON; send an object") from None
+    if not isinstance(body, dict):
+        raise RefusedError(400, "bad_json", "the body is no JSON object; send one")
+    return body
+
+
+def _passed_on(headers: Mapping[str, str], name: str) -> dict[str, str]:
+    """Headers of a client's request for a worker. name: of the request; empty: none."""
+    own = {"Content-Type": "application/json", "X-Request-Id": name} if name else {}
+    return {k: v for k, v in headers.items() if k.lower() not in _OURS} | own

@@ -1,0 +1,172 @@
+"""What a router is told of a request: how long its prompt is, what it begins with, whose it is.
+
+A front has texts, engines have tokens. To ask a worker's /tokenize first would cost each request a
+round trip, and tokens are only compared with each other here. So a text counts a token for every
+four bytes, and its KV blocks are named by their text: two prompts share a block's name where all
+of their texts up to its end are the same. Prompts of token ids are counted and named exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from twinserve.backends.live.serving.attributes import (
+    BadAttributeError,
+    RequestAttributes,
+    read_attributes,
+)
+from twinserve.backends.live.serving.clients import Clients, stamped
+from twinserve.sim.fleet.request import Request
+
+BYTES_A_TOKEN = 4
+NAMES = 2**19  # contents that have names at once; about 100 MB when all are taken
+SESSIONS = 2**17
+
+
+class Numbers:
+    """Small numbers for what is told apart by a key: at most `room` at once. The one that was used
+    the longest time ago loses its number to a new one."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._numbers: OrderedDict[bytes, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def of(self, key: bytes) -> int:
+        number = self._numbers.get(key)
+        if number is not None:
+            self._numbers.move_to_end(key)
+            return number
+        if len(self._numbers) < self._room:
+            number = len(self._numbers)
+        else:
+            _, number = self._numbers.popitem(last=False)
+        self._numbers[key] = number
+        return number
+
+
+class Prompts:
+    """Makes a `Request` of a body.
+
+    clients  how far claims about requests are believed, as the servers' own file says
+    """
+
+    def __init__(self, clients: Clients, names: int = NAMES, sessions: int = SESSIONS) -> None:
+        self._clients = clients
+        self._contents, self._sessions = Numbers(names), Numbers(sessions)
+
+    def request(
+        self,
+        name: str,
+        body: Mapping[str, Any],
+        now: float,
+        headers: list[tuple[bytes, bytes]],
+        session: str | None = None,
+    ) -> Request:
+        """body: of /v1/completions or /v1/chat/completions. Attributes that are wrong count as not
+        given: to refuse them is the server's affair."""
+        prompt = prompt_of(body)
+        if isinstance(prompt, bytes):
+            tokens = -(-len(prompt) // BYTES_A_TOKEN)
+        else:
+            tokens = len(prompt)
+        given = self._attributes(body, headers)
+        values = {
+            "prompt_tokens": max(tokens, 1),
+            "service_class": int(given.service_class),
+            "slo_ttft_s": given.slo_ttft_s,
+            "slo_tpot_s": given.slo_tpot_s,
+        }
+        affinity = -1
+        if session is not None or given.app is not None:
+            key = f"s/{session}" if session is not None else f"a/{given.client}/{given.app}"
+            affinity = self._sessions.of(_digest(key.encode(errors="replace")))
+        known: dict[int, np.ndarray] = {}
+
+        def contents(block_tokens: int) -> np.ndarray:
+            if block_tokens not in known:
+                known[block_tokens] = self._named(prompt, block_tokens)
+            return known[block_tokens]
+
+        return Request(name, 0, now, values, contents, affinity, affinity)
+
+    def _attributes(
+        self, body: Mapping[str, Any], headers: list[tuple[bytes, bytes]]
+    ) -> RequestAttributes:
+        clients, said = self._clients, body.get("vllm_xargs")
+        try:
+            given = read_attributes(said)
+            if clients.stamped:
+                given = read_attributes(stamped(said, clients.identify(headers)))
+        except BadAttributeError:
+            given = RequestAttributes()
+        return clients.believed(given)
+
+    def _named(self, prompt: bytes | list[int], block_tokens: int) -> np.ndarray:
+        """int64[n]: of full blocks. Each name is of all up to the block's end."""
+        if isinstance(prompt, bytes):
+            whole, size = prompt, block_tokens * BYTES_A_TOKEN
+        else:
+            whole, size = np.array(prompt, np.int64).tobytes(), block_tokens * 8
+        ends = range(size, len(whole) + 1, size)
+        names = np.empty(len(ends), np.int64)
+        before = b"%d/%d" % (block_tokens, isinstance(prompt, bytes))
+        for i, end in enumerate(ends):
+            before = _digest(before + whole[end - size : end])
+            names[i] = self._contents.of(before)
+        return names
+
+
+def _digest(text: bytes) -> bytes:
+    return blake2b(text, digest_size=16).digest()
+
+
+def prompt_of(body: Mapping[str, Any]) -> bytes | list[int]:
+    """Its text, or its token ids. Of several prompts the text of all, one after the other."""
+    if "messages" in body:
+        return _chat(body).encode(errors="replace")
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return prompt.encode(errors="replace")
+    if not isinstance(prompt, list) or not prompt:
+        return b""
+    if all(_is_token(one) for one in prompt):
+        return prompt
+    if all(isinstance(one, list) and all(map(_is_token, one)) for one in prompt):
+        return [token for one in prompt for token in one]
+    return "".join(one for one in prompt if isinstance(one, str)).encode(errors="replace")
+
+
+def _is_token(one: Any) -> bool:
+    return type(one) is int and 0 <= one < 2**63
+
+
+def _chat(body: Mapping[str, Any]) -> str:
+    """Tools first, then message by message, as templates have them: a conversation begins with
+    what it was a turn ago."""
+    parts = [json.dumps(body["tools"], sort_keys=True)] if body.get("tools") else []
+    messages = body["messages"]
+    for message in messages if isinstance(messages, list) else []:
+        if isinstance(message, Mapping):
+            parts.append(f"<{message.get('role')}>{_content(message.get('content'))}")
+    return "".join(parts)
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    found = []
+    for part in content if isinstance(content, list) else []:
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            found.append(part["text"])
+        else:  # a picture: whose it is counts, how long its text is does not
+            found.append(_digest(json.dumps(part, sort_keys=True).encode()).hex())
+    return "".join(found)

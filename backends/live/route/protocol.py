@@ -1,0 +1,62 @@
+"""aiohttp's HTTP server, with errors of its parser in the form of all others."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from twinserve.backends.live.route.answers import error_body
+
+
+class _Connection(RequestHandler):
+    """What is no HTTP, or has a head that is too long, ends here."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.log_exception("a request was not answered", exc_info=exc)
+            kind, said = "internal_error", "route failed on this request; its log says how"
+        elif exc is not None and "LineTooLong" in type(exc).__name__:
+            status, kind = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large"
+            said = "the request line or a header is too long; send less"
+        else:
+            kind, said = "bad_request", "this is no HTTP request that route can read"
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer was begun already")
+        answer = web.Response(
+            status=status, body=error_body(int(status), kind, said), content_type="application/json"
+        )
+        answer.force_close()
+        return answer
+
+
+class HttpServer(web.Server):
+    """A factory of connections, for `loop.create_server`."""
+
+    def __init__(self, handler, body_bytes: int, **limits) -> None:
+        self._body_bytes = body_bytes
+        super().__init__(
+            handler, request_factory=self._request, handler_cancellation=True, **limits
+        )
+
+    def _request(self, message, payload, protocol, writer, task) -> web.BaseRequest:
+        return web.BaseRequest(
+            message,
+            payload,
+            protocol,
+            writer,
+            task,
+            asyncio.get_running_loop(),
+            client_max_size=self._body_bytes,
+        )
+
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, loop=self._loop, **self._kwargs)

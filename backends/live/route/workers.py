@@ -1,0 +1,151 @@
+"""The workers as the front sees them over HTTP: whether they are there, and what they measure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+import aiohttp
+
+from twinserve.backends.live.route.fleet import RoutedFleet
+from twinserve.backends.live.route.measured import KvMemory, read_load, read_memory
+from twinserve.backends.live.route.settings import RouteSettings
+from twinserve.sim.results.recorder import Load
+
+_log = logging.getLogger("twinserve.route")
+_PAGE_BYTES = 16 * 2**20  # of /metrics: what is longer is not read
+_POLL_S = 0.5
+FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+class Worker:
+    def __init__(self, index: int, url: str) -> None:
+        self.index, self.url = index, url
+        self.misses = 0
+        self.memory = KvMemory()
+        self._attempts: set[asyncio.Timeout] = set()
+
+    @contextlib.contextmanager
+    def attempt(self, scope: asyncio.Timeout) -> Iterator[None]:
+        """What runs within ends with TimeoutError where the worker is found to be down."""
+        self._attempts.add(scope)
+        try:
+            yield
+        finally:
+            self._attempts.discard(scope)
+
+    def lose_attempts(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for scope in self._attempts:
+            if not scope.expired():
+                scope.reschedule(now)
+
+
+class Workers:
+    """on_change  called when a worker came, or is down"""
+
+    def __init__(
+        self,
+        settings: RouteSettings,
+        session: aiohttp.ClientSession,
+        fleet: RoutedFleet,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._settings, self._session, self._fleet = settings, session, fleet
+        self._on_change = on_change
+        self._poll_s = settings.poll_s or fleet.router.signals.interval_s or _POLL_S
+        self.all = [Worker(i, url) for i, url in enumerate(settings.workers)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        for worker in self.all:
+            self._tasks.append(asyncio.create_task(self._check_always(worker)))
+            self._tasks.append(asyncio.create_task(self._poll_always(worker)))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def suspect(self, worker: Worker) -> bool:
+        """A request was lost there: whether the worker is down, asked now."""
+        if not self._fleet.is_up(worker.index):
+            return True
+        if await self._healthy(worker):
+            return False
+        self._down(worker, "it lost a request, and does not answer")
+        return True
+
+    async def _check_always(self, worker: Worker) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            if await self._healthy(worker):
+                worker.misses = 0
+                if not self._fleet.is_up(worker.index):
+                    await self._up(worker)
+            else:
+                worker.misses += 1
+                if worker.misses >= self._settings.misses:
+                    self._down(worker, f"{worker.misses} health checks failed")
+            await asyncio.sleep(max(began + self._settings.health_s - clock(), 0.0))
+
+    async def _healthy(self, worker: Worker) -> bool:
+        try:
+            timeout = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
+            async with self._session.get(f"{worker.url}/health", timeout=timeout) as answer:
+                return answer.status == 200
+        except FAULTS:
+            return False
+
+    async def _up(self, worker: Worker) -> None:
+        page = await self._page(worker)
+        load: Load | None = None
+        if page is not None:
+            text, at_s = page
+            worker.memory = read_memory(text)
+            load = read_load(text, at_s, worker.memory)
+        self._fleet.came(worker.index, worker.memory, load)
+        _log.info(
+            "%s is up: %d KV blocks of %d tokens%s",
+            worker.url,
+            *worker.memory,
+            "" if load else "; its /metrics say nothing of its load",
+        )
+        self._on_change()
+
+    def _down(self, worker: Worker, why: str) -> None:
+        if not self._fleet.is_up(worker.index):
+            return
+        _log.warning("%s is down: %s", worker.url, why)
+        self._fleet.failed(worker.index)
+        worker.lose_attempts()
+        self._on_change()
+
+    async def _poll_always(self, worker: Worker) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            if self._fleet.is_up(worker.index) and (page := await self._page(worker)):
+                text, at_s = page
+                load = read_load(text, at_s, worker.memory)
+                if load is not None:
+                    self._fleet.measured(worker.index, load)
+            await asyncio.sleep(max(began + self._poll_s - clock(), 0.0))
+
+    async def _page(self, worker: Worker) -> tuple[str, float] | None:
+        """/metrics, and when it was asked for: what it says is not older."""
+        at_s = asyncio.get_running_loop().time()
+        try:
+            timeout = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
+            async with self._session.get(f"{worker.url}/metrics", timeout=timeout) as answer:
+                if answer.status != 200:
+                    return None
+                page = await answer.content.read(_PAGE_BYTES)
+                while not answer.content.at_eof() and len(page) < _PAGE_BYTES:
+                    page += await answer.content.readany()
+                return page.decode(errors="replace"), at_s
+        except FAULTS:
+            return None

@@ -1,0 +1,166 @@
+"""What `twinserve route` adds to the latency of answers: `python -m twinserve.experiments.route`.
+
+Servers that generate nothing stamp each token with the time at which they send it. The same clients
+get their answers straight from them and through the front, by turns; the difference is the
+front's. Servers, front and clients are a process each. docs/route.md has the results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import cyclopts
+import numpy as np
+import pandas as pd
+
+from twinserve.backends.live.route.settings import require_libraries
+from twinserve.experiments.benchmark.measure import machine
+from twinserve.experiments.benchmark.tables import machine_lines
+from twinserve.formats import whole_file
+from twinserve.sim.cli.main import run_app
+from twinserve.sim.setup.config import SettingsError
+
+MODES: dict[str, tuple[str, ...]] = {"followed": (), "passed through": ("--no-migration",)}
+_ROUTE = "from twinserve.sim.cli.main import main; main()"
+
+
+def route(
+    *,
+    clients: tuple[int, ...] = (100, 500),
+    tokens: int = 50,
+    pace: float = 0.1,
+    seconds: float = 20.0,
+    repeats: int = 3,
+    workers: int = 2,
+    router: str = "least-requests",
+    out: Path | None = None,
+) -> None:
+    """Latency that the front adds, at the median and the 99th percentile.
+
+    Parameters
+    ----------
+    clients: tuple[int]
+        Concurrent clients, each with one request under way.
+    tokens: int
+        Of an answer.
+    pace: float
+        Seconds between two tokens.
+    seconds: float
+        Length of a measurement.
+    repeats: int
+        Measurements of each kind, by turns.
+    workers: int
+        Servers.
+    router: str
+        As for twinserve route.
+    out: Path
+        CSV file for all measurements.
+    """
+    require_libraries()
+    if min(tokens, repeats, workers, *clients) < 1 or min(pace, seconds) <= 0:
+        raise SettingsError("give numbers that are above 0")
+    rows = []
+    with ExitStack() as stack:
+        given = [sys.executable, "-m", "twinserve.experiments.route.worker", str(tokens), str(pace)]
+        servers = [stack.enter_context(listening(given))[0] for _ in range(workers)]
+        named = [part for url in servers for part in ("--worker", url)]
+        fronts = {}
+        for mode, flags in MODES.items():
+            command = [sys.executable, "-c", _ROUTE, "route", "--router", router, "--port", "0"]
+            fronts[mode] = stack.enter_context(listening([*command, *flags, *named]))
+        for repeat in range(repeats):
+            for count in clients:
+                direct = measured(servers, None, count, tokens, pace, seconds)
+                rows.append({"clients": count, "way": "direct", "repeat": repeat, **direct})
+                for mode, (url, process) in fronts.items():
+                    found = measured([url], process, count, tokens, pace, seconds)
+                    rows.append({"clients": count, "way": mode, "repeat": repeat, **found})
+    table = pd.DataFrame(rows)
+    if out is not None:
+        with whole_file(out) as partial:
+            table.to_csv(partial, index=False)
+    print("\n".join(machine_lines({**machine(), "core": None})))
+    print(added(table).to_string(index=False, float_format="{:.3g}".format))
+
+
+def measured(
+    urls: Sequence[str],
+    process: subprocess.Popen[str] | None,
+    clients: int,
+    tokens: int,
+    pace_s: float,
+    time_s: float,
+) -> dict[str, float]:
+    """Milliseconds, and what the process of the front computed meanwhile (share of a core)."""
+    from twinserve.experiments.route.clients import load
+
+    before = cpu_s(process)
+    seen = asyncio.run(load(list(urls), clients, tokens, tokens * pace_s, time_s))
+    if not seen.first_s:
+        raise SettingsError(f"no answer ended within {time_s:g} s; give more --seconds")
+    found: dict[str, float] = {"requests": len(seen.first_s), "failed": seen.failed}
+    for name, values in (("first", seen.first_s), ("token", seen.on_the_way_s)):
+        for percent in (50, 99):
+            found[f"{name}_p{percent}_ms"] = float(np.percentile(values, percent)) * 1e3
+    if process is not None:
+        took_s = time_s + tokens * pace_s * 2  # until the last one has ended
+        found["front_cores"] = (cpu_s(process) - before) / took_s
+    return found
+
+
+def cpu_s(process: subprocess.Popen[str] | None) -> float:
+    """Seconds that a process of this host has computed."""
+    if process is None:
+        return 0.0
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def added(table: pd.DataFrame) -> pd.DataFrame:
+    """Means over repeats, and what each way through the front has more than the direct one."""
+    means = table.drop(columns="repeat").groupby(["clients", "way"], sort=False).mean()
+    rows = []
+    for (clients, way), row in means.iterrows():
+        direct = means.loc[(clients, "direct")]
+        shown = {"clients": clients, "way": way, **row.to_dict()}
+        for name in [name for name in means.columns if name.endswith("_ms")]:
+            shown[f"+{name}"] = row[name] - direct[name]
+        rows.append(shown)
+    return pd.DataFrame(rows)
+
+
+@contextmanager
+def listening(command: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A process that says where it listens; it ends with the block."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.startswith("listening on "):
+            raise SettingsError(f"{' '.join(command[1:4])} did not start")
+        yield line.split()[-1], process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    app = cyclopts.App(name="route", help=route.__doc__, version=None)
+    app.default(route)
+    run_app(app, arguments, "interrupted; nothing was written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""`twinserve route`: a router that was simulated, in front of real servers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+_Flag = Annotated[bool, Parameter(negative="")]
+_Workers = Annotated[list[str] | None, Parameter(name=["--worker", "-w"], negative="")]
+
+
+def route(
+    *,
+    worker: _Workers = None,
+    router: Annotated[str, Parameter(name=["--router", "-r"])] = "least-requests",
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    poll: float | None = None,
+    health_interval: float = 1.0,
+    health_timeout: float = 2.0,
+    misses: int = 3,
+    retries: int = 2,
+    no_migration: _Flag = False,
+    max_in_flight: int = 1024,
+    queue: int = 1024,
+    queue_timeout: float = 30.0,
+    body_bytes: int = 8 * 2**20,
+    header_bytes: int = 8190,
+    body_timeout: float = 30.0,
+    idle_timeout: float = 75.0,
+    write_timeout: float = 60.0,
+    drain: float = 60.0,
+    session_header: str = "X-Session-Id",
+    clients: str | None = None,
+) -> None:
+    """Send requests of OpenAI's API to vLLM servers as a simulated router would.
+
+    Runs until SIGTERM or Ctrl-C; requests under way then end, new ones are refused.
+
+    Parameters
+    ----------
+    worker: list[str]
+        http://HOST:PORT of a `vllm serve`; may be repeated.
+    router: str
+        As of simulate, options after a colon: `vllm-dp`, `llm-d:prefix=5`, FILE.py:Class.
+    host: str
+        Where to listen.
+    port: int
+        Where to listen; 0: any free one.
+    poll: float
+        Seconds between polls of a worker's /metrics; by default the router's `interval`, or 0.5.
+    health_interval: float
+        Seconds between checks of a worker's /health.
+    health_timeout: float
+        Seconds that a check, or a poll, may take.
+    misses: int
+        Failed checks in a row after which a worker is down.
+    retries: int
+        How often a request is sent again when a worker loses it.
+    no_migration: bool
+        A streamed answer that was begun ends with its worker.
+    max_in_flight: int
+        Requests at workers at once; more of them wait.
+    queue: int
+        Requests that may wait; more get 429.
+    queue_timeout: float
+        Seconds that a request may wait; then it gets 503.
+    body_bytes: int
+        Longest body of a request.
+    header_bytes: int
+        Longest request line, and longest header.
+    body_timeout: float
+        Seconds in which a request's body must come.
+    idle_timeout: float
+        Seconds after which a connection without a whole request is closed.
+    write_timeout: float
+        Seconds after which a client is cut off that takes nothing of its answer.
+    drain: float
+        Seconds that requests may take to end after SIGTERM.
+    session_header: str
+        Requests with the same value of this header are one session.
+    clients: str
+        The servers' file of clients, or trusted: how far claims about requests are believed.
+    """
+    from twinserve.backends.live.route.settings import RouteSettings, require_libraries
+    from twinserve.sim.setup.config import SettingsError
+
+    if not worker:
+        raise SettingsError("route to which servers? Name each with --worker http://HOST:PORT")
+    settings = RouteSettings(
+        worker=worker,
+        router=router,
+        host=host,
+        port=port,
+        poll=poll,
+        health_interval=health_interval,
+        health_timeout=health_timeout,
+        misses=misses,
+        retries=retries,
+        migrate=not no_migration,
+        max_in_flight=max_in_flight,
+        queue=queue,
+        queue_timeout=queue_timeout,
+        body_bytes=body_bytes,
+        header_bytes=header_bytes,
+        body_timeout=body_timeout,
+        idle_timeout=idle_timeout,
+        write_timeout=write_timeout,
+        drain=drain,
+        session_header=session_header,
+        clients=clients,
+    )
+    require_libraries()
+    from twinserve.backends.live.route.serve import serve
+
+    left = serve(settings)
+    if left:
+        print(f"error: {left} requests had not ended when route did", file=sys.stderr)
+        sys.exit(1)

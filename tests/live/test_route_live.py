@@ -1,0 +1,197 @@
+"""`twinserve route` before two real `vllm serve`: streams, views of /metrics, and kill -9 in the
+middle of answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.live.serve_http import NAME, Server, write_served_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.live]
+
+ARGUMENTS = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
+ARGUMENTS += ["--num-gpu-blocks-override", "513"]
+COMMAND = [sys.executable, "-c", "from twinserve.sim.cli.main import main; main()", "route"]
+TOKENS = 300
+CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+class Route:
+    """The command before some servers, as a process of its own."""
+
+    def __init__(self, servers: list[Server], router: str) -> None:
+        arguments = ["--router", router, "--port", "0", "--health-interval", "0.2"]
+        arguments += ["--health-timeout", "30"]  # a busy machine is no dead one
+        for server in servers:
+            arguments += ["--worker", server.url]
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split()[-1]
+        for _ in range(100):
+            if self.metric("twinserve_route_worker_up").count(1.0) == len(servers):
+                return
+            time.sleep(0.1)
+        raise AssertionError("not all workers came up")
+
+    def metric(self, name: str) -> list[float]:
+        """All samples of a metric."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        return [float(line.split()[-1]) for line in lines if re.match(rf"{name}[ {{]", line)]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def servers(vllm, tmp_path_factory) -> Iterator[list[Server]]:
+    """Two of vLLM's own, and a third for the one that is killed."""
+    pytest.importorskip("aiohttp")
+    folder = tmp_path_factory.mktemp("routed")
+    model = write_served_model(folder / "model")
+    (folder / "chat.jinja").write_text(CHAT)
+    arguments = [*ARGUMENTS, "--chat-template", str(folder / "chat.jinja")]
+    started: list[Server] = []
+    try:
+        for i in range(2):
+            (folder / str(i)).mkdir()
+            started.append(Server(folder / str(i), model, None, arguments))
+        for server in started:
+            server.wait(420)  # two at once, on a machine that may do other things
+        yield started
+    finally:
+        for server in started:
+            server.stop()
+
+
+def post(url: str, path: str, **body) -> tuple[int, dict]:
+    given = {"model": NAME, "max_tokens": 8, "temperature": 0.0, "ignore_eos": True, **body}
+    request = urllib.request.Request(
+        url + path, json.dumps(given).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def stream(url: str, path: str, tokens: int = TOKENS, seen=None, **body) -> tuple[str, list[dict]]:
+    """Text of an answer, and its events; seen: called with each of these."""
+    given = {"model": NAME, "max_tokens": tokens, "temperature": 0.0, "ignore_eos": True}
+    given |= {"stream": True, "stream_options": {"include_usage": True}, **body}
+    request = urllib.request.Request(
+        url + path, json.dumps(given).encode(), {"Content-Type": "application/json"}
+    )
+    text, events = "", []
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        for line in answer:
+            if not line.startswith(b"data: ") or b"[DONE]" in line:
+                continue
+            events.append(json.loads(line[6:]))
+            for choice in events[-1].get("choices", []):
+                text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            if seen is not None:
+                seen()
+    return text, events
+
+
+def fields(events: list[dict]) -> set[str]:
+    """Of the choices of all events."""
+    return {name for event in events for choice in event["choices"] for name in choice}
+
+
+def asked(i: int) -> tuple[str, dict]:
+    """Path and prompt of one of several answers, every third of them a chat."""
+    words = " ".join(f"w{(7 * i + j) % 400 + 5}" for j in range(40 + i))
+    if i % 3 == 2:
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": words}]}
+    return "/v1/completions", {"prompt": words}
+
+
+def test_answers_are_those_of_the_servers(servers):
+    route = Route(servers, "vllm-dp")
+    try:
+        for i in range(6):
+            path, body = asked(i)
+            direct, through = (stream(url, path, 30, **body) for url in (servers[0].url, route.url))
+            assert through[0] == direct[0]
+            assert through[1][-1]["usage"] == direct[1][-1]["usage"]
+            # a busy machine sends several tokens in one event: their number may differ
+            assert set().union(*through[1]) == set().union(*direct[1])
+            assert fields(through[1]) == fields(direct[1])
+            status, whole = post(route.url, path, max_tokens=30, **body)
+            said = whole["choices"][0]
+            assert status == 200
+            assert (said["text"] if "text" in said else said["message"]["content"]) == direct[0]
+        for wrong in ({"prompt": "w1", "max_tokens": -1}, {"prompt": "w1", "model": "other"}):
+            direct = post(servers[0].url, "/v1/completions", **wrong)
+            assert post(route.url, "/v1/completions", **wrong)[0] == direct[0] >= 400
+        with urllib.request.urlopen(f"{route.url}/v1/models", timeout=10) as models:
+            assert json.load(models)["data"][0]["id"] == NAME
+        assert sum(route.metric("twinserve_route_picks_total")) == 14
+    finally:
+        assert route.stop() == 0
+
+
+def test_the_benchmark_of_vllm_through_the_front(servers):
+    route = Route(servers, "least-requests")
+    try:
+        client = servers[0]
+        given = ["--num-prompts", "60", "--random-input-len", "60", "--random-output-len", "20"]
+        given += ["--request-rate", "inf", "--num-warmups", "0", "--base-url", route.url]
+        result = client.bench(*given)
+        assert (result["completed"], result.get("failed", 0)) == (60, 0)
+        assert result["total_output_tokens"] == 60 * 20
+        picks = route.metric("twinserve_route_picks_total")
+        assert sum(picks) >= 60 and min(picks) > 15
+        assert sum(route.metric("twinserve_route_retries_total")) == 0
+    finally:
+        assert route.stop() == 0
+
+
+def test_kill_9_in_the_middle_of_answers(servers):
+    """The last test: one of the servers is gone after it."""
+    wanted = [stream(servers[0].url, *asked(i)[:1], **asked(i)[1])[0] for i in range(8)]
+    route = Route(servers, "round-robin")
+    victim = servers[1]
+    begun = [threading.Semaphore(0) for _ in range(8)]
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            answers = []
+            for i in range(8):
+                path, body = asked(i)
+                seen = begun[i].release
+                answers.append(pool.submit(stream, route.url, path, TOKENS, seen, **body))
+            for one in [one for one in begun for _ in range(8)]:  # eight events of each
+                assert one.acquire(timeout=120)
+            os.killpg(victim.process.pid, signal.SIGKILL)
+            found = [answer.result() for answer in answers]
+        migrations = sum(route.metric("twinserve_route_migrations_total"))
+        assert migrations >= 2  # of the four that were there
+        for i, (text, events) in enumerate(found):
+            assert "error" not in events[-1], events[-1]
+            assert text == wanted[i], i
+            assert events[-1]["usage"]["completion_tokens"] == TOKENS
+            assert len({event["id"] for event in events}) == 1
+        assert sorted(route.metric("twinserve_route_worker_up")) == [0.0, 1.0]
+        path, body = asked(0)
+        assert stream(route.url, path, **body)[0] == wanted[0]
+    finally:
+        assert route.stop() == 0

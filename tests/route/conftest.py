@@ -1,0 +1,21 @@
+"""What tests of `twinserve route` need: its libraries, which the extra `test` brings."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from twinserve.backends.live.route.settings import require_libraries
+from twinserve.backends.live.versions import LiveEngineError
+
+
+@pytest.fixture(scope="session")
+def http() -> None:
+    """Skips without them; fails instead where TWINSERVE_REQUIRE_ROUTE is set."""
+    try:
+        require_libraries()
+    except LiveEngineError as error:
+        if os.environ.get("TWINSERVE_REQUIRE_ROUTE"):
+            pytest.fail(f"{error} (TWINSERVE_REQUIRE_ROUTE is set)")
+        pytest.skip(str(error))

@@ -1,0 +1,200 @@
+"""A server that speaks as `vllm serve` does and generates by arithmetic: the next token follows
+from all tokens before it, so that answers that go on elsewhere can be told from those that do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+WORDS = 997
+
+
+def tokens_of(text: str) -> list[int]:
+    return [int(word[1:]) if word[1:].isdigit() else len(word) for word in text.split()]
+
+
+def generated(prompt: str | list[int], count: int) -> list[int]:
+    """Each token of all before it, those of the prompt too."""
+    state, answer = 7, []
+    for token in tokens_of(prompt) if isinstance(prompt, str) else prompt:
+        state = (state * 31 + token + 1) % 1_000_003
+    for _ in range(count):
+        answer.append(state % WORDS)
+        state = (state * 31 + answer[-1] + 1) % 1_000_003
+    return answer
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(f" w{token}" for token in tokens)
+
+
+def chat_prompt(messages: list[dict[str, str]]) -> str:
+    return " ".join(f"{one['role']} {one['content']}" for one in messages)
+
+
+class FakeWorker:
+    """pace_s     between two tokens
+    dies_after    tokens of one answer after which the process is gone; None: never
+    fails_with    (status, body) of the next answers
+    healthy       what /health says; silent: it accepts connections, and says nothing
+    running, waiting, kv_use  what /metrics says
+    seen          bodies that came, with their paths
+    """
+
+    def __init__(self, pace_s: float = 0.0, blocks: int = 100) -> None:
+        self.pace_s, self.blocks = pace_s, blocks
+        self.dies_after: int | None = None
+        self.drops_before_answer = 0
+        self.fails_with: tuple[int, dict[str, Any]] | None = None
+        self.healthy = True
+        self.silent = False
+        self.running, self.waiting, self.kv_use = 0, 0, 0.0
+        self.seen: list[tuple[str, dict[str, Any], Mapping[str, str]]] = []
+        self.gate = asyncio.Event()  # answers wait for it
+        self.gate.set()
+        self.busy = 0
+        self.left = 0  # whose client hung up
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._generate)
+        app.router.add_post("/v1/chat/completions", self._generate)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def die(self) -> None:
+        """As kill -9 does: no answer ends, and nobody listens."""
+        if self._runner is None:
+            return
+        runner, self._runner = self._runner, None
+        for site in list(runner.sites):
+            await site.stop()
+        assert runner.server is not None
+        for connection in runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await runner.cleanup()
+
+    stop = die
+
+    async def _health(self, request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.sleep(3600)
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        where = 'engine="0",model_name="fake"'
+        return web.Response(
+            text="# HELP vllm:num_requests_running Number of requests\n"
+            f"vllm:num_requests_running{{{where}}} {float(self.running)}\n"
+            f"vllm:num_requests_waiting{{{where}}} {float(self.waiting)}\n"
+            f'vllm:num_requests_waiting_by_reason{{{where},reason="capacity"}} 77.0\n'
+            f"vllm:kv_cache_usage_perc{{{where}}} {self.kv_use}\n"
+            f'vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="{self.blocks}"}} '
+            "1.0\n"
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.seen.append((request.path, body, request.headers))
+        self.busy += 1
+        try:
+            return await self._answer(request, body)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left += 1
+            raise
+        finally:
+            self.busy -= 1
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if self.silent:
+            await asyncio.sleep(3600)
+        if self.drops_before_answer:
+            self.drops_before_answer -= 1
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        await self.gate.wait()
+        if self.fails_with is not None:
+            status, said = self.fails_with
+            return web.json_response(said, status=status)
+        chat = request.path.endswith("/chat/completions")
+        prompt = chat_prompt(body["messages"]) if chat else body["prompt"]
+        ids = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
+        answer = generated(ids, body.get("max_tokens") or 16)
+        if body.get("stream"):
+            return await self._stream(request, body, chat, ids, answer)
+        for _ in answer:
+            await asyncio.sleep(self.pace_s)
+        choice = {"index": 0, "finish_reason": "length"}
+        if chat:
+            choice["message"] = {"role": "assistant", "content": text_of(answer)}
+        else:
+            choice["text"] = text_of(answer)
+        return web.json_response({"id": "x", "choices": [choice], "usage": usage(ids, answer)})
+
+    async def _stream(
+        self,
+        request: web.Request,
+        body: dict[str, Any],
+        chat: bool,
+        ids: list[int],
+        answer: list[int],
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        head = {"id": f"{self.port}-{len(self.seen)}", "object": kind, "created": self.port}
+        tells = bool(body.get("return_token_ids"))
+
+        async def send(**data: Any) -> None:
+            await response.write(b"data: " + json.dumps({**head, **data}).encode() + b"\n\n")
+
+        if chat:
+            first = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+            await send(choices=[first], **({"prompt_token_ids": ids} if tells else {}))
+        for i, token in enumerate(answer):
+            if self.dies_after is not None and i >= self.dies_after:
+                await asyncio.shield(asyncio.create_task(self.die()))
+                return response
+            await asyncio.sleep(self.pace_s)
+            choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+            choice |= {"delta": {"content": f" w{token}"}} if chat else {"text": f" w{token}"}
+            if i == len(answer) - 1:
+                choice["finish_reason"] = "length"
+            if tells:
+                choice["token_ids"] = [token]
+                if not chat and i == 0:
+                    choice["prompt_token_ids"] = ids
+            await send(choices=[choice])
+        if (body.get("stream_options") or {}).get("include_usage"):
+            await send(choices=[], usage=usage(ids, answer))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+def usage(ids: list[int], answer: list[int]) -> dict[str, int]:
+    total = len(ids) + len(answer)
+    return {"prompt_tokens": len(ids), "completion_tokens": len(answer), "total_tokens": total}

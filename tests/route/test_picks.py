@@ -1,0 +1,210 @@
+"""The live fleet tells a router what the simulated one does: the same views, the same picks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.sim.routing import Scene
+from twinserve.backends.live.route.fleet import RoutedFleet
+from twinserve.backends.live.route.measured import KvMemory
+from twinserve.backends.live.route.prompts import Prompts
+from twinserve.backends.live.route.settings import router_of
+from twinserve.backends.live.serving.clients import read_clients
+from twinserve.policies.names import RegistryError
+from twinserve.sim.cli.main import main
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Router, Shedding
+from twinserve.sim.fleet.routers.registry import router_names
+from twinserve.sim.results.recorder import Load
+from twinserve.sim.setup.config import SettingsError
+
+REPLICAS, BLOCKS = 4, 500
+OPTIONS = {
+    "dynamo-kv": ":index=approximate",
+    "llm-d": ":interval=0.1",
+    "sglang": ":balance_abs=2",
+    "class-aware": ":overflow=2",
+    "round-robin": ":shed_be=6",
+}
+WITHOUT_EVENTS = [name for name in router_names() if name != "conductor"]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def requests(count: int) -> list[Request]:
+    """Conversations that go on, some of them best-effort, some with sessions."""
+    rng = np.random.default_rng(3)
+    prompts = Prompts(read_clients("trusted"))
+    texts = [f"system {i % 3} " * 40 + f"user {i} " for i in range(12)]
+    found = []
+    for i in range(count):
+        who = int(rng.integers(len(texts)))
+        texts[who] += "and then " * int(rng.integers(1, 40))
+        body = {"prompt": texts[who], "vllm_xargs": {"class": "be" if who % 4 == 0 else "rt"}}
+        session = f"user {who}" if who % 2 else None
+        found.append(prompts.request(f"r{i}", body, 0.0, [], session))
+    return found
+
+
+@pytest.mark.parametrize("name", WITHOUT_EVENTS)
+def test_a_live_router_picks_what_the_simulated_one_does(name):
+    """A polled measurement a tenth of a second, requests that come and end between polls, a
+    replica that is lost: on both sides the same."""
+    # llm-d's age is one that the live side cannot be told: there the poll is as old as it is
+    text = name + OPTIONS.get(name, "")
+    simulated = Scene(
+        text + (",age=0" if name == "llm-d" else ""), replicas=REPLICAS, blocks=BLOCKS
+    )
+    clock = Clock()
+    live = RoutedFleet(router_of(text), REPLICAS, clock)
+    for worker in range(REPLICAS):
+        live.came(worker, KvMemory(BLOCKS, 16))
+    rng = np.random.default_rng(11)
+    under_way, picks = [], []
+    for i, request in enumerate(requests(400)):
+        now = clock.now = simulated.view.now = i * 0.03 + 0.001
+        tick = int(now / 0.1) * 0.1
+        if not simulated.history or simulated.history[-1][0] < tick - 0.05:
+            loads = [tuple(rng.integers(0, (20, 9, BLOCKS)).tolist()) for _ in range(REPLICAS)]
+            simulated.history.append((tick - 1e-6, loads))
+            for worker in live.up:
+                live.measured(worker, Load(tick, *loads[worker], BLOCKS))
+        if i == 250:
+            simulated.down(1)
+            live.failed(1)
+            for stay in [one for one in under_way if one[1].worker == 1]:
+                under_way.remove(stay)
+                simulated.end(stay[0], 1)
+                live.ended(stay[1])
+        pick = live.choose(request)
+        assert pick == simulated.send(request), i
+        picks.append(pick)
+        if isinstance(pick, int):
+            under_way.append((request, live.sent(request, pick)))
+            if rng.random() < 0.7:
+                simulated.first_token(request, pick)
+                live.first_token(under_way[-1][1])
+        while under_way and rng.random() < 0.45 or len(under_way) > 30:
+            gone, stay = under_way.pop(int(rng.integers(len(under_way))))
+            simulated.end(gone, stay.worker)
+            live.ended(stay)
+    assert live.view.in_flight == simulated.view.in_flight
+    assert {0, 2, 3} <= set(picks) and 1 not in picks[250:]
+
+
+def test_a_worker_that_comes_back_is_a_new_replica():
+    live = RoutedFleet(router_of("session"), 2, Clock())
+    (request, *_) = requests(3)
+    live.came(0, KvMemory(10, 16))
+    live.came(0, KvMemory(10, 16))  # it is here
+    stay = live.sent(request, 0)
+    live.failed(0)
+    assert live.up == [] and live.choose(request).name == "HOLD"
+    live.came(0, KvMemory(10, 16))
+    assert live.at(0) == 0 and live.in_flight == 1
+    live.ended(stay)
+    live.ended(stay)
+    assert live.in_flight == 0 and live.view.in_flight == [0, 0] and live.up == [0]
+
+
+def test_a_worker_that_lost_a_request_does_not_get_it_again():
+    live = RoutedFleet(router_of("spread"), 2, Clock())
+    (request, *_) = requests(3)
+    for worker in range(2):
+        live.came(worker, KvMemory(10, 16))
+    assert [live.choose(request), live.choose(request, {0})] == [0, 1]
+    assert live.view.up == [0, 1] and live.view.takes == [True, True]
+    assert live.choose(request, {0, 1}) == 0  # nobody else is there
+
+
+def test_an_older_measurement_replaces_no_newer_one():
+    live = RoutedFleet(router_of("vllm-dp"), 1, Clock())
+    live.came(0, KvMemory(10, 16))
+    live.measured(0, Load(2.0, 5, 1, 3, 10))
+    live.measured(0, Load(1.0, 9, 9, 9, 10))
+    assert live.view.load(0) == Load(2.0, 5, 1, 3, 10) and live.view.measured_s(0) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("router", "said"),
+    [
+        ("dynamo-kv", "dynamo-kv:index=approximate"),
+        ("conductor", "KV events"),
+        ("llm-d:lost=0.1,interval=1", "drop them"),
+        ("llm-d:age=0.2", "drop them"),
+    ],
+)
+def test_routers_that_cannot_be_live_are_refused(router, said):
+    with pytest.raises(SettingsError, match=said) as error:
+        router_of(router)
+    assert "\n" not in str(error.value)
+
+
+def test_a_router_that_is_not_there():
+    with pytest.raises(RegistryError, match="round-robin"):
+        router_of("rond-robin")
+
+
+class Recorder(Router[Shedding]):
+    """Where it may, and what it hears."""
+
+    name = "recorder"
+    Options = Shedding
+
+    def setup(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+    def place(self, request, stage, view) -> int:
+        self.heard.append(("asked", view.up[-1]))
+        return view.up[-1]
+
+    def on_dispatched(self, request, replica: int) -> None:
+        self.heard.append(("dispatched", replica))
+
+    def on_first_token(self, request, replica: int) -> None:
+        self.heard.append(("first token", replica))
+
+    def on_ended(self, request, replica: int) -> None:
+        self.heard.append(("ended", replica))
+
+    def on_came(self, replica: int) -> None:
+        self.heard.append(("came", replica))
+
+    def on_failed(self, replica: int) -> None:
+        self.heard.append(("failed", replica))
+
+
+def test_what_a_router_hears_and_when():
+    router = Recorder()
+    live = RoutedFleet(router, 1, Clock())
+    (request, *_) = requests(1)
+    live.came(0, KvMemory(10, 16))
+    live.choose(request)
+    stay = live.sent(request, 0)
+    live.first_token(stay)
+    live.first_token(stay)
+    live.failed(0)
+    live.failed(0)
+    live.ended(stay)
+    live.first_token(stay)
+    live.came(0, KvMemory(10, 16))
+    assert router.heard == [
+        *(("came", 0), ("asked", 0), ("dispatched", 0), ("first token", 0), ("failed", 0)),
+        *(("ended", 0), ("came", 1)),
+    ]
+
+
+def test_without_its_libraries_one_line_says_how_to_get_them(monkeypatch, capsys):
+    monkeypatch.setattr("twinserve.backends.live.route.settings.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as end:
+        main(["route", "--worker", "http://127.0.0.1:9"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1
+    assert "aiohttp" in said and "pip install 'twinserve[route]'" in said
