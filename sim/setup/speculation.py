@@ -190,6 +190,14 @@ def check_speculation(config: SimulationConfig, policies: tuple[PolicySpec, ...]
 
 
 def limits_with_drafts(limits: EngineLimits, speculation: Speculation) -> DraftingLimits:
+    """Raises SettingsError where nothing could be scheduled: vLLM 0.32 does not start, either
+    (`config/vllm.py`, `_set_max_num_scheduled_tokens`)."""
+    budget, slots = limits.max_num_batched_tokens, speculation.drafting.slots
+    if budget <= slots:
+        raise SettingsError(
+            f"--max-num-batched-tokens {budget}: a draft model takes {slots} of them for each "
+            f"request of a step, and leaves none to compute; give {slots + 1} or more, as vLLM asks"
+        )
     fields = {name: getattr(limits, name) for name in EngineLimits.__dataclass_fields__}
     return DraftingLimits(**fields, drafting=speculation.drafting)
 
