@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from twinserve.sim.setup.config import SettingsError
 if TYPE_CHECKING:
     from twinserve.policies.registry import PolicySpec
     from twinserve.sim.setup.config import SimulationConfig
+    from twinserve.sim.setup.pools import Pool
 
 MOST_DRAFTS = 32
 _FLAG = "--speculate"
@@ -171,16 +173,28 @@ def _check_used(options: Speculation) -> None:
         raise _error(f"cost is for method=eagle and mtp, not {options.method}; drop it")
 
 
-def check_speculation(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
-    """Raises SettingsError where a run with drafts would not be what it says."""
+def check_speculation(
+    config: SimulationConfig, policies: tuple[PolicySpec, ...], pools: Sequence[Pool] = ()
+) -> None:
+    """Raises SettingsError where a run with drafts would not be what it says. policies: that are
+    run; a pool may have one of its own."""
+    for pool in pools:
+        try:
+            own = policies if pool.spec is None else (pool.spec,)
+            _check_together(pool.config, own, pool.role)
+        except SettingsError as error:
+            raise SettingsError(f"{pool.where}: {error}") from None
+    if not pools:
+        _check_together(config, policies, "")
+
+
+def _check_together(config: SimulationConfig, policies: tuple[PolicySpec, ...], role: str) -> None:
     if config.speculate is None:
         return
-    for what, given in (
-        ("--fleet", config.fleet is not None),
-        ("--shared-prefix", config.shared_prefix),
-    ):
-        if given:
-            raise _error(f"is not known together with {what}; drop one of them")
+    if config.shared_prefix:
+        raise _error("is not known together with --shared-prefix; drop one of them")
+    if role in ("prefill", "decode"):
+        raise _error(f"replicas of the role {role} have no drafts here; drop it, or the roles")
     for spec in policies:
         if spec.policy.with_drafts() is None:
             raise _error(f"policy {spec.label} {spec.policy.no_drafts}; use vllm, or drop {_FLAG}")
