@@ -222,17 +222,11 @@ def with_drafts(spec: PolicySpec) -> PolicySpec:
 
 
 def check_profile(profile: Profile) -> None:
-    """Raises SettingsError where step times cannot tell what verification takes."""
+    """Raises SettingsError for ranks and stages that are not simulated with drafts."""
     if profile.dp > 1:
         raise _error(f"is not known of the data-parallel ranks of {profile.name}; drop it")
     if profile.pp > 1:
         raise _error(f"is not known of the pipeline stages of {profile.name}; drop it")
-    if profile.step_model.form != "roofline":
-        # tables of operators time many short chunks below as many decodes (docs/speculation.md)
-        raise _error(
-            f"the step times of {profile.name} ({profile.step_model.form}) are of steps without "
-            "verification; choose --step-times roofline"
-        )
 
 
 def _rates(text: str, drafts: int) -> list[float]:

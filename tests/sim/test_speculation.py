@@ -318,7 +318,7 @@ def test_what_cannot_be_is_refused_in_one_line(given, said):
     [
         ({"shared_prefix": True}, "--shared-prefix"),
         ({"policy": ("vllm:kv=paged-rc",)}, "use kv=paged"),
-        ({"step_times": "operators"}, "choose --step-times roofline"),
+        ({"profile": "llama-3.1-8b@h100:pp2", "async_scheduling": False}, "pipeline stages"),
     ],
 )
 def test_what_does_not_go_together_is_refused(more, said):
