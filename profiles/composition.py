@@ -74,6 +74,8 @@ class StepTimeModel(Protocol):
     watches_churn  its times depend on `StepComposition.churn`
     knows_host     it can tell the host's part of a step
     under_way      steps that are computed at once, one on each pipeline stage
+    knows_drafts   it times steps that verify drafts (`VerifyingComposition`) itself; another one is
+                   shown a chunk of a prompt for each request that verifies some
     """
 
     @property
@@ -86,6 +88,10 @@ class StepTimeModel(Protocol):
 
     @property
     def knows_host(self) -> bool:
+        return False
+
+    @property
+    def knows_drafts(self) -> bool:
         return False
 
     @abstractmethod
@@ -122,6 +128,10 @@ class AroundModel(StepTimeModel):
     @property
     def knows_host(self) -> bool:
         return self.model.knows_host
+
+    @property
+    def knows_drafts(self) -> bool:
+        return self.model.knows_drafts
 
     def host_seconds(self, requests: int) -> float:
         return self.model.host_seconds(requests)

@@ -60,6 +60,10 @@ class ConservePolicy(Policy[ConserveOptions]):
     Options = ConserveOptions
     default_kv = "checkpointed"
     uses_estimator = False
+    no_drafts = (
+        "copies blocks to the host as steps of one token fill them, and its ledger has no room for "
+        "drafts"
+    )
 
     def setup(self) -> None:
         # unfinished rows in order of arrival: with KV somewhere, and without

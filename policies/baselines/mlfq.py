@@ -72,6 +72,9 @@ class MlfqPolicy(Policy[MlfqOptions]):
     name = "mlfq"
     Options = MlfqOptions
     estimator: BatchEstimator
+    no_drafts = (
+        "fills each step anew with one token of each request that decodes, and swaps ahead of time"
+    )
 
     @classmethod
     def estimates(cls, options: MlfqOptions) -> bool:

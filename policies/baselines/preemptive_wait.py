@@ -44,6 +44,7 @@ class PreemptiveWaitPolicy(Policy[PreemptiveWaitOptions]):
     name = "preemptive-wait"
     Options = PreemptiveWaitOptions
     uses_estimator = False
+    no_drafts = "fills each step anew with one token of each request that decodes"
 
     def setup(self) -> None:
         self.active = RowSet()

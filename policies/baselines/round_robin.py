@@ -43,6 +43,9 @@ class RoundRobinPolicy(Policy[RoundRobinOptions]):
     name = "round-robin"
     Options = RoundRobinOptions
     uses_estimator = False
+    no_drafts = (
+        "fills the steps of a class, every second one, with one token of each request that decodes"
+    )
 
     def setup(self) -> None:
         self.queues = (RowSet(), RowSet())  # by class; unfinished rows in order of arrival

@@ -60,6 +60,10 @@ class TgiPolicy(Policy[TgiOptions]):
     name = "tgi"
     Options = TgiOptions
     uses_estimator = False
+    no_drafts = (
+        "charges a request with all that it may generate, and counts decoded tokens by steps; TGI's"
+        " own speculation is not modelled"
+    )
 
     def setup(self) -> None:
         given, total = self.options.max_batch_prefill_tokens, self.options.max_batch_total_tokens

@@ -45,6 +45,7 @@ class VllmPolicy(Policy[VllmOptions]):
     # any
     fetching: Sized = ()
     _computing = np.zeros(0, np.int64)
+    _slots = 0  # of the token budget, that each row of a step takes besides: `VllmDrafts`
 
     @classmethod
     def decodes_for_others(cls) -> type[Policy] | None:
@@ -214,19 +215,19 @@ class VllmPolicy(Policy[VllmOptions]):
     def _admit_waiting(
         self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
     ) -> None:
-        rows, tokens = [], []
-        while budget > 0 and self.waiting and len(self.running) < self.limits.max_num_seqs:
+        rows, tokens, slots = [], [], self._slots
+        while budget > slots and self.waiting and len(self.running) < self.limits.max_num_seqs:
             row = self.waiting.peek()
             if row in self._draining:
                 self._passed.append(self.waiting.pop())
                 continue
-            new = self._admit(row, plan, budget, requests, ledger)
+            new = self._admit(row, plan, budget - slots, requests, ledger)
             if not new:
                 break
             self.waiting.pop()
             rows.append(row)
             tokens.append(new)
-            budget -= new
+            budget -= new + slots
         while self._passed:
             self.waiting.put_back(self._passed.pop(), requests)
         self._join(plan, rows, tokens)
@@ -237,13 +238,17 @@ class VllmPolicy(Policy[VllmOptions]):
         """The tokens that a row without memory computes in this step; 0: it waits on."""
         known = int(requests.known_tokens(row))
         hit = ledger.hit_tokens(row)
-        new = self._part(known - hit, budget)
+        new = self._first_step(plan, known - hit, hit, budget)
         reserve = known if self._reserves else 0
         if not new or not ledger.admit(row, hit + new, hit, self._kept_free(ledger), reserve):
             return 0
         self.running.append(row)
         plan.admitted.append((row, hit))
         return new
+
+    def _first_step(self, plan: StepPlan, lacking: int, hit: int, budget: int) -> int:
+        """Of a row that lacks so many tokens behind its prefix hit, what it computes first."""
+        return self._part(lacking, budget)
 
     def _part(self, lacking: int, budget: int) -> int:
         """Of the tokens that a row lacks, those of its first step; 0: none may be computed."""

@@ -35,20 +35,21 @@ class VllmDrafts(VllmPolicy):
                 " as vLLM 0.32 has it; drop release or --speculate"
             )
         self._drafting = self.limits.drafting
+        self._slots = self._drafting.slots
         self._prompts = False  # a running row of this plan computes a part of its prompt
 
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         requests, plan = view.requests, StepPlan()
         ledger.begin_step()
         budget = self._grant_running(plan, requests, ledger)
-        if not plan.preempted and budget > self._drafting.slots and self.waiting:
+        if not plan.preempted and budget > self._slots and self.waiting:
             self._admit_waiting(plan, budget, requests, ledger)
         plan.moves = ledger.take_moves()
         return plan
 
     # -- running requests --------------------------------------------------------------------------
     def _grant_running(self, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
-        budget, slots = self.limits.max_num_batched_tokens, self._drafting.slots
+        budget, slots = self.limits.max_num_batched_tokens, self._slots
         self._prompts = False
         if not self.running:
             return budget
@@ -85,7 +86,7 @@ class VllmDrafts(VllmPolicy):
     def _grant_one_by_one(
         self, plan: StepPlan, requests: RequestTable, ledger: KvLedger, cap: int
     ) -> int:
-        budget, slots = self.limits.max_num_batched_tokens, self._drafting.slots
+        budget, slots = self.limits.max_num_batched_tokens, self._slots
         granted: dict[int, int] = {}
         follows = self._rules.cursor_follows_victims
         index = 0
@@ -124,39 +125,12 @@ class VllmDrafts(VllmPolicy):
         return budget
 
     # -- waiting requests --------------------------------------------------------------------------
-    def _admit_waiting(
-        self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
-    ) -> None:
-        rows, tokens = [], []
-        slots = self._drafting.slots
-        while budget > slots and self.waiting and len(self.running) < self.limits.max_num_seqs:
-            row = self.waiting.peek()
-            new = self._admit(row, plan, budget - slots, requests, ledger)
-            if not new:
-                break
-            self.waiting.pop()
-            rows.append(row)
-            tokens.append(new)
-            budget -= new + slots
-        self._join(plan, rows, tokens)
-
-    def _admit(
-        self, row: int, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
-    ) -> int:
-        known = int(requests.known_tokens(row))
-        hit = ledger.hit_tokens(row)
-        new = known - hit
-        if new == 1 and self._pads(plan, hit):
-            new += self._drafting.tokens
-            if new > budget:
+    def _first_step(self, plan: StepPlan, lacking: int, hit: int, budget: int) -> int:
+        if lacking == 1 and self._pads(plan, hit):
+            lacking += self._drafting.tokens
+            if lacking > budget:
                 return 0
-        new = self._part(new, budget)
-        reserve = known if self._reserves else 0
-        if not new or not ledger.admit(row, hit + new, hit, self._kept_free(ledger), reserve):
-            return 0
-        self.running.append(row)
-        plan.admitted.append((row, hit))
-        return new
+        return self._part(lacking, budget)
 
     def _pads(self, plan: StepPlan, hit: int) -> bool:
         """Whether a row with `hit` tokens found and one to compute gets drafts that are wrong."""

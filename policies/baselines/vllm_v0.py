@@ -115,6 +115,7 @@ class VllmV0Policy(Policy[VllmV0Options]):
     name = "vllm-v0"
     Options: type[VllmV0Options] = VllmV0Options
     uses_estimator = False
+    no_drafts = "is vLLM 0.x, whose speculation had a scheduler and workers of its own"
 
     def setup(self) -> None:
         tokens = self.options.max_num_batched_tokens

@@ -24,6 +24,10 @@ class BrosQueues(Policy[BrosOptions]):
 
     Options: type[BrosOptions] = BrosOptions
     estimator: BatchEstimator
+    no_drafts = (
+        "bounds each step by the deadline of a request's next token, one token a step, and by an "
+        "estimate that knows no verification"
+    )
 
     def setup(self) -> None:
         self.rt_waiting = DeadlineQueue()

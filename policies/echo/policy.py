@@ -45,6 +45,10 @@ class EchoPolicy(Policy[EchoOptions]):
     default_kv = "task-aware"
     prefix_caching = True
     fit_estimator = staticmethod(echo_estimator)  # the form of its own paper
+    no_drafts = (
+        "weighs offline work by estimates of steps in which a request decodes one token, and plans"
+        " memory for one token a step"
+    )
 
     @classmethod
     def estimates(cls, options: EchoOptions) -> bool:

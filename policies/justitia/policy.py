@@ -51,6 +51,15 @@ class JustitiaOptions(DemandQueueOptions):
 class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
     name = "justitia"
     Options = JustitiaOptions
+    no_drafts = (
+        "counts virtual time in iterations of one token a request, and what an application costs in"
+        " tokens times iterations; with several tokens a step the two no longer agree"
+    )
+
+    @classmethod
+    def with_drafts(cls) -> None:
+        return None
+
     orders_applications = True
     waiting: RankedQueue
 

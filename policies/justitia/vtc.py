@@ -88,6 +88,10 @@ class VtcPolicy(QueuePolicy[VtcOptions]):
     def on_outcome(self, outcome: StepOutcome) -> None:
         clients, counts = np.unique(self._client_of[outcome.emitted], return_counts=True)
         price = self.options.output_weight * len(outcome.ends_s)
+        if outcome.verified is not None:  # a step gives a row more than one
+            of_client = np.searchsorted(clients, self._client_of[outcome.emitted])
+            counts = np.zeros(len(clients), np.int64)
+            np.add.at(counts, of_client, outcome.verified.tokens)
         for client, count in zip(clients.tolist(), counts.tolist(), strict=True):
             self.paid[client] += price * count
 

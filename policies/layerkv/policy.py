@@ -57,6 +57,10 @@ class LayerKvPolicy(VllmV0Policy):
     predictor: LengthPredictor
     default_kv = "layerwise"
     uses_estimator = True
+    no_drafts = (
+        "moves layers of a prompt's KV by forecasts of one token a step, and its ledger has no room"
+        " for drafts"
+    )
     fit_estimator = staticmethod(layerkv_estimator)  # the forms of its own paper
 
     @classmethod

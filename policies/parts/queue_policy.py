@@ -6,6 +6,10 @@ come next, and the waiting queue is looked at only when there are none; nobody w
 memory or a seat from one that runs. A step mixes prefills and decodes within one token budget. The
 head of the queue that does not fit ends the step's admissions: nobody overtakes it. Where memory
 runs out while requests grow, the one that ranks last gives way.
+
+With drafts (ours; none of the papers has any) a row is granted its drafts as well, and the budget
+cuts them off as it cuts off prompts. Rows that end keep their seat until their last token is known.
+Who gives way is recomputed, since engines with drafts do not swap.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import numpy as np
 from pydantic import Field
 
 from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.drafting import DraftingLimits
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.fill import blocking
 from twinserve.policies.parts.runs import further_steps
@@ -57,8 +63,17 @@ class QueuePolicy(Policy[OptionsOfQueue]):
 
     uses_estimator = False
     waiting: Waiting
+    _drafts = False  # rows may have drafts
+    _slots = 0  # of the token budget, that each row of a step takes besides
+
+    @classmethod
+    def with_drafts(cls) -> type[Policy] | None:
+        return cls
 
     def setup(self) -> None:
+        self._swaps = self.options.preemption_mode == "swap"
+        if isinstance(self.limits, DraftingLimits):
+            self._begin_to_draft(self.limits)
         if not self.options.enable_chunked_prefill:
             self.prompt_budget, self.prompt_budget_setting = (
                 self.limits.max_num_batched_tokens,
@@ -67,6 +82,15 @@ class QueuePolicy(Policy[OptionsOfQueue]):
         self.running: list[int] = []
         self.paused: list[int] = []  # lost their memory; first to come back
         self._order: np.ndarray | None = None  # `running` by rank, until it changes
+
+    def _begin_to_draft(self, limits: DraftingLimits) -> None:
+        if self._swaps and "preemption_mode" in self.options.model_fields_set:
+            raise PolicyError(
+                f"policy {self.name!r}, option preemption_mode=swap: engines that speculate do not "
+                "swap; write recompute, or drop it"
+            )
+        self._drafts, self._slots, self._swaps = True, limits.drafting.slots, False
+        self.keeps_ending = True  # which rows end with a step is known when it has ended
 
     # -- for subclasses ----------------------------------------------------------------------------
     @abstractmethod
@@ -119,14 +143,14 @@ class QueuePolicy(Policy[OptionsOfQueue]):
             self._order = np.array(self.running, np.int64)
         for row in self.preempts(ledger):
             self._evict(row, plan, ledger)
-        batch = _Batch(self.limits)
+        batch = _Batch(self.limits, self._slots)
         self._go_on(batch, plan, requests, ledger)
         if not plan.preempted:
             if self._come_back(batch, plan, requests, ledger):
                 self._admit(batch, plan, requests, ledger)
         plan.rows, plan.tokens = batch.arrays()
         plan.moves = blocking(ledger.take_moves())
-        if len(plan.rows) == len(self.running):
+        if len(plan.rows) == len(self.running) and not self._drafts:
             # Memory, seats or budget keep the others out, and still do while nothing ends or comes.
             further = further_steps(plan, requests, ledger, self._shut(batch, plan, ledger))
             plan.valid_for = int(min(further, self.quiet_steps(plan, ledger))) if further else 0
@@ -151,17 +175,23 @@ class QueuePolicy(Policy[OptionsOfQueue]):
             return
         computed = requests.computed_tokens[rows]
         wanted = requests.known_tokens(rows) - computed
-        total = sum(wanted.tolist())
+        if self._drafts:
+            wanted += requests.draft_tokens[rows]
+            # the last token that a request can have is never computed
+            wanted = np.minimum(wanted, self.limits.max_model_len - 1 - computed)
+            some = wanted > 0
+            rows, computed, wanted = rows[some], computed[some], wanted[some]
+        slots = self._slots
+        total = sum(wanted.tolist()) + slots * len(rows)
         if total > batch.budget:
-            used = np.cumsum(wanted)
+            used = np.cumsum(wanted + slots)
             last = int(np.searchsorted(used, batch.budget))  # the row that the budget ends in
-            rows, computed, wanted = (
-                rows[: last + 1],
-                computed[: last + 1],
-                wanted[: last + 1].copy(),
-            )
-            wanted[last] -= used[last] - batch.budget
-            total = batch.budget
+            left = batch.budget - (int(used[last - 1]) if last else 0)
+            kept = last + (left > slots)
+            rows, computed, wanted = rows[:kept], computed[:kept], wanted[:kept].copy()
+            if kept > last:
+                wanted[last] = min(int(wanted[last]), left - slots)
+            total = sum(wanted.tolist()) + slots * len(rows)
         if ledger.grow_all(rows, computed + wanted):
             batch.grant(rows, wanted, total)
             return
@@ -175,11 +205,11 @@ class QueuePolicy(Policy[OptionsOfQueue]):
                 self._evict(last, plan, ledger)
                 if last == row:
                     return
-            batch.grant([row], [new], new)
+            batch.grant([row], [new], new + self._slots)
 
     def _evict(self, row: int, plan: StepPlan, ledger: KvLedger) -> None:
         kind = Preemption.SWAP
-        if self.options.preemption_mode != "swap" or not ledger.swap_out(row):
+        if not self._swaps or not ledger.swap_out(row):
             kind = Preemption.RECOMPUTE
             ledger.drop(row)
         self.running.remove(row)
@@ -194,7 +224,7 @@ class QueuePolicy(Policy[OptionsOfQueue]):
         return int(self.options.watermark * ledger.num_blocks) if self.running else 0
 
     def _seat(self, batch: _Batch) -> bool:
-        return batch.budget > 0 and len(self.running) < self.limits.max_num_seqs
+        return batch.room > 0 and len(self.running) < self.limits.max_num_seqs
 
     def _come_back(
         self, batch: _Batch, plan: StepPlan, requests: RequestTable, ledger: KvLedger
@@ -237,10 +267,10 @@ class QueuePolicy(Policy[OptionsOfQueue]):
         known = int(requests.known_tokens(row))
         hit = ledger.hit_tokens(row)
         new = known - hit
-        if new > batch.budget:
+        if new > batch.room:
             if not self.options.enable_chunked_prefill:
                 return False
-            new = batch.budget
+            new = batch.room
         if not ledger.admit(row, hit + new, hit, self._keep_free(ledger), known):
             return False
         plan.admitted.append((row, hit))
@@ -251,7 +281,7 @@ class QueuePolicy(Policy[OptionsOfQueue]):
         self, row: int, batch: _Batch, plan: StepPlan, requests: RequestTable, ledger: KvLedger
     ) -> bool:
         computed = int(requests.computed_tokens[row])
-        new = min(int(requests.known_tokens(row)) - computed, batch.budget)
+        new = min(int(requests.known_tokens(row)) - computed, batch.room)
         keep_free = self._keep_free(ledger) + 1 if self.running else 0
         mark = ledger.mark()
         if not (ledger.swap_in(row, keep_free) and ledger.grow(row, computed + new)):
@@ -265,19 +295,29 @@ class QueuePolicy(Policy[OptionsOfQueue]):
     def _run(self, row: int, new: int, batch: _Batch) -> None:
         self.running.append(row)
         self._order = None
-        batch.grant([row], [new], new)
+        batch.grant([row], [new], new + self._slots)
 
 
 class _Batch:
-    """The grants of one step; budget: new tokens left."""
+    """The grants of one step.
 
-    def __init__(self, limits: EngineLimits) -> None:
+    budget  new tokens left
+    slots   of them that each row takes besides those that it computes
+    """
+
+    def __init__(self, limits: EngineLimits, slots: int = 0) -> None:
         self.budget = limits.max_num_batched_tokens
+        self.slots = slots
         self._rows: list = []
         self._tokens: list = []
 
+    @property
+    def room(self) -> int:
+        """Tokens that another row may compute; none if not above 0."""
+        return self.budget - self.slots
+
     def grant(self, rows, tokens, total: int) -> None:
-        """total: of `tokens`."""
+        """total: of the budget, that `tokens` of `rows` take."""
         self._rows.append(rows)
         self._tokens.append(tokens)
         self.budget -= total

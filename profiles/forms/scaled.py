@@ -83,6 +83,10 @@ class ScaledModel(StepTimeModel):
     def knows_host(self) -> bool:
         return self.model.knows_host
 
+    @property
+    def knows_drafts(self) -> bool:
+        return self.model.knows_drafts
+
     def host_seconds(self, requests: int) -> float:
         return self._host(requests) * self.scale.host * self.scale.step
 

@@ -1,14 +1,16 @@
 """Step times of an engine that speculates: verification, and what drafting adds.
 
 Verification is a query of 1 + k tokens a row on the row's KV. A model that times prompts in chunks
-times it as such a chunk: the KV is read once, all 1 + k tokens are multiplied.
+times it as such a chunk: the KV is read once, all 1 + k tokens are multiplied. Fits may extrapolate
+to so short chunks, so a step takes at least as long as without drafts. Kernel tables know decodes
+from chunks, and time verification themselves (profiles/operators/model.py, `verifying_terms`).
 
 A drafter that is a model computes all tokens of the step once, since it keeps KV of its own, and
 then k - 1 times one token of each row that drafts (vLLM 0.32, `v1/spec_decode/llm_base_proposer.py`
 `propose`). A head (EAGLE, MTP) is taken to need a share of the target's own time for the same work;
 n-grams need nothing.
 
-Left out: the output projection over the 1 + k sampled rows of a request, where a form counts one;
+Left out: the output projection over the 1 + k sampled rows of a request, but for kernel tables;
 rejection sampling; a CPU's time for n-grams.
 """
 
@@ -43,22 +45,31 @@ class VerifyingComposition(StepComposition):
     def new_tokens(self) -> int:
         return int(self.verify_new.sum()) + int(self.prefill_new.sum())
 
+    @property
+    def verifies(self) -> bool:
+        """Whether any row has drafts in it."""
+        return bool(len(self.verify_new)) and int(self.verify_new.max()) > 1
+
     def plain(self) -> StepComposition:
         """The same work as a model without drafts sees it: a row with more than one token is a
         chunk."""
-        if not len(self.verify_new) or int(self.verify_new.max()) == 1:
-            return StepComposition(
-                self.decode_requests,
-                self.decode_context,
-                self.decode_context_max,
-                self.prefill_new,
-                self.prefill_resident,
-                self.churn,
-            )
+        if not self.verifies:
+            return self.undrafted()
         return StepComposition(
             prefill_new=np.concatenate([self.verify_new, self.prefill_new]),
             prefill_resident=np.concatenate([self.verify_resident, self.prefill_resident]),
             churn=self.churn,
+        )
+
+    def undrafted(self) -> StepComposition:
+        """The same step, had nobody drafts."""
+        return StepComposition(
+            self.decode_requests,
+            self.decode_context,
+            self.decode_context_max,
+            self.prefill_new,
+            self.prefill_resident,
+            self.churn,
         )
 
 
@@ -87,7 +98,7 @@ class ModelDrafter(Drafter):
     def draft_seconds(self, work: VerifyingComposition) -> float:
         if not work.drafts:
             return 0.0
-        seconds = self.model.step_seconds(work.plain())
+        seconds = verified_seconds(self.model, work)
         if work.drafters:
             # contexts of the rows that draft: at least what is resident
             context = work.decode_context if work.decode_requests else 0
@@ -104,10 +115,12 @@ class SpeculativeModel(AroundModel):
         self.drafter = drafter
 
     def allreduce_seconds(self, work: StepComposition) -> float:
-        return self.model.allreduce_seconds(_plain(work))
+        if isinstance(work, VerifyingComposition) and not self.model.knows_drafts:
+            work = work.plain()
+        return self.model.allreduce_seconds(work)
 
     def step_seconds(self, work: StepComposition) -> float:
-        seconds = self.model.step_seconds(_plain(work))
+        seconds = verified_seconds(self.model, work)
         if isinstance(work, VerifyingComposition):
             seconds += self.drafter.draft_seconds(work)
         return seconds
@@ -117,8 +130,12 @@ class SpeculativeModel(AroundModel):
         return self.model.decode_run_seconds(n, context, context_max, steps)
 
 
-def _plain(work: StepComposition) -> StepComposition:
-    return work.plain() if isinstance(work, VerifyingComposition) else work
+def verified_seconds(model: StepTimeModel, work: StepComposition) -> float:
+    """Seconds of a step without what drafting adds."""
+    if model.knows_drafts or not isinstance(work, VerifyingComposition):
+        return model.step_seconds(work)
+    seconds = model.step_seconds(work.plain())
+    return max(seconds, model.step_seconds(work.undrafted())) if work.verifies else seconds
 
 
 def head_share(llm: ModelSpec) -> float:

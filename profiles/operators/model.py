@@ -33,6 +33,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.forms.speculative import VerifyingComposition
 from twinserve.profiles.operators.interpolation import Box, Curve, Plane, weights
 from twinserve.profiles.specs import STRICT
 
@@ -149,6 +150,7 @@ class OperatorModel(StepTimeModel):
     curves of batch sizes."""
 
     knows_host = True
+    knows_drafts = True
 
     def __init__(self, form: OperatorForm) -> None:
         self.form = form
@@ -169,6 +171,8 @@ class OperatorModel(StepTimeModel):
     def step_seconds(self, work: StepComposition) -> float:
         """Seconds of one step. A step that computes no token costs the host's constant."""
         n = work.decode_requests
+        if isinstance(work, VerifyingComposition) and work.verifies:
+            return float(sum(self.verifying_terms(work).values()))
         if len(work.prefill_new):
             return float(sum(self.terms(work).values()))
         if not n:
@@ -222,6 +226,25 @@ class OperatorModel(StepTimeModel):
             found["skew"] = (
                 self._skew(n, self.form.skew_beside_s if new else self.form.skew_s) * above
             )
+        return found
+
+    def verifying_terms(self, work: VerifyingComposition) -> dict[str, float]:
+        """The terms of a step whose decodes verify drafts, seconds. Tokens, all-reduces and output
+        projection are those of all drafts. Attention reads the KV of each request once, as its
+        decode does, and takes as long as such chunks if that is longer: `verify` is what these add.
+        The tables have no shorter chunks than some sixteen tokens; those below are read off the
+        slope, and may come out below decodes of as many requests."""
+        drafted, resident = work.verify_new.tolist(), work.verify_resident.tolist()
+        found = self.terms(work)
+        tokens = sum(drafted) + int(work.prefill_new.sum())
+        padded = self.padded(tokens)
+        found["tokens"] = self._tokens.at(padded)
+        found["comm"] = self._comm_seconds(padded)
+        found["head"] = self._rows.at(sum(drafted) + len(work.prefill_new))
+        once = found["decode"] + found["beside"] + found["skew"]
+        launches = len(drafted) - (not len(work.prefill_new))  # prompts are in the same launch
+        chunks = sum(map(self._chunk_time, drafted, resident)) - self._launch * launches
+        found["verify"] = max(chunks - once, 0.0)
         return found
 
     # -- parts -------------------------------------------------------------------------------------

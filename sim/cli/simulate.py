@@ -15,6 +15,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
 if TYPE_CHECKING:
     from twinserve.sim.results.files import RunResult
+    from twinserve.sim.setup.hardware import Hardware
     from twinserve.sim.setup.inputs import Inputs
 
 _Flag = Annotated[bool, Parameter(negative="")]
@@ -216,6 +217,11 @@ def _host_line(inputs: Inputs) -> list[str]:
     return [f"scheduling: {mode}, {waits} (docs/profiles.md)"]
 
 
+def _drafting(inputs: Inputs) -> dict[str, Hardware]:
+    """What may speculate, by what a line about it begins with."""
+    return {f"{pool.name}: ": pool.hardware for pool in inputs.pools} or {"": inputs.hardware}
+
+
 def headline(inputs: Inputs) -> str:
     """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
     from twinserve.profiles.evidence import describe_step_times
@@ -236,8 +242,9 @@ def headline(inputs: Inputs) -> str:
     lines += _host_line(inputs)
     if config.shared_prefix:
         lines.append("attention: decodes read the prefix they share once (docs/profiles.md)")
-    if (speculation := inputs.hardware.speculation) is not None:
-        lines.append(speculation.describe(config.async_scheduling))
+    for name, hardware in _drafting(inputs).items():
+        if (speculation := hardware.speculation) is not None:
+            lines.append(name + speculation.describe(config.async_scheduling))
     apart = inputs.hand_over is not None  # how much such a fleet can serve is not known beforehand
     load = None if apart else offered_load_of(workload, inputs.machines)
     if load is not None:

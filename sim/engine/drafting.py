@@ -7,45 +7,19 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`update_from_output`),
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from twinserve.policies.base import Policy
 from twinserve.policies.drafting import Drafting
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.plan import StepOutcome, StepPlan, Verified
+from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.engine.core import FINISHED, RUNNING, EngineCore
 
 
-@dataclass
-class DraftCounts:
-    """As vLLM's `SpecDecodingStats` has them.
-
-    drafts      rows that verified at least one draft, summed over steps
-    drafted     drafts verified
-    accepted    of these, right ones
-    by_position int64[k]: right ones by their position
-    """
-
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    by_position: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def add(self, verified: Verified) -> None:
-        some = verified.drafted > 0
-        self.drafts += int(np.count_nonzero(some))
-        self.drafted += int(verified.drafted.sum())
-        self.accepted += int(verified.accepted.sum())
-        reached = np.bincount(verified.accepted, minlength=len(self.by_position) + 1)
-        self.by_position += reached[::-1].cumsum()[::-1][1:]
-
-
 class DraftingCore(EngineCore):
-    """`drafting` says how many drafts rows have; `draft_counts` what came of them.
+    """`drafting` says how many drafts rows have.
 
     A row that may end with the step under way, and need not, is planned again: where it has ended,
     what that plan grants it is computed for nobody, as in vLLM.
@@ -67,7 +41,6 @@ class DraftingCore(EngineCore):
             )
         self.drafting = drafting
         self.padding = drafting.tokens if drafting.pads else 0
-        self.draft_counts = DraftCounts(by_position=np.zeros(drafting.tokens, np.int64))
         self._batch = 0  # rows of the step that is booked
         self._before = np.zeros(0, np.int64)  # tokens computed before the step under way, by row
 
@@ -85,14 +58,6 @@ class DraftingCore(EngineCore):
         requests, rows = self.requests, plan.rows
         caught_up = requests.computed_tokens[rows] + plan.tokens >= requests.known_tokens(rows)
         return caught_up & (requests.state[rows] != FINISHED)
-
-    def verifying(self, plan: StepPlan, emitting: np.ndarray) -> np.ndarray:
-        """int64[e]: drafts that each of the plan's emitting rows has verified, wrong ones of
-        padding included."""
-        rows = plan.rows[emitting]
-        requests = self.requests
-        lacking = requests.known_tokens(rows) - requests.computed_tokens[rows]
-        return plan.tokens[emitting] - lacking
 
     def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
         verified = outcome.verified
@@ -134,7 +99,6 @@ class DraftingCore(EngineCore):
         requests.computed_tokens[here] = requests.known_tokens(here) - 1  # less what was rejected
         if not self.asynchronous:
             requests.draft_tokens[here] = self.drafting.after(self._batch)
-        self.draft_counts.add(verified)
         return gaps
 
     def fail(

@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from twinserve.policies.drafting import Method
 from twinserve.policies.names import hint
 from twinserve.sim.setup.config import SettingsError, StepTimesName
+from twinserve.sim.setup.speculation import MOST_DRAFTS
 from twinserve.sim.setup.yaml_text import parse_yaml, text_of
 
 AGGREGATED, PREFILL, DECODE = "aggregated", "prefill", "decode"
@@ -55,6 +57,28 @@ class ConnectorSettings(_Part):
         return transfer
 
 
+class SpeculateSettings(_Part):
+    """How a pool's replicas speculate: the parts of `--speculate`, each a field of its own (sim/
+    setup/speculation.py)."""
+
+    k: int = Field(ge=1, le=MOST_DRAFTS)
+    method: Method = "eagle"
+    acceptance: float | None = Field(None, ge=0, le=1)
+    rates: list[float] | None = Field(None, min_length=1, max_length=MOST_DRAFTS)
+    length: float | None = Field(None, ge=1, le=MOST_DRAFTS + 1)
+    batches: str | None = Field(None, min_length=1)
+    draft: str | None = Field(None, min_length=1)
+    cost: float | None = Field(None, ge=0, le=1)
+
+    @property
+    def text(self) -> str:
+        """As `--speculate` takes it."""
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        if self.rates is not None:
+            given["rates"] = "/".join(f"{rate!r}" for rate in self.rates)
+        return ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+
+
 class PoolSettings(_Part):
     """Replicas that are alike. What it does not name is as the flags have it."""
 
@@ -71,7 +95,15 @@ class PoolSettings(_Part):
     host_blocks: int | None = Field(None, ge=0, le=10**15)
     max_num_seqs: int | None = Field(None, ge=1)
     max_num_batched_tokens: int | None = Field(None, ge=1)
+    speculate: SpeculateSettings | None = None
     ports: PortSettings | None = None
+
+    @field_validator("speculate", mode="before")
+    @classmethod
+    def _no_text(cls, given: object) -> object:
+        if isinstance(given, str):
+            raise ValueError("write its parts as fields, as {k: 3, acceptance: 0.7}")
+        return given
 
     @field_validator("role")
     @classmethod
@@ -86,6 +118,8 @@ class PoolSettings(_Part):
     def flags(self) -> dict[str, Any]:
         """Those settings of a run that the pool names, as its flags are called."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
+        if self.speculate is not None:
+            given["speculate"] = self.speculate.text
         return {k: v for k, v in given.items() if k not in ("name", "role", "ports", "policy")}
 
 
@@ -119,6 +153,12 @@ class FleetSettings(_Part):
 
     def _check_roles(self) -> None:
         roles = [pool.role for pool in self.pools]
+        for i, pool in enumerate(self.pools):
+            if pool.speculate is not None and pool.role in _APART:
+                raise ValueError(
+                    f"pools[{i}].speculate: replicas of the role {pool.role} have no drafts here; "
+                    "drop it, or the roles"
+                )
         if not self.apart:
             given = ("prefill_router", "local_prefill", "connector")
             for name in given:
@@ -152,6 +192,7 @@ class FleetSettings(_Part):
     def names(self) -> list[str]:
         """Profiles, policies and the routers that it names, which may be files."""
         named = [name for pool in self.pools for name in (pool.profile, pool.policy)]
+        named += [pool.speculate.draft for pool in self.pools if pool.speculate is not None]
         return [n for n in (*named, self.router, self.prefill_router) if n is not None]
 
     def name_of(self, index: int) -> str:
@@ -203,6 +244,7 @@ def _of_roles(prefill: int, decode: int) -> str:
 _PARTS: Mapping[str, type[_Part]] = {
     "pools": PoolSettings,
     "ports": PortSettings,
+    "speculate": SpeculateSettings,
     "connector": ConnectorSettings,
 }
 

@@ -152,7 +152,7 @@ def resolve(
     used = (*policies, *(pool.spec for pool in pools if pool.spec is not None))
     _check_used(config, used)
     _check_withdrawals(config, used)
-    check_speculation(config, used)
+    check_speculation(config, policies, pools)
     hardware = pools[0].hardware if pools else resolve_hardware(config, sources)
     if config.autoscale is not None:
         from twinserve.sim.setup.autoscaling import check_autoscaling  # for those that scale

@@ -68,6 +68,7 @@ class Pool:
             "host_blocks": hardware.host_blocks,
             "limits": asdict(hardware.limits),
             "profile": hardware.profile.model_dump(mode="json"),
+            **({} if self.config.speculate is None else {"speculate": self.config.speculate}),
             **({} if self.network is None else {"network": _described(self.network)}),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from twinserve.sim.setup.config import SettingsError
 if TYPE_CHECKING:
     from twinserve.policies.registry import PolicySpec
     from twinserve.sim.setup.config import SimulationConfig
+    from twinserve.sim.setup.pools import Pool
 
 MOST_DRAFTS = 32
 _FLAG = "--speculate"
@@ -171,16 +173,28 @@ def _check_used(options: Speculation) -> None:
         raise _error(f"cost is for method=eagle and mtp, not {options.method}; drop it")
 
 
-def check_speculation(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
-    """Raises SettingsError where a run with drafts would not be what it says."""
+def check_speculation(
+    config: SimulationConfig, policies: tuple[PolicySpec, ...], pools: Sequence[Pool] = ()
+) -> None:
+    """Raises SettingsError where a run with drafts would not be what it says. policies: that are
+    run; a pool may have one of its own."""
+    for pool in pools:
+        try:
+            own = policies if pool.spec is None else (pool.spec,)
+            _check_together(pool.config, own, pool.role)
+        except SettingsError as error:
+            raise SettingsError(f"{pool.where}: {error}") from None
+    if not pools:
+        _check_together(config, policies, "")
+
+
+def _check_together(config: SimulationConfig, policies: tuple[PolicySpec, ...], role: str) -> None:
     if config.speculate is None:
         return
-    for what, given in (
-        ("--fleet", config.fleet is not None),
-        ("--shared-prefix", config.shared_prefix),
-    ):
-        if given:
-            raise _error(f"is not known together with {what}; drop one of them")
+    if config.shared_prefix:
+        raise _error("is not known together with --shared-prefix; drop one of them")
+    if role in ("prefill", "decode"):
+        raise _error(f"replicas of the role {role} have no drafts here; drop it, or the roles")
     for spec in policies:
         if spec.policy.with_drafts() is None:
             raise _error(f"policy {spec.label} {spec.policy.no_drafts}; use vllm, or drop {_FLAG}")
@@ -190,6 +204,14 @@ def check_speculation(config: SimulationConfig, policies: tuple[PolicySpec, ...]
 
 
 def limits_with_drafts(limits: EngineLimits, speculation: Speculation) -> DraftingLimits:
+    """Raises SettingsError where nothing could be scheduled: vLLM 0.32 does not start, either
+    (`config/vllm.py`, `_set_max_num_scheduled_tokens`)."""
+    budget, slots = limits.max_num_batched_tokens, speculation.drafting.slots
+    if budget <= slots:
+        raise SettingsError(
+            f"--max-num-batched-tokens {budget}: a draft model takes {slots} of them for each "
+            f"request of a step, and leaves none to compute; give {slots + 1} or more, as vLLM asks"
+        )
     fields = {name: getattr(limits, name) for name in EngineLimits.__dataclass_fields__}
     return DraftingLimits(**fields, drafting=speculation.drafting)
 
@@ -200,17 +222,11 @@ def with_drafts(spec: PolicySpec) -> PolicySpec:
 
 
 def check_profile(profile: Profile) -> None:
-    """Raises SettingsError where step times cannot tell what verification takes."""
+    """Raises SettingsError for ranks and stages that are not simulated with drafts."""
     if profile.dp > 1:
         raise _error(f"is not known of the data-parallel ranks of {profile.name}; drop it")
     if profile.pp > 1:
         raise _error(f"is not known of the pipeline stages of {profile.name}; drop it")
-    if profile.step_model.form != "roofline":
-        # tables of operators time many short chunks below as many decodes (docs/speculation.md)
-        raise _error(
-            f"the step times of {profile.name} ({profile.step_model.form}) are of steps without "
-            "verification; choose --step-times roofline"
-        )
 
 
 def _rates(text: str, drafts: int) -> list[float]:

@@ -1,37 +1,94 @@
-"""From which batch on drafts stop paying: what the docs say is what comes out."""
+"""From which batch on speculation stops paying: the study's bookkeeping by hand, a small whole of
+it, and that the page says what the kept results say."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from twinserve.experiments.speculation import gain, last_paying, rows
-from twinserve.profiles.forms.speculative import NgramDrafter, SpeculativeModel
-from twinserve.profiles.step_times import choose
-from twinserve.sim.setup.speculation import parse_speculation
+from twinserve.experiments.speculation import main as study
+from twinserve.experiments.speculation.runs import LENGTHS, requests_of, run_point
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "speculation.md"
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "docs" / "results" / "speculation"
 
 
-@pytest.fixture(scope="module")
-def model() -> SpeculativeModel:
-    return SpeculativeModel(
-        choose("llama-3.1-70b@h100:tp4", "roofline").profile.model(256), NgramDrafter()
-    )
+def rows(gain: dict[int, tuple[float, ...]], longer: float, tokens: float) -> pd.DataFrame:
+    """Runs whose throughput with drafts is `gain` times that without, by batch and seed."""
+    found = []
+    for batch, factors in gain.items():
+        for seed, factor in enumerate(factors):
+            axes = {"lengths": "chat", "engine": "e", "batch": batch, "seed": seed}
+            base = 100.0 * (1 + seed)  # seeds differ; gains are paired
+            plain = {"tokens_per_s": base, "step_s": 0.01, "step_tokens": 1.0, "preemptions": 0}
+            drafted = {
+                "tokens_per_s": base * factor,
+                "step_s": 0.01 * longer,
+                "step_tokens": tokens,
+                "preemptions": 2,
+            }
+            found += [{**axes, "drafts": "none", **plain}, {**axes, "drafts": "eagle", **drafted}]
+    return pd.DataFrame(found)
+
+
+def test_gains_are_paired_by_seed_and_judged_by_their_interval():
+    given = rows({8: (1.5, 1.51, 1.49), 64: (0.8, 1.2, 1.0), 256: (0.7, 0.71, 0.69)}, 3.0, 2.1)
+    found = study.gains(given)
+    assert found.gain.tolist() == pytest.approx([1.5, 1.0, 0.7])
+    assert found.gain_ci.iloc[0] < 0.03 < found.gain_ci.iloc[1]
+    assert found.verdict.tolist() == [study.PAYS, study.OPEN, study.LOSES]
+    assert found.longer.tolist() == pytest.approx([3.0] * 3)
+    assert study.stops(found) == "pays up to 8, cannot be told at 64"
+    assert study.why(found).startswith("at 256 steps take 3 ")
+
+
+def test_a_loss_that_longer_steps_do_not_explain_is_not_known():
+    found = study.gains(rows({8: (0.7, 0.71, 0.69)}, 1.5, 2.1))
+    assert study.why(found) == "not known" and study.stops(found) == "loses at 8"
+
+
+def test_where_drafts_always_pay_nothing_is_to_be_explained():
+    found = study.gains(rows({8: (1.5, 1.51, 1.49)}, 1.2, 2.1))
+    assert study.stops(found) == "pays up to 8, the largest run" and study.why(found) == ""
+
+
+def test_one_seed_tells_nothing():
+    assert study.verdict(1.5, float("nan")) == study.OPEN
+
+
+def test_clients_keep_the_batch_full():
+    workload = requests_of(LENGTHS["chat"], 16, seed=1)
+    assert workload.concurrency == 16 and len(workload) == 64
+    assert workload.output_tokens.min() >= 500 and workload.prompt_tokens.max() <= 750
+    again = requests_of(LENGTHS["chat"], 32, seed=1)
+    assert len(again) == 128
+    text = study.DRAFTED["ngram"]
+    row = run_point("llama-3.1-8b@h100", text, "documents", 2, most=8, seed=0)
+    assert 1.5 < row["in_batch"] <= 2 and 1.9 < row["step_tokens"] < 2.5
 
 
 @pytest.mark.slow
-def test_the_table_in_the_docs_is_what_comes_out():
-    assert "\n".join(rows()) in PAGE.read_text(encoding="utf-8")
+def test_the_whole_of_it_small(tmp_path, capsys):
+    study.main(["--quick", "--workers", "1", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert said == (tmp_path / "out" / "report.md").read_text()
+    assert "pays up to 16, the largest run" in said
+    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    assert (table.verdict == study.PAYS).all() and (table.gain > 1.4).all()
+    assert (tmp_path / "out" / "speculation.png").stat().st_size > 10_000
 
 
-def test_a_small_batch_gains_nearly_the_mean_length(model):
-    drafts = parse_speculation("k=3,method=ngram,length=2.5")
-    assert 2.3 < gain(model, drafts, 1, 1000) <= 2.5
+def test_the_kept_report_comes_from_the_kept_runs():
+    points = pd.read_csv(KEPT / "points.csv")
+    assert points.groupby(["lengths", "engine", "drafts", "batch"], dropna=False).size().min() >= 3
+    found = study.gains(points)
+    assert study.report(found) == (KEPT / "report.md").read_text(encoding="utf-8")
 
 
-def test_more_right_drafts_pay_up_to_larger_batches(model):
-    drafts = [parse_speculation(f"k=3,method=ngram,length={mean}") for mean in (1, 1.5, 2.5)]
-    last = [last_paying(model, one, 1000) for one in drafts]
-    assert last[0] == 0 < last[1] < last[2]
+def test_the_page_has_the_tables_of_the_report():
+    page = (ROOT / "docs" / "speculation.md").read_text(encoding="utf-8")
+    for line in (KEPT / "report.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("|"):
+            assert line in page

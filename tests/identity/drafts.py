@@ -17,6 +17,7 @@ from tests.identity.real_scheduler import RealScheduler
 from tests.sim.stepper import Stepper
 from twinserve.policies.drafting import Drafting, DraftingLimits
 from twinserve.policies.plan import StepOutcome, StepPlan, Verified
+from twinserve.sim.engine.drafting import DraftingCore
 
 
 def right_drafts(name: str, position: int, drafts: int, rate: float) -> int:
@@ -153,6 +154,18 @@ class DraftedScheduler(RealScheduler):
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
 
+class CountingCore(DraftingCore):
+    """Counts the drafts that it books, and the right ones, as vLLM's `SpecDecodingStats` does."""
+
+    drafted = accepted = 0
+
+    def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
+        gaps = super().complete(plan, outcome)
+        self.drafted += int(outcome.verified.drafted.sum())
+        self.accepted += int(outcome.verified.accepted.sum())
+        return gaps
+
+
 class DraftingStepper(Stepper):
     """A stepper whose rows get as many tokens as `right_drafts` says."""
 
@@ -163,7 +176,8 @@ class DraftingStepper(Stepper):
     def _outcome(self, plan: StepPlan) -> StepOutcome:
         emitting = self.core.emitting(plan)
         rows, requests = plan.rows[emitting], self.requests
-        drafted = self.core.verifying(plan, emitting)
+        lacking = requests.known_tokens(rows) - requests.computed_tokens[rows]
+        drafted = plan.tokens[emitting] - lacking  # wrong ones of padding included
         able = np.minimum(drafted, requests.draft_tokens[rows])
         right = [
             right_drafts(requests.ids[row], int(requests.output_tokens[row]), drafts, self.rate)
@@ -195,7 +209,6 @@ class OurDrafts(OurScheduler):
         from twinserve.policies.baselines.vllm_drafts import VllmDrafts
         from twinserve.policies.kv.paged.drafted import DraftedLedger
         from twinserve.policies.requests import RequestTable
-        from twinserve.sim.engine.drafting import DraftingCore
 
         self.settings = settings
         drafting = drafting_of(settings)
@@ -221,7 +234,7 @@ class OurDrafts(OurScheduler):
         )
         ledger.look_ahead(drafting, settings.max_model_len)
         policy = VllmDrafts(limits, options)
-        core = DraftingCore(requests, policy, ledger, drafting, settings.async_scheduling)
+        core = CountingCore(requests, policy, ledger, drafting, settings.async_scheduling)
         self.stepper = DraftingStepper(core, settings.draft_rate)
         self.policy, self.ledger = policy, ledger
         self._dense = {}
@@ -252,9 +265,9 @@ def compare_drafts(
     )
     real, ours = sides
     if isinstance(ours, OurDrafts) and not report.mismatches:
-        counts = ours.stepper.core.draft_counts
-        said = (real.drafts.drafted, real.drafts.accepted)
-        if said != (counts.drafted, counts.accepted):
+        core = ours.stepper.core
+        said, booked = (real.drafts.drafted, real.drafts.accepted), (core.drafted, core.accepted)
+        if said != booked:
             report.mismatches = 1
-            report.first_mismatch = f"drafts: vLLM {said}, ours {counts}"
+            report.first_mismatch = f"drafts and right ones: vLLM {said}, ours {booked}"
     return report, real.drafts

@@ -37,29 +37,5 @@ class DraftedLedger(PagedLedger):
         """Of a prefix hit, what the drafter need not see computed."""
         return hit - self.block_tokens if self._drops_hit and hit else hit
 
-    def admit(
-        self,
-        row: int,
-        tokens: int,
-        hit_tokens: int = 0,
-        keep_free: int = 0,
-        reserve_tokens: int = 0,
-    ) -> bool:
-        room = min(tokens + self._ahead, self._longest)
-        if not self._admit(row, room, hit_tokens, keep_free, reserve_tokens):
-            return False
-        self._publish(row, tokens // self.block_tokens)
-        return True
-
-    def grow(self, row: int, tokens: int) -> bool:
-        room = min(tokens + self._ahead, self._longest)
-        fresh = -(-room // self.block_tokens) - int(self._held[row])
-        if fresh > self.pool.free:
-            return False
-        if fresh > 0:
-            self._append(row, self.pool.take(fresh))
-        self._publish(row, tokens // self.block_tokens)
-        return True
-
-    def _take_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
-        return super()._take_all(rows, np.minimum(tokens + self._ahead, self._longest))
+    def _room(self, tokens):
+        return np.minimum(tokens + self._ahead, self._longest)

@@ -155,7 +155,7 @@ class PagedLedger(UndoLedger):
         keep_free: int = 0,
         reserve_tokens: int = 0,
     ) -> bool:
-        if not self._admit(row, tokens, hit_tokens, keep_free, reserve_tokens):
+        if not self._admit(row, self._room(tokens), hit_tokens, keep_free, reserve_tokens):
             return False
         self._publish(row, tokens // self.block_tokens)
         return True
@@ -194,7 +194,7 @@ class PagedLedger(UndoLedger):
         return True
 
     def grow(self, row: int, tokens: int) -> bool:
-        fresh = -(-tokens // self.block_tokens) - int(self._held[row])
+        fresh = -(-self._room(tokens) // self.block_tokens) - int(self._held[row])
         if fresh > self.pool.free:
             return False
         if fresh > 0:
@@ -211,7 +211,7 @@ class PagedLedger(UndoLedger):
 
     def _take_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
         """Blocks up to `tokens` of each row; False and nothing changed where there are too few."""
-        fresh = -(-tokens // self.block_tokens) - self._held[rows]
+        fresh = -(-self._room(tokens) // self.block_tokens) - self._held[rows]
         growing = fresh > 0
         if np.count_nonzero(growing):
             counts = fresh[growing]
@@ -306,6 +306,11 @@ class PagedLedger(UndoLedger):
             self.pool.events.publish()
 
     # -- bookkeeping -------------------------------------------------------------------------------
+    def _room(self, tokens):
+        """Tokens that a row with so many has memory for, int or int64[n]: a subclass may want
+        more."""
+        return tokens
+
     def _make_room_for_row(self, row: int) -> None:
         if row >= len(self._held):
             size = max(row + 1, 2 * len(self._held))

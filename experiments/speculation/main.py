@@ -1,0 +1,187 @@
+"""From which batch on speculation stops paying, by model and GPU: docs/speculation.md.
+
+    python -m twinserve.experiments.speculation --out docs/results/speculation
+
+Closed loops of each batch size are run with and without drafts. The gain is output tokens a second
+with drafts over those without, of the same requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from twinserve.experiments.speculation.runs import run_point
+from twinserve.experiments.study.command import GridOptions, command_line
+from twinserve.experiments.study.curves import legend, lines, panels
+from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
+from twinserve.experiments.study.progress import shown_grid
+from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.statistics import interval, shown
+from twinserve.traces.write import write_atomically
+
+ENGINES = ("llama-3.1-8b@h100", "qwen2.5-14b@a100-40g:tp2", "llama-3.1-70b@h100:tp4")
+# Rates published for EAGLE-3 (docs/speculation.md), and the same for drafts that cost nothing.
+RATES = "rates=0.622/0.356/0.203"
+DRAFTED = {"eagle": f"k=3,method=eagle,{RATES}", "ngram": f"k=3,method=ngram,{RATES}"}
+BATCHES = {"chat": (1, 16, 64, 128, 192, 256, 384), "documents": (1, 8, 16, 32, 48)}
+QUICK = {"chat": (1, 16)}
+QUICK_ENGINES = ENGINES[:1]
+SEEDS = 3
+BY = ["lengths", "engine", "drafts", "batch"]
+PAYS, LOSES, OPEN = "pays", "loses", "cannot be told"
+
+
+def points(quick: bool, seeds: int) -> list[Point]:
+    found = []
+    for lengths, batches in (QUICK if quick else BATCHES).items():
+        for engine in QUICK_ENGINES if quick else ENGINES:
+            for drafts in (None, *DRAFTED):
+                for batch in batches:
+                    for seed in range(seeds):
+                        axes = {
+                            "lengths": lengths,
+                            "engine": engine,
+                            "drafts": drafts or "none",
+                            "batch": batch,
+                            "seed": seed,
+                        }
+                        text = None if drafts is None else DRAFTED[drafts]
+                        said = {**axes, "drafts": text, "most": max(batches)}
+                        found.append(Point(axes, said))
+    return found
+
+
+def gains(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each of `BY` with drafts: ratios to the same seed without drafts, as the mean over
+    seeds and, as NAME_ci, half of its 95 % interval.
+
+    gain         of output tokens a second
+    longer       of the mean step that computes no prompt
+    step_tokens  tokens that such a step gives a request
+    preemptions, preemptions_without  mean of a run with drafts, and without
+    verdict      whether drafts pay: where the whole interval of `gain` is on one side of 1
+    """
+    key = ["lengths", "engine", "batch", "seed"]
+    plain = rows[rows.drafts == "none"].set_index(key)
+    found = []
+    for names, part in rows[rows.drafts != "none"].groupby(BY, sort=False):
+        base = plain.loc[pd.MultiIndex.from_frame(part[key])]
+        row = dict(zip(BY, names, strict=True))
+        for name, values in (
+            ("gain", part.tokens_per_s.to_numpy() / base.tokens_per_s.to_numpy()),
+            ("longer", part.step_s.to_numpy() / base.step_s.to_numpy()),
+            ("step_tokens", part.step_tokens),
+        ):
+            row[name], row[f"{name}_ci"] = interval(values)
+        row |= {
+            "preemptions": part.preemptions.mean(),
+            "preemptions_without": base.preemptions.mean(),
+            "seeds": len(part),
+        }
+        found.append({**row, "verdict": verdict(row["gain"], row["gain_ci"])})
+    return pd.DataFrame(found)
+
+
+def verdict(gain: float, half: float) -> str:
+    """NaN for `half`, as of a single seed, tells nothing."""
+    if gain - half > 1:
+        return PAYS
+    return LOSES if gain + half < 1 else OPEN
+
+
+def stops(part: pd.DataFrame) -> str:
+    """From which batch on drafts stop paying, of one engine's rows of `gains`."""
+    part = part.sort_values("batch")
+    batches, pays = part.batch.tolist(), (part.verdict == PAYS).tolist()
+    if all(pays):
+        return f"pays up to {batches[-1]}, the largest run"
+    first = pays.index(False)
+    said = f"{part.verdict.iloc[first]} at {batches[first]}"
+    return f"pays up to {batches[first - 1]}, {said}" if first else said
+
+
+def why(part: pd.DataFrame) -> str:
+    """What the runs show where drafts lose: how much longer steps without prompts are, for how many
+    tokens. `not known` unless the two intervals part."""
+    part = part.sort_values("batch")
+    lost = part[part.verdict == LOSES]
+    dear = lost[lost.longer - lost.longer_ci > lost.step_tokens + lost.step_tokens_ci]
+    if dear.empty:
+        return "not known" if (part.verdict != PAYS).any() else ""
+    row = dear.iloc[0]
+    longer, tokens = (shown(row[name], row[f"{name}_ci"]) for name in ("longer", "step_tokens"))
+    return f"at {row.batch} steps take {longer} times as long, and give {tokens} tokens a request"
+
+
+def summary(found: pd.DataFrame) -> Iterator[str]:
+    """Markdown: for each kind of lengths a table of gains, and one of where drafts stop paying."""
+    for lengths, part in found.groupby("lengths", sort=False):
+        batches = sorted({*part.batch})
+        rows, ends = [], []
+        for (engine, drafts), mine in part.groupby(["engine", "drafts"], sort=False):
+            by_batch = mine.set_index("batch")
+            cells = [shown(by_batch.gain[b], by_batch.gain_ci[b]) for b in batches]
+            rows.append([engine, drafts, *cells])
+            ends.append([engine, drafts, stops(mine), why(mine)])
+        yield f"**{lengths}**: gain by batch\n"
+        yield markdown_table(["engine", "drafts", *map(str, batches)], rows)
+        yield markdown_table(["engine", "drafts", "stops paying", "why"], ends)
+
+
+def report(found: pd.DataFrame) -> str:
+    seeds = int(found.seeds.min())
+    text = f"Means over {seeds} seeds, paired by seed, ± half of the 95 % interval.\n"
+    return "\n".join([text, *summary(found)])
+
+
+def plot(found: pd.DataFrame) -> Canvas:
+    """Gain over batch: a panel for each engine and kind of lengths."""
+    canvas = Canvas(layout="constrained")
+    kinds, engines = (list(dict.fromkeys(found[name])) for name in ("lengths", "engine"))
+    axes = panels(canvas, len(kinds), len(engines))
+    for i, lengths in enumerate(kinds):
+        for j, engine in enumerate(engines):
+            mine = found[(found.lengths == lengths) & (found.engine == engine)]
+            lines(axes[i, j], mine, "batch", "gain", "drafts", {})
+            axes[i, j].axhline(1.0, color="black", linewidth=0.8)
+            axes[i, j].set_xscale("log", base=2)
+            axes[0, j].set_title(engine, fontsize=9)
+            axes[-1, j].set_xlabel("requests under way")
+        axes[i, 0].set_ylabel(f"{lengths}\ntokens/s with drafts\nover without")
+    legend(canvas, axes[0, 0])
+    return canvas
+
+
+def experiment(options: GridOptions) -> str:
+    """Run everything, write points.csv, table.csv, report.md and speculation.png, and return the
+    report."""
+    out = options.out
+    rows = shown_grid(
+        run_point,
+        points(options.quick, options.seeds),
+        out,
+        options.workers,
+        "speculation",
+        options.any_version,
+    )
+    found = gains(rows)
+    text = report(found)
+    write_plot(out / "speculation.png", plot(found))
+    write_tables(out, {"points": rows, "table": found})
+    write_atomically(out / "report.md", text.encode())
+    return text
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point."""
+    command_line(
+        "speculation",
+        "From which batch on speculation stops paying.",
+        experiment,
+        SEEDS,
+        arguments,
+        least_seeds=2,
+    )
