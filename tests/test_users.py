@@ -1,8 +1,14 @@
 """docs/users: pages of five commands, each of a page whose commands are run, with lines that it
-shows."""
+shows. And each is run from nothing: a copy of the repository, and an environment with Python alone.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -42,3 +48,80 @@ def test_it_fits_on_a_screen_and_says_how_sure_it_is(page):
     text = page.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
     assert all(f"**{word}" in text for word in ("The question.", "How sure?", "Next."))
+
+
+# -- from nothing ----------------------------------------------------------------------------------
+NO_SOURCES = (".*", "build", "dist", "out", "runs", "*.egg-info", "__pycache__")
+# The whole fast suite, which .ci/run runs in an environment of its own.
+SUITE = "python -m pytest"
+MOST_BYTES = 650e6  # on disk, of an environment with nothing else; docs/index.md says what takes it
+# The operator's commands need vLLM: tests/test_readme.py runs them where it is.
+FROM_NOTHING = [page for page in PAGES if page.stem != "operator"]
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A copy of the repository, and an environment beside it."""
+
+    folder: Path
+    scripts: Path
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        return subprocess.run(
+            command,
+            shell=True,
+            cwd=self.folder,
+            env={
+                **kept,
+                "PATH": f"{self.scripts}{os.pathsep}{os.defpath}",
+                "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+                "COLUMNS": "80",
+                "TWINSERVE_CACHE": str(self.folder / "cache"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory) -> Newcomer:
+    place = tmp_path_factory.mktemp("newcomer")
+    ignored = shutil.ignore_patterns(*NO_SOURCES)
+    shutil.copytree(test_readme.ROOT, place / "twinserve", symlinks=True, ignore=ignored)
+    subprocess.run([sys.executable, "-m", "venv", str(place / "venv")], check=True, timeout=300)
+    found = Newcomer(place / "twinserve", place / "venv" / "bin")
+    # in a virtual environment of its own the interpreter finds nothing of ours before that
+    assert found.run("simulate --version").returncode == 127
+    return found
+
+
+@pytest.mark.slow
+def test_what_is_installed_fits_on_a_small_disk(newcomer):
+    """Asked before the pages, one of which installs what tests need."""
+    done = newcomer.run("pip install .")
+    assert done.returncode == 0, done.stderr
+    files = [
+        path
+        for path in newcomer.scripts.parent.rglob("*")
+        if not path.is_symlink() and not {"pip", "setuptools"} & set(path.parts)  # of any venv
+    ]
+    assert sum(path.stat().st_blocks * 512 for path in files) < MOST_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", FROM_NOTHING, ids=lambda page: page.stem)
+def test_a_page_leads_from_nothing_to_its_answer(page, newcomer):
+    (ten_lines,) = [b.text for b in test_guide.blocks("python")[:1]]
+    newcomer.folder.joinpath("mine.py").write_text(ten_lines)
+    for command, shown in test_readme.commands(page):
+        if command.startswith(SUITE):
+            continue
+        done = newcomer.run(command)
+        said = done.stdout + done.stderr
+        assert (done.returncode != 0) == shown.startswith("error:"), said
+        assert "Traceback" not in said
+        if os.environ.get("TWINSERVE_TRACES"):  # figures are those of the original traces
+            got = test_readme.comparable(said)
+            assert [line for line in test_readme.comparable(shown) if line not in got] == [], said

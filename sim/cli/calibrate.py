@@ -16,9 +16,20 @@ from cyclopts import Parameter
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.formats import parse_json
 from twinserve.sim.cli.live import SEEDED
+from twinserve.sim.cli.options import (
+    Doing,
+    Engine,
+    EngineArgs,
+    Flag,
+    Out,
+    Overwrite,
+    Starting,
+    Writing,
+)
 from twinserve.sim.cli.profiles import check_target
 from twinserve.sim.cli.profiles import fit as fit_steps
 from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.setup import option_groups as groups
 
 if TYPE_CHECKING:
     from twinserve.backends.live.measure.measure import Effort
@@ -26,7 +37,7 @@ if TYPE_CHECKING:
     from twinserve.profiles.profile import Profile
     from twinserve.profiles.specs import ModelSpec
 
-_Flag = Annotated[bool, Parameter(negative="")]
+_Fitting = Parameter(group=groups.FITTING)
 # what --from-steps takes beside itself, and what an engine does not take
 _FOR_STEPS = ("model", "profile", "form", "out", "overwrite")
 _STEPS_ONLY = ("profile", "form")
@@ -49,36 +60,47 @@ _FOR_FRONT_END = (
 
 def calibrate(
     *,
-    model: str | None = None,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    from_steps: Path | None = None,
+    model: Annotated[str | None, Starting] = None,
+    out: Out = None,
+    from_steps: Annotated[Path | None, _Fitting] = None,
     from_serving: Annotated[
-        list[Path] | None, Parameter(consume_multiple=True, negative="")
+        list[Path] | None, Parameter(consume_multiple=True, negative=""), _Fitting
     ] = None,
-    config: Path | None = None,
-    front_end: _Flag = False,
-    profile: str | None = None,
-    form: str | None = None,
-    name: str | None = None,
-    raw: Path | None = None,
-    num_blocks: int | None = None,
-    block_tokens: int | None = None,
-    max_num_seqs: int | None = None,
-    max_step_tokens: int | None = None,
-    max_model_len: int | None = None,
-    dtype: str | None = None,
-    weights: str | None = None,
-    graphs: _Flag = False,
-    swap_blocks: int = 0,
-    threads: int = 1,
-    engine_arg: Annotated[list[str] | None, Parameter(negative="")] = None,
-    quick: _Flag = False,
-    limit: float | None = None,
-    seed: int = 0,
-    overwrite: _Flag = False,
+    config: Annotated[Path | None, _Fitting] = None,
+    front_end: Annotated[Flag, Starting] = False,
+    profile: Annotated[str | None, _Fitting] = None,
+    form: Annotated[str | None, _Fitting] = None,
+    name: Annotated[str | None, Writing] = None,
+    raw: Annotated[Path | None, Writing] = None,
+    num_blocks: Annotated[
+        int | None, Parameter(name=["--num-blocks", "--num-gpu-blocks-override"]), Engine
+    ] = None,
+    block_tokens: Annotated[
+        int | None, Parameter(name=["--block-tokens", "--block-size"]), Engine
+    ] = None,
+    max_num_seqs: Annotated[int | None, Engine] = None,
+    max_step_tokens: Annotated[
+        int | None, Parameter(name=["--max-step-tokens", "--max-num-batched-tokens"]), Engine
+    ] = None,
+    max_model_len: Annotated[int | None, Engine] = None,
+    dtype: Annotated[str | None, Engine] = None,
+    weights: Annotated[str | None, Engine] = None,
+    graphs: Annotated[Flag, Engine] = False,
+    swap_blocks: Annotated[int, Engine] = 0,
+    threads: Annotated[int, Engine] = 1,
+    engine_arg: EngineArgs = None,
+    quick: Annotated[Flag, Doing] = False,
+    limit: Annotated[float | None, Doing] = None,
+    seed: Annotated[int, Doing] = 0,
+    overwrite: Overwrite = False,
 ) -> None:
     """Measure how long the steps of a vLLM engine take on this machine, and write a profile; or fit
     recorded steps, or what clients measured of a server.
+
+    For example:
+
+    $ twinserve calibrate --model tiny --quick --out cpu.json
+    $ twinserve calibrate --from-serving load.json --profile llama-3.1-8b@h100 --out mine.json
 
     Parameters
     ----------

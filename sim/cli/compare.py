@@ -27,6 +27,10 @@ def compare(
 ) -> None:
     """Compare simulated runs with measured ones, metric by metric, and say where they part.
 
+    For example:
+
+    $ twinserve compare run measured.json --out compared
+
     Parameters
     ----------
     paths: list[Path]

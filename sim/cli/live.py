@@ -10,9 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
-
 from twinserve.formats import whole_file
+from twinserve.sim.cli.options import (
+    Engine,
+    EngineArgs,
+    Flag,
+    Json,
+    Out,
+    Overwrite,
+    Quiet,
+    Starting,
+    Writing,
+)
 from twinserve.sim.cli.progress import RunProgress
 
 if TYPE_CHECKING:
@@ -23,26 +32,24 @@ if TYPE_CHECKING:
 TINY = "tiny"
 # models that come with the package: backends/live/engine/tiny_model.py
 SEEDED = (TINY, "deep", "small")
-_Flag = Annotated[bool, Parameter(negative="")]
-_EngineArgs = Annotated[list[str] | None, Parameter(name="--engine-arg", negative="")]
 
 
 def replay(
     run: Path,
     *,
-    model: str,
-    mode: Literal["locked", "free"] = "locked",
-    pace: Literal["wall", "measured"] = "wall",
-    weights: Literal["safetensors", "dummy", "auto"] = "safetensors",
-    dtype: str = "auto",
-    graphs: _Flag = False,
-    physical: _Flag = False,
-    engine_arg: _EngineArgs = None,
-    steps: Path | None = None,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    overwrite: _Flag = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    model: Annotated[str, Starting],
+    mode: Annotated[Literal["locked", "free"], Starting] = "locked",
+    pace: Annotated[Literal["wall", "measured"], Engine] = "wall",
+    weights: Annotated[Literal["safetensors", "dummy", "auto"], Engine] = "safetensors",
+    dtype: Annotated[str, Engine] = "auto",
+    graphs: Annotated[Flag, Engine] = False,
+    physical: Annotated[Flag, Engine] = False,
+    engine_arg: EngineArgs = None,
+    steps: Annotated[Path | None, Writing] = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Execute a simulated run on a live vLLM engine in this process.
 
@@ -50,6 +57,12 @@ def replay(
     requests arrive again, the policy decides on the live state, and request metrics stand beside
     the simulated ones. Where the engine does something else than planned, or an answer lacks
     tokens, the command fails after all has been written.
+
+    For example:
+
+    $ simulate --profile cpu.json -t poisson --rate 20 --requests 40 --decisions --out run
+    $ twinserve replay run --model tiny
+    $ twinserve replay run --model tiny --mode free --out live
 
     Parameters
     ----------

@@ -76,6 +76,11 @@ VERBS = {
         f"{_CLI}.validate:validate",
         "Run one workload simulated and live, policy by policy, and compare.",
     ),
+    "completion": (
+        f"{_CLI}.completion:completion",
+        "Print a script that lets a shell complete twinserve and simulate: commands, options, "
+        "choices, files.",
+    ),
 }
 
 
@@ -103,6 +108,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given == ["--version"]:
         print(_version())
         return
+    run_app(twinserve_app(given), arguments)
+
+
+@_interruptible
+def simulate_main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `simulate`, short for `twinserve simulate`."""
+    if _given(arguments) == ["--version"]:
+        print(_version())
+        return
+    run_app(simulate_app(), arguments)
+
+
+def twinserve_app(given: Sequence[str] = ()) -> cyclopts.App:
+    """`twinserve` with all its verbs, none of which is loaded.
+
+    given  the words after it: the verb that they call has its own help
+    """
     import cyclopts
 
     app = cyclopts.App(
@@ -115,15 +137,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for verb, (where, line) in VERBS.items():
         # a line of ours would replace the whole help of the verb that is called
         app.command(where, name=verb, help=None if verb in given[:1] else line)
-    run_app(app, arguments)
+    return app
 
 
-@_interruptible
-def simulate_main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `simulate`, short for `twinserve simulate`."""
-    if _given(arguments) == ["--version"]:
-        print(_version())
-        return
+def simulate_app() -> cyclopts.App:
+    """`simulate`, short for `twinserve simulate`."""
     import cyclopts
 
     from twinserve.sim.cli.simulate import simulate
@@ -136,7 +154,7 @@ def simulate_main(arguments: Sequence[str] | None = None) -> None:
         help_formatter=Pages(),
     )
     app.default(simulate)
-    run_app(app, arguments)
+    return app
 
 
 def _given(arguments: Sequence[str] | None) -> list[str]:
@@ -237,24 +255,27 @@ def _usage(error: Exception) -> str:
     """A parser's complaint as one line."""
     if _is(error.__cause__, "pydantic:ValidationError"):
         return _settings_line(error.__cause__)
+    from twinserve.sim.cli.meant import command_meant, option_meant, without_guess
+
     line = re.sub(r"[\u2500-\u257f]+", " ", worded(error)).strip()
-    return _without_far_guess(line) + " (see --help)"
+    if _is(error, "cyclopts:UnknownOptionError"):
+        unknown = cast("cyclopts.UnknownOptionError", error)
+        known = {name for one in unknown.argument_collection if one.parse for name in one.names}
+        token = unknown.token.keyword or unknown.token.value
+        line = without_guess(line) + option_meant(token, known)
+    elif _is(error, "cyclopts:UnknownCommandError"):
+        wrong = cast("cyclopts.UnknownCommandError", error)
+        if not wrong.command_chain and wrong.unused_tokens:
+            word = wrong.unused_tokens[0]
+            meant = command_meant(word, VERBS)
+            line = f"Unknown command {word}.{meant} There are {', '.join(VERBS)}"
+    return f"{line} (see --help)"
 
 
 def _settings_line(error: object) -> str:
     from twinserve.sim.setup.config import settings_line
 
     return settings_line(cast("ValidationError", error))
-
-
-def _without_far_guess(line: str) -> str:
-    """Without a `Did you mean` whose likeness is in the dashes alone."""
-    import difflib
-
-    guess = re.search(r"--([^\s.=]+)\S* Did you mean --([^\s?]+)\?", line)
-    if guess is None or difflib.SequenceMatcher(None, guess[1], guess[2]).ratio() >= 0.6:
-        return line
-    return line[: guess.start(2)].removesuffix(" Did you mean --")
 
 
 if __name__ == "__main__":

@@ -41,4 +41,12 @@ def _flow(said: Any) -> None:
     text = getattr(said, "primary_renderable", None)
     if isinstance(text, Text):
         paragraphs = re.split(r"\n\s*\n", text.plain)
-        text.plain = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        text.plain = "\n\n".join(map(_one_line, paragraphs))
+
+
+def _one_line(paragraph: str) -> str:
+    """Commands of an example keep theirs."""
+    lines = [line.strip() for line in paragraph.strip().splitlines()]
+    if all(line.startswith("$ ") for line in lines):
+        return "\n".join(lines)
+    return " ".join(paragraph.split())

@@ -8,45 +8,62 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from twinserve.sim.cli.options import Doing, Flag, Json, Out, Quiet, Starting
 from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.setup import option_groups as groups
 from twinserve.sim.setup.config import SettingsError, StepTimesName
+
+_Candidates = Parameter(group=groups.HARDWARE)
+_Limits = Parameter(group=groups.MEMORY)
+_Scheduling = Parameter(group=groups.POLICIES)
+_Failing = Parameter(group=groups.FAILURES)
+_Traffic = Parameter(group=groups.REQUESTS)
 
 
 def plan(
     *,
-    model: str,
-    trace: Annotated[list[str], Parameter(name=["--trace", "-t"], negative="")],
-    slo: str,
-    gpus: str = "h100,h200,l40s,a100",
-    tp: str = "1,2,4,8",
-    policy: Annotated[list[str] | None, Parameter(name=["--policy", "-p"], negative="")] = None,
-    router: Annotated[list[str] | None, Parameter(name=["--router", "-r"], negative="")] = None,
-    prices: Path | None = None,
-    grow: float = 1.0,
-    peak: float = 300.0,
-    lead: float = 30.0,
-    seeds: int = 1,
-    most_gpus: int = 512,
-    pool: int = 0,
-    survive: int = 0,
-    on_failure: Literal["error", "retry", "migrate"] = "error",
-    detection: float = 0.0,
-    step_times: StepTimesName = "auto",
-    front_end: str = "none",
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
-    gpu_memory_utilization: float | None = None,
-    max_model_len: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    async_scheduling: bool = True,
-    all_sizes: Annotated[bool, Parameter(name="--all", negative="")] = False,
-    workers: int | None = None,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    model: Annotated[str, Starting],
+    trace: Annotated[list[str], Parameter(name=["--trace", "-t"], negative=""), Starting],
+    slo: Annotated[str, Starting],
+    gpus: Annotated[str, _Candidates] = "h100,h200,l40s,a100",
+    tp: Annotated[str, Parameter(name=["--tp", "--tensor-parallel-size"]), _Candidates] = "1,2,4,8",
+    policy: Annotated[
+        list[str] | None, Parameter(name=["--policy", "-p"], negative=""), _Scheduling
+    ] = None,
+    router: Annotated[
+        list[str] | None, Parameter(name=["--router", "-r"], negative=""), _Scheduling
+    ] = None,
+    prices: Annotated[Path | None, _Candidates] = None,
+    grow: Annotated[float, _Traffic] = 1.0,
+    peak: Annotated[float, _Traffic] = 300.0,
+    lead: Annotated[float, _Traffic] = 30.0,
+    seeds: Annotated[int, _Traffic] = 1,
+    most_gpus: Annotated[int, _Candidates] = 512,
+    pool: Annotated[int, _Traffic] = 0,
+    survive: Annotated[int, _Failing] = 0,
+    on_failure: Annotated[Literal["error", "retry", "migrate"], _Failing] = "error",
+    detection: Annotated[float, _Failing] = 0.0,
+    step_times: Annotated[StepTimesName, _Candidates] = "auto",
+    front_end: Annotated[str, _Candidates] = "none",
+    kv_cache_dtype: Annotated[Literal["auto", "fp8"], _Limits] = "auto",
+    gpu_memory_utilization: Annotated[float | None, _Limits] = None,
+    max_model_len: Annotated[int | None, _Limits] = None,
+    max_num_seqs: Annotated[int | None, _Limits] = None,
+    max_num_batched_tokens: Annotated[int | None, _Limits] = None,
+    async_scheduling: Annotated[bool, _Scheduling] = True,
+    all_sizes: Annotated[Flag, Parameter(name="--all"), Doing] = False,
+    workers: Annotated[int | None, Doing] = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """The cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how to
     start them.
+
+    For example:
+
+    $ twinserve plan --model llama-3.1-8b -t azure-2023:conv --slo "ttft p90 < 1 s"
+    $ twinserve plan --model llama-3.1-8b -t day.csv --slo "tpot p90 < 50 ms" --gpus h100,l40s
 
     Parameters
     ----------

@@ -102,7 +102,8 @@ class RunProgress:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
+        # a terminal breaks lines at words; in a file they stay whole
+        self.console.print(text, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def begin(self, label: str, share: float = 0.0) -> None:
         """The next part. share: how much of it was done before, and says nothing of its pace."""

@@ -18,6 +18,10 @@ def report(
 ) -> None:
     """One self-contained HTML page about runs, sweeps, plans, comparisons and validations.
 
+    For example:
+
+    $ twinserve report run other-run --out report.html
+
     Parameters
     ----------
     runs: list[Path]

@@ -7,8 +7,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
+from twinserve.sim.cli.options import (
+    ConfigFile,
+    Flag,
+    Goodput,
+    Json,
+    Measured,
+    Out,
+    Overwrite,
+    Percentiles,
+    Quiet,
+    Starting,
+    Writing,
+)
 from twinserve.sim.cli.profiles import check_target as check_file
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -18,32 +29,38 @@ if TYPE_CHECKING:
     from twinserve.sim.setup.hardware import Hardware
     from twinserve.sim.setup.inputs import Inputs
 
-_Flag = Annotated[bool, Parameter(negative="")]
 _DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
 
 
 def simulate(
     *,
     config: SimulationConfig = _DEFAULTS,
-    preset: str | None = None,
-    config_file: Annotated[Path | None, Parameter(name="--config")] = None,
-    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
-    warmup: str | None = None,
-    metrics_every: float | None = None,
-    percentiles: str | None = None,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    overwrite: _Flag = False,
-    timeline: _Flag = False,
-    decisions: _Flag = False,
-    error_bars: _Flag = False,
-    spare: _Flag = False,
-    export: Path | None = None,
-    bench_json: Path | None = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    preset: Annotated[str | None, Starting] = None,
+    config_file: ConfigFile = None,
+    goodput: Goodput = None,
+    warmup: Annotated[str | None, Measured] = None,
+    metrics_every: Annotated[float | None, Measured] = None,
+    percentiles: Percentiles = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    timeline: Annotated[Flag, Writing] = False,
+    decisions: Annotated[Flag, Writing] = False,
+    error_bars: Annotated[Flag, Measured] = False,
+    spare: Annotated[Flag, Measured] = False,
+    export: Annotated[Path | None, Writing] = None,
+    bench_json: Annotated[Path | None, Writing] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Simulate scheduling and KV-cache policies on a trace; several --policy give one side-by-side
     table.
+
+    For example:
+
+    $ simulate -p vllm -p bros -t sharegpt --requests 400 --load 0.8 --pool 64
+    $ simulate -t azure-2023:conv --window 0 900 --slo "ttft=1,tpot=0.05"
+    $ simulate --profile llama-3.1-8b@h100 --replicas 4 --rate-scale 8 --out run
+    $ simulate --config run/run.json --seed 1
 
     Parameters
     ----------

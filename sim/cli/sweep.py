@@ -9,6 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from twinserve.sim.cli.options import (
+    ConfigFile,
+    Doing,
+    Flag,
+    Goodput,
+    Measured,
+    Out,
+    Percentiles,
+    Quiet,
+    Starting,
+    Writing,
+)
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
@@ -17,8 +29,7 @@ if TYPE_CHECKING:
     from twinserve.sim.sweep.executors import Workers
     from twinserve.sim.sweep.sweep import Sweep
 
-_Flag = Annotated[bool, Parameter(negative="")]
-_Several = Annotated[list[str] | None, Parameter(negative="")]
+_Several = Annotated[list[str] | None, Parameter(negative=""), Starting]
 _DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
 _RESUMABLE = "interrupted; what has ended is kept: the same command goes on from there"
 _SOME_FAILED = 1  # exit status
@@ -27,27 +38,35 @@ _SOME_FAILED = 1  # exit status
 def sweep(
     *,
     config: SimulationConfig = _DEFAULTS,
-    params: Annotated[list[Path] | None, Parameter(negative="")] = None,
+    params: Annotated[list[Path] | None, Parameter(negative=""), Starting] = None,
     grid: _Several = None,
-    link_vars: str = "",
-    seeds: int = 1,
-    preset: str | None = None,
-    config_file: Annotated[Path | None, Parameter(name="--config")] = None,
-    goodput: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
-    warmup: str | None = None,
-    percentiles: str | None = None,
-    error_bars: _Flag = False,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    workers: int | None = None,
-    executor: Literal["local", "ray"] = "local",
-    plot: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
-    retry_failed: _Flag = False,
-    any_version: _Flag = False,
-    dry_run: _Flag = False,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    link_vars: Annotated[str, Starting] = "",
+    seeds: Annotated[int, Starting] = 1,
+    preset: Annotated[str | None, Starting] = None,
+    config_file: ConfigFile = None,
+    goodput: Goodput = None,
+    warmup: Annotated[str | None, Measured] = None,
+    percentiles: Percentiles = None,
+    error_bars: Annotated[Flag, Measured] = False,
+    out: Out = None,
+    workers: Annotated[int | None, Doing] = None,
+    executor: Annotated[Literal["local", "ray"], Doing] = "local",
+    plot: Annotated[
+        list[str] | None, Parameter(consume_multiple=True, negative=""), Writing
+    ] = None,
+    retry_failed: Annotated[Flag, Doing] = False,
+    any_version: Annotated[Flag, Doing] = False,
+    dry_run: Annotated[Flag, Doing] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run simulate over combinations of its settings: files and grids are crossed. What has ended
     is kept, and the same command goes on.
+
+    For example:
+
+    $ twinserve sweep -t sharegpt --grid load=0.5,0.7,0.9 -p vllm -p bros --out swept
+    $ twinserve sweep --preset bros-hybrid --grid rate=4,8 --seeds 3 --out hybrid
+    $ twinserve sweep --params settings.json --dry-run
 
     Parameters
     ----------

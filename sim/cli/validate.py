@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
-
 from twinserve.sim.cli.live import TINY, engine_arguments, live_engine
+from twinserve.sim.cli.options import (
+    Doing,
+    Engine,
+    EngineArgs,
+    Flag,
+    Json,
+    Out,
+    Overwrite,
+    Quiet,
+    Starting,
+)
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
@@ -17,25 +25,24 @@ if TYPE_CHECKING:
     from twinserve.backends.live.engine.engine import VllmEngine
     from twinserve.policies.registry import PolicySpec
 
-_Flag = Annotated[bool, Parameter(negative="")]
 _DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
 
 
 def validate(
     *,
     config: SimulationConfig = _DEFAULTS,
-    model: str = TINY,
-    repeats: int = 3,
-    pace: Literal["wall", "measured"] = "wall",
-    weights: Literal["safetensors", "dummy", "auto"] = "safetensors",
-    dtype: str = "auto",
-    graphs: _Flag = False,
-    engine_arg: Annotated[list[str] | None, Parameter(name="--engine-arg", negative="")] = None,
-    limit: float | None = None,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    overwrite: _Flag = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    model: Annotated[str, Starting] = TINY,
+    repeats: Annotated[int, Starting] = 3,
+    pace: Annotated[Literal["wall", "measured"], Engine] = "wall",
+    weights: Annotated[Literal["safetensors", "dummy", "auto"], Engine] = "safetensors",
+    dtype: Annotated[str, Engine] = "auto",
+    graphs: Annotated[Flag, Engine] = False,
+    engine_arg: EngineArgs = None,
+    limit: Annotated[float | None, Doing] = None,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run one workload simulated and live, policy by policy, and compare.
 
@@ -43,6 +50,10 @@ def validate(
     beside the spread of the live engine's repeated runs. A policy whose replay drifts, or loses or
     shortens an answer, fails: the others go on, their results are written, and the command fails
     at its end.
+
+    For example:
+
+    $ twinserve validate --profile cpu.json -t poisson --rate 20 --requests 40 --out checked
 
     Parameters
     ----------

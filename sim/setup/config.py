@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from twinserve.errors import TwinserveError
+from twinserve.sim.setup.option_groups import grouped
 
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 StepTimesName = Literal["auto", "roofline", "operators", "measured"]
@@ -31,6 +32,7 @@ def settings_line(error: ValidationError) -> str:
     return f"{where}: {said}{shown}" if where else said
 
 
+@grouped
 @Parameter(name="*")
 class SimulationConfig(BaseModel):
     """What is simulated. Everything that changes a result is here, and nothing else."""

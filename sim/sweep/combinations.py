@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin
 from twinserve.formats import parse_json
 from twinserve.policies.names import hint
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.option_groups import VLLM_NAMES
 
 NAME = "_benchmark_name"  # vLLM's key for the name of a combination
 FIELDS = SimulationConfig.model_fields
@@ -178,6 +179,7 @@ def _values(where: str, text: str) -> list[Any]:
 
 def _setting(where: str, key: str) -> str:
     name = key.removeprefix("--").replace("-", "_")
+    name = {theirs: ours for ours, theirs in VLLM_NAMES.items()}.get(name, name)
     if name not in FIELDS:
         raise SettingsError(
             f"{where}: no setting {key!r} that may vary{hint(name, list(FIELDS))}; there are "

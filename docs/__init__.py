@@ -1,0 +1,1 @@
+"""Pages are Markdown; reference/ makes some of them from the code."""

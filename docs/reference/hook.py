@@ -1,0 +1,33 @@
+"""Pages of the site that are made from the code when it is built (`hooks` of mkdocs.yml). No copy
+of them is stored, so none can be stale; tests/test_reference.py says what they must hold."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pages() -> dict[str, str]:
+    """Path in the site's sources -> Markdown."""
+    if str(ROOT) not in sys.path:  # mkdocs loads this file alone
+        sys.path.insert(0, str(ROOT))
+    from docs.reference import commands, files, python
+
+    return {
+        "reference/commands.md": commands.page(),
+        "reference/files.md": files.page(),
+        "reference/python.md": python.page(python.USERS),
+        "reference/contracts.md": python.page(python.CONTRACTS),
+    }
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by mkdocs, with the files that it found."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files

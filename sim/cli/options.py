@@ -1,0 +1,32 @@
+"""Options that several commands have, and the headings that their pages of help have them under."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from twinserve.sim.setup import option_groups as groups
+
+Flag = Annotated[bool, Parameter(negative="")]
+Measured = Parameter(group=groups.OBJECTIVES)
+Starting = Parameter(group=groups.ASKED)
+Engine = Parameter(group=groups.LIVE)
+Doing = Parameter(group=groups.CARRYING_OUT)
+Writing = Parameter(group=groups.RESULTS)
+
+ConfigFile = Annotated[Path | None, Parameter(name="--config", group=groups.ASKED)]
+Goodput = Annotated[
+    list[str] | None, Parameter(consume_multiple=True, negative="", group=groups.OBJECTIVES)
+]
+Percentiles = Annotated[
+    str | None, Parameter(name=["--percentiles", "--metric-percentiles"], group=groups.OBJECTIVES)
+]
+EngineArgs = Annotated[
+    list[str] | None, Parameter(name="--engine-arg", negative="", group=groups.LIVE)
+]
+Out = Annotated[Path | None, Parameter(name=["--out", "-o"], group=groups.RESULTS)]
+Overwrite = Annotated[Flag, Writing]
+Json = Annotated[bool, Parameter(name="--json", negative="", group=groups.RESULTS)]
+Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="", group=groups.RESULTS)]

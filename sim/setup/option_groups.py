@@ -1,0 +1,70 @@
+"""Under which heading a page of help has each setting, and the names by which vLLM knows it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from cyclopts import Group, Parameter
+from pydantic import BaseModel
+
+Model = TypeVar("Model", bound=type[BaseModel])
+
+
+def _group(place: int, name: str) -> Group:
+    return Group(name, sort_key=place)
+
+
+ASKED = _group(1, "What is asked for")
+POLICIES = _group(2, "Policies and scheduling")
+REQUESTS = _group(3, "Requests")
+OBJECTIVES = _group(4, "Objectives and metrics")
+HARDWARE = _group(5, "Model and hardware")
+MEMORY = _group(6, "Limits of an engine, and its KV memory")
+FLEETS = _group(7, "Replicas")
+FAILURES = _group(8, "Failures")
+SCALING = _group(9, "Autoscaling")
+FITTING = _group(10, "Without an engine: fits")
+LIVE = _group(11, "The live engine")
+CARRYING_OUT = _group(12, "How it is carried out")
+RESULTS = _group(13, "What is written and shown")
+
+SETTINGS: dict[Group, str] = {
+    POLICIES: "policy kv prefix_caching estimator speculate async_scheduling host_time "
+    "decision_time exact",
+    REQUESTS: "trace format columns seed raw_arrivals offline rate duration requests rate_scale "
+    "load window cap_length pool client_timeout",
+    OBJECTIVES: "slo",
+    HARDWARE: "profile step_times shared_prefix front_end pcie_contention cold_start",
+    MEMORY: "max_num_seqs max_num_batched_tokens max_model_len num_blocks block_tokens "
+    "gpu_memory_utilization kv_cache_dtype kv_from_log host_blocks",
+    FLEETS: "replicas router fleet",
+    FAILURES: "failures mttf mttr on_failure retries detection start_up",
+    SCALING: "autoscale min_replicas max_replicas grace",
+}
+"Settings of a run by group, separated by spaces."
+
+# Names of `vllm serve` and `vllm bench serve` (0.32) that mean a setting of another name here.
+VLLM_NAMES = {
+    "block_tokens": "block_size",
+    "num_blocks": "num_gpu_blocks_override",
+    "prefix_caching": "enable_prefix_caching",
+    "rate": "request_rate",
+    "requests": "num_prompts",
+}
+
+
+def flag(name: str) -> str:
+    """The option of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def grouped(model: Model) -> Model:
+    """`model`, a class of settings, each of which is shown in its group and is known by vLLM's
+    name too. A setting without a group is shown below `Parameters`."""
+    groups = {name: group for group, names in SETTINGS.items() for name in names.split()}
+    for name, field in model.model_fields.items():
+        if name in groups:
+            field.metadata.append(Parameter(group=groups[name]))
+        if name in VLLM_NAMES:
+            field.metadata.append(Parameter(name=[flag(name), flag(VLLM_NAMES[name])]))
+    return model

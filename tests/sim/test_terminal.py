@@ -1,0 +1,333 @@
+"""How the commands meet a person: pages of help in groups, vLLM's names, what is meant by names
+that there are not, completion, and any width of a terminal."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import inspect
+import os
+import pty
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.parameters import mostly_slow
+from twinserve.sim.cli import main as cli
+from twinserve.sim.cli.meant import command_meant, option_meant
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.option_groups import SETTINGS, VLLM_NAMES, flag
+from twinserve.sim.sweep.combinations import read_grid
+
+ESCAPE = "\x1b"
+MANY = ("simulate", "sweep", "plan", "calibrate", "validate", "replay")  # options
+SMALL = "simulate -p vllm -p bros -t poisson --rate 20 --requests 40 --pool 4 --seed 1"
+
+
+def said(capsys, *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    return int(end.value.code or 0), *capsys.readouterr()
+
+
+def app_of(verb: str):
+    return cli.twinserve_app([verb])[verb]
+
+
+def options_of(verb: str) -> dict[str, str]:
+    """Option -> title of its group."""
+    return {
+        name: group._name
+        for one in app_of(verb).assemble_argument_collection()
+        if one.parse and not one.field_info.is_positional
+        for group in one.parameter.group
+        for name in one.names
+    }
+
+
+# -- groups ----------------------------------------------------------------------------------------
+def test_each_setting_is_in_one_group():
+    names = " ".join(SETTINGS.values()).split()
+    assert sorted(names) == sorted(SimulationConfig.model_fields)
+
+
+@pytest.mark.parametrize("verb", MANY)
+def test_every_option_of_a_long_page_is_below_a_heading_of_its_own(verb):
+    found = options_of(verb)
+    assert not [name for name, group in found.items() if name[0] == "-" and group == "Parameters"]
+    assert len(set(found.values())) >= 3
+
+
+def test_settings_have_one_heading_in_all_commands():
+    pages = [options_of(verb) for verb in ("simulate", "sweep", "validate")]
+    for name in SimulationConfig.model_fields:
+        assert len({page[flag(name)] for page in pages}) == 1
+
+
+def examples() -> list[str]:
+    found = []
+    for verb in (*MANY, "compare", "report", "completion"):
+        command = app_of(verb).default_command
+        found += re.findall(r"^ *\$ (.*)$", inspect.getdoc(command) or "", re.M)
+    return found
+
+
+@pytest.mark.parametrize("example", examples())
+def test_an_example_is_a_command_that_is_understood(example):
+    if example.startswith("eval"):
+        example = re.search(r"\$\((.*)\)", example)[1]
+    name, *words = shlex.split(example.partition(" > ")[0])
+    app = cli.twinserve_app() if name == "twinserve" else cli.simulate_app()
+    command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert command.__name__ == (words[0] if name == "twinserve" else "simulate") and bound.arguments
+
+
+@pytest.mark.parametrize("verb", (*MANY, "compare", "report", "completion"))
+def test_a_page_shows_each_example_on_a_line(verb, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = said(capsys, verb, "--help")[1].splitlines()
+    own = re.findall(r"^ *\$ (.*)$", inspect.getdoc(app_of(verb).default_command), re.M)
+    assert own and all(f"$ {example}" in shown for example in own)
+
+
+# -- names of vLLM ---------------------------------------------------------------------------------
+def settings_of(words: str) -> dict:
+    app = cli.simulate_app()
+    _, bound, _ = app.parse_args(shlex.split(words), exit_on_error=False, print_error=False)
+    return bound.arguments["config"].model_dump(exclude_unset=True)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--max-num-seqs 8", {"max_num_seqs": 8}),
+        ("--max-num-batched-tokens 512", {"max_num_batched_tokens": 512}),
+        ("--max-model-len 4096", {"max_model_len": 4096}),
+        ("--gpu-memory-utilization 0.8", {"gpu_memory_utilization": 0.8}),
+        ("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}),
+        ("--block-size 32", {"block_tokens": 32}),
+        ("--num-gpu-blocks-override 900", {"num_blocks": 900}),
+        ("--enable-prefix-caching", {"prefix_caching": True}),
+        ("--no-enable-prefix-caching", {"prefix_caching": False}),
+        ("--async-scheduling", {"async_scheduling": True}),
+        ("--no-async-scheduling", {"async_scheduling": False}),
+        ("--request-rate 3", {"rate": 3.0}),
+        ("--num-prompts 30", {"requests": 30}),
+        ("--seed 4", {"seed": 4}),
+    ],
+)
+def test_a_name_of_vllm_is_taken_as_it_is(theirs, ours):
+    assert settings_of(theirs) == ours
+
+
+def test_names_of_vllm_may_vary_in_sweeps():
+    assert {ours for ours in VLLM_NAMES} <= set(SimulationConfig.model_fields)
+    (source,) = read_grid(["block-size=16,32"])
+    assert [entry.settings for entry in source.entries] == [
+        {"block_tokens": "16"},
+        {"block_tokens": "32"},
+    ]
+
+
+# -- what is meant ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("simulate --tp 2", "--profile (MODEL@GPU:tpN"),
+        ("simulate --tensor-parallel-size=2", "--profile (MODEL@GPU:tpN"),
+        ("simulate --qps 3", "--rate?"),
+        ("simulate --gpus h100", "--profile (MODEL@GPU)"),
+        ("simulate --batch-size 3", "--max-num-seqs?"),
+        ("simulate --scheduler bros", "--policy?"),
+        ("simulate --output x", "--out?"),
+        ("simulate --sla 1", "--slo?"),
+        ("sweep --repeats 3", "--seeds?"),
+        ("validate --model tiny --seeds 3", "--repeats?"),
+        ("plan --model m -t poisson --slo x --rate-scale 3", "--grow?"),
+        ("simulate --polcy bros", "--policy?"),
+    ],
+)
+def test_an_option_is_guessed_by_its_meaning(words, meant, capsys):
+    code, out, err = said(capsys, *words.split())
+    assert (code, out, err.count("\n")) == (2, "", 1) and f"Did you mean {meant}" in err
+
+
+def test_what_is_meant_is_an_option_of_that_command():
+    assert option_meant("--qps", {"--rate"}) == " Did you mean --rate?"
+    assert option_meant("--qps", {"--out"}) == ""
+    for verb in MANY:
+        known = set(options_of(verb))
+        for word in ("--tp", "--qps", "--gpus", "--batch_size=3", "--foo", "--output"):
+            guess = re.search(r"Did you mean (\S+?)[ ?]", option_meant(word, known))
+            assert guess is None or guess[1] in known
+
+
+@pytest.mark.parametrize("word", ["--foo", "--bar", "--x", "-x"])
+def test_nothing_is_guessed_where_the_dashes_alone_are_alike(word, capsys):
+    code, _, err = said(capsys, "simulate", word)
+    assert code == 2 and "Did you mean" not in err
+
+
+@pytest.mark.parametrize(
+    ("word", "verb"), [("run", "simulate"), ("grid", "sweep"), ("plam", "plan")]
+)
+def test_a_command_is_guessed_too(word, verb, capsys):
+    assert command_meant(word, cli.VERBS) == f" Did you mean {verb}?"
+    code, _, err = said(capsys, word)
+    assert code == 2 and f"Unknown command {word}. Did you mean {verb}?" in err
+
+
+# -- completion ------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """The script for bash, in a file."""
+    done = subprocess.run(
+        [sys.executable, "-m", "twinserve.sim.cli.main", "completion", "bash"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    path = tmp_path_factory.mktemp("completion") / "twinserve.bash"
+    path.write_text(done.stdout)
+    return path
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+@pytest.mark.parametrize(
+    ("words", "there"),
+    [
+        ("twinserve sw", {"sweep"}),
+        ("twinserve trace conv", {"convert"}),
+        ("simulate --max-num", {"--max-num-seqs", "--max-num-batched-tokens"}),
+        ("simulate --kv-cache-dtype f", {"fp8"}),
+        ("twinserve plan --max-model", {"--max-model-len"}),
+    ],
+)
+def test_bash_completes(words, there, script):
+    *before, last = words.split()
+    quoted = " ".join(map(shlex.quote, [*before, last]))
+    lines = (
+        f"source {shlex.quote(str(script))}; COMP_WORDS=({quoted}); COMP_CWORD={len(before)}; "
+        f"_{before[0]}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, timeout=30)
+    assert not done.stderr and {word.strip() for word in done.stdout.splitlines()} == there
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_scripts_for_other_shells_have_every_verb_and_parse(shell, capsys, tmp_path):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["completion", shell])
+    assert not end.value.code
+    text = capsys.readouterr().out
+    assert all(verb in text for verb in cli.VERBS) and "max-num-seqs" in text
+    if shutil.which(shell):
+        file = tmp_path / "script"
+        file.write_text(text)
+        subprocess.run([shell, "-n", str(file)], check=True, timeout=30)
+
+
+# -- terminals and pipes ---------------------------------------------------------------------------
+def in_terminal(words: str, columns: int, **variables: str) -> str:
+    """What a command shows in a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "LINES")}
+    code = (
+        "import sys; from twinserve.sim.cli import main; "
+        "main.simulate_main() if sys.argv[0] == 'simulate' else main.main()"
+    )
+    name, *rest = words.split()
+    start = f"import sys; sys.argv[0] = {name!r}; {code}"
+    with subprocess.Popen(
+        [sys.executable, "-c", start, *rest],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**environment, "TERM": "xterm-256color", **variables},
+    ) as process:
+        os.close(theirs)
+        parts = []
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError as error:  # Linux' way of saying that nobody writes any more
+                if error.errno != errno.EIO:
+                    raise
+                break
+            if not part:
+                break
+            parts.append(part)
+    os.close(ours)
+    assert process.returncode == 0
+    return b"".join(parts).decode()
+
+
+def plain(text: str) -> list[str]:
+    """Lines as they stay on a terminal: no escape codes, and what was overwritten is gone."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r\n", "\n")
+    return [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
+
+
+@pytest.mark.parametrize("columns", mostly_slow([60, 80, 120, 200], 60, 200))
+@pytest.mark.parametrize(
+    "words",
+    mostly_slow(
+        ["simulate --help", "twinserve --help", "twinserve policies", SMALL],
+        "simulate --help",
+        SMALL,
+    ),
+)
+def test_no_line_is_wider_than_the_terminal(words, columns):
+    lines = plain(in_terminal(words, columns))
+    assert len(lines) > 10 and max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("words", ["twinserve --help", SMALL])
+def test_no_color_is_without_colours(words):
+    colours = re.compile(r"\x1b\[[0-9;]*(?:3[0-8]|4[0-8]|9[0-7])(?:;[0-9]+)*m")
+    assert not colours.search(in_terminal(words, 100, NO_COLOR="1"))
+
+
+@pytest.mark.parametrize(
+    "words", [*mostly_slow([f"twinserve {verb} --help" for verb in MANY]), "simulate --help", SMALL]
+)
+def test_a_pipe_gets_no_escape_codes(words):
+    name, *rest = words.split()
+    verb = ["simulate"] if name == "simulate" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "twinserve.sim.cli.main", *verb, *rest],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TERM": "xterm-256color"},
+        cwd=Path(__file__).parent,
+    )
+    assert done.returncode == 0 and done.stdout
+    assert ESCAPE not in done.stdout + done.stderr and "\r" not in done.stdout + done.stderr
+
+
+# -- the page --------------------------------------------------------------------------------------
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "terminal.md"
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    shown = re.findall(r"^\$ (.*)\n(error: .*)$", PAGE.read_text(encoding="utf-8"), re.M)
+    assert len(shown) == 2
+    for command, line in shown:
+        name, *words = command.split()
+        with pytest.raises(SystemExit):
+            (cli.simulate_main if name == "simulate" else cli.main)(words)
+        assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_the_page_has_the_names_of_vllm():
+    text = PAGE.read_text(encoding="utf-8")
+    for ours, theirs in VLLM_NAMES.items():
+        assert f"| `{flag(theirs)}` | `{flag(ours)}` |" in text
