@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -46,8 +45,7 @@ def fill(
 
     The caller begins the step on the ledger and takes its moves; an empty plan has changed nothing.
     """
-    if view.ready_s:
-        order = order[np.array([row not in view.ready_s for row in order.tolist()], bool)]
+    order = landed(order, view)
     filling = _Filling(view.requests, ledger, order, seats, token_budget, chunk, swap)
     filling.newcomers_evict, filling.split = newcomers_evict, split
     holds = view.requests.state[order] == _RUNNING
@@ -252,4 +250,14 @@ class _Filling:
 
 def blocking(moves: list[KvMove]) -> list[KvMove]:
     """The same transfers, as vLLM 0.x executes them: the step starts when they are done."""
-    return [replace(move, hold=Hold.BEFORE_STEP) for move in moves]
+    return [move.held(Hold.BEFORE_STEP) for move in moves]
+
+
+def landed(rows: np.ndarray, view: SystemView) -> np.ndarray:
+    """`rows` (int64[n]) without those in flight over PCIe; a crowd of them is never looked at one
+    by one."""
+    if not view.ready_s:
+        return rows
+    here = np.ones(len(view.requests), bool)
+    here[list(view.ready_s)] = False
+    return rows[here[rows]]
