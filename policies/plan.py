@@ -64,6 +64,22 @@ class KvMove:
     slots: np.ndarray | None = None
     layers: tuple[int, ...] | None = None
 
+    def held(self, hold: Hold) -> KvMove:
+        """The same transfer, waited for as `hold` says. `dataclasses.replace` takes several times
+        as long, and where memory is short there are thousands of transfers."""
+        if self.hold is hold:
+            return self
+        return KvMove(
+            self.row,
+            self.source,
+            self.target,
+            self.tokens,
+            hold,
+            self.blocks,
+            self.slots,
+            self.layers,
+        )
+
 
 _NO_ROWS = np.zeros(0, np.int64)
 

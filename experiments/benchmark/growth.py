@@ -1,12 +1,14 @@
 """How time and memory grow: `python -m twinserve.experiments.benchmark.growth`.
 
 Whole commands, larger and larger along one axis at a time, and the exponent of what they take.
-Where the work itself is in proportion to the axis, an exponent well above 1 is a defect.
-docs/benchmark.md says how to read it.
+Where the work itself is in proportion to the axis, an exponent well above 1 is a defect. A policy
+that preempts each request more often the more there are has more work: its exponent is beside that
+of the time, and so is that of the time over the work. docs/benchmark.md says how to read it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +20,12 @@ import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 
-from twinserve.experiments.benchmark.measure import machine, one_core, run_command
+from twinserve.experiments.benchmark.measure import (
+    machine,
+    one_core,
+    run_printing,
+    simulate_command,
+)
 from twinserve.experiments.benchmark.tables import Table, machine_lines, markdown, show
 from twinserve.experiments.study.output import check_target
 from twinserve.policies.registry import policy_names
@@ -33,6 +40,12 @@ TOGETHER = "1e6"  # requests/s: thousands arrive within a few steps
 # A point counts that takes so many times what a run of nothing takes.
 STARTED = {"cpu_s": 3.0, "peak_rss_bytes": 1.5}
 POINTS = 3  # and an exponent is that of the last so many
+EXPONENTS = {
+    "cpu_s_exponent": "exponent of time",
+    "stays_exponent": "of work",
+    "cpu_s_over_stays_exponent": "of time over work",
+    "peak_rss_bytes_exponent": "of memory",
+}
 
 
 @dataclass(frozen=True)
@@ -87,8 +100,18 @@ def exponent(
 
 
 def command(flags: Sequence[str]) -> dict[str, float]:
-    """What one `simulate` takes from its start to its exit, as plain values."""
-    return asdict(run_command([*flags, "--profile", PROFILE, "--quiet"]))
+    """What one `simulate` takes from its start to its exit, and what it had to do, as plain values.
+
+    steps  of all replicas
+    stays  how often a request got memory: once, and once more after each preemption
+    """
+    figures, printed = run_printing(
+        [*simulate_command(), *flags, "--profile", PROFILE, "--quiet", "--json"]
+    )
+    summary = json.loads(printed)
+    preempted = sum(summary["kv"]["preemptions"].values())
+    stays = sum(each["completed"] for each in summary["classes"].values()) + preempted
+    return {**asdict(figures), "steps": summary["scheduler"]["steps"], "stays": stays}
 
 
 @dataclass(frozen=True)
@@ -148,6 +171,10 @@ def _series(axis: str, policy: str, found: dict[int, dict | None], empty: dict) 
         f"{name}_exponent": exponent(grown, [point[name] for point in points], empty[name], started)
         for name, started in STARTED.items()
     }
+    told = [point for point in points if point["cpu_s"] >= STARTED["cpu_s"] * empty["cpu_s"]]
+    size, stays, seconds = ([each[name] for each in told] for name in ("size", "stays", "cpu_s"))
+    slopes["stays_exponent"] = exponent(size, stays, 0.0, 0.0)
+    slopes["cpu_s_over_stays_exponent"] = exponent(stays, seconds, empty["cpu_s"], 0.0)
     return {"axis": axis, "policy": policy, "points": points, **slopes}
 
 
@@ -156,7 +183,7 @@ def _flags(policy: str, work: Sequence[str]) -> list[str]:
 
 
 def tables(report: dict) -> list[Table]:
-    """One for each axis: CPU time at each size, exponents of CPU time and peak memory."""
+    """One for each axis: CPU time at each size, exponents of CPU time, work and peak memory."""
     found = []
     for axis in dict.fromkeys(series["axis"] for series in report["series"]):
         rows = [series for series in report["series"] if series["axis"] == axis]
@@ -168,8 +195,7 @@ def tables(report: dict) -> list[Table]:
                     "policy",
                     *(f"{size:,}: CPU s" for size in sizes),
                     "peak memory, MB",
-                    "exponent of time",
-                    "of memory",
+                    *EXPONENTS.values(),
                 ),
                 [
                     (
@@ -178,7 +204,7 @@ def tables(report: dict) -> list[Table]:
                         f"{series['points'][-1]['peak_rss_bytes'] * 1e-6:,.0f}",
                         *(
                             "-" if series[name] is None else f"{series[name]:.2f}"
-                            for name in ("cpu_s_exponent", "peak_rss_bytes_exponent")
+                            for name in EXPONENTS
                         ),
                     )
                     for series in rows

@@ -50,13 +50,20 @@ def run_command(arguments: Sequence[str]) -> ProcessFigures:
 
 def run_process(command: Sequence[str], folder: Path | None = None) -> ProcessFigures:
     """Run any command, in `folder`. BenchmarkError if it fails."""
+    return run_printing(command, folder)[0]
+
+
+def run_printing(
+    command: Sequence[str], folder: Path | None = None
+) -> tuple[ProcessFigures, bytes]:
+    """`run_process`, and what the command wrote to its standard output."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
         started = time.perf_counter()
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=printed,
             stderr=said,
             cwd=folder,
             env={**os.environ, **one_thread},
@@ -64,13 +71,18 @@ def run_process(command: Sequence[str], folder: Path | None = None) -> ProcessFi
         _, status, used = os.wait4(child.pid, 0)
         wall = time.perf_counter() - started
         child.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
-        if child.returncode:
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines() or ["no output"]
-            raise BenchmarkError(f"{' '.join(command)}: exit code {child.returncode}: {lines[-1]}")
+        texts = []
+        for file in (printed, said):
+            file.seek(0)
+            texts.append(file.read())
+    if child.returncode:
+        both = b"\n".join(texts).decode(errors="replace").strip()
+        last = both.splitlines()[-1] if both else "no output"
+        raise BenchmarkError(f"{' '.join(command)}: exit code {child.returncode}: {last}")
     # ru_maxrss is in KiB, on macOS in bytes
     unit = 1 if sys.platform == "darwin" else 1024
-    return ProcessFigures(wall, used.ru_utime + used.ru_stime, used.ru_maxrss * unit)
+    cpu = used.ru_utime + used.ru_stime
+    return ProcessFigures(wall, cpu, used.ru_maxrss * unit), texts[0]
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ docs/policies.md says what was settled where the paper is open.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -35,7 +34,7 @@ from twinserve.policies.baselines.mlfq_queues import FeedbackQueues
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.parts.estimators import Batch, BatchEstimator
-from twinserve.policies.parts.fill import fill
+from twinserve.policies.parts.fill import fill, landed
 from twinserve.policies.parts.runs import LONGEST_RUN, further_decodes
 from twinserve.policies.plan import Hold, Preemption, StepPlan
 from twinserve.policies.requests import RequestTable, State
@@ -128,9 +127,7 @@ class MlfqPolicy(Policy[MlfqOptions]):
             self.queues.run(plan.rows, view.now)
             plan.valid_for = further_decodes(plan, view.requests, ledger)
             return plan
-        order = self.queues.order(rows)
-        if view.ready_s:
-            order = order[np.array([row not in view.ready_s for row in order.tolist()], bool)]
+        order = landed(self.queues.order(rows), view)
         plan = fill(
             view,
             ledger,
@@ -145,8 +142,7 @@ class MlfqPolicy(Policy[MlfqOptions]):
         if self._proactive and ledger.host_blocks:
             ahead = self._swap_ahead(paused, order, plan, view, ledger)
         plan.moves = [
-            replace(move, hold=ahead.get(move.row, Hold.BEFORE_STEP))
-            for move in ledger.take_moves()
+            move.held(ahead.get(move.row, Hold.BEFORE_STEP)) for move in ledger.take_moves()
         ]
         self._stands(paused, order, plan, view, ledger)
         return plan

@@ -160,12 +160,16 @@ class VllmPolicy(Policy[VllmOptions]):
         self, plan: StepPlan, requests: RequestTable, ledger: KvLedger, cap: int
     ) -> int:
         """Memory is short: grant in order, and preempt from the end (or the least urgent) until a
-        grant fits."""
+        grant fits. Of a thousand rows few need a new block: only those are looked at singly that
+        find none."""
         budget = self.limits.max_num_batched_tokens
         granted: dict[int, int] = {}
         follows = self._rules.cursor_follows_victims
         index = 0
         while index < len(self.running) and budget > 0:
+            index, budget = self._grant_ahead(index, budget, granted, requests, ledger, cap)
+            if index == len(self.running) or not budget:
+                break
             row = self.running[index]
             computed = int(requests.computed_tokens[row])
             new = min(int(requests.known_tokens(row)) - computed, budget)
@@ -199,6 +203,31 @@ class VllmPolicy(Policy[VllmOptions]):
         plan.rows = np.fromiter(granted.keys(), np.int64, len(granted))
         plan.tokens = np.fromiter(granted.values(), np.int64, len(granted))
         return budget
+
+    def _grant_ahead(
+        self,
+        index: int,
+        budget: int,
+        granted: dict[int, int],
+        requests: RequestTable,
+        ledger: KvLedger,
+        cap: int,
+    ) -> tuple[int, int]:
+        """From `index` on, grant those that free memory and whole parts of the budget reach: the
+        first one that is not granted, and what is left of the budget."""
+        rows = np.array(self.running[index:], np.int64)
+        computed = requests.computed_tokens[rows]
+        wanted = requests.known_tokens(rows) - computed
+        if cap:
+            wanted = np.minimum(wanted, cap)
+        some = wanted.nonzero()[0]
+        affordable = int(wanted[some].cumsum().searchsorted(budget, side="right"))
+        able = some[:affordable]
+        done = ledger.grow_each(rows[able], (computed + wanted)[able])
+        served = able[:done]
+        granted.update(zip(rows[served].tolist(), wanted[served].tolist(), strict=True))
+        stopped = int(some[done]) if done < len(some) else len(rows)
+        return index + stopped, budget - int(wanted[served].sum())
 
     def _victim(self, requests: RequestTable) -> int:
         """Index into `running` of who goes first: the last one, or the least urgent (later arrival

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -46,8 +45,7 @@ def fill(
 
     The caller begins the step on the ledger and takes its moves; an empty plan has changed nothing.
     """
-    if view.ready_s:
-        order = order[np.array([row not in view.ready_s for row in order.tolist()], bool)]
+    order = landed(order, view)
     filling = _Filling(view.requests, ledger, order, seats, token_budget, chunk, swap)
     filling.newcomers_evict, filling.split = newcomers_evict, split
     holds = view.requests.state[order] == _RUNNING
@@ -126,23 +124,21 @@ class _Filling:
         self._go_on_in_want(start, end)
 
     def _go_on_in_want(self, start: int, end: int) -> None:
-        """Memory is short: row by row, but those together that stay within what they have."""
+        """Memory is short: as many together as free memory reaches, and whoever finds none by
+        itself."""
         rows = self.order[start:end]
         computed = self.requests.computed_tokens[rows]
         new = np.minimum(self.requests.known_tokens(rows) - computed, self.chunk)
-        lacking = self.ledger.slack_tokens(rows) < new
         at = 0
         while at < len(rows) and not self.full:
             if self._kept < len(self._holding) and start + at >= self._holding[self._kept]:
                 return  # it was evicted, and so were those behind it
-            some = self._within_their_own(start, at, new, lacking)
-            if some and self.ledger.grow_all(
-                rows[at : at + some], computed[at : at + some] + new[at : at + some]
-            ):
-                self._grant(rows[at : at + some], new[at : at + some])
-                at += some
+            some = slice(at, at + self._affordable(start, at, new))
+            grown = self.ledger.grow_each(rows[some], computed[some] + new[some])
+            if grown:
+                self._grant(rows[at : at + grown], new[at : at + grown])
+                at += grown
                 continue
-            lacking[at : at + some] = True
             row, part = int(rows[at]), self._part(int(new[at]))
             if self._exceeds(part):
                 return
@@ -151,16 +147,12 @@ class _Filling:
                 self._grant(np.array([row]), np.array([part]))
             at += 1
 
-    def _within_their_own(self, start: int, at: int, new: np.ndarray, lacking: np.ndarray) -> int:
-        """How many rows from `at` on are not `lacking`, have not been evicted, and find seats and
-        tokens."""
-        end = len(new)
+    def _affordable(self, start: int, at: int, new: np.ndarray) -> int:
+        """How many rows from `at` on find seats and tokens, and have not been evicted."""
+        end = min(len(new), at + self.seats)
         if self._kept < len(self._holding):
             end = min(end, int(self._holding[self._kept]) - start)
-        behind = lacking[at:end]
-        run = int(behind.argmax()) if behind.any() else len(behind)
-        used = new[at : at + min(run, self.seats)].cumsum()
-        return int(used.searchsorted(self.budget, side="right"))
+        return int(new[at:end].cumsum().searchsorted(self.budget, side="right"))
 
     # -- rows without memory, or with it on the host ---------------------------------------------
     def bring_in(self, start: int, end: int) -> None:
@@ -258,4 +250,14 @@ class _Filling:
 
 def blocking(moves: list[KvMove]) -> list[KvMove]:
     """The same transfers, as vLLM 0.x executes them: the step starts when they are done."""
-    return [replace(move, hold=Hold.BEFORE_STEP) for move in moves]
+    return [move.held(Hold.BEFORE_STEP) for move in moves]
+
+
+def landed(rows: np.ndarray, view: SystemView) -> np.ndarray:
+    """`rows` (int64[n]) without those in flight over PCIe; a crowd of them is never looked at one
+    by one."""
+    if not view.ready_s:
+        return rows
+    here = np.ones(len(view.requests), bool)
+    here[list(view.ready_s)] = False
+    return rows[here[rows]]

@@ -135,6 +135,21 @@ def test_an_exponent_is_that_of_the_work_alone(power):
     assert growth.exponent(sizes[:2], values[:2], 0.5, 3.0) is None  # start-up is most of it
 
 
+def test_work_that_grows_faster_is_told_from_time_that_does():
+    """Stays grow with the square of the size, time in proportion to them."""
+    empty = {"cpu_s": 1.0, "peak_rss_bytes": 1e6}
+    found = {
+        size: {"cpu_s": 1.0 + 1e-3 * size**2, "stays": size**2, "peak_rss_bytes": 1e6 * size}
+        for size in (10, 100, 1_000, 10_000)
+    }
+    series = growth._series("together", "vllm", found, empty)
+    assert series["cpu_s_exponent"] == pytest.approx(2.0)
+    assert series["stays_exponent"] == pytest.approx(2.0)
+    assert series["cpu_s_over_stays_exponent"] == pytest.approx(1.0)
+    (table,) = growth.tables({"series": [series]})
+    assert table.rows[0][-4:-1] == ("2.00", "2.00", "1.00")
+
+
 @pytest.mark.slow
 def test_growth_is_measured_along_every_axis(tmp_path, capsys):
     out = tmp_path / "growth.json"
@@ -145,6 +160,12 @@ def test_growth_is_measured_along_every_axis(tmp_path, capsys):
     for series in report["series"]:
         assert [point["size"] for point in series["points"]] == list(growth.QUICK["requests"])
         assert all(point["cpu_s"] > 0 < point["peak_rss_bytes"] for point in series["points"])
+        assert all(point["steps"] > 0 for point in series["points"])
+    stays = {each["axis"]: [p["stays"] for p in each["points"]] for each in report["series"]}
+    quick = list(growth.QUICK["requests"])  # nobody is preempted
+    assert stays["requests"] == stays["together"] == quick
+    assert stays["replicas"] == [10 * size for size in quick]
+    assert all(n >= 40 + size for n, size in zip(stays["pool"], quick, strict=True))
     said = capsys.readouterr().out
     assert said.count("| vllm |") == len(growth.AXES) and "exponent of time" in said
 

@@ -2,6 +2,7 @@
 at everybody, one by one."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.sim.harness import hybrid, same_rows, simulate
+from tests.sim.test_async import asynchronous
+from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.kv.bidirectional.state import SlotState
 from twinserve.policies.layerkv.lengths import LengthRange, LengthRanges
 from twinserve.policies.parts.fill import _Filling
@@ -22,14 +25,35 @@ FILLING = ["conserve", "mlfq", "round-robin"]
 def test_rows_that_go_on_together_go_on_as_one_by_one(policy, seed, monkeypatch):
     crowd = hybrid(seed, n=40, sessions=2, applications=1, pool=3)
     asked = []
-    usual = _Filling._within_their_own
-    monkeypatch.setattr(
-        _Filling, "_within_their_own", lambda *a: asked.append(usual(*a)) or asked[-1]
-    )
+    usual = _Filling._affordable
+    monkeypatch.setattr(_Filling, "_affordable", lambda *a: asked.append(usual(*a)) or asked[-1])
     together = simulate(crowd, policy, blocks=96, host_blocks=64)
     assert max(asked) > 1  # memory was short, and some did go together
-    monkeypatch.setattr(_Filling, "_within_their_own", lambda *a: 0)
+    monkeypatch.setattr(_Filling, "_affordable", lambda *a: 0)
     same_rows(together.rows, simulate(crowd, policy, blocks=96, host_blocks=64).rows)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "vllm:scheduling=priority"])
+@pytest.mark.parametrize("planned_ahead", [False, True])
+def test_running_rows_are_granted_together_as_one_by_one(policy, planned_ahead, monkeypatch):
+    def run():
+        crowd = hybrid(3, n=40, sessions=2, applications=1, pool=3)
+        with asynchronous() if planned_ahead else nullcontext():
+            return simulate(crowd, policy, blocks=96, host_blocks=64)
+
+    ahead = []
+    usual = VllmPolicy._grant_ahead
+
+    def counted(self, index, *rest):
+        found = usual(self, index, *rest)
+        ahead.append(found[0] - index)
+        return found
+
+    monkeypatch.setattr(VllmPolicy, "_grant_ahead", counted)
+    together = run()
+    assert max(ahead) > 1  # memory was short, and some were granted together
+    monkeypatch.setattr(VllmPolicy, "_grant_ahead", lambda self, index, left, *a: (index, left))
+    same_rows(together.rows, run().rows)
 
 
 def test_room_on_the_host_is_asked_of_those_that_can_give_some(monkeypatch):

@@ -111,6 +111,16 @@ class World:
         if fits:
             self.granted.update(wanted)
 
+    def grow_each(self) -> None:
+        """One after another, up to the first one that finds no room."""
+        rows = [row for row in self.holding() if self.pick((True, True, False))]
+        wanted = {r: self.pick(range(self.granted[r], self.known(r) + 1)) for r in rows}
+        refused = (i for i, pair in enumerate(wanted.items()) if not self.reference.grow(*pair))
+        done = next(refused, len(rows))
+        values = np.array(list(wanted.values()), np.int64)
+        assert self.ledger.grow_each(np.array(rows, np.int64), values) == done
+        self.granted.update(list(wanted.items())[:done])
+
     def step(self) -> None:
         """What was granted is computed; who caught up gets a token."""
         for row in self.holding():
@@ -176,7 +186,7 @@ class World:
 
     def change(self) -> None:
         """One change of memory that is possible now."""
-        possible = [self.grow_all]
+        possible = [self.grow_all, self.grow_each]
         possible += [self.admit] * 2 if self.waiting() else []
         possible += [self.grow, self.drop] if self.holding() else []
         possible += [self.swap_in] * 2 if self.reference.swapped else []

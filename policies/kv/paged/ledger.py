@@ -202,6 +202,20 @@ class PagedLedger(UndoLedger):
         self._publish(row, tokens // self.block_tokens)
         return True
 
+    def grow_each(self, rows: np.ndarray, tokens: np.ndarray) -> int:
+        # Nobody gets a block that another one of them has just filled, so that all may take theirs
+        # before the first is published.
+        fresh = np.maximum(self._lacking_blocks(rows, tokens), 0)
+        done = int(fresh.cumsum().searchsorted(self.pool.free, side="right"))
+        if done and not self.grow_all(rows[:done], tokens[:done]):
+            raise LedgerError(f"{done} rows do not fit into {self.pool.free} free blocks")
+        return done
+
+    def _lacking_blocks(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """int64[n]: blocks that each row needs beyond its own up to `tokens`; below 0: it has
+        more."""
+        return -(-self._room(tokens) // self.block_tokens) - self._held[rows]
+
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
         if not self._take_all(rows, tokens):
             return False
@@ -211,7 +225,7 @@ class PagedLedger(UndoLedger):
 
     def _take_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
         """Blocks up to `tokens` of each row; False and nothing changed where there are too few."""
-        fresh = -(-self._room(tokens) // self.block_tokens) - self._held[rows]
+        fresh = self._lacking_blocks(rows, tokens)
         growing = fresh > 0
         if np.count_nonzero(growing):
             counts = fresh[growing]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.policies.kv.base import LedgerError
+from twinserve.policies.kv.base import KvLedger, LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.kv.task_aware.eviction import CountedPool
 from twinserve.policies.requests import RequestClass
@@ -50,6 +50,11 @@ class CountedLedger(PagedLedger):
         return int((self.pool.refs[self.blocks_of(victim)] == 1).sum())
 
     # -- changes -----------------------------------------------------------------------------------
+    def grow_each(self, rows: np.ndarray, tokens: np.ndarray) -> int:
+        """One by one: a text that a row has just filled is not lost with another copy that the next
+        row's block held."""
+        return KvLedger.grow_each(self, rows, tokens)
+
     def begin_step(self) -> None:
         super().begin_step()
         table = self.table
