@@ -197,6 +197,7 @@ def plain_commands() -> list:
     return [pytest.param(*pair, id=pair[0][:60]) for pair in commands() if not LIVE.search(pair[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "shown"), plain_commands())
 def test_command(command, shown, installed, folder):
     if command.startswith("pip "):
@@ -223,6 +224,7 @@ def test_a_config_of_a_run_gives_the_same_run(installed, tmp_path):
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_finds_it(site, tmp_path):
     """Nothing but the path is told to it."""
     command = [

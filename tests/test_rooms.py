@@ -109,6 +109,7 @@ def test_a_room_knows_only_the_rooms_below_it(room):
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_imports_are_absolute():
     relative = [
         str(path.relative_to(ROOT))
@@ -119,6 +120,7 @@ def test_imports_are_absolute():
     assert relative == []
 
 
+@pytest.mark.slow
 def test_no_module_needs_itself():
     """A circle of imports works or fails with the order in which modules are first asked for."""
     done: set[str] = set()
@@ -135,6 +137,7 @@ def test_no_module_needs_itself():
         visit(module, ())
 
 
+@pytest.mark.slow
 def test_only_the_live_engine_and_what_drives_it_need_vllm():
     """Everything else works where there is neither vLLM nor torch."""
     allowed = {"backends.live", "experiments", "sim.cli"}

@@ -96,6 +96,7 @@ def test_tables_show_all_figures(report):
     assert all(cell in shown for table in tables(report) for row in table.rows for cell in row)
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_is_an_error():
     with pytest.raises(bench_measure.BenchmarkError, match="exit code 2: error: .*no-such"):
         bench_measure.run_command(["--policy", "no-such"])

@@ -199,6 +199,7 @@ def test_no_effect_is_none_of_a_change_one_of_a_ratio_and_unknown_of_an_amount()
     ]
 
 
+@pytest.mark.slow
 def test_the_same_point_gives_the_same_rows():
     arguments = {
         "policies": ["justitia:predictor=perfect", "vtc"],

@@ -93,6 +93,7 @@ def test_the_page_has_every_policy_ledger_and_backend():
         assert all(list(cells) == columns for cells in shown()[table].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_slow(["bros", "vllm"], "vllm"))
 def test_rows_are_what_is_found(policy):
     for table, found in zip(TABLES, (ledger_matrix, prefix_matrix, backend_matrix), strict=True):

@@ -132,6 +132,7 @@ def test_no_step_computes_prompt_tokens_faster():
         assert model.step_seconds(step) >= tokens * least
 
 
+@pytest.mark.slow
 def test_no_run_keeps_more_first_tokens_than_are_possible():
     rows = pd.DataFrame(first_tokens_of_runs(0, 1.0, 40.0, 4, "ttft=0.05,tpot=0.05"))
     assert (rows.requests > 20).all() and rows.bound.nunique() == 1
@@ -139,6 +140,7 @@ def test_no_run_keeps_more_first_tokens_than_are_possible():
 
 
 # -- memory that binds -----------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", ["paged", "bidirectional"])
 def test_iterations_in_which_memory_binds(kv):
     arguments = dict(seed=0, seconds=1.0, rate=2.0, pool=3, slo="ttft=0.4,tpot=0.2", kv=kv)

@@ -185,6 +185,7 @@ def test_applications_are_compared_with_the_step_before_and_with_the_first():
 
 
 # -- runs ------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_tighter_objective_is_judged_and_is_what_policies_plan_with():
     """Attainment of TPOT falls for who plans nothing; who plans with it decodes faster."""
     window = {"load": 1.0, "begin_s": 0.0, "seconds": 20.0, "seed": 0, "pool": 16}

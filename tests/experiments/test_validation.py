@@ -221,6 +221,7 @@ AIMS = {"TTFT": 0.05, "TPOT": 0.015, "E2E": 0.015}
 MISSED = {(0, "TPOT"): 0.025, (0, "E2E"): 0.028, (1, "E2E"): 0.022}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", mostly_slow(range(len(CASES)), 0))
 def test_measured_runs(index, tmp_path):
     report = validation.validate_run(_truth(), CASES[index])

@@ -22,6 +22,7 @@ def test_the_file_has_each_policy():
     assert sorted(KEPT["runs"]) == sorted(POLICIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_crowd_is_served_as_ever(policy):
     assert digests(crowded(policy), KEPT["columns"]) == KEPT["runs"][policy]["crowd-0"]

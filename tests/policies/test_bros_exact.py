@@ -302,6 +302,7 @@ def test_what_it_refuses():
     assert desk.order(0.0) == "x"  # every batch is tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", mostly_slow([False, True], False))
 def test_a_crowd_in_too_little_memory_ends(asynchronous):
     """Here all that is left lacks memory some time, and nobody is real-time."""

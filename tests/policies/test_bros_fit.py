@@ -319,6 +319,7 @@ def test_prefixes_in_the_cache_are_not_computed_again():
     assert rows.hit_tokens.tolist() == [0, 196]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ledger", mostly_slow(ledger_names(), "paged"))
 def test_rules_are_kept_on_every_ledger(ledger):
     """Audited, asynchronous too, with clients that leave; runs of steps as single ones give
@@ -333,6 +334,7 @@ def test_rules_are_kept_with_other_parts(options):
         assert check_policy(f"bros:chunk=fit,{options}", kv=[ledger], seeds=[1]) > 300
 
 
+@pytest.mark.slow
 def test_who_can_be_kept_is_found_behind_any_number_that_are_late():
     """A burst of 1,200 prompts takes 48 s. Small ones that come one by one in this time can be
     kept, and are."""

@@ -20,6 +20,7 @@ from twinserve.policies.parts.fill import _Filling
 FILLING = ["conserve", "mlfq", "round-robin"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", FILLING)
 @pytest.mark.parametrize("seed", [3, 4])
 def test_rows_that_go_on_together_go_on_as_one_by_one(policy, seed, monkeypatch):
@@ -56,6 +57,7 @@ def test_running_rows_are_granted_together_as_one_by_one(policy, planned_ahead, 
     same_rows(together.rows, run().rows)
 
 
+@pytest.mark.slow
 def test_room_on_the_host_is_asked_of_those_that_can_give_some(monkeypatch):
     """Requests without a block on the device, thousands in a crowd, need all their copies."""
     found = []

@@ -44,6 +44,7 @@ def ledgers():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "kind"), mostly_slow(CASES, *CASES[::4]))
 @examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())

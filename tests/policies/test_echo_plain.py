@@ -74,6 +74,7 @@ SETTINGS = {"limits": LIMITS, "model": MODELS[0], "blocks": 90, "caching": True}
 POOL = workload_of([(0, 8, 60, 0, 0), *[(0, 150 + 9 * i, 4, 1, 1 + i % 3) for i in range(9)]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, *POLICIES[:3]))
 @examples(60, suppress_health_check=list(HealthCheck))
 @example(case=(POOL, SETTINGS, False))

@@ -213,6 +213,7 @@ def mice(n):
     return [0.0, *map(float, range(1, n + 1))], [ELEPHANT, *[app([[(1, 1)]])] * n], 1
 
 
+@pytest.mark.slow
 def test_shortest_first_breaks_the_bound_and_the_elephant_starves():
     """With more mice the elephant's end moves on under SRJF, and does not under Justitia (Fig.
     11)."""

@@ -398,6 +398,7 @@ def llama_on_l20(policy: str, context: int, seed: int, n: int = 100) -> tuple[fl
     return ttft(requests), requests.output_tokens.sum() / requests.last_token_s.max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "context, seed, factor",
     mostly_slow([(2048, 0, 5.0), (2048, 1, 5.0), (4096, 0, 3.0)], (2048, 0, 5.0)),

@@ -52,6 +52,7 @@ def test_the_page_allows_every_pair_and_prefixes_where_both_know_them():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "ledger"), mostly_slow(SAMPLE, SAMPLE[3]))
 def test_rules_are_kept_on_some_ledger(policy, ledger):
     assert check_policy(policy, kv=[ledger], seeds=[0]) > 300

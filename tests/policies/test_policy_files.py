@@ -193,6 +193,7 @@ def test_worker_processes_find_it_by_its_text(file, tmp_path):
     assert rows["completed"].tolist() == [12, 12]
 
 
+@pytest.mark.slow
 def test_its_rules_are_checked_like_those_of_others(file):
     assert check_policy("mine.py:Mine", kv=["paged"], seeds=[0]) > 100
 

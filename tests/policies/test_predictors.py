@@ -118,6 +118,7 @@ def test_without_scikit_learn_there_is_one_line_that_says_so(monkeypatch):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["justitia", "srjf"])
 def test_a_core_install_predicts_by_class_means_and_says_so_once(policy, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)  # as where it is not installed

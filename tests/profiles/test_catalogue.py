@@ -196,6 +196,7 @@ def test_each_verb_prints_a_table_and_json(verb, row, capsys):
     assert all(one["source" if "source" in one else "hub"] and one["accuracy"] for one in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["h100", "rtxpro6000"])
 def test_fp8_weights_have_tables_where_the_gpu_multiplies_in_fp8(gpu):
     """Neither faster than the data sheet nor slower than 16 bits, and with the attention of a KV

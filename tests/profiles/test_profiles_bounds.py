@@ -86,6 +86,7 @@ def test_kv_heads_divide_into_groups_that_tables_hold(kv_heads, groups):
     assert kv_heads % groups == 0 and kv_heads // groups <= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["a100-80g", "h100", "l40s"])
 def test_tables_of_few_kv_heads_agree_where_pairs_are_as_many(gpu):
     """What the rule rests on: 16 requests on 2 KV heads, 8 on 4 and 4 on 8 read alike."""
@@ -134,6 +135,7 @@ def test_no_host_explains_how_steps_of_the_a100_rise_with_requests():
     assert found["l40s"] == pytest.approx([0.85, -0.018], rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "gpu"), [("llama-2-13b", "rtxpro6000"), ("llama-13b", "l40s")])
 def test_models_without_a_file_read_kv_from_memory_too(model, gpu):
     """40 KV heads: entries between the measured sizes."""

@@ -276,6 +276,7 @@ def test_a_form_that_does_not_exist_is_one_line():
         step_estimate("oracle", profile, profile.model())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["echo", "echo-total", "echo-sum", "layerkv", "roofline"])
 def test_a_policy_decides_with_any_of_them(estimator):
     given = {

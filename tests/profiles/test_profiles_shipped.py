@@ -209,6 +209,7 @@ def test_files_are_what_aiconfigurator_gives(key):
     assert _shipped(key) == shipped_operators(*key)
 
 
+@pytest.mark.slow
 def test_the_quoted_error_on_rtx_pro_6000_is_that_of_the_run():
     pytest.importorskip("aiconfigurator_core")
     truth = next(

@@ -20,6 +20,7 @@ RULES = ("none", "llm-d:threshold=60", "dynamo:tokens=90,share=1", "dynamo:busy=
 LEDGERS = [name for name in ledger_names() if ledger_class(name).hands_over and name != "paged"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_troubled_fleet_of_mooncakes_conductor(asynchronous):
     connector = hand_over(lease_s=0.2, recompute=True, router="conductor")
@@ -28,6 +29,7 @@ def test_a_troubled_fleet_of_mooncakes_conductor(asynchronous):
     assert (rows.placements["role"] == "decode").any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_troubled_fleet(asynchronous, recompute):
@@ -86,6 +88,7 @@ def test_everything_that_can_happen_does():
     assert len(seen) == 7 and min(seen.values()) > 0, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ledger", ["paged", *LEDGERS])
 @pytest.mark.parametrize("policy", mostly_slow(policy_names(), "sarathi"))
 def test_prompts_computed_by_any_policy_on_any_ledger_that_hands_over(policy, ledger):

@@ -126,6 +126,7 @@ def test_a_label_is_no_markup():
     assert "<script>" not in named._repr_html_()
 
 
+@pytest.mark.slow
 def test_plots_show_themselves(runs, tmp_path):
     plot = runs.plot.cdf("tpot")
     assert plot._repr_png_().startswith(b"\x89PNG")
@@ -160,6 +161,7 @@ def test_saved_runs_are_read_again(runs, tmp_path):
     assert repeated.requests.ttft_s.equals(runs["vllm"].requests.ttft_s)
 
 
+@pytest.mark.slow
 def test_a_class_is_a_policy_beside_others(tmp_path):
     mine = ts.simulate([LastComeFirstServed, "vllm"], **SMALL)
     assert list(mine) == ["last-come", "vllm"]
@@ -208,6 +210,7 @@ def test_settings_are_those_of_the_command():
     assert own.items() <= hints.items()
 
 
+@pytest.mark.slow
 def test_a_sweep_is_that_of_the_command(tmp_path, capsys):
     grid = {"policy": ["vllm", "bros"], "rate": [10, 30]}
     rest = {name: value for name, value in SMALL.items() if name != "rate"}
@@ -290,6 +293,7 @@ def asked(tmp_path_factory) -> tuple:
     return trace, "ttft p90 < 120 ms, tpot p90 < 20 ms", folder / "prices.csv"
 
 
+@pytest.mark.slow
 def test_a_plan_is_that_of_the_command(asked, capsys):
     trace, slo, prices = asked
     call = {"gpus": ["a100-40g", "l40s"], "tp": [1], "most_gpus": 6}
@@ -352,6 +356,7 @@ def test_a_bad_question_is_one_line(asked, wrong, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_that_of_the_command(tmp_path, capsys):
     slower = run_of(decode=1.5)
     (tmp_path / "bench.json").write_text(bench(slower))

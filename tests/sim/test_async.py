@@ -232,6 +232,7 @@ def test_step_by_step_and_with_nothing_in_flight_the_ledger_is_the_plain_one():
 
 
 # -- whole runs ------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_slow(harness.POLICIES, "bros", *SOME_POLICIES))
 def test_runs_add_up(policy):
     """Tight memory, every plan and outcome audited: requests end complete, tokens and memory are

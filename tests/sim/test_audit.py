@@ -140,11 +140,13 @@ class Moody(Orderly):
         return super().plan(view, ledger)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", mostly_slow([None, ["paged"]], ["paged"]))
 def test_a_policy_that_keeps_the_rules_passes(kv):
     assert check_policy(Orderly, kv=kv, seeds=[0]) > 300 * (1 if kv else 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [

@@ -49,6 +49,7 @@ def seats(numbers, **settings) -> list[SimulationConfig]:
 
 
 # -- step 1 ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_ten_requests_at_once_need_as_many_seats_as_shall_be_in_time():
     """A seat is free again after 100 tokens of some ten milliseconds: too late for a first token
     within 0.25 s."""
@@ -166,6 +167,7 @@ def test_no_window_holds_more_than_the_peak(rows, seconds):
     assert end == start + seconds and tokens(start) == max(tokens(s) for s in range(-seconds, 101))
 
 
+@pytest.mark.slow
 def test_only_the_peak_is_simulated():
     """A lone request before dawn and ten at noon."""
     noon = at_once(10)
@@ -185,6 +187,7 @@ def online():
     return set_slo(w, 1.0, 0.05)
 
 
+@pytest.mark.slow
 def test_what_ended_beside_the_online_load_is_counted(online):
     config = SimulationConfig(**A100)
     found = offline_throughput(

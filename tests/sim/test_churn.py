@@ -66,6 +66,7 @@ def settings(profile: str, policy: str, **more) -> SimulationConfig:
     return SimulationConfig(policy=(policy,), **common | tight | more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [
@@ -128,6 +129,7 @@ def test_a_request_alone_by_hand(profile, tmp_path):
     assert [float(seconds[0]) for _, _, seconds in works] == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_what_changes_is_what_the_plans_say(profile):
     """Whoever joins or is swapped is counted once, and a batch is the same only if nobody came,
     went, or had a prompt."""

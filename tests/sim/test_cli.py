@@ -435,6 +435,7 @@ def test_nothing_loads_before_ctrl_c_has_an_answer():
     assert said.stdout.split() == ["__future__", *ours]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["SIGINT", "SIGTERM"], "SIGTERM"))
 def test_a_killed_run_leaves_nothing(tmp_path, name):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -73,6 +73,7 @@ def test_sessions_within_a_limit_are_all_accounted_for(timeout):
         assert (rows.requests["outcome"] == "timed_out").any()
 
 
+@pytest.mark.slow
 def test_a_loop_of_clients_that_all_leave_at_once_ends():
     config = SimulationConfig(
         trace="closed:concurrency=2,requests=3000,input=64,output=4",

@@ -79,6 +79,7 @@ def test_classes_stand_beside_each_other(base):
     assert {r.service_class for r in compare.table([side], [side])} == {"all", "rt", "be"}
 
 
+@pytest.mark.slow
 def test_a_term_is_named_only_where_its_run_came_closer(base, measured):
     found = list(rerun(base, [measured(run_of(decode=1.2))], server=False))
     best = min(found, key=lambda one: one.error)
@@ -107,6 +108,7 @@ def status(*words) -> int:
     return e.value.code or 0
 
 
+@pytest.mark.slow
 def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     out = on_disk / "out"
     words = ("compare", on_disk / "run", on_disk / "bench.json", "--out", out)

@@ -81,6 +81,7 @@ def memory_of(plan: StepPlan) -> LoggedPlan | None:
     return LoggedPlan(dict(plan.admitted), tuple(plan.preempted), tuple(plan.swapped_in))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_read_back_is_what_was_decided(policy, tmp_path):
     given = inputs(exact=True)
@@ -127,6 +128,7 @@ def test_requests_are_read_back_with_what_their_prompts_share(tmp_path):
     assert log.longest == max(int(v.prompt_tokens + v.output_tokens) for v in table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     mostly_slow(POLICIES, "vllm", "bros:swap=false,kv=paged", "vllm-v0:preemption_mode=swap"),
@@ -209,6 +211,7 @@ def test_what_a_plan_without_a_step_took_away_is_kept(tmp_path):
     assert simulation.engines[0].core.requests.recomputes.tolist() == [1, 0]
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(tmp_path):
     given, spec = inputs(), parse_policy("bros")
     one, two = (run_policy(given, spec, decisions=True) for _ in range(2))

@@ -176,6 +176,7 @@ def test_what_one_replica_causes_at_a_boundary_of_another_is_in_the_decision_the
     assert batches.first_scheduled_s.tolist() == batches.arrival_s.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm", "bros"])
 def test_replicas_whose_steps_end_together_agree_on_both_paths(policy):
     """Closed loops send work from one replica's end to the others in the middle of their runs, at

@@ -194,6 +194,7 @@ def test_columns_of_several_runs_stay_with_their_run(written):
         assert words[at : at + 3] == [name, "low", "high"]
 
 
+@pytest.mark.slow
 def test_the_report_shows_them(written, capsys):
     ended(main, ["report", str(written), "--out", str(written / "page.html")])
     page = (written / "page.html").read_text()
@@ -205,6 +206,7 @@ def test_an_error_that_is_not_known_is_said_to_be_assumed(capsys):
     assert "not known, taken as 51%" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_verdict_that_the_bars_turn_is_seen():
     """The bound lies between the ends of the range of TTFT."""
     config = SimulationConfig(
@@ -223,6 +225,7 @@ def test_a_verdict_that_the_bars_turn_is_seen():
     assert turned[-2:] == ["missed", "kept"]
 
 
+@pytest.mark.slow
 def test_step_times_that_cannot_be_off_are_refused_before_the_run():
     told: list = []
     run = {"trace": "fixed:9,500", "requests": 9, "rate": 1.0, "progress": told.append}

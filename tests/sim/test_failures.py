@@ -117,6 +117,7 @@ def counted(run: Failing, rows: RunRows) -> None:
 OF_POLICIES = [(policy, action) for policy in policy_names() for action in ACTIONS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "action"),
     mostly_slow(OF_POLICIES, ("vllm", "retry"), ("justitia", "migrate"), ("mlfq", "error")),
@@ -128,12 +129,14 @@ def test_a_failing_fleet_of_any_policy(policy, action):
 OF_ROUTERS = [(name, action) for name in router_names() for action in ACTIONS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "action"), mostly_slow(OF_ROUTERS, ("llm-d", "retry")))
 def test_a_failing_fleet_of_any_router(name, action):
     more = {"router": name, "prefix_caching": True, "async_scheduling": True}
     failing("vllm", 7, on_failure=action, **more)
 
 
+@pytest.mark.slow
 @examples(20)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 20))
 def test_random_schedules_of_failures(seed, count):
@@ -154,6 +157,7 @@ def test_every_kind_of_failure_happens_to_those_that_wait_run_and_are_sent():
     assert {"completed", "failed", "timed_out"} <= outcomes.keys() and hit > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_slow(SOME_POLICIES, "vllm"))
 def test_a_schedule_in_which_nothing_comes_to_pass_changes_nothing(policy):
     without = Failing(inputs_of(policy, 7, None))

@@ -30,6 +30,7 @@ def schedule(seed: int) -> Schedule:
     return Schedule(tuple(faults), start_up_s=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "action"), mostly_slow(CASES, (0, "retry")))
 def test_a_failing_fleet_with_prefill_apart(seed, action):
     connector = hand_over("llm-d:threshold=40" if seed % 2 else "none", 0.2, bool(seed % 2))

@@ -17,12 +17,14 @@ from twinserve.policies.registry import ledger_names, parse_policy, policy_names
 SPECS = [*policy_names(), "vllm:scheduling=priority", "bros:chunk=64", "echo:benefit=offline"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migrates", [False, True])
 @pytest.mark.parametrize("policy", mostly_slow(SPECS, "bros", *SOME_POLICIES))
 def test_a_troubled_fleet_of_any_policy(policy, migrates):
     troubled(parse_policy(policy), 3, migrates=migrates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migrates", [False, True])
 @pytest.mark.parametrize(
     "policy", mostly_slow([p for p in SPECS if parse_policy(p).policy.asynchronous], *SOME_POLICIES)
@@ -44,6 +46,7 @@ def test_a_troubled_fleet_on_any_ledger(policy, ledger):
     assert happened.keys() == {"leave", "add", "drain", "grace", "fail"}
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), troubles=st.integers(0, 40), migrates=st.booleans())
 def test_random_troubles_of_a_fleet(seed, troubles, migrates):
     names = [*policy_names()]

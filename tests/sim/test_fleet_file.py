@@ -275,6 +275,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "said"), WRONG.items(), ids=lambda text: text[:30])
 def test_what_is_wrong_is_one_line_with_file_and_field(text, said, tmp_path, capsys):
     path = tmp_path / "fleet.yaml"

@@ -354,6 +354,7 @@ def test_what_waits_when_no_replica_is_left_has_failed_since_then():
     assert {r.ended_s for r in failed if r.arrival_s < 0.1} == {0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migrates", [False, True])
 @pytest.mark.parametrize("policy", mostly_slow(policy_names(), "echo", "bros"))
 def test_a_troubled_fleet_with_a_pool_of_its_own(policy, migrates):
@@ -366,6 +367,7 @@ def test_a_pool_beside_one_order_of_applications(migrates):
     troubled(spec, 4, 20, migrates, router=Spread, offline_window=2)
 
 
+@pytest.mark.slow
 @examples(20)
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 20), ahead=st.booleans())
 def test_random_troubles_of_a_fleet_with_a_pool(seed, window, ahead):

@@ -77,6 +77,7 @@ def shared(one: Engine, other: Engine) -> list[str]:
     return sorted(mine[key][0] for key in mine.keys() & theirs.keys())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", policy_names())
 def test_two_engines_share_nothing_that_can_change(policy):
     simulation = two_engines(policy)

@@ -202,6 +202,7 @@ def test_both_times_to_first_token_are_reported_and_objectives_are_the_clients()
     assert rt[1]["queueing_proportion"] <= rt[0]["queueing_proportion"]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_front_end_is_written_read_and_repeated(tmp_path, capsys):
     words = "-t fixed:300,10 --rate 4 --requests 40 --quiet".split()
     assert run_command(simulate_main, [*words, "--out", str(tmp_path / "none")]) is None

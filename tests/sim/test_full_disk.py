@@ -25,6 +25,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", mostly_slow([0, 60_000], 60_000))
 def test_a_report_is_written_whole_or_not_at_all(capsys, tmp_path, run, size):
     capsys.readouterr()

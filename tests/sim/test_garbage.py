@@ -18,6 +18,7 @@ from twinserve.sim.twin.live import LiveRun, WallClock
 from twinserve.traces.workload import Workload
 
 
+@pytest.mark.slow
 def test_it_is_left_as_it_was():
     before = gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
     with pytest.raises(ZeroDivisionError), collected_seldom():
@@ -29,6 +30,7 @@ def test_it_is_left_as_it_was():
     assert (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()) == before
 
 
+@pytest.mark.slow
 def test_what_is_there_already_is_not_looked_at():
     generations = []
 

@@ -54,6 +54,7 @@ def listed(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 # -- requests --------------------------------------------------------------------------------------
+@pytest.mark.slow
 @everybody
 def test_every_request_comes_once_and_ends_complete(policy):
     requests, given = audited(policy).requests, workload()
@@ -121,6 +122,7 @@ def test_a_step_keeps_to_the_token_budget(policy):
     assert max(len(d.grants) for d in sim.audits[0].decisions) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     mostly_slow(["bros", "bros:kv=paged", "bros:chunk=64", "preemptive-wait"], "preemptive-wait"),
@@ -297,6 +299,7 @@ def cut(w: Workload, at: float, order: np.random.Generator) -> Workload:
     return Workload(**changed)
 
 
+@pytest.mark.slow
 @everybody
 @pytest.mark.parametrize("fast", mostly_slow([True, False], False))
 def test_the_future_of_the_trace_changes_nothing_before_it(policy, fast):
@@ -314,6 +317,7 @@ def test_the_future_of_the_trace_changes_nothing_before_it(policy, fast):
     assert a.steps.shape != b.steps.shape or not a.steps.equals(b.steps)  # the future did differ
 
 
+@pytest.mark.slow
 @everybody
 def test_true_output_lengths_change_nothing_before_the_shorter_end(policy):
     """The same arrivals with longer answers: no decision can differ before the first answer that
@@ -391,6 +395,7 @@ def test_the_table_knows_no_true_output_length():
 
 
 # -- this list itself ------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_every_test_named_in_the_list_of_invariants_exists():
     text = (ROOT / "docs" / "invariants.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)

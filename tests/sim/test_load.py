@@ -36,6 +36,7 @@ def trace(request):
 
 
 # -- as recorded -----------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_named_trace_keeps_its_arrivals_on_any_hardware(trace):
     """And runs on all of it, since over-long rows are cut."""
     given = load_trace(
@@ -120,6 +121,7 @@ def test_a_former_run_keeps_the_load_that_it_meant(tmp_path):
 
 
 # -- rows that are too long ------------------------------------------------------------------------
+@pytest.mark.slow
 def test_over_long_rows_of_a_named_trace_are_cut_and_that_is_said(tmp_path):
     small = {"num_blocks": 2000, "offline": True}
     inputs = resolve(SimulationConfig(trace="mooncake", **small))

@@ -20,6 +20,7 @@ CASES = [(policy, kv) for policy in policy_names() for kv in ledger_names()]
 FAST = [("conserve", "checkpointed"), ("layerkv", "layerwise"), ("vllm-v0", "layerwise")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy, kv", mostly_slow(CASES, *FAST))
 def test_every_step_can_be_done_in_the_engine_that_is_built(policy, kv):
     for seed in (0, 2, 3, 4, 7):
@@ -32,6 +33,7 @@ def test_every_step_can_be_done_in_the_engine_that_is_built(policy, kv):
             assert found.fullest <= asked.num_blocks
 
 
+@pytest.mark.slow
 def test_a_layerwise_ledger_holds_more_than_its_device():
     """So the pool must be larger than the ledger's, and no fixed number of times as large."""
     beyond = 0

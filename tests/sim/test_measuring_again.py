@@ -185,6 +185,7 @@ def test_nothing_is_kept_of_the_warm_up(tmp_path):
     assert kept == []
 
 
+@pytest.mark.slow
 def test_every_report_of_a_run_with_such_a_profile_says_so(quiet, tmp_path):
     model = fit_steps(quiet.steps)
     noisy = replace(model.fit, disturbed=0.4, unsettled=2, partial="1 of 3 rounds over all points")

@@ -129,6 +129,7 @@ PLAIN = {"limits": LIMITS, "model": EVEN, "blocks": 400, "caching": True}
 LONG = workload_of([(0, 4, 60, 0, 0), (2, 150, 5, 0, 1), (11, 160, 5, 1, 1), (12, 9, 9, 0, 2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, *POLICIES[:3], "sarathi", POLICIES[11]))
 @examples(40, suppress_health_check=list(HealthCheck))
 @example(case=(LONG, PLAIN, False))

@@ -185,6 +185,7 @@ def test_starving_does_not_pay():
             assert (mean["value_s"], mean["met"]) == (None, False)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 100), bound=st.floats(0.01, 3), percentile=st.integers(1, 99))
 def test_who_all_completed_keeps_it_where_the_quantile_does(seed, bound, percentile):
     """Of n completed requests the k-th fastest decides, k the least number that is NN %."""
@@ -246,6 +247,7 @@ def test_the_table_says_kept_and_missed():
     assert "Objectives" not in render_table({"a": summarise(rows_of(THREE))})
 
 
+@pytest.mark.slow
 def test_what_is_missed_by_a_hair_does_not_read_as_kept():
     slo = {"slo_ttft_s": 1.0}
     kept = [request(f"r{i}", 0.0, 0.0, 0.5, 1.0, 10, 2, **slo) for i in range(8999)]

@@ -173,6 +173,7 @@ def test_a_plan_without_work_still_moves_and_the_engine_plans_again_when_it_is_d
 
 
 # -- host memory -----------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_slow(["bros", "bros:kv=paged"], "bros"))
 def test_swaps_stay_within_host_memory(policy):
     workload = hybrid(1, 40, be_share=0.5, prefix_block=None)

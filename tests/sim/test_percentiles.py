@@ -19,6 +19,7 @@ def asked(*percentiles: float) -> dict:
     return summarise(toy_rows(group_size=3), MetricsOptions(percentiles=percentiles))
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 100), max_size=4, unique=True))
 def test_they_are_added_and_change_nothing_else(percentiles):
     plain, more = asked(), asked(*percentiles)

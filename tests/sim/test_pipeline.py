@@ -140,6 +140,7 @@ def test_a_slow_replica_with_stages_takes_as_many_times_as_long():
 STAGES = [("llama-3.1-8b@h100:pp2", 0), ("llama-3.1-8b@h100:pp4", 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "seed"), STAGES)
 @pytest.mark.parametrize("migrates", [False, True])
 @pytest.mark.parametrize("ahead", [False, True])

@@ -45,6 +45,7 @@ def by_brute_force(trace: str, slo: str, profile: str, most: int, **further) -> 
     ]
 
 
+@pytest.mark.slow
 @examples(8)
 @given(
     ttft_ms=st.sampled_from([50, 70, 80, 100, 120, 200]),
@@ -133,6 +134,7 @@ def test_a_first_row_that_is_undecided_is_said_aloud_with_what_is_sure(several):
     assert not any("undecided" in line for line in head_lines(several))
 
 
+@pytest.mark.slow
 def test_without_a_price_gpus_decide_and_that_is_said(trace):
     prices = "gpu,usd_per_hour\na100-40g,1\n"
     found = plan(trace, "ttft p90 < 1 s", prices, gpus=("a100-40g", "l40s"), tp=(1, 2))
@@ -142,6 +144,7 @@ def test_without_a_price_gpus_decide_and_that_is_said(trace):
     assert "left out" not in said and "to start it" in said
 
 
+@pytest.mark.slow
 def test_what_cannot_hold_model_or_request_is_left_out_and_said(tmp_path):
     long = write_trace(tmp_path / "long.csv", count=20, longest=30_000)
     (tmp_path / "long.csv").write_text(
@@ -212,6 +215,7 @@ def test_the_command_prints_a_table_and_writes_the_same_numbers(trace, tmp_path,
     assert all(command in unescape(page) for command in best["commands"])
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_every_time(trace):
     kinds = {"gpus": ("a100-40g", "l40s"), "tp": (1, 2)}
     first, again = (plan(trace, "ttft p90 < 80 ms", **kinds) for _ in range(2))
@@ -306,6 +310,7 @@ def test_what_trials_note_is_told_once(tmp_path):
     assert described(found, {})["notices"] == [said]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "told"), [("vllm", False), ("bros:kv=paged", True)])
 def test_an_objective_that_grows_with_the_prompt_is_not_cut_silently(trace, policy, told):
     found = plan(trace, "ttft p90 < max(0.2 s, 9 x prefill)", policies=(policy,))
@@ -314,6 +319,7 @@ def test_an_objective_that_grows_with_the_prompt_is_not_cut_silently(trace, poli
     assert all("200 ms" in line and "9 x prefill" in line for line in said)
 
 
+@pytest.mark.slow
 def test_the_page_says_how_far_it_was_looked_beyond_doubt(trace, tmp_path):
     """As the table in the terminal does, where no size that was tried is sure."""
     document = described(plan(trace, "ttft p90 < 100 ms"), read_prices(PRICES, "prices"))

@@ -66,6 +66,7 @@ def test_brute_force_finds_the_same_number_that_survives(trace, crashes, slo, mo
         assert row.status in ("never", "too few")
 
 
+@pytest.mark.slow
 def test_an_early_verdict_knows_what_migrated_requests_had_before(tmp_path):
     """All first tokens come in time; whoever migrates waits long for a place on the other."""
     file = tmp_path / "t.csv"
@@ -77,6 +78,7 @@ def test_an_early_verdict_knows_what_migrated_requests_had_before(tmp_path):
     assert whole.keeps and early.keeps
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_it_survives(trace):
     found = plan(trace, "ttft p90 < 80 ms", survive=1, on_failure="retry", detection_s=0.1)
     (said,) = [line for line in head_lines(found) if "fails" in line]

@@ -170,6 +170,7 @@ def test_steps_one_by_one_on_three_replicas(policy, ledger):
     assert len(beside) == 3 and all(one.listener.stored_blocks for one in beside)
 
 
+@pytest.mark.slow
 def test_the_runs_try_and_take_back_swap_and_lose_what_others_could_find():
     """What the tests above are for does happen in them."""
     taken_back = swapped = 0

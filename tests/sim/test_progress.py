@@ -218,6 +218,7 @@ def run(capsys, command, words: str) -> tuple[str, str]:
     return capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_command_without_a_terminal_says_lines_that_can_be_searched(capsys, monkeypatch):
     words = "--trace fixed:400,50 --rate 8 --requests 200 -p vllm -p bros"
     _, before = run(capsys, simulate_main, words)
@@ -231,6 +232,7 @@ def test_a_command_without_a_terminal_says_lines_that_can_be_searched(capsys, mo
         assert run(capsys, simulate_main, f"{words} {silent}")[1] == ""
 
 
+@pytest.mark.slow
 def test_a_report_of_several_runs_says_how_far_it_is(capsys, monkeypatch, tmp_path):
     words = f"--trace fixed:400,50 --rate 8 --requests 20 -p vllm -p mlfq -q --out {tmp_path}/runs"
     run(capsys, simulate_main, words)

@@ -148,6 +148,7 @@ def one_seat_waits(service: str) -> list[float]:
     return waits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", mostly_slow(SERVICES, "exponential"))
 def test_one_seat_is_an_mg1_queue(service):
     low, high = interval(one_seat_waits(service))

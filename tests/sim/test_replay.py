@@ -149,6 +149,7 @@ def test_nowhere_to_write_is_one_line(tmp_path):
 
 
 # -- determinism -----------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_slow(POLICIES, *SOME_POLICIES))
 def test_the_same_seed_gives_the_same_rows(policy):
     one, again = (
@@ -291,6 +292,7 @@ def sources() -> dict[str, ast.AST]:
     return {p.relative_to(ROOT).as_posix(): ast.parse(p.read_text()) for p in paths}
 
 
+@pytest.mark.slow
 def test_pythons_hash_and_global_randomness_are_not_used():
     found = {name: unseeded(tree) for name, tree in sources().items()}
     assert {name: of_it for name, of_it in found.items() if of_it} == UNSEEDED
@@ -339,6 +341,7 @@ def test_what_may_be_used_is_not_objected_to():
     assert not modules(ast.parse("from . import time\nfrom .clock import Clock")) & CLOCKS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", mostly_slow([True, False], True))
 def test_wall_clock_does_not_reach_the_rows(monkeypatch, fast):
     """A machine on which every look at the clock is an hour later gives the same rows."""

@@ -115,11 +115,13 @@ def test_a_command_that_runs_it_again_asks_for_the_same():
     )
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_page(runs, page, tmp_path):
     again = write_report([runs / name for name in ORDER], tmp_path / "report.html")
     assert again.read_bytes() == page.read_bytes()
 
 
+@pytest.mark.slow
 def test_without_the_library_charts_are_pictures_and_the_page_says_so(runs, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh", None)
     monkeypatch.setitem(sys.modules, "bokeh.resources", None)

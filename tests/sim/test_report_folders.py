@@ -286,6 +286,7 @@ def hostile_plan() -> dict:
     }
 
 
+@pytest.mark.slow
 def test_a_hostile_folder_makes_an_escaped_page(tmp_path):
     put(tmp_path / "all" / "plan", "plan", hostile_plan())
     curves = [one | {"name": HOSTILE} for one in COMPARISON["curves"]]

@@ -14,6 +14,7 @@ OF_PREFIXES = ("conductor", "dynamo-kv", "llm-d", "sglang")
 CASES = [(name, seed) for name in router_names() for seed in (1, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "seed"), mostly_slow(CASES, *((name, 1) for name in OF_PREFIXES), ("vllm-dp", 6))
 )
@@ -25,6 +26,7 @@ def test_a_troubled_fleet_of_any_router(name, seed):
     assert run.happened and len(rows.requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 3])
 def test_a_troubled_fleet_whose_router_hears_late_and_little(seed):
     """On replicas with blocks of two sizes, planned ahead."""

@@ -112,6 +112,7 @@ def engine_run(load, n, seats, seed):
     return run(model, arrival, *((tokens, one) if seats == 1 else (one, tokens)), seats=seats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seats", [1, 20])
 @pytest.mark.parametrize("load", [0.5, 0.8, 1.5, 3.0])
 def test_what_a_short_run_says_holds_for_one_ten_times_as_long(load, seats):
@@ -167,6 +168,7 @@ def test_few_requests_and_short_traces_are_unclear():
     assert found["verdict"] == "unclear"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", mostly_slow([0, 1, 2], 0))
 def test_a_queue_that_forms_at_the_start_and_stays_is_no_growth(seed):
     """Best-effort batches take the memory first: real-time requests then wait for 8 s all along."""
@@ -184,6 +186,7 @@ def test_requests_that_never_end_are_in_the_queue():
     assert (found["verdict"], found["in_system"], found["served_per_s"]) == ("saturated", 200, 0)
 
 
+@pytest.mark.slow
 def test_a_closed_loop_is_no_overload():
     """The pool sends the next batch when the last one has ended, however slow that is."""
     config = SimulationConfig(trace="sharegpt", rate=5.0, requests=300, pool=64)
@@ -193,6 +196,7 @@ def test_a_closed_loop_is_no_overload():
     assert classes["be"]["saturation"] is None
 
 
+@pytest.mark.slow
 def test_clients_that_give_up_are_no_growth_but_are_told():
     config = SimulationConfig(
         trace="sharegpt", rate=40.0, duration=120.0, profile="llama-3.1-8b@l40s", client_timeout=8.0
@@ -221,6 +225,7 @@ def sessions(rate, n, turns=3):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "count", "verdict"), [(0.3, 300, "keeps up"), (4.0, 900, "saturated")]
 )
@@ -237,6 +242,7 @@ def test_sessions_count_as_wholes(tmp_path, rate, count, verdict):
     assert (verdict == "keeps up") == (not said) and all("sessions" in line for line in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_slow(["mlfq", "vtc", "round-robin"], "mlfq"))
 def test_policies_that_slice_service_are_judged_too(policy):
     """Service that others interrupt lasts longer the longer the overload does; the first requests
@@ -266,6 +272,7 @@ def test_neither_clock_nor_order_of_rows_matters(seed, load, scale, shift):
         assert again["growth_per_s"] * scale == pytest.approx(found["growth_per_s"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_table_and_note_say_it():
     config = SimulationConfig(
         trace="sharegpt", rate=60.0, duration=150.0, profile="llama-3.1-8b@l40s"

@@ -81,6 +81,7 @@ def test_events_come_late_and_in_order():
     assert 0 < len(late) < len(at_once) and at_once[: len(late)] == late
 
 
+@pytest.mark.slow
 def test_some_events_never_come():
     every, some = heard(), heard(events_lost=0.3)
     assert 0.4 * len(every) < len(some) < 0.9 * len(every)

@@ -141,6 +141,7 @@ def test_a_run_without_drafts_says_nothing_of_them():
     assert "drafting" not in result.config["limits"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migrates", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_troubled_fleet_with_drafts(asynchronous, migrates):

@@ -31,6 +31,7 @@ def table(policies, loads, names=NAMES) -> pd.DataFrame:
 LABELS = st.lists(st.text("abcdefg:=,", min_size=1, max_size=90), min_size=2, max_size=24)
 
 
+@pytest.mark.slow
 @examples(8)
 @given(LABELS.map(lambda found: [f"{i}{text}" for i, text in enumerate(found)]), st.integers(1, 4))
 @example([f"bros:chunk={2**i},kv=paged,replacement=false" for i in range(12)], 1)
@@ -85,6 +86,7 @@ def test_what_to_draw_is_read_from_the_flag():
             parse_plot(wrong)
 
 
+@pytest.mark.slow
 def test_files_are_the_same_bytes_and_without_a_date(tmp_path):
     frame = table(["vllm", "bros"], [0.5, 0.9])
     for folder in ("a", "b"):

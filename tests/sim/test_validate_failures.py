@@ -65,6 +65,7 @@ def run(*arguments: str) -> int:
     return end.value.code or 0
 
 
+@pytest.mark.slow
 def test_the_others_end_and_their_results_are_kept(engines, tmp_path, capsys):
     out = tmp_path / "v"
     policies = ("-p", "vllm", "-p", "bros", "-p", "sarathi", "-p", "tgi")

@@ -37,6 +37,7 @@ def pooled(gaps: pd.DataFrame) -> pd.DataFrame:
     return gaps.groupby(["service_class", "gap_s"])["count"].sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "asynchronous"),
     [
@@ -60,6 +61,7 @@ def test_runs_of_steps_are_split_where_single_steps_would_be(policy, asynchronou
         assert fast.summary == exact.summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_they_are_in_a_fleet_that_fails_and_moves_its_requests(seed):
     """Also there every token after the first has one gap, before or after the end."""
@@ -120,6 +122,7 @@ def test_the_numbers_by_hand():
     assert summary == summarise(rows, MetricsOptions(warmup=Warmup(seconds=4.0)))
 
 
+@pytest.mark.slow
 @given(n=st.integers(1, 59), seed=st.integers(0, 50))
 def test_of_n_requests_the_others_are_left(n, seed):
     rows = toy_rows(60, seed)

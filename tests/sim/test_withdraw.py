@@ -376,6 +376,7 @@ def test_an_application_that_leaves_takes_nothing_from_the_others():
     assert clock.N == 1 and third == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     mostly_slow(["justitia", "srjf", "vllm-sjf", "parrot", "vtc", "kv-share"], "justitia", "vtc"),

@@ -64,6 +64,7 @@ def test_arrivals_fill_the_window(name, minutes, tmp_path):
     assert w.provenance.name == ("apps:2x" if name == "apps" else name)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_workload(workload, tmp_path):
     again, other = (load("apps:3x", offline=True, cache_dir=tmp_path, seed=seed) for seed in (1, 2))
     assert again.ids == workload.ids and np.array_equal(
@@ -204,6 +205,7 @@ def test_an_edited_file_keeps_the_classes_of_the_groups_that_are_left(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_replayed_export_is_predicted_as_the_run_was(tmp_path):
     settings = {
         "policy": ("justitia:predictor=class-mean",),

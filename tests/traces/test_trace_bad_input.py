@@ -218,6 +218,7 @@ ODD = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", GOOD)
 @given(data=st.data())
 @examples(150)

@@ -16,6 +16,7 @@ SMALL = {"requests": 200}
 
 
 # -- documents -------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_loogle_short_has_the_published_size_length_and_sharing():
     w = longdoc("loogle-short", seed=3)
     check_workload(w)
@@ -102,6 +103,7 @@ def test_order_is_a_permutation():
     assert [int(name.split("-doc")[1]) for name in shuffled.ids] != documents
 
 
+@pytest.mark.slow
 def test_a_seed_fixes_everything_and_the_block_size_may_change():
     assert_same(longdoc("toolbench", seed=4, **SMALL), longdoc("toolbench", seed=4, **SMALL))
     assert longdoc("toolbench", seed=5, **SMALL).prompt_tokens.tolist() != (
@@ -143,6 +145,7 @@ def test_arrivals_follow_the_tide():
     assert per_hour[12:14].mean() / per_hour[4:6].mean() == pytest.approx(6.0, rel=0.15)
 
 
+@pytest.mark.slow
 def test_bursts_are_what_was_asked_for():
     """Counts of a minute at the peak: their variance is the Poisson one plus that of the gusts."""
     from scipy import stats  # a second to import

@@ -47,6 +47,7 @@ def check_against_mooncake(s, length=0.05, hit=0.025):
     assert s["distinct_blocks"] == pytest.approx(MOONCAKE["distinct_blocks"], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", mostly_slow([0, 1, 2, 1234], 0))
 def test_mooncake_replica_has_the_statistics_of_the_original(seed):
     w = replica("mooncake:conversation", seed)
@@ -55,6 +56,7 @@ def test_mooncake_replica_has_the_statistics_of_the_original(seed):
     check_against_mooncake(statistics(w))
 
 
+@pytest.mark.slow
 def test_the_replica_is_quick_and_its_seed_fixes_it():
     start = time.process_time()
     first = replica("mooncake:conversation", 7)
@@ -102,6 +104,7 @@ def test_tables_are_small_and_hold_no_rows(name):
     assert 20 * numbers < 2 * tables(name)["rows"]
 
 
+@pytest.mark.slow
 @pytest.mark.traces
 def test_the_tables_are_those_of_the_original(original):
     w = read_file(original("mooncake:conversation"))

@@ -130,6 +130,7 @@ def test_invalid_workloads_are_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_converted_trace_replays_as_the_run_did(original, tmp_path):
     source = original("mooncake")
     ran = load_trace(source, seed=3)

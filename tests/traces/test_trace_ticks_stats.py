@@ -35,6 +35,7 @@ def test_rows_stay_in_their_tick_and_in_order():
     assert spread_ticks(w, seed=5).arrival_s.tolist() != s.arrival_s.tolist()
 
 
+@pytest.mark.slow
 def test_spreading_takes_the_bursts_out():
     w = replica("mooncake:conversation")
     assert find_tick(w.arrival_s) == pytest.approx(3.0, abs=0.01)
