@@ -40,7 +40,10 @@ CHECKED = "other files of commands, for a page: every value that it shows is che
 READERS = {
     "backends/live/engine/engine.py": OTHERS,
     "backends/live/measure/front_end.py": TOLD,
+    "backends/live/route/events.py": HTTP,
+    "backends/live/route/front.py": HTTP,
     "backends/live/serving/gate.py": HTTP,
+    "experiments/benchmark/growth.py": "what a command that it has just run printed",
     "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",
     "experiments/campaign/main.py": VALUE,
     "experiments/campaign/runs.py": "files of campaigns",

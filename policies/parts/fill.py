@@ -256,7 +256,7 @@ def blocking(moves: list[KvMove]) -> list[KvMove]:
 def landed(rows: np.ndarray, view: SystemView) -> np.ndarray:
     """`rows` (int64[n]) without those in flight over PCIe; a crowd of them is never looked at one
     by one."""
-    if not view.ready_s:
+    if not (view.ready_s and len(rows)):
         return rows
     here = np.ones(len(view.requests), bool)
     here[list(view.ready_s)] = False

@@ -248,7 +248,7 @@ def test_a_listener_knows_what_can_be_found(name, seed):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_walks_see_texts_come_and_go_and_tries_that_fail(name):
-    heard = [listened(name, seed) for seed in range(12)]
+    heard = [listened(name, seed) for seed in range(30)]
     assert sum(one.stored_blocks for one in heard) > 100
     assert sum(one.removed_blocks for one in heard) > 50
     assert sum(one.unsaid for one in heard) > 10

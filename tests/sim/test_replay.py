@@ -213,6 +213,8 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/justitia/overhead.py",
     "experiments/serving/served.py",
     "backends/live/engine/backend.py",
+    "backends/live/route/front.py",
+    "backends/live/route/relay.py",
     "backends/live/transfer/lanes.py",
     "backends/live/measure/measure.py",
     "backends/live/measure/kept.py",
