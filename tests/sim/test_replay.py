@@ -211,6 +211,8 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/benchmark/measure.py",
     "experiments/benchmark/sweep.py",
     "experiments/justitia/overhead.py",
+    "experiments/route/clients.py",
+    "experiments/route/worker.py",
     "experiments/serving/served.py",
     "backends/live/engine/backend.py",
     "backends/live/route/front.py",
