@@ -131,6 +131,25 @@ def validated(
     return found
 
 
+def built(kind: str, what: str, known: Mapping[str, Any], text: str) -> Any:
+    """One of `known`, classes by name that take their `Options`, from `name` or
+    `name:option=value,...`. Raises RegistryError.
+
+    kind  in the error for a name that is not there: "autoscaler {}"
+    what  in those for options
+    """
+    name, colon, rest = (part.strip() for part in text.strip().partition(":"))
+    if name not in known:
+        raise RegistryError(
+            f"there is no {kind.format(repr(name))}{hint(name, list(known))}; there are "
+            f"{', '.join(known)}"
+        )
+    what = f"{what} {name!r}"
+    options = known[name].Options
+    given = parse_options(what, rest, text) if colon else {}
+    return known[name](options(**validated(what, options, given)))
+
+
 def _wrong(model: type[Options], option: str, error: ErrorDetails) -> str:
     """What is wrong with an option's value; of a number out of range, the whole range."""
     said, kind = _plain(error["msg"]), error["type"]

@@ -19,7 +19,7 @@ from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.leases import Heartbeats, Lease
-from twinserve.sim.fleet.local_prefill import LocalPrefill, RuleSpec
+from twinserve.sim.fleet.local_prefill import LocalPrefill, NoneLocal
 from twinserve.sim.fleet.replica import Life, Network, Replica, Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router, Verdict
@@ -37,7 +37,7 @@ class Connector:
 
     lease_s: float = 30.0
     recompute: bool = False
-    rule: RuleSpec = field(default_factory=RuleSpec)
+    rule: LocalPrefill = field(default_factory=NoneLocal)
 
     @property
     def heartbeat_s(self) -> float:
@@ -101,7 +101,7 @@ class Disaggregated(Fleet):
         migrates: bool = False,
     ) -> None:
         self.connector = connector
-        self.rule: LocalPrefill = connector.rule.build()
+        self.rule = connector.rule
         self.prefill_router = prefill_router
         self.loads: dict[tuple[int, int], Load] = {}
         self.kept: dict[tuple[int, int], Kept] = {}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
 from twinserve.policies.base import NoOptions, Options
-from twinserve.policies.names import RegistryError, hint, parse_options, validated
+from twinserve.policies.names import built
 
 RuleOptions = TypeVar("RuleOptions", bound=Options)
 
@@ -91,26 +90,6 @@ class Dynamo(LocalPrefill[DynamoOptions]):
 RULES: dict[str, type[LocalPrefill]] = {rule.name: rule for rule in (NoneLocal, LlmD, Dynamo)}
 
 
-@dataclass(frozen=True)
-class RuleSpec:
-    """What `name:option=value,...` says."""
-
-    name: str = "none"
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def build(self) -> LocalPrefill:
-        rule = RULES[self.name]
-        return rule(rule.Options(**self.options))
-
-
-def parse_rule(text: str) -> RuleSpec:
+def parse_rule(text: str) -> LocalPrefill:
     """Read `dynamo`, or `llm-d:threshold=512`. Raises RegistryError."""
-    name, colon, rest = (part.strip() for part in text.strip().partition(":"))
-    if name not in RULES:
-        raise RegistryError(
-            f"there is no rule {name!r} for local prefill{hint(name, list(RULES))}; there are "
-            f"{', '.join(RULES)}"
-        )
-    what = f"local prefill {name!r}"
-    given = parse_options(what, rest, text) if colon else {}
-    return RuleSpec(name, validated(what, RULES[name].Options, given))
+    return built("rule {} for local prefill", "local prefill", RULES, text)

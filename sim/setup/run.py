@@ -308,7 +308,7 @@ class Simulation:
         Autoscaler(
             self.clock,
             self.fleet,
-            parse_scaler(text).build(),
+            parse_scaler(text),
             bounds_of(inputs.config),
             demand_of(inputs),
             partial(self._start, kind),

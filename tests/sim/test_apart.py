@@ -212,7 +212,7 @@ def test_prompts_are_computed_by_decode_replicas_while_no_prefill_replica_is_up(
     ],
 )
 def test_rules_of_local_prefill(rule, prompt, cached, least, local):
-    assert parse_rule(rule).build().local(prompt, cached, least) is local
+    assert parse_rule(rule).local(prompt, cached, least) is local
 
 
 def test_short_prompts_stay_where_they_are_decoded():

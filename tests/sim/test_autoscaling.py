@@ -100,8 +100,8 @@ def test_dynamo_oscillates_under_a_steady_load_and_consolidation_cures_it(seed):
 
 def test_a_flat_threshold_gives_up_a_replica_that_the_rest_cannot_replace():
     calm = [(30, 0, 0.5), (30, 0, 0.5)]
-    flat = parse_scaler("dynamo:consolidate=false,long=0").build()
-    cured = parse_scaler("dynamo:long=0").build()
+    flat = parse_scaler("dynamo:consolidate=false,long=0")
+    cured = parse_scaler("dynamo:long=0")
     assert flat.wants(seen(calm)) == 1 and cured.wants(seen(calm)) == 2  # 0.5 x 2 / 1 >= 0.8
     assert cured.wants(seen([(5, 0, 0.1), (5, 0, 0.1)])) == 1
     crowded = [(30, 40, 0.9), (30, 40, 0.9)]
@@ -129,7 +129,7 @@ def test_a_replica_with_stages_takes_the_gpus_of_all_of_them():
     ],
 )
 def test_the_variant_autoscaler_goes_by_what_is_to_spare(loads, wanted):
-    scaler = parse_scaler("wva:settle=0").build()
+    scaler = parse_scaler("wva:settle=0")
     assert scaler.wants(seen(loads)) == wanted
 
 
@@ -146,7 +146,7 @@ def test_one_that_takes_a_place_at_once_is_no_further_replica():
 
 
 def test_the_variant_autoscaler_waits_before_it_gives_up_a_replica():
-    scaler = parse_scaler("wva").build()
+    scaler = parse_scaler("wva")
     calm, busy = [(9, 0, 0.3), (9, 0, 0.3)], [(9, 0, 0.75), (9, 0, 0.75)]
     assert scaler.wants(seen(busy, 0.0)) == 3
     wanted = {t: scaler.wants(seen(calm, float(t))) for t in range(15, 420, 15)}
@@ -171,7 +171,7 @@ def test_demand_is_the_work_of_what_arrives():
 def test_who_knows_the_future_starts_before_the_rush():
     demand = Demand(lambda a, b: 40.0 if a <= 100.0 < b else 1.0, lambda a, b: 1.0)
     before = replace(seen([(1, 0, 0.1)], 50.0), demand=demand, start_up_s=60.0)
-    scaler = parse_scaler("perfect:every=10,busy=1").build()
+    scaler = parse_scaler("perfect:every=10,busy=1")
     assert scaler.wants(before) == 4
     assert scaler.wants(replace(before, now=20.0)) == 1
     assert scaler.wants(replace(before, now=120.0)) == 1

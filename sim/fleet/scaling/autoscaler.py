@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from twinserve.policies.names import RegistryError, hint, parse_options, validated
+from twinserve.policies.names import built
 from twinserve.sim.engine.clock import PLANS, Clock
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Life, Replica
@@ -89,26 +88,6 @@ class Autoscaler:
             self.fleet.drain(replica.index, self.bounds.grace_s)
 
 
-@dataclass(frozen=True)
-class ScalerSpec:
-    """What `name:option=value,...` says."""
-
-    name: str
-    options: dict[str, Any]
-
-    def build(self) -> Scaler:
-        kind = SCALERS[self.name]
-        return kind(kind.Options(**self.options))
-
-
-def parse_scaler(text: str) -> ScalerSpec:
+def parse_scaler(text: str) -> Scaler:
     """Read `wva`, or `dynamo:ttft=0.3`. Raises RegistryError."""
-    name, colon, rest = (part.strip() for part in text.strip().partition(":"))
-    if name not in SCALERS:
-        raise RegistryError(
-            f"there is no autoscaler {name!r}{hint(name, list(SCALERS))}; there are "
-            f"{', '.join(SCALERS)}"
-        )
-    what = f"autoscaler {name!r}"
-    given = parse_options(what, rest, text) if colon else {}
-    return ScalerSpec(name, validated(what, SCALERS[name].Options, given))
+    return built("autoscaler {}", "autoscaler", SCALERS, text)
