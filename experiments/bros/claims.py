@@ -22,7 +22,7 @@ WHY_HYBRID = {
         "Where a queue grows for as long as requests arrive, latency depends on the length of the "
         "trace: `settings` has 60 and 600 s, table `hybrid` counts such settings "
         "(`other_saturated`). RR serves as many best-effort requests at each rate (`be_rps`, "
-        "fig9), and its real-time queue grows from 10 requests/s on."
+        "fig9), and its real-time queue grows from 10 requests/s on, on Qwen2.5-32B at 5 too."
     ),
     "be_rps": (
         "Best-effort requests get what real-time ones leave, so the loss grows with the rate, and "
@@ -50,15 +50,15 @@ WHY_ACM = {
     "normalized_ms": (
         "Past capacity latency depends on the length of the trace: at 15 requests/s the queues of "
         "all three policies grow (`saturated` in `acm/points.csv`), at 10 those of RR, and of vLLM "
-        "on OPT. Which rates are averaged decides."
+        "on OPT and in two of five runs on Llama-3-70B. Which rates are averaged decides."
     ),
     "be_rps": (
         "Best-effort requests get what real-time ones leave: with BROS as many as with vLLM at 5 "
-        "requests/s, and 2 to 17 % of them at 15 (`be_rps` in `acm/points.csv`)."
+        "requests/s, and 0.5 to 17 % of them at 15 (`be_rps` in `acm/points.csv`)."
     ),
     "ttft_attainment": WHY_HYBRID["ttft_attainment"].replace("`hybrid`", "`acm`"),
     "tpot_attainment": (
-        "Up to 10 requests/s BROS keeps 90 to 100 %, vLLM 96 to 100 and RR 89 to 100 "
+        "Up to 10 requests/s BROS keeps 87 to 100 %, vLLM 96 to 100 and RR 89 to 100 "
         "(`acm/points.csv`). At 15, where the queues of all three grow (`saturated`), BROS keeps 8 "
         "to 38 %, vLLM and RR 96 to 100. Why a growing queue costs BROS the TPOT is not known."
     ),
@@ -77,18 +77,18 @@ WHY_LMSYS = {
     ),
     "be_rps": (
         "Which rates are averaged decides (`be_rps` in `lmsys/points.csv`). At 5 requests/s BROS "
-        "serves 99 to 105 % of vLLM's best-effort requests, at 10 65 to 114 %, at 15 5 to 38 %. RR "
+        "serves 98 to 106 % of vLLM's best-effort requests, at 10 60 to 117 %, at 15 4 to 48 %. RR "
         "serves as many at 15 as at 10, while its real-time queue grows."
     ),
     "ttft_attainment": (
-        "The baseline's attainment is in the denominator (`lmsys/points.csv`): vLLM keeps 20 to "
-        "22 % at 5 requests/s and 0 to 2 % above, RR 0 to 2 % from 10 on. So small numbers decide "
-        "the mean, and settings in which they are zero are left out."
+        "The baseline's attainment is in the denominator (`lmsys/points.csv`): vLLM keeps 18 to "
+        "24 % at 5 requests/s and 0 to 2.5 % above, RR 0 to 2.4 % from 10 on. So small numbers "
+        "decide the mean, and settings in which they are zero are left out."
     ),
     "tpot_attainment": (
         "Nearly everybody keeps it: vLLM 97 to 100 %, RR 92 to 100, BROS all but at 15 requests/s "
-        "on OPT, where its queue grows and it keeps 65 to 84 % (`lmsys/points.csv`). Why so many "
-        "miss it in the paper is not known."
+        "on OPT, where it keeps 59 to 90 %, and its queue grows in eight of ten runs "
+        "(`lmsys/points.csv`). Why so many miss it in the paper is not known."
     ),
 }
 WHY_PURE = {
