@@ -10,8 +10,8 @@ each with as much of its prompt as the budget has left. A new one begins only if
 all of its prompt. Where a decode finds no memory, the request behind all others is recomputed.
 
 Ours: at most `chunk_size` requests run at once, since the decodes of more would not fit into a
-step; with drafts fewer, as each decode takes more of it. A prompt's memory must be there when it begins, but is taken chunk by chunk. Left out: the
-authors' dynamic chunk sizes and pipeline stages.
+step; with drafts fewer, as each decode takes more of it. A prompt's memory must be there when it
+begins, but is taken chunk by chunk. Left out: the authors' dynamic chunk sizes and pipeline stages.
 """
 
 from __future__ import annotations
