@@ -71,8 +71,10 @@ class SpeculatingBackend(SimulatedBackend):
     def _pooled(self, plan: StepPlan, emitting: np.ndarray) -> VerifyingComposition:
         requests, rows, tokens = self.requests, plan.rows, plan.tokens
         resident = requests.computed_tokens[rows]
-        # of rows that ended after they were planned, too: they are computed for nobody
-        decode = (requests.known_tokens(rows) - resident <= 1) & (requests.output_tokens[rows] > 0)
+        # of rows that ended after they were planned, too: they are computed for nobody; and of new
+        # ones that lack a single token and are padded to the length of a decode
+        decode = (requests.output_tokens[rows] > 0) | (tokens > 1)
+        decode &= requests.known_tokens(rows) - resident <= 1
         alone, prefill = resident[decode].tolist(), ~decode
         return VerifyingComposition(
             len(alone),

@@ -167,7 +167,7 @@ class Policy(ABC, Generic[PolicyOptions]):
     # (`KvLedger.reuse_in_order`)
     blank_blocks_first = True
     # why it cannot plan with drafts: what follows its name in an error
-    no_drafts = "counts one token a step for each request that decodes"
+    no_drafts = "does not say how it plans with drafts (Policy.with_drafts)"
     # True: it accounts for each application as a whole, with what this engine sees of it. Such
     # requests must stay together, or be stamped with an order of the whole fleet (`fleet_order`)
     orders_applications = False

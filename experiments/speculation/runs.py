@@ -2,8 +2,8 @@
 row.
 
 Clients keep as many requests under way as the batch has, each with another one when one ends, until
-all are served (`Workload.concurrency`). Prompts and outputs are drawn for each seed, alike for
-every engine, batch and kind of drafts; which drafts are right is drawn for each seed, too.
+all are served (`Workload.concurrency`). Prompts and outputs are drawn for each seed and batch, the
+same for every engine and kind of drafts; which drafts are right is drawn for each seed, too.
 """
 
 from __future__ import annotations

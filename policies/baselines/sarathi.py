@@ -10,8 +10,8 @@ each with as much of its prompt as the budget has left. A new one begins only if
 all of its prompt. Where a decode finds no memory, the request behind all others is recomputed.
 
 Ours: at most `chunk_size` requests run at once, since the decodes of more would not fit into a
-step. A prompt's memory must be there when it begins, but is taken chunk by chunk. Left out: the
-authors' dynamic chunk sizes and pipeline stages.
+step; with drafts fewer, as each decode takes more of it. A prompt's memory must be there when it
+begins, but is taken chunk by chunk. Left out: the authors' dynamic chunk sizes and pipeline stages.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Literal
 from pydantic import Field
 
 from twinserve.policies.base import SystemView
+from twinserve.policies.drafting import DraftingLimits
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy, _Batch
 from twinserve.policies.parts.queues import FcfsQueue
@@ -47,11 +49,27 @@ class SarathiPolicy(QueuePolicy[SarathiOptions]):
 
     def setup(self) -> None:
         tokens = min(self.options.chunk_size, self.limits.max_num_batched_tokens)
-        seats = min(self.limits.max_num_seqs, tokens)
+        seats = min(self.limits.max_num_seqs, self._most_decodes(tokens))
         self.limits = replace(self.limits, max_num_batched_tokens=tokens, max_num_seqs=seats)
         super().setup()
         self.waiting = FcfsQueue()
         self._partial: list[int] = []  # rows in the batch whose prompts are not computed yet
+
+    def _most_decodes(self, tokens: int) -> int:
+        """So many requests, and any fewer, decode in a step of `tokens`, each with its drafts."""
+        if not isinstance(self.limits, DraftingLimits):
+            return tokens
+        drafting = self.limits.drafting
+        if tokens <= drafting.slots:
+            raise PolicyError(
+                f"policy {self.name!r}, option chunk_size={self.options.chunk_size}: a draft model "
+                f"takes {drafting.slots} of {tokens} tokens for each request of a step, and leaves "
+                f"none to compute; give {drafting.slots + 1} or more"
+            )
+        most = 0
+        while (most + 1) * (1 + drafting.after(most + 1) + drafting.slots) <= tokens:
+            most += 1
+        return max(most, 1)  # alone in a step too short for them a request gets fewer drafts
 
     def on_arrival(self, row: int, requests: RequestTable) -> None:
         self.waiting.add(row, requests)

@@ -34,7 +34,11 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("--block-tokens", "page-size kv-block-size", ""),
     ("--host-blocks", "swap-space cpu-offload-gb swap cpu-blocks", ""),
     ("--kv-cache-dtype", "kv-dtype", ""),
-    ("--speculate", "speculative-config num-speculative-tokens draft speculative spec", "k=3"),
+    (
+        "--speculate",
+        "speculative-config num-speculative-tokens draft speculative spec",
+        "k=3,acceptance=0.7",
+    ),
     ("--policy", "scheduler scheduling-policy algorithm scheduler-cls strategy", ""),
     ("--kv", "ledger allocator block-manager", ""),
     ("--profile", "tp tensor-parallel tensor-parallel-size", _SPLIT),

@@ -153,8 +153,8 @@ def day_lines(plan: Plan) -> list[str]:
     if day is None:
         return [
             f"a day beside a closed loop of {plan.question.pool:,} offline requests: no number of "
-            "replicas keeps the objectives; choose a policy that lets online requests pass (echo, "
-            "bros)"
+            f"replicas with up to {plan.question.most_gpus:,} GPUs keeps the objectives; choose a "
+            "policy that lets online requests pass (echo, bros), or raise --most-gpus"
         ]
     lines = [
         f"a day beside a closed loop of {plan.question.pool:,} offline requests "

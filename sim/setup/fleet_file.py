@@ -70,6 +70,13 @@ class SpeculateSettings(_Part):
     draft: str | None = Field(None, min_length=1)
     cost: float | None = Field(None, ge=0, le=1)
 
+    @field_validator("batches", "draft")
+    @classmethod
+    def _one_field(cls, given: str | None) -> str | None:
+        if given is not None and "," in given:  # `text` would have it end there
+            raise ValueError("has a comma; give each field by itself")
+        return given
+
     @property
     def text(self) -> str:
         """As `--speculate` takes it."""

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.policies.policy_runs import Desk
 from twinserve.policies.base import EngineLimits
+from twinserve.policies.drafting import Drafting, DraftingLimits
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import parse_policy
 
@@ -38,6 +40,28 @@ def test_the_chunk_size_is_the_token_budget_of_a_step():
     assert parse_policy("sarathi:chunk_size=32").build(small).step_tokens(64) == 16
     with pytest.raises(RegistryError, match="option enable_chunked_prefill=false"):
         parse_policy("sarathi:enable_chunked_prefill=false")
+
+
+@pytest.mark.parametrize(
+    ("drafting", "seats"),
+    [
+        (Drafting(3), 128),
+        (Drafting.of("draft_model", 3), 102),
+        (Drafting(3, by_batch=(3,) * 200 + (1,)), 128),  # 200 would not fit, 256 would
+        (Drafting(3, by_batch=(3,) * 100 + (1,)), 256),
+    ],
+)
+def test_with_drafts_no_decode_is_left_out_of_a_step(drafting, seats):
+    limits = DraftingLimits(max_num_seqs=300, drafting=drafting)
+    assert parse_policy("sarathi:chunk_size=512").build(limits).limits.max_num_seqs == seats
+
+
+def test_a_chunk_size_of_a_draft_models_slots_alone_is_refused():
+    drafting = Drafting.of("draft_model", 3)
+    with pytest.raises(PolicyError, match=r"option chunk_size=1: .* give 2 or more"):
+        parse_policy("sarathi:chunk_size=1").build(DraftingLimits(drafting=drafting))
+    limits = DraftingLimits(drafting=drafting)
+    assert parse_policy("sarathi:chunk_size=2").build(limits).limits.max_num_seqs == 1
 
 
 def test_a_request_begins_only_if_all_of_its_prompt_has_room():

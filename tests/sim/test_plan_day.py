@@ -5,7 +5,7 @@ import pytest
 from tests.sim.planned import MODEL, settings, write_trace
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
-from twinserve.sim.plan.show import described
+from twinserve.sim.plan.show import day_lines, described
 from twinserve.sim.plan.trial import TrialSpec, run_trial
 from twinserve.sim.sweep.executors import InThisProcess
 
@@ -85,6 +85,8 @@ def test_the_day_is_that_of_brute_force(trace, slo, usd, policies, dearer):
     wanted = by_brute_force(trace, slo, usd, (1, 2), policies)
     if wanted is None:
         assert found.day is None and found.best is not None
+        (said,) = day_lines(found)
+        assert f"with up to {MOST} GPUs keeps" in said
         return
     day = found.day
     assert ((day.candidate.gpu, day.candidate.tp, day.candidate.policy), day.replicas) == wanted

@@ -29,7 +29,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import Simulation, run_simulation
 from twinserve.sim.setup.speculation import parse_speculation
-from twinserve.traces.workload import Workload
+from twinserve.traces.workload import PrefixBlocks, Workload
 
 STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)
 SMALL = {
@@ -124,6 +124,19 @@ def test_draws_depend_on_request_and_position_alone():
     said = [one.summary["speculation"] for one in runs]
     assert said[0] == said[1] == said[2]
     assert said[0] != run(**settings, seed=1).summary["speculation"]
+
+
+def test_what_pads_a_new_request_is_counted_once():
+    """The second prompt of 33 finds 32 in the cache: its first step is as long as a decode."""
+    same = PrefixBlocks(np.array([0, 1, 0, 1]), np.array([0, 2, 4]), 16)
+    two = Workload.build([0.0, 2.5], [33, 33], [9, 2], prefix=same)
+    given = {"speculate": "k=3,method=ngram,acceptance=0", "async_scheduling": False}
+    result = run(two, STEP, prefix_caching=True, block_tokens=16, **given)
+    steps, requests = result.rows.steps, result.rows.requests
+    assert requests["hit_tokens"].tolist() == [0, 32]
+    assert steps["prefill_tokens"].sum() == 33 and steps["draft_tokens"].sum() == 3 * (8 + 2)
+    computed = 33 + 4 * (8 + 2)
+    assert result.summary["scheduler"]["mean_step_tokens"] * len(steps) == pytest.approx(computed)
 
 
 # -- what stays as it was --------------------------------------------------------------------------

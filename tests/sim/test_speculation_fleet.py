@@ -11,7 +11,7 @@ from tests.sim.test_speculation import SMALL
 from twinserve.sim.cli.simulate import headline
 from twinserve.sim.results.files import write_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.fleet_file import SpeculateSettings
+from twinserve.sim.setup.fleet_file import SpeculateSettings, read_fleet
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import RunResult, Simulation, run_simulation
 from twinserve.sim.setup.speculation import parse_speculation
@@ -76,6 +76,15 @@ def test_fields_say_what_the_flag_says():
     assert parse_speculation(text).accepted_rates == [0.8, 0.6]
 
 
+def test_small_numbers_are_read_again_as_run_json_has_them():
+    """JSON writes them with an exponent."""
+    pool = {"speculate": {"k": 2, "rates": [0.5, 0.00001]}, "ports": {"pcie_gb_per_s": 1e-5}}
+    read = read_fleet(json.dumps({"pools": [pool]}))
+    (again,) = read_fleet(read.text).settings.pools
+    assert "1e-05" in read.text and again.speculate and again.ports
+    assert again.speculate.rates == [0.5, 1e-5] and again.ports.pcie_gb_per_s == 1e-5
+
+
 WRONG = [
     ({"k": 3}, {}, r"pools\[0\] \(pool-0\): --speculate: give one of acceptance=0.7"),
     ({"k": 0, "acceptance": 0.7}, {}, r"pools\[0\].speculate.k: .*greater than or equal to 1"),
@@ -85,6 +94,8 @@ WRONG = [
     ({"k": 3, "method": "medusa"}, {}, r"pools\[0\].speculate.method: .*'ngram'"),
     ({"k": 3, "methd": "ngram"}, {}, r"pools\[0\].speculate.methd: .*did you mean 'method'"),
     ({"k": 2, "rates": [0.5, 0.6]}, {}, "none above the one before it"),
+    (DRAFTS | {"batches": "1-16:3,k=9"}, {}, r"pools\[0\].speculate.batches: has a comma"),
+    (DRAFTS | {"draft": "a@h100,cost=1"}, {}, r"pools\[0\].speculate.draft: has a comma"),
     (TEXT, {}, r"pools\[0\].speculate: write its parts as fields"),
     (DRAFTS, {"policy": "bros"}, r"pools\[0\] \(pool-0\): --speculate: policy bros bounds"),
     (DRAFTS, {"kv": "paged-rc"}, r"pools\[0\] \(pool-0\): .*use kv=paged"),

@@ -78,6 +78,16 @@ def test_a_policy_that_does_not_draft_says_why(name):
     assert "\n" not in str(said.value) and "use vllm" in str(said.value)
 
 
+def test_of_a_policy_of_ones_own_no_reason_is_made_up(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from twinserve.policies.baselines.vllm import VllmPolicy\n"
+        "class Mine(VllmPolicy):\n    name = 'mine'\n"
+    )
+    with pytest.raises(SettingsError, match="does not say how it plans with drafts"):
+        resolve(SimulationConfig(**SMALL, policy=(f"{file}:Mine",), speculate="k=3,acceptance=0.7"))
+
+
 def test_fairness_counts_tokens_and_not_steps():
     """A client of VTC pays for every token that a step gives it."""
     made = simulation(

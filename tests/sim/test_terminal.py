@@ -24,6 +24,7 @@ from twinserve.sim.cli import main as cli
 from twinserve.sim.cli.meant import command_meant, option_meant
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.option_groups import SETTINGS, VLLM_NAMES, flag
+from twinserve.sim.setup.speculation import parse_speculation
 from twinserve.sim.sweep.combinations import read_grid
 
 ESCAPE = "\x1b"
@@ -157,6 +158,11 @@ def test_names_of_vllm_may_vary_in_sweeps():
 def test_an_option_is_guessed_by_its_meaning(words, meant, capsys):
     code, out, err = said(capsys, *words.split())
     assert (code, out, err.count("\n")) == (2, "", 1) and f"Did you mean {meant}" in err
+
+
+def test_what_is_said_of_speculation_can_be_given():
+    (text,) = re.findall(r"\((k=.*?)\)", option_meant("--num-speculative-tokens", {"--speculate"}))
+    assert parse_speculation(text).k == 3
 
 
 def test_what_is_meant_is_an_option_of_that_command():
