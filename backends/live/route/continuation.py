@@ -11,8 +11,8 @@ last token whose text came, and those after it are generated again.
 
 Not everything can go on like that. What depends on where the answer began is not in the prompt:
 several answers at once, stop strings, structured output, tools, log-probabilities, penalties of the
-answer's own tokens. Fields that are not known here count as such. Sampled answers (temperature
-above 0) do go on, with other draws.
+answer's own tokens. Nor is a picture in the tokens that stand for it. Fields that are not known
+here count as such. Sampled answers (temperature above 0) do go on, with other draws.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from twinserve.backends.live.route.events import DONE, data_of, event_of
+from twinserve.backends.live.route.events import DONE, data_of, event_of, is_done, payload_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -57,7 +57,9 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 def obstacle(path: str, body: Mapping[str, Any]) -> str | None:
     """The field for which an answer could not go on elsewhere; None: it can."""
     for name, value in body.items():
-        if value is None or name in _SAME or name in _COUNTED or name in _OF_PROMPT:
+        if value is None or name in _SAME or name in _OF_PROMPT:
+            continue
+        if name in _COUNTED and type(value) is int:  # "8" is one to vLLM, too
             continue
         if name in _PENALTIES and value == 0:
             continue
@@ -68,7 +70,25 @@ def obstacle(path: str, body: Mapping[str, Any]) -> str | None:
     prompt = body.get("prompt")
     if path == COMPLETIONS and not (isinstance(prompt, str) or _tokens(prompt)):
         return "prompt"
+    if path == CHAT and not _texts_alone(body.get("messages")):
+        return "messages"
     return None
+
+
+def _texts_alone(messages: Any) -> bool:
+    """Whether token ids are all of a chat: no picture, no sound."""
+    return isinstance(messages, list) and all(
+        isinstance(message, Mapping) and _text_alone(message.get("content")) for message in messages
+    )
+
+
+def _text_alone(content: Any) -> bool:
+    if content is None or isinstance(content, str):
+        return True
+    return isinstance(content, list) and all(
+        isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text")
+        for part in content
+    )
 
 
 def _tokens(prompt: Any) -> bool:
@@ -79,6 +99,7 @@ class Continuation:
     """One answer. It reads what workers stream (`event`), and says what to ask the next one.
 
     broken  why it cannot go on elsewhere, found while it streamed; empty: it can
+    ended   the client has its last event
     """
 
     def __init__(self, path: str, body: Mapping[str, Any]) -> None:
@@ -90,7 +111,8 @@ class Continuation:
         self._base = 0  # that this worker got as part of its prompt
         self._head: dict[str, Any] = {}  # id, created and model of the first worker's answer
         self._finish = False
-        self._moved = False  # a worker is asked that is not the first
+        self._moved = False  # a worker is asked that is not the first, and the client has a begin
+        self._as_completion = False  # that one was asked for a completion
         self._told_usage = False
         self.ended = False
         self.broken = ""
@@ -106,7 +128,8 @@ class Continuation:
     @property
     def complete(self) -> bool:
         """All its tokens have come; only what follows them may be missing."""
-        return self._finish
+        limit = self._limit()
+        return self._finish or (limit is not None and self._shown >= limit > 0)
 
     @property
     def generated(self) -> int:
@@ -117,9 +140,12 @@ class Continuation:
         `complete`."""
         del self._generated[self._shown :]
         self._base = len(self._generated)
-        if self._prompt is None:  # nothing has come: as at first
+        self._moved = bool(self._head)
+        # nothing was shown: as at first. A worker that takes thoughts and calls out of a chat must
+        # see these begin.
+        if self._prompt is None or (self.chat and not self._shown):
             return self._path, self.first()
-        self._moved = True
+        self._as_completion = True
         body = {
             name: value for name, value in self._body.items() if name in _SAME and value is not None
         }
@@ -132,7 +158,7 @@ class Continuation:
 
     def _limit(self) -> int | None:
         """Of the whole answer's tokens."""
-        for name in ("max_completion_tokens", "max_tokens"):
+        for name in ("max_completion_tokens", "max_tokens")[0 if self.chat else 1 :]:
             if isinstance(self._body.get(name), int):
                 return self._body[name]
         if self.chat or "max_tokens" in self._body:
@@ -142,11 +168,16 @@ class Continuation:
     # -- what a worker streams ---------------------------------------------------------------------
     def event(self, event: bytes) -> bytes:
         """What the client gets for an event of a worker; empty: nothing."""
-        if event.startswith(b"data: [DONE]"):
+        if is_done(event):
             self.ended = True
             return event
         data = data_of(event)
         if data is None:
+            if payload_of(event):
+                self.broken = "the worker sent an event that route cannot read"
+            return event
+        if data.get("error"):  # of a worker that is well: its answer, as any other
+            self.ended = True
             return event
         self._told_prompt(data)
         choices = data.get("choices") or []
@@ -158,8 +189,10 @@ class Continuation:
         if self._moved:
             data |= self._head
             self._as_one(data)
-            if self.chat:
+            if self.chat and self._as_completion:
                 self._as_chat(data)
+            elif self.chat and not _without_role(choices):
+                return b""
         return event_of(data)
 
     def _told_prompt(self, data: dict[str, Any]) -> None:
@@ -180,6 +213,8 @@ class Continuation:
             self._shown = len(self._generated)
         if text and not ids:
             self.broken = "the worker sends no token ids"
+        elif text and self._prompt is None:
+            self.broken = "the worker does not send the prompt's token ids"
         if delta is not None and any(
             value for name, value in delta.items() if name not in ("role", "content")
         ):
@@ -209,6 +244,10 @@ class Continuation:
     def closing(self) -> list[bytes]:
         """What is missing where a worker was lost after the last token."""
         events = []
+        if not self._finish:
+            choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": "length"}
+            choice |= {"delta": {}} if self.chat else {"text": ""}
+            events.append(event_of({**self._head, "object": self._kind, "choices": [choice]}))
         if (self._body.get("stream_options") or {}).get("include_usage") and not self._told_usage:
             events.append(self._usage_event())
         return [*events, DONE]
@@ -220,5 +259,16 @@ class Continuation:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return event_of({**self._head, "object": kind, "choices": [], "usage": usage})
+        return event_of({**self._head, "object": self._kind, "choices": [], "usage": usage})
+
+    @property
+    def _kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+
+def _without_role(choices: list[dict[str, Any]]) -> bool:
+    """The client has it from the first worker. Whether anything is left to tell."""
+    roles = [delta.pop("role", None) for one in choices if (delta := one.get("delta")) is not None]
+    return not any(roles) or any(
+        one.get("finish_reason") or any(one["delta"].values()) for one in choices
+    )
