@@ -67,6 +67,7 @@ class _Active:
     blocks    distinct ones, those without a name too
     requests  request -> its named blocks, its blocks without a name
     prefill   request -> prompt tokens that it still computes
+    gone      the replica is down, and ends what it had
     """
 
     users: np.ndarray = field(default_factory=lambda: np.zeros(1024, np.int32))
@@ -74,6 +75,7 @@ class _Active:
     prefill_tokens: int = 0
     requests: dict[Request, tuple[np.ndarray, int]] = field(default_factory=dict)
     prefill: dict[Request, int] = field(default_factory=dict)
+    gone: bool = False
 
     def new(self, named: np.ndarray, others: int) -> int:
         """Blocks of a prompt that no request there has."""
@@ -129,7 +131,18 @@ class DynamoKv(OfPrefixes[DynamoOptions]):
         self._active[replica].computed(request)
 
     def on_ended(self, request: Request, replica: int) -> None:
-        self._active[replica].remove(request)
+        active = self._active[replica]
+        active.remove(request)
+        if active.gone and not active.requests:
+            del self._active[replica]
+
+    def on_failed(self, replica: int) -> None:
+        super().on_failed(replica)
+        active = self._active.get(replica)  # none: it never came
+        if active is not None:
+            active.gone = True
+            if not active.requests:
+                del self._active[replica]
 
     def place(self, request: Request, stage: Role, view: FleetView) -> int:
         costs = self.costs(request, view)
