@@ -33,6 +33,7 @@ def route(
     write_timeout: float = 60.0,
     drain: float = 60.0,
     session_header: str = "X-Session-Id",
+    session_expiry: float = 3600.0,
     clients: str | None = None,
 ) -> None:
     """Send requests of OpenAI's API to vLLM servers as a simulated router would.
@@ -81,6 +82,8 @@ def route(
         Seconds that requests may take to end after SIGTERM.
     session_header: str
         Requests with the same value of this header are one session.
+    session_expiry: float
+        Seconds that a silent session is remembered.
     clients: str
         The servers' file of clients, or trusted: how far claims about requests are believed.
     """
@@ -110,6 +113,7 @@ def route(
         write_timeout=write_timeout,
         drain=drain,
         session_header=session_header,
+        session_expiry=session_expiry,
         clients=clients,
     )
     require_libraries()

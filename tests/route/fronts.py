@@ -8,13 +8,21 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from twinserve.backends.live.route.prompts import Prompts
+from twinserve.backends.live.route.sessions import Sessions
 from twinserve.backends.live.route.settings import RouteSettings
+from twinserve.backends.live.serving.clients import read_clients
 
 if TYPE_CHECKING:  # libraries that may not be there load when a test begins
     from tests.route.fake_worker import FakeWorker
     from twinserve.backends.live.route.front import Front
 
 FAST = {"health_s": 0.05, "health_timeout_s": 0.2, "misses": 2, "poll_s": 0.02, "port": 0}
+
+
+def prompts_of(clients: str | None = None) -> Prompts:
+    """What a router is told, and no session is forgotten."""
+    return Prompts(read_clients(clients), Sessions(1e9, lambda number: None))
 
 
 class Scene:

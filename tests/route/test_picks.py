@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.route.fronts import prompts_of
 from tests.sim.routing import Scene
 from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.measured import KvMemory
-from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.settings import router_of
-from twinserve.backends.live.serving.clients import read_clients
 from twinserve.policies.names import RegistryError
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.request import Request
@@ -41,7 +40,7 @@ class Clock:
 def requests(count: int) -> list[Request]:
     """Conversations that go on, some of them best-effort, some with sessions."""
     rng = np.random.default_rng(3)
-    prompts = Prompts(read_clients("trusted"))
+    prompts = prompts_of("trusted")
     texts = [f"system {i % 3} " * 40 + f"user {i} " for i in range(12)]
     found = []
     for i in range(count):

@@ -7,20 +7,20 @@ from hashlib import sha256
 
 import pytest
 
+from tests.route.fronts import prompts_of
 from twinserve.backends.live.route.measured import KvMemory, read_load, read_memory
 from twinserve.backends.live.route.prompts import Numbers, Prompts, prompt_of
-from twinserve.backends.live.serving.clients import read_clients
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.results.recorder import Load
 
 
 def told(body: dict, prompts: Prompts | None = None, session: str | None = None, headers=()):
-    prompts = prompts or Prompts(read_clients(None))
+    prompts = prompts or prompts_of()
     return prompts.request("r", body, 0.0, list(headers), session)
 
 
 def test_prompts_that_begin_alike_have_blocks_of_the_same_names():
-    prompts = Prompts(read_clients(None))
+    prompts = prompts_of()
     shared = "You are helpful. " * 20  # 340 bytes: 5 blocks of 64
     a = told({"prompt": shared + "Why is the sky blue?" * 9}, prompts).contents(16)
     b = told({"prompt": shared + "How do birds fly?" * 9}, prompts).contents(16)
@@ -32,7 +32,7 @@ def test_prompts_that_begin_alike_have_blocks_of_the_same_names():
 
 
 def test_a_conversation_begins_with_what_it_was_a_turn_ago():
-    prompts = Prompts(read_clients(None))
+    prompts = prompts_of()
     turn = [{"role": "user", "content": "tell me more " * 30}]
     longer = [*turn, {"role": "assistant", "content": "more " * 80}]
     before = told({"messages": turn}, prompts).contents(16)
@@ -41,7 +41,7 @@ def test_a_conversation_begins_with_what_it_was_a_turn_ago():
 
 
 def test_token_ids_are_counted_and_named_exactly():
-    prompts = Prompts(read_clients(None))
+    prompts = prompts_of()
     request = told({"prompt": list(range(100))}, prompts)
     assert request.prompt_tokens == 100 and len(request.contents(16)) == 6
     other = told({"prompt": [*range(32), *[7] * 68]}, prompts)
@@ -80,7 +80,7 @@ def test_claims_are_believed_as_the_file_says(tmp_path):
         "default: {class: be}\nclients:\n  shop: {class: rt, applications: true, "
         f"key_sha256: [{key}]}}\n"
     )
-    prompts = Prompts(read_clients(str(path)))
+    prompts = prompts_of(str(path))
     body = {"prompt": "x", "vllm_xargs": {"class": "rt", "app": "a", "slo_ttft_s": 0.3}}
     anybody = told(body, prompts)
     shop = told(body, prompts, headers=[(b"authorization", b"Bearer secret")])
@@ -95,7 +95,7 @@ def test_wrong_attributes_count_as_none():
 
 
 def test_sessions_are_told_apart():
-    prompts = Prompts(read_clients(None))
+    prompts = prompts_of()
     numbers = [told({"prompt": "x"}, prompts, session=s).affinity for s in ("a", "b", "a", None)]
     assert numbers[0] == numbers[2] != numbers[1] and numbers[3] == -1
 

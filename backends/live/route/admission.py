@@ -97,8 +97,8 @@ class Admission:
         return self._fleet.sent(request, choice)
 
     def ask_again(self) -> None:
-        """A request ended, or a worker came. Real-time requests, then best-effort ones: each in
-        order of coming, up to the first that is to wait on."""
+        """A request ended, a worker came, or one was measured. Real-time requests, then best-effort
+        ones: each in order of coming, up to the first that is to wait on."""
         for real_time in (True, False):
             queue = self._queues[real_time]
             while queue:
@@ -108,9 +108,9 @@ class Admission:
                     continue
                 try:
                     stay = self._try(one.request, one.avoid)
-                except RefusedError as refused:
+                except Exception as error:  # a router's own, too: it is that request's affair alone
                     queue.popleft()
-                    one.placed.set_exception(refused)
+                    one.placed.set_exception(error)
                     continue
                 if stay is None:
                     break

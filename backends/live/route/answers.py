@@ -20,15 +20,20 @@ class RefusedError(Exception):
 
     kind      one word, for clients that ask for a code, and for the metrics
     retry_s   when to come again (seconds); None: never like this
+    allow     the method that there is, where another one was asked for
     """
 
-    def __init__(self, status: int, kind: str, said: str, retry_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, kind: str, said: str, retry_s: int | None = None, allow: str = ""
+    ) -> None:
         super().__init__(said)
         self.status, self.kind, self.said, self.retry_s = status, kind, said, retry_s
+        self.allow = allow
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        found = {} if self.retry_s is None else {"Retry-After": str(self.retry_s)}
+        return found | ({"Allow": self.allow} if self.allow else {})
 
     @property
     def body(self) -> bytes:

@@ -151,6 +151,14 @@ class RoutedFleet:
         self.router.on_dispatched(request, replica)
         return Stay(request, worker, replica)
 
+    def forgotten(self, session: int) -> None:
+        """A session that was silent for long: the router need not know where it was."""
+        self.router.on_forgotten(session)
+
+    def stands(self, stay: Stay) -> bool:
+        """Whether its worker is still up, and has not come back as another replica."""
+        return self._replica[stay.worker] == stay.replica
+
     def first_token(self, stay: Stay) -> None:
         if not (stay.begun or stay.left):
             stay.begun = True

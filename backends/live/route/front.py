@@ -18,9 +18,11 @@ from twinserve.backends.live.route.answers import RefusedError
 from twinserve.backends.live.route.continuation import CHAT, COMPLETIONS, Continuation, obstacle
 from twinserve.backends.live.route.counters import CONTENT_TYPE, Counters
 from twinserve.backends.live.route.fleet import RoutedFleet
+from twinserve.backends.live.route.headers import for_client, for_worker
 from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.protocol import HttpServer
 from twinserve.backends.live.route.relay import ClientGoneError, Job, Relay
+from twinserve.backends.live.route.sessions import Sessions
 from twinserve.backends.live.route.settings import RouteSettings, router_of
 from twinserve.backends.live.route.workers import FAULTS, Workers
 from twinserve.backends.live.serving.clients import read_clients
@@ -30,12 +32,6 @@ _GENERATES = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}
 _CLIENT_LEFT = 499  # in the metrics alone, as nginx has it
 _PROBE_S = 5.0
 _LINGERS_S = 1.0  # the rest of a refused body may still come, so that the client sees why
-# headers that are about this connection, or that the front writes itself
-_OURS = {
-    *("host", "content-length", "content-type", "transfer-encoding", "connection", "keep-alive"),
-    *("upgrade", "te", "trailer", "proxy-connection", "proxy-authorization", "expect"),
-    *("accept-encoding", "content-encoding", "x-request-id"),
-}
 
 
 class Front:
@@ -46,8 +42,10 @@ class Front:
         self.settings = settings
         loop = asyncio.get_running_loop()
         router = router_of(settings.router)
-        self._prompts = Prompts(read_clients(settings.clients))
+        clients = read_clients(settings.clients)
         self.fleet = RoutedFleet(router, len(settings.workers), loop.time)
+        self.sessions = Sessions(settings.session_s, self.fleet.forgotten)
+        self._prompts = Prompts(clients, self.sessions)
         self.admission = Admission(
             self.fleet, settings.max_in_flight, settings.queue, settings.queue_timeout_s
         )
@@ -58,6 +56,7 @@ class Front:
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_PROBE_S),
             auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),  # else cookies of one client's answer go with all
             headers={"Accept-Encoding": "identity"},
         )
         self.workers = Workers(settings, self._session, self.fleet, self.admission.ask_again)
@@ -77,6 +76,7 @@ class Front:
         self._http = HttpServer(
             self._answer,
             settings.body_bytes,
+            lambda kind: self.counters.errors.labels(kind).inc(),
             max_line_size=settings.header_bytes,
             max_field_size=settings.header_bytes,
             keepalive_timeout=settings.idle_timeout_s,
@@ -127,16 +127,29 @@ class Front:
                 return await self._generate(client, path)
             if path in ("/health", "/metrics", "/v1/models"):
                 self._wants(client, "GET")
-                return await self._told(client, path)
-            raise RefusedError(404, "not_found", f"there is no {path[:200]} here")
+                answer = await self._told(client, path)
+            else:
+                raise RefusedError(404, "not_found", f"there is no {path[:200]} here")
         except RefusedError as refused:
-            return self._refuse(path, refused)
+            answer = self._refuse(path, refused)
+        try:  # as with long answers: who takes nothing is cut off
+            await self._relay.to_client(answer.prepare(client))
+            await self._relay.to_client(answer.write_eof())
+        except ClientGoneError as gone:
+            raise self._gone(client, gone) from gone
+        return answer
+
+    def _gone(self, client: web.BaseRequest, gone: ClientGoneError) -> asyncio.CancelledError:
+        self.counters.errors.labels(gone.kind).inc()
+        if client.transport is not None:
+            client.transport.abort()
+        return asyncio.CancelledError()
 
     @staticmethod
     def _wants(client: web.BaseRequest, method: str) -> None:
         if client.method != method:
             said = f"{client.path[:200]} takes {method}, not {client.method[:20]}"
-            raise RefusedError(405, "method_not_allowed", said)
+            raise RefusedError(405, "method_not_allowed", said, allow=method)
 
     def _refuse(self, path: str, refused: RefusedError) -> web.Response:
         self.counters.errors.labels(refused.kind).inc()
@@ -170,13 +183,12 @@ class Front:
             url = f"{self.settings.workers[index]}/v1/models"
             try:
                 async with self._session.get(
-                    url, headers=_passed_on(client.headers, ""), timeout=timeout
+                    url, headers=for_worker(client.headers), timeout=timeout, allow_redirects=False
                 ) as answer:
-                    kind = answer.headers.get("Content-Type", "application/json")
                     return web.Response(
                         status=answer.status,
                         body=await answer.read(),
-                        headers={"Content-Type": kind},
+                        headers=for_client(answer.headers),
                     )
             except FAULTS:
                 continue
@@ -199,12 +211,12 @@ class Front:
             status = ""  # counted where it is answered
             raise refused
         except ClientGoneError as gone:
-            self.counters.errors.labels(gone.kind).inc()
-            if client.transport is not None:
-                client.transport.abort()
-            raise asyncio.CancelledError from gone
+            raise self._gone(client, gone) from gone
         except asyncio.CancelledError:
             self.counters.errors.labels("disconnected").inc()
+            raise
+        except Exception:  # a defect, or a router's own; protocol.py answers
+            status = "500"
             raise
         finally:
             if status:
@@ -221,23 +233,20 @@ class Front:
         session = client.headers.get(self.settings.session_header)
         headers = [(k.lower(), v) for k, v in client.raw_headers]
         now = asyncio.get_running_loop().time()
-        request = self._prompts.request(name, body, now, headers, session)
         streams = body.get("stream") is True
         kept: Continuation | None = None
-        why = ""
-        if streams and self.settings.migrate:
-            field = obstacle(path, body)
-            why = "" if field is None else f"because of {field!r}"
-            kept = Continuation(path, body) if field is None else None
+        why = "" if streams else "because of 'stream'"
+        try:
+            request = self._prompts.request(name, body, now, headers, session)
+            if streams and self.settings.migrate:
+                field = obstacle(path, body)
+                why = "" if field is None else f"because of {field!r}"
+                kept = Continuation(path, body) if field is None else None
+            given = given if kept is None else kept.first()
+        except RecursionError:
+            raise RefusedError(400, "bad_json", "the body is nested too deeply") from None
         return Job(
-            client,
-            request,
-            path,
-            kept.first() if kept is not None else given,
-            _passed_on(client.headers, name),
-            streams,
-            kept,
-            why,
+            client, request, path, given, for_worker(client.headers, name), streams, kept, why
         )
 
     async def _body(self, client: web.BaseRequest) -> bytes:
@@ -270,9 +279,3 @@ def _object(given: bytes) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise RefusedError(400, "bad_json", "the body is no JSON object; send one")
     return body
-
-
-def _passed_on(headers: Mapping[str, str], name: str) -> dict[str, str]:
-    """Headers of a client's request for a worker. name: of the request; empty: none."""
-    own = {"Content-Type": "application/json", "X-Request-Id": name} if name else {}
-    return {k: v for k, v in headers.items() if k.lower() not in _OURS} | own

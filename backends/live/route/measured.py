@@ -6,6 +6,7 @@ looked for, instead of parsing them all.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -70,4 +71,4 @@ def _values(text: str, name: str) -> list[float]:
             values.append(float(line.rpartition("}")[2].split()[-1]))
         except (ValueError, IndexError):
             continue
-    return [value for value in values if value >= 0]  # not NaN either
+    return [value for value in values if 0 <= value < math.inf]  # not NaN either

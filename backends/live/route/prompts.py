@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from twinserve.backends.live.route.sessions import Sessions
 from twinserve.backends.live.serving.attributes import (
     BadAttributeError,
     RequestAttributes,
@@ -26,7 +27,6 @@ from twinserve.sim.fleet.request import Request
 
 BYTES_A_TOKEN = 4
 NAMES = 2**19  # contents that have names at once; about 100 MB when all are taken
-SESSIONS = 2**17
 
 
 class Numbers:
@@ -56,12 +56,13 @@ class Numbers:
 class Prompts:
     """Makes a `Request` of a body.
 
-    clients  how far claims about requests are believed, as the servers' own file says
+    clients   how far claims about requests are believed, as the servers' own file says
+    sessions  those that are remembered
     """
 
-    def __init__(self, clients: Clients, names: int = NAMES, sessions: int = SESSIONS) -> None:
-        self._clients = clients
-        self._contents, self._sessions = Numbers(names), Numbers(sessions)
+    def __init__(self, clients: Clients, sessions: Sessions, names: int = NAMES) -> None:
+        self._clients, self._sessions = clients, sessions
+        self._contents = Numbers(names)
 
     def request(
         self,
@@ -87,8 +88,10 @@ class Prompts:
         }
         affinity = -1
         if session is not None or given.app is not None:
-            key = f"s/{session}" if session is not None else f"a/{given.client}/{given.app}"
-            affinity = self._sessions.of(_digest(key.encode(errors="replace")))
+            # two clients may give a session the same name
+            kind, own = ("s", session) if session is not None else ("a", given.app)
+            key = f"{kind}/{given.client}/{own}"
+            affinity = self._sessions.of(key.encode(errors="replace"), now)
         known: dict[int, np.ndarray] = {}
 
         def contents(block_tokens: int) -> np.ndarray:

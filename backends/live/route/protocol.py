@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 
 from aiohttp import web
@@ -21,6 +22,7 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
+        server = self._manager
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.log_exception("a request was not answered", exc_info=exc)
             kind, said = "internal_error", "route failed on this request; its log says how"
@@ -29,6 +31,8 @@ class _Connection(RequestHandler):
             said = "the request line or a header is too long; send less"
         else:
             kind, said = "bad_request", "this is no HTTP request that route can read"
+        if isinstance(server, HttpServer):
+            server.count(kind)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer was begun already")
         answer = web.Response(
@@ -39,10 +43,11 @@ class _Connection(RequestHandler):
 
 
 class HttpServer(web.Server):
-    """A factory of connections, for `loop.create_server`."""
+    """A factory of connections, for `loop.create_server`. count: called with the kind of each error
+    that they answer."""
 
-    def __init__(self, handler, body_bytes: int, **limits) -> None:
-        self._body_bytes = body_bytes
+    def __init__(self, handler, body_bytes: int, count: Callable[[str], None], **limits) -> None:
+        self._body_bytes, self.count = body_bytes, count
         super().__init__(
             handler, request_factory=self._request, handler_cancellation=True, **limits
         )

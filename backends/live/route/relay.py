@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 
 from twinserve.backends.live.route.admission import Admission
 from twinserve.backends.live.route.answers import RefusedError, error_event
 from twinserve.backends.live.route.continuation import Continuation
 from twinserve.backends.live.route.counters import Counters
-from twinserve.backends.live.route.events import Events, EventTooLongError
+from twinserve.backends.live.route.events import Events, EventTooLongError, is_error
 from twinserve.backends.live.route.fleet import RoutedFleet, Stay
+from twinserve.backends.live.route.headers import for_client
 from twinserve.backends.live.route.settings import RouteSettings
 from twinserve.backends.live.route.workers import FAULTS, Worker, Workers
 from twinserve.sim.fleet.request import Request
 
 ANSWER_BYTES = 64 * 2**20  # of an answer that is not streamed
-_BACK = ("Content-Type", "Retry-After", "X-Request-Id", "WWW-Authenticate")  # headers for clients
 
 
 class WorkerLostError(Exception):
     """A worker did not end its answer."""
+
+
+class RefusesRestError(Exception):
+    """The worker that was to go on with an answer does not."""
 
 
 class ClientGoneError(Exception):
@@ -49,7 +55,7 @@ class Job:
     request: Request
     path: str
     body: bytes
-    headers: Mapping[str, str]
+    headers: CIMultiDict[str]
     streams: bool
     continuation: Continuation | None
     obstacle: str = ""
@@ -82,8 +88,11 @@ class Relay:
                     raise
                 return await self._give_up(job, refused.kind, refused.said)
             worker = self._workers.all[stay.worker]
+            whole: web.StreamResponse | None = None
             try:
-                return await self._once(job, stay, worker)
+                whole = await self._once(job, stay, worker)
+            except RefusesRestError as refused:
+                return await self._give_up(job, "worker_lost", str(refused))
             except WorkerLostError:
                 self._fleet.ended(stay)
                 await self._workers.suspect(worker)
@@ -92,6 +101,8 @@ class Relay:
             finally:
                 self._fleet.ended(stay)
                 self._admission.ask_again()
+            if whole is not None:  # the worker is rid of it; nothing that befalls it now matters
+                return await self._end(job, whole)
             if (left := job.continuation) is not None and left.complete:
                 return await self._close(job, left)
             if job.answer is not None and (why := self._stuck(job)):
@@ -123,17 +134,28 @@ class Relay:
         return f"its worker was lost, and the answer cannot go on elsewhere ({why})" if why else ""
 
     async def _once(self, job: Job, stay: Stay, worker: Worker) -> web.StreamResponse:
-        """Raises WorkerLostError where the worker does not end it."""
+        """All of it is here then; of a stream the client has all but the end. Raises
+        WorkerLostError where the worker does not end it, RefusesRestError, RefusedError."""
         try:
             async with asyncio.timeout(None) as scope:
                 with worker.attempt(scope):
+                    if not self._fleet.stands(stay):  # it went down while the request woke up
+                        raise WorkerLostError
                     async with self._session.post(
-                        worker.url + job.path, data=job.body, headers=job.headers
+                        worker.url + job.path,
+                        data=job.body,
+                        headers=job.headers,
+                        skip_auto_headers=("Content-Type", "User-Agent"),
+                        allow_redirects=False,
                     ) as upstream:
-                        if upstream.status == 200 and job.streams:
+                        # what counts as true for `stream` is the worker's affair
+                        events = upstream.content_type == "text/event-stream"
+                        if upstream.status == 200 and (job.streams or events):
                             return await self._stream(job, stay, worker, upstream)
                         return await self._whole(job, stay, worker, upstream)
         except FAULTS as fault:
+            if job.answer is not None and job.continuation is not None and job.continuation.ended:
+                return job.answer
             raise WorkerLostError from fault
 
     async def _whole(
@@ -144,23 +166,19 @@ class Relay:
         async for piece in upstream.content.iter_any():
             self._fleet.first_token(stay)
             body += piece
-            if len(body) > ANSWER_BYTES and job.answer is None:
+            if len(body) > ANSWER_BYTES:
                 said = f"the answer is longer than {ANSWER_BYTES:,} bytes; stream it"
+                if job.answer is not None:
+                    raise RefusesRestError(said)
                 raise RefusedError(502, "answer_too_long", said)
         if upstream.status >= 500 and await self._workers.suspect(worker):
             raise WorkerLostError
         if upstream.status >= 400:
             self._counters.errors.labels(f"worker_{upstream.status}").inc()
         if job.answer is not None:  # the next worker refuses the rest
-            said = f"the worker that was to go on answered {upstream.status}"
-            return await self._give_up(job, "worker_lost", said)
-        headers = {name: upstream.headers[name] for name in _BACK if name in upstream.headers}
-        answer = web.Response(status=upstream.status, body=bytes(body), headers=headers)
-        self._first_byte(job)
-        await self._to_client(answer.prepare(job.client))
-        job.answer = answer
-        await self._to_client(answer.write_eof())
-        return answer
+            raise RefusesRestError(f"the worker that was to go on answered {upstream.status}")
+        headers = for_client(upstream.headers)
+        return web.Response(status=upstream.status, body=bytes(body), headers=headers)
 
     async def _stream(
         self, job: Job, stay: Stay, worker: Worker, upstream: aiohttp.ClientResponse
@@ -177,54 +195,53 @@ class Relay:
             except EventTooLongError:
                 raise WorkerLostError from None
             for event in found:
-                if event.startswith(b'data: {"error"') and await self._workers.suspect(worker):
+                if is_error(event) and await self._workers.suspect(worker):
                     await self._pass_on(job, upstream, b"".join(out))
                     raise WorkerLostError
                 out.append(job.continuation.event(event))
             await self._pass_on(job, upstream, b"".join(out))
         if job.continuation is not None and not job.continuation.ended:
             raise WorkerLostError
-        return await self._end(job, upstream)
+        if job.answer is None:  # a stream without a byte
+            raise WorkerLostError
+        return job.answer
 
     async def _pass_on(self, job: Job, upstream: aiohttp.ClientResponse, piece: bytes) -> None:
         if not piece:
             return
         if job.answer is None:
-            headers = {name: upstream.headers[name] for name in _BACK if name in upstream.headers}
-            answer = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
-            self._first_byte(job)
-            await self._to_client(answer.prepare(job.client))
-            job.answer = answer
-        await self._to_client(job.answer.write(piece))
+            answer = web.StreamResponse(headers=for_client(upstream.headers))
+            answer.headers["Cache-Control"] = "no-cache"
+            await self._begin(job, answer)
+        assert job.answer is not None
+        await self.to_client(job.answer.write(piece))
 
-    async def _end(self, job: Job, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        if job.answer is None:  # a stream without a byte
-            raise WorkerLostError
-        await self._to_client(job.answer.write_eof())
-        return job.answer
+    async def _begin(self, job: Job, answer: web.StreamResponse) -> None:
+        self._counters.first_byte_s.observe(time.perf_counter() - job.began_s)
+        job.answer = answer  # whatever comes now: no second one begins
+        await self.to_client(answer.prepare(job.client))
+
+    async def _end(self, job: Job, whole: web.StreamResponse) -> web.StreamResponse:
+        if job.answer is None:
+            await self._begin(job, whole)
+        await self.to_client(whole.write_eof())
+        return whole
 
     async def _close(self, job: Job, left: Continuation) -> web.StreamResponse:
         """Its last token has come, and the worker was lost after it."""
         assert job.answer is not None
-        pieces = left.closing() if not left.ended else []
-        for piece in pieces or [b""]:
-            if piece:
-                await self._to_client(job.answer.write(piece))
-        await self._to_client(job.answer.write_eof())
-        return job.answer
+        for piece in left.closing() if not left.ended else ():
+            await self.to_client(job.answer.write(piece))
+        return await self._end(job, job.answer)
 
     async def _give_up(self, job: Job, kind: str, said: str) -> web.StreamResponse:
         """The last event of a stream says why there are no more; [DONE] does not follow."""
         assert job.answer is not None
         self._counters.errors.labels("cut_short").inc()
-        await self._to_client(job.answer.write(error_event(502, kind, said)))
-        await self._to_client(job.answer.write_eof())
-        return job.answer
+        await self.to_client(job.answer.write(error_event(502, kind, said)))
+        return await self._end(job, job.answer)
 
-    def _first_byte(self, job: Job) -> None:
-        self._counters.first_byte_s.observe(time.perf_counter() - job.began_s)
-
-    async def _to_client(self, writing) -> None:
+    async def to_client(self, writing: Awaitable[Any]) -> None:
         """Raises ClientGoneError, also where the client takes nothing for too long."""
         try:
             async with asyncio.timeout(self._settings.write_timeout_s) as scope:

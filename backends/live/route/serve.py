@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable
 
 from twinserve.backends.live.route.front import Front
 from twinserve.backends.live.route.settings import RouteSettings, router_of
 from twinserve.backends.live.serving.clients import read_clients
+from twinserve.sim.setup.config import SettingsError
 
 
 def serve(settings: RouteSettings) -> int:
@@ -34,8 +36,13 @@ async def until_told(settings: RouteSettings, listening: Callable[[str], None]) 
         loop.add_signal_handler(sign, hear)
     front = Front(settings)
     try:
-        port = await front.start()
-        listening(f"http://{settings.host}:{port}")
+        try:
+            port = await front.start()
+        except socket.gaierror as error:
+            why = f"--host {settings.host}: {error.strerror}; give an address of this machine"
+            raise SettingsError(why) from None
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        listening(f"http://{host}:{port}")
         await told.wait()
         drained = asyncio.create_task(front.drain())
         stopped = asyncio.create_task(again.wait())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.setup.config import SettingsError
 
 LIBRARIES = ("aiohttp", "prometheus_client")
+# names without an empty part, and IPv6 addresses
+_HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:.]*:[0-9a-f:.%\w]*")
 _Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
@@ -35,6 +38,7 @@ class RouteSettings(BaseModel):
     write_timeout_s  a client that reads nothing of its answer
     drain_s          how long requests may take to end after SIGTERM
     session_header   requests with the same value of it are one session
+    session_s        how long a session is remembered that sends nothing
     clients          the file of clients that the servers have (docs/serving.md); None: none
     """
 
@@ -55,19 +59,27 @@ class RouteSettings(BaseModel):
     max_in_flight: int = Field(1024, ge=1)
     queue: int = Field(1024, ge=0)
     queue_timeout_s: _Seconds = Field(30.0, alias="queue_timeout")
-    body_bytes: int = Field(8 * 2**20, ge=1024)
-    header_bytes: int = Field(8190, ge=256)
+    body_bytes: int = Field(8 * 2**20, ge=1024, le=2**32)
+    header_bytes: int = Field(8190, ge=256, le=2**20)
     body_timeout_s: _Seconds = Field(30.0, alias="body_timeout")
     idle_timeout_s: _Seconds = Field(75.0, alias="idle_timeout")
     write_timeout_s: _Seconds = Field(60.0, alias="write_timeout")
     drain_s: _Seconds = Field(60.0, alias="drain")
     session_header: str = Field("X-Session-Id", pattern="^[A-Za-z0-9-]{1,60}$")
+    session_s: _Seconds = Field(3600.0, alias="session_expiry")
     clients: str | None = None
+
+    @field_validator("host")
+    @classmethod
+    def _an_address(cls, given: str) -> str:
+        if not _HOST.fullmatch(given.lower()):  # an empty one would be every address
+            raise ValueError("write an address of this machine, or 0.0.0.0 for all of them")
+        return given
 
     @field_validator("workers")
     @classmethod
     def _urls(cls, given: list[str]) -> list[str]:
-        urls = [one.strip().rstrip("/") for one in given]
+        urls = [_lower(one.strip().rstrip("/")) for one in given]
         for url in urls:
             if not _is_server(url):
                 raise ValueError(f"{url!r} is no server; write http://HOST:PORT")
@@ -77,12 +89,19 @@ class RouteSettings(BaseModel):
         return urls
 
 
+def _lower(url: str) -> str:
+    """Capitals of scheme and host say nothing."""
+    scheme, mark, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme.lower()}{mark}{host.lower()}{slash}{path}"
+
+
 def _is_server(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return (
             parts.scheme in ("http", "https")
-            and bool(parts.hostname)
+            and bool(_HOST.fullmatch(parts.hostname or ""))
             and parts.port != 0
             and parts.path == parts.query == parts.fragment == ""
             and "@" not in parts.netloc

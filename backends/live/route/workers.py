@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import aiohttp
 
@@ -44,7 +44,7 @@ class Worker:
 
 
 class Workers:
-    """on_change  called when a worker came, or is down"""
+    """on_change  called when a worker came, is down, or was measured"""
 
     def __init__(
         self,
@@ -60,9 +60,24 @@ class Workers:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
+        checks = (self._check, self._settings.health_s), (self._poll, self._poll_s)
         for worker in self.all:
-            self._tasks.append(asyncio.create_task(self._check_always(worker)))
-            self._tasks.append(asyncio.create_task(self._poll_always(worker)))
+            for once, every_s in checks:
+                self._tasks.append(asyncio.create_task(self._always(worker, once, every_s)))
+
+    async def _always(
+        self, worker: Worker, once: Callable[[Worker], Awaitable[None]], every_s: float
+    ) -> None:
+        """Whatever goes wrong with one of them, the next one comes: nobody else would find out that
+        the worker is well again."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            try:
+                await once(worker)
+            except Exception:
+                _log.exception("%s: what it said of itself could not be taken in", worker.url)
+            await asyncio.sleep(max(began + every_s - clock(), 0.0))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -78,24 +93,21 @@ class Workers:
         self._down(worker, "it lost a request, and does not answer")
         return True
 
-    async def _check_always(self, worker: Worker) -> None:
-        clock = asyncio.get_running_loop().time
-        while True:
-            began = clock()
-            if await self._healthy(worker):
-                worker.misses = 0
-                if not self._fleet.is_up(worker.index):
-                    await self._up(worker)
-            else:
-                worker.misses += 1
-                if worker.misses >= self._settings.misses:
-                    self._down(worker, f"{worker.misses} health checks failed")
-            await asyncio.sleep(max(began + self._settings.health_s - clock(), 0.0))
+    async def _check(self, worker: Worker) -> None:
+        if await self._healthy(worker):
+            worker.misses = 0
+            if not self._fleet.is_up(worker.index):
+                await self._up(worker)
+        else:
+            worker.misses += 1
+            if worker.misses >= self._settings.misses:
+                self._down(worker, f"{worker.misses} health checks failed")
 
     async def _healthy(self, worker: Worker) -> bool:
         try:
             timeout = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
-            async with self._session.get(f"{worker.url}/health", timeout=timeout) as answer:
+            url = f"{worker.url}/health"
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as answer:
                 return answer.status == 200
         except FAULTS:
             return False
@@ -124,23 +136,21 @@ class Workers:
         worker.lose_attempts()
         self._on_change()
 
-    async def _poll_always(self, worker: Worker) -> None:
-        clock = asyncio.get_running_loop().time
-        while True:
-            began = clock()
-            if self._fleet.is_up(worker.index) and (page := await self._page(worker)):
-                text, at_s = page
-                load = read_load(text, at_s, worker.memory)
-                if load is not None:
-                    self._fleet.measured(worker.index, load)
-            await asyncio.sleep(max(began + self._poll_s - clock(), 0.0))
+    async def _poll(self, worker: Worker) -> None:
+        if self._fleet.is_up(worker.index) and (page := await self._page(worker)):
+            text, at_s = page
+            load = read_load(text, at_s, worker.memory)
+            if load is not None:
+                self._fleet.measured(worker.index, load)
+                self._on_change()  # a router may have held requests for what it measured before
 
     async def _page(self, worker: Worker) -> tuple[str, float] | None:
         """/metrics, and when it was asked for: what it says is not older."""
         at_s = asyncio.get_running_loop().time()
         try:
             timeout = aiohttp.ClientTimeout(total=self._settings.health_timeout_s)
-            async with self._session.get(f"{worker.url}/metrics", timeout=timeout) as answer:
+            url = f"{worker.url}/metrics"
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as answer:
                 if answer.status != 200:
                     return None
                 page = await answer.content.read(_PAGE_BYTES)

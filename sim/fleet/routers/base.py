@@ -136,6 +136,10 @@ class Router(ABC, Generic[RouterOptions]):
 
     def on_removed(self, replica: int, contents: np.ndarray) -> None: ...
 
+    def on_forgotten(self, affinity: int) -> None:
+        """Of a live front alone: requests with this number have not come for long, and what is
+        known of them may go. Should one come, it is as the first."""
+
     def on_came(self, replica: int) -> None: ...
 
     def on_draining(self, replica: int) -> None: ...

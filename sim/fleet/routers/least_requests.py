@@ -16,6 +16,9 @@ class LeastRequests(Router[Shedding]):
     def setup(self) -> None:
         self._home: dict[int, int] = {}  # affinity -> replica
 
+    def on_forgotten(self, affinity: int) -> None:
+        self._home.pop(affinity, None)
+
     def place(self, request: Request, stage: Role, view: FleetView) -> int:
         home = self._home.get(request.affinity)
         if home is not None and view.takes[home]:

@@ -25,6 +25,9 @@ class Session(Router[Shedding]):
     def setup(self) -> None:
         self._home: dict[int, int] = {}  # session -> replica
 
+    def on_forgotten(self, affinity: int) -> None:
+        self._home.pop(affinity, None)
+
     def place(self, request: Request, stage: Role, view: FleetView) -> int:
         session = request.affinity
         if session < 0:
