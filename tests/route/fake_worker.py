@@ -42,6 +42,9 @@ class FakeWorker:
     dies_after    tokens of one answer after which the process is gone; None: never
     fails_with    (status, body) of the next answers
     healthy       what /health says; silent: it accepts connections, and says nothing
+    fails_after   tokens of one answer after which an error ends it, and no [DONE] follows
+    adds          headers of answers
+    host          by which it is called
     running, waiting, kv_use  what /metrics says
     seen          bodies that came, with their paths
     """
@@ -49,6 +52,9 @@ class FakeWorker:
     def __init__(self, pace_s: float = 0.0, blocks: int = 100) -> None:
         self.pace_s, self.blocks = pace_s, blocks
         self.dies_after: int | None = None
+        self.fails_after: int | None = None
+        self.adds: dict[str, str] = {}
+        self.host = "127.0.0.1"
         self.drops_before_answer = 0
         self.fails_with: tuple[int, dict[str, Any]] | None = None
         self.healthy = True
@@ -64,7 +70,7 @@ class FakeWorker:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     async def start(self) -> None:
         app = web.Application(client_max_size=2**26)
@@ -139,7 +145,7 @@ class FakeWorker:
         await self.gate.wait()
         if self.fails_with is not None:
             status, said = self.fails_with
-            return web.json_response(said, status=status)
+            return web.json_response(said, status=status, headers=self.adds)
         chat = request.path.endswith("/chat/completions")
         prompt = chat_prompt(body["messages"]) if chat else body["prompt"]
         ids = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
@@ -153,7 +159,8 @@ class FakeWorker:
             choice["message"] = {"role": "assistant", "content": text_of(answer)}
         else:
             choice["text"] = text_of(answer)
-        return web.json_response({"id": "x", "choices": [choice], "usage": usage(ids, answer)})
+        said = {"id": "x", "choices": [choice], "usage": usage(ids, answer)}
+        return web.json_response(said, headers=self.adds)
 
     async def _stream(
         self,
@@ -163,7 +170,8 @@ class FakeWorker:
         ids: list[int],
         answer: list[int],
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        kind = {"Content-Type": "text/event-stream; charset=utf-8"}
+        response = web.StreamResponse(headers=kind | self.adds)
         await response.prepare(request)
         kind = "chat.completion.chunk" if chat else "text_completion"
         head = {"id": f"{self.port}-{len(self.seen)}", "object": kind, "created": self.port}
@@ -178,6 +186,9 @@ class FakeWorker:
         for i, token in enumerate(answer):
             if self.dies_after is not None and i >= self.dies_after:
                 await asyncio.shield(asyncio.create_task(self.die()))
+                return response
+            if self.fails_after is not None and i >= self.fails_after:
+                await send(error={"message": "out of memory", "code": 500})
                 return response
             await asyncio.sleep(self.pace_s)
             choice: dict[str, Any] = {"index": 0, "finish_reason": None}

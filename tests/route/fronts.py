@@ -70,13 +70,16 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(workers: int = 2, pace_s: float = 0.0, **settings: Any) -> AsyncIterator[Scene]:
-    """All workers are up when it begins."""
+async def scene(
+    workers: int = 2, pace_s: float = 0.0, host: str = "127.0.0.1", **settings: Any
+) -> AsyncIterator[Scene]:
+    """All workers are up when it begins. host: by which they are called."""
     from tests.route.fake_worker import FakeWorker
     from twinserve.backends.live.route.front import Front
 
     fakes = [FakeWorker(pace_s) for _ in range(workers)]
     for fake in fakes:
+        fake.host = host
         await fake.start()
     given = {**FAST, **settings}
     front = Front(RouteSettings(workers=[fake.url for fake in fakes], **given))
