@@ -47,11 +47,8 @@ def payload_of(event: bytes) -> bytes:
 
 def data_of(event: bytes) -> dict[str, Any] | None:
     """The JSON object of an event; None where there is none, as in comments and [DONE]."""
-    payload = payload_of(event)
-    if not payload.startswith(b"{"):
-        return None
     try:
-        found = json.loads(payload)
+        found = json.loads(payload_of(event) or b"null")
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
