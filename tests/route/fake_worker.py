@@ -43,6 +43,7 @@ class FakeWorker:
     fails_with    (status, body) of the next answers
     healthy       what /health says; silent: it accepts connections, and says nothing
     fails_after   tokens of one answer after which an error ends it, and no [DONE] follows
+    aborts_after  tokens of one answer after which it is given up, as by a server that ends
     adds          headers of answers
     host          by which it is called
     running, waiting, kv_use  what /metrics says
@@ -53,6 +54,7 @@ class FakeWorker:
         self.pace_s, self.blocks = pace_s, blocks
         self.dies_after: int | None = None
         self.fails_after: int | None = None
+        self.aborts_after: int | None = None
         self.adds: dict[str, str] = {}
         self.host = "127.0.0.1"
         self.drops_before_answer = 0
@@ -155,6 +157,8 @@ class FakeWorker:
         for _ in answer:
             await asyncio.sleep(self.pace_s)
         choice = {"index": 0, "finish_reason": "length"}
+        if self.aborts_after is not None:
+            answer, choice["finish_reason"] = answer[: self.aborts_after], "abort"
         if chat:
             choice["message"] = {"role": "assistant", "content": text_of(answer)}
         else:
@@ -190,6 +194,11 @@ class FakeWorker:
             if self.fails_after is not None and i >= self.fails_after:
                 await send(error={"message": "out of memory", "code": 500})
                 return response
+            if self.aborts_after is not None and i >= self.aborts_after:
+                last: dict[str, Any] = {"index": 0, "finish_reason": "abort"}
+                last |= {"delta": {"content": ""}} if chat else {"text": ""}
+                await send(choices=[last])
+                break
             await asyncio.sleep(self.pace_s)
             choice: dict[str, Any] = {"index": 0, "finish_reason": None}
             choice |= {"delta": {"content": f" w{token}"}} if chat else {"text": f" w{token}"}

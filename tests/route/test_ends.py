@@ -92,6 +92,34 @@ def test_an_error_of_a_worker_that_is_well_is_the_end():
     run(test)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_a_worker_gives_up_goes_on_elsewhere(path):
+    """vLLM ends its answers with `abort` on SIGTERM; its client has not asked for that."""
+    chat = {"messages": [{"role": "user", "content": "w1"}]}
+    body = chat if path.startswith("/v1/chat") else {"prompt": "user w1"}
+
+    async def test() -> None:
+        for after in (0, 3):
+            async with scene(2, router="round-robin") as made:
+                made.workers[0].aborts_after = after
+                events = await made.stream(path, **body)
+                assert text(events) == words("user w1", 8) and events[-1] == {}
+                ends = [c.get("finish_reason") for e in events[:-1] for c in e["choices"]]
+                assert [end for end in ends if end] == ["length"]
+        async with scene(2, router="round-robin") as made:
+            made.workers[0].aborts_after = 3
+            status, answer, _ = await made.post(path, **body)
+            assert status == 200 and answer["choices"][0]["finish_reason"] == "length"
+            said = {"text": '"finish_reason": "abort"'}  # a text that says so is none
+            for worker in made.workers:
+                worker.fails_with = (200, said)
+            assert (await made.post(path, **body))[1] == said
+            lost = 'twinserve_route_errors_total{kind="worker_lost"}'
+            assert await made.metric(lost) == 1
+
+    run(test)
+
+
 class Patient(Router):
     """Waits for room that is measured. No request may be called bad."""
 

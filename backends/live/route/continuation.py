@@ -100,6 +100,7 @@ class Continuation:
 
     broken  why it cannot go on elsewhere, found while it streamed; empty: it can
     ended   the client has its last event
+    aborted the worker gave it up, as vLLM does on SIGTERM, though its client still waits
     """
 
     def __init__(self, path: str, body: Mapping[str, Any]) -> None:
@@ -114,7 +115,7 @@ class Continuation:
         self._moved = False  # a worker is asked that is not the first, and the client has a begin
         self._as_completion = False  # that one was asked for a completion
         self._told_usage = False
-        self.ended = False
+        self.ended = self.aborted = False
         self.broken = ""
 
     @property
@@ -140,7 +141,7 @@ class Continuation:
         `complete`."""
         del self._generated[self._shown :]
         self._base = len(self._generated)
-        self._moved = bool(self._head)
+        self._moved, self.aborted = bool(self._head), False
         # nothing was shown: as at first. A worker that takes thoughts and calls out of a chat must
         # see these begin.
         if self._prompt is None or (self.chat and not self._shown):
@@ -181,6 +182,9 @@ class Continuation:
             return event
         self._told_prompt(data)
         choices = data.get("choices") or []
+        if any(choice.get("finish_reason") == "abort" for choice in choices):
+            self.aborted = True
+            return b""
         for choice in choices:
             self._told(choice)
         if "id" in data and not self._head:

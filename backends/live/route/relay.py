@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from twinserve.backends.live.route.workers import FAULTS, Worker, Workers
 from twinserve.sim.fleet.request import Request
 
 ANSWER_BYTES = 64 * 2**20  # of an answer that is not streamed
+# a worker that ends gives up what it has (vLLM on SIGTERM). Quotes within texts have a backslash.
+_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 
 
 class WorkerLostError(Exception):
@@ -171,6 +174,8 @@ class Relay:
                 if job.answer is not None:
                     raise RefusesRestError(said)
                 raise RefusedError(502, "answer_too_long", said)
+        if upstream.status == 200 and _ABORTED.search(body):
+            raise WorkerLostError
         if upstream.status >= 500 and await self._workers.suspect(worker):
             raise WorkerLostError
         if upstream.status >= 400:
@@ -199,6 +204,9 @@ class Relay:
                     await self._pass_on(job, upstream, b"".join(out))
                     raise WorkerLostError
                 out.append(job.continuation.event(event))
+                if job.continuation.aborted:
+                    await self._pass_on(job, upstream, b"".join(out))
+                    raise WorkerLostError
             await self._pass_on(job, upstream, b"".join(out))
         if job.continuation is not None and not job.continuation.ended:
             raise WorkerLostError
