@@ -43,19 +43,20 @@ async def load(urls: list[str], clients: int, tokens: int, answer_s: float, time
 
     async def ask(url: str) -> None:
         sent, times, whole = time.monotonic(), [], False
-        first = 0.0
+        first, rest = 0.0, b""
         try:
             async with session.post(url, data=body, headers=headers) as answer:
                 async for piece in answer.content.iter_any():
                     now = time.monotonic_ns()
                     first = first or now / 1e9 - sent
-                    times += [(now - int(stamp)) / 1e9 for stamp in _STAMP.findall(piece)]
-                    whole |= b"[DONE]" in piece
-        except aiohttp.ClientError:
+                    lines, _, rest = (rest + piece).rpartition(b"\n")  # a piece may end anywhere
+                    times += [(now - int(stamp)) / 1e9 for stamp in _STAMP.findall(lines)]
+                    whole |= b"[DONE]" in lines
+        except (aiohttp.ClientError, OSError, TimeoutError):
             pass
         if begin <= time.monotonic() <= end:
             seen.failed += not (whole and len(times) == tokens)
-            seen.first_s.append(first)
+            seen.first_s += [first] if first else []  # without an answer there is no time to it
             seen.on_the_way_s += times
 
     headers = {"Content-Type": "application/json"}

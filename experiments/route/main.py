@@ -8,6 +8,7 @@ front's. Servers, front and clients are a process each. docs/route.md has the re
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import cyclopts
 import numpy as np
 import pandas as pd
 
-from twinserve.backends.live.route.settings import require_libraries
+from twinserve.backends.live.route.settings import require_libraries, router_of
 from twinserve.experiments.benchmark.measure import machine
 from twinserve.experiments.benchmark.tables import machine_lines
 from twinserve.formats import whole_file
@@ -63,8 +64,11 @@ def route(
         CSV file for all measurements.
     """
     require_libraries()
-    if min(tokens, repeats, workers, *clients) < 1 or min(pace, seconds) <= 0:
+    if min(tokens, repeats, workers, *clients) < 1 or not (
+        0 < pace < math.inf and 0 < seconds < math.inf
+    ):
         raise SettingsError("give numbers that are above 0")
+    router_of(router)  # the front would say what is wrong to nobody
     rows = []
     with ExitStack() as stack:
         given = [sys.executable, "-m", "twinserve.experiments.route.worker", str(tokens), str(pace)]
@@ -102,7 +106,7 @@ def measured(
 
     before = cpu_s(process)
     seen = asyncio.run(load(list(urls), clients, tokens, tokens * pace_s, time_s))
-    if not seen.first_s:
+    if not seen.on_the_way_s:
         raise SettingsError(f"no answer ended within {time_s:g} s; give more --seconds")
     found: dict[str, float] = {"requests": len(seen.first_s), "failed": seen.failed}
     for name, values in (("first", seen.first_s), ("token", seen.on_the_way_s)):

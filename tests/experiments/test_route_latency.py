@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 
 import pandas as pd
 import pytest
@@ -41,8 +43,57 @@ def test_a_short_measurement(tmp_path, capsys):
     assert (table["token_p50_ms"] > 0).all() and (table["first_p50_ms"] >= 20).all()
 
 
-def test_a_measurement_of_nothing(capsys):
+@pytest.mark.parametrize("status", [200, 503])
+def test_pieces_may_end_within_a_stamp(status):
+    """And what has no answer has no time to one."""
+    pytest.importorskip("aiohttp")
+    from aiohttp import web
+
+    from twinserve.experiments.route.clients import load
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if status != 200:
+            assert request.transport is not None
+            request.transport.abort()
+        found = web.StreamResponse()
+        await found.prepare(request)
+        stamps = (b'data: {"text": " %d"}\n\n' % time.monotonic_ns() for _ in range(2))
+        whole = b"".join(stamps) + b"data: [DONE]\n\n"
+        for i in range(0, len(whole), 17):
+            await found.write(whole[i : i + 17])
+            await asyncio.sleep(0.002)
+        return found
+
+    async def test():
+        app = web.Application()
+        app.router.add_post("/v1/completions", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            return await load([f"http://127.0.0.1:{runner.addresses[0][1]}"], 1, 2, 0.01, 0.3)
+        finally:
+            await runner.cleanup()
+
+    seen = asyncio.run(test())
+    if status == 200:
+        assert seen.failed == 0 and len(seen.on_the_way_s) == 2 * len(seen.first_s) > 0
+    else:
+        assert seen.failed > 0 and not seen.first_s and not seen.on_the_way_s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tokens", "0"], "give numbers"),
+        (["--pace", "nan"], "give numbers"),
+        (["--seconds", "inf"], "give numbers"),
+        (["--router", "rond-robin"], "no router 'rond-robin'"),
+    ],
+)
+def test_a_measurement_of_nothing(arguments, said, capsys):
     pytest.importorskip("aiohttp")
     with pytest.raises(SystemExit) as end:
-        main(["--tokens", "0"])
-    assert end.value.code == 2 and capsys.readouterr().err.startswith("error: give numbers")
+        main(arguments)
+    found = capsys.readouterr().err
+    assert end.value.code == 2 and found.startswith(f"error: {said}") and found.count("\n") == 1
