@@ -237,6 +237,16 @@ def test_the_command_drains_on_sigterm_and_ends_well():
         (["--worker", "http://a:1", "--health-interval", "0"], "--health-interval"),
         (["--worker", "http://a:1", "--clients", "/nowhere.yaml"], "/nowhere.yaml"),
         (["--worker", "http://a:1", "--port", "70000"], "--port"),
+        (["--worker", "http://a b:1"], "write http://HOST:PORT"),
+        (["--worker", "http://a..b:1"], "write http://HOST:PORT"),
+        (["--worker", "http://a:1/v1"], "write http://HOST:PORT"),
+        (["--worker", "http://a:1", "--worker", "HTTP://A:1"], "named twice"),
+        (["--worker", "http://a:1", "--host", ""], "--host"),
+        (["--worker", "http://a:1", "--host", "256.1.1.1", "--port", "0"], "--host 256.1.1.1"),
+        (["--worker", "http://a:1", "--session-expiry", "nan"], "--session-expiry"),
+        (["--worker", "http://a:1", "--header-bytes", "9" * 30], "--header-bytes"),
+        (["--worker", "http://a:1", "--router", "session:x=1"], "no option 'x'"),
+        (["--worker", "http://a:1", "--clients", "/"], "cannot be read"),
     ],
 )
 def test_bad_input_is_one_line(arguments, said, capsys):
@@ -247,6 +257,13 @@ def test_bad_input_is_one_line(arguments, said, capsys):
     found = capsys.readouterr().err
     assert end.value.code == 2 and said in found
     assert found.startswith("error: ") and found.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:80", "https://a-b.c_d.e.:1", "http://10.0.0.1:8000"])
+def test_servers_of_all_kinds(url):
+    from twinserve.backends.live.route.settings import RouteSettings
+
+    assert RouteSettings(workers=[url + "/"]).workers == [url]
 
 
 def test_a_port_that_is_taken_is_one_line():
