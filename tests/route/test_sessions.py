@@ -57,6 +57,19 @@ def test_routers_forget_where_a_session_was(name):
     live.forgotten(12345)  # nobody knows it
 
 
+def test_a_session_that_was_forgotten_while_it_waited():
+    live = RoutedFleet(router_of("session"), 1, lambda: 0.0)
+    live.came(0, KvMemory(10, 16))
+    sessions = Sessions(10.0, live.forgotten, room=1)
+    live.remembers = sessions.__contains__
+    request = told({"prompt": "x"}, session="s0")
+    assert sessions.of(b"s/None/s0", 0.0) == request.affinity
+    sessions.of(b"another", 1.0)
+    stay = live.sent(request, live.choose(request))
+    live.ended(stay)
+    assert not live.router._home
+
+
 @pytest.mark.usefixtures("http")
 def test_a_front_forgets_sessions():
     async def test() -> None:

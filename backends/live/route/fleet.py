@@ -43,6 +43,8 @@ class Stay:
 class RoutedFleet:
     """workers  how many there may be, none of which is up yet
     now      seconds; never goes back
+
+    remembers  whether a session is not forgotten
     """
 
     def __init__(self, router: Router, workers: int, now: Callable[[], float]) -> None:
@@ -50,6 +52,7 @@ class RoutedFleet:
         self._replica: list[int | None] = [None] * workers  # of each worker that is up
         self._worker: list[int] = []  # of each replica that there was
         self.in_flight = 0
+        self.remembers: Callable[[int], bool] = lambda session: True
         view = LiveView(now(), [], [], [], Signals(), lambda i, at_s: view.loads[i])
         self.view = router.view = view
 
@@ -175,3 +178,6 @@ class RoutedFleet:
         view.in_flight[stay.replica] -= 1
         self.in_flight -= 1
         self.router.on_ended(stay.request, stay.replica)
+        session = stay.request.affinity
+        if session >= 0 and not self.remembers(session):  # forgotten while this was under way
+            self.router.on_forgotten(session)

@@ -45,6 +45,7 @@ class Front:
         clients = read_clients(settings.clients)
         self.fleet = RoutedFleet(router, len(settings.workers), loop.time)
         self.sessions = Sessions(settings.session_s, self.fleet.forgotten)
+        self.fleet.remembers = self.sessions.__contains__
         self._prompts = Prompts(clients, self.sessions)
         self.admission = Admission(
             self.fleet, settings.max_in_flight, settings.queue, settings.queue_timeout_s

@@ -26,6 +26,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._seen_s)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._seen_s
+
     def of(self, name: bytes, now: float) -> int:
         """Of a session that has sent a request. now: seconds, never less than before."""
         number = int.from_bytes(blake2b(name, digest_size=7).digest())
