@@ -1,5 +1,5 @@
-"""`twinserve route` before two real `vllm serve`: streams, views of /metrics, and kill -9 in the
-middle of answers."""
+"""`twinserve route` before real `vllm serve`: streams, views of /metrics, and servers that are
+stopped or killed in the middle of answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Route:
 
 @pytest.fixture(scope="module")
 def servers(vllm, tmp_path_factory) -> Iterator[list[Server]]:
-    """Two of vLLM's own, and a third for the one that is killed."""
+    """Three of vLLM's own: two that go away, each in a test, and one that stays."""
     pytest.importorskip("aiohttp")
     folder = tmp_path_factory.mktemp("routed")
     model = write_served_model(folder / "model")
@@ -69,11 +69,11 @@ def servers(vllm, tmp_path_factory) -> Iterator[list[Server]]:
     arguments = [*ARGUMENTS, "--chat-template", str(folder / "chat.jinja")]
     started: list[Server] = []
     try:
-        for i in range(2):
+        for i in range(3):
             (folder / str(i)).mkdir()
             started.append(Server(folder / str(i), model, None, arguments))
         for server in started:
-            server.wait(420)  # two at once, on a machine that may do other things
+            server.wait(420)  # all at once, on a machine that may do other things
         yield started
     finally:
         for server in started:
@@ -126,7 +126,7 @@ def asked(i: int) -> tuple[str, dict]:
 
 
 def test_answers_are_those_of_the_servers(servers):
-    route = Route(servers, "vllm-dp")
+    route = Route(servers[:2], "vllm-dp")
     try:
         for i in range(6):
             path, body = asked(i)
@@ -151,7 +151,7 @@ def test_answers_are_those_of_the_servers(servers):
 
 
 def test_the_benchmark_of_vllm_through_the_front(servers):
-    route = Route(servers, "least-requests")
+    route = Route(servers[:2], "least-requests")
     try:
         client = servers[0]
         given = ["--num-prompts", "60", "--random-input-len", "60", "--random-output-len", "20"]
@@ -166,11 +166,13 @@ def test_the_benchmark_of_vllm_through_the_front(servers):
         assert route.stop() == 0
 
 
-def test_kill_9_in_the_middle_of_answers(servers):
-    """The last test: one of the servers is gone after it."""
+@pytest.mark.parametrize(("number", "kill"), [(2, signal.SIGTERM), (1, signal.SIGKILL)])
+def test_a_server_goes_in_the_middle_of_answers(servers, number, kill):
+    """Stopped, it ends its answers as aborted; killed, it says nothing. The last tests: they leave
+    one server."""
     wanted = [stream(servers[0].url, *asked(i)[:1], **asked(i)[1])[0] for i in range(8)]
-    route = Route(servers, "round-robin")
-    victim = servers[1]
+    victim = servers[number]
+    route = Route([servers[0], victim], "round-robin")
     begun = [threading.Semaphore(0) for _ in range(8)]
     try:
         with ThreadPoolExecutor(8) as pool:
@@ -181,7 +183,7 @@ def test_kill_9_in_the_middle_of_answers(servers):
                 answers.append(pool.submit(stream, route.url, path, TOKENS, seen, **body))
             for one in [one for one in begun for _ in range(8)]:  # eight events of each
                 assert one.acquire(timeout=120)
-            os.killpg(victim.process.pid, signal.SIGKILL)
+            os.killpg(victim.process.pid, kill)
             found = [answer.result() for answer in answers]
         migrations = sum(route.metric("twinserve_route_migrations_total"))
         assert migrations >= 2  # of the four that were there
@@ -190,6 +192,7 @@ def test_kill_9_in_the_middle_of_answers(servers):
             assert text == wanted[i], i
             assert events[-1]["usage"]["completion_tokens"] == TOKENS
             assert len({event["id"] for event in events}) == 1
+        assert victim.process.wait(60) is not None
         assert sorted(route.metric("twinserve_route_worker_up")) == [0.0, 1.0]
         path, body = asked(0)
         assert stream(route.url, path, **body)[0] == wanted[0]

@@ -243,6 +243,8 @@ SEEDED = {
 GENERATORS = {"default_rng", "RandomState", "Random"}
 # What a file may draw on all the same, and why.
 UNSEEDED = {
+    "backends/live/route/front.py": {"uuid"},  # names of real clients' requests
+    "experiments/route/clients.py": {"random"},  # random.Random(1)
     "traces/anonymise.py": {"secrets"},  # a salt that nobody knows; a salt that is given seeds all
     "traces/generators/vllm_random.py": {"random"},  # random.Random(seed), as vLLM's client draws
 }
