@@ -27,6 +27,9 @@ class LocalPrefill(ABC, Generic[RuleOptions]):
     def __init__(self, options: RuleOptions | None = None) -> None:
         self.options: RuleOptions = options or self.Options()
 
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.options == self.options
+
     @abstractmethod
     def local(self, prompt_tokens: int, cached_tokens: int, least_in_flight: int) -> bool:
         """cached_tokens  of the prompt, at the decode replica
