@@ -162,22 +162,20 @@ class VllmPolicy(Policy[VllmOptions]):
         """Memory is short: grant in order, and preempt from the end (or the least urgent) until a
         grant fits. Of a thousand rows few need a new block: only those are looked at singly that
         find none."""
-        budget = self.limits.max_num_batched_tokens
+        budget, slots = self.limits.max_num_batched_tokens, self._slots
         granted: dict[int, int] = {}
         follows = self._rules.cursor_follows_victims
         index = 0
-        while index < len(self.running) and budget > 0:
+        while index < len(self.running) and budget > slots:
             index, budget = self._grant_ahead(index, budget, granted, requests, ledger, cap)
-            if index == len(self.running) or not budget:
+            if index == len(self.running) or budget <= slots:
                 break
             row = self.running[index]
             computed = int(requests.computed_tokens[row])
-            new = min(int(requests.known_tokens(row)) - computed, budget)
+            new = min(self._wanted_by(row, requests, cap), budget - slots)
             if not new:
                 index += 1
                 continue
-            if cap:
-                new = min(new, cap)
             fits = ledger.grow(row, computed + new)
             while not fits:
                 victim_index = self._victim(requests)
@@ -186,7 +184,8 @@ class VllmPolicy(Policy[VllmOptions]):
                 victim = self.running.pop(victim_index)
                 if victim_index < index and (follows or victim in granted):
                     index -= 1
-                budget += granted.pop(victim, 0)
+                if victim in granted:
+                    budget += granted.pop(victim) + slots
                 ledger.drop(victim)
                 self.waiting.put_back(victim, requests)
                 plan.preempted.append((victim, Preemption.RECOMPUTE))
@@ -196,13 +195,18 @@ class VllmPolicy(Policy[VllmOptions]):
             if not fits:
                 break
             granted[row] = new
-            budget -= new
+            budget -= new + slots
             index += 1
         if plan.preempted:
             self._rows = None
         plan.rows = np.fromiter(granted.keys(), np.int64, len(granted))
         plan.tokens = np.fromiter(granted.values(), np.int64, len(granted))
         return budget
+
+    def _wanted_by(self, row: int, requests: RequestTable, cap: int) -> int:
+        """Tokens that a running row may compute, the budget left aside."""
+        lacking = int(requests.known_tokens(row)) - int(requests.computed_tokens[row])
+        return min(lacking, cap) if cap else lacking
 
     def _grant_ahead(
         self,

@@ -20,7 +20,7 @@ from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.drafting import DraftingLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.plan import Preemption, StepPlan
+from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import RequestTable
 
 
@@ -86,43 +86,15 @@ class VllmDrafts(VllmPolicy):
     def _grant_one_by_one(
         self, plan: StepPlan, requests: RequestTable, ledger: KvLedger, cap: int
     ) -> int:
-        budget, slots = self.limits.max_num_batched_tokens, self._slots
-        granted: dict[int, int] = {}
-        follows = self._rules.cursor_follows_victims
-        index = 0
-        while index < len(self.running) and budget > slots:
-            row = self.running[index]
-            able, wanted = self._wanted(np.array([row]), requests)
-            if not len(able):
-                index += 1
-                continue
-            new = min(int(wanted[0]), budget - slots)
-            target = int(requests.computed_tokens[row]) + new
-            fits = ledger.grow(row, target)
-            while not fits:
-                victim_index = self._victim(requests)
-                victim = self.running.pop(victim_index)
-                if victim_index < index and (follows or victim in granted):
-                    index -= 1
-                if victim in granted:
-                    budget += granted.pop(victim) + slots
-                ledger.drop(victim)
-                self.waiting.put_back(victim, requests)
-                plan.preempted.append((victim, Preemption.RECOMPUTE))
-                if victim == row:
-                    break
-                fits = ledger.grow(row, target)
-            if not fits:
-                break
-            granted[row] = new
-            self._prompts |= not requests.draft_tokens[row]
-            budget -= new + slots
-            index += 1
-        if plan.preempted:
-            self._rows = None
-        plan.rows = np.fromiter(granted.keys(), np.int64, len(granted))
-        plan.tokens = np.fromiter(granted.values(), np.int64, len(granted))
+        budget = super()._grant_one_by_one(plan, requests, ledger, cap)
+        self._prompts = bool((requests.draft_tokens[plan.rows] == 0).any())
         return budget
+
+    def _wanted_by(self, row: int, requests: RequestTable, cap: int) -> int:
+        return int(self._wanted(np.array([row]), requests)[1].sum())
+
+    def _grant_ahead(self, index: int, budget: int, *others) -> tuple[int, int]:
+        return index, budget
 
     # -- waiting requests --------------------------------------------------------------------------
     def _first_step(self, plan: StepPlan, lacking: int, hit: int, budget: int) -> int:

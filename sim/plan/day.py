@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def plan_day(
         best = min((one.known for one in looks if one.known is not None), default=None)
         return None if best is not None and look.least > best else look.least
 
-    tasks = [Task(look.search(), lambda look=look: rank(look)) for look in looks]  # type: ignore[misc]
+    tasks = [Task(look.search(), partial(rank, look)) for look in looks]
     trials = drive(tasks, workers, report, _AT_ONCE)
     best = min(
         (one for one in looks if one.known is not None), key=lambda it: it.known, default=None

@@ -82,7 +82,7 @@ OUR_MUTATIONS = (
         ("priority", 5),
         (
             _in_policy(
-                "_grant_one_by_one", "budget += granted.pop(victim, 0)", "granted.pop(victim, 0)"
+                "_grant_one_by_one", "budget += granted.pop(victim) + slots", "granted.pop(victim)"
             ),
         ),
     ),

@@ -207,8 +207,8 @@ class PagedLedger(UndoLedger):
         # before the first is published.
         fresh = np.maximum(self._lacking_blocks(rows, tokens), 0)
         done = int(fresh.cumsum().searchsorted(self.pool.free, side="right"))
-        if done and not self.grow_all(rows[:done], tokens[:done]):
-            raise LedgerError(f"{done} rows do not fit into {self.pool.free} free blocks")
+        self._take_all(rows[:done], fresh[:done])
+        self._publish_all(rows[:done], tokens[:done])
         return done
 
     def _lacking_blocks(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -217,15 +217,14 @@ class PagedLedger(UndoLedger):
         return -(-self._room(tokens) // self.block_tokens) - self._held[rows]
 
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
-        if not self._take_all(rows, tokens):
+        if not self._take_all(rows, self._lacking_blocks(rows, tokens)):
             return False
-        if self.prefix_caching:
-            self._publish_all(rows, tokens)
+        self._publish_all(rows, tokens)
         return True
 
-    def _take_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
-        """Blocks up to `tokens` of each row; False and nothing changed where there are too few."""
-        fresh = self._lacking_blocks(rows, tokens)
+    def _take_all(self, rows: np.ndarray, fresh: np.ndarray) -> bool:
+        """So many blocks for each row, none below 1; False and nothing changed where there are too
+        few."""
         growing = fresh > 0
         if np.count_nonzero(growing):
             counts = fresh[growing]
@@ -237,6 +236,8 @@ class PagedLedger(UndoLedger):
 
     def _publish_all(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         """The first `tokens` of each row are computed with this step: what they fill is found."""
+        if not self.prefix_caching:
+            return
         full = tokens // self.block_tokens
         if self.known_text_only:
             full = np.minimum(full, self._known_blocks(rows))
