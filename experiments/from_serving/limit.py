@@ -63,7 +63,7 @@ def limit(folder: Path, model: Path, requests: int, say: Callable[[str], None]) 
             files.append(bench(server, folder / f"seen{i}.json", load, 11 + i))
     profile = folder / "mine.json"
     if not calibrate(files, any_cpu(model, folder / "any.json"), profile):
-        raise ProfileError("calibrate --from-serving wrote no profile")
+        raise ProfileError(f"no profile: {profile.with_suffix('.txt').read_text()}")
     workload = _workload(requests)
     trace = write_trace(workload, folder / "trace.jsonl")
     front = profile.with_suffix(".front_end.json")

@@ -21,7 +21,12 @@ from twinserve.profiles.measured.samples import (
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.cli.calibrate import calibrate
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.usefixtures("vllm")]
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.usefixtures("vllm"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from twinserve.experiments.from_serving.limit import planned
+from twinserve.profiles.specs import ProfileError
 
-pytestmark = [pytest.mark.slow, pytest.mark.live]
+pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.alone]
 
 BELOW, ABOVE = 0.5, 4.0  # of the limit: far enough for a machine that does other things as well
-TRIES = 2  # and that may do more of them now than when it was measured
+TRIES = 3  # and that may do more of them now than when it was measured
 
 
 def test_the_printed_command_keeps_its_objectives_below_the_limit_and_not_above(vllm, tmp_path):
@@ -17,7 +18,11 @@ def test_the_printed_command_keeps_its_objectives_below_the_limit_and_not_above(
     for number in range(TRIES):
         folder = tmp_path / str(number)
         folder.mkdir()
-        limit, rows = planned(folder, 200, (BELOW, ABOVE), 1, lambda text: None)
+        try:
+            limit, rows = planned(folder, 200, (BELOW, ABOVE), 1, lambda text: None)
+        except ProfileError as error:  # files that other programs disturbed may make nothing better
+            seen.append(str(error))
+            continue
         seen.append(f"{limit.rate_rps:.3g} requests/s\n{rows.to_string()}")
         if dict(zip(rows.share, rows.kept, strict=True)) == {BELOW: True, ABOVE: False}:
             return
