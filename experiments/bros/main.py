@@ -137,7 +137,8 @@ def _bars(labels: str, metrics: dict[str, tuple[str, float]], by: str):
 
 def _plot_overhead(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     (axes,) = panels(canvas, 1, 1, width=5)[0]
-    names = [f"{short(p)}\n{r:g} requests/s" for p, r in zip(table.profile, table.rate, strict=True)]
+    settings = zip(table.profile, table.rate, strict=True)
+    names = [f"{short(p)}\n{r:g} requests/s" for p, r in settings]
     axes.bar(names, table.step_ms, color="tab:gray", label="step (simulated)")
     axes.bar(
         names, table.decision_ms, bottom=table.step_ms, color="tab:red", label="planning (measured)"

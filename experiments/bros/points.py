@@ -28,8 +28,6 @@ from twinserve.sim.sweep.grid import Point
 
 SECONDS = 600.0  # of arrivals (Sec. VII-A: "10-minute traces")
 ABLATION_RATE = 10.0  # Sec. VII-D
-# a run of BROS takes minutes there
-LONG = {(QWEN[1], 15.0)}
 ACM = (*OPT, LLAMA)  # models of that version
 SLOW = 3.0
 LARGE_POOL = 512
@@ -66,9 +64,8 @@ def _pool(scale: Scale) -> int:
 
 
 def hybrid(scale: Scale) -> list[Point]:
-    """Figs. 9 and 10 of the IEEE version, without `LONG`."""
-    points = _hybrid(scale, QWEN[:1] if scale.quick else QWEN)
-    return [p for p in points if (p.axes["profile"], p.axes["rate"]) not in LONG]
+    """Figs. 9 and 10 of the IEEE version."""
+    return _hybrid(scale, QWEN[:1] if scale.quick else QWEN)
 
 
 def acm(scale: Scale) -> list[Point]:
