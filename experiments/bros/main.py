@@ -271,17 +271,6 @@ STUDY = Study(
             _plot_varied,
         ),
         Figure(
-            "batches",
-            "ours: hybrid loads with 512 requests in a best-effort batch",
-            points.batches,
-            serve,
-            HYBRID,
-            _plot_both,
-        ),
-        Figure(
-            "batches_means", "ours: the same over all settings", points.batches, serve, headline
-        ),
-        Figure(
             "slow",
             "ours: OPT on an engine whose steps take three times as long",
             points.slow,

@@ -12,7 +12,6 @@ from functools import partial
 
 from twinserve.experiments.bros.runs import (
     LLAMA,
-    MODELS,
     NO_BI_CACHE,
     OPT,
     PAGED_SWAP,
@@ -30,7 +29,6 @@ SECONDS = 600.0  # of arrivals (Sec. VII-A: "10-minute traces")
 ABLATION_RATE = 10.0  # Sec. VII-D
 ACM = (*OPT, LLAMA)  # models of that version
 SLOW = 3.0
-LARGE_POOL = 512
 
 UNCHANGED = {"slow": 1.0, "memory": 1.0}
 _over = partial(points_over, unchanged=UNCHANGED)
@@ -101,13 +99,6 @@ def _hybrid(
 def slow(scale: Scale) -> list[Point]:
     """The hybrid loads on OPT with an engine whose steps take three times as long."""
     return _hybrid(scale, OPT[:1] if scale.quick else OPT, slow=SLOW)
-
-
-def batches(scale: Scale) -> list[Point]:
-    """The hybrid loads with larger best-effort batches."""
-    return _hybrid(
-        scale, QWEN[:1] if scale.quick else MODELS, pool=40 if scale.quick else LARGE_POOL
-    )
 
 
 def pure(scale: Scale) -> list[Point]:

@@ -21,7 +21,7 @@ def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
 @pytest.mark.slow
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
     tables_only = {figure.name for figure in STUDY.figures if figure.plot is None}
-    assert tables_only == {"hybrid", "acm", "lmsys", "pure", "batches_means", "slow_means"}
+    assert tables_only == {"hybrid", "acm", "lmsys", "pure", "slow_means"}
     check_figures(STUDY, out, tables_only=tables_only, claims=False)
 
 
