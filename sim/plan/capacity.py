@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,7 @@ from twinserve.traces.workload import (
     WorkloadError,
 )
 
-Size = Callable[[SimulationConfig], object]
+Size = Callable[[SimulationConfig], Any]
 
 PEAK_S = 300.0  # "e.g., 5 minutes"
 ATTAINMENT = 0.9
@@ -306,7 +307,7 @@ class WhileOnline(Simulation):
         for engine in self.engines:
             requests = engine.core.requests
             finished = requests.state == int(State.FINISHED)
-            ended += np.count_nonzero(finished & (requests.service_class == REAL_TIME))
+            ended += int(np.count_nonzero(finished & (requests.service_class == REAL_TIME)))
         return ended < self._online
 
 

@@ -81,11 +81,10 @@ def plan_day(
 
     tasks = [Task(look.search(), partial(rank, look)) for look in looks]
     trials = drive(tasks, workers, report, _AT_ONCE)
-    best = min(
-        (one for one in looks if one.known is not None), key=lambda it: it.known, default=None
-    )
-    if best is None:
+    ranked = [(known, one) for one in looks if (known := one.known) is not None]
+    if not ranked:
         return None, trials
+    _, best = min(ranked, key=lambda pair: pair[0])
     size, number = best.size, min(n for n in best.tried if best.keeps(n))
     # a trial that keeps the objectives has run to its end
     at_peak = best.tried[number]

@@ -33,6 +33,13 @@ class Task:
     over: bool = False
     _next: TrialSpec | None = field(default=None, repr=False)
 
+    @property
+    def next_trial(self) -> TrialSpec:
+        """What it waits for. Raises ValueError before it is started, and where it is over."""
+        if self.over or self._next is None:
+            raise ValueError("a search that is not under way waits for no trial")
+        return self._next
+
     def start(self) -> None:
         self._advance(None)
 
@@ -66,7 +73,7 @@ def drive(
             return done
         wave = [tasks[number] for _, number in sorted(live)[:most]]
         with _told_of_lost_workers():
-            futures = [workers.submit(run_trial, task._next) for task in wave]
+            futures = [workers.submit(run_trial, task.next_trial) for task in wave]
             trials = [future.result() for future in futures]
         for task, trial in zip(wave, trials, strict=True):
             task._advance(trial)
@@ -90,7 +97,7 @@ def drive_all(
             while waiting and len(running) < WAVE:
                 task = waiting.popleft()
                 if not task.over:
-                    running[workers.submit(run_trial, task._next)] = task
+                    running[workers.submit(run_trial, task.next_trial)] = task
             if not running:
                 return [task.found for task in tasks], done
             for future in wait(running, return_when=FIRST_COMPLETED).done:

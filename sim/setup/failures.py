@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from twinserve.errors import worded
 from twinserve.policies.names import hint
@@ -37,6 +37,14 @@ class FaultSettings(BaseModel):
     until_s: float | None = Field(None, ge=0, le=_LATEST_S)
     factor: float | None = Field(None, gt=1, le=1e6)
     grace_s: float | None = Field(None, ge=0, le=_LATEST_S)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag(cls, given: Any) -> Any:
+        """What YAML and JSON write as true is 1 to Python, and no number to who wrote it."""
+        if isinstance(given, bool):
+            raise ValueError("is true or false here; write what it is, 1 for one")
+        return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> FaultSettings:

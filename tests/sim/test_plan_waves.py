@@ -5,7 +5,7 @@ from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 import pytest
 
 from twinserve.sim.plan import waves
-from twinserve.sim.plan.waves import WAVE, drive_all
+from twinserve.sim.plan.waves import WAVE, Task, drive_all
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.executors import InThisProcess
 
@@ -64,3 +64,14 @@ def test_a_lost_worker_is_one_line(monkeypatch):
     monkeypatch.setattr(waves, "run_trial", lost)
     with pytest.raises(SettingsError, match="give --workers 1"):
         drive_all([counting(0, 1)], InThisProcess(), lambda *_: None)
+
+
+def test_only_a_search_that_is_under_way_waits_for_a_trial():
+    task = Task(counting(5, 2), lambda: 0)
+    with pytest.raises(ValueError, match="not under way"):
+        _ = task.next_trial
+    task.start()
+    assert task.next_trial == 5
+    task.give_up()
+    with pytest.raises(ValueError, match="not under way"):
+        _ = task.next_trial
