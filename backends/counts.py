@@ -27,6 +27,7 @@ MISSING = {
     PARTS: "vLLM's KV connector copies whole requests, when they leave and return",
 }
 
+_SWAPPED = int(State.SWAPPED)
 Counts = dict[str, dict[str, int]]  # kind -> moves, to_host_bytes, to_device_bytes
 _BYTES = {HOST: "to_host_bytes", DEVICE: "to_device_bytes"}
 
@@ -34,7 +35,7 @@ _BYTES = {HOST: "to_host_bytes", DEVICE: "to_device_bytes"}
 def kind_of(move: KvMove, state: int, swapped_in: Collection[int], layered: bool) -> str:
     """state: of the move's request, after the plan; swapped_in: rows whose KV all comes back with
     it; layered: the ledger moves layers, all of a request's at times."""
-    whole = move.row in swapped_in if move.target == DEVICE else state == State.SWAPPED
+    whole = move.row in swapped_in if move.target == DEVICE else state == _SWAPPED
     return REQUESTS if whole else LAYERS if layered else PARTS
 
 

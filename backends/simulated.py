@@ -16,6 +16,8 @@ from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Preemption, Step
 from twinserve.policies.requests import FIRST_ROWS, RequestTable
 from twinserve.profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
 
+_BEFORE_STEP, _STEP, _REQUEST = Hold.BEFORE_STEP, Hold.STEP, Hold.REQUEST  # to look up once
+
 
 class SimulatedBackend(Backend):
     """One engine's hardware: a step-time model, a PCIe link, and the true output lengths, which
@@ -223,25 +225,24 @@ class SimulatedBackend(Backend):
             if work is None or self.allreduces is None
             else self._computing(moves, now, overhead_s, work)
         )
+        back = set(plan.swapped_in)  # asked for each move: a crowd brings back hundreds at a time
         for move in moves:
             size = self._bytes(move)
-            end = self.link.transfer(
-                now, size, move.source, move.target, step, move.hold is Hold.STEP
-            )
+            end = self.link.transfer(now, size, move.source, move.target, step, move.hold is _STEP)
             sizes[move.target] += size
             count(
                 self.moved,
-                kind_of(move, self.requests.state[move.row], plan.swapped_in, self.layered),
+                kind_of(move, self.requests.state[move.row], back, self.layered),
                 move.target,
                 size,
             )
-            if move.hold is Hold.BEFORE_STEP:
+            if move.hold is _BEFORE_STEP:
                 before = max(before, end)
-            elif move.hold is Hold.STEP:
+            elif move.hold is _STEP:
                 beside = max(beside, end)
             else:
                 lands[move.row] = max(lands.get(move.row, 0.0), end)
-                if move.hold is Hold.REQUEST:
+                if move.hold is _REQUEST:
                     ready[move.row] = max(ready.get(move.row, 0.0), end)
         return Transfers(sizes[HOST], sizes[DEVICE], ready, lands, before, beside)
 

@@ -31,7 +31,7 @@ from twinserve.policies.base import Options, Policy, SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.paged.checkpointed import CheckpointedLedger
 from twinserve.policies.parts.deadlines import RowSet
-from twinserve.policies.parts.fill import fill
+from twinserve.policies.parts.fill import fill, landed
 from twinserve.policies.parts.runs import LONGEST_RUN, further_decodes, further_steps
 from twinserve.policies.plan import DEVICE, Hold, KvMove, Preemption, StepPlan
 from twinserve.policies.requests import RequestClass, RequestTable, State
@@ -266,13 +266,10 @@ class _Rows:
     def __init__(self, rows: np.ndarray, waiting: np.ndarray, view: SystemView) -> None:
         state = view.requests.state[rows]
         self.here = int(np.count_nonzero(state == _RUNNING))
-        self.waiting = waiting
+        self.waiting = landed(waiting, view)
         if view.ready_s:
-            ready, there = (
-                np.array([row not in view.ready_s for row in some.tolist()], bool)
-                for some in (rows, waiting)
-            )
-            rows, state, self.waiting = rows[ready], state[ready], waiting[there]
+            rows = landed(rows, view)
+            state = view.requests.state[rows]
         if np.count_nonzero(state == _RUNNING) == len(rows):  # the usual case
             self.running, self.swapped = rows, _NOBODY
         else:

@@ -170,8 +170,9 @@ class MlfqPolicy(Policy[MlfqOptions]):
             plan.admitted or plan.swapped_in or plan.preempted
         ):
             return order[:0]
-        out = {*plan.rows.tolist(), *(row for row, _ in plan.preempted)}
-        return np.array([row for row in order[holds].tolist() if row not in out], np.int64)
+        lost = np.array([row for row, _ in plan.preempted], np.int64)
+        holders = order[holds]
+        return holders[~np.isin(holders, np.concatenate([plan.rows, lost]))]
 
     # -- proactive swapping (Sec. 4.3) -------------------------------------------------------------
     def _swap_ahead(
@@ -206,8 +207,7 @@ class MlfqPolicy(Policy[MlfqOptions]):
         return swapped
 
     def _by_next_scheduled(self, rows: np.ndarray, view: SystemView) -> np.ndarray:
-        """`rows`, the smallest ENST first; ties as in the queues."""
-        rows = self.queues.order(rows)
+        """`rows`, in the order of the queues, by ENST, smallest first; ties stay as they are."""
         enst = self.queues.next_scheduled(
             self.active.rows, rows, self.limits.max_num_seqs, view.now
         )

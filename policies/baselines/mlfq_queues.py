@@ -47,16 +47,15 @@ class FeedbackQueues:
         self.running[row], self._until[row] = False, self.quanta[level]
 
     def advance(self, rows: np.ndarray, now: float) -> None:
-        """Demote and promote among `rows` up to `now`."""
-        running = self.running[rows]
-        late = rows[running & (self._until[rows] <= now)]
+        """Demote in the batch and promote among `rows`, up to `now`."""
+        late = self._batch[self._until[self._batch] <= now]
         while len(late):
             self.entered[late] = self._until[late]
             self.level[late] = np.minimum(self.level[late] + 1, len(self.quanta) - 1)
             self._until[late] += self.quanta[self.level[late]]
             late = late[self._until[late] <= now]
         promoted = self.left_out[rows] + self.starve_limit
-        starving = ~running & (self.level[rows] > 0) & (promoted <= now)
+        starving = ~self.running[rows] & (self.level[rows] > 0) & (promoted <= now)
         if np.count_nonzero(starving):
             some = rows[starving]
             self.level[some], self.entered[some], self._until[some] = (
@@ -66,8 +65,8 @@ class FeedbackQueues:
             )
 
     def order(self, rows: np.ndarray) -> np.ndarray:
-        """`rows` by queue, then by when they entered it, then by number."""
-        return rows[np.lexsort((rows, self.entered[rows], self.level[rows]))]
+        """`rows`, which ascend, by queue, then by when they entered it, then by number."""
+        return rows[np.lexsort((self.entered[rows], self.level[rows]))]  # a stable sort
 
     def run(self, batch: np.ndarray, now: float) -> None:
         """From `now` on `batch` runs, in place of the one before."""

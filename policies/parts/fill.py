@@ -258,6 +258,4 @@ def landed(rows: np.ndarray, view: SystemView) -> np.ndarray:
     by one."""
     if not (view.ready_s and len(rows)):
         return rows
-    here = np.ones(len(view.requests), bool)
-    here[list(view.ready_s)] = False
-    return rows[here[rows]]
+    return rows[~np.isin(rows, np.fromiter(view.ready_s, np.int64, len(view.ready_s)))]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
+from tests.parameters import mostly_slow
 from tests.sim.test_speculation import SMALL, TIGHT, run, simulation
 from twinserve.policies import registry
 from twinserve.policies.errors import PolicyError
@@ -36,13 +39,17 @@ def test_every_shipped_policy_drafts_or_says_why_not():
     assert sorted([*DRAFTING, *WHY_NOT]) == sorted(registry._OWN) and len(registry._OWN) == 21
 
 
-@pytest.mark.parametrize("name", DRAFTING)
-def test_a_policy_that_drafts_keeps_the_rules(name):
+DRAFTS = ("k=3,method=ngram,acceptance=0.6", "k=2,method=eagle,acceptance=0.9")
+BY_TURNS = [(name, DRAFTS[turn % 2]) for turn, name in enumerate(DRAFTING)]
+
+
+@pytest.mark.parametrize(("name", "drafts"), mostly_slow(product(DRAFTING, DRAFTS), *BY_TURNS))
+def test_a_policy_that_drafts_keeps_the_rules(name, drafts):
     """Every plan is audited, memory recounted, all tokens come, and a second run and the fast path
-    give the same rows; with clients that leave, and asynchronously, too."""
-    for drafts in ("k=3,method=ngram,acceptance=0.6", "k=2,method=eagle,acceptance=0.9"):
-        crowded = CROWDED.model_copy(update={"speculate": drafts, "step_times": "roofline"})
-        assert check_policy(name, kv=["paged"], seeds=range(1), config=crowded) > 300
+    give the same rows; with clients that leave, and asynchronously, too. The fast suite has each
+    policy, and both kinds of drafts by turns."""
+    crowded = CROWDED.model_copy(update={"speculate": drafts, "step_times": "roofline"})
+    assert check_policy(name, kv=["paged"], seeds=range(1), config=crowded) > 150
 
 
 @pytest.mark.parametrize("name", DRAFTING)
