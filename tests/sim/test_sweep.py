@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
@@ -62,9 +63,22 @@ def ran(monkeypatch) -> list:
     return found
 
 
-def test_a_row_holds_every_number_of_the_runs_summary(tmp_path):
-    assert sweep(tmp_path, *GRID) == 0
-    frame = pd.read_parquet(tmp_path / "runs.parquet")
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    """A folder of the whole grid, for tests that only look at it."""
+    folder = tmp_path_factory.mktemp("swept")
+    assert sweep(folder, *GRID) == 0
+    return folder
+
+
+@pytest.fixture
+def swept_before(swept, tmp_path) -> Path:
+    """A folder of one's own with what that sweep left."""
+    return shutil.copytree(swept, tmp_path / "swept")
+
+
+def test_a_row_holds_every_number_of_the_runs_summary(swept):
+    frame = pd.read_parquet(swept / "runs.parquet")
     assert list(zip(frame.policy, frame.rate, frame.seed, strict=True)) == [
         (p, r, s) for p in ("vllm", "bros") for r in (10, 20) for s in (0, 1)
     ]
@@ -79,10 +93,9 @@ def test_a_row_holds_every_number_of_the_runs_summary(tmp_path):
     assert {"classes.rt.p99_ttft_ms", "kv.preemptions.swap", "output_throughput"} <= set(summary)
 
 
-def test_the_table_has_means_and_intervals_over_seeds(tmp_path):
-    sweep(tmp_path, *GRID)
-    frame = pd.read_parquet(tmp_path / "runs.parquet")
-    table = pd.read_csv(tmp_path / "table.csv")
+def test_the_table_has_means_and_intervals_over_seeds(swept):
+    frame = pd.read_parquet(swept / "runs.parquet")
+    table = pd.read_csv(swept / "table.csv")
     assert len(table) == 4 and set(table.seeds) == {2}
     first = frame.mean_ttft_ms[:2]
     assert table.mean_ttft_ms[0] == pytest.approx(first.mean())
@@ -99,16 +112,15 @@ def test_the_same_command_runs_nothing_and_writes_the_same_bytes(tmp_path, ran):
     assert {name: (tmp_path / name).read_bytes() for name in FILES} == before
 
 
-def test_only_what_is_missing_or_damaged_is_run_again(tmp_path, ran):
-    sweep(tmp_path, *GRID)
-    gone, torn, _, other, *_ = sorted((tmp_path / KEPT).glob("*.json"))
+def test_only_what_is_missing_or_damaged_is_run_again(swept_before, ran):
+    gone, torn, _, other, *_ = sorted((swept_before / KEPT).glob("*.json"))
     gone.unlink()
     torn.write_bytes(torn.read_bytes()[:-20])
     other.write_text(json.dumps(json.loads(other.read_text()) | {"sources": "other"}))
-    before = (tmp_path / "runs.parquet").read_bytes()
-    sweep(tmp_path, *GRID)
-    assert len(ran) == 11
-    assert (tmp_path / "runs.parquet").read_bytes() == before
+    before = (swept_before / "runs.parquet").read_bytes()
+    sweep(swept_before, *GRID)
+    assert len(ran) == 3
+    assert (swept_before / "runs.parquet").read_bytes() == before
 
 
 def test_a_larger_sweep_adds_its_own_runs_only(tmp_path, ran):

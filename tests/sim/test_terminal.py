@@ -15,7 +15,10 @@ import struct
 import subprocess
 import sys
 import termios
+import traceback
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -29,7 +32,7 @@ from twinserve.sim.sweep.combinations import read_grid
 
 ESCAPE = "\x1b"
 MANY = ("simulate", "sweep", "plan", "calibrate", "validate", "replay")  # options
-SMALL = "simulate -p vllm -p bros -t poisson --rate 20 --requests 40 --pool 4 --seed 1"
+SMALL = "simulate -p vllm -p bros -t poisson --rate 20 --requests 12 --pool 4 --seed 1"
 
 
 def said(capsys, *words: str) -> tuple[int, str, str]:
@@ -38,10 +41,12 @@ def said(capsys, *words: str) -> tuple[int, str, str]:
     return int(end.value.code or 0), *capsys.readouterr()
 
 
+@cache
 def app_of(verb: str):
     return cli.twinserve_app([verb])[verb]
 
 
+@cache
 def options_of(verb: str) -> dict[str, str]:
     """Option -> title of its group."""
     return {
@@ -241,38 +246,56 @@ def test_scripts_for_other_shells_have_every_verb_and_parse(shell, capsys, tmp_p
 
 
 # -- terminals and pipes ---------------------------------------------------------------------------
+def _command_of(words: str, terminal: int, variables: dict[str, str]) -> NoReturn:
+    """Be a process that runs this command in that terminal, and end with it."""
+    code = 1
+    try:
+        for name in ("COLUMNS", "NO_COLOR", "LINES"):
+            os.environ.pop(name, None)
+        os.environ.update(variables)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(terminal, 1)
+        os.dup2(terminal, 2)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        name, *rest = words.split()
+        sys.argv = [name, *rest]
+        (cli.simulate_main if name == "simulate" else cli.main)()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def in_terminal(words: str, columns: int, **variables: str) -> str:
     """What a command shows in a terminal of so many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "LINES")}
-    code = (
-        "import sys; from twinserve.sim.cli import main; "
-        "main.simulate_main() if sys.argv[0] == 'simulate' else main.main()"
-    )
-    name, *rest = words.split()
-    start = f"import sys; sys.argv[0] = {name!r}; {code}"
-    with subprocess.Popen(
-        [sys.executable, "-c", start, *rest],
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-        env={**environment, "TERM": "xterm-256color", **variables},
-    ) as process:
-        os.close(theirs)
-        parts = []
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError as error:  # Linux' way of saying that nobody writes any more
-                if error.errno != errno.EIO:
-                    raise
-                break
-            if not part:
-                break
-            parts.append(part)
+    child = os.fork()  # all is imported here already
+    if not child:
+        os.close(ours)
+        _command_of(words, theirs, {"TERM": "xterm-256color", **variables})
+    os.close(theirs)
+    parts = []
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError as error:  # Linux' way of saying that nobody writes any more
+            if error.errno != errno.EIO:
+                raise
+            break
+        if not part:
+            break
+        parts.append(part)
     os.close(ours)
-    assert process.returncode == 0
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
     return b"".join(parts).decode()
 
 
