@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from twinserve.sim.results.files import RunResult
     from twinserve.sim.setup.run import Progress as RunState
 
+_WALL = time.perf_counter
 _REFRESH_S = 0.1  # of the bar
 _FIRST_S, _EVERY_S = 5.0, 10.0  # plain lines, after the command's start
 _SOONEST_S = 2.0  # an estimate from less is worth nothing
@@ -67,12 +68,13 @@ class RunProgress:
 
     shown  False: says nothing at all
     file   by default stderr
-    now    wall time in seconds, from any origin
+    now    wall time in seconds, from any origin; by default this machine's
     """
 
     def __init__(
-        self, shown: bool, file: TextIO | None = None, now: Callable[[], float] = time.perf_counter
+        self, shown: bool, file: TextIO | None = None, now: Callable[[], float] | None = None
     ) -> None:
+        now = now or _WALL
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column

@@ -19,7 +19,7 @@ FASTER = 0.95
 def littles_law(policy: str, seed: int) -> None:
     """Requests in the system, summed over the time of the steps, are the times that requests spend
     in it from the step after their arrival: the two tables are recorded by different code."""
-    run = simulate(hybrid(seed, n=40, sessions=2, applications=1, pool=3), policy, host_blocks=64)
+    run = simulate(hybrid(seed, n=24, sessions=2, applications=1, pool=3), policy, host_blocks=64)
     steps, requests = run.steps, run.requests
     assert requests.finished.all()
     start, end = steps.start_s.to_numpy(), steps.end_s.to_numpy()

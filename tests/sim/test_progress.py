@@ -211,6 +211,22 @@ def test_who_watches_a_run_changes_nothing():
 
 
 # -- commands ------------------------------------------------------------------------------------
+@pytest.fixture
+def wall(monkeypatch) -> Wall:
+    """The clock of the commands, which stands still: how long they take here says nothing."""
+    clock = Wall()
+    monkeypatch.setattr(shown, "_WALL", clock)
+    return clock
+
+
+class Ticking(Wall):
+    """Each look at it takes a tenth of a second."""
+
+    def __call__(self) -> float:
+        self.now += 0.1
+        return self.now
+
+
 def run(capsys, command, words: str) -> tuple[str, str]:
     with pytest.raises(SystemExit) as end:
         command(words.split())
@@ -219,21 +235,23 @@ def run(capsys, command, words: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_a_command_without_a_terminal_says_lines_that_can_be_searched(capsys, monkeypatch):
+def test_a_command_without_a_terminal_says_lines_that_can_be_searched(capsys, monkeypatch, wall):
     words = "--trace fixed:400,50 --rate 8 --requests 200 -p vllm -p bros"
     _, before = run(capsys, simulate_main, words)
+    monkeypatch.setattr(shown, "_WALL", Ticking())
     monkeypatch.setattr(shown, "_FIRST_S", 0.0)
     monkeypatch.setattr(shown, "_EVERY_S", 0.0)
     out, err = run(capsys, simulate_main, words)
     lines = err.removeprefix(before).splitlines()
     assert len(lines) > 4 and [line for line in lines if not LINE.fullmatch(line)] == []
+    assert any(line.endswith(" left") for line in lines)
     assert {line.partition(":")[0] for line in lines} == {"vllm", "bros"}
     for silent in ("--quiet", "--json"):
         assert run(capsys, simulate_main, f"{words} {silent}")[1] == ""
 
 
 @pytest.mark.slow
-def test_a_report_of_several_runs_says_how_far_it_is(capsys, monkeypatch, tmp_path):
+def test_a_report_of_several_runs_says_how_far_it_is(capsys, monkeypatch, tmp_path, wall):
     words = f"--trace fixed:400,50 --rate 8 --requests 20 -p vllm -p mlfq -q --out {tmp_path}/runs"
     run(capsys, simulate_main, words)
     monkeypatch.setattr(shown, "_FIRST_S", 0.0)
