@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 _Flag = Annotated[bool, Parameter(negative="")]
+_Endpoints = Annotated[list[str] | None, Parameter(negative="")]
 _Workers = Annotated[list[str] | None, Parameter(name=["--worker", "-w"], negative="")]
 
 
@@ -35,6 +36,8 @@ def route(
     session_header: str = "X-Session-Id",
     session_expiry: float = 3600.0,
     clients: str | None = None,
+    kv_events: _Endpoints = None,
+    profile: str | None = None,
 ) -> None:
     """Send requests of OpenAI's API to vLLM servers as a simulated router would.
 
@@ -86,6 +89,11 @@ def route(
         Seconds that a silent session is remembered.
     clients: str
         The servers' file of clients, or trusted: how far claims about requests are believed.
+    kv_events: list[str]
+        tcp://HOST:PORT[,tcp://HOST:PORT] where a worker publishes KV events, and replays them.
+        One for each worker, or one with the host * for all.
+    profile: str
+        Profile of the workers, for routers that predict step times: a name, or a .json file.
     """
     from twinserve.backends.live.route.settings import RouteSettings, require_libraries
     from twinserve.sim.setup.config import SettingsError
@@ -115,8 +123,10 @@ def route(
         session_header=session_header,
         session_expiry=session_expiry,
         clients=clients,
+        kv_events=kv_events or [],
+        profile=profile,
     )
-    require_libraries()
+    require_libraries(events=bool(kv_events))
     from twinserve.backends.live.route.serve import serve
 
     left = serve(settings)

@@ -136,8 +136,10 @@ def test_an_older_measurement_replaces_no_newer_one():
     [
         ("dynamo-kv", "dynamo-kv:index=approximate"),
         ("conductor", "KV events"),
-        ("llm-d:lost=0.1,interval=1", "drop them"),
-        ("llm-d:age=0.2", "drop them"),
+        ("llm-d:lost=0.1,interval=1", "drop lost"),
+        ("llm-d:age=0.2", "drop age"),
+        ("llm-d:index=exact", "--kv-events.*llm-d:index=approximate"),
+        ("dynamo-kv:events_age=1", "--kv-events"),
     ],
 )
 def test_routers_that_cannot_be_live_are_refused(router, said):

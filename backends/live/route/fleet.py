@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from twinserve.backends.live.route.measured import KvMemory
+from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router, Verdict
@@ -43,12 +46,19 @@ class Stay:
 class RoutedFleet:
     """workers  how many there may be, none of which is up yet
     now      seconds; never goes back
+    model    what is known of step times of workers; None: nothing
 
     remembers  whether a session is not forgotten
     """
 
-    def __init__(self, router: Router, workers: int, now: Callable[[], float]) -> None:
-        self.router, self._now = router, now
+    def __init__(
+        self,
+        router: Router,
+        workers: int,
+        now: Callable[[], float],
+        model: StepTimeModel | None = None,
+    ) -> None:
+        self.router, self._now, self._model = router, now, model
         self._replica: list[int | None] = [None] * workers  # of each worker that is up
         self._worker: list[int] = []  # of each replica that there was
         self.in_flight = 0
@@ -78,7 +88,7 @@ class RoutedFleet:
         view.now = self._now()
         self._worker.append(worker)
         self._replica[worker] = replica
-        view.add(memory.num_blocks, memory.block_tokens, None)
+        view.add(memory.num_blocks, memory.block_tokens, self._model)
         view.loads[replica] = load or Load(view.now, 0, 0, 0, memory.num_blocks)
         view.takes[replica] = True
         view.up.append(replica)
@@ -100,6 +110,14 @@ class RoutedFleet:
         replica = self._replica[worker]
         if replica is not None and load.at_s >= self.view.loads[replica].at_s:
             self.view.loads[replica] = load
+
+    def heard(self, worker: int, stored: bool, contents: np.ndarray) -> None:
+        """KV events of a worker. contents: int64[n], as of `Prompts.numbers`."""
+        replica = self._replica[worker]
+        if replica is not None and self.router.hears_kv_events():
+            self.view.now = self._now()
+            hear = self.router.on_stored if stored else self.router.on_removed
+            hear(replica, contents)
 
     def age_s(self, worker: int) -> float | None:
         """Of what is known of a worker that is up."""

@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
@@ -23,9 +23,14 @@ from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.protocol import HttpServer
 from twinserve.backends.live.route.relay import ClientGoneError, Job, Relay
 from twinserve.backends.live.route.sessions import Sessions
-from twinserve.backends.live.route.settings import RouteSettings, router_of
+from twinserve.backends.live.route.settings import RouteSettings, model_of, router_of
+from twinserve.backends.live.route.tokens import Tokens
 from twinserve.backends.live.route.workers import FAULTS, Workers
 from twinserve.backends.live.serving.clients import read_clients
+
+if TYPE_CHECKING:  # their libraries are needed for KV events alone
+    from twinserve.backends.live.route.kv_events import KvEvents
+    from twinserve.backends.live.route.kv_stream import Gap
 
 _log = logging.getLogger("twinserve.route")
 _GENERATES = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}
@@ -41,9 +46,10 @@ class Front:
     def __init__(self, settings: RouteSettings) -> None:
         self.settings = settings
         loop = asyncio.get_running_loop()
-        router = router_of(settings.router)
+        router = router_of(settings.router, bool(settings.kv_events), settings.profile)
         clients = read_clients(settings.clients)
-        self.fleet = RoutedFleet(router, len(settings.workers), loop.time)
+        model = model_of(settings.profile)
+        self.fleet = RoutedFleet(router, len(settings.workers), loop.time, model)
         self.sessions = Sessions(settings.session_s, self.fleet.forgotten)
         self.fleet.remembers = self.sessions.__contains__
         self._prompts = Prompts(clients, self.sessions)
@@ -64,6 +70,8 @@ class Front:
         self._relay = Relay(
             settings, self._session, self.fleet, self.workers, self.admission, self.counters
         )
+        self._tokens: Tokens | None = None
+        self._events: KvEvents | None = None
         self._server: asyncio.Server | None = None
         self._http: HttpServer | None = None
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -84,12 +92,26 @@ class Front:
             lingering_time=_LINGERS_S,
             access_log=None,
         )
+        if settings.kv_events:
+            self._hear(settings)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._http, settings.host, settings.port, backlog=4096
         )
         self.workers.start()
         return self._server.sockets[0].getsockname()[1]
+
+    def _hear(self, settings: RouteSettings) -> None:
+        from twinserve.backends.live.route.kv_events import KvEvents
+
+        def gap(worker: int, outcome: Gap) -> None:
+            self.counters.kv_gaps.labels(settings.workers[worker], outcome.value).inc()
+
+        self._tokens = Tokens(settings, self._session, self.fleet, self.counters)
+        self._events = self.workers.events = KvEvents(
+            settings.endpoints, self.fleet, self._prompts, gap, self.admission.ask_again
+        )
+        self.counters.hear(self._events)
 
     @property
     def under_way(self) -> int:
@@ -114,6 +136,8 @@ class Front:
         for task in list(self._under_way):
             task.cancel()
         await self.workers.stop()
+        if self._events is not None:
+            await self._events.stop()
         if self._http is not None:
             await self._http.shutdown(1.0)
         await self._session.close()
@@ -233,12 +257,15 @@ class Front:
         name = client.headers.get("X-Request-Id", "")[:200] or uuid.uuid4().hex
         session = client.headers.get(self.settings.session_header)
         headers = [(k.lower(), v) for k, v in client.raw_headers]
+        tokens = None
+        if self._tokens is not None:
+            tokens = await self._tokens.of(body, for_worker(client.headers))
         now = asyncio.get_running_loop().time()
         streams = body.get("stream") is True
         kept: Continuation | None = None
         why = "" if streams else "because of 'stream'"
         try:
-            request = self._prompts.request(name, body, now, headers, session)
+            request = self._prompts.request(name, body, now, headers, session, tokens)
             if streams and self.settings.migrate:
                 field = obstacle(path, body)
                 why = "" if field is None else f"because of {field!r}"

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.step_times import choose
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.setup.config import SettingsError
 
 LIBRARIES = ("aiohttp", "prometheus_client")
+OF_EVENTS = ("zmq", "msgspec")  # for KV events alone
 # names without an empty part, and IPv6 addresses
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:.]*:[0-9a-f:.%\w]*")
 _Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class KvEndpoints(NamedTuple):
+    """Of a worker, as its `--kv-events-config` has them. replay: empty: it has none."""
+
+    events: str
+    replay: str = ""
 
 
 class RouteSettings(BaseModel):
@@ -40,6 +50,8 @@ class RouteSettings(BaseModel):
     session_header   requests with the same value of it are one session
     session_s        how long a session is remembered that sends nothing
     clients          the file of clients that the servers have (docs/serving.md); None: none
+    kv_events        where each worker publishes KV events; see `endpoints`. Empty: nowhere
+    profile          name or file of a profile, which tells workers' step times; None: not known
     """
 
     model_config = ConfigDict(
@@ -68,6 +80,8 @@ class RouteSettings(BaseModel):
     session_header: str = Field("X-Session-Id", pattern="^[A-Za-z0-9-]{1,60}$")
     session_s: _Seconds = Field(3600.0, alias="session_expiry")
     clients: str | None = None
+    kv_events: list[str] = Field(default=[], max_length=1000)
+    profile: str | None = None
 
     @field_validator("host")
     @classmethod
@@ -87,6 +101,44 @@ class RouteSettings(BaseModel):
         if twice:
             raise ValueError(f"{twice[0]} is named twice; name each worker once")
         return urls
+
+    @model_validator(mode="after")
+    def _of_each_worker(self) -> RouteSettings:
+        _ = self.endpoints
+        return self
+
+    @property
+    def endpoints(self) -> list[KvEndpoints]:
+        """Of each worker; empty where they publish nothing. One with the host * is of all."""
+        given = self.kv_events
+        if not given:
+            return []
+        if len(given) == 1 and "//*:" in given[0]:
+            hosts = [urlsplit(url).hostname or "" for url in self.workers]
+            hosts = [f"[{host}]" if ":" in host else host for host in hosts]
+            given = [given[0].replace("//*:", f"//{host}:") for host in hosts]
+        if len(given) != len(self.workers):
+            raise ValueError(
+                f"kv-events: {len(given)} for {len(self.workers)} workers; name one for each, in "
+                "their order, or tcp://*:PORT for all"
+            )
+        return [_endpoints(one) for one in given]
+
+
+def _endpoints(text: str) -> KvEndpoints:
+    events, _, replay = text.partition(",")
+    for one in (events, replay) if replay else (events,):
+        parts = urlsplit(one)
+        try:
+            well = parts.scheme == "tcp" and bool(parts.port) and not parts.path
+        except ValueError:
+            well = False
+        if not well or not _HOST.fullmatch(parts.hostname or ""):
+            raise ValueError(
+                f"kv-events: {one!r} is no endpoint; write tcp://HOST:PORT, or "
+                "tcp://HOST:PORT,tcp://HOST:PORT with the one for replays"
+            )
+    return KvEndpoints(events, replay)
 
 
 def _lower(url: str) -> str:
@@ -110,9 +162,10 @@ def _is_server(url: str) -> bool:
         return False
 
 
-def require_libraries() -> None:
-    """Raises LiveEngineError, one line, where one is missing."""
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
+def require_libraries(events: bool = False) -> None:
+    """Raises LiveEngineError, one line, where one is missing. events: KV events are heard, too."""
+    wanted = LIBRARIES + OF_EVENTS if events else LIBRARIES
+    missing = [name for name in wanted if find_spec(name) is None]
     if missing:
         raise LiveEngineError(
             f"route needs a library that is not installed, {' and '.join(missing)}: "
@@ -120,24 +173,37 @@ def require_libraries() -> None:
         )
 
 
-def router_of(text: str) -> Router:
-    """A new router that can decide by what the front knows. Raises SettingsError where it needs
-    KV events, or signals that are lost on purpose; RegistryError where there is none."""
+def router_of(text: str, kv_events: bool = False, profile: str | None = None) -> Router:
+    """A new router that can decide by what the front knows. kv_events: workers publish them.
+    profile: see `RouteSettings`. Raises SettingsError where it needs more than that, or signals
+    that are lost on purpose; RegistryError where there is none."""
     spec = parse_router(text)
     router = spec.build()
-    if router.hears_kv_events():
-        more = (
-            f"; give {spec.name}:index=approximate" if _may_guess(spec.router) else "; take another"
-        )
+    if router.hears_kv_events() and not kv_events:
+        more = f", or give {spec.name}:index=approximate" if _may_guess(spec.router) else ""
         raise SettingsError(
-            f"router {text!r} decides by KV events of the workers, which route does not hear{more}"
+            f"router {text!r} decides by KV events of the workers: say where they publish them, "
+            f"--kv-events tcp://HOST:PORT for each{more}"
         )
-    if router.signals.lost or "age" in spec.options:
+    if router.predicts_times and profile is None:
         raise SettingsError(
-            f"router {text!r}: age and lost say what a simulated router hears; a live one hears "
-            "what it hears: drop them"
+            f"router {text!r} predicts step times of the workers: name their --profile"
         )
+    for option in ("age", "lost", "events_age", "events_lost"):
+        if option in spec.options:
+            raise SettingsError(
+                f"router {text!r}: {option} says what a simulated router hears; a live one hears "
+                f"what it hears: drop {option}"
+            )
     return router
+
+
+def model_of(profile: str | None) -> StepTimeModel | None:
+    """Step times of the workers. Raises ProfileError where there is no such profile."""
+    if profile is None:
+        return None
+    found = choose(profile).profile
+    return found.model(found.max_num_seqs)
 
 
 def _may_guess(kind: type[Router]) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
 
 import aiohttp
 
@@ -13,6 +14,9 @@ from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.measured import KvMemory, read_load, read_memory
 from twinserve.backends.live.route.settings import RouteSettings
 from twinserve.sim.results.recorder import Load
+
+if TYPE_CHECKING:  # its library is needed for it alone
+    from twinserve.backends.live.route.kv_events import KvEvents
 
 _log = logging.getLogger("twinserve.route")
 _PAGE_BYTES = 16 * 2**20  # of /metrics: what is longer is not read
@@ -58,6 +62,7 @@ class Workers:
         self._poll_s = settings.poll_s or fleet.router.signals.interval_s or _POLL_S
         self.all = [Worker(i, url) for i, url in enumerate(settings.workers)]
         self._tasks: list[asyncio.Task[None]] = []
+        self.events: KvEvents | None = None  # None: they publish none
 
     def start(self) -> None:
         checks = (self._check, self._settings.health_s), (self._poll, self._poll_s)
@@ -120,6 +125,8 @@ class Workers:
             worker.memory = read_memory(text)
             load = read_load(text, at_s, worker.memory)
         self._fleet.came(worker.index, worker.memory, load)
+        if self.events is not None:
+            self.events.came(worker.index, worker.memory.block_tokens)
         _log.info(
             "%s is up: %d KV blocks of %d tokens%s",
             worker.url,
@@ -133,6 +140,8 @@ class Workers:
             return
         _log.warning("%s is down: %s", worker.url, why)
         self._fleet.failed(worker.index)
+        if self.events is not None:
+            self.events.failed(worker.index)
         worker.lose_attempts()
         self._on_change()
 

@@ -84,6 +84,8 @@ class Router(ABC, Generic[RouterOptions]):
     stage = Role.SERVE
     # True: where prefill is apart from decode it chooses both replicas of a request as that arrives
     chooses_both: ClassVar[bool] = False
+    # True: it predicts times by a model of replicas' steps, and cannot do without (`view.models`)
+    predicts_times: ClassVar[bool] = False
     signals = Signals()  # how old what it hears is; of its options, where these are `Measured`
     # True: requests of one application may go to several replicas, even while the first of these
     # is up. Refused with a policy that accounts for applications as a whole
