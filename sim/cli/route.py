@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -38,6 +39,8 @@ def route(
     clients: str | None = None,
     kv_events: _Endpoints = None,
     profile: str | None = None,
+    record: Path | None = None,
+    overwrite: _Flag = False,
 ) -> None:
     """Send requests of OpenAI's API to vLLM servers as a simulated router would.
 
@@ -94,12 +97,18 @@ def route(
         One for each worker, or one with the host * for all.
     profile: str
         Profile of the workers, for routers that predict step times: a name, or a .json file.
+    record: Path
+        Write all that the router is told, is asked and says to this .jsonl.gz file, at the end.
+    overwrite: bool
+        Replace a record that is there.
     """
     from twinserve.backends.live.route.settings import RouteSettings, require_libraries
     from twinserve.sim.setup.config import SettingsError
 
     if not worker:
         raise SettingsError("route to which servers? Name each with --worker http://HOST:PORT")
+    if record is not None and record.exists() and not overwrite:
+        raise SettingsError(f"--record {record}: is there; name another file, or --overwrite it")
     settings = RouteSettings(
         worker=worker,
         router=router,
@@ -125,6 +134,7 @@ def route(
         clients=clients,
         kv_events=kv_events or [],
         profile=profile,
+        record=record,
     )
     require_libraries(events=bool(kv_events))
     from twinserve.backends.live.route.serve import serve

@@ -13,6 +13,7 @@ import pytest
 
 from tests.live.serve_http import NAME, Server, write_served_model
 from tests.live.test_route_live import CHAT
+from tests.route.test_record import decided
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -80,12 +81,14 @@ class Conversations:
 
 
 @pytest.mark.parametrize("router", ["dynamo-kv", "llm-d:index=exact,interval=0.1"])
-def test_what_events_say_is_what_servers_find(servers, router):
-    """Prompts as token ids, as text and as chats. Each server's cache is too small for all."""
+def test_what_events_say_is_what_servers_find(servers, router, tmp_path):
+    """Prompts as token ids, as text and as chats. Each server's cache is too small for all. What
+    was recorded gives the same views and picks again."""
     from tests.route.fronts import Scene
     from twinserve.backends.live.route.front import Front
     from twinserve.backends.live.route.settings import RouteSettings
     from twinserve.sim.fleet.routers.prefixes import OfPrefixes
+    from twinserve.sim.results.routing import read_routing
 
     real, endpoints = servers
 
@@ -96,6 +99,7 @@ def test_what_events_say_is_what_servers_find(servers, router):
             port=0,
             kv_events=endpoints,
             health_timeout_s=30.0,
+            record=tmp_path / "routing.jsonl.gz",
         )
         front = Front(settings)
         made = Scene(front, await front.start(), [])
@@ -149,3 +153,7 @@ def test_what_events_say_is_what_servers_find(servers, router):
             await asyncio.sleep(0.2)
 
     asyncio.run(asyncio.wait_for(test(), 300))
+    record = read_routing(tmp_path / "routing.jsonl.gz")
+    again = decided(record)
+    assert again.asked == 120 and sum(event.kind == "heard" for event in record.events) > 200
+    assert (again.other_views, again.other_choices, again.first_other) == (0, 0, "")

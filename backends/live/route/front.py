@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -27,6 +28,7 @@ from twinserve.backends.live.route.settings import RouteSettings, model_of, rout
 from twinserve.backends.live.route.tokens import Tokens
 from twinserve.backends.live.route.workers import FAULTS, Workers
 from twinserve.backends.live.serving.clients import read_clients
+from twinserve.sim.results.routing import RoutingWriter
 
 if TYPE_CHECKING:  # their libraries are needed for KV events alone
     from twinserve.backends.live.route.kv_events import KvEvents
@@ -71,6 +73,7 @@ class Front:
             settings, self._session, self.fleet, self.workers, self.admission, self.counters
         )
         self._tokens: Tokens | None = None
+        self._record: RoutingWriter | None = None
         self._events: KvEvents | None = None
         self._server: asyncio.Server | None = None
         self._http: HttpServer | None = None
@@ -98,6 +101,11 @@ class Front:
         self._server = await loop.create_server(
             self._http, settings.host, settings.port, backlog=4096
         )
+        if settings.record is not None:
+            self._record = RoutingWriter(
+                settings.record, settings.router, settings.profile, settings.workers
+            )
+            self.fleet.note = self._note
         self.workers.start()
         return self._server.sockets[0].getsockname()[1]
 
@@ -141,6 +149,22 @@ class Front:
         if self._http is not None:
             await self._http.shutdown(1.0)
         await self._session.close()
+        record, self._record, self.fleet.note = self._record, None, None
+        if record is not None:
+            record.close()
+
+    def _note(self, at_s: float, kind: str, *fields: Any) -> None:
+        """A record that cannot be written ends; requests go on."""
+        record = self._record
+        if record is None:
+            return
+        try:
+            record.note(at_s, kind, *fields)
+        except OSError as error:
+            _log.error("%s: %s; nothing is recorded", self.settings.record, error.strerror)
+            self._record = None
+            with contextlib.suppress(OSError):
+                record.abandon(error)
 
     # -- requests ----------------------------------------------------------------------------------
     async def _answer(self, client: web.BaseRequest) -> web.StreamResponse:

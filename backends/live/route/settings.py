@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -51,6 +52,7 @@ class RouteSettings(BaseModel):
     session_s        how long a session is remembered that sends nothing
     clients          the file of clients that the servers have (docs/serving.md); None: none
     kv_events        where each worker publishes KV events; see `endpoints`. Empty: nowhere
+    record           file for all that the router is told, is asked and says
     profile          name or file of a profile, which tells workers' step times; None: not known
     """
 
@@ -82,6 +84,7 @@ class RouteSettings(BaseModel):
     clients: str | None = None
     kv_events: list[str] = Field(default=[], max_length=1000)
     profile: str | None = None
+    record: Path | None = None
 
     @field_validator("host")
     @classmethod

@@ -157,6 +157,25 @@ class PerRequest(Router[RouterOptions]):
     stamps_order = True
 
 
+def chosen_without(
+    router: Router, request: Request, view: FleetView, avoided: Sequence[int]
+) -> int | Verdict:
+    """What a router says where replicas that are up are not to be chosen: as far as it sees, they
+    are not up."""
+    if router.sheds(request, view):
+        return Verdict.REJECT
+    up = view.up
+    try:
+        view.up = [i for i in up if i not in avoided] if avoided else up
+        for replica in avoided:
+            view.takes[replica] = False
+        return router.place(request, Role.SERVE, view)
+    finally:
+        view.up = up
+        for replica in avoided:
+            view.takes[replica] = True
+
+
 def fewest(view: FleetView, among: Sequence[int] | None = None) -> int:
     """Of these replicas (default: all that are up), the one with the fewest requests in flight; the
     first of them on a tie."""
