@@ -88,6 +88,7 @@ class Front:
         self._http = HttpServer(
             self._answer,
             settings.body_bytes,
+            settings.connections,
             lambda kind: self.counters.errors.labels(kind).inc(),
             max_line_size=settings.header_bytes,
             max_field_size=settings.header_bytes,

@@ -39,10 +39,12 @@ class RouteSettings(BaseModel):
                      half a second
     health_s, health_timeout_s, misses  between two health checks; how long one may take; failed
                      ones in a row after which a worker is down
+    back_off_s       how long a worker that comes and goes is left out at most
     retries          how often a request is sent again after a worker lost it
     migrate          streamed answers that were begun go on elsewhere
     max_in_flight    requests at workers at once; more of them wait
     queue, queue_timeout_s  requests that may wait, and for how long
+    connections      of clients at once
     body_bytes, header_bytes  of a request
     body_timeout_s   until a request's body is complete
     idle_timeout_s   a connection without a complete request's head
@@ -68,10 +70,12 @@ class RouteSettings(BaseModel):
     health_s: _Seconds = Field(1.0, alias="health_interval")
     health_timeout_s: _Seconds = Field(2.0, alias="health_timeout")
     misses: int = Field(3, ge=1)
+    back_off_s: _Seconds = Field(60.0, alias="back_off")
     retries: int = Field(2, ge=0, le=100)
     migrate: bool = True
     max_in_flight: int = Field(1024, ge=1)
     queue: int = Field(1024, ge=0)
+    connections: int = Field(4096, ge=1)
     queue_timeout_s: _Seconds = Field(30.0, alias="queue_timeout")
     body_bytes: int = Field(8 * 2**20, ge=1024, le=2**32)
     header_bytes: int = Field(8190, ge=256, le=2**20)
