@@ -155,5 +155,5 @@ def test_what_events_say_is_what_servers_find(servers, router, tmp_path):
     asyncio.run(asyncio.wait_for(test(), 300))
     record = read_routing(tmp_path / "routing.jsonl.gz")
     again = decided(record)
-    assert again.asked == 120 and sum(event.kind == "heard" for event in record.events) > 200
+    assert again.asked == 120 and sum(event.kind == "heard" for event in record.events) > 50
     assert (again.other_views, again.other_choices, again.first_other) == (0, 0, "")
