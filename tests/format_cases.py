@@ -36,6 +36,7 @@ from twinserve.sim.report.found import Found
 from twinserve.sim.report.plan_part import plan_part
 from twinserve.sim.results.decisions import LOG, read_log
 from twinserve.sim.results.files import RESULTS, read_run
+from twinserve.sim.results.routing import ROUTING, RoutingWriter, read_routing
 from twinserve.sim.results.versions import PLANS
 from twinserve.sim.sweep.grid import Point, run_grid
 from twinserve.sim.sweep.points import KEPT, POINTS
@@ -125,6 +126,16 @@ def _run_says(file: Path) -> tuple:
     run = read_run(file.parent)
     rows = [frame.to_csv() for frame in (run.rows.requests, run.rows.steps, run.rows.gaps)]
     return run.config, run.summary, rows, run.rows.kv_total_blocks
+
+
+def _write_routing(folder: Path) -> Path:
+    writer = RoutingWriter(folder / "routing.jsonl.gz", "session", None, ["http://10.0.0.1:8000"])
+    load = [0.5, 0, 0, 0, 100]
+    writer.note(1.0, "came", 0, 0, 100, 16, load)
+    writer.note(2.0, "request", 0, "r", {"prompt_tokens": 9}, 3, 3, {16: []})
+    writer.note(2.0, "asked", 0, [], 0, [[0, 0, load]])
+    writer.close()
+    return folder / "routing.jsonl.gz"
 
 
 def _write_sidecar(folder: Path) -> Path:
@@ -226,6 +237,14 @@ CASES = (
         lambda file: repr(read_log(file)),
         ((twinserve, "replay {folder} --model tiny"),),
         IN_LOG,
+        always=True,
+    ),
+    Case(
+        ROUTING,
+        _write_routing,
+        lambda file: repr(read_routing(file)),
+        ((twinserve, "reroute {file}"),),
+        Place(IN_LOG.document, _put_log, "routing"),
         always=True,
     ),
     Case(

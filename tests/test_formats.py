@@ -42,6 +42,7 @@ READERS = {
     "backends/live/measure/front_end.py": TOLD,
     "backends/live/route/events.py": HTTP,
     "backends/live/route/front.py": HTTP,
+    "backends/live/route/tokens.py": "what a server answers",
     "backends/live/serving/gate.py": HTTP,
     "experiments/benchmark/growth.py": "what a command that it has just run printed",
     "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",
@@ -67,6 +68,7 @@ READERS = {
     "sim/report/twin_parts.py": CHECKED,
     "sim/results/decisions.py": "decision logs",
     "sim/results/files.py": "result folders",
+    "sim/results/routing.py": "routing records",
     "sim/setup/presets.py": "result folders",
     "sim/setup/yaml_text.py": OTHERS,
     "sim/sweep/combinations.py": OTHERS,
@@ -149,7 +151,7 @@ def test_what_has_no_version_is_read_as_before(name, file_of):
     expected = case.read(file)
     case.place.renumber(file, NO_NUMBER)
     if case.always:
-        with pytest.raises(ResultsError, match=f"{file.name}: torn, or not a decision log"):
+        with pytest.raises(ResultsError, match=f"{file.name}: torn, or not a "):
             case.read(file)
     else:
         assert case.read(file) == expected

@@ -28,6 +28,7 @@ FORMATS = (
     "sim.results.versions:RESULTS",
     "sim.results.versions:PLANS",
     "sim.results.decisions:LOG",
+    "sim.results.routing:ROUTING",
     "traces.readers.sidecar:SIDECAR",
     "profiles.profile:PROFILE",
     "profiles.front_end:FRONT_END",

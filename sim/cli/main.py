@@ -63,6 +63,11 @@ VERBS = {
         f"{_CLI}.route:route",
         "Send requests of OpenAI's API to vLLM servers as a simulated router would.",
     ),
+    "reroute": (
+        f"{_CLI}.reroute:reroute",
+        "Decide again what a live router decided, with the views and the router of a simulated "
+        "fleet.",
+    ),
     "calibrate": (
         f"{_CLI}.calibrate:calibrate",
         "Measure how long the steps of a vLLM engine take on this machine, and write a profile; "

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from twinserve.sim.setup import option_groups as groups
 
+
+def _whole(kind: type, tokens: Sequence[Token]) -> int:
+    """What is no whole number is refused, not rounded."""
+    text = tokens[0].value.strip()
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
+Whole = Annotated[int, Parameter(converter=_whole)]
 Flag = Annotated[bool, Parameter(negative="")]
 Measured = Parameter(group=groups.OBJECTIVES)
 Starting = Parameter(group=groups.ASKED)

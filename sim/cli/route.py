@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from twinserve.sim.cli.options import Whole
+
 _Flag = Annotated[bool, Parameter(negative="")]
+_Endpoints = Annotated[list[str] | None, Parameter(negative="")]
 _Workers = Annotated[list[str] | None, Parameter(name=["--worker", "-w"], negative="")]
 
 
@@ -16,18 +20,20 @@ def route(
     worker: _Workers = None,
     router: Annotated[str, Parameter(name=["--router", "-r"])] = "least-requests",
     host: str = "127.0.0.1",
-    port: int = 8080,
+    port: Whole = 8080,
     poll: float | None = None,
     health_interval: float = 1.0,
     health_timeout: float = 2.0,
-    misses: int = 3,
-    retries: int = 2,
+    misses: Whole = 3,
+    back_off: float = 60.0,
+    retries: Whole = 2,
     no_migration: _Flag = False,
-    max_in_flight: int = 1024,
-    queue: int = 1024,
+    max_in_flight: Whole = 1024,
+    queue: Whole = 1024,
     queue_timeout: float = 30.0,
-    body_bytes: int = 8 * 2**20,
-    header_bytes: int = 8190,
+    connections: Whole = 4096,
+    body_bytes: Whole = 8 * 2**20,
+    header_bytes: Whole = 8190,
     body_timeout: float = 30.0,
     idle_timeout: float = 75.0,
     write_timeout: float = 60.0,
@@ -35,6 +41,10 @@ def route(
     session_header: str = "X-Session-Id",
     session_expiry: float = 3600.0,
     clients: str | None = None,
+    kv_events: _Endpoints = None,
+    profile: str | None = None,
+    record: Path | None = None,
+    overwrite: _Flag = False,
 ) -> None:
     """Send requests of OpenAI's API to vLLM servers as a simulated router would.
 
@@ -58,6 +68,8 @@ def route(
         Seconds that a check, or a poll, may take.
     misses: int
         Failed checks in a row after which a worker is down.
+    back_off: float
+        Longest time in seconds that a worker which comes and goes is left out.
     retries: int
         How often a request is sent again when a worker loses it.
     no_migration: bool
@@ -65,9 +77,11 @@ def route(
     max_in_flight: int
         Requests at workers at once; more of them wait.
     queue: int
-        Requests that may wait; more get 429.
+        Requests that may wait; more get 429, best-effort ones first.
     queue_timeout: float
         Seconds that a request may wait; then it gets 503.
+    connections: int
+        Connections of clients at once; more get 503.
     body_bytes: int
         Longest body of a request.
     header_bytes: int
@@ -86,12 +100,23 @@ def route(
         Seconds that a silent session is remembered.
     clients: str
         The servers' file of clients, or trusted: how far claims about requests are believed.
+    kv_events: list[str]
+        tcp://HOST:PORT[,tcp://HOST:PORT] where a worker publishes KV events, and replays them.
+        One for each worker, or one with the host * for all.
+    profile: str
+        Profile of the workers, for routers that predict step times: a name, or a .json file.
+    record: Path
+        Write all that the router is told, is asked and says to this .jsonl.gz file, at the end.
+    overwrite: bool
+        Replace a record that is there.
     """
     from twinserve.backends.live.route.settings import RouteSettings, require_libraries
     from twinserve.sim.setup.config import SettingsError
 
     if not worker:
         raise SettingsError("route to which servers? Name each with --worker http://HOST:PORT")
+    if record is not None and record.exists() and not overwrite:
+        raise SettingsError(f"--record {record}: is there; name another file, or --overwrite it")
     settings = RouteSettings(
         worker=worker,
         router=router,
@@ -101,11 +126,13 @@ def route(
         health_interval=health_interval,
         health_timeout=health_timeout,
         misses=misses,
+        back_off=back_off,
         retries=retries,
         migrate=not no_migration,
         max_in_flight=max_in_flight,
         queue=queue,
         queue_timeout=queue_timeout,
+        connections=connections,
         body_bytes=body_bytes,
         header_bytes=header_bytes,
         body_timeout=body_timeout,
@@ -115,8 +142,11 @@ def route(
         session_header=session_header,
         session_expiry=session_expiry,
         clients=clients,
+        kv_events=kv_events or [],
+        profile=profile,
+        record=record,
     )
-    require_libraries()
+    require_libraries(events=bool(kv_events))
     from twinserve.backends.live.route.serve import serve
 
     left = serve(settings)

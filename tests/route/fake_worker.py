@@ -47,7 +47,8 @@ class FakeWorker:
     adds          headers of answers
     host          by which it is called
     running, waiting, kv_use  what /metrics says
-    seen          bodies that came, with their paths
+    seen          bodies that came, with their paths; seen_texts: those for /tokenize
+    no_tokens     /tokenize fails
     """
 
     def __init__(self, pace_s: float = 0.0, blocks: int = 100) -> None:
@@ -63,6 +64,8 @@ class FakeWorker:
         self.silent = False
         self.running, self.waiting, self.kv_use = 0, 0, 0.0
         self.seen: list[tuple[str, dict[str, Any], Mapping[str, str]]] = []
+        self.seen_texts: list[dict[str, Any]] = []
+        self.no_tokens = False
         self.gate = asyncio.Event()  # answers wait for it
         self.gate.set()
         self.busy = 0
@@ -79,6 +82,7 @@ class FakeWorker:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
         self._runner = web.AppRunner(
@@ -123,6 +127,15 @@ class FakeWorker:
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.seen_texts.append(body)
+        if self.no_tokens:
+            return web.json_response({"error": {"message": "no"}}, status=501)
+        prompt = chat_prompt(body["messages"]) if "messages" in body else body["prompt"]
+        tokens = tokens_of(prompt)
+        return web.json_response({"count": len(tokens), "tokens": tokens, "max_model_len": 9999})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -135,7 +135,7 @@ def with_router(made: Callable[[], Router]):
     """A front whose router is not from the registry."""
     from unittest import mock
 
-    return mock.patch("twinserve.backends.live.route.front.router_of", lambda text: made())
+    return mock.patch("twinserve.backends.live.route.front.router_of", lambda *given: made())
 
 
 def test_held_requests_go_when_a_measurement_says_so():

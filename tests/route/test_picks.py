@@ -26,7 +26,9 @@ OPTIONS = {
     "class-aware": ":overflow=2",
     "round-robin": ":shed_be=6",
 }
-WITHOUT_EVENTS = [name for name in router_names() if name != "conductor"]
+EXACT = {"dynamo-kv": "", "llm-d": ":index=exact", "conductor": ":reject=false"}
+ROUTERS = [(name, OPTIONS.get(name, "")) for name in router_names() if name != "conductor"]
+ROUTERS += list(EXACT.items())
 
 
 class Clock:
@@ -52,17 +54,18 @@ def requests(count: int) -> list[Request]:
     return found
 
 
-@pytest.mark.parametrize("name", WITHOUT_EVENTS)
-def test_a_live_router_picks_what_the_simulated_one_does(name):
-    """A polled measurement a tenth of a second, requests that come and end between polls, a
-    replica that is lost: on both sides the same."""
+@pytest.mark.parametrize(("name", "options"), ROUTERS)
+def test_a_live_router_picks_what_the_simulated_one_does(name, options):
+    """A polled measurement a tenth of a second, requests that come and end between polls, KV
+    events, a replica that is lost: on both sides the same."""
     # llm-d's age is one that the live side cannot be told: there the poll is as old as it is
-    text = name + OPTIONS.get(name, "")
+    text = name + options
     simulated = Scene(
         text + (",age=0" if name == "llm-d" else ""), replicas=REPLICAS, blocks=BLOCKS
     )
     clock = Clock()
-    live = RoutedFleet(router_of(text), REPLICAS, clock)
+    profile = "llama-13b@v100-16g:tp4" if name == "conductor" else None
+    live = RoutedFleet(router_of(text, True, profile), REPLICAS, clock, simulated.view.models[0])
     for worker in range(REPLICAS):
         live.came(worker, KvMemory(BLOCKS, 16))
     rng = np.random.default_rng(11)
@@ -87,6 +90,13 @@ def test_a_live_router_picks_what_the_simulated_one_does(name):
         picks.append(pick)
         if isinstance(pick, int):
             under_way.append((request, live.sent(request, pick)))
+            blocks = request.contents(16)
+            stored = blocks[: rng.integers(0, len(blocks) + 1)]
+            for news, contents in ((True, stored), (False, stored[len(stored) * 2 // 3 :])):
+                if len(contents) and (news or i % 3 == 0):
+                    router = simulated.router
+                    (router.on_stored if news else router.on_removed)(pick, contents)
+                    live.heard(pick, news, contents)
             if rng.random() < 0.7:
                 simulated.first_token(request, pick)
                 live.first_token(under_way[-1][1])
@@ -136,8 +146,10 @@ def test_an_older_measurement_replaces_no_newer_one():
     [
         ("dynamo-kv", "dynamo-kv:index=approximate"),
         ("conductor", "KV events"),
-        ("llm-d:lost=0.1,interval=1", "drop them"),
-        ("llm-d:age=0.2", "drop them"),
+        ("llm-d:lost=0.1,interval=1", "drop lost"),
+        ("llm-d:age=0.2", "drop age"),
+        ("llm-d:index=exact", "--kv-events.*llm-d:index=approximate"),
+        ("dynamo-kv:events_age=1", "--kv-events"),
     ],
 )
 def test_routers_that_cannot_be_live_are_refused(router, said):

@@ -247,6 +247,9 @@ def test_the_command_drains_on_sigterm_and_ends_well():
         (["--worker", "http://a:1", "--header-bytes", "9" * 30], "--header-bytes"),
         (["--worker", "http://a:1", "--router", "session:x=1"], "no option 'x'"),
         (["--worker", "http://a:1", "--clients", "/"], "cannot be read"),
+        (["--worker", "http://a:1", "--retries", "1.5"], "--retries"),
+        (["--worker", "http://a:1", "--port", "80.0"], "'80.0' is no whole number"),
+        (["--worker", "http://a:1", "--queue", "1e3"], "--queue"),
     ],
 )
 def test_bad_input_is_one_line(arguments, said, capsys):

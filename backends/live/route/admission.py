@@ -22,6 +22,7 @@ RETRY_AFTER_S = 1
 class _Waiting:
     request: Request
     avoid: Collection[int]
+    first: bool
     placed: asyncio.Future[Stay]
 
 
@@ -48,15 +49,11 @@ class Admission:
         stay = self._try(request, avoid)
         if stay is not None:
             return stay
-        if self.waiting >= self._most_waiting and not first:
-            raise RefusedError(
-                429,
-                "queue_full",
-                f"{self.waiting:,} requests wait already; try again later",
-                RETRY_AFTER_S,
-            )
-        one = _Waiting(request, avoid, asyncio.get_running_loop().create_future())
-        queue = self._queues[request.values["service_class"] == RequestClass.REAL_TIME]
+        real_time = bool(request.values["service_class"] == RequestClass.REAL_TIME)
+        if self.waiting >= self._most_waiting and not first and not self._make_room(real_time):
+            raise self._full()
+        one = _Waiting(request, avoid, first, asyncio.get_running_loop().create_future())
+        queue = self._queues[real_time]
         queue.appendleft(one) if first else queue.append(one)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -74,6 +71,23 @@ class Admission:
             self._leave(one, queue)
             raise
         return stay
+
+    def _full(self) -> RefusedError:
+        said = f"{self.waiting:,} requests wait already; try again later"
+        return RefusedError(429, "queue_full", said, RETRY_AFTER_S)
+
+    def _make_room(self, real_time: bool) -> bool:
+        """Whether one waits less: for a real-time request the last best-effort one goes, which had
+        no worker yet."""
+        queue = self._queues[False]
+        if not real_time or not self._most_waiting:
+            return False
+        last = next((one for one in reversed(queue) if not (one.first or one.placed.done())), None)
+        if last is None:
+            return False
+        queue.remove(last)
+        last.placed.set_exception(self._full())
+        return True
 
     def _leave(self, one: _Waiting, queue: deque[_Waiting]) -> None:
         """It waits no more; it may have got a worker at this very instant."""

@@ -7,16 +7,21 @@ router knew of its former life is gone with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from twinserve.backends.live.route.measured import KvMemory
-from twinserve.sim.fleet.replica import Role
+from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.base import Router, Verdict
+from twinserve.sim.fleet.routers.base import Router, Verdict, chosen_without
 from twinserve.sim.fleet.signals import Signals
 from twinserve.sim.fleet.view import FleetView
 from twinserve.sim.results.recorder import Load
+from twinserve.sim.results.routing import fields_of, without_nan
+
+Note = Callable[..., None]  # `RoutingWriter.note`
 
 
 @dataclass(slots=True)
@@ -43,16 +48,27 @@ class Stay:
 class RoutedFleet:
     """workers  how many there may be, none of which is up yet
     now      seconds; never goes back
+    model    what is known of step times of workers; None: nothing
 
     remembers  whether a session is not forgotten
+    note       called with all that the router is told and asked; None: nobody records that
     """
 
-    def __init__(self, router: Router, workers: int, now: Callable[[], float]) -> None:
-        self.router, self._now = router, now
+    def __init__(
+        self,
+        router: Router,
+        workers: int,
+        now: Callable[[], float],
+        model: StepTimeModel | None = None,
+    ) -> None:
+        self.router, self._now, self._model = router, now, model
         self._replica: list[int | None] = [None] * workers  # of each worker that is up
         self._worker: list[int] = []  # of each replica that there was
         self.in_flight = 0
+        self._noted = 0  # requests that have numbers
+        self._sizes: dict[int, list[int]] = {}  # of those under way: KV blocks that were noted
         self.remembers: Callable[[int], bool] = lambda session: True
+        self.note: Note | None = None
         view = LiveView(now(), [], [], [], Signals(), lambda i, at_s: view.loads[i])
         self.view = router.view = view
 
@@ -78,8 +94,10 @@ class RoutedFleet:
         view.now = self._now()
         self._worker.append(worker)
         self._replica[worker] = replica
-        view.add(memory.num_blocks, memory.block_tokens, None)
+        view.add(memory.num_blocks, memory.block_tokens, self._model)
         view.loads[replica] = load or Load(view.now, 0, 0, 0, memory.num_blocks)
+        if self.note:
+            self.note(view.now, "came", replica, worker, *memory, fields_of(view.loads[replica]))
         view.takes[replica] = True
         view.up.append(replica)
         self.router.on_came(replica)
@@ -91,6 +109,8 @@ class RoutedFleet:
             return
         view.now = self._now()
         self._replica[worker] = None
+        if self.note:
+            self.note(view.now, "failed", replica)
         view.takes[replica] = False
         view.up.remove(replica)
         del view.loads[replica]
@@ -100,6 +120,18 @@ class RoutedFleet:
         replica = self._replica[worker]
         if replica is not None and load.at_s >= self.view.loads[replica].at_s:
             self.view.loads[replica] = load
+            if self.note:
+                self.note(self._now(), "measured", replica, fields_of(load))
+
+    def heard(self, worker: int, stored: bool, contents: np.ndarray) -> None:
+        """KV events of a worker. contents: int64[n], as of `Prompts.numbers`."""
+        replica = self._replica[worker]
+        if replica is not None and self.router.hears_kv_events():
+            self.view.now = self._now()
+            if self.note:
+                self.note(self.view.now, "heard", replica, stored, contents.tolist())
+            hear = self.router.on_stored if stored else self.router.on_removed
+            hear(replica, contents)
 
     def age_s(self, worker: int) -> float | None:
         """Of what is known of a worker that is up."""
@@ -113,25 +145,34 @@ class RoutedFleet:
         view.now = self._now()
         if not view.up:
             return Verdict.HOLD
-        if self.router.sheds(request, view):
-            return Verdict.REJECT
         avoided = [i for i in view.up if self._worker[i] in avoid]
-        if not avoided or len(avoided) == len(view.up):
-            return self._worker_of(self.router.place(request, Role.SERVE, view))
-        return self._choose_without(request, avoided)
+        if len(avoided) == len(view.up):
+            avoided = []
+        choice = chosen_without(self.router, request, view, avoided)
+        if self.note:
+            self._note_request(request)
+            said = choice.name if isinstance(choice, Verdict) else choice
+            seen = [[i, view.in_flight[i], fields_of(view.load(i))] for i in view.up]
+            self.note(view.now, "asked", request.number, avoided, said, seen)
+        return self._worker_of(choice)
 
-    def _choose_without(self, request: Request, avoided: Sequence[int]) -> int | Verdict:
-        """Those are not up, as far as the router sees."""
-        view, up = self.view, self.view.up
-        try:
-            view.up = [i for i in up if i not in avoided]
-            for replica in avoided:
-                view.takes[replica] = False
-            return self._worker_of(self.router.place(request, Role.SERVE, view))
-        finally:
-            view.up = up
-            for replica in avoided:
-                view.takes[replica] = True
+    def _note_request(self, request: Request) -> None:
+        """Before its number is used, and where KV blocks of another size have come since."""
+        assert self.note
+        sizes = sorted(set(self.view.block_tokens))
+        if request.number < 0:
+            request.number = self._noted
+            self._noted += 1
+        if self._sizes.get(request.number) == sizes:
+            return
+        self._sizes[request.number] = sizes
+        contents = {}
+        for size in sizes:
+            blocks = request.contents(size)
+            contents[size] = [] if blocks is None else blocks.tolist()
+        values = without_nan(request.values)
+        of_whom = request.group, request.affinity
+        self.note(self.view.now, "request", request.number, request.id, values, *of_whom, contents)
 
     def _worker_of(self, choice: int | Verdict) -> int | Verdict:
         if isinstance(choice, Verdict):
@@ -151,11 +192,18 @@ class RoutedFleet:
         view.now = self._now()
         view.in_flight[replica] += 1
         self.in_flight += 1
+        if self.note:
+            self.note(view.now, "sent", request.number, replica)
         self.router.on_dispatched(request, replica)
         return Stay(request, worker, replica)
 
     def forgotten(self, session: int) -> None:
         """A session that was silent for long: the router need not know where it was."""
+        self._forget(session)
+
+    def _forget(self, session: int) -> None:
+        if self.note:
+            self.note(self._now(), "forgotten", session)
         self.router.on_forgotten(session)
 
     def stands(self, stay: Stay) -> bool:
@@ -166,6 +214,8 @@ class RoutedFleet:
         if not (stay.begun or stay.left):
             stay.begun = True
             self.view.now = self._now()
+            if self.note:
+                self.note(self.view.now, "first token", stay.request.number, stay.replica)
             self.router.on_first_token(stay.request, stay.replica)
 
     def ended(self, stay: Stay) -> None:
@@ -177,7 +227,10 @@ class RoutedFleet:
         view.now = self._now()
         view.in_flight[stay.replica] -= 1
         self.in_flight -= 1
+        if self.note:
+            self.note(view.now, "ended", stay.request.number, stay.replica)
+            self._sizes.pop(stay.request.number, None)
         self.router.on_ended(stay.request, stay.replica)
         session = stay.request.affinity
         if session >= 0 and not self.remembers(session):  # forgotten while this was under way
-            self.router.on_forgotten(session)
+            self._forget(session)

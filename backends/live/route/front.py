@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
@@ -23,9 +24,15 @@ from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.protocol import HttpServer
 from twinserve.backends.live.route.relay import ClientGoneError, Job, Relay
 from twinserve.backends.live.route.sessions import Sessions
-from twinserve.backends.live.route.settings import RouteSettings, router_of
+from twinserve.backends.live.route.settings import RouteSettings, model_of, router_of
+from twinserve.backends.live.route.tokens import Tokens
 from twinserve.backends.live.route.workers import FAULTS, Workers
 from twinserve.backends.live.serving.clients import read_clients
+from twinserve.sim.results.routing import RoutingWriter
+
+if TYPE_CHECKING:  # their libraries are needed for KV events alone
+    from twinserve.backends.live.route.kv_events import KvEvents
+    from twinserve.backends.live.route.kv_stream import Gap
 
 _log = logging.getLogger("twinserve.route")
 _GENERATES = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}
@@ -41,9 +48,10 @@ class Front:
     def __init__(self, settings: RouteSettings) -> None:
         self.settings = settings
         loop = asyncio.get_running_loop()
-        router = router_of(settings.router)
+        router = router_of(settings.router, bool(settings.kv_events), settings.profile)
         clients = read_clients(settings.clients)
-        self.fleet = RoutedFleet(router, len(settings.workers), loop.time)
+        model = model_of(settings.profile)
+        self.fleet = RoutedFleet(router, len(settings.workers), loop.time, model)
         self.sessions = Sessions(settings.session_s, self.fleet.forgotten)
         self.fleet.remembers = self.sessions.__contains__
         self._prompts = Prompts(clients, self.sessions)
@@ -64,6 +72,9 @@ class Front:
         self._relay = Relay(
             settings, self._session, self.fleet, self.workers, self.admission, self.counters
         )
+        self._tokens: Tokens | None = None
+        self._record: RoutingWriter | None = None
+        self._events: KvEvents | None = None
         self._server: asyncio.Server | None = None
         self._http: HttpServer | None = None
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -77,6 +88,7 @@ class Front:
         self._http = HttpServer(
             self._answer,
             settings.body_bytes,
+            settings.connections,
             lambda kind: self.counters.errors.labels(kind).inc(),
             max_line_size=settings.header_bytes,
             max_field_size=settings.header_bytes,
@@ -84,12 +96,31 @@ class Front:
             lingering_time=_LINGERS_S,
             access_log=None,
         )
+        if settings.kv_events:
+            self._hear(settings)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._http, settings.host, settings.port, backlog=4096
         )
+        if settings.record is not None:
+            self._record = RoutingWriter(
+                settings.record, settings.router, settings.profile, settings.workers
+            )
+            self.fleet.note = self._note
         self.workers.start()
         return self._server.sockets[0].getsockname()[1]
+
+    def _hear(self, settings: RouteSettings) -> None:
+        from twinserve.backends.live.route.kv_events import KvEvents
+
+        def gap(worker: int, outcome: Gap) -> None:
+            self.counters.kv_gaps.labels(settings.workers[worker], outcome.value).inc()
+
+        self._tokens = Tokens(settings, self._session, self.fleet, self.counters)
+        self._events = self.workers.events = KvEvents(
+            settings.endpoints, self.fleet, self._prompts, gap, self.admission.ask_again
+        )
+        self.counters.hear(self._events)
 
     @property
     def under_way(self) -> int:
@@ -114,9 +145,27 @@ class Front:
         for task in list(self._under_way):
             task.cancel()
         await self.workers.stop()
+        if self._events is not None:
+            await self._events.stop()
         if self._http is not None:
             await self._http.shutdown(1.0)
         await self._session.close()
+        record, self._record, self.fleet.note = self._record, None, None
+        if record is not None:
+            record.close()
+
+    def _note(self, at_s: float, kind: str, *fields: Any) -> None:
+        """A record that cannot be written ends; requests go on."""
+        record = self._record
+        if record is None:
+            return
+        try:
+            record.note(at_s, kind, *fields)
+        except OSError as error:
+            _log.error("%s: %s; nothing is recorded", self.settings.record, error.strerror)
+            self._record = None
+            with contextlib.suppress(OSError):
+                record.abandon(error)
 
     # -- requests ----------------------------------------------------------------------------------
     async def _answer(self, client: web.BaseRequest) -> web.StreamResponse:
@@ -233,12 +282,15 @@ class Front:
         name = client.headers.get("X-Request-Id", "")[:200] or uuid.uuid4().hex
         session = client.headers.get(self.settings.session_header)
         headers = [(k.lower(), v) for k, v in client.raw_headers]
+        tokens = None
+        if self._tokens is not None:
+            tokens = await self._tokens.of(body, for_worker(client.headers))
         now = asyncio.get_running_loop().time()
         streams = body.get("stream") is True
         kept: Continuation | None = None
         why = "" if streams else "because of 'stream'"
         try:
-            request = self._prompts.request(name, body, now, headers, session)
+            request = self._prompts.request(name, body, now, headers, session, tokens)
             if streams and self.settings.migrate:
                 field = obstacle(path, body)
                 why = "" if field is None else f"because of {field!r}"

@@ -9,13 +9,20 @@ of their texts up to its end are the same. Prompts of token ids are counted and 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from twinserve.backends.live.route.names import (
+    NAMES,
+    Numbers,
+    bytes_of,
+    digest,
+    first_key,
+    next_key,
+    salt_of,
+)
 from twinserve.backends.live.route.sessions import Sessions
 from twinserve.backends.live.serving.attributes import (
     BadAttributeError,
@@ -26,31 +33,6 @@ from twinserve.backends.live.serving.clients import Clients, stamped
 from twinserve.sim.fleet.request import Request
 
 BYTES_A_TOKEN = 4
-NAMES = 2**19  # contents that have names at once; about 100 MB when all are taken
-
-
-class Numbers:
-    """Small numbers for what is told apart by a key: at most `room` at once. The one that was used
-    the longest time ago loses its number to a new one."""
-
-    def __init__(self, room: int) -> None:
-        self._room = room
-        self._numbers: OrderedDict[bytes, int] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def of(self, key: bytes) -> int:
-        number = self._numbers.get(key)
-        if number is not None:
-            self._numbers.move_to_end(key)
-            return number
-        if len(self._numbers) < self._room:
-            number = len(self._numbers)
-        else:
-            _, number = self._numbers.popitem(last=False)
-        self._numbers[key] = number
-        return number
 
 
 class Prompts:
@@ -58,11 +40,15 @@ class Prompts:
 
     clients   how far claims about requests are believed, as the servers' own file says
     sessions  those that are remembered
+
+    numbers   of KV blocks
+    adapters  models that are LoRA adapters, as KV events say
     """
 
     def __init__(self, clients: Clients, sessions: Sessions, names: int = NAMES) -> None:
         self._clients, self._sessions = clients, sessions
-        self._contents = Numbers(names)
+        self.numbers = Numbers(names)
+        self.adapters: set[str] = set()
 
     def request(
         self,
@@ -71,17 +57,19 @@ class Prompts:
         now: float,
         headers: list[tuple[bytes, bytes]],
         session: str | None = None,
+        tokens: list[int] | None = None,
     ) -> Request:
-        """body: of /v1/completions or /v1/chat/completions. Attributes that are wrong count as not
-        given: to refuse them is the server's affair."""
-        prompt = prompt_of(body)
+        """body: of /v1/completions or /v1/chat/completions. tokens: of its prompt, as the engine
+        has them; None: they are not known. Attributes that are wrong count as not given: to refuse
+        them is the server's affair."""
+        prompt = prompt_of(body) if tokens is None else tokens
         if isinstance(prompt, bytes):
-            tokens = -(-len(prompt) // BYTES_A_TOKEN)
+            count = -(-len(prompt) // BYTES_A_TOKEN)
         else:
-            tokens = len(prompt)
+            count = len(prompt)
         given = self._attributes(body, headers)
         values = {
-            "prompt_tokens": max(tokens, 1),
+            "prompt_tokens": max(count, 1),
             "service_class": int(given.service_class),
             "slo_ttft_s": given.slo_ttft_s,
             "slo_tpot_s": given.slo_tpot_s,
@@ -93,10 +81,14 @@ class Prompts:
             key = f"{kind}/{given.client}/{own}"
             affinity = self._sessions.of(key.encode(errors="replace"), now)
         known: dict[int, np.ndarray] = {}
+        adapter = body.get("model")
+        adapter = adapter if isinstance(adapter, str) and adapter in self.adapters else ""
+        salt = body.get("cache_salt")
+        salt = salt if isinstance(salt, str) else ""
 
         def contents(block_tokens: int) -> np.ndarray:
             if block_tokens not in known:
-                known[block_tokens] = self._named(prompt, block_tokens)
+                known[block_tokens] = self._named(prompt, block_tokens, adapter, salt)
             return known[block_tokens]
 
         return Request(name, 0, now, values, contents, affinity, affinity)
@@ -113,23 +105,23 @@ class Prompts:
             given = RequestAttributes()
         return clients.believed(given)
 
-    def _named(self, prompt: bytes | list[int], block_tokens: int) -> np.ndarray:
+    def _named(
+        self, prompt: bytes | list[int], block_tokens: int, adapter: str, salt: str
+    ) -> np.ndarray:
         """int64[n]: of full blocks. Each name is of all up to the block's end."""
         if isinstance(prompt, bytes):
             whole, size = prompt, block_tokens * BYTES_A_TOKEN
         else:
-            whole, size = np.array(prompt, np.int64).tobytes(), block_tokens * 8
+            whole, size = bytes_of(prompt), block_tokens * 8
         ends = range(size, len(whole) + 1, size)
         names = np.empty(len(ends), np.int64)
-        before = b"%d/%d" % (block_tokens, isinstance(prompt, bytes))
+        before = first_key(block_tokens, isinstance(prompt, bytes), adapter)
+        more = salt_of([salt]) if salt else b""  # of the first block alone, as in engines
         for i, end in enumerate(ends):
-            before = _digest(before + whole[end - size : end])
-            names[i] = self._contents.of(before)
+            before = next_key(before, whole[end - size : end], more)
+            names[i] = self.numbers.of(before)
+            more = b""
         return names
-
-
-def _digest(text: bytes) -> bytes:
-    return blake2b(text, digest_size=16).digest()
 
 
 def prompt_of(body: Mapping[str, Any]) -> bytes | list[int]:
@@ -171,5 +163,5 @@ def _content(content: Any) -> str:
         if isinstance(part, Mapping) and isinstance(part.get("text"), str):
             found.append(part["text"])
         else:  # a picture: whose it is counts, how long its text is does not
-            found.append(_digest(json.dumps(part, sort_keys=True).encode()).hex())
+            found.append(digest(json.dumps(part, sort_keys=True).encode()).hex())
     return "".join(found)

@@ -5,15 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import cast
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from twinserve.backends.live.route.answers import error_body
 
+_LINGERS_S = 1.0
+
 
 class _Connection(RequestHandler):
-    """What is no HTTP, or has a head that is too long, ends here."""
+    """What is no HTTP, or has a head that is too long, ends here; so does who is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        server = self._manager
+        if isinstance(server, HttpServer) and server.full:
+            server.count("too_many_connections")
+            other = _TooMany()
+            cast("asyncio.Transport", transport).set_protocol(other)
+            other.connection_made(transport)
+            return
+        super().connection_made(transport)
 
     def handle_error(
         self,
@@ -42,12 +55,33 @@ class _Connection(RequestHandler):
         return answer
 
 
-class HttpServer(web.Server):
-    """A factory of connections, for `loop.create_server`. count: called with the kind of each error
-    that they answer."""
+class _TooMany(asyncio.Protocol):
+    """A connection beyond the limit gets an answer before it asks, and its end."""
 
-    def __init__(self, handler, body_bytes: int, count: Callable[[str], None], **limits) -> None:
-        self._body_bytes, self.count = body_bytes, count
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        said = "too many clients are connected; try again later"
+        body = error_body(503, "too_many_connections", said)
+        head = (
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+        )
+        transport.write(head.encode() + body)
+        if transport.can_write_eof():
+            transport.write_eof()  # what the client still sends would else undo the answer
+            asyncio.get_running_loop().call_later(_LINGERS_S, transport.abort)
+        else:
+            transport.close()
+
+
+class HttpServer(web.Server):
+    """A factory of connections, for `loop.create_server`. most: connections at once.
+    count: called with the kind of each error that they answer."""
+
+    def __init__(
+        self, handler, body_bytes: int, most: int, count: Callable[[str], None], **limits
+    ) -> None:
+        self._body_bytes, self._most, self.count = body_bytes, most, count
         super().__init__(
             handler, request_factory=self._request, handler_cancellation=True, **limits
         )
@@ -62,6 +96,10 @@ class HttpServer(web.Server):
             asyncio.get_running_loop(),
             client_max_size=self._body_bytes,
         )
+
+    @property
+    def full(self) -> bool:
+        return len(self.connections) >= self._most
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)

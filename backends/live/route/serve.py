@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from twinserve.backends.live.route.front import Front
-from twinserve.backends.live.route.settings import RouteSettings, router_of
+from twinserve.backends.live.route.settings import RouteSettings, model_of, router_of
 from twinserve.backends.live.serving.clients import read_clients
 from twinserve.sim.setup.config import SettingsError
 
@@ -19,7 +19,10 @@ def serve(settings: RouteSettings) -> int:
     """Until SIGTERM or SIGINT; requests that are under way may then end, a second signal ends them.
     Returns how many did not end. Raises SettingsError, RegistryError, and OSError where it cannot
     listen."""
-    router_of(settings.router)  # what is wrong is said before anything starts
+    router_of(
+        settings.router, bool(settings.kv_events), settings.profile
+    )  # what is wrong is said before anything starts
+    model_of(settings.profile)
     read_clients(settings.clients)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     return asyncio.run(until_told(settings, lambda url: print(f"listening on {url}", flush=True)))

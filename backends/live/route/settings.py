@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.step_times import choose
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.setup.config import SettingsError
 
 LIBRARIES = ("aiohttp", "prometheus_client")
+OF_EVENTS = ("zmq", "msgspec")  # for KV events alone
 # names without an empty part, and IPv6 addresses
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:.]*:[0-9a-f:.%\w]*")
 _Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class KvEndpoints(NamedTuple):
+    """Of a worker, as its `--kv-events-config` has them. replay: empty: it has none."""
+
+    events: str
+    replay: str = ""
 
 
 class RouteSettings(BaseModel):
@@ -28,10 +39,12 @@ class RouteSettings(BaseModel):
                      half a second
     health_s, health_timeout_s, misses  between two health checks; how long one may take; failed
                      ones in a row after which a worker is down
+    back_off_s       how long a worker that comes and goes is left out at most
     retries          how often a request is sent again after a worker lost it
     migrate          streamed answers that were begun go on elsewhere
     max_in_flight    requests at workers at once; more of them wait
     queue, queue_timeout_s  requests that may wait, and for how long
+    connections      of clients at once
     body_bytes, header_bytes  of a request
     body_timeout_s   until a request's body is complete
     idle_timeout_s   a connection without a complete request's head
@@ -40,6 +53,9 @@ class RouteSettings(BaseModel):
     session_header   requests with the same value of it are one session
     session_s        how long a session is remembered that sends nothing
     clients          the file of clients that the servers have (docs/serving.md); None: none
+    kv_events        where each worker publishes KV events; see `endpoints`. Empty: nowhere
+    record           file for all that the router is told, is asked and says
+    profile          name or file of a profile, which tells workers' step times; None: not known
     """
 
     model_config = ConfigDict(
@@ -54,10 +70,12 @@ class RouteSettings(BaseModel):
     health_s: _Seconds = Field(1.0, alias="health_interval")
     health_timeout_s: _Seconds = Field(2.0, alias="health_timeout")
     misses: int = Field(3, ge=1)
+    back_off_s: _Seconds = Field(60.0, alias="back_off")
     retries: int = Field(2, ge=0, le=100)
     migrate: bool = True
     max_in_flight: int = Field(1024, ge=1)
     queue: int = Field(1024, ge=0)
+    connections: int = Field(4096, ge=1)
     queue_timeout_s: _Seconds = Field(30.0, alias="queue_timeout")
     body_bytes: int = Field(8 * 2**20, ge=1024, le=2**32)
     header_bytes: int = Field(8190, ge=256, le=2**20)
@@ -68,6 +86,9 @@ class RouteSettings(BaseModel):
     session_header: str = Field("X-Session-Id", pattern="^[A-Za-z0-9-]{1,60}$")
     session_s: _Seconds = Field(3600.0, alias="session_expiry")
     clients: str | None = None
+    kv_events: list[str] = Field(default=[], max_length=1000)
+    profile: str | None = None
+    record: Path | None = None
 
     @field_validator("host")
     @classmethod
@@ -87,6 +108,44 @@ class RouteSettings(BaseModel):
         if twice:
             raise ValueError(f"{twice[0]} is named twice; name each worker once")
         return urls
+
+    @model_validator(mode="after")
+    def _of_each_worker(self) -> RouteSettings:
+        _ = self.endpoints
+        return self
+
+    @property
+    def endpoints(self) -> list[KvEndpoints]:
+        """Of each worker; empty where they publish nothing. One with the host * is of all."""
+        given = self.kv_events
+        if not given:
+            return []
+        if len(given) == 1 and "//*:" in given[0]:
+            hosts = [urlsplit(url).hostname or "" for url in self.workers]
+            hosts = [f"[{host}]" if ":" in host else host for host in hosts]
+            given = [given[0].replace("//*:", f"//{host}:") for host in hosts]
+        if len(given) != len(self.workers):
+            raise ValueError(
+                f"kv-events: {len(given)} for {len(self.workers)} workers; name one for each, in "
+                "their order, or tcp://*:PORT for all"
+            )
+        return [_endpoints(one) for one in given]
+
+
+def _endpoints(text: str) -> KvEndpoints:
+    events, _, replay = text.partition(",")
+    for one in (events, replay) if replay else (events,):
+        parts = urlsplit(one)
+        try:
+            well = parts.scheme == "tcp" and bool(parts.port) and not parts.path
+        except ValueError:
+            well = False
+        if not well or not _HOST.fullmatch(parts.hostname or ""):
+            raise ValueError(
+                f"kv-events: {one!r} is no endpoint; write tcp://HOST:PORT, or "
+                "tcp://HOST:PORT,tcp://HOST:PORT with the one for replays"
+            )
+    return KvEndpoints(events, replay)
 
 
 def _lower(url: str) -> str:
@@ -110,9 +169,10 @@ def _is_server(url: str) -> bool:
         return False
 
 
-def require_libraries() -> None:
-    """Raises LiveEngineError, one line, where one is missing."""
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
+def require_libraries(events: bool = False) -> None:
+    """Raises LiveEngineError, one line, where one is missing. events: KV events are heard, too."""
+    wanted = LIBRARIES + OF_EVENTS if events else LIBRARIES
+    missing = [name for name in wanted if find_spec(name) is None]
     if missing:
         raise LiveEngineError(
             f"route needs a library that is not installed, {' and '.join(missing)}: "
@@ -120,24 +180,37 @@ def require_libraries() -> None:
         )
 
 
-def router_of(text: str) -> Router:
-    """A new router that can decide by what the front knows. Raises SettingsError where it needs
-    KV events, or signals that are lost on purpose; RegistryError where there is none."""
+def router_of(text: str, kv_events: bool = False, profile: str | None = None) -> Router:
+    """A new router that can decide by what the front knows. kv_events: workers publish them.
+    profile: see `RouteSettings`. Raises SettingsError where it needs more than that, or signals
+    that are lost on purpose; RegistryError where there is none."""
     spec = parse_router(text)
     router = spec.build()
-    if router.hears_kv_events():
-        more = (
-            f"; give {spec.name}:index=approximate" if _may_guess(spec.router) else "; take another"
-        )
+    if router.hears_kv_events() and not kv_events:
+        more = f", or give {spec.name}:index=approximate" if _may_guess(spec.router) else ""
         raise SettingsError(
-            f"router {text!r} decides by KV events of the workers, which route does not hear{more}"
+            f"router {text!r} decides by KV events of the workers: say where they publish them, "
+            f"--kv-events tcp://HOST:PORT for each{more}"
         )
-    if router.signals.lost or "age" in spec.options:
+    if router.predicts_times and profile is None:
         raise SettingsError(
-            f"router {text!r}: age and lost say what a simulated router hears; a live one hears "
-            "what it hears: drop them"
+            f"router {text!r} predicts step times of the workers: name their --profile"
         )
+    for option in ("age", "lost", "events_age", "events_lost"):
+        if option in spec.options:
+            raise SettingsError(
+                f"router {text!r}: {option} says what a simulated router hears; a live one hears "
+                f"what it hears: drop {option}"
+            )
     return router
+
+
+def model_of(profile: str | None) -> StepTimeModel | None:
+    """Step times of the workers. Raises ProfileError where there is no such profile."""
+    if profile is None:
+        return None
+    found = choose(profile).profile
+    return found.model(found.max_num_seqs)
 
 
 def _may_guess(kind: type[Router]) -> bool:

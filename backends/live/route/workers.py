@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
 
 import aiohttp
 
@@ -14,9 +16,13 @@ from twinserve.backends.live.route.measured import KvMemory, read_load, read_mem
 from twinserve.backends.live.route.settings import RouteSettings
 from twinserve.sim.results.recorder import Load
 
+if TYPE_CHECKING:  # its library is needed for it alone
+    from twinserve.backends.live.route.kv_events import KvEvents
+
 _log = logging.getLogger("twinserve.route")
 _PAGE_BYTES = 16 * 2**20  # of /metrics: what is longer is not read
 _POLL_S = 0.5
+_STEADY_S = 60.0  # a worker that was up for so long does not come and go
 FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -24,6 +30,9 @@ class Worker:
     def __init__(self, index: int, url: str) -> None:
         self.index, self.url = index, url
         self.misses = 0
+        self.came_s = -math.inf  # when it was up, by the loop's clock
+        self.falls = 0  # how often it went down, soon after it was up each time
+        self.out_until_s = -math.inf
         self.memory = KvMemory()
         self._attempts: set[asyncio.Timeout] = set()
 
@@ -35,6 +44,15 @@ class Worker:
             yield
         finally:
             self._attempts.discard(scope)
+
+    def fell(self, now: float, least_s: float, most_s: float) -> float:
+        """It is down. Returns for how long it stays so, at least: not at all after the first time,
+        and twice as long after each further one."""
+        self.falls = self.falls + 1 if now - self.came_s < _STEADY_S else 1
+        doubled = least_s * 2.0 ** min(self.falls - 1, 30)
+        pause_s = min(doubled, most_s) if self.falls > 1 else 0.0
+        self.out_until_s = now + pause_s
+        return pause_s
 
     def lose_attempts(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -58,12 +76,17 @@ class Workers:
         self._poll_s = settings.poll_s or fleet.router.signals.interval_s or _POLL_S
         self.all = [Worker(i, url) for i, url in enumerate(settings.workers)]
         self._tasks: list[asyncio.Task[None]] = []
+        self.events: KvEvents | None = None  # None: they publish none
 
     def start(self) -> None:
         checks = (self._check, self._settings.health_s), (self._poll, self._poll_s)
         for worker in self.all:
             for once, every_s in checks:
                 self._tasks.append(asyncio.create_task(self._always(worker, once, every_s)))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _always(
         self, worker: Worker, once: Callable[[Worker], Awaitable[None]], every_s: float
@@ -96,7 +119,8 @@ class Workers:
     async def _check(self, worker: Worker) -> None:
         if await self._healthy(worker):
             worker.misses = 0
-            if not self._fleet.is_up(worker.index):
+            out = self._now() < worker.out_until_s
+            if not self._fleet.is_up(worker.index) and not out:
                 await self._up(worker)
         else:
             worker.misses += 1
@@ -120,6 +144,9 @@ class Workers:
             worker.memory = read_memory(text)
             load = read_load(text, at_s, worker.memory)
         self._fleet.came(worker.index, worker.memory, load)
+        worker.came_s = self._now()
+        if self.events is not None:
+            self.events.came(worker.index, worker.memory.block_tokens)
         _log.info(
             "%s is up: %d KV blocks of %d tokens%s",
             worker.url,
@@ -131,8 +158,14 @@ class Workers:
     def _down(self, worker: Worker, why: str) -> None:
         if not self._fleet.is_up(worker.index):
             return
+        settings = self._settings
+        pause_s = worker.fell(self._now(), settings.health_s, settings.back_off_s)
+        if pause_s:
+            why += f"; it comes and goes, and is left out for {pause_s:g} s at least"
         _log.warning("%s is down: %s", worker.url, why)
         self._fleet.failed(worker.index)
+        if self.events is not None:
+            self.events.failed(worker.index)
         worker.lose_attempts()
         self._on_change()
 

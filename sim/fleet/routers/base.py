@@ -84,6 +84,8 @@ class Router(ABC, Generic[RouterOptions]):
     stage = Role.SERVE
     # True: where prefill is apart from decode it chooses both replicas of a request as that arrives
     chooses_both: ClassVar[bool] = False
+    # True: it predicts times by a model of replicas' steps, and cannot do without (`view.models`)
+    predicts_times: ClassVar[bool] = False
     signals = Signals()  # how old what it hears is; of its options, where these are `Measured`
     # True: requests of one application may go to several replicas, even while the first of these
     # is up. Refused with a policy that accounts for applications as a whole
@@ -153,6 +155,25 @@ class PerRequest(Router[RouterOptions]):
 
     spreads_applications = True
     stamps_order = True
+
+
+def chosen_without(
+    router: Router, request: Request, view: FleetView, avoided: Sequence[int]
+) -> int | Verdict:
+    """What a router says where replicas that are up are not to be chosen: as far as it sees, they
+    are not up."""
+    if router.sheds(request, view):
+        return Verdict.REJECT
+    up = view.up
+    try:
+        view.up = [i for i in up if i not in avoided] if avoided else up
+        for replica in avoided:
+            view.takes[replica] = False
+        return router.place(request, Role.SERVE, view)
+    finally:
+        view.up = up
+        for replica in avoided:
+            view.takes[replica] = True
 
 
 def fewest(view: FleetView, among: Sequence[int] | None = None) -> int:

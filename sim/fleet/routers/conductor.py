@@ -78,6 +78,7 @@ class Conductor(OfPrefixes[ConductorOptions]):
     name = "conductor"
     Options = ConductorOptions
     chooses_both = True
+    predicts_times = True
 
     def setup(self) -> None:
         options = self.options

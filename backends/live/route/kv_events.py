@@ -1,0 +1,145 @@
+"""Listens to the KV events that workers publish over ZMQ, while they are up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import zmq
+import zmq.asyncio
+
+from twinserve.backends.live.route.fleet import RoutedFleet
+from twinserve.backends.live.route.kv_blocks import KvBlocks
+from twinserve.backends.live.route.kv_stream import Gap, KvStream
+from twinserve.backends.live.route.kv_wire import Message, UnreadableError, message_of
+from twinserve.backends.live.route.prompts import Prompts
+from twinserve.backends.live.route.settings import KvEndpoints
+
+_log = logging.getLogger("twinserve.route")
+_REPLAY_S = 5.0  # for the next message of a replay
+_JOIN_S = 0.2  # a subscription takes effect meanwhile; what is published before it is replayed
+
+
+class KvEvents:
+    """endpoints  of each worker
+    on_gap     called with a worker and what became of batches that did not come
+    on_change  called when a worker's cache was told of
+    """
+
+    def __init__(
+        self,
+        endpoints: list[KvEndpoints],
+        fleet: RoutedFleet,
+        prompts: Prompts,
+        on_gap: Callable[[int, Gap], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._endpoints, self._fleet, self._prompts = endpoints, fleet, prompts
+        self._on_gap, self._on_change = on_gap, on_change
+        self._context = zmq.asyncio.Context()
+        self._streams: list[KvStream | None] = [None] * len(endpoints)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.batches = [0] * len(endpoints)
+        self.unnamed = [0] * len(endpoints)
+        self._warned: set[int] = set()  # servers whose messages cannot be read
+
+    def held(self, worker: int) -> int | None:
+        """Contents that a worker has, as its events say; None: it is not up."""
+        stream = self._streams[worker]
+        return None if stream is None else len(stream.blocks)
+
+    def came(self, worker: int, block_tokens: int) -> None:
+        """It is up, as a new replica: nothing is known of its cache."""
+        self.failed(worker)
+        blocks = KvBlocks(
+            self._prompts.numbers,
+            block_tokens,
+            lambda stored, contents: self._fleet.heard(worker, stored, contents),
+            self._prompts.adapters,
+        )
+        stream = self._streams[worker] = KvStream(blocks, lambda gap: self._gap(worker, gap))
+        self._tasks[worker] = asyncio.create_task(self._listen(worker, stream))
+
+    def failed(self, worker: int) -> None:
+        """It is down. Its replica is gone, and the router has forgotten it."""
+        if (task := self._tasks.pop(worker, None)) is not None:
+            task.cancel()
+        if (stream := self._streams[worker]) is not None:
+            self._streams[worker] = None
+            stream.blocks.clear()
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    def _gap(self, worker: int, gap: Gap) -> None:
+        _log.warning("%s: KV events were missing: %s", self._endpoints[worker].events, gap.value)
+        self._on_gap(worker, gap)
+
+    async def _listen(self, worker: int, stream: KvStream) -> None:
+        """Whatever comes, the next message is listened to: else the router would believe for ever
+        what it heard last."""
+        endpoints = self._endpoints[worker]
+        with self._context.socket(zmq.SUB) as socket:
+            socket.set_hwm(0)  # the publisher has a limit; here memory is
+            socket.connect(endpoints.events)
+            socket.subscribe(b"")
+            await asyncio.sleep(_JOIN_S)
+            await self._understood(worker, stream, self._replay(endpoints, stream, first=True))
+            while True:
+                frames = await socket.recv_multipart()
+                await self._understood(worker, stream, self._heard(endpoints, stream, frames))
+                await asyncio.sleep(0)  # a crowd of messages lets requests pass
+
+    async def _understood(self, worker: int, stream: KvStream, hearing: Awaitable[None]) -> None:
+        before, unnamed = stream.batches, stream.blocks.unnamed
+        try:
+            await hearing
+        except UnreadableError as error:
+            stream.blocks.clear()  # what it changed is not known
+            if worker not in self._warned:
+                self._warned.add(worker)
+                _log.warning("%s: %s", self._endpoints[worker].events, error)
+            self._on_gap(worker, Gap.DROPPED)
+        except Exception:
+            stream.blocks.clear()
+            _log.exception("%s: KV events could not be taken in", self._endpoints[worker].events)
+            self._on_gap(worker, Gap.DROPPED)
+        self.batches[worker] += stream.batches - before
+        self.unnamed[worker] += stream.blocks.unnamed - unnamed
+        if stream.batches > before:
+            self._on_change()
+
+    async def _heard(self, endpoints: KvEndpoints, stream: KvStream, frames: list[bytes]) -> None:
+        message = message_of(frames)
+        if message is not None and stream.live(message):
+            await self._replay(endpoints, stream)
+
+    async def _replay(self, endpoints: KvEndpoints, stream: KvStream, first: bool = False) -> None:
+        found: list[Message] | None = None
+        if endpoints.replay:
+            found = await self._replayed(endpoints.replay, stream.wanted or 0)
+        await stream.replayed(found, first)
+
+    async def _replayed(self, endpoint: str, wanted: int) -> list[Message] | None:
+        """From a number on; None where nobody answers."""
+        found: list[Message] = []
+        # a socket of its own for each: one that got no answer would not take another question
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.set(zmq.LINGER, 0)
+            socket.connect(endpoint)
+            try:
+                await socket.send_multipart([b"", wanted.to_bytes(8, "big")])
+                while True:
+                    async with asyncio.timeout(_REPLAY_S):
+                        frames = await socket.recv_multipart()
+                    message = message_of(frames[1:])
+                    if message is None:
+                        return found
+                    found.append(message)
+            except TimeoutError:
+                return found or None

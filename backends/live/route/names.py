@@ -1,0 +1,89 @@
+"""Numbers for KV blocks: equal for equal text up to the block's end, wherever it was seen.
+
+A block's key is made of the key of the block before it and of its own tokens, as engines chain
+their hashes. Prompts that come and KV events of workers are named alike, so that what a worker
+says it stored is found in prompts, whichever way the worker hashes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+NAMES = 2**19  # contents that have names at once; about 100 MB when all are taken
+
+
+class Numbers:
+    """Small numbers for what is told apart by a key: `room` of them, and those that are held. Of
+    the others the one that was used the longest time ago loses its number to a new one."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._count = 0  # numbers that there are
+        self._numbers: OrderedDict[bytes, int] = OrderedDict()
+        self._held: dict[bytes, list[int]] = {}  # key -> number, how many hold it
+
+    def __len__(self) -> int:
+        return len(self._numbers) + len(self._held)
+
+    def of(self, key: bytes) -> int:
+        held = self._held.get(key)
+        if held is not None:
+            return held[0]
+        number = self._numbers.get(key)
+        if number is not None:
+            self._numbers.move_to_end(key)
+            return number
+        if len(self._numbers) < self._room:
+            number = self._count
+            self._count += 1
+        else:
+            _, number = self._numbers.popitem(last=False)
+        self._numbers[key] = number
+        return number
+
+    def hold(self, key: bytes) -> int:
+        """The number stays with its key until it is released as often as it was held."""
+        held = self._held.get(key)
+        if held is None:
+            held = self._held[key] = [self.of(key), 0]
+            del self._numbers[key]
+        held[1] += 1
+        return held[0]
+
+    def release(self, key: bytes) -> int:
+        """Raises KeyError where nobody holds it."""
+        held = self._held[key]
+        held[1] -= 1
+        if not held[1]:
+            del self._held[key]
+            self._numbers[key] = held[0]
+        return held[0]
+
+
+def first_key(block_tokens: int, text: bool = False, adapter: str = "") -> bytes:
+    """What the first block's key is made with. text: blocks are cut from bytes of a text, not from
+    token ids. adapter: a LoRA adapter, whose KV is its own."""
+    own = adapter.encode(errors="replace")
+    return b"%d/%d/%s" % (block_tokens, text, own) if own else b"%d/%d" % (block_tokens, text)
+
+
+def next_key(before: bytes, block: bytes, more: bytes = b"") -> bytes:
+    """Of the block after the one with the key `before`. more: what else tells it apart."""
+    return digest(before + block + more)
+
+
+def bytes_of(tokens: Sequence[int]) -> bytes:
+    return np.array(tokens, np.int64).tobytes()
+
+
+def salt_of(parts: Iterable[object]) -> bytes:
+    """What else tells a block apart, of its cache salt, or of pictures in it."""
+    return "\0".join(map(repr, parts)).encode(errors="replace")
+
+
+def digest(text: bytes) -> bytes:
+    return blake2b(text, digest_size=16).digest()

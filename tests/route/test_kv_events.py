@@ -1,0 +1,262 @@
+"""A front that hears what fake servers publish of their caches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("msgspec")
+pytest.importorskip("zmq")
+
+from tests.route.fake_worker import tokens_of
+from tests.route.fronts import Scene, run, scene
+from tests.route.kv_publisher import BLOCK, CLEARED, KvPublisher, removed, stored
+from twinserve.backends.live.route.settings import KvEndpoints, RouteSettings, router_of
+from twinserve.sim.setup.config import SettingsError
+
+pytestmark = pytest.mark.usefixtures("http")
+
+TEXTS = [" ".join(f"w{(i * j + i) % 90}" for j in range(10 * BLOCK + 3)) for i in (3, 5)]
+IDS = [tokens_of(text) for text in TEXTS]
+
+
+@contextlib.asynccontextmanager
+async def heard(
+    replays: bool = True, keeps: int = 10_000, publishers: list[KvPublisher] | None = None, **given
+) -> AsyncIterator[tuple[Scene, list[KvPublisher]]]:
+    """Two workers that publish, and are listened to."""
+    made = publishers or [KvPublisher(keeps) for _ in range(2)]
+    endpoints = [one.both if replays else one.events for one in made]
+    try:
+        async with scene(2, **{"router": "dynamo-kv", "kv_events": endpoints, **given}) as front:
+            for one in made if replays else ():
+                await front.until(lambda one=one: one.asked)
+            yield front, made
+    finally:
+        for one in made:
+            one.close()
+
+
+def of(scene: Scene, worker: int, name: str, **labels: str) -> Any:
+    """A metric of a worker."""
+    more = "".join(f',{key}="{value}"' for key, value in labels.items())
+    inner = f'worker="{scene.workers[worker].url}"'
+    inner = (more.lstrip(",") + "," + inner) if labels else inner
+    return scene.metric(f"twinserve_route_{name}{{{inner}}}")
+
+
+async def knows(scene: Scene, worker: int, blocks: int) -> None:
+    events = scene.front.workers.events
+    assert events is not None
+    await scene.until(lambda: events.held(worker) == blocks)
+
+
+@pytest.mark.parametrize("router", ["dynamo-kv", "llm-d:index=exact,interval=0.02", "conductor"])
+def test_requests_go_where_their_prompts_are(router):
+    async def test() -> None:
+        profile = "llama-13b@v100-16g:tp4" if router == "conductor" else None
+        async with heard(router=router, profile=profile) as (made, (first, second)):
+            await first.publish(stored(IDS[0]))
+            await second.publish(stored(IDS[1]))
+            await knows(made, 0, 10)
+            await knows(made, 1, 10)
+            for _ in range(2):  # by token ids, by text, and as a chat
+                for i in (1, 0):
+                    before = len(made.workers[i].seen)
+                    assert (await made.post(prompt=IDS[i]))[0] == 200
+                    assert (await made.post(prompt=TEXTS[i] + " w1"))[0] == 200
+                    assert len(made.workers[i].seen) == before + 2
+            assert await of(made, 0, "kv_blocks") == 10
+            assert await of(made, 1, "kv_batches_total") == 1
+            await second.publish(removed(IDS[1]))
+            await first.publish(stored(IDS[1]))
+            await knows(made, 0, 20)
+            await knows(made, 1, 0)
+            before = len(made.workers[0].seen)
+            assert (await made.post(prompt=TEXTS[1]))[0] == 200
+            assert len(made.workers[0].seen) == before + 1
+            await first.publish(CLEARED)
+            await knows(made, 0, 0)
+
+    run(test)
+
+
+def test_chats_are_tokenised_where_the_template_is():
+    async def test() -> None:
+        async with heard() as (made, publishers):
+            said = [{"role": "user", "content": TEXTS[0]}]
+            await publishers[1].publish(stored(tokens_of(f"user {TEXTS[0]}")))
+            await knows(made, 1, 10)
+            more = {"tools": [], "temperature": 0.5}
+            assert (await made.post("/v1/chat/completions", messages=said, **more))[0] == 200
+            assert len(made.workers[1].seen) == 1
+            (asked,) = made.workers[0].seen_texts  # the one with the fewest requests
+            assert asked == {"model": "fake", "messages": said, "tools": []}
+
+    run(test)
+
+
+def test_without_token_ids_a_prompt_is_nowhere():
+    """And is answered all the same."""
+
+    async def test() -> None:
+        async with heard() as (made, publishers):
+            for worker in made.workers:
+                worker.no_tokens = True
+            await publishers[1].publish(stored(IDS[0]))
+            await knows(made, 1, 10)
+            assert (await made.post(prompt=TEXTS[0]))[0] == 200
+            assert len(made.workers[0].seen) == 1
+            assert await made.metric('twinserve_route_errors_total{kind="tokenize"}') == 1
+            assert (await made.post(prompt=IDS[0]))[0] == 200  # has them; nobody is asked
+            assert len(made.workers[0].seen_texts) + len(made.workers[1].seen_texts) == 1
+
+    run(test)
+
+
+def test_what_was_published_before_the_front_came():
+    async def test() -> None:
+        publishers = [KvPublisher(), KvPublisher()]
+        await publishers[1].publish(stored(IDS[0]))
+        await publishers[1].publish(removed(IDS[0], first=6))
+        async with heard(publishers=publishers) as (made, _):
+            await knows(made, 1, 6)
+            await publishers[1].publish(stored(IDS[0], first=6))
+            await knows(made, 1, 10)
+
+    run(test)
+
+
+def test_lost_events_are_replayed():
+    async def test() -> None:
+        async with heard() as (made, (one, _)):
+            await one.publish(stored(IDS[0][: 4 * BLOCK]))
+            await knows(made, 0, 4)
+            await one.publish(stored(IDS[0], first=4), lost=True)
+            await one.publish(removed(IDS[0], first=9))
+            await knows(made, 0, 9)
+            assert one.asked == [0, 1]
+            assert await of(made, 0, "kv_gaps_total", outcome="replayed") == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_lost_events_that_nobody_has_empty_the_index(replays):
+    """Without a replay socket, or where its buffer is too short."""
+
+    async def test() -> None:
+        async with heard(replays, keeps=1) as (made, (one, _)):
+            events = made.front.workers.events
+            while not events.held(0):  # without replays nobody says when a subscription is there
+                await one.publish(stored(IDS[0]))
+                with contextlib.suppress(TimeoutError):
+                    await made.until(lambda: events.held(0), 0.05)
+            for _ in range(3):
+                await one.publish(CLEARED, lost=True)
+            await one.publish(stored(IDS[1]))
+            await made.until(lambda: events.held(0) == 10 and made.front.fleet.up == [0, 1])
+            await made.until(lambda: events.batches[0] and _gaps(made, "dropped"))
+            before = len(made.workers[0].seen)
+            assert (await made.post(prompt=IDS[1]))[0] == 200
+            assert len(made.workers[0].seen) == before + 1
+            assert await of(made, 0, "kv_gaps_total", outcome="dropped") >= 1
+
+    run(test)
+
+
+def _gaps(made: Scene, outcome: str) -> float:
+    url = made.workers[0].url
+    return made.front.counters.kv_gaps.labels(url, outcome)._value.get()
+
+
+def test_a_server_that_was_started_anew_behind_the_same_port():
+    async def test() -> None:
+        async with heard() as (made, (one, _)):
+            await one.publish(stored(IDS[0]))
+            await one.publish(CLEARED, stored(IDS[0]))
+            await knows(made, 0, 10)
+            one.begin_anew()
+            await one.publish(stored(IDS[1][: 3 * BLOCK]))
+            await knows(made, 0, 3)
+            assert await of(made, 0, "kv_gaps_total", outcome="restarted") == 1
+
+    run(test)
+
+
+def test_a_worker_that_was_down_is_listened_to_again():
+    async def test() -> None:
+        async with heard() as (made, (one, _)):
+            await one.publish(stored(IDS[0]))
+            await knows(made, 0, 10)
+            await made.workers[0].die()
+            await made.until(lambda: made.front.fleet.up == [1])
+            assert made.front.workers.events.held(0) is None
+            one.begin_anew()
+            await made.workers[0].start()
+            await made.until(lambda: made.front.fleet.up == [0, 1])
+            await made.until(lambda: len(one.asked) == 2)
+            await one.publish(stored(IDS[0][: 2 * BLOCK]))
+            await knows(made, 0, 2)
+            assert (await made.post(prompt=IDS[0]))[0] == 200
+
+    run(test)
+
+
+def test_messages_that_cannot_be_read_empty_the_index_and_the_next_is_heard():
+    async def test() -> None:
+        async with heard() as (made, (one, _)):
+            await one.publish(stored(IDS[0]))
+            await knows(made, 0, 10)
+            await one.publish_bytes(b"\xc1 no msgpack")
+            await knows(made, 0, 0)
+            assert await of(made, 0, "kv_gaps_total", outcome="dropped") == 1
+            await one.publish(stored(IDS[1]))
+            await knows(made, 0, 10)
+
+    run(test)
+
+
+def test_endpoints_of_workers():
+    workers = ["http://10.0.0.1:8000", "http://[::1]:8000"]
+    both = "tcp://*:5557,tcp://*:5558"
+    found = RouteSettings(workers=workers, kv_events=[both]).endpoints
+    assert found == [
+        KvEndpoints("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
+        KvEndpoints("tcp://[::1]:5557", "tcp://[::1]:5558"),
+    ]
+    named = RouteSettings(workers=workers[:1], kv_events=["tcp://other:1"]).endpoints
+    assert (
+        named == [KvEndpoints("tcp://other:1")] and RouteSettings(workers=workers).endpoints == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["tcp://a:1"], "1 for 2 workers"),
+        (["tcp://a:1", "ipc://b"], "'ipc://b' is no endpoint"),
+        (["tcp://a:1", "tcp://b"], "'tcp://b' is no endpoint"),
+        (["tcp://a:1", "tcp://b:x"], "no endpoint"),
+        (["tcp://a:1", "tcp://b:1,http://b:2"], "'http://b:2' is no endpoint"),
+    ],
+)
+def test_endpoints_that_are_none(given, said):
+    with pytest.raises(ValueError, match=said):
+        RouteSettings(workers=["http://a:1", "http://b:1"], kv_events=given)
+
+
+@pytest.mark.parametrize(
+    ("router", "profile", "said"),
+    [
+        ("conductor", None, "--profile"),
+        ("dynamo-kv:events_age=1", None, "drop events_age"),
+        ("llm-d:index=exact,events_lost=0.5", None, "drop events_lost"),
+    ],
+)
+def test_routers_that_hear_events_and_want_more(router: str, profile: str | None, said: str):
+    with pytest.raises(SettingsError, match=said):
+        router_of(router, True, profile)
