@@ -105,6 +105,7 @@ def plan(
     survive: int = 0,
     on_failure: str = "error",
     detection: float = 0.0,
+    prefill_decode: bool = False,
     all_sizes: bool = False,
     workers: int | None = 1,
     progress: Callable[[int, int], None] = lambda trials, left: None,
@@ -120,6 +121,7 @@ def plan(
     pool      offline requests in each batch of a closed loop, for step 2; 0: none
     survive   replicas that fail as the peak begins, and stay down; on_failure, detection: what
               becomes of their requests ("error", "retry", "migrate"), and seconds until it is known
+    prefill_decode  beside each row also try prefill apart from decode on the same GPUs
     workers   processes; 1: this one. A script that is run as a file needs
               `if __name__ == "__main__":` around a call with more. None: one for each core
     progress  called with (trials so far, candidates left)
@@ -153,6 +155,7 @@ def plan(
         survive=survive,
         on_failure=on_failure,
         detection_s=detection,
+        prefill_decode=prefill_decode,
     )
     table = load_prices(None if prices is None else Path(prices))
     with at_work(local(workers, WAVE)) as processes:

@@ -51,6 +51,7 @@ def plan(
     max_num_seqs: Annotated[int | None, _Limits] = None,
     max_num_batched_tokens: Annotated[int | None, _Limits] = None,
     async_scheduling: Annotated[bool, _Scheduling] = True,
+    prefill_decode: Annotated[Flag, _Candidates] = False,
     all_sizes: Annotated[Flag, Parameter(name="--all"), Doing] = False,
     workers: Annotated[int | None, Doing] = None,
     out: Out = None,
@@ -119,6 +120,8 @@ def plan(
         As of simulate.
     async_scheduling: bool
         As of simulate.
+    prefill_decode: bool
+        Beside each row also try prefill apart from decode on the same GPUs.
     all_sizes: bool
         Size every candidate, also where another one is cheaper for sure.
     workers: int
@@ -169,6 +172,7 @@ def plan(
         survive=survive,
         on_failure=on_failure,
         detection_s=detection,
+        prefill_decode=prefill_decode,
     )
     table = load_prices(prices)
     file = None if out is None else resolved(out) / "plan.json"

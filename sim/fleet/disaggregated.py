@@ -1,89 +1,29 @@
-"""A fleet whose prompts are computed by replicas of their own: hand-over by a pull connector with
-vLLM's semantics (docs/fleet.md#prefill-apart-from-decode).
+"""A fleet whose prompts are computed by replicas of their own: hand-over by a connector with vLLM's
+semantics (docs/fleet.md#prefill-apart-from-decode).
 
 Source: vLLM 0.32, `v1/core/sched/scheduler.py` (delayed free, failed loads),
-`distributed/kv_transfer/kv_connector/v1/nixl` (`pull_scheduler.py`, `base_scheduler.py`,
-`base_worker.py`: leases and heartbeats).
+`distributed/kv_transfer/kv_connector/v1/nixl` (`pull_scheduler.py`, `push_scheduler.py`,
+`push_worker.py`, `base_scheduler.py`, `base_worker.py`: leases and heartbeats).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from twinserve.backends.ports import Transfer, send
+from twinserve.backends.ports import send
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
+from twinserve.sim.fleet.connector import Connector, Kept, Load, path
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.leases import Heartbeats, Lease
-from twinserve.sim.fleet.local_prefill import LocalPrefill, NoneLocal
-from twinserve.sim.fleet.replica import Life, Network, Replica, Role
+from twinserve.sim.fleet.replica import Life, Replica, Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.prefixes import Prefixes
 from twinserve.sim.fleet.view import FleetView
-
-
-@dataclass(frozen=True)
-class Connector:
-    """lease_s    how long a prefill replica keeps what nobody fetches (`kv_lease_duration`)
-    recompute  a request whose KV cannot be fetched computes it, and does not fail
-               (`kv_load_failure_policy`)
-    rule       which prompts are computed where they are decoded
-    """
-
-    lease_s: float = 30.0
-    recompute: bool = False
-    rule: LocalPrefill = field(default_factory=NoneLocal)
-
-    @property
-    def heartbeat_s(self) -> float:
-        """How often a decode replica asks to keep what it will fetch."""
-        return self.lease_s / 6
-
-    @property
-    def extension_s(self) -> float:
-        """How long that is kept from then on, at least."""
-        return self.lease_s * 2 / 3
-
-
-@dataclass(slots=True, eq=False)
-class Kept:
-    """The KV of a prompt, on the replica that computed it.
-
-    lease       while it is not fetched
-    released_s  when its memory was given back; NaN: it has not been, or was lost
-    expired     by the lease
-    """
-
-    replica: Replica
-    row: int
-    lease: Lease
-    released_s: float = math.nan
-    expired: bool = False
-    lost: bool = False  # its replica failed
-
-    @property
-    def there(self) -> bool:
-        return math.isnan(self.released_s) and not self.lost
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """A decode replica's fetch of a prompt's KV. tokens: of whole blocks. end_s: when it had come,
-    or was known to have failed; NaN: neither."""
-
-    kept: Kept
-    replica: Replica
-    row: int
-    begin_s: float
-    tokens: int
-    end_s: float = math.nan
-    whole: bool = False
-    transfer: Transfer | None = None
 
 
 class Disaggregated(Fleet):
@@ -133,11 +73,7 @@ class Disaggregated(Fleet):
             "prefill_router_options": prefill.options.model_dump(mode="json"),
             "local_prefill": rule.name,
             "local_prefill_options": rule.options.model_dump(mode="json"),
-            "connector": {
-                "transfer": "pull",
-                "lease_s": connector.lease_s,
-                "load_failures": "recompute" if connector.recompute else "fail",
-            },
+            "connector": connector.described(),
         }
 
     # -- replicas ----------------------------------------------------------------------------------
@@ -332,7 +268,7 @@ class Disaggregated(Fleet):
             return []
         connector = self.connector
         lease = Lease(self.clock.now + connector.lease_s, connector.extension_s)
-        kept = Kept(replica, row, lease)
+        kept = Kept(replica, row, lease, self.clock.now)
         self._kept_at[replica.index][row] = self.kept[replica.index, row] = kept
         if handed_over:  # else its client left as the prompt ended: nobody asks for the KV
             self._to_fetch[request.number] = kept
@@ -375,29 +311,63 @@ class Disaggregated(Fleet):
             kept.lost = True
         for kept in lost:
             load = self._under_way.pop(kept, None)
-            if load is not None:
+            if load is None:
+                continue
+            if self.connector.push is None:
                 self._failed(load)
+            else:
+                self._wait_in_vain(load)
 
     # -- loads -------------------------------------------------------------------------------------
     def _fetch(self, replica: Replica, row: int) -> float:
-        """A decode replica begins to fetch the KV of a row; when it lands (seconds). One that finds
-        nothing knows it as soon as it has asked."""
+        """A decode replica has room for the KV of a row, and asks for it; when it lands (seconds),
+        infinite while nobody can say. A read that finds nothing is known as soon as it has
+        asked."""
         now, core = self.clock.now, replica.engine.core
         kept = self._to_fetch.pop(replica.requests[row].number)
         size, table = core.ledger.block_tokens, core.requests
         tokens = int(table.known_tokens(row) - table.computed_tokens[row])
         load = Load(kept, replica, row, now, -(-tokens // size) * size)
         self.loads[replica.index, row] = load
-        ports = _path(kept.replica.network, replica.network)
-        if kept.there:
-            bytes_ = load.tokens * core.policy.limits.kv_bytes_per_token
-            load.transfer = send(ports, now, bytes_)
+        heard_s = now + sum(port.latency_s for port in path(load))
+        if self.connector.push is not None:
             self._under_way[kept] = load
-            lands_s = load.transfer.lands_s
-        else:
-            lands_s = now + sum(port.latency_s for port in ports)
+            self.clock.process(self._registered(load, heard_s))
+            return math.inf
+        lands_s = self._send(load) if kept.there else heard_s
         self.clock.process(self._land(load, lands_s))
         return lands_s
+
+    def _send(self, load: Load) -> float:
+        """Its bytes queue at both ports now; when they land (seconds)."""
+        bytes_ = load.tokens * load.replica.engine.core.policy.limits.kv_bytes_per_token
+        load.transfer = send(path(load), self.clock.now, bytes_)
+        self._under_way[load.kept] = load
+        return load.transfer.lands_s
+
+    def _registered(self, load: Load, heard_s: float):
+        """Push: the prefill replica hears which blocks the KV goes to, sees it when it looks next,
+        and writes. A decode replica that failed meanwhile takes no write."""
+        push = self.connector.push
+        assert push is not None
+        yield self.clock.at(push.seen_s(load.kept.since_s, heard_s), BEFORE_STEPS)
+        if self._under_way.get(load.kept) is not load:
+            return  # one of the two failed meanwhile
+        if load.kept.there:
+            yield from self._land(load, self._send(load))
+        else:
+            del self._under_way[load.kept]
+            self._wait_in_vain(load)
+
+    def _wait_in_vain(self, load: Load) -> None:
+        """Push: nobody writes, and nobody says so."""
+        push = self.connector.push
+        assert push is not None
+        self.clock.process(self._give_up(load, load.begin_s + push.timeout_s))
+
+    def _give_up(self, load: Load, due: float):
+        yield self.clock.at(max(due, self.clock.now), BEFORE_STEPS)
+        self._failed(load)
 
     def _land(self, load: Load, due: float):
         yield self.clock.at(due, BEFORE_STEPS)
@@ -416,10 +386,6 @@ class Disaggregated(Fleet):
         load.replica.engine.landed(load.row, False)
         request = load.replica.requests[load.row]
         here = request.placements[-1][:2] == (load.replica, load.row)
+        here &= load.replica.life is not Life.DOWN  # else that has been answered
         if here and not self.connector.recompute:
             self.withdraw(request, End.FAILED)
-
-
-def _path(source: Network | None, target: Network | None):
-    assert source is not None and target is not None  # `_check`
-    return source.out, target.into

@@ -41,14 +41,19 @@ def sized(n: int, objectives: Sequence[Objective], draws: Sequence[Sequence[Tria
     return Sized(n, found, tuple(draws[0]))
 
 
-def drawn(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> Trials:
-    """`n` replicas under so many draws, each to its end. Returns a Sized."""
+def drawn(
+    size: Size, objectives: Sequence[Objective], n: int, draws: int, fleet: str | None = None
+) -> Trials:
+    """`n` replicas under so many draws, each to its end. fleet: as of `on_peaks`. Returns a
+    Sized."""
     found, known = [], size.trials.get(n, [])
     for draw in range(draws):
         if draw == 0 and len(known) == len(size.peaks) and not any(t.early for t in known):
             found.append(known)
         else:
-            trials = yield from on_peaks(size.candidate, size.peaks, n, whole=True, draw=draw)
+            trials = yield from on_peaks(
+                size.candidate, size.peaks, n, whole=True, draw=draw, fleet=fleet
+            )
             found.append(trials)
     return sized(n, objectives, found)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from twinserve.profiles.evidence import expected_errors
 from twinserve.sim.fleet.recovery import Action
+from twinserve.sim.plan.apart import Apart, check_apart, smallest_split, splits
 from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
 from twinserve.sim.plan.closer import Sized, by_division, drawn, farthest, sized, surely, with_error
 from twinserve.sim.plan.day import Day, plan_day
@@ -41,6 +42,7 @@ class Question:
     survive   replicas that fail as the peak begins; on_failure, detection_s: what becomes of their
               requests, and when the router learns of it
     all_sizes no candidate is given up because another one is cheaper
+    prefill_decode  beside each row prefill apart from decode is tried, too
     """
 
     model: str
@@ -61,6 +63,7 @@ class Question:
     survive: int = 0
     on_failure: str = "error"
     detection_s: float = 0.0
+    prefill_decode: bool = False
 
     @property
     def trouble(self) -> Trouble | None:
@@ -130,7 +133,8 @@ class Closer:
 class Plan:
     """rows: enough ones by rank, then the others. priced: rank is by dollars, else by GPUs. day:
     the cheapest beside offline work; None where that was not asked for, or where none keeps the
-    objectives. notices: of the trials of the candidates, each once."""
+    objectives. notices: of the trials of the candidates, each once. apart: of rows that are enough,
+    in their order, where that was asked for."""
 
     question: Question
     objectives: tuple[Objective, ...]
@@ -141,6 +145,7 @@ class Plan:
     trials: int
     day: Day | None = None
     notices: tuple[str, ...] = ()
+    apart: tuple[Apart, ...] = ()
 
     @property
     def best(self) -> Row | None:
@@ -218,10 +223,14 @@ def make_plan(
     trials = _search(sizes, priced, question.all_sizes, workers, report)
     rows = _ranked(sizes, objectives, peaks, priced)
     day = None
+    apart: list[Apart] = []
     if any(row.status == "enough" for row in rows):
         draws = question.draws if all(can_deal(peak.judged) for peak in peaks) else 1
         rows, more = _closer(rows, sizes, objectives, draws, workers, report)
         trials += more
+        if question.prefill_decode:
+            apart, more = _apart(rows, sizes, objectives, draws, workers, report)
+            trials += more
         if question.pool:
             day, more = plan_day(
                 sizes, lambda s, n: s.cost(n, priced), objectives, question.pool, workers, report
@@ -233,7 +242,16 @@ def make_plan(
     said = (n for s in sizes for tried in s.trials.values() for t in tried for n in t.notices)
     notices = tuple(dict.fromkeys(said))
     return Plan(
-        question, objectives, peaks, tuple(rows), tuple(left_out), priced, trials, day, notices
+        question,
+        objectives,
+        peaks,
+        tuple(rows),
+        tuple(left_out),
+        priced,
+        trials,
+        day,
+        notices,
+        tuple(apart),
     )
 
 
@@ -263,6 +281,8 @@ def _check(question: Question) -> None:
         )
     if not 0 <= question.detection_s < 1e6:
         raise SettingsError(f"--detection {question.detection_s:g}: give seconds, 0 or more")
+    if question.prefill_decode:
+        check_apart(question.policies, question.survive)
     if question.most_gpus < 1:
         raise SettingsError(f"--most-gpus {question.most_gpus}: give a number above 0")
 
@@ -381,6 +401,23 @@ def _closer(
         )
         found[place] = replace(row, sized=closer.sizes[0], closer=closer)
     return found, trials
+
+
+def _apart(
+    rows: Sequence[Row],
+    sizes: Sequence[Size],
+    objectives: Sequence[Objective],
+    draws: int,
+    workers: Executor,
+    report: Callable[[int, int], None],
+) -> tuple[list[Apart], int]:
+    """Prefill apart from decode beside each row that is enough, and the trials that took."""
+    looks = [
+        smallest_split(_of(sizes, row), row.at_least, objectives, draws)
+        for row in rows
+        if row.status == "enough" and splits(row.candidate)
+    ]
+    return drive_all(looks, workers, report)
 
 
 def _how_far(

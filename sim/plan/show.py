@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from twinserve.sim.plan.apart import said_of, told_of
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import Sized
 from twinserve.sim.plan.commands import deadlines_told, serve_command
@@ -117,6 +118,7 @@ def foot_lines(plan: Plan, prices: Prices) -> list[str]:
         lines += closer_lines(plan, plan.best, plan.closer)
     else:
         lines += _nothing(plan)
+    lines += apart_lines(plan)
     if plan.question.pool and plan.best is not None:
         lines += day_lines(plan)
     return lines + _price_lines(plan, prices)
@@ -145,6 +147,17 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
             "could be divided"
         )
     return [*lines, "  to start it:", *(f"    {line}" for line in commands(plan, best))]
+
+
+def apart_lines(plan: Plan) -> list[str]:
+    """Prefill apart from decode, beside each row of which that was tried."""
+    if not plan.apart:
+        return []
+    said = [
+        said_of(one, named(one.candidate, plan), "" if one.sized is None else _said(one.sized))
+        for one in plan.apart
+    ]
+    return ["prefill apart from decode, on the same GPUs:", *said]
 
 
 def day_lines(plan: Plan) -> list[str]:
@@ -344,6 +357,9 @@ def described(plan: Plan, prices: Prices) -> dict[str, Any]:
         "warnings": warnings(plan),
         "notices": list(plan.notices),
         "day": None if plan.day is None else _day(plan.day),
+        "apart": [
+            told_of(one, None if one.sized is None else _sized(one.sized)) for one in plan.apart
+        ],
         "trials": plan.trials,
     }
     return PLANS.numbered(document)

@@ -114,17 +114,21 @@ def on_peaks(
     speed: float = 1.0,
     whole: bool = False,
     fails: bool = True,
+    fleet: str | None = None,
     **how: Any,
 ) -> Trials:
     """One trial a peak with `n` replicas, up to the first that fails, or on all where `whole`.
 
     speed  a further factor on the rate; fails: what is to fail does; how: further fields of
            TrialSpec
+    fleet  content of a fleet file, whose pools are these replicas; None: they are equal
     """
     trials = []
     for peak in peaks:
         settings = candidate.config.model_dump(mode="json") | peak.settings(n, speed, fails)
         settings["rate_scale"] = settings["rate_scale"] * speed
+        if fleet is not None:
+            settings |= {"fleet": fleet, "replicas": 1}
         trials.append((yield TrialSpec(settings, peak.since_s / speed, early=not whole, **how)))
         if not trials[-1].keeps and not whole:
             break

@@ -196,7 +196,8 @@ class UntilLost(Simulation):
             table = engine.core.requests
             arrival = table.arrival_s
             judged = (arrival >= self._since_s) & (table.service_class == REAL_TIME)
-            judged &= table.end != int(End.MOVED)  # it goes on elsewhere
+            # it goes on elsewhere
+            judged &= (table.end != int(End.MOVED)) & (table.end != int(End.HANDED_OVER))
             done = (table.state == int(State.FINISHED)) & (table.end == int(End.COMPLETED))
             first = table.first_token_s - arrival
             waited = np.isnan(table.first_scheduled_s)

@@ -43,18 +43,21 @@ class PortSettings(_Part):
 
 
 class ConnectorSettings(_Part):
-    """How KV goes from prefill to decode replicas; as `Connector` (sim/fleet/disaggregated.py)."""
+    """How KV goes from prefill to decode replicas; as `Connector` and `Push` (sim/fleet/
+    connector.py)."""
 
-    transfer: Literal["pull"] = "pull"
+    transfer: Literal["pull", "push"] = "pull"
     load_failures: Literal["fail", "recompute"] = "fail"
     lease_s: float = Field(30.0, gt=0, le=1e6)
+    push_poll_ms: float = Field(1.0, ge=0, le=1e6)
+    push_timeout_s: float = Field(480.0, gt=0, le=1e6)
 
-    @field_validator("transfer", mode="before")
-    @classmethod
-    def _not_pushed(cls, transfer: object) -> object:
-        if transfer == "push":
-            raise ValueError("push is not simulated yet; write pull, or drop it")
-        return transfer
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> ConnectorSettings:
+        given = sorted(name for name in self.model_fields_set if name.startswith("push_"))
+        if given and self.transfer != "push":
+            raise ValueError(f"{given[0]}: nothing is pushed; write transfer: push, or drop it")
+        return self
 
 
 class SpeculateSettings(_Part):

@@ -11,7 +11,8 @@ from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.engine.clock import Clock
-from twinserve.sim.fleet.disaggregated import Connector, Disaggregated
+from twinserve.sim.fleet.connector import Connector, Push
+from twinserve.sim.fleet.disaggregated import Disaggregated
 from twinserve.sim.fleet.local_prefill import parse_rule
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.routers.base import Router
@@ -171,7 +172,13 @@ def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | N
         raise SettingsError(f"{file.where}: {where}: {error}") from None
     if given is None:
         return HandOver(Connector(rule=rule), router)
-    connector = Connector(given.lease_s, given.load_failures == "recompute", rule)
+    push = Push(given.push_poll_ms * 1e-3, given.push_timeout_s)
+    connector = Connector(
+        given.lease_s,
+        given.load_failures == "recompute",
+        rule,
+        push if given.transfer == "push" else None,
+    )
     return HandOver(connector, router)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.sim.troubled import TABLES, conserved, trouble
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.sim.engine.clock import BEFORE_STEPS
-from twinserve.sim.fleet.disaggregated import Connector
+from twinserve.sim.fleet.connector import Connector, Push
 from twinserve.sim.fleet.local_prefill import parse_rule
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
@@ -36,8 +36,9 @@ def hand_over(
     lease_s: float = 30.0,
     recompute: bool = False,
     router: str = "least-requests",
+    push: Push | None = None,
 ) -> HandOver:
-    return HandOver(Connector(lease_s, recompute, parse_rule(rule)), router)
+    return HandOver(Connector(lease_s, recompute, parse_rule(rule), push), router)
 
 
 class Apart(Simulation):

@@ -14,6 +14,7 @@ from tests.parameters import mostly_slow
 from tests.sim.apart import hand_over, troubled
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.registry import ledger_class, ledger_names, parse_policy, policy_names
+from twinserve.sim.fleet.connector import Push
 
 RULES = ("none", "llm-d:threshold=60", "dynamo:tokens=90,share=1", "dynamo:busy=2")
 
@@ -45,18 +46,19 @@ def test_a_troubled_fleet(asynchronous, recompute):
     rule=st.sampled_from(RULES),
     lease_s=st.sampled_from([0.02, 0.2, 30.0]),
     recompute=st.booleans(),
+    push=st.sampled_from([None, Push(timeout_s=0.1), Push(0.0, 5.0)]),
     asynchronous=st.booleans(),
     migrates=st.booleans(),
     prefill=st.integers(1, 3),
     decode=st.integers(1, 3),
 )
 def test_random_troubles(
-    seed, troubles, rule, lease_s, recompute, asynchronous, migrates, prefill, decode
+    seed, troubles, rule, lease_s, recompute, push, asynchronous, migrates, prefill, decode
 ):
     troubled(
         seed,
         troubles,
-        hand_over(rule, lease_s, recompute),
+        hand_over(rule, lease_s, recompute, push=push),
         asynchronous=asynchronous,
         migrates=migrates,
         prefill=prefill,
@@ -65,10 +67,11 @@ def test_random_troubles(
 
 
 @pytest.mark.slow
-def test_everything_that_can_happen_does():
+@pytest.mark.parametrize("push", [None, Push(timeout_s=0.1)], ids=["pull", "push"])
+def test_everything_that_can_happen_does(push):
     happened, seen = Counter(), Counter()
     for seed in range(24):
-        connector = hand_over(RULES[seed % 4], 0.05, recompute=seed % 3 == 0)
+        connector = hand_over(RULES[seed % 4], 0.05, recompute=seed % 3 == 0, push=push)
         more = {"asynchronous": seed % 2 == 1, "migrates": seed % 5 == 0}
         run, rows = troubled(seed, 20, connector, prefill=2, decode=2, **more)
         happened.update(run.happened)

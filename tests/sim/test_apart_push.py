@@ -1,0 +1,129 @@
+"""Prefill apart from decode, where the prefill replica writes: beside the pull, and alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.sim.apart import Apart, hand_over, inputs_of, parts_add_up
+from tests.sim.test_apart import BYTES, LATENCY, NETWORK, ROOMY, sent_s, some, stays_of
+from tests.sim.troubled import TABLES
+from twinserve.policies.requests import End
+from twinserve.sim.engine.clock import BEFORE_STEPS
+from twinserve.sim.fleet.connector import Push
+from twinserve.sim.fleet.replica import Role
+from twinserve.sim.setup.audit import crowd
+
+AT_ONCE = Push(poll_s=0.0, timeout_s=1.0)
+LIMITLESS = (math.inf, 0.0)  # bytes/s, seconds of latency
+
+
+def run_of(workload, connector, config=ROOMY, events=(), network=NETWORK, **more):
+    """events: (seconds, what to call with the run)."""
+    run = Apart(inputs_of(workload, connector, config), network=network, **more)
+
+    def happen():
+        for at_s, what in events:
+            yield run.clock.at(at_s, BEFORE_STEPS)
+            what(run)
+
+    run.clock.process(happen())
+    run.run()
+    rows = run.rows()
+    parts_add_up(rows)
+    return run, rows
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_over_a_limitless_link_a_push_is_a_pull(seed, asynchronous):
+    """Whoever begins, nothing takes time: every row of every table is the same, with memory that
+    runs short, preemptions and several replicas of each role."""
+    config = ROOMY.model_copy(update={"num_blocks": 60, "async_scheduling": asynchronous})
+    pulled, pushed = (
+        run_of(crowd(seed), hand_over(push=p), config, network=LIMITLESS, prefill=2, decode=2)[1]
+        for p in (None, AT_ONCE)
+    )
+    assert pulled.placements["recomputes"].sum() > 0
+    assert stays_of(pulled, "decode")["load_tokens"].sum() > 0
+    for table in TABLES:
+        assert getattr(pulled, table).equals(getattr(pushed, table)), table
+
+
+def test_a_push_alone_takes_one_message_more_than_a_pull():
+    (pulled, pushed) = (run_of(some([100]), hand_over(push=p))[1] for p in (None, AT_ONCE))
+    assert pulled.requests["transfer_s"][0] == pytest.approx(sent_s(100), rel=1e-9)
+    assert pushed.requests["transfer_s"][0] == pytest.approx(sent_s(100) + LATENCY, rel=1e-9)
+    same = ["router_s", "queue_s", "prefill_s"]
+    assert pulled.requests[same].equals(pushed.requests[same])
+
+
+@pytest.mark.parametrize("push", [None, AT_ONCE, Push()], ids=["pull", "push", "polled"])
+def test_each_byte_is_sent_once(push):
+    """What was asked for passes one port of each side, whoever begins the transfers."""
+    run, rows = run_of(crowd(1), hand_over(push=push), prefill=2, decode=3)
+    asked = stays_of(rows, "decode")["load_tokens"].sum() * BYTES
+    for side, port in ((Role.PREFILL, "out"), (Role.DECODE, "into")):
+        ports = [getattr(r.network, port) for r in run.fleet.replicas if r.role is side]
+        for one in ports:
+            one.settle(np.inf)
+        assert sum(one.landed_bytes for one in ports) == asked > 0
+        assert sum(one.lost_bytes for one in ports) == 0
+
+
+def test_a_prefill_replica_that_looks_now_and_then_begins_later():
+    """The decode replica asks at once; the prefill replica looks 20 ms after the prompt ended."""
+    _, rows = run_of(some([100]), hand_over(push=Push(poll_s=0.02)))
+    (kept,), (load,) = (stays_of(rows, role).itertuples() for role in ("prefill", "decode"))
+    assert load.load_begin_s == kept.ended_s
+    assert load.load_end_s == pytest.approx(kept.ended_s + 0.02 + sent_s(100), rel=1e-9)
+
+
+# -- what is lost ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("recompute", "end"), [(False, "failed"), (True, "completed")])
+def test_nobody_says_that_a_write_will_not_come(recompute, end):
+    """A pull from a replica that fails is known to have failed at that time; a push is waited for
+    until its time is over."""
+    fails = [(0.1, lambda run: run.fleet.fail(0))]
+    for push, known_s in ((None, 0.1), (AT_ONCE, None)):
+        _, rows = run_of(some([160]), hand_over(recompute=recompute, push=push), events=fails)
+        (decode,) = stays_of(rows, "decode").itertuples()
+        assert decode.load_begin_s < 0.1 and decode.load_failed
+        assert decode.load_end_s == (known_s or decode.load_begin_s + AT_ONCE.timeout_s)
+        assert rows.requests["outcome"].tolist() == [end]
+
+
+def test_who_asks_after_the_lease_waits_in_vain():
+    """The only decode replica fails, and another comes when the lease has run out."""
+    events = [
+        (1e-4, lambda run: run.fleet.fail(1)),
+        (1.0, lambda run: run.add(run.kinds[Role.DECODE])),
+    ]
+    connector = hand_over(lease_s=0.5, recompute=True, push=AT_ONCE)
+    run, rows = run_of(some([100]), connector, events=events)
+    (decode,) = stays_of(rows, "decode").itertuples()
+    assert decode.load_begin_s == 1.0 and decode.load_end_s == 1.0 + AT_ONCE.timeout_s
+    assert rows.requests["outcome"].tolist() == ["completed"]
+    assert rows.requests["transfer_s"][0] == pytest.approx(AT_ONCE.timeout_s)
+    assert run.fleet.replicas[0].network.out.queued_bytes == 0
+
+
+def test_a_decode_replica_that_fails_before_the_write_gets_none():
+    """The prefill replica keeps the prompt until its lease is over."""
+    fails = [(0.03, lambda run: run.fleet.fail(1))]
+    connector = hand_over(lease_s=0.3, push=Push(poll_s=0.04))
+    run, rows = run_of(some([160]), connector, events=fails)
+    (kept,), (decode,) = (stays_of(rows, role).itertuples() for role in ("prefill", "decode"))
+    assert kept.ended_s < 0.03 < kept.ended_s + 0.04  # asked for, and not seen
+    assert math.isnan(decode.load_end_s)
+    assert kept.lease_expired and run.fleet.replicas[0].network.out.queued_bytes == 0
+
+
+def test_a_client_that_leaves_after_the_question_frees_both_sides_when_all_has_come():
+    leaves = [(0.08, lambda run: run.fleet.withdraw(run.fleet.requests[0], End.DISCONNECTED))]
+    run, rows = run_of(some([160]), hand_over(push=AT_ONCE), events=leaves)
+    (kept,), (decode,) = (stays_of(rows, role).itertuples() for role in ("prefill", "decode"))
+    assert decode.load_begin_s < decode.ended_s == 0.08 < decode.load_end_s == kept.released_s
+    assert [engine.core.ledger.usage().free for engine in run.engines] == [400, 400]

@@ -1,0 +1,118 @@
+"""Plans with prefill apart from decode, beside brute force over all splits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.sim.planned import GPU, MODEL, settings, write_trace
+from twinserve.sim.plan.apart import fleet_of
+from twinserve.sim.plan.planner import Plan, Question, make_plan
+from twinserve.sim.plan.prices import read_prices
+from twinserve.sim.plan.show import apart_lines, described
+from twinserve.sim.plan.staircase import Split
+from twinserve.sim.plan.trial import TrialSpec, run_trial
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.sweep.executors import InThisProcess
+
+PRICES = read_prices("gpu,usd_per_hour\na100-40g,2\n", "prices")
+SLO = "ttft p90 < 800 ms, tpot p90 < 25 ms"
+
+
+def planned(trace: str, slo: str = SLO, **asked) -> Plan:
+    question = Question(
+        MODEL, (trace,), slo, (GPU,), (1,), peak_s=10.0, lead_s=1.0, prefill_decode=True
+    )
+    return make_plan(replace(question, **asked), PRICES, InThisProcess())
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("apart") / "trace.csv"
+    return write_trace(path, seed=3, count=300, rate=25.0, longest=3000)
+
+
+@pytest.fixture(scope="module")
+def plan(trace):
+    return planned(trace)
+
+
+def spec_of(plan: Plan, split: Split, **more) -> TrialSpec:
+    """Of its first row's replicas in these roles."""
+    (peak,) = plan.peaks
+    config = plan.best.candidate.config.model_dump(mode="json")
+    config |= peak.settings(1) | {"fleet": fleet_of(split)}
+    return TrialSpec(config, peak.since_s, **more)
+
+
+@pytest.mark.slow
+def test_no_split_with_fewer_replicas_is_enough(plan):
+    (one,) = plan.apart
+    assert one.split is not None and 3 <= one.split.total <= one.most
+    assert one.aggregated == plan.best.replicas
+    fewer = one.split.total - 1
+    for prefill in range(1, fewer):
+        split = Split(prefill, fewer - prefill)
+        assert not run_trial(spec_of(plan, split, early=False)).keeps, split
+    assert run_trial(spec_of(plan, one.split, early=False)).keeps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [Split(1, 1), Split(1, 4), Split(4, 1), Split(3, 3)])
+def test_ending_early_changes_no_verdict(plan, split):
+    """The token that a prefill replica gives is no client's, and no verdict rests on it."""
+    early, whole = (run_trial(spec_of(plan, split, early=flag)) for flag in (True, False))
+    assert early.keeps == whole.keeps
+    assert set(early.missed) <= set(whole.missed)
+
+
+def test_a_decode_replicas_token_is_judged_not_the_prefill_replicas(trace):
+    """A network so slow that every transfer takes longer than the objective: all are late, however
+    soon prompts are computed."""
+    pools = json.loads(fleet_of(Split(6, 6)))["pools"]
+    slow = [{**pool, "ports": {"network_latency_us": 900_000.0}} for pool in pools]
+    config = settings(trace, SLO) | {"requests": 40}
+    late = run_trial(TrialSpec(config | {"fleet": json.dumps({"pools": slow})}, early=False))
+    soon = run_trial(TrialSpec(config | {"fleet": json.dumps({"pools": pools})}, early=False))
+    assert late.objectives[0].kept == 0 and soon.objectives[0].kept > 0
+    assert not run_trial(TrialSpec(config | {"fleet": json.dumps({"pools": slow})})).keeps
+
+
+@pytest.mark.slow
+def test_what_is_said_and_told(plan):
+    (one,), (head, line) = plan.apart, apart_lines(plan)
+    assert head == "prefill apart from decode, on the same GPUs:"
+    assert str(one.split) in line and f"${2 * one.split.total:.2f} an hour" in line
+    (told,) = described(plan, PRICES)["apart"]
+    assert told["prefill_replicas"] + told["decode_replicas"] == told["gpus"] == one.split.total
+    assert told["tried"] == [str(split) for split in one.tried]
+    assert told["sized"]["attained"] and told["fleet"]["pools"][0]["role"] == "prefill"
+    shares = [kept["share"] for peak in told["sized"]["attained"] for kept in peak]
+    assert np.min(shares) >= 0.9
+
+
+def test_where_no_split_is_enough_it_is_said(trace):
+    """Two replicas of each kind are allowed, and one that does both is enough."""
+    plan = planned(trace, "ttft p90 < 30 s, tpot p90 < 500 ms", most_gpus=2, grow=0.05)
+    assert plan.best.replicas == 1
+    (one,) = plan.apart
+    assert one.most == 2 and one.tried == (Split(1, 1),)
+    none = planned(trace, most_gpus=plan.best.replicas, slo="ttft p90 < 30 s", grow=0.05)
+    assert none.apart[0].split is None and none.apart[0].tried == ()
+    assert "no split of up to" in apart_lines(none)[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"survive": 1}, "--prefill-decode: replicas that fail are planned for in fleets of equal"),
+        ({"policies": ("sarathi",)}, "--prefill-decode: only policy vllm has a decode side; add"),
+    ],
+)
+def test_what_is_refused_is_one_line(trace, asked, said):
+    with pytest.raises(SettingsError, match=said) as error:
+        planned(trace, **asked)
+    assert "\n" not in str(error.value)
