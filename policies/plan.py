@@ -150,9 +150,13 @@ class Verified:
 
     def only(self, chosen: np.ndarray) -> Verified:
         """Of the rows `chosen` (bool[e])."""
-        parts = (self.tokens, self.drafted, self.accepted, self.certain)
-        ahead = None if self.ahead is None else self.ahead[chosen]
-        return Verified(*(part[chosen] for part in parts), ahead)
+        return Verified(
+            self.tokens[chosen],
+            self.drafted[chosen],
+            self.accepted[chosen],
+            self.certain[chosen],
+            None if self.ahead is None else self.ahead[chosen],
+        )
 
 
 @dataclass(slots=True)
