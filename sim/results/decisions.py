@@ -153,20 +153,29 @@ class DecisionLog:
         return max(found, default=0)
 
     def acceptance(self) -> RecordedAcceptance:
-        """Which drafts were found and right in this run. Raises ResultsError of a run without."""
+        """Which drafts were found and right in this run. Raises ResultsError of a run without, and
+        of a log whose steps give a request another number of tokens than it was told."""
         found = RecordedAcceptance()
         given = [0] * len(self.requests)
         for step in self.steps:
             for row, (drafts, right, ahead) in (step.verified or {}).items():
-                request = self.requests[row]
-                found.note(request.id, given[row], drafts, right)
-                given[row] = min(given[row] + right + 1, request.output_tokens)
+                request, position = self.requests[row], given[row]
+                left = request.output_tokens - position
+                # right drafts behind the last token count as right, and are nobody's
+                given[row] += min(right + 1, left) if left else 1
+                found.note(request.id, position, drafts, right)
                 found.note_found(request.id, given[row], ahead)
         if not any(given):
             raise ResultsError(
                 "the decision log has no drafts that an engine found; record one with replay "
                 "--mode free --decisions --out DIR"
             )
+        for request, tokens in zip(self.requests, given, strict=True):
+            if tokens != request.output_tokens:
+                raise ResultsError(
+                    f"the decision log's steps give request {request.id} {tokens} tokens, and it "
+                    f"was told {request.output_tokens}; record it again"
+                )
         return found
 
     @property

@@ -106,6 +106,23 @@ def test_a_run_that_parts_from_the_recorded_one_ends_in_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_log_in_which_a_rejected_token_is_right_is_refused():
+    log = parse_log(recorded().decisions)
+    log.acceptance()
+    verified = next(
+        step.verified
+        for step in log.steps
+        for drafts, right, _ in (step.verified or {}).values()
+        if right < drafts
+    )
+    row = next(row for row, (drafts, right, _) in verified.items() if right < drafts)
+    drafts, right, found = verified[row]
+    verified[row] = drafts, right + 1, found
+    with pytest.raises(ResultsError, match=f"steps give request {log.requests[row].id} ") as error:
+        log.acceptance()
+    assert "\n" not in str(error.value)
+
+
 def test_other_drafts_than_recorded_are_refused():
     acceptance = RecordedAcceptance()
     key = np.array([acceptance.key("a")], np.uint64)
