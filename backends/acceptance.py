@@ -33,6 +33,8 @@ def conditional(rates: Sequence[float]) -> list[float]:
 class Acceptance:
     """rates: as above, one for each draft. seed: of all draws."""
 
+    drawn = True
+
     def __init__(self, rates: Sequence[float], seed: int) -> None:
         self.rates = np.array(conditional(rates))
         self.seed = seed
@@ -52,6 +54,9 @@ class Acceptance:
         drawn = uniform(keys[:, None], positions[:, None] + ahead)
         right = (drawn < self.rates[:most]) & (ahead < drafts[:, None])
         return np.logical_and.accumulate(right, axis=1).sum(axis=1)
+
+    def ahead(self, keys: np.ndarray, positions: np.ndarray) -> None:
+        """Drafts that these requests have from there on: as many as the drafter makes."""
 
 
 def uniform(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:

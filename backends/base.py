@@ -51,6 +51,11 @@ class Backend(Protocol):
     # made while it runs (asynchronous scheduling)
     plans_ahead: bool = False
 
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether chance says which drafts are right (speculation)."""
+        return False
+
     def expect(self, row: int, output_tokens: int) -> None:
         """The request in `row`, just submitted, will emit `output_tokens` tokens."""
         ...

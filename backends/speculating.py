@@ -6,6 +6,7 @@ import numpy as np
 
 from twinserve.backends.acceptance import Acceptance
 from twinserve.backends.base import Executed
+from twinserve.backends.recorded_acceptance import RecordedAcceptance
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.drafting import Drafting
 from twinserve.policies.plan import StepOutcome, StepPlan, Verified
@@ -22,7 +23,7 @@ class SpeculatingBackend(SimulatedBackend):
 
     def __init__(
         self,
-        acceptance: Acceptance,
+        acceptance: Acceptance | RecordedAcceptance,
         drafting: Drafting,
         requests: RequestTable,
         model: SpeculativeModel,
@@ -32,6 +33,10 @@ class SpeculatingBackend(SimulatedBackend):
         super().__init__(requests, model, *args, **settings)
         self.acceptance, self.drafting = acceptance, drafting
         self._keys = np.zeros(FIRST_ROWS, np.uint64)
+
+    @property
+    def draws_drafts(self) -> bool:
+        return self.acceptance.drawn
 
     def expect(self, row: int, output_tokens: int) -> None:
         super().expect(row, output_tokens)
@@ -50,7 +55,7 @@ class SpeculatingBackend(SimulatedBackend):
         self._delay(work, seconds, start, moved.beside, overhead_s)
         ends = np.array([max(start + seconds[0], moved.beside)])
         rows = plan.rows[emitting]
-        verified = self._verify(rows, plan.tokens[emitting])
+        verified = self.verify(rows, plan.tokens[emitting])
         left = self._outputs[rows] - self.requests.output_tokens[rows]
         finished = rows[verified.tokens == left].tolist()
         outcome = StepOutcome(now, ends, rows, finished, verified)
@@ -58,7 +63,9 @@ class SpeculatingBackend(SimulatedBackend):
             outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s, moved.lands_s
         )
 
-    def _verify(self, rows: np.ndarray, granted: np.ndarray) -> Verified:
+    def verify(self, rows: np.ndarray, granted: np.ndarray) -> Verified:
+        """What a step that grants `granted` tokens (int64[e]) to the rows that emit makes of their
+        drafts, before it is booked."""
         requests = self.requests
         emitted = requests.output_tokens[rows]
         drafted = granted - (requests.known_tokens(rows) - requests.computed_tokens[rows])
@@ -66,7 +73,9 @@ class SpeculatingBackend(SimulatedBackend):
         drafts = np.minimum(drafted, requests.draft_tokens[rows])
         accepted = self.acceptance.right(self._keys[rows], emitted, drafts)
         left = self._outputs[rows] - emitted
-        return Verified(np.minimum(accepted + 1, left), drafted, accepted, left == 1)
+        tokens = np.minimum(accepted + 1, left)
+        ahead = self.acceptance.ahead(self._keys[rows], emitted + tokens)
+        return Verified(tokens, drafted, accepted, left == 1, ahead)
 
     def _pooled(self, plan: StepPlan, emitting: np.ndarray) -> VerifyingComposition:
         requests, rows, tokens = self.requests, plan.rows, plan.tokens

@@ -138,17 +138,25 @@ class Verified:
     accepted  leading ones that were right, those behind the row's last token included (vLLM counts
               them so)
     certain   the row ends with this step even if no draft is right: known when the step begins
+    ahead     drafts that the row has in its next step, where the drafter finds as many as it can
+              (n-grams in a text); None: as many as `Drafting.after` says
     """
 
     tokens: np.ndarray
     drafted: np.ndarray
     accepted: np.ndarray
     certain: np.ndarray
+    ahead: np.ndarray | None = None
 
     def only(self, chosen: np.ndarray) -> Verified:
         """Of the rows `chosen` (bool[e])."""
-        parts = (self.tokens, self.drafted, self.accepted, self.certain)
-        return Verified(*(part[chosen] for part in parts))
+        return Verified(
+            self.tokens[chosen],
+            self.drafted[chosen],
+            self.accepted[chosen],
+            self.certain[chosen],
+            None if self.ahead is None else self.ahead[chosen],
+        )
 
 
 @dataclass(slots=True)

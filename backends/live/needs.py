@@ -127,6 +127,14 @@ _SWAP = (
     Need("vllm.model_executor.layers.attention_layer_base:AttentionLayerBase"),
     Need("vllm.v1.kv_cache_interface:FullAttentionSpec"),
 )
+_DRAFTS = (
+    # not the proposer itself: to look at it loads numba, which a worker must not meet (engine.py)
+    Need("vllm.engine.arg_utils:EngineArgs", holds=("speculative_config",)),
+    Need(
+        f"{_SCHED}.scheduler:Scheduler.make_spec_decoding_stats",
+        ("num_accepted_tokens", "request_id"),
+    ),
+)
 _SERVING = (
     *_STEERING,
     Need(f"{_SCHED}.async_scheduler:AsyncScheduler"),
@@ -161,6 +169,7 @@ _STATE = (
 NEEDS = {
     "engine": _ENGINE,  # an engine in this process: live runs, locked replay, calibration
     "swapping": _SWAP,  # requests whose KV goes to the host and back
+    "drafts": _DRAFTS,  # n-gram drafts of an engine in this process
     "physical": _PHYSICAL,  # an engine that keeps KV where the ledger says
     "serving": _SERVING,  # a policy under vllm serve
 }

@@ -37,6 +37,8 @@ class VllmDrafts(VllmPolicy):
         self._drafting = self.limits.drafting
         self._slots = self._drafting.slots
         self._prompts = False  # a running row of this plan computes a part of its prompt
+        # rows whose last step left a part of their text to compute (vLLM's `is_prefill_chunk`)
+        self._behind: set[int] = set()
 
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         requests, plan = view.requests, StepPlan()
@@ -45,7 +47,23 @@ class VllmDrafts(VllmPolicy):
         if not plan.preempted and budget > self._slots and self.waiting:
             self._admit_waiting(plan, budget, requests, ledger)
         plan.moves = ledger.take_moves()
+        self._note_behind(plan, requests)
         return plan
+
+    def _note_behind(self, plan: StepPlan, requests: RequestTable) -> None:
+        rows = plan.rows
+        reached = requests.computed_tokens[rows] + plan.tokens
+        if plan.admitted:  # whose prefix hits are not in the table yet
+            hits = dict(plan.admitted)
+            reached += [hits.get(row, 0) for row in rows.tolist()]
+        behind = rows[reached < requests.known_tokens(rows)].tolist()
+        if behind or self._behind:
+            self._behind = self._behind.difference(rows.tolist()).union(behind)
+
+    def _on_prompts(self, rows: np.ndarray) -> bool:
+        """Whether one of these running rows computes a part of its prompt: a row without drafts
+        may as well decode, where the drafter found none."""
+        return bool(self._behind) and not self._behind.isdisjoint(rows.tolist())
 
     # -- running requests --------------------------------------------------------------------------
     def _grant_running(self, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
@@ -67,7 +85,7 @@ class VllmDrafts(VllmPolicy):
                 wanted[last] = min(int(wanted[last]), left - slots)
         if ledger.grow_all(rows, requests.computed_tokens[rows] + wanted):
             plan.rows, plan.tokens = rows, wanted
-            self._prompts = bool((requests.draft_tokens[rows] == 0).any())
+            self._prompts = self._on_prompts(rows)
             return budget - int(wanted.sum()) - slots * len(rows)
         return self._grant_one_by_one(plan, requests, ledger, self._long_prefill_cap())
 
@@ -87,7 +105,7 @@ class VllmDrafts(VllmPolicy):
         self, plan: StepPlan, requests: RequestTable, ledger: KvLedger, cap: int
     ) -> int:
         budget = super()._grant_one_by_one(plan, requests, ledger, cap)
-        self._prompts = bool((requests.draft_tokens[plan.rows] == 0).any())
+        self._prompts = self._on_prompts(plan.rows)
         return budget
 
     def _wanted_by(self, row: int, requests: RequestTable, cap: int) -> int:

@@ -46,6 +46,7 @@ def replay(
     physical: Annotated[Flag, Engine] = False,
     engine_arg: EngineArgs = None,
     steps: Annotated[Path | None, Writing] = None,
+    decisions: Annotated[Flag, Writing] = False,
     out: Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -90,6 +91,8 @@ def replay(
         NAME=VALUE, further vLLM engine arguments; may be repeated.
     steps: Path
         Write the steps of a locked replay, predicted and measured, to this parquet file.
+    decisions: bool
+        Also write decisions.jsonl.gz, every plan of a free replay, for a locked one.
     out: Path
         Folder for the results of a free replay.
     overwrite: bool
@@ -109,6 +112,11 @@ def replay(
         raise SettingsError(
             "--steps is for a locked replay; a free one writes a whole run with --out DIR"
         )
+    if decisions and (mode == "locked" or out is None):
+        raise SettingsError(
+            "--decisions writes the plans of a free replay into its results: give --mode free and "
+            "--out DIR, or drop it"
+        )
     options = {
         "weights": weights,
         "dtype": dtype,
@@ -119,7 +127,7 @@ def replay(
     if mode == "locked":
         _locked(run, model, options, steps, as_json, quiet)
     else:
-        _free(run, model, options, pace == "wall", out, overwrite, as_json, quiet)
+        _free(run, model, options, pace == "wall", out, overwrite, as_json, quiet, decisions)
 
 
 @contextlib.contextmanager
@@ -186,12 +194,14 @@ def _locked(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.decisions import FILE, read_log
     from twinserve.sim.results.files import dump_json
+    from twinserve.sim.twin.drafted import check_live_drafts
     from twinserve.sim.twin.live import blank_settings, check_synchronous, settings_for
     from twinserve.sim.twin.replay import replay_locked
     from twinserve.sim.twin.replay_physical import replay_physical
 
     log = read_log(run / FILE)
     physical = options["physical"]
+    check_live_drafts(log.run["config"].get("speculate"), log.run["config"]["async_scheduling"])
     check_synchronous(log.run["config"]["async_scheduling"], physical)
     settings = settings_for(
         log.run, log.longest, log.step_tokens, blank_settings(**options), log.blocks
@@ -305,6 +315,7 @@ def _free(
     overwrite: bool,
     as_json: bool,
     quiet: bool,
+    decisions: bool,
 ) -> None:
     from twinserve.backends.counts import not_made_lines
     from twinserve.backends.live.versions import LiveEngineError
@@ -314,6 +325,7 @@ def _free(
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.presets import from_file
     from twinserve.sim.setup.run import run_simulation
+    from twinserve.sim.twin.drafted import check_live_drafts
     from twinserve.sim.twin.live import LiveRun, blank_settings, check_synchronous, live_settings
 
     if out is not None:
@@ -321,6 +333,7 @@ def _free(
     simulated = read_run(run)
     inputs = resolve(SimulationConfig(**from_file(run / "run.json")))
     check_synchronous(inputs.config.async_scheduling, options["physical"])
+    check_live_drafts(inputs.config.speculate, inputs.config.async_scheduling)
     (spec,) = inputs.policies
     settings = live_settings(inputs, spec, blank_settings(**options))
     with (
@@ -328,7 +341,7 @@ def _free(
         live_engine(settings, model) as engine,
     ):
         progress.begin(f"{spec.label} live")
-        live = LiveRun(inputs, spec, engine, progress.report, wall)
+        live = LiveRun(inputs, spec, engine, progress.report, wall, decisions=decisions)
         result = run_simulation(live)
         result.config["live"] = live.described()
         drift = live.backend.drift()

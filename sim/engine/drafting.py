@@ -62,6 +62,11 @@ class DraftingCore(EngineCore):
     def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
         verified = outcome.verified
         assert verified is not None, "a backend that knows no drafts"
+        if verified.ahead is not None:
+            raise PolicyError(
+                "drafts that are looked up in a text are known when the step before has ended: "
+                "give --no-async-scheduling"
+            )
         requests, rows = self.requests, outcome.emitted
         self._before = requests.computed_tokens[plan.rows]
         ended = requests.state[plan.rows] == FINISHED  # with the step before, after the plan
@@ -95,9 +100,12 @@ class DraftingCore(EngineCore):
         requests.first_token_s[rows[emitted == 0]] = end_s
         requests.output_tokens[rows] = emitted + verified.tokens
         requests.last_token_s[rows] = end_s
-        here = rows[requests.state[rows] == RUNNING]
+        stays = requests.state[rows] == RUNNING
+        here = rows[stays]
         requests.computed_tokens[here] = requests.known_tokens(here) - 1  # less what was rejected
-        if not self.asynchronous:
+        if verified.ahead is not None:
+            requests.draft_tokens[here] = verified.ahead[stays]
+        elif not self.asynchronous:
             requests.draft_tokens[here] = self.drafting.after(self._batch)
         return gaps
 

@@ -3,7 +3,9 @@
 decisions.jsonl.gz holds one JSON object a line: first the log's version and the run (as run.json
 describes it), then the requests, a line each, then the steps. Steps name requests by their row; a
 run of identical decode steps is one line. A step names the requests that were withdrawn before it,
-and has the plans made before it that computed nothing.
+and has the plans made before it that computed nothing. Where an engine looked drafts up in its
+texts, a step has four lists of equal length: rows that got tokens, drafts of each that it verified,
+how many leading ones were right, and drafts found for the row's next step.
 Where KV moved, the last line says how often and how much, by kind (`backends/counts.py`): a log
 does not say which layers or slots.
 """
@@ -22,10 +24,11 @@ import numpy as np
 
 from twinserve.backends.base import Executed
 from twinserve.backends.counts import Counts
+from twinserve.backends.recorded_acceptance import RecordedAcceptance
 from twinserve.formats import Format, parse_json
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.runs import growth_of
-from twinserve.policies.plan import Preemption, StepPlan
+from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.sim.results.files import ResultsError
 from twinserve.sim.results.recorder import StepRecorder
@@ -101,7 +104,8 @@ class LoggedStep:
     """One decision, and what the simulator expected of it. grants: {row: tokens} in order. start_s
     and seconds: when it began and how long it took; free_blocks: of the ledger, after the plan.
     withdrawn: rows that left before it was planned; before: plans since the last step that computed
-    nothing."""
+    nothing. verified: {row that got tokens: (drafts, leading ones that were right, drafts found for
+    its next step)}; None without drafts."""
 
     start_s: float
     seconds: float
@@ -112,6 +116,7 @@ class LoggedStep:
     free_blocks: int
     withdrawn: tuple[int, ...] = ()
     before: tuple[LoggedPlan, ...] = ()
+    verified: dict[int, tuple[int, int, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,40 @@ class DecisionLog:
     @property
     def blocks(self) -> int:
         """KV blocks of all requests together."""
-        size = self.run["kv"]["block_tokens"]
-        return sum(-(-(r.prompt_tokens + r.output_tokens) // size) for r in self.requests)
+        size, drafts = self.run["kv"]["block_tokens"], self.most_drafts
+        return sum(-(-(r.prompt_tokens + r.output_tokens + drafts) // size) for r in self.requests)
+
+    @property
+    def most_drafts(self) -> int:
+        """That a step verified of one request."""
+        found = (part[0] for step in self.steps for part in (step.verified or {}).values())
+        return max(found, default=0)
+
+    def acceptance(self) -> RecordedAcceptance:
+        """Which drafts were found and right in this run. Raises ResultsError of a run without, and
+        of a log whose steps give a request another number of tokens than it was told."""
+        found = RecordedAcceptance()
+        given = [0] * len(self.requests)
+        for step in self.steps:
+            for row, (drafts, right, ahead) in (step.verified or {}).items():
+                request, position = self.requests[row], given[row]
+                left = request.output_tokens - position
+                # right drafts behind the last token count as right, and are nobody's
+                given[row] += min(right + 1, left) if left else 1
+                found.note(request.id, position, drafts, right)
+                found.note_found(request.id, given[row], ahead)
+        if not any(given):
+            raise ResultsError(
+                "the decision log has no drafts that an engine found; record one with replay "
+                "--mode free --decisions --out DIR"
+            )
+        for request, tokens in zip(self.requests, given, strict=True):
+            if tokens != request.output_tokens:
+                raise ResultsError(
+                    f"the decision log's steps give request {request.id} {tokens} tokens, and it "
+                    f"was told {request.output_tokens}; record it again"
+                )
+        return found
 
     @property
     def step_tokens(self) -> int:
@@ -179,7 +216,7 @@ class DecisionRecorder(StepRecorder):
         super().planned(plan, executed, running, waiting, requests, ledger)
         self._before = []
         outcome = executed.outcome
-        steps, free = len(outcome.ends_s), ledger.free_blocks
+        steps, free = len(outcome.ends_s), int(ledger.free_blocks)
         line = {
             "start_s": outcome.start_s,
             "ends_s": outcome.ends_s.tolist(),
@@ -193,6 +230,7 @@ class DecisionRecorder(StepRecorder):
             **_memory(plan),
             "withdrawn": self.take_withdrawn(),
             "before": [found for p in before if (found := _memory(p))],
+            "verified": _verified(outcome, requests),
         }
         self.lines.append(line | {name: value for name, value in optional.items() if value})
 
@@ -214,6 +252,15 @@ def _memory(plan: StepPlan) -> dict[str, list]:
         "swapped_in": plan.swapped_in,
     }
     return {name: value for name, value in parts.items() if value}
+
+
+def _verified(outcome: StepOutcome, requests: RequestTable) -> list[list[int]]:
+    """Before it is booked. Padding is no draft."""
+    verified, rows = outcome.verified, outcome.emitted
+    if verified is None or verified.ahead is None:
+        return []
+    drafts = np.minimum(verified.drafted, requests.draft_tokens[rows])
+    return [part.tolist() for part in (rows, drafts, verified.accepted, verified.ahead)]
 
 
 def log_bytes(
@@ -311,9 +358,13 @@ def _steps(entry: dict) -> Iterator[LoggedStep]:
     start = entry["start_s"]
     own, withdrawn = _plan(entry), tuple(entry.get("withdrawn", ()))
     before = tuple(map(_plan, entry.get("before", ())))
+    verified = None
+    if "verified" in entry:
+        of_rows = zip(*entry["verified"], strict=True)
+        verified = {row: (drafts, right, found) for row, drafts, right, found in of_rows}
     for end, free in zip(entry["ends_s"], entry["free_blocks"], strict=True):
         parts = own.admitted, own.preempted, own.swapped_in
-        yield LoggedStep(start, end - start, grants, *parts, free, withdrawn, before)
+        yield LoggedStep(start, end - start, grants, *parts, free, withdrawn, before, verified)
         start, own, withdrawn, before = end, _NOTHING, (), ()
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from twinserve.backends.base import Executed
 from twinserve.policies.requests import RequestTable
+from twinserve.sim.results.decisions import DecisionRecorder
 from twinserve.sim.results.recorder import StepRecorder
 
 # Further columns of STEPS in runs that speculate: requests that verified drafts, the drafts, of
@@ -40,6 +41,10 @@ class DraftRecorder(StepRecorder):
         for name, column in zip(DRAFT_COLUMNS, columns.T, strict=True):
             frame[name] = column
         return frame
+
+
+class DraftDecisionRecorder(DecisionRecorder, DraftRecorder):
+    """One that keeps the plans, too, each with what became of its drafts."""
 
 
 def describe_drafts(steps: pd.DataFrame) -> dict:

@@ -29,13 +29,13 @@ from twinserve.sim.engine.pipeline import PipelinedCore, PipelinedEngine
 from twinserve.sim.fleet.contents import shared_contents
 from twinserve.sim.fleet.replica import Network, Replica, Role
 from twinserve.sim.results.decisions import DecisionRecorder
-from twinserve.sim.results.drafts import DraftRecorder
+from twinserve.sim.results.drafts import DraftDecisionRecorder, DraftRecorder
 from twinserve.sim.results.recorder import StepRecorder
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.pools import Pool
-from twinserve.sim.setup.speculation import with_drafts
+from twinserve.sim.setup.speculation import Speculation, with_drafts
 from twinserve.traces.apps.truth import TrueDemand
 
 
@@ -118,7 +118,7 @@ def compose(
         clock,
         core,
         executes,
-        make_recorder(description.hardware, index, timed, decisions),
+        make_recorder(executes, index, timed, decisions, description.hardware.speculation),
         decision_overhead=0.0 if config.decision_time == "none" else None,
     )
     made_of = {"policy": spec.label, "profile": profile.name}
@@ -137,15 +137,18 @@ def make_core(
     return DraftingCore(ledger.table, policy, ledger, hardware.speculation.drafting, asynchronous)
 
 
-def make_recorder(hardware: Hardware, index: int, timed: bool, decisions: bool) -> StepRecorder:
-    if hardware.speculation is None:
+def make_recorder(
+    backend: Backend, index: int, timed: bool, decisions: bool, speculation: Speculation | None
+) -> StepRecorder:
+    if speculation is None:
         return (DecisionRecorder if decisions else StepRecorder)(index, timed)
-    if decisions:
+    if decisions and backend.draws_drafts:
         raise SettingsError(
-            "--decisions: a log has no drafts, so that nobody could replay it; drop it, or "
-            "--speculate"
+            "--decisions: --speculate draws which drafts are right, and no engine would find the "
+            "same; drop one of them, or let an engine look drafts up: replay --mode free "
+            "--decisions"
         )
-    return DraftRecorder(index, timed)
+    return (DraftDecisionRecorder if decisions else DraftRecorder)(index, timed)
 
 
 def _check_stages(profile: Profile, role: Role, backend: Backend, decisions: bool) -> None:

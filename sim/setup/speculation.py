@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from twinserve.backends.acceptance import Acceptance, rates_of_length
+from twinserve.backends.recorded_acceptance import RecordedAcceptance
 from twinserve.policies.base import EngineLimits, Options
 from twinserve.policies.drafting import Drafting, DraftingLimits, Method
 from twinserve.policies.names import RegistryError, parse_options, validated
@@ -23,6 +25,7 @@ from twinserve.profiles.memory import with_fp8_kv
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.profiles.step_times import choose
+from twinserve.sim.results.decisions import FILE, read_log
 from twinserve.sim.setup.config import SettingsError
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 MOST_DRAFTS = 32
 _FLAG = "--speculate"
+_ACCEPTANCE = ("acceptance", "rates", "length", "recorded")  # ways to say which drafts are right
+NGRAMS = (5, 5)  # vLLM's, where nobody says how long (0.32, `config/speculative.py`)
 
 
 class Speculation(Options):
@@ -40,6 +45,8 @@ class Speculation(Options):
     acceptance  share of drafts that are right, each behind right ones
     rates       share of drafts that are right up to each position, as 0.8/0.6/0.45
     length      mean tokens a step, with the least spread
+    recorded    folder of a live run: drafts are found, and right, as in its decision log
+    lookup      of method=ngram, on live engines: tokens of the n-grams that are looked up, as 2-4
     batches     drafts by rows of a step, as 1-16:3/17-64:1
     draft       profile of the draft model
     cost        of a head: its share of the target's time
@@ -50,6 +57,8 @@ class Speculation(Options):
     acceptance: float | None = Field(None, ge=0, le=1)
     rates: str | None = None
     length: float | None = Field(None, ge=1, le=MOST_DRAFTS + 1)
+    recorded: str | None = None
+    lookup: str | None = None
     batches: str | None = None
     draft: str | None = None
     cost: float | None = Field(None, ge=0, le=1)
@@ -59,18 +68,37 @@ class Speculation(Options):
         by_batch = None if self.batches is None else _by_batch(self.batches, self.k)
         return Drafting.of(self.method, self.k, by_batch)
 
-    def acceptance_of(self, seed: int) -> Acceptance:
+    def acceptance_of(self, seed: int) -> Acceptance | RecordedAcceptance:
+        """Raises ResultsError where nothing was recorded."""
+        if self.recorded is not None:
+            return read_log(Path(self.recorded) / FILE).acceptance()
         return Acceptance(self.accepted_rates, seed)
 
     @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of the shortest and the longest n-gram that is looked up. Raises SettingsError."""
+        if self.lookup is None:
+            return NGRAMS
+        ends = self.lookup.split("-")
+        if len(ends) > 2 or not all(end.isdecimal() for end in ends):
+            ends = ["0"]
+        shortest, longest = int(ends[0]), int(ends[-1])
+        if not 0 < shortest <= longest:
+            raise _error(f"lookup={self.lookup}: write tokens of the n-grams, as 2-4 or 3")
+        return shortest, longest
+
+    @property
     def accepted_rates(self) -> list[float]:
-        """Share of drafts that are right up to each position. Raises SettingsError."""
-        given = [n for n in ("acceptance", "rates", "length") if getattr(self, n) is not None]
+        """Share of drafts that are right up to each position; empty where they are recorded. Raises
+        SettingsError."""
+        given = [n for n in _ACCEPTANCE if getattr(self, n) is not None]
         if len(given) != 1:
             raise _error(
-                "give one of acceptance=0.7, rates=0.8/0.6/0.45 and length=2.4: nothing else tells "
-                "which drafts are right"
+                "give one of acceptance=0.7, rates=0.8/0.6/0.45, length=2.4 and recorded=DIR: "
+                "nothing else tells which drafts are right"
             )
+        if self.recorded is not None:
+            return []
         if self.acceptance is not None:
             return [self.acceptance ** (i + 1) for i in range(self.k)]
         if self.length is not None:
@@ -88,6 +116,11 @@ class Speculation(Options):
         drafts, up_to = f"{most} drafts a request", ""
         if least < most:
             drafts, up_to = f"{least} to {most} drafts a request, by batch size,", "up to "
+        if self.recorded is not None:
+            return (
+                f"speculation: up to {most} drafts a request by {self.method}, as they were in "
+                f"{self.recorded} (docs/speculation.md)"
+            )
         mean = 1 + sum(self.accepted_rates[:most])
         # vLLM plans ngram, which looks drafts up on the host, synchronously alone
         method = "ngram_gpu" if asynchronous and self.method == "ngram" else self.method
@@ -162,7 +195,7 @@ def parse_speculation(text: str) -> Speculation:
     except RegistryError as error:
         raise SettingsError(str(error)) from None
     _check_used(options)
-    _ = options.drafting, options.accepted_rates  # refused here, not in a run
+    _ = options.drafting, options.accepted_rates, options.lengths  # refused here, not in a run
     return options
 
 
@@ -171,6 +204,11 @@ def _check_used(options: Speculation) -> None:
         raise _error(f"draft is for method=draft_model, not {options.method}; drop one of them")
     if options.cost is not None and options.method not in ("eagle", "mtp"):
         raise _error(f"cost is for method=eagle and mtp, not {options.method}; drop it")
+    for name in ("recorded", "lookup"):
+        if getattr(options, name) is not None and options.method != "ngram":
+            raise _error(f"{name} is for method=ngram, not {options.method}; drop one of them")
+    if options.recorded is not None and options.batches is not None:
+        raise _error("batches says how many drafts there are, and recorded, too; drop one of them")
 
 
 def check_speculation(
@@ -193,6 +231,10 @@ def _check_together(config: SimulationConfig, policies: tuple[PolicySpec, ...], 
         return
     if config.shared_prefix:
         raise _error("is not known together with --shared-prefix; drop one of them")
+    if config.async_scheduling and parse_speculation(config.speculate).recorded is not None:
+        raise _error(
+            "recorded drafts were looked up in a text between two steps; give --no-async-scheduling"
+        )
     if role in ("prefill", "decode"):
         raise _error(f"replicas of the role {role} have no drafts here; drop it, or the roles")
     for spec in policies:

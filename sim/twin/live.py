@@ -9,8 +9,10 @@ from pathlib import Path
 
 from twinserve.backends.counts import not_made
 from twinserve.backends.live.engine.backend import LiveBackend
+from twinserve.backends.live.engine.drafting import DraftingLiveBackend
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.base import Policy
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.plan import DEVICE, HOST
@@ -21,6 +23,7 @@ from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import simulated_backend
 from twinserve.sim.setup.run import Report, Simulation, describe
+from twinserve.sim.twin.drafted import blocks_of_drafts, check_live_drafts, with_drafts
 from twinserve.sim.twin.parting import parting
 from twinserve.sim.twin.replay import tokens_of
 
@@ -69,6 +72,7 @@ class LiveRun(Simulation):
                simulation: the same
           decisions, made again and carried out (not with `wall`)
     texts     token ids of the prompts; by default drawn from the run's seed
+    decisions  keep every plan, for a decision log
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class LiveRun(Simulation):
         wall: bool = True,
         texts: PromptTexts | None = None,
         predicted: bool = False,
+        decisions: bool = False,
     ) -> None:
         if inputs.config.replicas != 1:
             raise SettingsError("--replicas: one live engine is one replica; drop it")
@@ -91,8 +96,7 @@ class LiveRun(Simulation):
             raise SettingsError(
                 "--shared-prefix: how a live engine's attention reads KV is its own; drop it"
             )
-        if inputs.config.speculate is not None:
-            raise SettingsError("--speculate: a live engine is given no drafts here; drop it")
+        check_live_drafts(inputs.config.speculate, inputs.config.async_scheduling)
         if inputs.front_end is not None:
             raise SettingsError("--front-end: an engine in this process has none; drop it")
         check_synchronous(inputs.config.async_scheduling, engine.settings.physical)
@@ -104,7 +108,7 @@ class LiveRun(Simulation):
         )
         clock = WallClock() if wall else Clock()
         self._wall_s = clock.wall_s if wall else None
-        super().__init__(inputs, spec, report, clock=clock, backend=self._live_backend)
+        super().__init__(inputs, spec, report, decisions, clock=clock, backend=self._live_backend)
         if engine.settings.physical:
             self.backend.lay_out(self.engines[0].core.ledger)
 
@@ -117,7 +121,11 @@ class LiveRun(Simulation):
     ) -> LiveBackend:
         twin = simulated_backend(inputs, spec, policy, ledger)
         twin.fast = False
-        backend = LiveBackend(ledger.table, self.live, twin, self._texts, self._wall_s)
+        parts = ledger.table, self.live
+        if isinstance(twin, SpeculatingBackend):
+            backend = DraftingLiveBackend(*parts, twin, self._texts, self._wall_s)
+        else:
+            backend = LiveBackend(*parts, twin, self._texts, self._wall_s)
         backend.on_answer = self.answers.append
         backend.predicted = self.predicted
         return backend
@@ -144,11 +152,18 @@ class LiveRun(Simulation):
             "pace": "predicted" if self.predicted else "wall" if self.wall else "measured",
             "steps": scheduler.steps,
             "drift": scheduler.drift,
+            **self._drafted(),
             "first_drift": scheduler.first_drift,
             "parted": self.parted(),
             "copied": copied,  # really, by the engine; the rows have what the ledger accounts for
             "not_made": not_made(self.backend.twin.moved, engine.settings.physical),
         }
+
+    def _drafted(self) -> dict:
+        if self.inputs.config.speculate is None:
+            return {}
+        shortest, longest = self.live.settings.lookup
+        return {"drafts": {"most": self.live.settings.drafts, "lookup": [shortest, longest]}}
 
     def parted(self) -> str:
         """One line: where the engine did something else than planned, or whose answer lacks what;
@@ -187,6 +202,7 @@ def live_settings(inputs: Inputs, spec: PolicySpec, settings: LiveSettings) -> L
     blocks = int((-(-text // size)).sum()) + (
         0 if workload.pool is None else workload.pool.batch * -(-longest // size)
     )
+    blocks += blocks_of_drafts(inputs.config.speculate, len(text), size)
     return settings_for(describe(inputs, spec, engine), longest, step_tokens, settings, blocks)
 
 
@@ -220,7 +236,7 @@ def settings_for(
     # was used longest ago, as much again, and otherwise every text.
     keeps_texts = kv["prefix_caching"] and not ledger.evicts_by_last_use
     cached = bound if keeps_texts else device if kv["prefix_caching"] else 0
-    return replace(
+    sized = replace(
         settings,
         num_blocks=device if exact else min(whole, bound) + cached,
         block_tokens=kv["block_tokens"],
@@ -233,6 +249,7 @@ def settings_for(
         # been made: as much as the device holds, beside what the ledger counts.
         swap_blocks=0 if exact or not host else min(host + whole, bound),
     )
+    return with_drafts(sized, run)
 
 
 def physical_settings(

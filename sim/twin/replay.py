@@ -126,6 +126,8 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
         answers.append(answer)
         for name in answer.finished:
             on_engine.forget(name)
+        if step.verified is not None and (found := _other_drafts(step.verified, answer, names)):
+            scheduler.part(found)
         tokens = np.array(list(step.grants.values()))
         rows.append(
             {
@@ -133,8 +135,7 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
                 "predicted_s": step.seconds,
                 "measured_s": measured,
                 "off_core_s": off_core if alone else float("nan"),
-                "prefill_tokens": int(tokens[tokens > 1].sum()),
-                "decode_requests": int((tokens == 1).sum()),
+                **_kinds(step, tokens),
                 "planned_free_blocks": step.free_blocks,
                 "live_free_blocks": answer.scheduled.free_blocks,
                 "moved": planned.moves,
@@ -154,6 +155,14 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
         answers,
         parting(scheduler, log.answers, tokens),
     )
+
+
+def _kinds(step: LoggedStep, tokens: np.ndarray) -> dict[str, int]:
+    """Tokens of prompts in a step, and requests that decode; tokens: int64[n], its grants."""
+    drafted = np.array([(step.verified or {}).get(row, (0,))[0] for row in step.grants], np.int64)
+    own = tokens - drafted
+    kinds = {"prefill_tokens": int(own[own > 1].sum()), "decode_requests": int((own == 1).sum())}
+    return kinds if step.verified is None else kinds | {"draft_tokens": int(drafted.sum())}
 
 
 def together(repeats: list[LockedReplay]) -> LockedReplay:
@@ -192,6 +201,22 @@ def planned_step(step: LoggedStep, on_engine: EngineRequests) -> PlannedStep:
     return on_engine.planned(
         step.grants.items(), step.preempted, step.admitted.items(), step.swapped_in
     )
+
+
+def _other_drafts(
+    logged: dict[int, tuple[int, int, int]], answer: StepAnswer, names: list[str]
+) -> str:
+    """Whose drafts came to something else than logged, in one line; empty if nobody's."""
+    verified = {} if answer.scheduled is None else answer.scheduled.drafts
+    for row, (drafts, right, _) in logged.items():
+        name = names[row]
+        theirs = verified.get(name, 0), answer.accepted.get(name, 0)
+        if theirs != (drafts, right):
+            return (
+                f"{name}: {right} of {drafts} drafts logged as right, {theirs[1]} of {theirs[0]} "
+                "were"
+            )
+    return ""
 
 
 def tokens_of(answers: list[StepAnswer]) -> dict[str, list[int]]:

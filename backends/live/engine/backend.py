@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from twinserve.backends.base import Backend, Executed, Transfers
-from twinserve.backends.live.engine.engine import VllmEngine
+from twinserve.backends.counts import Counts
+from twinserve.backends.live.engine.engine import StepAnswer, VllmEngine
 from twinserve.backends.live.engine.planned import EngineRequests
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.physical.layers import LayerMemory
@@ -17,7 +18,7 @@ from twinserve.backends.live.physical.layout import PhysicalMemory
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
-from twinserve.policies.plan import Place, Preemption, StepOutcome, StepPlan
+from twinserve.policies.plan import Place, Preemption, StepOutcome, StepPlan, Verified
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import StepComposition
 
@@ -95,6 +96,11 @@ class LiveBackend(Backend):
         self.memory: PhysicalMemory | LayerMemory | None = None
         self.predicted = False  # True: steps take as long as `twin` says, whatever the engine needs
 
+    @property
+    def moved(self) -> Counts:
+        """All moves so far, as the ledger accounts for them."""
+        return self.twin.moved
+
     def lay_out(self, ledger) -> None:
         """From now on KV lies where `ledger` says (for an engine that was built for it). Raises
         LiveEngineError for a ledger without a layout of its own."""
@@ -130,10 +136,6 @@ class LiveBackend(Backend):
         """Run `plan` on the engine. `emitting`: bool[n]. `overhead_s` counts only where no wall
         clock paces the run."""
         ids = self.requests.ids
-        twin = self.twin.execute(plan, emitting, now, overhead_s) if self.predicted else None
-        # accounted bytes; what the engine really moves is measured with it
-        moved = twin or self.twin.transfer(plan, now)
-        work = twin.work if twin else self.twin.composition(plan, emitting)
         planned = self._on_engine.of_plan(plan)
         if self.memory is not None:
             planned = replace(planned, layout=self.memory.step(plan))
@@ -166,6 +168,11 @@ class LiveBackend(Backend):
                 f"the engine emitted other tokens than planned: {', '.join(odd[:3])} "
                 f"({self.drift()})"
             )
+        verified = self.verified(plan.tokens[emitting], rows, answer)
+        twin = self.twin.execute(plan, emitting, now, overhead_s) if self.predicted else None
+        # accounted bytes; what the engine really moves is measured with it
+        moved = twin or self.twin.transfer(plan, now)
+        work = twin.work if twin else self.twin.composition(plan, emitting)
         predicted = self.twin.model.step_seconds(work)
         self.steps.append(TimedStep(now, work, seconds, off_core, predicted, planned.moves))
         for report in answer.transfers:
@@ -178,7 +185,11 @@ class LiveBackend(Backend):
         )
         finished = [self._rows.pop(name) for name in answer.finished]
         outcome = StepOutcome(
-            now, np.array([end]), rows, [row for row in plan.rows.tolist() if row in set(finished)]
+            now,
+            np.array([end]),
+            rows,
+            [row for row in plan.rows.tolist() if row in set(finished)],
+            verified,
         )
         if twin is not None:
             if set(twin.outcome.finished) != set(finished):
@@ -187,6 +198,13 @@ class LiveBackend(Backend):
                 )
             return twin
         return Executed(outcome, work, moved.to_host_bytes, moved.to_device_bytes, {}, {})
+
+    def verified(
+        self, granted: np.ndarray, rows: np.ndarray, answer: StepAnswer
+    ) -> Verified | None:
+        """What the step made of drafts, of the `rows` that emit and were granted so many tokens,
+        before it is booked; None of an engine that has none."""
+        return None
 
     def transfer(self, plan: StepPlan, now: float) -> Transfers:
         """A plan without a step: accounted; the engine does it with the next step."""

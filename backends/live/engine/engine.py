@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class LiveSettings:
                     (docs/live_layers.md); 0: slots move, of all layers at once
     staging         then: pages for the layers that a step streams
     graphs          CUDA graphs and compilation (GPU only)
+    drafts          most n-gram drafts of a request; 0: no speculation
+    lookup          then: tokens of the shortest and the longest n-gram that is looked up
     threads         of the CPU engine; small models are fastest with one
     extra           further vLLM engine arguments
     """
@@ -59,6 +62,8 @@ class LiveSettings:
     layers: int = 0
     staging: int = 0
     graphs: bool = False
+    drafts: int = 0
+    lookup: tuple[int, int] = (5, 5)
     threads: int = 1
     kv_gib: int = 1
     scheduler: str = "twinserve.backends.live.engine.scheduler.SteeredScheduler"
@@ -71,20 +76,24 @@ class StepAnswer:
     token ids emitted; finished: ids, in order of the
     batch; logprobs: request id -> {token id: log probability} of the best ones, where asked for;
     transfers: copies of KV that have ended since the step before
-    (transfer.copy.TransferReport)."""
+    (transfer.copy.TransferReport); accepted: request id -> drafts that were right, those behind its
+    last token included; found: request id -> drafts of its next step."""
 
     scheduled: ScheduledStep | None
     tokens: dict[str, list[int]]
     finished: list[str]
     logprobs: dict[str, dict[int, float]]
     transfers: list
+    accepted: dict[str, int] = field(default_factory=dict)
+    found: dict[str, int] = field(default_factory=dict)
 
 
 def uses_of(settings: LiveSettings) -> tuple[str, ...]:
     """What the engine is used for, by the names of needs.NEEDS."""
     if settings.physical:
         return ("physical",)
-    return ("engine", "swapping") if settings.swap_blocks else ("engine",)
+    swaps, drafts = bool(settings.swap_blocks), bool(settings.drafts)
+    return ("engine", *["swapping"] * swaps, *["drafts"] * drafts)
 
 
 @contextlib.contextmanager
@@ -122,6 +131,19 @@ def engine_environment(settings: LiveSettings) -> Iterator[None]:
         set_threads(threads)
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _out_of_sight(name: str) -> Iterator[None]:
+    """Without module `name` in `sys.modules`. A CPU worker of vLLM 0.32 looks for kernels in all
+    that are loaded (`triton_utils/dispatcher.py`), and fails on llvmlite's library object. Whoever
+    has looked n-grams up before in this process has loaded that, with numba."""
+    module = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[name] = module
 
 
 class VllmEngine:
@@ -180,6 +202,8 @@ class VllmEngine:
             )
         if settings.physical:
             arguments |= self._layered() if settings.layers else self._physical()
+        if settings.drafts:
+            arguments["speculative_config"] = self._ngrams()
         arguments |= settings.extra
         known = {
             name: value
@@ -191,7 +215,18 @@ class VllmEngine:
         alone = parallel.world_size == 1 and "distributed_executor_backend" not in known
         if alone and parallel.distributed_executor_backend == "mp":
             parallel.distributed_executor_backend = "uni"  # else the worker is another process
-        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        with _out_of_sight("llvmlite.binding.ffi"):
+            return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+
+    def _ngrams(self) -> dict:
+        """As vLLM's --speculative-config."""
+        shortest, longest = self.settings.lookup
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": self.settings.drafts,
+            "prompt_lookup_min": shortest,
+            "prompt_lookup_max": longest,
+        }
 
     def _physical(self) -> dict:
         """Arguments of an engine whose layout is the ledger's. Engines built later are as usual."""
@@ -257,6 +292,8 @@ class VllmEngine:
             "prefix_caching": scheduler.kv_cache_manager.enable_caching,
             "num_blocks": self.num_blocks if settings.num_blocks is not None else None,
         }
+        if settings.drafts:
+            in_force["drafts"] = scheduler.num_spec_tokens
         for name, value in in_force.items():
             if value != getattr(settings, name):
                 raise LiveEngineError(
@@ -347,7 +384,15 @@ class VllmEngine:
         connector = self.scheduler.connector
         transfers = connector.take_transfers() if connector is not None else []
         last = getattr(self.scheduler, "last", None)  # a scheduler of vLLM's own tells nothing
-        return StepAnswer(last, tokens, finished, _logprobs(outputs), transfers)
+        answer = StepAnswer(last, tokens, finished, _logprobs(outputs), transfers)
+        if self.settings.drafts:
+            answer.accepted, answer.found = dict(self.scheduler.accepted), self._found(tokens)
+        return answer
+
+    def _found(self, names: Iterable[str]) -> dict[str, int]:
+        """Drafts of these requests, less those that have ended."""
+        requests = self.scheduler.requests
+        return {name: len(requests[name].spec_token_ids) for name in names if name in requests}
 
     def _stopped(self, error: Exception) -> str:
         scheduler = self.scheduler

@@ -156,13 +156,15 @@ class EngineRequests:
 @dataclass(slots=True)
 class ScheduledStep:
     """What vLLM's scheduler did. free_blocks: of its own pool, after it. unplanned: victims that
-    nobody named; unfilled: requests that should have come back from the host and did not."""
+    nobody named; unfilled: requests that should have come back from the host and did not. drafts:
+    {request id: drafts to verify} of those that have some, padding not counted."""
 
     grants: dict[str, int]
     hits: dict[str, int]
     free_blocks: int
     unplanned: list[str] = field(default_factory=list)
     unfilled: list[str] = field(default_factory=list)
+    drafts: dict[str, int] = field(default_factory=dict)
 
     def drift(self, planned: PlannedStep) -> str:
         """How this differs from `planned`; empty where it does not."""

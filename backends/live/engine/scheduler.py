@@ -27,6 +27,7 @@ class Steering:
 
     drift        steps that differ from their plan; first_drift says how
     last         the latest ScheduledStep
+    accepted     of the latest step that has ended: {request id: drafts that were right}
     """
 
     def __init__(self, *args, **kwargs) -> None:
@@ -61,10 +62,17 @@ class Steering:
         self.steps = 0
         self.drift = 0
         self.first_drift = ""
+        self.accepted: dict[str, int] = {}
+
+    def part(self, found: str) -> None:
+        """The latest step went another way than it should have: `found` says how."""
+        self.drift += 1
+        self.first_drift = self.first_drift or f"step {self.steps}: {found}"
 
     # -- one step ----------------------------------------------------------------------------------
     def schedule(self, *args, **kwargs):
         planned, self.planned = self.planned or PlannedStep(), None
+        self.accepted = {}
         for request_id, kind in planned.preempted:
             self._take_memory(self.requests[request_id], kind)
         for request_id in planned.forgotten:
@@ -126,16 +134,28 @@ class Steering:
         }
         free = self.kv_cache_manager.block_pool.get_num_free_blocks()
         unfilled = self.connector.unfilled if planned.swapped_in else ()
-        self.last = ScheduledStep(grants, hits, free, self._unplanned, list(unfilled))
+        # padding is a draft of no token
+        drafted = {
+            name: sum(token >= 0 for token in tokens)
+            for name, tokens in output.scheduled_spec_decode_tokens.items()
+        }
+        drafts = {name: n for name, n in drafted.items() if n}
+        self.last = ScheduledStep(grants, hits, free, self._unplanned, list(unfilled), drafts)
         self.steps += 1
         found = self.last.drift(planned)
         if found:
-            self.drift += 1
-            self.first_drift = self.first_drift or f"step {self.steps}: {found}"
+            self.part(found)
 
     # -- what vLLM's own schedule() calls ----------------------------------------------------------
     def _mamba_block_aligned_split(self, request, num_new_tokens: int, *args, **kwargs) -> int:
         return min(num_new_tokens, self._steered.grants[request.request_id])
+
+    def make_spec_decoding_stats(self, *args, request_id: str, num_accepted_tokens: int, **kwargs):
+        """vLLM counts here what a request's drafts came to."""
+        self.accepted[request_id] = num_accepted_tokens
+        return super().make_spec_decoding_stats(
+            *args, request_id=request_id, num_accepted_tokens=num_accepted_tokens, **kwargs
+        )
 
     def _preempt_request(self, request, *args, **kwargs) -> None:
         if self._steered is not None:

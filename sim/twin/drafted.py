@@ -1,0 +1,61 @@
+"""N-gram drafts on a live engine: what they ask of its settings, and which drafts no engine here
+makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twinserve.backends.live.engine.engine import LiveSettings
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.setup.speculation import parse_speculation
+
+
+def check_live_drafts(speculate: str | None, asynchronous: bool) -> None:
+    """Raises SettingsError for `--speculate` of a run whose drafts a live engine does not make."""
+    if speculate is None:
+        return
+    given = parse_speculation(speculate)
+    if given.method != "ngram":
+        raise SettingsError(
+            f"--speculate: an engine in this process drafts by n-grams alone, not by "
+            f"{given.method}; simulate with method=ngram, or drop it"
+        )
+    if given.batches is not None:
+        raise SettingsError(
+            "--speculate: an engine in this process has one number of drafts for all batch sizes; "
+            "drop batches"
+        )
+    if asynchronous:
+        raise SettingsError(
+            "--speculate: vLLM looks n-grams up between two steps, and asynchronous scheduling, "
+            "the default of simulate, leaves no time between them; give --no-async-scheduling"
+        )
+
+
+def with_drafts(settings: LiveSettings, run: dict) -> LiveSettings:
+    """`settings` of the run described by run.json, with its drafts: most of each request, n-grams
+    that are looked up, and room for them in a step and behind the longest request."""
+    speculate = run["config"].get("speculate")
+    if speculate is None:
+        return settings
+    given = parse_speculation(speculate)
+    check_live_drafts(speculate, run["config"]["async_scheduling"])
+    longest = min(
+        settings.max_model_len + given.k,
+        max(settings.max_model_len, run["limits"]["max_model_len"]),
+    )
+    return replace(
+        settings,
+        drafts=given.k,
+        lookup=given.lengths,
+        max_model_len=longest,
+        # vLLM admits a request to a step that has room for it and its padding alone
+        max_step_tokens=settings.max_step_tokens + given.k,
+    )
+
+
+def blocks_of_drafts(speculate: str | None, requests: int, block_tokens: int) -> int:
+    """KV blocks that drafts of so many requests can take beside their text."""
+    if speculate is None:
+        return 0
+    return requests * -(-parse_speculation(speculate).k // block_tokens)

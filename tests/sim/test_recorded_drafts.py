@@ -1,0 +1,197 @@
+"""Drafts that an engine found in its texts, 0 to k of each request, are kept in the decision log,
+and a simulation takes them from there: the same plans, steps and times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twinserve.backends.acceptance import Acceptance, uniform
+from twinserve.backends.recorded_acceptance import DraftsPartedError, RecordedAcceptance
+from twinserve.backends.speculating import SpeculatingBackend
+from twinserve.policies.registry import policy_class, policy_names
+from twinserve.sim.results.decisions import DecisionLog, parse_log
+from twinserve.sim.results.files import ResultsError, RunResult, write_run
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.replicas import simulated_backend
+from twinserve.sim.setup.run import Simulation, run_policy, run_simulation
+from twinserve.sim.twin.drafted import check_live_drafts, with_drafts
+from twinserve.sim.twin.live import blank_settings
+
+SETTINGS = {
+    "trace": "poisson",
+    "rate": 300.0,
+    "requests": 24,
+    "cap_length": 180,
+    "num_blocks": 26,
+    "block_tokens": 32,
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 192,
+    "async_scheduling": False,
+}
+DRAWN = "k=3,method=ngram,acceptance=0.6"
+DRAFTING = [name for name in policy_names() if policy_class(name).with_drafts() is not None]
+
+
+class Found(Acceptance):
+    """An engine's n-grams without an engine: at some positions of a text less than k are found."""
+
+    drawn = False
+
+    def ahead(self, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return (4 * uniform(keys + np.uint64(7), positions)).astype(np.int64)
+
+
+def resolved(policy: str = "vllm", speculate: str = DRAWN, **more) -> Inputs:
+    return resolve(SimulationConfig(**SETTINGS | more, policy=(policy,), speculate=speculate))
+
+
+def recorded(policy: str = "vllm", **more) -> RunResult:
+    """As an engine that finds drafts would have it."""
+    inputs = resolved(policy, **more)
+
+    def backend(*parts) -> SpeculatingBackend:
+        made = simulated_backend(*parts)
+        made.acceptance = Found(made.acceptance.rates.cumprod(), 3)
+        return made
+
+    simulation = Simulation(inputs, inputs.policies[0], decisions=True, backend=backend)
+    return run_simulation(simulation)
+
+
+def again(folder, policy: str = "vllm", **more) -> RunResult:
+    inputs = resolved(policy, f"k=3,method=ngram,recorded={folder}", **more)
+    return run_policy(inputs, inputs.policies[0], decisions=True)
+
+
+def lines(log: DecisionLog) -> list:
+    return [(s.start_s, s.grants, s.admitted, s.preempted, s.verified) for s in log.steps]
+
+
+@pytest.mark.parametrize("policy", DRAFTING)
+def test_a_simulation_takes_found_drafts_from_a_log(policy, tmp_path):
+    first = recorded(policy)
+    second = again(write_run(tmp_path / "run", first), policy)
+    for name in ("requests", "steps"):
+        theirs, ours = (getattr(result.rows, name) for result in (first, second))
+        pd.testing.assert_frame_equal(theirs, ours, check_exact=True)
+    log = parse_log(first.decisions)
+    assert lines(log) == lines(parse_log(second.decisions))
+    seen = [part for step in log.steps for part in (step.verified or {}).values()]
+    assert {drafts for drafts, _, _ in seen} == {0, 1, 2, 3}
+    assert {right for _, right, _ in seen} == {0, 1, 2, 3}
+    assert sum(len(step.preempted) for step in log.steps) > 5
+    assert first.summary["speculation"] == second.summary["speculation"]
+
+
+def test_the_log_says_what_was_verified(tmp_path):
+    """Beside the table of the steps, and the tokens that requests got."""
+    result = recorded(num_blocks=400)
+    log, steps = parse_log(result.decisions), result.rows.steps
+    sums = np.array([np.sum([*(s.verified or {0: (0, 0, 0)}).values()], axis=0) for s in log.steps])
+    assert sums[:, 1].tolist() == steps["accepted_tokens"].tolist()
+    # padding is verified, and nobody found it
+    assert (sums[:, 0] <= steps["draft_tokens"]).all() and sums[:, 0].sum() > 0
+    assert log.most_drafts == 3
+    assert log.blocks > sum(r.prompt_tokens + r.output_tokens for r in log.requests) // 32
+
+
+def test_a_run_that_parts_from_the_recorded_one_ends_in_one_line(tmp_path):
+    """Another policy meets requests at other outputs."""
+    folder = write_run(tmp_path / "run", recorded("vllm"))
+    with pytest.raises(DraftsPartedError, match="was recorded there: give the policy") as error:
+        again(folder, "sarathi:chunk_size=40")
+    assert "\n" not in str(error.value)
+
+
+def test_a_log_in_which_a_rejected_token_is_right_is_refused():
+    log = parse_log(recorded().decisions)
+    log.acceptance()
+    verified = next(
+        step.verified
+        for step in log.steps
+        for drafts, right, _ in (step.verified or {}).values()
+        if right < drafts
+    )
+    row = next(row for row, (drafts, right, _) in verified.items() if right < drafts)
+    drafts, right, found = verified[row]
+    verified[row] = drafts, right + 1, found
+    with pytest.raises(ResultsError, match=f"steps give request {log.requests[row].id} ") as error:
+        log.acceptance()
+    assert "\n" not in str(error.value)
+
+
+def test_other_drafts_than_recorded_are_refused():
+    acceptance = RecordedAcceptance()
+    key = np.array([acceptance.key("a")], np.uint64)
+    acceptance.note("a", 4, 2, 1)
+    acceptance.note_found("a", 6, 3)
+    at = np.array([4])
+    assert acceptance.right(key, at, np.array([2])).tolist() == [1]
+    assert acceptance.ahead(key, np.array([6])).tolist() == [3]
+    with pytest.raises(DraftsPartedError, match="request a: a step verifies 3 drafts at output 4"):
+        acceptance.right(key, at, np.array([3]))
+    with pytest.raises(DraftsPartedError, match="no step was recorded"):
+        acceptance.right(key, at + 1, np.array([2]))
+
+
+def test_a_log_without_found_drafts_is_refused(tmp_path):
+    inputs = resolve(SimulationConfig(**SETTINGS))
+    plain = run_policy(inputs, inputs.policies[0], decisions=True)
+    with pytest.raises(ResultsError, match="has no drafts that an engine found"):
+        again(write_run(tmp_path / "run", plain))
+
+
+def test_a_log_of_drawn_drafts_is_refused():
+    inputs = resolved()
+    with pytest.raises(SettingsError, match="no engine would find the same"):
+        run_policy(inputs, inputs.policies[0], decisions=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "asynchronous", "said"),
+    [
+        ("k=3,method=eagle,acceptance=0.7", False, "drafts by n-grams alone, not by eagle"),
+        ("k=3,method=ngram,acceptance=0.7,batches=1-4:2", False, "drop batches"),
+        ("k=3,method=ngram,acceptance=0.7", True, "give --no-async-scheduling"),
+    ],
+)
+def test_what_no_live_engine_drafts_is_refused_in_one_line(given, asynchronous, said):
+    check_live_drafts(None, asynchronous)
+    check_live_drafts(DRAWN, False)
+    with pytest.raises(SettingsError, match=said) as error:
+        check_live_drafts(given, asynchronous)
+    assert "\n" not in str(error.value) and str(error.value).startswith("--speculate")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("k=3,method=eagle,acceptance=0.7,lookup=2-4", "lookup is for method=ngram"),
+        ("k=3,recorded=run", "recorded is for method=ngram"),
+        ("k=3,method=ngram,recorded=run,acceptance=0.5", "give one of"),
+        ("k=3,method=ngram,recorded=run,batches=1-4:2", "drop one of them"),
+        ("k=3,method=ngram,acceptance=0.5,lookup=4-2", "write tokens of the n-grams"),
+        ("k=3,method=ngram,acceptance=0.5,lookup=a", "write tokens of the n-grams"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_one_line(given, said):
+    with pytest.raises(SettingsError, match=said) as error:
+        resolved(speculate=given)
+    assert "\n" not in str(error.value) and str(error.value).startswith("--speculate")
+
+
+def test_recorded_drafts_are_not_planned_ahead():
+    with pytest.raises(SettingsError, match="give --no-async-scheduling"):
+        resolved(speculate="k=3,method=ngram,recorded=run", async_scheduling=True)
+
+
+def test_an_engine_has_room_for_drafts():
+    config = {"speculate": "k=3,method=ngram,acceptance=0.5,lookup=2-4", "async_scheduling": False}
+    sized = blank_settings()
+    run = {"config": config, "limits": {"max_model_len": 2}}
+    assert with_drafts(sized, {"config": {}}) is sized
+    made = with_drafts(sized, run)
+    assert (made.drafts, made.lookup, made.max_step_tokens, made.max_model_len) == (3, (2, 4), 3, 2)
