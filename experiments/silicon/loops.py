@@ -28,7 +28,6 @@ _chosen = lru_cache(maxsize=64)(choose)
 
 def settings(point: Point, form: StepTimes) -> SimulationConfig:
     """The engine of a point as its server was started, as far as that is known."""
-    fp8 = point.kv_is_fp8 and form == "roofline"  # tables are of a KV cache in 16 bits
     return SimulationConfig(
         policy=("vllm",),
         trace=point.name,
@@ -38,7 +37,7 @@ def settings(point: Point, form: StepTimes) -> SimulationConfig:
         async_scheduling=point.asynchronous,
         max_num_seqs=point.concurrency if point.client.limited else None,
         max_num_batched_tokens=point.client.budget,
-        kv_cache_dtype="fp8" if fp8 else "auto",
+        kv_cache_dtype="fp8" if point.kv_is_fp8 else "auto",
         prefix_caching=False,
         slo="none",
     )
