@@ -26,6 +26,11 @@ def check_ranks(llm: ModelSpec, gpu: str, tp: int, dp: int = 1, ep: bool = False
             f"{llm.name}: expert parallelism (ep) needs a mixture of experts, and vLLM refuses "
             "this model; drop :ep"
         )
+    if ep and tp * dp == 1:
+        raise ProfileError(
+            f"{llm.name}: expert parallelism (ep) of one rank is nothing, and vLLM passes the flag "
+            "over; drop :ep, or give ranks as :tp2:ep"
+        )
     if dp > 1 and not llm.experts:
         raise ProfileError(
             f"{llm.name}: data-parallel ranks (dp{dp}) of a dense model share nothing; drop :dp"

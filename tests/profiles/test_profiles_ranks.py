@@ -49,6 +49,7 @@ def test_the_busiest_rank_has_the_mean_of_many_tokens():
         ({**QWEN3_MOE, **BLOCKS}, (4, 2, False), "experts whole with :ep"),
         ({**LLAMA, **BLOCKS, "intermediate_size": 11008}, (4, 1, False), "smaller tp"),
         (QWEN3_MOE, (2, 8, True), "links between servers"),
+        (QWEN3_MOE, (1, 1, True), "ep) of one rank is nothing"),
     ],
 )
 def test_ranks_that_vllm_would_refuse_are_refused(config, ranks, words):
@@ -56,7 +57,7 @@ def test_ranks_that_vllm_would_refuse_are_refused(config, ranks, words):
     with pytest.raises(ProfileError) as raised:
         check_ranks(llm, "h100", *ranks)
     assert words in str(raised.value) and "\n" not in str(raised.value)
-    if ranks[1] * ranks[0] <= 8 and llm.experts:
+    if 1 < ranks[1] * ranks[0] <= 8 and llm.experts:
         check_ranks(llm, "h100", *ranks[:2], True)
 
 
