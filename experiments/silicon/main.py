@@ -30,6 +30,7 @@ def silicon(
     out: Path | None = None,
     model: Annotated[tuple[str, ...], Parameter(negative="")] = (),
     gpu: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    concurrency: Annotated[tuple[int, ...], Parameter(negative="")] = (),
     each: int = 1,
     seed: int = 0,
     shortest: float | None = None,
@@ -48,6 +49,8 @@ def silicon(
         Models of the catalogue; by default all that were measured.
     gpu: tuple[str, ...]
         GPUs of the catalogue; by default all that were measured.
+    concurrency: tuple[int, ...]
+        Requests under way; by default any number.
     each: int
         Only each N-th point.
     seed: int
@@ -65,13 +68,16 @@ def silicon(
     """
     otherwise = _otherwise(shortest, rounds, host_time, seats, fewer)
     points = [
-        p for p in read_points() if (not model or p.model in model) and (not gpu or p.gpu in gpu)
+        p
+        for p in read_points()
+        if (not model or p.model in model)
+        and (not gpu or p.gpu in gpu)
+        and (not concurrency or p.concurrency in concurrency)
     ][:: max(each, 1)]
     if not points:
         known = ", ".join(sorted({f"{p.model} on {p.gpu}" for p in read_points()}))
         raise ProfileError(
-            f"--model {' '.join(model)} --gpu {' '.join(gpu)}: there are no such points; those are "
-            f"{known}"
+            f"--model, --gpu and --concurrency leave no point of them; there are points of: {known}"
         )
     rows = of_points(points, out, seed, otherwise)
     good = pd.DataFrame([row for row in rows if "why" not in row])

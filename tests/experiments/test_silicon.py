@@ -104,7 +104,8 @@ def test_what_is_taken_otherwise_changes_that_alone():
         ("--shortest 1.5", "--shortest 1.5"),
         ("--rounds 2", "--rounds 2"),
         ("--seats 0", "--seats 0"),
-        ("--gpu a100-80g", "there are no such points"),
+        ("--gpu a100-80g", "leave no point of them"),
+        ("--concurrency 5", "leave no point of them"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(arguments, words, capsys):

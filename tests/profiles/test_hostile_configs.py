@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.profiles.test_model_configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, SCOUT
+from twinserve.profiles.catalog import find_model
 from twinserve.profiles.models.config import read_config, read_model
 from twinserve.profiles.specs import ProfileError
 
@@ -204,3 +205,10 @@ def test_a_field_that_is_left_out_is_what_vllm_takes_for_it(config, field, taken
     assert left_out == read_config({**sized, field: taken})
     assert left_out != read_config({**sized, field: None}) or field == "head_dim"
     assert read_config(_without(LLAMA, "num_key_value_heads")).kv_heads == 32
+
+
+def test_a_folder_without_a_config_is_said_to_have_none(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProfileError, match="empty: the folder holds no config.json"):
+        find_model("empty")
