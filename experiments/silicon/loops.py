@@ -37,6 +37,7 @@ class Otherwise:
     host_time  as `--host-time`
     seats      batch limit; None: as the server is known to have it
     fewer      so many times fewer requests under way than stated
+    fp8_kv     an FP8 KV cache; without: where the server is known to have one
     """
 
     shortest: float | None = None
@@ -44,6 +45,7 @@ class Otherwise:
     host_time: str = "auto"
     seats: int | None = None
     fewer: int = 1
+    fp8_kv: bool = False
 
     def said(self) -> dict[str, Any]:
         """What is not as the points say."""
@@ -75,7 +77,7 @@ def settings(point: Point, form: StepTimes, otherwise: Otherwise = AS_SAID) -> S
         max_num_seqs=seats if otherwise.seats is None else otherwise.seats,
         host_time=otherwise.host_time,
         max_num_batched_tokens=point.client.budget,
-        kv_cache_dtype="fp8" if point.kv_is_fp8 else "auto",
+        kv_cache_dtype="fp8" if point.kv_is_fp8 or otherwise.fp8_kv else "auto",
         prefix_caching=False,
         slo="none",
     )

@@ -38,6 +38,7 @@ def silicon(
     host_time: str = AS_SAID.host_time,
     seats: int | None = None,
     fewer: int = AS_SAID.fewer,
+    fp8_kv: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Simulate the measured closed loops and print the errors, by kind.
 
@@ -65,8 +66,10 @@ def silicon(
         Otherwise: the batch limit of the servers.
     fewer: int
         Otherwise: so many times fewer requests under way.
+    fp8_kv: bool
+        Otherwise: all servers have an FP8 KV cache.
     """
-    otherwise = _otherwise(shortest, rounds, host_time, seats, fewer)
+    otherwise = _otherwise(Otherwise(shortest, rounds, host_time, seats, fewer, fp8_kv))
     points = [
         p
         for p in read_points()
@@ -85,18 +88,16 @@ def silicon(
     print(markdown(good, bad, tuple(KINDS)), end="")
 
 
-def _otherwise(
-    shortest: float | None, rounds: int, host_time: str, seats: int | None, fewer: int
-) -> Otherwise:
+def _otherwise(given: Otherwise) -> Otherwise:
     """ProfileError, one line, for what cannot be."""
-    if shortest is not None and not 0 < shortest <= 1:
-        raise ProfileError(f"--shortest {shortest:g}: give a share of the stated lengths, 0 to 1")
-    if rounds < 3:  # of a staggered loop the first and the last are left out
-        raise ProfileError(f"--rounds {rounds}: give at least 3")
-    for name, value in (("seats", seats), ("fewer", fewer)):
+    if given.shortest is not None and not 0 < given.shortest <= 1:
+        raise ProfileError(f"--shortest {given.shortest:g}: give a share above 0 and up to 1")
+    if given.rounds < 3:  # of a staggered loop the first and the last are left out
+        raise ProfileError(f"--rounds {given.rounds}: give at least 3")
+    for name, value in (("seats", given.seats), ("fewer", given.fewer)):
         if value is not None and value < 1:
             raise ProfileError(f"--{name} {value}: give at least 1")
-    return Otherwise(shortest, rounds, host_time, seats, fewer)
+    return given
 
 
 def of_points(

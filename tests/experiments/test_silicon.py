@@ -88,13 +88,13 @@ def test_what_is_taken_otherwise_is_kept_beside_what_is_not(tmp_path, monkeypatc
 
 def test_what_is_taken_otherwise_changes_that_alone():
     point = _points("qwen3-32b", "h100", tp=4, input=1024, output=512, concurrency=8)[0]
-    other = Otherwise(shortest=0.5, rounds=3, host_time="none", seats=4, fewer=2)
+    other = Otherwise(shortest=0.5, rounds=3, host_time="none", seats=4, fewer=2, fp8_kv=True)
     assert AS_SAID.of(point) == point
     load = workload(other.of(point), "all at once", rounds=other.rounds)
     assert len(load) == 3 * 4 and 512 <= load.prompt_tokens.min() < load.prompt_tokens.max() <= 1024
     changed, plain = settings(point, "roofline", other), settings(point, "roofline")
     differ = {k for k, v in changed.model_dump().items() if v != plain.model_dump()[k]}
-    assert differ == {"max_num_seqs", "host_time"}
+    assert differ == {"max_num_seqs", "host_time", "kv_cache_dtype"}
 
 
 @pytest.mark.parametrize(
