@@ -7,6 +7,7 @@ ours       of this project: bounds, ladders and variants that isolate a part
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from twinserve.policies.registry import policy_class, policy_names
@@ -44,6 +45,12 @@ KNOWN: dict[str, tuple[str, str, str]] = {
 }
 
 
+def _summary(kind: type) -> str:
+    """The first paragraph about the policy: of its class, else of the module that it is."""
+    said = kind.__doc__ or sys.modules[kind.__module__].__doc__ or ""
+    return " ".join(said.split("\n\n")[0].split())
+
+
 def policy_rows() -> list[dict[str, Any]]:
     """A row a policy, by name; those of other packages without source and accuracy."""
     rows = []
@@ -53,7 +60,7 @@ def policy_rows() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
-                "summary": " ".join((kind.__doc__ or "").split("\n\n")[0].split()),
+                "summary": _summary(kind),
                 "options": list(kind.Options.model_fields),
                 "source": source,
                 "accuracy": accuracy,

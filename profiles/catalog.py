@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 from twinserve.profiles.gpus import ALIASES, GPUS
 from twinserve.profiles.models.config import is_reference, read_model
@@ -118,6 +119,8 @@ def find_model(name: str) -> ModelSpec:
     base, _, suffix = name.lower().rpartition("-")
     if spec is None and suffix in FORMATS and base in MODELS:
         return quantized(MODELS[base], suffix)
+    if spec is None and Path(name).is_dir():
+        raise ProfileError(f"{name}: the folder holds no config.json, and no model is called so")
     if spec is None:
         known = nearest(name.lower(), MODELS) or f"; there are {', '.join(MODELS)}"
         raise ProfileError(f"unknown model {name!r}{known}")

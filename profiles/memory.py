@@ -10,12 +10,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from twinserve.profiles.operators.model import OperatorForm
 from twinserve.profiles.profile import Profile, RooflineForm
-from twinserve.profiles.specs import ProfileError
+from twinserve.profiles.specs import ModelSpec, ProfileError
 from twinserve.profiles.stages import layers_of_stages
 
 # vLLM V1, one line an engine core: `GPU KV cache size: 41,408 tokens`; V0: `# GPU blocks: 2588`.
 _TOKENS = re.compile(r"GPU KV cache size:\s*([\d,]+)\s*tokens")
+# What the notes of profiles say whose operators can be asked for once more, of other KV.
+TABLES = "composed from the tables of aiconfigurator-core"
 _BLOCKS = re.compile(r"# (?:GPU|cuda) blocks:\s*([\d,]+)")
 
 
@@ -58,14 +61,37 @@ def with_fp8_kv(profile: Profile) -> Profile:
     ProfileError for step times that were tabulated or measured with another type."""
     if profile.llm.kv_value_bytes == 1:
         return profile
-    if not isinstance(profile.step_model, RooflineForm):
+    llm = replace(profile.llm, kv_dtype_bytes=1.0)
+    form = profile.step_model
+    if isinstance(form, OperatorForm) and TABLES in profile.notes:
+        form = _tables_of_fp8_kv(profile, llm, form)
+    elif not isinstance(form, RooflineForm):
         raise ProfileError(
-            f"{profile.name}: its step times ({profile.step_model.form}) are those of KV of "
+            f"{profile.name}: its step times ({form.form}) are those of KV of "
             f"{profile.llm.kv_value_bytes:g} bytes a value; choose --step-times roofline"
         )
     room = profile.num_gpu_blocks * profile.block_bytes
-    changed = profile.model_copy(update={"llm": replace(profile.llm, kv_dtype_bytes=1.0)})
+    changed = profile.model_copy(update={"llm": llm, "step_model": form})
     return _with_blocks(changed, int(room // changed.block_bytes), "derived", {})
+
+
+def _tables_of_fp8_kv(profile: Profile, llm: ModelSpec, form: OperatorForm) -> OperatorForm:
+    """The same operators with attention over FP8 keys and values."""
+    from twinserve.profiles.operators.aic import form_from_aiconfigurator  # with scipy and all
+
+    try:
+        return form_from_aiconfigurator(
+            llm,
+            profile.gpu.name,
+            profile.tp,
+            capture_tokens=form.capture_tokens,
+            host_s=form.host_s,
+            host_request_s=form.host_request_s,
+        )
+    except ProfileError as error:
+        raise ProfileError(
+            f"--kv-cache-dtype fp8: {error}; or choose --step-times roofline"
+        ) from None
 
 
 def with_blocks_of_log(profile: Profile, path: Path) -> Profile:

@@ -123,7 +123,8 @@ class Profile(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self):
-        check_ranks(self.llm, self.gpu.name, self.tp, self.dp, self.ep)
+        derived = isinstance(self.step_model, RooflineForm)
+        check_ranks(self.llm, self.gpu.name, self.tp, self.dp, self.ep, links=derived)
         check_stages(self.llm, self.gpu.name, self.tp, self.pp, self.dp)
         if self.splits_beyond_tp and not isinstance(self.step_model, RooflineForm):
             raise ValueError(

@@ -18,13 +18,21 @@ SERVER = 8
 MOST_EXPERTS = 1024  # of a layer, whose busiest rank is counted out (forms/busiest.py)
 
 
-def check_ranks(llm: ModelSpec, gpu: str, tp: int, dp: int = 1, ep: bool = False) -> None:
-    """ProfileError, one line, for ranks that vLLM would refuse, or whose links are not known."""
+def check_ranks(
+    llm: ModelSpec, gpu: str, tp: int, dp: int = 1, ep: bool = False, links: bool = True
+) -> None:
+    """ProfileError, one line, for ranks that vLLM would refuse, or whose links are not known.
+    links: False where step times were measured, and so need no links."""
     llm.check_tp(tp)
     if ep and not llm.experts:
         raise ProfileError(
             f"{llm.name}: expert parallelism (ep) needs a mixture of experts, and vLLM refuses "
             "this model; drop :ep"
+        )
+    if ep and tp * dp == 1:
+        raise ProfileError(
+            f"{llm.name}: expert parallelism (ep) of one rank is nothing, and vLLM passes the flag "
+            "over; drop :ep, or give ranks as :tp2:ep"
         )
     if dp > 1 and not llm.experts:
         raise ProfileError(
@@ -34,10 +42,11 @@ def check_ranks(llm: ModelSpec, gpu: str, tp: int, dp: int = 1, ep: bool = False
     if ep and llm.experts > MOST_EXPERTS:
         raise ProfileError(f"{llm.name}: :ep is known of {MOST_EXPERTS:,} experts a layer at most")
     linked = _LINKED.get(gpu, SERVER)
-    if dp > 1 and tp * dp > linked:
+    if links and tp * dp > linked:
+        ranks = f"tp{tp} x dp{dp} ranks share experts," if dp > 1 else f"tp{tp}: these are"
         raise ProfileError(
-            f"{llm.name}: tp{tp} x dp{dp} ranks share experts, more than the {linked} GPUs of {gpu}"
-            " that are linked directly; links between servers are not known"
+            f"{llm.name}: {ranks} more than the {linked} GPUs of {gpu} that are linked directly;"
+            " links between servers are not known"
         )
     _check_widths(llm, tp, tp if ep else tp * dp, ep)
 

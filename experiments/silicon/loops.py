@@ -3,6 +3,7 @@ all at once or one by one."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,9 +27,46 @@ FRONT_END = "vllm"  # clients measured, over HTTP
 _chosen = lru_cache(maxsize=64)(choose)
 
 
-def settings(point: Point, form: StepTimes) -> SimulationConfig:
+@dataclass(frozen=True)
+class Otherwise:
+    """What is taken otherwise than the points say, to see what that explains.
+
+    shortest   lengths are drawn evenly from this share of the stated ones on; None: as the client
+               is known to draw them
+    rounds     requests for each that may be under way
+    host_time  as `--host-time`
+    seats      batch limit; None: as the server is known to have it
+    fewer      so many times fewer requests under way than stated
+    fp8_kv     an FP8 KV cache; without: where the server is known to have one
+    """
+
+    shortest: float | None = None
+    rounds: int = REQUESTS_EACH
+    host_time: str = "auto"
+    seats: int | None = None
+    fewer: int = 1
+    fp8_kv: bool = False
+
+    def said(self) -> dict[str, Any]:
+        """What is not as the points say."""
+        as_said = asdict(AS_SAID)
+        return {name: value for name, value in asdict(self).items() if value != as_said[name]}
+
+    def of(self, point: Point) -> Point:
+        shortest = point.client.shortest if self.shortest is None else self.shortest
+        return replace(
+            point,
+            client=replace(point.client, shortest=shortest),
+            concurrency=max(point.concurrency // self.fewer, 1),
+        )
+
+
+AS_SAID = Otherwise()
+
+
+def settings(point: Point, form: StepTimes, otherwise: Otherwise = AS_SAID) -> SimulationConfig:
     """The engine of a point as its server was started, as far as that is known."""
-    fp8 = point.kv_is_fp8 and form == "roofline"  # tables are of a KV cache in 16 bits
+    seats = point.concurrency if point.client.limited else None
     return SimulationConfig(
         policy=("vllm",),
         trace=point.name,
@@ -36,18 +74,19 @@ def settings(point: Point, form: StepTimes) -> SimulationConfig:
         step_times=form,
         front_end=FRONT_END,
         async_scheduling=point.asynchronous,
-        max_num_seqs=point.concurrency if point.client.limited else None,
+        max_num_seqs=seats if otherwise.seats is None else otherwise.seats,
+        host_time=otherwise.host_time,
         max_num_batched_tokens=point.client.budget,
-        kv_cache_dtype="fp8" if fp8 else "auto",
+        kv_cache_dtype="fp8" if point.kv_is_fp8 or otherwise.fp8_kv else "auto",
         prefix_caching=False,
         slo="none",
     )
 
 
-def workload(point: Point, start: str, seed: int = 0) -> Workload:
+def workload(point: Point, start: str, seed: int = 0, rounds: int = REQUESTS_EACH) -> Workload:
     """Its requests: all wait from the beginning, or the first ones come one by one over the time
     that a request took."""
-    n = REQUESTS_EACH * point.concurrency
+    n = rounds * point.concurrency
     rng = np.random.default_rng(seed)
     lengths = [_lengths(of, point.client.shortest, n, rng) for of in (point.input, point.output)]
     arrival = np.zeros(n)
@@ -63,13 +102,16 @@ def _lengths(stated: int, shortest: float, n: int, rng: np.random.Generator) -> 
     return rng.integers(int(stated * shortest), stated + 1, n)
 
 
-def simulate(point: Point, form: StepTimes, start: str, seed: int = 0) -> dict[str, Any]:
+def simulate(
+    point: Point, form: StepTimes, start: str, seed: int = 0, otherwise: Otherwise = AS_SAID
+) -> dict[str, Any]:
     """Times of the simulated loop beside the measured ones (s), and relative errors. ProfileError
     where the form has no step times of this engine."""
-    config = settings(point, form)
+    point = otherwise.of(point)
+    config = settings(point, form, otherwise)
     hardware = resolve_hardware(config, Sources(profile=_choice))
     spec = parse_policy("vllm")
-    load = workload(point, start, seed)
+    load = workload(point, start, seed, otherwise.rounds)
     simulation = Simulation(Inputs(config, load, hardware, (spec,), ()), spec)
     simulation.run()
     return _row(point, form, start, hardware.profile, simulation.rows())

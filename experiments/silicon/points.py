@@ -75,14 +75,15 @@ class Point:
     def asynchronous(self) -> bool:
         """Whether its engine scheduled ahead: vLLM's default since 0.14, and InferenceMAX's flag
         before."""
-        if self.client is INFERENCEMAX:
+        if self.client.name == INFERENCEMAX.name:
             return True
         return tuple(map(int, self.version.split(".")[:2])) >= (0, 14)
 
     @property
     def kv_is_fp8(self) -> bool:
         """The servers of Llama-3.1-70B on B200 were started with an FP8 KV cache."""
-        return self.client is INFERENCEMAX and self.gpu == "b200" and self.model.startswith("llama")
+        known = self.client.name == INFERENCEMAX.name
+        return known and self.gpu == "b200" and self.model.startswith("llama")
 
     @property
     def profile(self) -> str:

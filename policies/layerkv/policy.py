@@ -49,7 +49,10 @@ from twinserve.policies.requests import RequestTable
 
 
 class LayerKvPolicy(VllmV0Policy):
-    """`predictor` can be replaced by another LengthPredictor before the first request."""
+    """LayerKV: prompts begin before there is room for all of their KV; the layers without room wait
+    on the host.
+
+    `predictor` can be replaced by another LengthPredictor before the first request."""
 
     name = "layerkv"
     Options = LayerKvOptions

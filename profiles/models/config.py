@@ -130,8 +130,9 @@ def _text_model(config: Fields, name: str | None, more: dict[str, int]) -> Model
         _unknown(config, kind, {**FAMILIES, **NESTED})
     family = FAMILIES[kind]
     _check_classes(config, kind, family.classes)
-    given = {**family.defaults, **{k: v for k, v in config.data.items() if v is not None}}
-    fields = Fields(given, config.where)
+    said = {k: v for k, v in config.data.items() if v is not None}
+    absent = {k: v for k, v in family.absent.items() if k not in config.data}
+    fields = Fields({**family.defaults, **absent, **said}, config.where)
     try:
         found = _common(fields, family.width) | read_quantization(fields)
         changes = family.read(fields)

@@ -17,13 +17,15 @@ Changes = dict[str, Any]  # fields of ModelSpec
 @dataclass(frozen=True)
 class Family:
     """read: what it adds. classes: the `architectures` that its config.json may name. defaults: of
-    fields that it may leave out. width: the field with the width of the MLP, of one expert where
-    there are some."""
+    fields that it may leave out, or say to be null. width: the field with the width of the MLP, of
+    one expert where there are some. absent: of fields that it may leave out, where null means
+    something else; what transformers 5.19 takes, and so vLLM."""
 
     read: Callable[[Fields], Changes]
     classes: tuple[str, ...]
     defaults: dict[str, Any] = field(default_factory=dict)
     width: str = "intermediate_size"
+    absent: dict[str, Any] = field(default_factory=dict)
 
 
 def _plain(config: Fields) -> Changes:
@@ -230,26 +232,62 @@ _GEMMA3 = {
     "tie_word_embeddings": True,
 }
 
+_MOE_WIDTH = "moe_intermediate_size"
+_DEEPSEEK_V2 = {"q_lora_rank": 1536, "n_shared_experts": 2, "first_k_dense_replace": 0}
+_DEEPSEEK_V3 = {"q_lora_rank": 1536, "n_shared_experts": 1, "first_k_dense_replace": 3}
+
+
+def _kv_heads(count: int) -> dict[str, Any]:
+    return {"num_key_value_heads": count}
+
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(_llama, ("LlamaForCausalLM", "LLaMAForCausalLM")),
-    "mistral": Family(_all_windowed, ("MistralForCausalLM",)),
-    "mixtral": Family(_mixtral, ("MixtralForCausalLM",)),
-    "qwen2": Family(_qwen2, ("Qwen2ForCausalLM",)),
-    "qwen2_moe": Family(_qwen2_moe, ("Qwen2MoeForCausalLM",), width="moe_intermediate_size"),
-    "qwen3": Family(_qwen3, ("Qwen3ForCausalLM",)),
-    "qwen3_moe": Family(_qwen3_moe, ("Qwen3MoeForCausalLM",), width="moe_intermediate_size"),
+    "mistral": Family(
+        _all_windowed, ("MistralForCausalLM",), absent={**_kv_heads(8), "sliding_window": 4096}
+    ),
+    "mixtral": Family(_mixtral, ("MixtralForCausalLM",), absent=_kv_heads(8)),
+    "qwen2": Family(_qwen2, ("Qwen2ForCausalLM",), absent=_kv_heads(32)),
+    "qwen2_moe": Family(
+        _qwen2_moe, ("Qwen2MoeForCausalLM",), width=_MOE_WIDTH, absent=_kv_heads(16)
+    ),
+    "qwen3": Family(_qwen3, ("Qwen3ForCausalLM",), absent={**_kv_heads(32), "head_dim": 128}),
+    "qwen3_moe": Family(
+        _qwen3_moe, ("Qwen3MoeForCausalLM",), width=_MOE_WIDTH, absent=_kv_heads(4)
+    ),
     "opt": Family(_opt, ("OPTForCausalLM",), {"tie_word_embeddings": True}, width="ffn_dim"),
     "phi3": Family(_all_windowed, ("Phi3ForCausalLM",)),
-    "gemma": Family(_plain, ("GemmaForCausalLM",), {"tie_word_embeddings": True, "head_dim": 256}),
+    "gemma": Family(
+        _plain,
+        ("GemmaForCausalLM",),
+        {"tie_word_embeddings": True, "head_dim": 256},
+        absent=_kv_heads(16),
+    ),
     "gemma2": Family(
-        _gemma2, ("Gemma2ForCausalLM",), {"tie_word_embeddings": True, "head_dim": 256}
+        _gemma2,
+        ("Gemma2ForCausalLM",),
+        {"tie_word_embeddings": True, "head_dim": 256},
+        absent=_kv_heads(4),
     ),
     "gemma3_text": Family(
         _gemma3, ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _GEMMA3
     ),
-    "deepseek_v2": Family(_deepseek, ("DeepseekV2ForCausalLM",), width="moe_intermediate_size"),
-    "deepseek_v3": Family(_deepseek, ("DeepseekV3ForCausalLM",), width="moe_intermediate_size"),
-    "kimi_k2": Family(_deepseek, ("DeepseekV3ForCausalLM",), width="moe_intermediate_size"),
-    "gpt_oss": Family(_gpt_oss, ("GptOssForCausalLM",), {"head_dim": 64}),
-    "llama4_text": Family(_llama4, ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")),
+    "deepseek_v2": Family(
+        _deepseek, ("DeepseekV2ForCausalLM",), width=_MOE_WIDTH, absent=_DEEPSEEK_V2
+    ),
+    "deepseek_v3": Family(
+        _deepseek, ("DeepseekV3ForCausalLM",), width=_MOE_WIDTH, absent=_DEEPSEEK_V3
+    ),
+    "kimi_k2": Family(_deepseek, ("DeepseekV3ForCausalLM",), width=_MOE_WIDTH, absent=_DEEPSEEK_V3),
+    "gpt_oss": Family(
+        _gpt_oss,
+        ("GptOssForCausalLM",),
+        {"head_dim": 64},
+        absent={**_kv_heads(8), "sliding_window": 128, "attention_bias": True},
+    ),
+    "llama4_text": Family(
+        _llama4,
+        ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+        absent={**_kv_heads(8), "head_dim": 128, "attention_chunk_size": 8192},
+    ),
 }

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -45,6 +45,7 @@ TILED = (*(size + more for size in range(256, 4353, 256) for more in (0, 1)), 81
 TOKENS = tuple(sorted({*capture_sizes(512), *TILED}))
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+FEW_TOKENS = 64  # of a step in which experts are read rather than multiplied
 CONTEXTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 PREFIXES = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -52,12 +53,15 @@ PREFIXES = (0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 # PRO 6000), one token more than a multiple costs as much as this many tokens do on average (72 to
 # 108: Llama-3.1-8B, Qwen3-14B).
 TILE_TOKENS = {"a100-80g": 91}
-# The architecture whose operators a dense model of ours has, and the two mixtures.
+# The architecture whose operators a dense model of ours has, and the mixtures.
 ARCHITECTURES = {
     "dense": "LlamaForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
+# Of GptOssForCausalLM the library takes this window in half of the layers, whatever a config says.
+GPT_OSS_WINDOW = 128
 
 
 Query = TypeVar("Query", bound=Callable)
@@ -91,7 +95,8 @@ def form_from_aiconfigurator(
     """
     engine = _engine(llm, gpu, tp)
     token_s, comm_s = _by_tokens(engine, gpu, llm, tp)
-    if llm.weights is not None:
+    _check_experts(engine, llm, gpu, tp)
+    if llm.weights is not None and not llm.weights.experts_only:
         # a quantised model is taken to have an FP8 KV cache there, as vLLM's is only on request
         llm = replace(llm, weights=None)
         engine = _engine(llm, gpu, tp)
@@ -180,6 +185,21 @@ def _by_tokens(
     return never_falling(token_s), never_falling(comm_s)
 
 
+def _check_experts(engine, llm: ModelSpec, gpu: str, tp: int) -> None:
+    """ProfileError for tables of FP8 experts that take longer than in 16 bits, which are twice the
+    bytes: they are of a kernel that an engine has no reason to choose."""
+    if not llm.experts or llm.weights is None or llm.weights.multiplies != "fp8":
+        return
+    in_16_bits = _engine(replace(llm, weights=None), gpu, tp)
+    ours, theirs = (_decode(one, FEW_TOKENS, 128)["experts"] for one in (engine, in_16_bits))
+    if ours > theirs:
+        raise ProfileError(
+            f"{llm.name} on {gpu} tp={tp}: the tables of its experts take {ours / theirs:.1f} times"
+            " as long as those in 16 bits, so they are of another kernel than an engine would take;"
+            " choose --step-times roofline"
+        )
+
+
 def _steps(engine) -> list[dict[str, float]]:
     """Milliseconds of each of TOKENS, by what they depend on."""
     return [_decode(engine, t, 128) if t <= 512 else _prefill(engine, t, 0) for t in TOKENS]
@@ -229,7 +249,9 @@ def _engine(llm: ModelSpec, gpu: str, tp: int, expert_ranks: int = 1):
     llm.check_tp(tp)
     with _config_folder(llm, gpu) as folder, _quiet():
         try:
-            split = {"moe_tp_size": tp} if llm.experts else {}
+            split: dict[str, Any] = {"moe_tp_size": tp} if llm.experts else {}
+            if llm.kv_dtype_bytes is not None:
+                split["kvcache_quant_mode"] = "fp8"
             if expert_ranks > 1:
                 split |= {"moe_ep_size": expert_ranks, "attention_dp_size": expert_ranks}
             return EngineHandle.compile(folder, system, "vllm", tp_size=tp, **split)
@@ -244,14 +266,15 @@ def _no_tables(llm: ModelSpec, gpu: str, tp: int, error: Exception) -> ProfileEr
 
 def check_described(llm: ModelSpec, gpu: str) -> None:
     """ProfileError for a model that `_config_folder` would describe as another one."""
+    gpt_oss = _is_gpt_oss(llm)
     strange = {
         "latent attention": llm.latent is not None,
-        "layers with a window": llm.window > 0,
+        "layers with a window": llm.window > 0 and not gpt_oss,
         "shared experts": llm.shared_intermediate > 0,
         "dense layers in a mixture of experts": llm.dense_layers > 0,
         "an MLP of two matrices": not llm.gated_mlp,
-        "quantised weights": llm.weights is not None and _fp8_config(llm, gpu) is None,
-        "a quantised KV cache": llm.kv_dtype_bytes is not None,
+        "quantised weights": llm.weights is not None and _quantization(llm, gpu) is None,
+        "a KV cache of other bits than 16 and 8": llm.kv_dtype_bytes not in (None, 1.0),
     }
     found = [what for what, there in strange.items() if there]
     if found:
@@ -261,11 +284,25 @@ def check_described(llm: ModelSpec, gpu: str) -> None:
         )
 
 
-def _fp8_config(llm: ModelSpec, gpu: str) -> dict | None:
-    """The `quantization_config` of FP8 weights, which have tables where the GPU multiplies in FP8:
-    in blocks, or with a scale a tensor."""
-    weights = llm.weights
-    if weights is None or weights.multiplies != "fp8" or FEW_BITS[gpu].fp8 is None:
+def _is_gpt_oss(llm: ModelSpec) -> bool:
+    """A mixture with MXFP4 experts and a short window in half of its layers: the library knows
+    these together only."""
+    halves = (llm.window, 2 * llm.window_layers) == (GPT_OSS_WINDOW, llm.layers)
+    experts = llm.weights is not None and llm.weights.name == "mxfp4" and llm.weights.experts_only
+    return halves and not llm.chunked_window and experts
+
+
+def _quantization(llm: ModelSpec, gpu: str) -> dict | None:
+    """The `quantization_config` of weights that have tables where the GPU multiplies in their
+    format: FP8 in blocks or with a scale a tensor, NVFP4; and of gpt-oss. None for others."""
+    weights, few = llm.weights, FEW_BITS[gpu]
+    if weights is None:
+        return None
+    if _is_gpt_oss(llm):
+        return {"quant_method": "mxfp4"}
+    if weights.multiplies == "fp4" and few.fp4 is not None and not llm.experts:
+        return {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    if weights.multiplies != "fp8" or few.fp8 is None:
         return None
     found = {"quant_method": "fp8", "activation_scheme": "static"}
     return found if weights.bits == 8 else found | {"weight_block_size": [128, 128]}
@@ -289,6 +326,7 @@ def _quiet() -> Iterator[None]:
 def _config_folder(llm: ModelSpec, gpu: str) -> Iterator[str]:
     """A folder with a config.json that describes `llm` to aiconfigurator."""
     kind = "dense" if not llm.experts else "mixtral" if llm.experts == 8 else "qwen3_moe"
+    kind = "gpt_oss" if _is_gpt_oss(llm) else kind
     config = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": "llama" if kind == "dense" else kind,
@@ -312,7 +350,7 @@ def _config_folder(llm: ModelSpec, gpu: str) -> Iterator[str]:
             "num_experts_per_tok": llm.experts_per_token,
             "moe_intermediate_size": llm.intermediate,
         }
-    quantization = _fp8_config(llm, gpu)
+    quantization = _quantization(llm, gpu)
     if quantization is not None:
         config["quantization_config"] = quantization
     with tempfile.TemporaryDirectory() as folder:

@@ -180,6 +180,7 @@ def test_accuracy_is_that_of_the_evidence():
     assert gpus["b200"]["accuracy"] == "table"
     assert gpus["mi300x"]["accuracy"] == "derived" and gpus["mi300x"]["constants"] == "borrowed"
     assert {row["name"]: row["accuracy"] for row in policy_rows()}["vllm"] == "identical"
+    assert all(len(row["summary"]) > 20 for row in policy_rows())
 
 
 @pytest.mark.parametrize(

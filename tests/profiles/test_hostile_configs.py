@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.profiles.test_model_configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, SCOUT
+from twinserve.profiles.catalog import find_model
 from twinserve.profiles.models.config import read_config, read_model
 from twinserve.profiles.specs import ProfileError
 
@@ -173,3 +174,41 @@ def test_other_published_configs_are_refused_by_the_name_of_what_is_strange():
             line = str(error)
             assert "\n" not in line and ("architecture" in line or "quantization_config" in line)
     assert known >= len(CARDS)
+
+
+def _without(config: dict, *keys: str) -> dict:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+QWEN3 = {**LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+MISTRAL = {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "taken"),
+    [
+        (QWEN3, "head_dim", 128),
+        (QWEN3_MOE, "num_key_value_heads", 4),
+        (MISTRAL, "num_key_value_heads", 8),
+        (MISTRAL, "sliding_window", 4096),
+        (GPT_OSS, "num_key_value_heads", 8),
+        (GPT_OSS, "sliding_window", 128),
+        (DEEPSEEK_V3, "first_k_dense_replace", 3),
+        (DEEPSEEK_V3, "q_lora_rank", 1536),
+        (DEEPSEEK_V3, "n_shared_experts", 1),
+    ],
+)
+def test_a_field_that_is_left_out_is_what_vllm_takes_for_it(config, field, taken):
+    """Configuration classes of transformers 5.19; LLaMA's KV heads are as many as its heads."""
+    sized = {**config, "num_attention_heads": 64}
+    left_out = read_config(_without(sized, field))
+    assert left_out == read_config({**sized, field: taken})
+    assert left_out != read_config({**sized, field: None}) or field == "head_dim"
+    assert read_config(_without(LLAMA, "num_key_value_heads")).kv_heads == 32
+
+
+def test_a_folder_without_a_config_is_said_to_have_none(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ProfileError, match="empty: the folder holds no config.json"):
+        find_model("empty")

@@ -80,7 +80,7 @@ def test_a_longest_request_is_taken_or_refused_as_vllm_does():
         ({"max_model_len": 131073}, "131072 positions of the model"),
         ({"profile": "llama-3.1-8b@rtx4090", "max_model_len": 41409}, "2588 KV blocks hold"),
         ({"gpu_memory_utilization": 0.2}, "leaves no KV memory"),
-        ({"profile": "qwen3-14b@h100", "kv_cache_dtype": "fp8"}, "--step-times roofline"),
+        ({"profile": "llama-3.1-8b@rtx4090", "kv_cache_dtype": "fp8"}, "--step-times roofline"),
         ({"kv_from_log": "nowhere.log"}, "nowhere.log: cannot be read"),
         ({"kv_from_log": os.devnull}, "no line 'GPU KV cache size"),
     ],

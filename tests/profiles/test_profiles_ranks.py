@@ -49,6 +49,8 @@ def test_the_busiest_rank_has_the_mean_of_many_tokens():
         ({**QWEN3_MOE, **BLOCKS}, (4, 2, False), "experts whole with :ep"),
         ({**LLAMA, **BLOCKS, "intermediate_size": 11008}, (4, 1, False), "smaller tp"),
         (QWEN3_MOE, (2, 8, True), "links between servers"),
+        (QWEN3_MOE, (1, 1, True), "ep) of one rank is nothing"),
+        (LLAMA, (16, 1, False), "links between servers"),
     ],
 )
 def test_ranks_that_vllm_would_refuse_are_refused(config, ranks, words):
@@ -56,7 +58,7 @@ def test_ranks_that_vllm_would_refuse_are_refused(config, ranks, words):
     with pytest.raises(ProfileError) as raised:
         check_ranks(llm, "h100", *ranks)
     assert words in str(raised.value) and "\n" not in str(raised.value)
-    if ranks[1] * ranks[0] <= 8 and llm.experts:
+    if 1 < ranks[1] * ranks[0] <= 8 and llm.experts:
         check_ranks(llm, "h100", *ranks[:2], True)
 
 
@@ -115,3 +117,13 @@ def test_ranks_that_a_name_cannot_say_are_one_clear_line(name, words):
     with pytest.raises(ProfileError) as raised:
         load_profile(name)
     assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_measured_steps_of_more_ranks_than_a_server_has_need_no_links():
+    made = derive_profile("llama-3.1-8b", "h100", 8)
+    base = made.model_dump(mode="json") | {"tp": 16}
+    with pytest.raises(ValueError, match="links between servers"):
+        type(made).model_validate(base)
+    phase = {"alpha0": 1e-5, "alpha1": 1e-9, "beta": 1e-3}
+    measured = {"form": "bros", "prefill": phase, "decode": phase}
+    assert type(made).model_validate(base | {"step_model": measured}).tp == 16
