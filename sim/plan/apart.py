@@ -96,11 +96,15 @@ def smallest_split(
     return Apart(candidate, n, most, found, sized, tuple(trials))
 
 
+def pools_of(split: Split) -> dict[str, list]:
+    """As a fleet file has it."""
+    roles = ((PREFILL, split.prefill), (DECODE, split.decode))
+    return {"pools": [{"name": role, "role": role, "replicas": n} for role, n in roles]}
+
+
 def fleet_of(split: Split) -> str:
     """As `--fleet` of simulate takes it."""
-    roles = ((PREFILL, split.prefill), (DECODE, split.decode))
-    pools = [{"name": role, "role": role, "replicas": n} for role, n in roles]
-    return json.dumps({"pools": pools})
+    return json.dumps(pools_of(split))
 
 
 def _on_peaks(candidate: Candidate, peaks: Sequence[Peak], split: Split) -> Trials:
@@ -158,5 +162,5 @@ def told_of(one: Apart, sized: dict[str, Any] | None) -> dict[str, Any]:
         "usd_per_hour": one.usd_per_hour,
         "tried": [str(other) for other in one.tried],
         "sized": sized,
-        "fleet": None if split is None else json.loads(fleet_of(split)),
+        "fleet": None if split is None else pools_of(split),
     }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.sim.planned import GPU, MODEL, settings, write_trace
-from twinserve.sim.plan.apart import fleet_of
+from twinserve.sim.plan.apart import fleet_of, pools_of
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.show import apart_lines, described
@@ -72,7 +72,7 @@ def test_ending_early_changes_no_verdict(plan, split):
 def test_a_decode_replicas_token_is_judged_not_the_prefill_replicas(trace):
     """A network so slow that every transfer takes longer than the objective: all are late, however
     soon prompts are computed."""
-    pools = json.loads(fleet_of(Split(6, 6)))["pools"]
+    pools = pools_of(Split(6, 6))["pools"]
     slow = [{**pool, "ports": {"network_latency_us": 900_000.0}} for pool in pools]
     config = settings(trace, SLO) | {"requests": 40}
     late = run_trial(TrialSpec(config | {"fleet": json.dumps({"pools": slow})}, early=False))

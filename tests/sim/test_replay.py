@@ -222,6 +222,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "backends/live/route/front.py",
     "backends/live/route/relay.py",
     "backends/live/transfer/lanes.py",
+    "backends/live/route/tokens.py",
     "backends/live/measure/measure.py",
     "backends/live/measure/kept.py",
     "sim/twin/limit.py",
