@@ -28,6 +28,8 @@ LEAST_S = 5.0  # less is not worth beginning anything
 FIRST_START_S = {True: 75.0, False: 40.0}
 PACKED = ".tar.gz"
 MOST_BYTES = 16 << 20  # of one file, that a host hands back
+# Python 3.11 knows filters from its fourth patch on; Debian 12 has the second
+_SAFELY: dict = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 _LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -230,7 +232,7 @@ class Store:
             try:
                 with tarfile.open(path) as archive:
                     newer = [member for member in archive.getmembers() if self._older(member)]
-                    archive.extractall(self.folder, newer, filter="data")
+                    archive.extractall(self.folder, newer, **_SAFELY)
             except (OSError, EOFError, tarfile.TarError) as error:
                 why = str(error).partition("\n")[0]
                 raise StageError(f"{path}: no part of a mirror ({why})") from None
