@@ -351,7 +351,7 @@ class Disaggregated(Fleet):
         push = self.connector.push
         assert push is not None
         yield self.clock.at(push.seen_s(load.kept.since_s, heard_s), BEFORE_STEPS)
-        if self._under_way.get(load.kept) is not load:
+        if self._forsaken(load) or self._under_way.get(load.kept) is not load:
             return  # one of the two failed meanwhile
         if load.kept.there:
             yield from self._land(load, self._send(load))
@@ -371,6 +371,8 @@ class Disaggregated(Fleet):
 
     def _land(self, load: Load, due: float):
         yield self.clock.at(due, BEFORE_STEPS)
+        if self._forsaken(load):
+            return
         load.kept.lease.let_go(self.clock.now)
         if load.transfer is None:
             self._failed(load)
@@ -380,12 +382,23 @@ class Disaggregated(Fleet):
                 self._release(load.kept)
             load.replica.engine.landed(load.row, True)
 
+    def _forsaken(self, load: Load) -> bool:
+        """Whether its decode replica failed, whoever knows of that: nothing lands there, nothing is
+        known there, and it renews the lease no more."""
+        if not load.replica.failed:
+            return False
+        load.kept.lease.let_go(load.replica.since_s[Life.DOWN])
+        if self._under_way.pop(load.kept, None) is load and load.kept.there:
+            self.clock.process(self._watch(load.kept))
+        return True
+
     def _failed(self, load: Load) -> None:
+        if self._forsaken(load):
+            return
+        replica, row = load.replica, load.row
         load.end_s = self.clock.now
-        load.kept.lease.let_go(self.clock.now)
-        load.replica.engine.landed(load.row, False)
-        request = load.replica.requests[load.row]
-        here = request.placements[-1][:2] == (load.replica, load.row)
-        here &= load.replica.life is not Life.DOWN  # else that has been answered
-        if here and not self.connector.recompute:
-            self.withdraw(request, End.FAILED)
+        load.kept.lease.let_go(load.end_s)
+        replica.engine.landed(row, False)
+        goes_on = replica.engine.core.requests.end[row] != End.NONE  # elsewhere, or has ended
+        if not goes_on and not self.connector.recompute:
+            self.withdraw(replica.requests[row], End.FAILED)

@@ -13,6 +13,7 @@ from tests.sim.troubled import TABLES
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.connector import Push
+from twinserve.sim.fleet.recovery import Recovery
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.setup.audit import crowd
 
@@ -127,3 +128,43 @@ def test_a_client_that_leaves_after_the_question_frees_both_sides_when_all_has_c
     (kept,), (decode,) = (stays_of(rows, role).itertuples() for role in ("prefill", "decode"))
     assert decode.load_begin_s < decode.ended_s == 0.08 < decode.load_end_s == kept.released_s
     assert [engine.core.ledger.usage().free for engine in run.engines] == [400, 400]
+
+
+@pytest.mark.parametrize("push", [None, Push(poll_s=0.04)], ids=["pull", "push"])
+def test_nothing_lands_on_a_replica_that_is_not_yet_known_to_be_dead(push):
+    """The router learns of it only after the KV would have come."""
+
+    def fail(run):
+        run.fleet.recovery = Recovery(detection_s=0.5)
+        run.fleet.fail(1)
+
+    connector = hand_over(lease_s=0.3, push=push)
+    run, rows = run_of(some([160]), connector, events=[(0.03, fail)])
+    (kept,), (decode,) = (stays_of(rows, role).itertuples() for role in ("prefill", "decode"))
+    assert decode.load_begin_s < 0.03 and decode.load_failed and math.isnan(decode.load_end_s)
+    assert kept.lease_expired
+    (port,) = (replica.network.into for replica in run.fleet.replicas[1:])
+    port.settle(np.inf)
+    assert port.landed_bytes == 0
+
+
+def test_a_decode_replica_that_fails_while_it_waits_in_vain_learns_nothing():
+    """First the prefill replica fails, then the one that waits for it."""
+    fails = [(0.1, lambda run: run.fleet.fail(0)), (0.2, lambda run: run.fleet.fail(1))]
+    _, rows = run_of(some([160]), hand_over(push=AT_ONCE), events=fails)
+    (decode,) = stays_of(rows, "decode").itertuples()
+    assert decode.ended_s == 0.2 and decode.load_failed and math.isnan(decode.load_end_s)
+    assert rows.requests["outcome"].tolist() == ["failed"]
+
+
+def test_memory_of_who_left_and_failed_is_kept_until_the_lease_is_over():
+    """Nobody is left to say that the KV has come, and the prefill replica drains all the same."""
+    events = [
+        (0.025, lambda run: run.fleet.withdraw(run.fleet.requests[0], End.DISCONNECTED)),
+        (0.03, lambda run: run.fleet.fail(1)),
+    ]
+    connector = hand_over(lease_s=0.3, push=Push(poll_s=0.04))
+    run, rows = run_of(some([160]), connector, events=events)
+    (kept,) = stays_of(rows, "prefill").itertuples()
+    assert kept.lease_expired and run.fleet.replicas[0].network.out.queued_bytes == 0
+    assert run.engines[0].core.ledger.usage().free == 400

@@ -56,7 +56,7 @@ def test_a_failing_fleet_with_prefill_apart(seed, action):
     assert len(rows.failures) == (rows.replicas["failed"]).sum()
 
 
-@pytest.mark.parametrize("seed", [61, 133])
+@pytest.mark.parametrize("seed", [10, 133])
 def test_a_lease_may_run_out_while_its_kv_is_fetched(seed):
     """Those that were sent to dead decode replicas come late to others, whose next heartbeat may
     come later still."""
