@@ -114,6 +114,7 @@ class MlfqPolicy(Policy[MlfqOptions]):
 
     def on_finish(self, row: int) -> None:
         self.active.discard(row)
+        self.queues.end(row)
 
     def on_withdraw(self, row: int) -> None:
         self.on_finish(row)

@@ -46,6 +46,11 @@ class FeedbackQueues:
         self.level[row], self.entered[row], self.left_out[row] = level, now, now
         self.running[row], self._until[row] = False, self.quanta[level]
 
+    def end(self, row: int) -> None:
+        """`row` is no more. Until the next batch it stays in this one, where its quantum would end
+        again and again over the time that nothing runs."""
+        self._until[row] = math.inf
+
     def advance(self, rows: np.ndarray, now: float) -> None:
         """Demote in the batch and promote among `rows`, up to `now`."""
         late = self._batch[self._until[self._batch] <= now]

@@ -60,6 +60,18 @@ def test_quanta_run_down_in_the_batch_and_an_iteration_is_charged_to_all_its_que
     assert some.next_change(rows(0, 1)) == pytest.approx(14.6 + 1.5)
 
 
+def test_the_quantum_of_a_request_that_is_no_more_never_ends():
+    """Else an engine that idles for a day counts millions of them before its next plan."""
+    queues = FeedbackQueues(np.array([0.01, 0.02]), math.inf)
+    queues.add(0, 0, 0.0)
+    queues.run(np.array([0]), 0.0)
+    queues.end(0)
+    queues.advance(np.zeros(0, np.int64), 1e9)
+    assert (queues.level[0], queues.entered[0]) == (0, 0.0)
+    queues.run(np.zeros(0, np.int64), 1e9)
+    assert not queues.running[0]
+
+
 def test_in_the_last_queue_everybody_takes_turns():
     some = queues()
     for row in (0, 1):
