@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twinserve.policies.registry import parse_policy
+from twinserve.policies.registry import ledger_class, parse_policy
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import Sized, drawn
 from twinserve.sim.plan.peaks import Peak
@@ -61,15 +61,22 @@ def check_apart(policies: Sequence[str], survive: int) -> None:
             "--prefill-decode: replicas that fail are planned for in fleets of equal ones alone; "
             "drop it, or --survive"
         )
-    if not any(parse_policy(policy).policy.name == "vllm" for policy in policies):
+    if not any(map(_hands_over, policies)):
         raise SettingsError(
-            "--prefill-decode: only policy vllm has a decode side; add --policy vllm, or drop it"
+            "--prefill-decode: only policy vllm, with kv=paged, has a decode side; add --policy "
+            "vllm, or drop it"
         )
 
 
 def splits(candidate: Candidate) -> bool:
     """Whether its policy can serve prompts and outputs apart."""
-    return parse_policy(candidate.policy).policy.name == "vllm"
+    return _hands_over(candidate.policy)
+
+
+def _hands_over(policy: str) -> bool:
+    spec = parse_policy(policy)
+    waits = spec.policy.decodes_for_others() is not None
+    return waits and ledger_class(spec.kv_name).hands_over
 
 
 def smallest_split(
@@ -136,6 +143,8 @@ def _busy(load: Workload, hardware: Hardware) -> tuple[float, float]:
 # -- for people and programs -----------------------------------------------------------------------
 def said_of(one: Apart, name: str, verdict: str) -> str:
     """A line. name: of its candidate; verdict: of its split, in words."""
+    if one.most < 2:
+        return f"  {name}: a split needs 2 replicas, and --most-gpus allows {one.most:,}"
     beside = f"{one.aggregated:,} that do both"
     if one.split is None:
         return f"  {name}: no split of up to {one.most:,} replicas is enough; {beside} are"

@@ -102,14 +102,15 @@ def test_where_no_split_is_enough_it_is_said(trace):
     assert one.most == 2 and one.tried == (Split(1, 1),)
     none = planned(trace, most_gpus=plan.best.replicas, slo="ttft p90 < 30 s", grow=0.05)
     assert none.apart[0].split is None and none.apart[0].tried == ()
-    assert "no split of up to" in apart_lines(none)[1]
+    assert "needs 2 replicas, and --most-gpus allows 1" in apart_lines(none)[1]
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         ({"survive": 1}, "--prefill-decode: replicas that fail are planned for in fleets of equal"),
-        ({"policies": ("sarathi",)}, "--prefill-decode: only policy vllm has a decode side; add"),
+        ({"policies": ("sarathi",)}, "--prefill-decode: only policy vllm, with kv=paged, has"),
+        ({"policies": ("vllm:kv=bidirectional",)}, "--prefill-decode: only policy vllm, with kv"),
     ],
 )
 def test_what_is_refused_is_one_line(trace, asked, said):
