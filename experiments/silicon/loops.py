@@ -99,7 +99,8 @@ def workload(point: Point, start: str, seed: int = 0, rounds: int = REQUESTS_EAC
 
 
 def _lengths(stated: int, shortest: float, n: int, rng: np.random.Generator) -> np.ndarray:
-    return rng.integers(int(stated * shortest), stated + 1, n)
+    least = max(int(stated * shortest), 2)  # an output of one token has no TPOT
+    return rng.integers(min(least, stated), stated + 1, n)
 
 
 def simulate(

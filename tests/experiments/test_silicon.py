@@ -92,6 +92,8 @@ def test_what_is_taken_otherwise_changes_that_alone():
     assert AS_SAID.of(point) == point
     load = workload(other.of(point), "all at once", rounds=other.rounds)
     assert len(load) == 3 * 4 and 512 <= load.prompt_tokens.min() < load.prompt_tokens.max() <= 1024
+    least = workload(Otherwise(shortest=1e-9).of(point), "all at once")
+    assert least.prompt_tokens.min() > 0 and least.output_tokens.min() > 1  # each has a TPOT
     changed, plain = settings(point, "roofline", other), settings(point, "roofline")
     differ = {k for k, v in changed.model_dump().items() if v != plain.model_dump()[k]}
     assert differ == {"max_num_seqs", "host_time", "kv_cache_dtype"}
