@@ -19,6 +19,7 @@ from twinserve.profiles.stages import layers_of_stages
 _TOKENS = re.compile(r"GPU KV cache size:\s*([\d,]+)\s*tokens")
 # What the notes of profiles say whose operators can be asked for once more, of other KV.
 TABLES = "composed from the tables of aiconfigurator-core"
+_FP8_KV = "With KV in FP8, of which no error is known."
 _BLOCKS = re.compile(r"# (?:GPU|cuda) blocks:\s*([\d,]+)")
 
 
@@ -71,7 +72,8 @@ def with_fp8_kv(profile: Profile) -> Profile:
             f"{profile.llm.kv_value_bytes:g} bytes a value; choose --step-times roofline"
         )
     room = profile.num_gpu_blocks * profile.block_bytes
-    changed = profile.model_copy(update={"llm": llm, "step_model": form})
+    known = {"fit_error": None, "notes": f"{profile.notes} {_FP8_KV}".strip()}
+    changed = profile.model_copy(update={"llm": llm, "step_model": form, **known})
     return _with_blocks(changed, int(room // changed.block_bytes), "derived", {})
 
 

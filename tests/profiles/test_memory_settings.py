@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 from twinserve.experiments.efficiency import decode_work
+from twinserve.profiles.evidence import expected_errors
+from twinserve.profiles.memory import with_fp8_kv
 from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -65,6 +67,16 @@ def test_fp8_keys_and_values_hold_twice_the_tokens_and_are_read_in_half_the_time
     work = decode_work(64, 2000)
     halves = [one.model.terms(work)["decode_kv"] for one in (plain, fp8)]
     assert halves[1] == pytest.approx(halves[0] / 2)
+
+
+def test_no_error_of_16_bit_kv_is_claimed_for_fp8():
+    """Also not that of a fit to the engine's own steps."""
+    fitted = derive_profile("llama-3.1-8b", "h100").with_host_terms(1e-3, 1e-5, 0.02)
+    assert expected_errors(fitted).decode.error == 0.02
+    fp8 = with_fp8_kv(fitted)
+    assert fp8.fit_error is None and "KV in FP8" in fp8.notes
+    errors = expected_errors(fp8)
+    assert not errors.decode_small.known and not errors.decode_large.known
 
 
 def test_a_longest_request_is_taken_or_refused_as_vllm_does():
