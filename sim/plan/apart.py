@@ -3,7 +3,6 @@ keeps the same objectives."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from twinserve.sim.plan.staircase import Answer, Split, staircase
 from twinserve.sim.plan.trial import Trial
 from twinserve.sim.results.options import Objective
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.setup.fleet_file import DECODE, PREFILL
+from twinserve.sim.setup.fleet_file import of_roles
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.offered_load import prompt_seconds, service_seconds
 from twinserve.traces.workload import Workload
@@ -99,23 +98,12 @@ def smallest_split(
     sized = None
     if found is not None:
         known = Size(candidate, peaks, 1, 1, most, None, {found.total: trials[found]})
-        sized = yield from drawn(known, objectives, found.total, draws, fleet=fleet_of(found))
+        sized = yield from drawn(known, objectives, found.total, draws, fleet=str(found))
     return Apart(candidate, n, most, found, sized, tuple(trials))
 
 
-def pools_of(split: Split) -> dict[str, list]:
-    """As a fleet file has it."""
-    roles = ((PREFILL, split.prefill), (DECODE, split.decode))
-    return {"pools": [{"name": role, "role": role, "replicas": n} for role, n in roles]}
-
-
-def fleet_of(split: Split) -> str:
-    """As `--fleet` of simulate takes it."""
-    return json.dumps(pools_of(split))
-
-
 def _on_peaks(candidate: Candidate, peaks: Sequence[Peak], split: Split) -> Trials:
-    return on_peaks(candidate, peaks, split.total, fleet=fleet_of(split))
+    return on_peaks(candidate, peaks, split.total, fleet=str(split))
 
 
 def _answer(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Answer:
@@ -171,5 +159,5 @@ def told_of(one: Apart, sized: dict[str, Any] | None) -> dict[str, Any]:
         "usd_per_hour": one.usd_per_hour,
         "tried": [str(other) for other in one.tried],
         "sized": sized,
-        "fleet": None if split is None else pools_of(split),
+        "fleet": None if split is None else of_roles(*split),
     }

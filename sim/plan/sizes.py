@@ -121,7 +121,7 @@ def on_peaks(
 
     speed  a further factor on the rate; fails: what is to fail does; how: further fields of
            TrialSpec
-    fleet  content of a fleet file, whose pools are these replicas; None: they are equal
+    fleet  as `--fleet` takes it, of pools with these replicas; None: they are equal
     """
     trials = []
     for peak in peaks:

@@ -26,6 +26,7 @@ class Split(NamedTuple):
         return self.prefill + self.decode
 
     def __str__(self) -> str:
+        """As `--fleet` takes it."""
         return f"{self.prefill}P{self.decode}D"
 
 

@@ -225,7 +225,7 @@ def read_fleet(given: str) -> FleetFile:
     """A file's path, its content where that begins with a brace, or `2P6D`: so many prefill and
     decode replicas. Raises SettingsError."""
     if short := _SHORT.fullmatch(given.strip()):
-        where, text = f"--fleet {given}", _of_roles(int(short[1]), int(short[2]))
+        where, text = f"--fleet {given}", json.dumps(of_roles(int(short[1]), int(short[2])))
     elif given.lstrip().startswith("{"):
         where, text = "--fleet", given
     else:
@@ -244,10 +244,10 @@ def read_fleet(given: str) -> FleetFile:
     return FleetFile(where, settings, text)
 
 
-def _of_roles(prefill: int, decode: int) -> str:
+def of_roles(prefill: int, decode: int) -> dict[str, list]:
+    """What a fleet file says of so many prefill and decode replicas."""
     counts = {PREFILL: prefill, DECODE: decode}
-    pools = [{"name": role, "role": role, "replicas": n} for role, n in counts.items()]
-    return json.dumps({"pools": pools})
+    return {"pools": [{"name": role, "role": role, "replicas": n} for role, n in counts.items()]}
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.sim.planned import GPU, MODEL, settings, write_trace
-from twinserve.sim.plan.apart import fleet_of, pools_of
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.show import apart_lines, described
 from twinserve.sim.plan.staircase import Split
 from twinserve.sim.plan.trial import TrialSpec, run_trial
 from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.setup.fleet_file import of_roles
 from twinserve.sim.sweep.executors import InThisProcess
 
 PRICES = read_prices("gpu,usd_per_hour\na100-40g,2\n", "prices")
@@ -44,7 +44,7 @@ def spec_of(plan: Plan, split: Split, **more) -> TrialSpec:
     """Of its first row's replicas in these roles."""
     (peak,) = plan.peaks
     config = plan.best.candidate.config.model_dump(mode="json")
-    config |= peak.settings(1) | {"fleet": fleet_of(split)}
+    config |= peak.settings(1) | {"fleet": str(split)}
     return TrialSpec(config, peak.since_s, **more)
 
 
@@ -72,7 +72,7 @@ def test_ending_early_changes_no_verdict(plan, split):
 def test_a_decode_replicas_token_is_judged_not_the_prefill_replicas(trace):
     """A network so slow that every transfer takes longer than the objective: all are late, however
     soon prompts are computed."""
-    pools = pools_of(Split(6, 6))["pools"]
+    pools = of_roles(6, 6)["pools"]
     slow = [{**pool, "ports": {"network_latency_us": 900_000.0}} for pool in pools]
     config = settings(trace, SLO) | {"requests": 40}
     late = run_trial(TrialSpec(config | {"fleet": json.dumps({"pools": slow})}, early=False))
