@@ -151,8 +151,10 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
 
 def apart_lines(plan: Plan) -> list[str]:
     """Prefill apart from decode, beside each row of which that was tried."""
-    if not plan.apart:
+    if not plan.question.prefill_decode:
         return []
+    if not plan.apart:
+        return ["prefill apart from decode was not tried: no row of policy vllm is enough"]
     said = [
         said_of(one, named(one.candidate, plan), "" if one.sized is None else _said(one.sized))
         for one in plan.apart

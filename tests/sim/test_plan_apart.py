@@ -100,6 +100,9 @@ def test_where_no_split_is_enough_it_is_said(trace):
     assert plan.best.replicas == 1
     (one,) = plan.apart
     assert one.most == 2 and one.tried == (Split(1, 1),)
+    assert apart_lines(replace(plan, apart=())) == [
+        "prefill apart from decode was not tried: no row of policy vllm is enough"
+    ]
     none = planned(trace, most_gpus=plan.best.replicas, slo="ttft p90 < 30 s", grow=0.05)
     assert none.apart[0].split is None and none.apart[0].tried == ()
     assert "needs 2 replicas, and --most-gpus allows 1" in apart_lines(none)[1]
