@@ -162,7 +162,7 @@ class DecisionLog:
                 request, position = self.requests[row], given[row]
                 left = request.output_tokens - position
                 # right drafts behind the last token count as right, and are nobody's
-                given[row] += min(right + 1, left) if left else 1
+                given[row] += max(min(right + 1, left), 1)
                 found.note(request.id, position, drafts, right)
                 found.note_found(request.id, given[row], ahead)
         if not any(given):

@@ -69,10 +69,21 @@ class Speculation(Options):
         return Drafting.of(self.method, self.k, by_batch)
 
     def acceptance_of(self, seed: int) -> Acceptance | RecordedAcceptance:
-        """Raises ResultsError where nothing was recorded."""
-        if self.recorded is not None:
-            return read_log(Path(self.recorded) / FILE).acceptance()
-        return Acceptance(self.accepted_rates, seed)
+        """Raises SettingsError and ResultsError where nothing was recorded, or other drafts."""
+        if self.recorded is None:
+            return Acceptance(self.accepted_rates, seed)
+        path = Path(self.recorded) / FILE
+        if not path.is_file():
+            raise _error(
+                f"recorded={self.recorded}: there is no {FILE}; record one with replay --mode free "
+                "--decisions --out DIR"
+            )
+        log = read_log(path)
+        found = log.acceptance()
+        most = parse_speculation(log.run["config"]["speculate"]).k
+        if most != self.k:  # which padding shows, too
+            raise _error(f"recorded={self.recorded} was recorded with k={most}; give that")
+        return found
 
     @property
     def lengths(self) -> tuple[int, int]:

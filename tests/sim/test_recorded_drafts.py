@@ -61,8 +61,8 @@ def recorded(policy: str = "vllm", **more) -> RunResult:
     return run_simulation(simulation)
 
 
-def again(folder, policy: str = "vllm", **more) -> RunResult:
-    inputs = resolved(policy, f"k=3,method=ngram,recorded={folder}", **more)
+def again(folder, policy: str = "vllm", k: int = 3, **more) -> RunResult:
+    inputs = resolved(policy, f"k={k},method=ngram,recorded={folder}", **more)
     return run_policy(inputs, inputs.policies[0], decisions=True)
 
 
@@ -142,6 +142,20 @@ def test_a_log_without_found_drafts_is_refused(tmp_path):
     plain = run_policy(inputs, inputs.policies[0], decisions=True)
     with pytest.raises(ResultsError, match="has no drafts that an engine found"):
         again(write_run(tmp_path / "run", plain))
+
+
+def test_a_folder_without_a_log_is_refused_in_one_line(tmp_path):
+    with pytest.raises(SettingsError, match="there is no decisions.jsonl.gz; record one") as error:
+        again(tmp_path / "run")
+    assert "\n" not in str(error.value) and str(error.value).startswith("--speculate: recorded=")
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_another_number_of_drafts_than_recorded_is_refused(k, tmp_path):
+    """Drafts that were found, 0 to 3, would fit both; padding would not."""
+    folder = write_run(tmp_path / "run", recorded())
+    with pytest.raises(SettingsError, match="was recorded with k=3; give that"):
+        again(folder, k=k)
 
 
 def test_a_log_of_drawn_drafts_is_refused():
