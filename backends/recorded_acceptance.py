@@ -9,7 +9,11 @@ from twinserve.errors import TwinserveError
 
 
 class DraftsPartedError(TwinserveError, ValueError):
-    """A step verifies other drafts than were recorded."""
+    """A step verifies other drafts than were recorded. where: of which request, and how many."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where}: give the policy and the settings of the recorded run")
+        self.where = where
 
 
 class RecordedAcceptance:
@@ -57,5 +61,5 @@ class RecordedAcceptance:
         was = "no step" if recorded < 0 else f"a step with {recorded} drafts"
         return (
             f"request {name}: a step verifies {wanted} drafts at output {position}, and {was} "
-            "was recorded there: give the policy and the settings of the recorded run"
+            "was recorded there"
         )

@@ -9,7 +9,7 @@ from twinserve.backends.live.engine.backend import LiveBackend
 from twinserve.backends.live.engine.engine import StepAnswer, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.backends.recorded_acceptance import RecordedAcceptance
+from twinserve.backends.recorded_acceptance import DraftsPartedError, RecordedAcceptance
 from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.plan import Verified
 from twinserve.policies.requests import RequestTable
@@ -32,7 +32,8 @@ class DraftingLiveBackend(LiveBackend):
         self._verifies = twin.verify
 
     def verified(self, granted: np.ndarray, rows: np.ndarray, answer: StepAnswer) -> Verified:
-        """Raises LiveEngineError where what is booked are not the tokens that the engine gave."""
+        """Raises LiveEngineError where the engine verified other drafts than planned, or gave other
+        tokens than are booked."""
         names = [self.requests.ids[row] for row in rows.tolist()]
         scheduled = answer.scheduled
         drafts = {} if scheduled is None else scheduled.drafts
@@ -40,7 +41,12 @@ class DraftingLiveBackend(LiveBackend):
             self.acceptance.note(name, position, drafts.get(name, 0), answer.accepted.get(name, 0))
             given = position + len(answer.tokens[name])
             self.acceptance.note_found(name, given, answer.found.get(name, 0))
-        verified = self._verifies(rows, granted)
+        try:
+            verified = self._verifies(rows, granted)
+        except DraftsPartedError as error:
+            raise LiveEngineError(
+                f"the engine verified other drafts than planned, {error.where} ({self.drift()})"
+            ) from error
         for name, tokens in zip(names, verified.tokens.tolist(), strict=True):
             if tokens != len(answer.tokens[name]):
                 raise LiveEngineError(
