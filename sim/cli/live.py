@@ -194,14 +194,12 @@ def _locked(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.decisions import FILE, read_log
     from twinserve.sim.results.files import dump_json
-    from twinserve.sim.twin.drafted import check_live_drafts
     from twinserve.sim.twin.live import blank_settings, check_synchronous, settings_for
     from twinserve.sim.twin.replay import replay_locked
     from twinserve.sim.twin.replay_physical import replay_physical
 
     log = read_log(run / FILE)
     physical = options["physical"]
-    check_live_drafts(log.run["config"].get("speculate"), log.run["config"]["async_scheduling"])
     check_synchronous(log.run["config"]["async_scheduling"], physical)
     settings = settings_for(
         log.run, log.longest, log.step_tokens, blank_settings(**options), log.blocks
@@ -325,7 +323,6 @@ def _free(
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.presets import from_file
     from twinserve.sim.setup.run import run_simulation
-    from twinserve.sim.twin.drafted import check_live_drafts
     from twinserve.sim.twin.live import LiveRun, blank_settings, check_synchronous, live_settings
 
     if out is not None:
@@ -333,7 +330,6 @@ def _free(
     simulated = read_run(run)
     inputs = resolve(SimulationConfig(**from_file(run / "run.json")))
     check_synchronous(inputs.config.async_scheduling, options["physical"])
-    check_live_drafts(inputs.config.speculate, inputs.config.async_scheduling)
     (spec,) = inputs.policies
     settings = live_settings(inputs, spec, blank_settings(**options))
     with (

@@ -91,6 +91,7 @@ def validate(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.files import dump_json
     from twinserve.sim.setup.inputs import resolve
+    from twinserve.sim.setup.speculation import parse_speculation
     from twinserve.sim.twin.kept import KeptSteps
     from twinserve.sim.twin.limit import TimeLimit, check_limit
     from twinserve.sim.twin.live import blank_settings, live_settings
@@ -109,6 +110,11 @@ def validate(
         raise SettingsError(
             "--async-scheduling: the engine in this process does its steps one after another, so "
             "that its times are those of synchronous steps; drop it"
+        )
+    if config.speculate is not None and parse_speculation(config.speculate).recorded is None:
+        raise SettingsError(
+            "--speculate: the engine carries out what was simulated, and would not find drafts "
+            "that are drawn; give recorded=DIR of a free replay, or drop it"
         )
     inputs = resolve(config)
     options = {

@@ -34,12 +34,13 @@ def check_live_drafts(speculate: str | None, asynchronous: bool) -> None:
 
 def with_drafts(settings: LiveSettings, run: dict) -> LiveSettings:
     """`settings` of the run described by run.json, with its drafts: most of each request, n-grams
-    that are looked up, and room for them in a step and behind the longest request."""
+    that are looked up, and room for them in a step and behind the longest request. Raises
+    SettingsError as `check_live_drafts`."""
     speculate = run["config"].get("speculate")
     if speculate is None:
         return settings
-    given = parse_speculation(speculate)
     check_live_drafts(speculate, run["config"]["async_scheduling"])
+    given = parse_speculation(speculate)
     longest = min(
         settings.max_model_len + given.k,
         max(settings.max_model_len, run["limits"]["max_model_len"]),

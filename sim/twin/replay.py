@@ -22,12 +22,14 @@ from twinserve.sim.twin.parting import parting
 class LockedReplay:
     """What came of it.
 
-    steps    one row a step: start_s (simulated), predicted_s, measured_s, off_core_s (of these,
-             without a core; NaN: not known), prefill_tokens, decode_requests, planned_free_blocks,
-             live_free_blocks, moved (KV went over the link), drift (bool: vLLM did not schedule the
-             plan). Of replays taken `together`: measured_s is the median of the repeats that nobody
-             disturbed, spread_s the mean distance of these from it, and calm how many they are; of
-             a step with none, the median of what the repeats took on their core
+    steps    one row a step: start_s and predicted_s (of the run that was logged: simulated, or
+             measured where it was live), measured_s, off_core_s (of these, without a core; NaN:
+             not known), prefill_tokens, decode_requests, draft_tokens (where drafts were found),
+             planned_free_blocks, live_free_blocks, moved (KV went over the link), drift (bool: vLLM
+             did not schedule the plan, or its drafts came to something else). Of replays taken
+             `together`: measured_s is the median of the repeats that nobody disturbed, spread_s the
+             mean distance of these from it, and calm how many they are; of a step with none, the
+             median of what the repeats took on their core
     tokens   request id -> token ids emitted
     first_drift   how the first such step differed; empty if there was none
     evictions     cached blocks that vLLM gave up on the way
@@ -158,11 +160,15 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
 
 
 def _kinds(step: LoggedStep, tokens: np.ndarray) -> dict[str, int]:
-    """Tokens of prompts in a step, and requests that decode; tokens: int64[n], its grants."""
-    drafted = np.array([(step.verified or {}).get(row, (0,))[0] for row in step.grants], np.int64)
-    own = tokens - drafted
-    kinds = {"prefill_tokens": int(own[own > 1].sum()), "decode_requests": int((own == 1).sum())}
-    return kinds if step.verified is None else kinds | {"draft_tokens": int(drafted.sum())}
+    """Tokens of prompts in a step, requests that decode, and drafts, where there are some; tokens:
+    int64[n], its grants. The log does not say who was padded: that counts as a prompt."""
+    drafts = {}
+    if step.verified is not None:
+        drafted = np.array([step.verified.get(row, (0,))[0] for row in step.grants], np.int64)
+        tokens = tokens - drafted
+        drafts = {"draft_tokens": int(drafted.sum())}
+    prefill, decodes = int(tokens[tokens > 1].sum()), int((tokens == 1).sum())
+    return {"prefill_tokens": prefill, "decode_requests": decodes, **drafts}
 
 
 def together(repeats: list[LockedReplay]) -> LockedReplay:

@@ -3,6 +3,8 @@ and a simulation takes them from there: the same plans, steps and times."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +13,7 @@ from twinserve.backends.acceptance import Acceptance, uniform
 from twinserve.backends.recorded_acceptance import DraftsPartedError, RecordedAcceptance
 from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.registry import policy_class, policy_names
-from twinserve.sim.results.decisions import DecisionLog, parse_log
+from twinserve.sim.results.decisions import DecisionLog, LoggedStep, parse_log
 from twinserve.sim.results.files import ResultsError, RunResult, write_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
@@ -19,6 +21,7 @@ from twinserve.sim.setup.replicas import simulated_backend
 from twinserve.sim.setup.run import Simulation, run_policy, run_simulation
 from twinserve.sim.twin.drafted import check_live_drafts, with_drafts
 from twinserve.sim.twin.live import blank_settings
+from twinserve.sim.twin.replay import _kinds
 
 SETTINGS = {
     "trace": "poisson",
@@ -98,6 +101,15 @@ def test_the_log_says_what_was_verified(tmp_path):
     assert log.blocks > sum(r.prompt_tokens + r.output_tokens for r in log.requests) // 32
 
 
+def test_a_replayed_step_tells_drafts_from_prompts():
+    """A prompt of 9 tokens, a decode with two drafts, and one without."""
+    grants, verified = {4: 9, 5: 3, 6: 1}, {4: (0, 0, 1), 5: (2, 1, 0), 6: (0, 0, 3)}
+    step = LoggedStep(0.0, 1.0, grants, {}, (), (), 9, verified=verified)
+    own = {"prefill_tokens": 9, "decode_requests": 2}
+    assert _kinds(step, np.array([9, 3, 1])) == own | {"draft_tokens": 2}
+    assert _kinds(replace(step, verified=None), np.array([9, 1, 1])) == own
+
+
 def test_a_run_that_parts_from_the_recorded_one_ends_in_one_line(tmp_path):
     """Another policy meets requests at other outputs."""
     folder = write_run(tmp_path / "run", recorded("vllm"))
@@ -175,9 +187,14 @@ def test_a_log_of_drawn_drafts_is_refused():
 def test_what_no_live_engine_drafts_is_refused_in_one_line(given, asynchronous, said):
     check_live_drafts(None, asynchronous)
     check_live_drafts(DRAWN, False)
-    with pytest.raises(SettingsError, match=said) as error:
-        check_live_drafts(given, asynchronous)
-    assert "\n" not in str(error.value) and str(error.value).startswith("--speculate")
+    run = {"config": {"speculate": given, "async_scheduling": asynchronous}}
+    for check in (
+        lambda: check_live_drafts(given, asynchronous),
+        lambda: with_drafts(blank_settings(), run),
+    ):
+        with pytest.raises(SettingsError, match=said) as error:
+            check()
+        assert "\n" not in str(error.value) and str(error.value).startswith("--speculate")
 
 
 @pytest.mark.parametrize(

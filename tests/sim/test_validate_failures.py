@@ -89,6 +89,13 @@ def test_where_all_fail_nothing_is_written(engines, tmp_path, capsys):
     assert "1 of 1 policies failed" in capsys.readouterr().err and not out.exists()
 
 
+def test_drawn_drafts_are_refused_before_an_engine_is_built(engines, capsys):
+    assert run("-p", "vllm", "--speculate", "k=3,method=ngram,acceptance=0.5") != 0
+    said = capsys.readouterr().err
+    assert said.startswith("error: --speculate: the engine carries out") and said.count("\n") == 1
+    assert engines == []
+
+
 def test_where_none_fails_the_command_does_not(engines, tmp_path):
     out = tmp_path / "v"
     assert run("-p", "bros", "--out", str(out)) == 0
