@@ -317,7 +317,9 @@ def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
         version = LOG.check(parse_json(lines[0])[_NUMBER], name, ResultsError)
         head, *rest = LOG.upgraded([parse_json(line) for line in lines], version)
         requests = [_request(entry) for entry in rest if "id" in entry]
-        steps = [step for entry in rest if "grants" in entry for step in _steps(entry)]
+        steps = [
+            step for entry in rest if "grants" in entry for step in _steps(entry, len(requests))
+        ]
         moved = {
             kind: dict(counts)
             for entry in rest
@@ -353,8 +355,10 @@ def _request(entry: dict) -> LoggedRequest:
     )
 
 
-def _steps(entry: dict) -> Iterator[LoggedStep]:
+def _steps(entry: dict, requests: int) -> Iterator[LoggedStep]:
     grants = dict(zip(*entry["grants"], strict=True))
+    if not all(0 <= row < requests for row in grants):
+        raise ValueError(f"a step names a row that none of the {requests} requests has")
     start = entry["start_s"]
     own, withdrawn = _plan(entry), tuple(entry.get("withdrawn", ()))
     before = tuple(map(_plan, entry.get("before", ())))
@@ -362,6 +366,8 @@ def _steps(entry: dict) -> Iterator[LoggedStep]:
     if "verified" in entry:
         of_rows = zip(*entry["verified"], strict=True)
         verified = {row: (drafts, right, found) for row, drafts, right, found in of_rows}
+        if not verified.keys() <= grants.keys():
+            raise ValueError("a step verifies drafts of a request that it does not compute")
     for end, free in zip(entry["ends_s"], entry["free_blocks"], strict=True):
         parts = own.admitted, own.preempted, own.swapped_in
         yield LoggedStep(start, end - start, grants, *parts, free, withdrawn, before, verified)

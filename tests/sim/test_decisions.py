@@ -234,6 +234,8 @@ def content() -> bytes:
 def damages(content: bytes) -> dict[str, bytes]:
     text = gzip.decompress(content)
     odd = b'{"start_s":1,"ends_s":[2],"grants":[[0],[1]],"free_blocks":[1],"preempted":[[0,"x"]]}\n'
+    step = b'{"start_s":1,"ends_s":[9],"grants":[[2],[1]],"free_blocks":[1]}\n'
+    drafts = b',"verified":[[0],[1],[1],[1]]}\n'
     return {
         "cut": content[: len(content) // 2],
         "no trailer": content[:-8],
@@ -246,6 +248,8 @@ def damages(content: bytes) -> dict[str, bytes]:
         "a list": gzip.compress(b"[1]\n"),
         "uneven": gzip.compress(text.replace(b'"free_blocks":[', b'"free_blocks":[5,', 1)),
         "unknown kind": gzip.compress(text + odd),
+        "unknown row": gzip.compress(text + step),
+        "others verified": gzip.compress(text + step.replace(b"[2]", b"[1]", 1)[:-2] + drafts),
     }
 
 
