@@ -194,22 +194,26 @@ def _locked(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.decisions import FILE, read_log
     from twinserve.sim.results.files import dump_json
+    from twinserve.sim.twin.drafted import blocks_of_drafts
     from twinserve.sim.twin.live import blank_settings, check_synchronous, settings_for
     from twinserve.sim.twin.replay import replay_locked
     from twinserve.sim.twin.replay_physical import replay_physical
 
     log = read_log(run / FILE)
     physical = options["physical"]
-    check_synchronous(log.run["config"]["async_scheduling"], physical)
-    settings = settings_for(
-        log.run, log.longest, log.step_tokens, blank_settings(**options), log.blocks
+    config = log.run["config"]
+    check_synchronous(config["async_scheduling"], physical)
+    blank = blank_settings(**options)
+    blocks = log.blocks + blocks_of_drafts(
+        config.get("speculate"), len(log.requests), log.run["kv"]["block_tokens"]
     )
+    settings = settings_for(log.run, log.longest, log.step_tokens, blank, blocks)
     with (
         RunProgress(shown=not (quiet or as_json)) as progress,
         live_engine(settings, model) as engine,
     ):
         progress.begin("locked replay")
-        texts = PromptTexts(engine.vocab, engine.settings.block_tokens, log.run["config"]["seed"])
+        texts = PromptTexts(engine.vocab, engine.settings.block_tokens, config["seed"])
         found = (replay_physical if physical else replay_locked)(log, engine, texts, progress.steps)
         version = engine.version
     if steps is not None:

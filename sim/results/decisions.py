@@ -142,15 +142,9 @@ class DecisionLog:
 
     @property
     def blocks(self) -> int:
-        """KV blocks of all requests together."""
-        size, drafts = self.run["kv"]["block_tokens"], self.most_drafts
-        return sum(-(-(r.prompt_tokens + r.output_tokens + drafts) // size) for r in self.requests)
-
-    @property
-    def most_drafts(self) -> int:
-        """That a step verified of one request."""
-        found = (part[0] for step in self.steps for part in (step.verified or {}).values())
-        return max(found, default=0)
+        """KV blocks of the texts of all requests together."""
+        size = self.run["kv"]["block_tokens"]
+        return sum(-(-(r.prompt_tokens + r.output_tokens) // size) for r in self.requests)
 
     def acceptance(self) -> RecordedAcceptance:
         """Which drafts were found and right in this run. Raises ResultsError of a run without, and

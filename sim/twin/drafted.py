@@ -56,7 +56,7 @@ def with_drafts(settings: LiveSettings, run: dict) -> LiveSettings:
 
 
 def blocks_of_drafts(speculate: str | None, requests: int, block_tokens: int) -> int:
-    """KV blocks that drafts of so many requests can take beside their text."""
+    """KV blocks that drafts of so many requests, padding too, can take beside their text."""
     if speculate is None:
         return 0
     return requests * -(-parse_speculation(speculate).k // block_tokens)
