@@ -40,6 +40,10 @@ class VllmDrafts(VllmPolicy):
         # rows whose last step left a part of their text to compute (vLLM's `is_prefill_chunk`)
         self._behind: set[int] = set()
 
+    def on_finish(self, row: int) -> None:  # and where a client leaves
+        super().on_finish(row)
+        self._behind.discard(row)
+
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         requests, plan = view.requests, StepPlan()
         ledger.begin_step()

@@ -26,6 +26,7 @@ from twinserve.profiles.profile import Profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.profiles.step_times import choose
 from twinserve.sim.results.decisions import FILE, read_log
+from twinserve.sim.results.files import ResultsError
 from twinserve.sim.setup.config import SettingsError
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Speculation(Options):
         return Drafting.of(self.method, self.k, by_batch)
 
     def acceptance_of(self, seed: int) -> Acceptance | RecordedAcceptance:
-        """Raises SettingsError and ResultsError where nothing was recorded, or other drafts."""
+        """Raises SettingsError where nothing was recorded, or other drafts, and ResultsError where
+        the log is torn."""
         if self.recorded is None:
             return Acceptance(self.accepted_rates, seed)
         path = Path(self.recorded) / FILE
@@ -79,7 +81,10 @@ class Speculation(Options):
                 "--decisions --out DIR"
             )
         log = read_log(path)
-        found = log.acceptance()
+        try:
+            found = log.acceptance()
+        except ResultsError as error:
+            raise _error(f"recorded={self.recorded}: {error}") from None
         most = parse_speculation(log.run["config"]["speculate"]).k
         if most != self.k:  # which padding shows, too
             raise _error(f"recorded={self.recorded} was recorded with k={most}; give that")
