@@ -41,15 +41,14 @@ def with_drafts(settings: LiveSettings, run: dict) -> LiveSettings:
         return settings
     check_live_drafts(speculate, run["config"]["async_scheduling"])
     given = parse_speculation(speculate)
-    longest = min(
-        settings.max_model_len + given.k,
-        max(settings.max_model_len, run["limits"]["max_model_len"]),
-    )
     return replace(
         settings,
         drafts=given.k,
         lookup=given.lengths,
-        max_model_len=longest,
+        # Drafts behind the longest request, and behind them as many again: where one request
+        # leaves less, vLLM looks nothing up and gives its whole batch drafts of token 0 (0.32,
+        # `v1/worker/gpu_model_runner.py`, `_input_fits_in_drafter`)
+        max_model_len=settings.max_model_len + 2 * given.k,
         # vLLM admits a request to a step that has room for it and its padding alone
         max_step_tokens=settings.max_step_tokens + given.k,
     )

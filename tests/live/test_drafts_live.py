@@ -78,7 +78,7 @@ def undisturbed(vllm, model) -> dict[str, tuple[list[int], list[float]]]:
 def engine(undisturbed, model) -> Iterator[VllmEngine]:
     """It looks n-grams up, and has the room that the widest run asks for."""
     settings = LiveSettings(
-        model, WIDE + 60, 32, 48, 195, 184, prefix_caching=True, drafts=3, lookup=(1, 3)
+        model, WIDE + 60, 32, 48, 195, 187, prefix_caching=True, drafts=3, lookup=(1, 3)
     )
     engine = VllmEngine(settings)
     try:
