@@ -199,9 +199,6 @@ class RoutedFleet:
 
     def forgotten(self, session: int) -> None:
         """A session that was silent for long: the router need not know where it was."""
-        self._forget(session)
-
-    def _forget(self, session: int) -> None:
         if self.note:
             self.note(self._now(), "forgotten", session)
         self.router.on_forgotten(session)
@@ -233,4 +230,4 @@ class RoutedFleet:
         self.router.on_ended(stay.request, stay.replica)
         session = stay.request.affinity
         if session >= 0 and not self.remembers(session):  # forgotten while this was under way
-            self._forget(session)
+            self.forgotten(session)
