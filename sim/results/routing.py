@@ -13,7 +13,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -98,9 +98,13 @@ class RoutingWriter:
     def __init__(self, path: Path, router: str, profile: str | None, workers: list[str]) -> None:
         self._whole: AbstractContextManager[Path] = whole_file(path)
         partial = self._whole.__enter__()
-        self._file: IO[bytes] = gzip.open(partial, "wb", compresslevel=1)
         head = {"router": router, "profile": profile, "workers": workers}
-        self._line({_NUMBER: ROUTING.version, **head})
+        self._file: IO[bytes] = gzip.open(partial, "wb", compresslevel=1)
+        try:
+            self._line({_NUMBER: ROUTING.version, **head})
+        except OSError as error:
+            self.abandon(error)
+            raise
 
     def note(self, at_s: float, kind: str, *fields: Any) -> None:
         """fields: in the order of `KINDS`."""
@@ -108,17 +112,19 @@ class RoutingWriter:
         self._line([at_s, kind, *fields])
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # the end did not fit
+            self.abandon(error)
+            raise
         self._whole.__exit__(None, None, None)
 
-    def abandon(self, error: BaseException) -> None:
-        """Nothing is left of it."""
-        self._file.close()
-        try:
+    def abandon(self, error: OSError) -> None:
+        """Nothing is left of it. error: what befell it; it names the file then."""
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
             self._whole.__exit__(type(error), error, error.__traceback__)
-        except BaseException as same:
-            if same is not error:
-                raise
 
     def _line(self, entry: object) -> None:
         said = json.dumps(entry, separators=(",", ":"), allow_nan=False)

@@ -15,7 +15,7 @@ from tests.route.fronts import Scene, run, scene
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
 from twinserve.sim.results.files import ResultsError
-from twinserve.sim.results.routing import Routing, read_routing
+from twinserve.sim.results.routing import Routing, RoutingWriter, read_routing
 from twinserve.sim.twin.reroute import AGES_S, Rerouted, reroute
 
 pytestmark = pytest.mark.usefixtures("http")
@@ -222,6 +222,26 @@ def test_a_record_that_is_there_stays(tmp_path, capsys):
     (tmp_path / "r").write_text("mine")
     assert command("route", "--worker", "http://127.0.0.1:9", "--record", str(tmp_path / "r")) == 2
     assert "--overwrite" in capsys.readouterr().err and (tmp_path / "r").read_text() == "mine"
+
+
+def test_a_record_is_a_file(tmp_path, capsys):
+    words = ["--record", str(tmp_path), "--overwrite"]
+    assert command("route", "--worker", "http://127.0.0.1:9", *words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "is a folder" in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full")
+def test_a_disk_that_is_full_at_the_end(tmp_path, monkeypatch):
+    """What was held back until then does not fit: nothing is left, and the error names the file."""
+    path = tmp_path / "new" / "r"
+    opened = gzip.open
+    monkeypatch.setattr(gzip, "open", lambda partial, *given, **more: opened("/dev/full", "wb"))
+    writer = RoutingWriter(path, "least-requests", None, ["a"])
+    writer.note(1.0, "failed", 0)
+    with pytest.raises(OSError, match="No space left") as error:
+        writer.close()
+    assert error.value.filename == str(path) and list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_is_full_ends_the_record_alone(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -164,8 +163,7 @@ class Front:
         except OSError as error:
             _log.error("%s: %s; nothing is recorded", self.settings.record, error.strerror)
             self._record = None
-            with contextlib.suppress(OSError):
-                record.abandon(error)
+            record.abandon(error)
 
     # -- requests ----------------------------------------------------------------------------------
     async def _answer(self, client: web.BaseRequest) -> web.StreamResponse:
