@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.route.fronts import Scene, run, scene
+from tests.route.fronts import Scene, prompts_of, run, scene
+from twinserve.backends.live.route.fleet import RoutedFleet
+from twinserve.backends.live.route.measured import KvMemory
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
 from twinserve.sim.results.files import ResultsError
@@ -173,6 +175,23 @@ def test_what_is_no_record(content, tmp_path):
     assert "\n" not in str(error.value)
     with pytest.raises(ResultsError, match="there is no routing record"):
         read_routing(tmp_path / "none")
+
+
+def test_a_request_is_noted_once_for_the_sizes_of_kv_blocks():
+    fleet = RoutedFleet(parse_router("least-requests").build(), 2, lambda: 1.0)
+    noted: list[tuple] = []
+    fleet.note = lambda at_s, kind, *fields: noted.append((kind, *fields))
+    prompts = prompts_of()
+    old, new = (prompts.request(name, {"prompt": list(range(64))}, 0.0, []) for name in "ab")
+    fleet.came(0, KvMemory(100, 16))
+    for _ in range(3):  # it is held, say
+        fleet.choose(old)
+    fleet.came(1, KvMemory(100, 32))
+    for request in (old, new, new):
+        fleet.choose(request)
+    said = [(fields[0], list(fields[-1])) for kind, *fields in noted if kind == "request"]
+    assert said == [(0, [16]), (0, [16, 32]), (1, [16, 32])]
+    assert [kind for kind, *_ in noted].count("asked") == 6
 
 
 _LOAD = [1.0, 0, 0, 0, 100]
