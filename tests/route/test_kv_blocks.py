@@ -35,7 +35,7 @@ class Worker:
             self.told.append((stored, len(contents)))
             (cache.stored if stored else cache.removed)(contents)
 
-        self.blocks = KvBlocks(self.prompts.numbers, BLOCK, tell, self.prompts.adapters)
+        self.blocks = KvBlocks(self.prompts.numbers, BLOCK, tell, self.prompts.adapters, 30)
         self.gaps: list[Gap] = []
         self.stream = KvStream(self.blocks, self.gaps.append)
 
@@ -76,6 +76,22 @@ def test_a_text_is_told_of_with_its_first_block_and_its_last():
     assert worker.told == [(True, 6)] and worker.matched(TEXT) == 6
     worker.hear(removed(TEXT), removed(TEXT))  # the last is of blocks that nobody has
     assert worker.told == [(True, 6), (False, 6)] and worker.matched(TEXT) == 0
+
+
+def test_more_blocks_than_a_worker_has_room_for_empty_the_index():
+    """A request with `kv_cache_report_mode: full` makes vLLM tell of each block that it finds, so
+    that no number of ends would take them away again."""
+    worker = Worker()
+    for _ in range(5):
+        worker.hear(stored(TEXT))
+    assert worker.gaps == [] and worker.matched(TEXT) == 6
+    worker.hear(removed(TEXT, first=5), removed(TEXT, first=5), stored(TEXT, first=5))
+    assert worker.gaps == []
+    worker.hear(stored(TEXT, first=4), removed(OTHER, first=2))  # the second is of nobody's
+    assert worker.gaps == [Gap.DROPPED]
+    assert worker.matched(TEXT) == 0 and len(worker.blocks) == 0
+    worker.hear(stored(OTHER))
+    assert worker.matched(OTHER) == 5 and worker.gaps == [Gap.DROPPED]
 
 
 def test_salts_and_adapters_have_names_of_their_own():

@@ -13,11 +13,13 @@ from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.kv_blocks import KvBlocks
 from twinserve.backends.live.route.kv_stream import Gap, KvStream
 from twinserve.backends.live.route.kv_wire import Message, UnreadableError, message_of
+from twinserve.backends.live.route.measured import KvMemory
 from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.settings import KvEndpoints
 
 _log = logging.getLogger("twinserve.route")
 _REPLAY_S = 5.0  # for the next message of a replay
+_UNTOLD = 2**22  # blocks of a worker that does not say how many it has
 _JOIN_S = 0.2  # a subscription takes effect meanwhile; what is published before it is replayed
 
 
@@ -49,14 +51,15 @@ class KvEvents:
         stream = self._streams[worker]
         return None if stream is None else len(stream.blocks)
 
-    def came(self, worker: int, block_tokens: int) -> None:
+    def came(self, worker: int, memory: KvMemory) -> None:
         """It is up, as a new replica: nothing is known of its cache."""
         self.failed(worker)
         blocks = KvBlocks(
             self._prompts.numbers,
-            block_tokens,
+            memory.block_tokens,
             lambda stored, contents: self._fleet.heard(worker, stored, contents),
             self._prompts.adapters,
+            memory.num_blocks if memory != KvMemory() else _UNTOLD,
         )
         stream = self._streams[worker] = KvStream(blocks, lambda gap: self._gap(worker, gap))
         task = self._tasks[worker] = asyncio.create_task(self._listen(worker, stream))

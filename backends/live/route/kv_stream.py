@@ -24,8 +24,9 @@ _BREATH = 16  # batches of a replay, after which others may run
 
 
 class Gap(Enum):
-    """What became of batches that did not come. DROPPED: nobody has them, and what was known of
-    the worker is forgotten. RESTARTED: so is it, since the publisher began anew."""
+    """What became of batches that did not come. DROPPED: nobody has them, or what came does not add
+    up, and what was known of the worker is forgotten. RESTARTED: so is it, since the publisher
+    began anew."""
 
     REPLAYED = "replayed"
     DROPPED = "dropped"
@@ -103,5 +104,8 @@ class KvStream:
                 self.blocks.clear()
             elif isinstance(event, BlockStored):
                 self.blocks.stored(event)
+                if self.blocks.too_many:
+                    self.blocks.clear()
+                    self._on_gap(Gap.DROPPED)
             else:
                 self.blocks.removed(event)
