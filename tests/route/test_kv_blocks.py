@@ -169,6 +169,21 @@ def test_a_publisher_that_began_anew_has_an_empty_cache():
     assert worker.matched(TEXT) == 2 and len(worker.blocks) == 5
 
 
+def test_a_publisher_that_began_anew_before_anything_came_live():
+    worker = Worker()
+    worker.replayed((0, stored(TEXT)), (1, CLEARED), (2, stored(TEXT)), first=True)
+    assert not worker.live(1, CLEARED) and worker.matched(TEXT) == 6  # it came with the replay
+    assert not worker.live(0, stored(OTHER)) and worker.gaps == [Gap.RESTARTED]
+    other = Worker()
+    other.replayed((8, stored(TEXT)), (9, CLEARED), (10, stored(TEXT)), first=True)
+    assert other.live(3, stored(OTHER)) and other.gaps == [Gap.RESTARTED]  # its first ones are lost
+    assert len(other.blocks) == 0 and other.stream.wanted == 0
+    third = Worker()
+    third.replayed((0, stored(TEXT)), (1, stored(TEXT)), first=True)
+    assert not third.live(0, stored(OTHER)) and third.gaps == [Gap.RESTARTED]
+    assert third.matched(TEXT) == 2 and third.matched(OTHER) == 5
+
+
 def test_what_a_worker_had_before_it_was_listened_to():
     worker = Worker()
     worker.replayed((3, stored(TEXT)), (4, removed(TEXT, first=5)), first=True)
