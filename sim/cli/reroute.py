@@ -59,6 +59,12 @@ def reroute(
     routing = read_routing(record)
     spec = parse_router(router or routing.router)
     routers = spec.build(), spec.build()
+    deaf = all(event.kind != "heard" for event in routing.events)
+    if router is not None and deaf and routers[0].hears_kv_events():
+        raise SettingsError(
+            f"{record}: has no KV events, by which router {spec.name!r} decides; record with a "
+            "router that hears them, or ask another one"
+        )
     found = again(routing, routers, model_of(routing.profile), age, interval)
     if as_json:
         print(json.dumps(_document(found, routing.workers), indent=2))

@@ -310,6 +310,7 @@ def test_endpoints_of_workers():
         (["tcp://a:1", "ipc://b"], "'ipc://b' is no endpoint"),
         (["tcp://a:1", "tcp://b"], "'tcp://b' is no endpoint"),
         (["tcp://a:1", "tcp://b:x"], "no endpoint"),
+        (["tcp://a:1", "tcp://[::1:5"], "no endpoint"),
         (["tcp://a:1", "tcp://you@b:1"], "no endpoint"),
         (["tcp://a:1", "tcp://b:1?x"], "no endpoint"),
         (["tcp://a:1", "tcp://a:1"], "'?tcp://a:1'? is named twice"),

@@ -152,6 +152,9 @@ def test_the_command(tmp_path, capsys):
     assert document["other_picks"] > 0 and document["other_views"] == 0
     assert document["simulated_signals"]["age_s"] == 0.3
     assert sum(document["picks"]["live"].values()) == document["asked"] >= 30
+    assert command("reroute", str(path), "--router", "dynamo-kv") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "has no KV events" in said
     lines = gzip.decompress(path.read_bytes()).splitlines()
     asked = [i for i, line in enumerate(lines) if b',"asked",' in line][-1]
     entry = json.loads(lines[asked])

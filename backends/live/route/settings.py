@@ -143,13 +143,14 @@ class RouteSettings(BaseModel):
 def _endpoints(text: str) -> KvEndpoints:
     events, _, replay = text.partition(",")
     for one in (events, replay) if replay else (events,):
-        parts = urlsplit(one)
         try:
+            parts = urlsplit(one)
             well = parts.scheme == "tcp" and bool(parts.port)
             well &= not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+            well &= bool(_HOST.fullmatch(parts.hostname or ""))
         except ValueError:
             well = False
-        if not well or not _HOST.fullmatch(parts.hostname or ""):
+        if not well:
             raise ValueError(
                 f"kv-events: {one!r} is no endpoint; write tcp://HOST:PORT, or "
                 "tcp://HOST:PORT,tcp://HOST:PORT with the one for replays"
