@@ -32,10 +32,11 @@ _NUMBER = "routing"
 _Whole = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 _Number = Annotated[int, Strict(), Field(ge=-1, lt=2**63)]  # -1: none
 _Float = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+_Seconds = Annotated[_Float, Field(ge=0, le=1e12)]  # of a clock
 _Word = Annotated[str, Strict()]
 # more than any front gives out; routers keep tables that are as long as the largest
 _Contents = list[Annotated[int, Strict(), Field(ge=0, lt=2**28)]]
-_Load = tuple[_Float, _Whole, _Whole, _Whole, _Whole]
+_Load = tuple[_Seconds, _Whole, _Whole, _Whole, _Whole]
 # fields of an event, after its time and kind
 KINDS: dict[str, dict[str, Any]] = {
     "came": {
@@ -51,7 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "request": {
         "number": _Whole,
         "id": _Word,
-        "values": dict[str, Annotated[int, Strict()] | _Float | None],
+        "values": dict[str, _Number | _Float | None],
         "group": _Number,
         "affinity": _Number,
         "contents": dict[int, _Contents],
@@ -188,7 +189,7 @@ def _events(lines: list[list]) -> Iterator[Event]:
 @cache
 def _fields(kind: str) -> TypeAdapter:
     """Of an event's time and its fields."""
-    return TypeAdapter(tuple[_Float, *KINDS[kind].values()])  # type: ignore[misc]
+    return TypeAdapter(tuple[_Seconds, *KINDS[kind].values()])  # type: ignore[misc]
 
 
 class _Lives:

@@ -19,6 +19,7 @@ from twinserve.backends.live.route.names import Numbers
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 
 TEXT = [(7 * i) % 50 for i in range(6 * BLOCK)]
+HUGE = packed(stored(TEXT[:BLOCK], token_ids=[2**63] * BLOCK))
 OTHER = TEXT[: 2 * BLOCK] + [99] * (3 * BLOCK)
 
 
@@ -198,7 +199,8 @@ def test_what_a_worker_had_before_it_was_listened_to():
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"\xc1", packed({"type": "BlockStored"}), packed({"type": "Other"}), b"\x91"]
+    "payload",
+    [b"", b"\xc1", packed({"type": "BlockStored"}), packed({"type": "Other"}), b"\x91", HUGE],
 )
 def test_what_cannot_be_read(payload):
     with pytest.raises(UnreadableError) as error:
