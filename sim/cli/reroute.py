@@ -47,6 +47,7 @@ def reroute(
     as_json: bool
         Print the result as JSON and nothing else.
     """
+    from twinserve.backends.live.route.settings import model_of
     from twinserve.sim.fleet.routers.registry import parse_router
     from twinserve.sim.results.routing import read_routing
     from twinserve.sim.setup.config import SettingsError
@@ -56,14 +57,15 @@ def reroute(
         if value is not None and not 0 <= value <= 3600:
             raise SettingsError(f"--{name} {value:g}: seconds, of 0 to 3600")
     routing = read_routing(record)
-    model = None
-    if routing.profile is not None:
-        from twinserve.profiles.step_times import choose
-
-        profile = choose(routing.profile).profile
-        model = profile.model(profile.max_num_seqs)
     spec = parse_router(router or routing.router)
-    found = again(routing, (spec.build(), spec.build()), model, age, interval)
+    routers = spec.build(), spec.build()
+    deaf = all(event.kind != "heard" for event in routing.events)
+    if router is not None and deaf and routers[0].hears_kv_events():
+        raise SettingsError(
+            f"{record}: has no KV events, by which router {spec.name!r} decides; record with a "
+            "router that hears them, or ask another one"
+        )
+    found = again(routing, routers, model_of(routing.profile), age, interval)
     if as_json:
         print(json.dumps(_document(found, routing.workers), indent=2))
     else:

@@ -115,6 +115,8 @@ def route(
 
     if not worker:
         raise SettingsError("route to which servers? Name each with --worker http://HOST:PORT")
+    if record is not None and record.is_dir():
+        raise SettingsError(f"--record {record}: is a folder; name a file")
     if record is not None and record.exists() and not overwrite:
         raise SettingsError(f"--record {record}: is there; name another file, or --overwrite it")
     settings = RouteSettings(

@@ -111,9 +111,9 @@ class _Side:
         choice = chosen_without(self.router, request, self.view, event.fields["avoided"])
         return choice.name if isinstance(choice, Verdict) else int(choice)
 
-    def seen(self) -> list[list]:
+    def seen(self) -> list[tuple]:
         view = self.view
-        return [[i, view.in_flight[i], fields_of(view.load(i))] for i in view.up]
+        return [(i, view.in_flight[i], fields_of(view.load(i))) for i in view.up]
 
 
 def reroute(

@@ -47,8 +47,9 @@ class FakeWorker:
     adds          headers of answers
     host          by which it is called
     running, waiting, kv_use  what /metrics says
-    seen          bodies that came, with their paths; seen_texts: those for /tokenize
-    no_tokens     /tokenize fails
+    seen          bodies that came, with their paths; seen_texts: those for /tokenize, and the types
+                  that these said they had
+    no_tokens     /tokenize fails; odd_tokens: what it answers
     """
 
     def __init__(self, pace_s: float = 0.0, blocks: int = 100) -> None:
@@ -65,7 +66,9 @@ class FakeWorker:
         self.running, self.waiting, self.kv_use = 0, 0, 0.0
         self.seen: list[tuple[str, dict[str, Any], Mapping[str, str]]] = []
         self.seen_texts: list[dict[str, Any]] = []
+        self.seen_types: list[list[str]] = []
         self.no_tokens = False
+        self.odd_tokens: list[Any] | None = None
         self.gate = asyncio.Event()  # answers wait for it
         self.gate.set()
         self.busy = 0
@@ -131,10 +134,11 @@ class FakeWorker:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.seen_texts.append(body)
+        self.seen_types.append(request.headers.getall("Content-Type"))
         if self.no_tokens:
             return web.json_response({"error": {"message": "no"}}, status=501)
         prompt = chat_prompt(body["messages"]) if "messages" in body else body["prompt"]
-        tokens = tokens_of(prompt)
+        tokens = tokens_of(prompt) if self.odd_tokens is None else self.odd_tokens
         return web.json_response({"count": len(tokens), "tokens": tokens, "max_model_len": 9999})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

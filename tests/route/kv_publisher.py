@@ -57,21 +57,28 @@ def packed(*events: dict[str, Any]) -> bytes:
 
 
 class KvPublisher:
-    """keeps   batches for replays (`buffer_steps`)
-    asked  numbers from which replays were asked for
+    """keeps      batches for replays (`buffer_steps`)
+    asked      numbers from which replays were asked for
+    garbled    what is answered there is no replay
+    listeners  subscriptions that there were
     """
 
-    def __init__(self, keeps: int = 10_000) -> None:
+    def __init__(self, keeps: int = 10_000, host: str = "127.0.0.1") -> None:
         self._context = zmq.asyncio.Context()
         self._keeps = keeps
         self.sent: list[tuple[int, bytes]] = []
         self.number = 0
         self.asked: list[int] = []
-        self._pub = self._context.socket(zmq.PUB)
+        self.garbled = False
+        self.listeners = 0
+        self._pub = self._context.socket(zmq.XPUB)  # as PUB, but that it tells who subscribes
         self._router = self._context.socket(zmq.ROUTER)
-        self.events = f"tcp://127.0.0.1:{self._pub.bind_to_random_port('tcp://127.0.0.1')}"
-        self.replay = f"tcp://127.0.0.1:{self._router.bind_to_random_port('tcp://127.0.0.1')}"
-        self._task = asyncio.create_task(self._replays())
+        for socket in (self._pub, self._router):
+            socket.set(zmq.IPV6, 1)
+        at = f"tcp://{host}"
+        self.events = f"{at}:{self._pub.bind_to_random_port(at)}"
+        self.replay = f"{at}:{self._router.bind_to_random_port(at)}"
+        self._tasks = [asyncio.create_task(one) for one in (self._replays(), self._listeners())]
 
     @property
     def both(self) -> str:
@@ -91,11 +98,18 @@ class KvPublisher:
         """As a server that was started again."""
         self.number, self.sent = 0, []
 
+    async def _listeners(self) -> None:
+        while True:
+            self.listeners += (await self._pub.recv()).startswith(b"\1")
+
     async def _replays(self) -> None:
         while True:
             client, _, asked = await self._router.recv_multipart()
             start = int.from_bytes(asked, "big")
             self.asked.append(start)
+            if self.garbled:
+                await self._router.send_multipart([client, b"", b"nothing"])
+                continue
             for number, payload in self.sent:
                 if number >= start:
                     frames = [client, b"", b"kv", number.to_bytes(8, "big"), payload]
@@ -104,5 +118,6 @@ class KvPublisher:
             await self._router.send_multipart([client, b"", b"", end, b""])
 
     def close(self) -> None:
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._context.destroy(linger=0)

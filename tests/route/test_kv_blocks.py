@@ -19,6 +19,7 @@ from twinserve.backends.live.route.names import Numbers
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 
 TEXT = [(7 * i) % 50 for i in range(6 * BLOCK)]
+HUGE = packed(stored(TEXT[:BLOCK], token_ids=[2**63] * BLOCK))
 OTHER = TEXT[: 2 * BLOCK] + [99] * (3 * BLOCK)
 
 
@@ -35,7 +36,7 @@ class Worker:
             self.told.append((stored, len(contents)))
             (cache.stored if stored else cache.removed)(contents)
 
-        self.blocks = KvBlocks(self.prompts.numbers, BLOCK, tell, self.prompts.adapters)
+        self.blocks = KvBlocks(self.prompts.numbers, BLOCK, tell, self.prompts.adapters, 30)
         self.gaps: list[Gap] = []
         self.stream = KvStream(self.blocks, self.gaps.append)
 
@@ -76,6 +77,22 @@ def test_a_text_is_told_of_with_its_first_block_and_its_last():
     assert worker.told == [(True, 6)] and worker.matched(TEXT) == 6
     worker.hear(removed(TEXT), removed(TEXT))  # the last is of blocks that nobody has
     assert worker.told == [(True, 6), (False, 6)] and worker.matched(TEXT) == 0
+
+
+def test_more_blocks_than_a_worker_has_room_for_empty_the_index():
+    """A request with `kv_cache_report_mode: full` makes vLLM tell of each block that it finds, so
+    that no number of ends would take them away again."""
+    worker = Worker()
+    for _ in range(5):
+        worker.hear(stored(TEXT))
+    assert worker.gaps == [] and worker.matched(TEXT) == 6
+    worker.hear(removed(TEXT, first=5), removed(TEXT, first=5), stored(TEXT, first=5))
+    assert worker.gaps == []
+    worker.hear(stored(TEXT, first=4), removed(OTHER, first=2))  # the second is of nobody's
+    assert worker.gaps == [Gap.DROPPED]
+    assert worker.matched(TEXT) == 0 and len(worker.blocks) == 0
+    worker.hear(stored(OTHER))
+    assert worker.matched(OTHER) == 5 and worker.gaps == [Gap.DROPPED]
 
 
 def test_salts_and_adapters_have_names_of_their_own():
@@ -153,6 +170,21 @@ def test_a_publisher_that_began_anew_has_an_empty_cache():
     assert worker.matched(TEXT) == 2 and len(worker.blocks) == 5
 
 
+def test_a_publisher_that_began_anew_before_anything_came_live():
+    worker = Worker()
+    worker.replayed((0, stored(TEXT)), (1, CLEARED), (2, stored(TEXT)), first=True)
+    assert not worker.live(1, CLEARED) and worker.matched(TEXT) == 6  # it came with the replay
+    assert not worker.live(0, stored(OTHER)) and worker.gaps == [Gap.RESTARTED]
+    other = Worker()
+    other.replayed((8, stored(TEXT)), (9, CLEARED), (10, stored(TEXT)), first=True)
+    assert other.live(3, stored(OTHER)) and other.gaps == [Gap.RESTARTED]  # its first ones are lost
+    assert len(other.blocks) == 0 and other.stream.wanted == 0
+    third = Worker()
+    third.replayed((0, stored(TEXT)), (1, stored(TEXT)), first=True)
+    assert not third.live(0, stored(OTHER)) and third.gaps == [Gap.RESTARTED]
+    assert third.matched(TEXT) == 2 and third.matched(OTHER) == 5
+
+
 def test_what_a_worker_had_before_it_was_listened_to():
     worker = Worker()
     worker.replayed((3, stored(TEXT)), (4, removed(TEXT, first=5)), first=True)
@@ -167,7 +199,8 @@ def test_what_a_worker_had_before_it_was_listened_to():
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"\xc1", packed({"type": "BlockStored"}), packed({"type": "Other"}), b"\x91"]
+    "payload",
+    [b"", b"\xc1", packed({"type": "BlockStored"}), packed({"type": "Other"}), b"\x91", HUGE],
 )
 def test_what_cannot_be_read(payload):
     with pytest.raises(UnreadableError) as error:

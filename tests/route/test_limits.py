@@ -9,6 +9,7 @@ import pytest
 from tests.route.fronts import Scene, run, scene
 
 pytestmark = pytest.mark.usefixtures("http")
+PATIENT = {"health_timeout_s": 5.0}  # a busy machine is no dead worker
 
 
 async def waiting(made: Scene, count: int) -> None:
@@ -20,7 +21,7 @@ def test_real_time_requests_take_the_places_of_best_effort_ones_in_the_queue():
 
     async def test() -> None:
         limits = {"max_in_flight": 1, "queue": 3, "clients": "trusted", "queue_timeout_s": 20.0}
-        async with scene(1, **limits) as made:
+        async with scene(1, **limits, **PATIENT) as made:
             made.workers[0].gate.clear()
 
             def send(kind: str, name: str) -> asyncio.Task:
@@ -54,7 +55,7 @@ def test_real_time_requests_take_the_places_of_best_effort_ones_in_the_queue():
 def test_a_best_effort_request_that_lost_its_worker_keeps_its_place():
     async def test() -> None:
         limits = {"queue": 1, "clients": "trusted", "queue_timeout_s": 20.0, "misses": 1}
-        async with scene(1, pace_s=0.05, **limits) as made:
+        async with scene(1, pace_s=0.05, **limits, **PATIENT) as made:
             body = {"prompt": "w1", "vllm_xargs": {"class": "be"}}
             lost = asyncio.create_task(made.post(**body))
             await made.until(lambda: made.workers[0].busy == 1)
@@ -70,7 +71,7 @@ def test_a_best_effort_request_that_lost_its_worker_keeps_its_place():
 
 def test_connections_have_a_limit():
     async def test() -> None:
-        async with scene(1, connections=2) as made:
+        async with scene(1, connections=2, **PATIENT) as made:
             held = [await asyncio.open_connection("127.0.0.1", made.port) for _ in range(2)]
             server = made.front._http
             assert server is not None
@@ -99,7 +100,7 @@ def test_a_worker_that_comes_and_goes_is_left_out_longer_each_time():
     """It is back at once after the first time."""
 
     async def test() -> None:
-        async with scene(2, health_s=0.1, misses=1, back_off_s=0.4) as made:
+        async with scene(2, health_s=0.1, misses=1, back_off_s=0.4, **PATIENT) as made:
             worker, front = made.workers[0], made.front
             clock = asyncio.get_running_loop().time
             went_s = clock()

@@ -129,3 +129,11 @@ def test_a_page_that_says_nothing():
                      KvMemory()) is None  # fmt: skip
     memory = read_memory('\nvllm:cache_config_info{num_gpu_blocks="None"} 1.0\n')
     assert memory == KvMemory()
+
+
+@pytest.mark.parametrize("huge", ["1e300", "+Inf", "1" + "0" * 5000])
+def test_counts_that_no_server_has(huge):
+    page = f"\nvllm:num_requests_running {huge}\nvllm:num_requests_waiting 1\n"
+    assert read_load(page, 0.0, KvMemory()) is None
+    label = f'\nvllm:cache_config_info{{num_gpu_blocks="{huge}",block_size="{huge}"}} 1.0\n'
+    assert read_memory(label) == KvMemory()

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.route.fronts import Scene, run, scene
+from tests.route.fronts import Scene, prompts_of, run, scene
+from twinserve.backends.live.route.fleet import RoutedFleet
+from twinserve.backends.live.route.measured import KvMemory
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
 from twinserve.sim.results.files import ResultsError
-from twinserve.sim.results.routing import Routing, read_routing
+from twinserve.sim.results.routing import Routing, RoutingWriter, read_routing
 from twinserve.sim.twin.reroute import AGES_S, Rerouted, reroute
 
 pytestmark = pytest.mark.usefixtures("http")
@@ -83,6 +85,7 @@ def test_the_simulated_router_sees_and_says_what_the_live_one_did(router, tmp_pa
     assert (found.other_views, found.other_choices, found.first_other) == (0, 0, "")
     assert found.asked >= 100 and found.picks["live"] == found.picks["again"]
     assert len(found.picks["live"]) > 1
+    assert b" w" not in gzip.decompress(path.read_bytes())  # no text of prompts
     came = [event.fields["worker"] for event in record.events if event.kind == "came"]
     assert sorted(came[:3]) == [0, 1, 2] and came[3:] == [1]
     assert sum(one.picks for one in found.modelled.values()) == found.asked
@@ -131,7 +134,6 @@ def test_kv_events_are_recorded_too(tmp_path):
     deaf = [event for event in record.events if event.kind != "heard"]
     without = decided(Routing(record.router, None, record.workers, deaf))
     assert without.other_choices > 0  # it is what events say that decides
-    assert not any(IDS[0][0] == text for text in record.workers)
 
 
 def test_the_command(tmp_path, capsys):
@@ -150,6 +152,9 @@ def test_the_command(tmp_path, capsys):
     assert document["other_picks"] > 0 and document["other_views"] == 0
     assert document["simulated_signals"]["age_s"] == 0.3
     assert sum(document["picks"]["live"].values()) == document["asked"] >= 30
+    assert command("reroute", str(path), "--router", "dynamo-kv") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "has no KV events" in said
     lines = gzip.decompress(path.read_bytes()).splitlines()
     asked = [i for i, line in enumerate(lines) if b',"asked",' in line][-1]
     entry = json.loads(lines[asked])
@@ -175,10 +180,90 @@ def test_what_is_no_record(content, tmp_path):
         read_routing(tmp_path / "none")
 
 
+def test_a_request_is_noted_once_for_the_sizes_of_kv_blocks():
+    fleet = RoutedFleet(parse_router("least-requests").build(), 2, lambda: 1.0)
+    noted: list[tuple] = []
+    fleet.note = lambda at_s, kind, *fields: noted.append((kind, *fields))
+    prompts = prompts_of()
+    old, new = (prompts.request(name, {"prompt": list(range(64))}, 0.0, []) for name in "ab")
+    fleet.came(0, KvMemory(100, 16))
+    for _ in range(3):  # it is held, say
+        fleet.choose(old)
+    fleet.came(1, KvMemory(100, 32))
+    for request in (old, new, new):
+        fleet.choose(request)
+    said = [(fields[0], list(fields[-1])) for kind, *fields in noted if kind == "request"]
+    assert said == [(0, [16]), (0, [16, 32]), (1, [16, 32])]
+    assert [kind for kind, *_ in noted].count("asked") == 6
+
+
+_LOAD = [1.0, 0, 0, 0, 100]
+_CAME = [1.0, "came", 0, 0, 100, 16, _LOAD]
+_REQUEST = [2.0, "request", 0, "r", {"prompt_tokens": 3}, -1, -1, {"16": []}]
+_ASKED = [2.0, "asked", 0, [], 0, [[0, 0, _LOAD]]]
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([[1.0, "went", 0]], "'went'"),
+        ([[10**400, "failed", 0]], "line 2: failed"),
+        ([[1.0, "came", 0, 0, 100, 16, [1.0, 0]]], "line 2: came"),
+        ([[1.0, "came", 0, 0, 100, 16, [float("nan"), 0, 0, 0, 1]]], "finite"),
+        ([[1.0, "came", 7, 0, 100, 16, _LOAD]], "line 2: came: of what was not there"),
+        ([_CAME, [1.5, "failed", 0], [1.6, "failed", 0]], "line 4: failed"),
+        ([_CAME, [2.0, "heard", 0, True, [2**50]]], "line 3: heard"),
+        ([_CAME, [2.0, "heard", 0, 1, [1]]], "boolean"),
+        ([_CAME, [2.0, "request", 0, "r", {}, -1, -1, {}]], "line 3: request"),
+        ([_CAME, [2.0, "request", 0, "r", {}, -1, -1, {"x": []}]], "line 3: request"),
+        ([_CAME, _ASKED], "line 3: asked"),
+        ([_CAME, _REQUEST, [2.0, "asked", 0, [0], 0, [[0, 0, _LOAD]]]], "line 4: asked"),
+        ([_CAME, _REQUEST, [2.0, "asked", 0, [], 0, []]], "line 4: asked"),
+        ([_CAME, _REQUEST, [2.0, "sent", 0, 9]], "line 4: sent"),
+        ([_CAME, _REQUEST, [2.0, "ended", 0, 0]], "line 4: ended"),
+    ],
+)
+def test_events_that_no_front_writes(events, said, tmp_path):
+    """One line says where, whatever the router would make of them."""
+    path = tmp_path / "r.jsonl.gz"
+    head = {"routing": 1, "router": "least-requests", "profile": None, "workers": ["a"]}
+
+    def read(lines: list) -> Routing:
+        path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+        return read_routing(path)
+
+    assert decided(read([head, _CAME, _REQUEST, _ASKED])).other_choices == 0
+    with pytest.raises(ResultsError, match="torn, or not a routing record") as error:
+        read([head, *events])
+    assert said in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(ResultsError, match="valid string"):
+        read([{**head, "router": 5}])
+
+
 def test_a_record_that_is_there_stays(tmp_path, capsys):
     (tmp_path / "r").write_text("mine")
     assert command("route", "--worker", "http://127.0.0.1:9", "--record", str(tmp_path / "r")) == 2
     assert "--overwrite" in capsys.readouterr().err and (tmp_path / "r").read_text() == "mine"
+
+
+def test_a_record_is_a_file(tmp_path, capsys):
+    words = ["--record", str(tmp_path), "--overwrite"]
+    assert command("route", "--worker", "http://127.0.0.1:9", *words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "is a folder" in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device is always full")
+def test_a_disk_that_is_full_at_the_end(tmp_path, monkeypatch):
+    """What was held back until then does not fit: nothing is left, and the error names the file."""
+    path = tmp_path / "new" / "r"
+    opened = gzip.open
+    monkeypatch.setattr(gzip, "open", lambda partial, *given, **more: opened("/dev/full", "wb"))
+    writer = RoutingWriter(path, "least-requests", None, ["a"])
+    writer.note(1.0, "failed", 0)
+    with pytest.raises(OSError, match="No space left") as error:
+        writer.close()
+    assert error.value.filename == str(path) and list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_is_full_ends_the_record_alone(tmp_path, monkeypatch):

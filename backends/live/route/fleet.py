@@ -66,7 +66,8 @@ class RoutedFleet:
         self._worker: list[int] = []  # of each replica that there was
         self.in_flight = 0
         self._noted = 0  # requests that have numbers
-        self._sizes: dict[int, list[int]] = {}  # of those under way: KV blocks that were noted
+        self._sizes: set[int] = set()  # tokens in a KV block, of all replicas that there were
+        self._noted_before = 0  # requests that were noted without the last of these
         self.remembers: Callable[[int], bool] = lambda session: True
         self.note: Note | None = None
         view = LiveView(now(), [], [], [], Signals(), lambda i, at_s: view.loads[i])
@@ -159,15 +160,16 @@ class RoutedFleet:
     def _note_request(self, request: Request) -> None:
         """Before its number is used, and where KV blocks of another size have come since."""
         assert self.note
-        sizes = sorted(set(self.view.block_tokens))
+        sizes = set(self.view.block_tokens)
+        if sizes != self._sizes:
+            self._sizes, self._noted_before = sizes, self._noted
+        if request.number >= self._noted_before:
+            return
         if request.number < 0:
             request.number = self._noted
             self._noted += 1
-        if self._sizes.get(request.number) == sizes:
-            return
-        self._sizes[request.number] = sizes
         contents = {}
-        for size in sizes:
+        for size in sorted(sizes):
             blocks = request.contents(size)
             contents[size] = [] if blocks is None else blocks.tolist()
         values = without_nan(request.values)
@@ -199,9 +201,6 @@ class RoutedFleet:
 
     def forgotten(self, session: int) -> None:
         """A session that was silent for long: the router need not know where it was."""
-        self._forget(session)
-
-    def _forget(self, session: int) -> None:
         if self.note:
             self.note(self._now(), "forgotten", session)
         self.router.on_forgotten(session)
@@ -229,8 +228,7 @@ class RoutedFleet:
         self.in_flight -= 1
         if self.note:
             self.note(view.now, "ended", stay.request.number, stay.replica)
-            self._sizes.pop(stay.request.number, None)
         self.router.on_ended(stay.request, stay.replica)
         session = stay.request.affinity
         if session >= 0 and not self.remembers(session):  # forgotten while this was under way
-            self._forget(session)
+            self.forgotten(session)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -21,7 +20,7 @@ from twinserve.backends.live.route.counters import CONTENT_TYPE, Counters
 from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.headers import for_client, for_worker
 from twinserve.backends.live.route.prompts import Prompts
-from twinserve.backends.live.route.protocol import HttpServer
+from twinserve.backends.live.route.protocol import LINGERS_S, HttpServer
 from twinserve.backends.live.route.relay import ClientGoneError, Job, Relay
 from twinserve.backends.live.route.sessions import Sessions
 from twinserve.backends.live.route.settings import RouteSettings, model_of, router_of
@@ -38,7 +37,6 @@ _log = logging.getLogger("twinserve.route")
 _GENERATES = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}
 _CLIENT_LEFT = 499  # in the metrics alone, as nginx has it
 _PROBE_S = 5.0
-_LINGERS_S = 1.0  # the rest of a refused body may still come, so that the client sees why
 
 
 class Front:
@@ -93,7 +91,7 @@ class Front:
             max_line_size=settings.header_bytes,
             max_field_size=settings.header_bytes,
             keepalive_timeout=settings.idle_timeout_s,
-            lingering_time=_LINGERS_S,
+            lingering_time=LINGERS_S,
             access_log=None,
         )
         if settings.kv_events:
@@ -116,7 +114,8 @@ class Front:
         def gap(worker: int, outcome: Gap) -> None:
             self.counters.kv_gaps.labels(settings.workers[worker], outcome.value).inc()
 
-        self._tokens = Tokens(settings, self._session, self.fleet, self.counters)
+        if self.fleet.router.hears_kv_events():  # nobody else compares token ids
+            self._tokens = Tokens(settings, self._session, self.fleet, self.counters)
         self._events = self.workers.events = KvEvents(
             settings.endpoints, self.fleet, self._prompts, gap, self.admission.ask_again
         )
@@ -164,8 +163,7 @@ class Front:
         except OSError as error:
             _log.error("%s: %s; nothing is recorded", self.settings.record, error.strerror)
             self._record = None
-            with contextlib.suppress(OSError):
-                record.abandon(error)
+            record.abandon(error)
 
     # -- requests ----------------------------------------------------------------------------------
     async def _answer(self, client: web.BaseRequest) -> web.StreamResponse:

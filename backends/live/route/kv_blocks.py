@@ -24,6 +24,7 @@ class KvBlocks:
     block_tokens  tokens in a block, as prompts are cut
     tell          called with what can be found from now on (True), or no more (False): int64[n]
     adapters      names of LoRA adapters that were seen, shared by all workers
+    most          blocks that the worker has room for
 
     unnamed  blocks whose names are not known: what came before them was missed, or they are cut
              otherwise than prompts
@@ -35,15 +36,22 @@ class KvBlocks:
         block_tokens: int,
         tell: Callable[[bool, np.ndarray], None],
         adapters: set[str],
+        most: int,
     ) -> None:
         self._numbers, self._block_tokens, self._tell = numbers, block_tokens, tell
-        self._adapters = adapters
+        self._adapters, self._most = adapters, most
         self._held: dict[Hash, tuple[bytes, int]] = {}  # key of its text, blocks that have it
+        self._blocks = 0  # of these, copies too
         self.unnamed = 0
 
     def __len__(self) -> int:
         """Contents that the worker has."""
         return len(self._held)
+
+    @property
+    def too_many(self) -> bool:
+        """More than there can be: the worker told of some again, or does not tell what goes."""
+        return self._blocks > self._most
 
     def stored(self, event: BlockStored) -> None:
         if not _counts(event):
@@ -64,6 +72,7 @@ class KvBlocks:
             if not blocks:
                 new.append(self._numbers.hold(key))
             self._held[name] = key, blocks + 1
+            self._blocks += 1
         self._say(True, new)
 
     def removed(self, event: BlockRemoved) -> None:
@@ -73,6 +82,7 @@ class KvBlocks:
         gone = []
         for name in event.block_hashes:
             key, blocks = self._held.get(name, (b"", 0))
+            self._blocks -= min(blocks, 1)
             if blocks > 1:
                 self._held[name] = key, blocks - 1
             elif blocks:
@@ -84,6 +94,7 @@ class KvBlocks:
         """It has nothing, or nobody knows what it has."""
         gone = [self._numbers.release(key) for key, _ in self._held.values()]
         self._held.clear()
+        self._blocks = 0
         self._say(False, gone)
 
     def _before(self, event: BlockStored) -> bytes | None:

@@ -13,11 +13,13 @@ from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.kv_blocks import KvBlocks
 from twinserve.backends.live.route.kv_stream import Gap, KvStream
 from twinserve.backends.live.route.kv_wire import Message, UnreadableError, message_of
+from twinserve.backends.live.route.measured import KvMemory
 from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.settings import KvEndpoints
 
 _log = logging.getLogger("twinserve.route")
 _REPLAY_S = 5.0  # for the next message of a replay
+_UNTOLD = 2**22  # blocks of a worker that does not say how many it has
 _JOIN_S = 0.2  # a subscription takes effect meanwhile; what is published before it is replayed
 
 
@@ -49,17 +51,19 @@ class KvEvents:
         stream = self._streams[worker]
         return None if stream is None else len(stream.blocks)
 
-    def came(self, worker: int, block_tokens: int) -> None:
+    def came(self, worker: int, memory: KvMemory) -> None:
         """It is up, as a new replica: nothing is known of its cache."""
         self.failed(worker)
         blocks = KvBlocks(
             self._prompts.numbers,
-            block_tokens,
+            memory.block_tokens,
             lambda stored, contents: self._fleet.heard(worker, stored, contents),
             self._prompts.adapters,
+            memory.num_blocks if memory != KvMemory() else _UNTOLD,
         )
         stream = self._streams[worker] = KvStream(blocks, lambda gap: self._gap(worker, gap))
-        self._tasks[worker] = asyncio.create_task(self._listen(worker, stream))
+        task = self._tasks[worker] = asyncio.create_task(self._listen(worker, stream))
+        task.add_done_callback(lambda task: self._ended(worker, task))
 
     def failed(self, worker: int) -> None:
         """It is down. Its replica is gone, and the router has forgotten it."""
@@ -68,6 +72,11 @@ class KvEvents:
         if (stream := self._streams[worker]) is not None:
             self._streams[worker] = None
             stream.blocks.clear()
+
+    def _ended(self, worker: int, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():  # it does not end by itself
+            where, error = self._endpoints[worker].events, task.exception()
+            _log.error("%s: KV events are not heard any more: %s", where, error)
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -86,7 +95,7 @@ class KvEvents:
         endpoints = self._endpoints[worker]
         with self._context.socket(zmq.SUB) as socket:
             socket.set_hwm(0)  # the publisher has a limit; here memory is
-            socket.connect(endpoints.events)
+            _connect(socket, endpoints.events)
             socket.subscribe(b"")
             await asyncio.sleep(_JOIN_S)
             await self._understood(worker, stream, self._replay(endpoints, stream, first=True))
@@ -131,7 +140,7 @@ class KvEvents:
         # a socket of its own for each: one that got no answer would not take another question
         with self._context.socket(zmq.DEALER) as socket:
             socket.set(zmq.LINGER, 0)
-            socket.connect(endpoint)
+            _connect(socket, endpoint)
             try:
                 await socket.send_multipart([b"", wanted.to_bytes(8, "big")])
                 while True:
@@ -141,5 +150,10 @@ class KvEvents:
                     if message is None:
                         return found
                     found.append(message)
-            except TimeoutError:
+            except (TimeoutError, UnreadableError):
                 return found or None
+
+
+def _connect(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    socket.set(zmq.IPV6, int("[" in endpoint))  # a name with addresses of both kinds stays IPv4
+    socket.connect(endpoint)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from enum import Enum
+from zlib import crc32
 
 from twinserve.backends.live.route.kv_blocks import KvBlocks
 from twinserve.backends.live.route.kv_wire import (
@@ -24,8 +25,9 @@ _BREATH = 16  # batches of a replay, after which others may run
 
 
 class Gap(Enum):
-    """What became of batches that did not come. DROPPED: nobody has them, and what was known of
-    the worker is forgotten. RESTARTED: so is it, since the publisher began anew."""
+    """What became of batches that did not come. DROPPED: nobody has them, or what came does not add
+    up, and what was known of the worker is forgotten. RESTARTED: so is it, since the publisher
+    began anew."""
 
     REPLAYED = "replayed"
     DROPPED = "dropped"
@@ -44,12 +46,13 @@ class KvStream:
         self.wanted: int | None = 0  # None: whatever comes next
         self._latest = -1  # number of the last live message
         self._waiting: dict[int, bytes] = {}
+        self._sums: dict[int, int] = {}  # of the last replay's messages, which may come live, too
         self.batches = 0
 
     def live(self, message: Message) -> bool:
         """Whether batches before it are missing. Raises UnreadableError."""
         number, payload = message
-        if number <= self._latest:  # a publisher counts upwards
+        if number <= self._latest or self._is_another(message):  # a publisher counts upwards
             self._waiting.clear()
             self.blocks.clear()
             self.wanted = 0
@@ -64,6 +67,13 @@ class KvStream:
         # else it came with a replay
         return bool(self._waiting)
 
+    def _is_another(self, message: Message) -> bool:
+        """Than the one with its number that was taken in already: of a publisher that began anew
+        before anything of the old one came live."""
+        number, payload = message
+        taken = self.wanted is not None and number < self.wanted
+        return taken and self._sums.get(number) != crc32(payload)
+
     async def replayed(self, messages: Iterable[Message] | None, first: bool = False) -> None:
         """All that a replay brought. first: before it nothing was known, so nothing is given up
         where it begins late. Raises UnreadableError."""
@@ -74,6 +84,7 @@ class KvStream:
         self.wanted = began_at
         waiting, self._waiting = self._waiting, {}
         found |= waiting
+        self._sums = {number: crc32(payload) for number, payload in found.items()}
         whole = True
         for number in sorted(found):
             if number < self.wanted:
@@ -103,5 +114,8 @@ class KvStream:
                 self.blocks.clear()
             elif isinstance(event, BlockStored):
                 self.blocks.stored(event)
+                if self.blocks.too_many:
+                    self.blocks.clear()
+                    self._on_gap(Gap.DROPPED)
             else:
                 self.blocks.removed(event)

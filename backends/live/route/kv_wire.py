@@ -6,7 +6,7 @@ What a server may add later is passed over; a batch of another form is an error.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ class BlockStored(msgspec.Struct, tag=True):
 
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None
-    token_ids: list[int]
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]  # as names are made of
     block_size: int
     medium: str | None = None
     lora_name: str | None = None

@@ -6,7 +6,6 @@ looked for, instead of parsing them all.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from twinserve.sim.results.recorder import Load
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 KV_USE = "vllm:kv_cache_usage_perc"  # a share of 0 to 1, whatever its name says
 CACHE = "vllm:cache_config_info"
+_MOST = 2**31  # requests, or KV blocks: what says more is no count of a server's
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -49,7 +49,8 @@ def read_memory(text: str) -> KvMemory:
 
 
 def _count(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() else 0
+    well = text and text.isascii() and text.isdigit() and len(text) <= len(str(_MOST))
+    return min(int(text), _MOST) if text and well else 0
 
 
 def _lines(text: str, name: str) -> list[str]:
@@ -71,4 +72,4 @@ def _values(text: str, name: str) -> list[float]:
             values.append(float(line.rpartition("}")[2].split()[-1]))
         except (ValueError, IndexError):
             continue
-    return [value for value in values if 0 <= value < math.inf]  # not NaN either
+    return [value for value in values if 0 <= value <= _MOST]  # not NaN either

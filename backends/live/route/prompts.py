@@ -133,14 +133,15 @@ def prompt_of(body: Mapping[str, Any]) -> bytes | list[int]:
         return prompt.encode(errors="replace")
     if not isinstance(prompt, list) or not prompt:
         return b""
-    if all(_is_token(one) for one in prompt):
+    if all(is_token(one) for one in prompt):
         return prompt
-    if all(isinstance(one, list) and all(map(_is_token, one)) for one in prompt):
+    if all(isinstance(one, list) and all(map(is_token, one)) for one in prompt):
         return [token for one in prompt for token in one]
     return "".join(one for one in prompt if isinstance(one, str)).encode(errors="replace")
 
 
-def _is_token(one: Any) -> bool:
+def is_token(one: Any) -> bool:
+    """What has room in 64 bits, as names of blocks are made."""
     return type(one) is int and 0 <= one < 2**63
 
 

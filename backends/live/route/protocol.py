@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from twinserve.backends.live.route.answers import error_body
 
-_LINGERS_S = 1.0
+LINGERS_S = 1.0  # what was refused may still come to its end, so that the client sees why
 
 
 class _Connection(RequestHandler):
@@ -69,7 +69,7 @@ class _TooMany(asyncio.Protocol):
         transport.write(head.encode() + body)
         if transport.can_write_eof():
             transport.write_eof()  # what the client still sends would else undo the answer
-            asyncio.get_running_loop().call_later(_LINGERS_S, transport.abort)
+            asyncio.get_running_loop().call_later(LINGERS_S, transport.abort)
         else:
             transport.close()
 

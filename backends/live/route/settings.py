@@ -129,18 +129,28 @@ class RouteSettings(BaseModel):
                 f"kv-events: {len(given)} for {len(self.workers)} workers; name one for each, in "
                 "their order, or tcp://*:PORT for all"
             )
-        return [_endpoints(one) for one in given]
+        found = [_endpoints(one) for one in given]
+        every = [address for one in found for address in one if address]
+        twice = [address for i, address in enumerate(every) if address in every[:i]]
+        if twice:  # what one of them has cached would count for both
+            raise ValueError(
+                f"kv-events: {twice[0]} is named twice; each worker publishes, and replays, at an "
+                "address of its own"
+            )
+        return found
 
 
 def _endpoints(text: str) -> KvEndpoints:
     events, _, replay = text.partition(",")
     for one in (events, replay) if replay else (events,):
-        parts = urlsplit(one)
         try:
-            well = parts.scheme == "tcp" and bool(parts.port) and not parts.path
+            parts = urlsplit(one)
+            well = parts.scheme == "tcp" and bool(parts.port)
+            well &= not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
+            well &= bool(_HOST.fullmatch(parts.hostname or ""))
         except ValueError:
             well = False
-        if not well or not _HOST.fullmatch(parts.hostname or ""):
+        if not well:
             raise ValueError(
                 f"kv-events: {one!r} is no endpoint; write tcp://HOST:PORT, or "
                 "tcp://HOST:PORT,tcp://HOST:PORT with the one for replays"

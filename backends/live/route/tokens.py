@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 
 from twinserve.backends.live.route.counters import Counters
 from twinserve.backends.live.route.fleet import RoutedFleet
+from twinserve.backends.live.route.prompts import is_token
 from twinserve.backends.live.route.settings import RouteSettings
 from twinserve.backends.live.route.workers import FAULTS
 
@@ -39,7 +40,8 @@ class Tokens:
         self._fleet, self._counters = fleet, counters
 
     async def of(self, body: Mapping[str, Any], headers: CIMultiDict[str]) -> list[int] | None:
-        """None where the prompt has token ids already, or where no worker says."""
+        """headers: for workers; changed here. None where the prompt has token ids already, or where
+        no worker says."""
         asked = question(body)
         if asked is None or not self._fleet.up:
             return None
@@ -54,11 +56,12 @@ class Tokens:
     async def _ask(
         self, url: str, asked: dict[str, Any], headers: CIMultiDict[str]
     ) -> list[int] | None:
+        headers["Content-Type"] = "application/json"
         try:
             async with self._session.post(
                 f"{url}/tokenize",
                 data=json.dumps(asked).encode(),
-                headers={**headers, "Content-Type": "application/json"},
+                headers=headers,
                 timeout=aiohttp.ClientTimeout(total=self._settings.health_timeout_s),
                 allow_redirects=False,
             ) as answer:
@@ -68,7 +71,7 @@ class Tokens:
         except (*FAULTS, ValueError, RecursionError):
             return None
         tokens = said.get("tokens") if isinstance(said, dict) else None
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+        if not isinstance(tokens, list) or not all(map(is_token, tokens)):
             return None
         return tokens
 

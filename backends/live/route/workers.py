@@ -146,7 +146,7 @@ class Workers:
         self._fleet.came(worker.index, worker.memory, load)
         worker.came_s = self._now()
         if self.events is not None:
-            self.events.came(worker.index, worker.memory.block_tokens)
+            self.events.came(worker.index, worker.memory)
         _log.info(
             "%s is up: %d KV blocks of %d tokens%s",
             worker.url,
