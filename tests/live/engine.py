@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.identity.protocol import EngineSettings, Observed
+from twinserve.backends.live.engine.engine import llvm_out_of_sight
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the engine core steps in a process of its own
@@ -75,7 +76,8 @@ class LiveEngine:
         self._exit = contextlib.ExitStack()
         self._exit.enter_context(engine_environment())
         try:
-            self.engine = self._build(model)
+            with llvm_out_of_sight():
+                self.engine = self._build(model)
             self.scheduler = self.engine.engine_core.engine_core.scheduler
             self._refuse_changed_settings()
         except BaseException:

@@ -23,6 +23,7 @@ CONNECTOR = {
     # with "both" vLLM would hold back freed blocks; this one copies both ways as well
     "kv_role": "kv_producer",
 }
+_LLVM = "llvmlite.binding.ffi"
 
 
 @dataclass(frozen=True)
@@ -134,16 +135,17 @@ def engine_environment(settings: LiveSettings) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _out_of_sight(name: str) -> Iterator[None]:
-    """Without module `name` in `sys.modules`. A CPU worker of vLLM 0.32 looks for kernels in all
-    that are loaded (`triton_utils/dispatcher.py`), and fails on llvmlite's library object. Whoever
-    has looked n-grams up before in this process has loaded that, with numba."""
-    module = sys.modules.pop(name, None)
+def llvm_out_of_sight() -> Iterator[None]:
+    """For building an engine: without llvmlite's module of its library in `sys.modules`. A CPU
+    worker of vLLM 0.32 looks for kernels in all that are loaded (`triton_utils/dispatcher.py`), and
+    fails on that library's object. Whoever has looked n-grams up before in this process has loaded
+    it, with numba."""
+    module = sys.modules.pop(_LLVM, None)
     try:
         yield
     finally:
         if module is not None:
-            sys.modules[name] = module
+            sys.modules[_LLVM] = module
 
 
 class VllmEngine:
@@ -215,7 +217,7 @@ class VllmEngine:
         alone = parallel.world_size == 1 and "distributed_executor_backend" not in known
         if alone and parallel.distributed_executor_backend == "mp":
             parallel.distributed_executor_backend = "uni"  # else the worker is another process
-        with _out_of_sight("llvmlite.binding.ffi"):
+        with llvm_out_of_sight():
             return LLMEngine.from_vllm_config(config, disable_log_stats=True)
 
     def _ngrams(self) -> dict:
