@@ -168,11 +168,12 @@ def test_the_command(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"text", gzip.compress(b"[]"), gzip.compress(b'{"routing": 1}'), gzip.compress(b"x")],
+    [None, b"", b"[]", b'{"routing": 1}', b"x"],
+    ids=["nothing", "an empty archive", "a list", "no columns", "text"],
 )
 def test_what_is_no_record(content, tmp_path):
     path = tmp_path / "r.jsonl.gz"
-    path.write_bytes(content)
+    path.write_bytes(b"" if content is None else gzip.compress(content))
     with pytest.raises(ResultsError, match="torn, or not a routing record") as error:
         read_routing(path)
     assert "\n" not in str(error.value)
