@@ -30,9 +30,9 @@ def some(prompts, outputs=None, arrival=None) -> Workload:
     return Workload.build(arrival, np.array(prompts), outputs)
 
 
-def run_of(workload, connector=None, config=ROOMY, events=(), **more):
+def run_of(workload, connector=None, config=ROOMY, events=(), network=NETWORK, **more):
     """events: (seconds, what to call with the run)."""
-    run = Apart(inputs_of(workload, connector or hand_over(), config), network=NETWORK, **more)
+    run = Apart(inputs_of(workload, connector or hand_over(), config), network=network, **more)
 
     def happen():
         for at_s, what in events:

@@ -7,11 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from tests.sim.apart import Apart, hand_over, inputs_of, parts_add_up
-from tests.sim.test_apart import BYTES, LATENCY, NETWORK, ROOMY, sent_s, some, stays_of
+from tests.sim.apart import hand_over
+from tests.sim.test_apart import BYTES, LATENCY, ROOMY, run_of, sent_s, some, stays_of
 from tests.sim.troubled import TABLES
 from twinserve.policies.requests import End
-from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.connector import Push
 from twinserve.sim.fleet.recovery import Recovery
 from twinserve.sim.fleet.replica import Role
@@ -19,22 +18,6 @@ from twinserve.sim.setup.audit import crowd
 
 AT_ONCE = Push(poll_s=0.0, timeout_s=1.0)
 LIMITLESS = (math.inf, 0.0)  # bytes/s, seconds of latency
-
-
-def run_of(workload, connector, config=ROOMY, events=(), network=NETWORK, **more):
-    """events: (seconds, what to call with the run)."""
-    run = Apart(inputs_of(workload, connector, config), network=network, **more)
-
-    def happen():
-        for at_s, what in events:
-            yield run.clock.at(at_s, BEFORE_STEPS)
-            what(run)
-
-    run.clock.process(happen())
-    run.run()
-    rows = run.rows()
-    parts_add_up(rows)
-    return run, rows
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
