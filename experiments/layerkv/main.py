@@ -35,6 +35,8 @@ LOOKS = {
     NO_SLO: {"color": "tab:green", "linestyle": "--"},
     HISTORY: {"color": "tab:orange"},
     KNOWN: {"color": "tab:brown", "linestyle": ":"},
+    points.UNBOUND: {"color": "tab:red", "linestyle": "--"},
+    f"{SAVABLE},max_parked=none": {"color": "tab:purple", "linestyle": "--"},
 }
 TTFT = ("mean TTFT, s", 1.0)
 TPOT = ("mean TPOT, s", 1.0)
@@ -255,6 +257,11 @@ def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> No
     grid(canvas, table, "varied", metrics, "value", "policy", LOOKS, _finish, xlabel=" ")
 
 
+def _plot_requests(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    metrics = {"ttft_s": TTFT, "ttft_gain": ("vLLM's mean TTFT over it", 1.0), "tpot_s": TPOT}
+    grid(canvas, table, "context", metrics, "requests", "policy", LOOKS, _finish, xlabel="requests")
+
+
 CONTEXTS = beside_vllm(["model", "context", "policy"], along=("context", of_contexts))
 RATES = beside_vllm(["model", "rate", "policy"], along=("rate", of_rates))
 STUDY = Study(
@@ -312,6 +319,14 @@ STUDY = Study(
             serve,
             beside_vllm(["requests", "variant"], "variant", "vLLM"),
             _plot_lengths,
+        ),
+        Figure(
+            "requests",
+            "ours: Fig. 4 with shorter and longer runs, Llama-2-7B",
+            points.requests,
+            serve,
+            beside_vllm(["context", "requests", "policy"]),
+            _plot_requests,
         ),
         Figure(
             "fig6", "ShareGPT lengths, rates", points.rates, serve, RATES, _plot_rates, rate_claims

@@ -83,12 +83,14 @@ LINKED = {  # and whether vLLM has memory enough: factor on the KV blocks
     "no Algorithm 1": (NO_SLO, 1.0),
 }
 
+UNBOUND = "layerkv:max_parked=none"  # nothing but Algorithm 1 and the host's memory
+
 # how many may be parked on the host, and nobody: every decode fetches what is there
 PARKED = {
     "vLLM": VLLM,
     **{f"{n} parked at most": f"layerkv:max_parked={n}" for n in (0, 4, 16)},
     "LayerKV (64)": "layerkv",
-    "any number parked": "layerkv:max_parked=none",
+    "any number parked": UNBOUND,
     "nobody waits": "layerkv:park=false",
 }
 
@@ -203,6 +205,18 @@ def lengths(scale: Scale) -> list[Point]:
         for name, p in LENGTHS.items()
     ]
     return _over(scale, settings, ("requests", "variant"))
+
+
+def requests(scale: Scale) -> list[Point]:
+    """Runs of Fig. 4 that go on: beyond vLLM's capacity waits grow with the run. And which of
+    LayerKV's limits ends the gain: late requests, requests that are parked, or both."""
+    settings = [
+        _fixed("llama-2-7b", 1, c, p, n) | {"_context": c, "_requests": n}
+        for c in ((4096,) if scale.quick else (2048, 4096))
+        for n in ((12, 24) if scale.quick else (50, 100, 200, 400, 800))
+        for p in (VLLM, "layerkv", UNBOUND, SAVABLE, f"{SAVABLE},max_parked=none")
+    ]
+    return _over(scale, settings, ("context", "requests", "policy"))
 
 
 def rates(scale: Scale) -> list[Point]:
