@@ -49,7 +49,6 @@ READERS = {
     "experiments/campaign/main.py": VALUE,
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/setup.py": "files of campaigns",
-    "experiments/silicon/main.py": "rows of closed loops, kept while they are run",
     "experiments/study/study.py": "figures of studies",
     "experiments/validation/overload.py": OTHERS,
     "experiments/validation/runs.py": OTHERS,

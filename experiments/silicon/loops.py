@@ -3,15 +3,17 @@ all at once or one by one."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from twinserve.experiments.silicon.points import REQUESTS_EACH, Point
+from twinserve.experiments.silicon.points import REQUESTS_EACH, Point, read_points
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.profile import Profile
+from twinserve.profiles.specs import ProfileError
 from twinserve.profiles.step_times import Choice, StepTimes, choose
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import SimulationConfig
@@ -46,11 +48,6 @@ class Otherwise:
     seats: int | None = None
     fewer: int = 1
     fp8_kv: bool = False
-
-    def said(self) -> dict[str, Any]:
-        """What is not as the points say."""
-        as_said = asdict(AS_SAID)
-        return {name: value for name, value in asdict(self).items() if value != as_said[name]}
 
     def of(self, point: Point) -> Point:
         shortest = point.client.shortest if self.shortest is None else self.shortest
@@ -103,53 +100,79 @@ def _lengths(stated: int, shortest: float, n: int, rng: np.random.Generator) -> 
     return rng.integers(min(least, stated), stated + 1, n)
 
 
+def loop(
+    point: str, data: str, form: StepTimes, start: str, seed: int, otherwise: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`simulate` of the point with this id, for a grid. data: version of the distribution that has
+    the points, so that rows of another one are not taken for its own; otherwise: fields of
+    `Otherwise`. A form that has no step times of the engine gives a row that says why."""
+    of_it = _points_by_name()[point]
+    try:
+        return {"data": data, **simulate(of_it, form, start, seed, Otherwise(**otherwise))}
+    except ProfileError as error:
+        return {"data": data, **_named(of_it, form, start), "why": str(error)}
+
+
+@cache
+def _points_by_name() -> dict[str, Point]:
+    return {point.name: point for point in read_points()}
+
+
 def simulate(
     point: Point, form: StepTimes, start: str, seed: int = 0, otherwise: Otherwise = AS_SAID
 ) -> dict[str, Any]:
     """Times of the simulated loop beside the measured ones (s), and relative errors. ProfileError
     where the form has no step times of this engine."""
-    point = otherwise.of(point)
-    config = settings(point, form, otherwise)
+    run = otherwise.of(point)
+    config = settings(run, form, otherwise)
     hardware = resolve_hardware(config, Sources(profile=_choice))
     spec = parse_policy("vllm")
-    load = workload(point, start, seed, otherwise.rounds)
+    load = workload(run, start, seed, otherwise.rounds)
     simulation = Simulation(Inputs(config, load, hardware, (spec,), ()), spec)
     simulation.run()
-    return _row(point, form, start, hardware.profile, simulation.rows())
+    named = _named(point, form, start)
+    return {**named, **_errors(run, start, hardware.profile, simulation.rows())}
 
 
 def _choice(name: str, form: StepTimes) -> Choice:
     return _chosen(name, form)
 
 
-def _row(point: Point, form: str, start: str, profile: Profile, rows: RunRows) -> dict[str, Any]:
-    """Staggered: of what came after the first ones and not among the last, when all are under
-    way."""
-    done = rows.requests.sort_values("arrival_s", kind="stable")
-    if start == "staggered":
-        done = done.iloc[point.concurrency : -point.concurrency]
-    ttft = done.first_token_s - done.arrival_s  # as clients saw it
-    tpot = (done.last_token_s - done.first_token_s) / (done.output_tokens - 1)
-    ours = {"TTFT": float(ttft.mean()), "TPOT": float(tpot.mean())}
-    real = {"TTFT": point.ttft_s, "TPOT": point.tpot_s}
-    tokens = float(done.output_tokens.mean())
-    for times in (ours, real):  # Little's law: what a request takes, and how many there are
-        times["throughput"] = (
-            point.concurrency * tokens / (times["TTFT"] + times["TPOT"] * (tokens - 1))
-        )
+def _named(point: Point, form: str, start: str) -> dict[str, Any]:
+    """The point as it was published, and how it is simulated."""
     return {
         "point": point.name,
         "model": point.model,
         "gpu": point.gpu,
         "tp": point.tp,
         "ep": point.ep,
-        "precision": profile.llm.weights.name if profile.llm.weights else "bf16",
         "input": point.input,
         "output": point.output,
         "concurrency": point.concurrency,
         "scheduling": "asynchronous" if point.asynchronous else "synchronous",
         "form": form,
         "start": start,
+    }
+
+
+def _errors(run: Point, start: str, profile: Profile, rows: RunRows) -> dict[str, Any]:
+    """Staggered: of what came after the first ones and not among the last, when all are under
+    way."""
+    done = rows.requests.sort_values("arrival_s", kind="stable")
+    if start == "staggered":
+        done = done.iloc[run.concurrency : -run.concurrency]
+    ttft = done.first_token_s - done.arrival_s  # as clients saw it
+    tpot = (done.last_token_s - done.first_token_s) / (done.output_tokens - 1)
+    ours = {"TTFT": float(ttft.mean()), "TPOT": float(tpot.mean())}
+    real = {"TTFT": run.ttft_s, "TPOT": run.tpot_s}
+    tokens = float(done.output_tokens.mean())
+    for times in (ours, real):  # Little's law: what a request takes, and how many there are
+        times["throughput"] = (
+            run.concurrency * tokens / (times["TTFT"] + times["TPOT"] * (tokens - 1))
+        )
+    return {
+        "precision": profile.llm.weights.name if profile.llm.weights else "bf16",
+        "under_way": run.concurrency,
         "preemptions": int(rows.requests.recomputes.sum()),
         "median_ttft_s": float(ttft.median()),
         **{f"ours_{name}": value for name, value in ours.items()},

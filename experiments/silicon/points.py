@@ -16,6 +16,7 @@ from importlib import resources
 from twinserve.profiles.catalog import SYSTEMS
 from twinserve.profiles.specs import ProfileError
 
+DATA = "aiconfigurator-core"  # the distribution that has the points
 # (model in the file, format of its matrices): what it is called here. In the file `nvfp4` of
 # gpt-oss is its own MXFP4: there is no other checkpoint, and H100 cannot run NVFP4.
 MODELS = {

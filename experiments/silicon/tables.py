@@ -11,6 +11,8 @@ from twinserve.experiments.study.output import table_lines
 
 METRICS = ("TTFT", "TPOT", "throughput")
 ENGINE = ("model", "gpu", "precision")
+# of a loop: what it was, how it was simulated, and its errors
+ERRORS = [*ENGINE, "tp", "ep", "input", "output", "concurrency", "form", "start", *METRICS]
 KINDS: dict[str, tuple[str, ...]] = {
     "By engine": ENGINE,
     "By engine and concurrency": (*ENGINE, "concurrency"),
@@ -37,7 +39,7 @@ def markdown(rows: pd.DataFrame, failed: pd.DataFrame, kinds: Sequence[str]) -> 
     """Tables of `kinds`; "mean (size)" of each error, operators and roofline side by side."""
     lines = []
     for kind in kinds:
-        lines += [f"### {kind}", "", *_table(rows, KINDS[kind]), ""]
+        lines += [f"### {kind}", "", *table(rows, KINDS[kind]), ""]
     if len(failed):
         lines += ["### Without step times", ""]
         counts = failed.groupby(["model", "gpu", "tp", "form", "why"]).size()
@@ -45,7 +47,8 @@ def markdown(rows: pd.DataFrame, failed: pd.DataFrame, kinds: Sequence[str]) -> 
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: pd.DataFrame, keys: Sequence[str]) -> Iterator[str]:
+def table(rows: pd.DataFrame, keys: Sequence[str]) -> Iterator[str]:
+    """Lines of a Markdown table of `rows` (columns `ERRORS`): one for each of `keys` and start."""
     head = [*keys, "points", "start"]
     head += [f"{metric}: {form}" for metric in METRICS for form in FORMS]
     found = summary(rows, keys).set_index([*keys, "start", "form"])

@@ -1,16 +1,26 @@
 """Measured closed loops of real GPUs, and the same loops simulated."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib import metadata
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("aiconfigurator_core")
 
-from twinserve.experiments.silicon import main  # noqa: E402
-from twinserve.experiments.silicon.loops import AS_SAID, Otherwise, settings, simulate, workload  # noqa: E402
+from twinserve.experiments.silicon import loops, main  # noqa: E402
+from twinserve.experiments.silicon.loops import (  # noqa: E402
+    AS_SAID,
+    Otherwise,
+    loop,
+    settings,
+    simulate,
+    workload,
+)
 from twinserve.experiments.silicon.points import INFERENCEMAX, read_points  # noqa: E402
+from twinserve.experiments.silicon.tables import ERRORS  # noqa: E402
 from twinserve.profiles.profile import load_profile  # noqa: E402
-from twinserve.profiles.specs import ProfileError  # noqa: E402
+from twinserve.sim.sweep import grid  # noqa: E402
 
 POINTS = {point.name: point for point in read_points()}
 
@@ -50,40 +60,60 @@ def test_experts_that_lie_whole_on_ranks_do_so_here():
     assert not any(p.profile.endswith(":ep") for p in POINTS.values() if p not in whole)
 
 
-def test_a_study_that_was_cut_off_goes_on_from_its_whole_lines(tmp_path, monkeypatch):
-    points = _points("qwen3-32b", "h100", tp=4, input=1024)[:3]
-    made = []
+@pytest.fixture
+def made(monkeypatch) -> list[Otherwise]:
+    """What was simulated: no loop is, and each call is noted."""
+    calls: list[Otherwise] = []
 
     def simulated(point, form, start, seed, otherwise):
-        made.append(point.name)
-        return {"point": point.name, "form": form, "start": start, "seed": seed}
+        calls.append(otherwise)
+        return {"point": point.name, "form": form, "start": start}
 
-    monkeypatch.setattr(main, "_simulated", simulated)
-    rows = main.of_points(points, tmp_path, 0)
-    kept = tmp_path / main.ROWS
-    kept.write_bytes(kept.read_bytes()[:-5])  # the last line is torn
-    made.clear()
-    assert main.of_points(points, tmp_path, 0) == rows and made == [points[-1].name]
-    made.clear()
-    assert main.of_points(points, tmp_path, 0) == rows and not made
-    kept.write_text("{\n" + kept.read_text())
-    with pytest.raises(ProfileError, match="line 1: is no row of this study"):
-        main.of_points(points, tmp_path, 0)
+    monkeypatch.setattr(loops, "simulate", simulated)
+    return calls
 
 
-def test_what_is_taken_otherwise_is_kept_beside_what_is_not(tmp_path, monkeypatch):
+def test_what_is_taken_otherwise_is_kept_beside_what_is_not(tmp_path, made):
     points = _points("qwen3-32b", "h100", tp=4, input=1024)[:1]
-    made = []
-    monkeypatch.setattr(
-        main,
-        "_simulated",
-        lambda point, form, start, seed, otherwise: (
-            made.append(otherwise) or {"point": point.name, "form": form, "start": start}
-        ),
-    )
     for otherwise in (AS_SAID, Otherwise(rounds=5), AS_SAID, Otherwise(rounds=5)):
-        assert len(main.of_points(points, tmp_path, 0, otherwise)) == 4
+        rows = main.of_points(points, tmp_path, 0, otherwise)
+        assert len(rows) == 4 and {*rows.data} == {metadata.version("aiconfigurator-core")}
     assert made == 4 * [AS_SAID] + 4 * [Otherwise(rounds=5)]
+
+
+def test_loops_of_another_version_of_the_code_are_taken_only_where_that_is_asked(
+    tmp_path, made, monkeypatch
+):
+    points = _points("qwen3-32b", "h100", tp=4, input=1024)[:1]
+    monkeypatch.setattr(grid, "sources_digest", lambda work: "before")
+    before = main.of_points(points, tmp_path, 0)
+    monkeypatch.setattr(grid, "sources_digest", lambda work: "now")
+    made.clear()
+    taken = main.of_points(points, tmp_path, 0, any_version=True)
+    assert taken.equals(before) and not made
+    main.of_points(points, tmp_path, 0)
+    assert len(made) == 4
+
+
+def test_a_form_without_step_times_has_rows_that_say_why():
+    (point,) = [p for p in POINTS.values() if p.ep == 4]
+    row = loop(point.name, "0", "operators", "staggered", 0, asdict(AS_SAID))
+    assert "ranks that share experts" in row["why"] and row["concurrency"] == point.concurrency
+
+
+def test_rows_of_fewer_requests_name_the_published_point():
+    point = _points("qwen3-32b", "h100", tp=4, input=1024, output=512, concurrency=8)[0]
+    row = simulate(point, "roofline", "all at once", otherwise=Otherwise(fewer=2, rounds=3))
+    assert (row["concurrency"], row["under_way"]) == (8, 4)
+
+
+def test_the_errors_go_to_a_table(tmp_path, capsys):
+    main.main(
+        f"--out {tmp_path} --model qwen3-32b --each 90 --rounds 3 --fewer 8 --workers 1".split()
+    )
+    table = pd.read_csv(tmp_path / main.TABLE)
+    assert len(table) == 4 and [*table.columns] == ERRORS
+    assert f"| {100 * table.TPOT[0]:+.0f} (" in capsys.readouterr().out
 
 
 def test_what_is_taken_otherwise_changes_that_alone():
@@ -106,6 +136,8 @@ def test_what_is_taken_otherwise_changes_that_alone():
         ("--shortest 1.5", "--shortest 1.5"),
         ("--rounds 2", "--rounds 2"),
         ("--seats 0", "--seats 0"),
+        ("--workers 0", "--workers 0"),
+        ("--each 0", "--each 0"),
         ("--gpu a100-80g", "leave no point of them"),
         ("--concurrency 5", "leave no point of them"),
     ],
