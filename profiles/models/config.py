@@ -29,6 +29,10 @@ NESTED_CLASSES = {
     "llama4": ("Llama4ForConditionalGeneration",),
 }
 _ID = re.compile(r"[\w.-]+/[\w.-]+")
+# Quantised checkpoints are called so; their config.json may leave it to a file beside it.
+_CALLED = re.compile(
+    r"(?:^|[-.])(fp8|nvfp4|mxfp4|fp4|awq|gptq|int8|int4|w4a16|w8a16|w8a8|w4a4)(?=[-.]|$)"
+)
 
 
 def is_reference(name: str) -> bool:
@@ -43,9 +47,18 @@ def read_model(reference: str | Path) -> ModelSpec:
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file() and _ID.fullmatch(str(reference)) and path.suffix != ".json":
-        return read_config(cached_config(str(reference)), model_name(str(reference)))
-    stem = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return read_config(path, model_name(stem))
+        path, name = cached_config(str(reference)), model_name(str(reference))
+    else:
+        name = model_name(path.resolve().parent.name if path.name == "config.json" else path.stem)
+    found = read_config(path, name)
+    called = _CALLED.search(name)
+    if called and found.weights is None:
+        raise ProfileError(
+            f"{path}: {name} is called {called[1]}, and there is no quantization_config; put the "
+            "checkpoint's hf_quant_config.json beside config.json, or call what has 16 bits "
+            "otherwise"
+        )
+    return found
 
 
 def model_name(text: str) -> str:

@@ -1,5 +1,6 @@
 """A config.json is read as what it says, or refused by name: never as something else."""
 
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -212,3 +213,15 @@ def test_a_folder_without_a_config_is_said_to_have_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ProfileError, match="empty: the folder holds no config.json"):
         find_model("empty")
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B-Instruct-FP8", "llama_awq", "Llama-3.1-8B.w4a16"])
+def test_a_checkpoint_that_is_called_quantised_is_never_read_as_16_bits(name, tmp_path):
+    """As where config.json was fetched and the file beside it was not."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(ProfileError, match="there is no quantization_config"):
+        read_model(tmp_path / name)
+    beside = {"quantization": {"quant_algo": "FP8"}}
+    (tmp_path / name / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert read_model(tmp_path / name).weights.name == "fp8"
