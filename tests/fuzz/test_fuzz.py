@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from hypothesis import Phase, given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
@@ -123,7 +123,9 @@ def as_process(words: list[str]) -> tuple[object, str]:
 
 @pytest.mark.slow
 @given(st.integers(0, 2**63 - 1))
-@examples(CASES, phases=[Phase.generate])  # a number cannot be shrunk to a simpler case
+@settings(  # never less than CASES; and a number cannot be shrunk to a simpler case
+    max_examples=max(CASES, examples(CASES).max_examples), phases=[Phase.generate]
+)
 def test_whatever_is_given_ends_in_an_answer_or_one_line(run, number):
     executed.run = run
     executed(draw(number, run), in_process)
