@@ -3,9 +3,9 @@
     python -m tests.nightly FOLDER docs/results/nightly.json
 
 FOLDER has identity.json (tests.identity.long_run), drafts.json (tests.identity.draft_run),
-remote.json (tests.identity.regimes) and, of
-each set of property tests, what pytest printed (NAME.txt, with --hypothesis-show-statistics) and
-its exit code (NAME.code). Exit code 1 where anything failed or is missing.
+remote.json (tests.identity.regimes) and, of each set of property tests and of tests of every pair,
+what pytest printed (NAME.txt, with --hypothesis-show-statistics where it draws examples) and its
+exit code (NAME.code). Exit code 1 where anything failed or is missing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from twinserve.traces.write import write_atomically
 
 SETS = ("properties", "bad_input", "replays")
+WHOLE = ("pairs", "live_pairs")  # tests without examples
 # "3 passing examples, 0 failing examples", or "3 passing, 0 failing, and ... test cases"
 EXAMPLES = re.compile(r"(\d+) passing(?: examples)?, (\d+) failing")
 OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
@@ -56,7 +57,7 @@ def report(folder: Path) -> dict:
         "drafts": json.loads((folder / "drafts.json").read_text())["regimes"],
         "remote": json.loads((folder / "remote.json").read_text()),
     }
-    for name in SETS:
+    for name in (*SETS, *WHOLE):
         printed, code = ((folder / f"{name}.{end}").read_text() for end in ("txt", "code"))
         found[name] = summary(printed, int(code))
     return found
@@ -88,11 +89,11 @@ def failures(found: dict) -> list[str]:
                 f"{part['regime']}: {part['mismatches']} of {part['steps']} steps differ, "
                 f"{len(never)} phenomena have not happened"
             )
-    for name in SETS:
+    for name in (*SETS, *WHOLE):
         if name not in found:
             continue  # results kept from before there was this set; `report` has them all
-        part = found[name]
-        if part["exit_code"] or part["tests_failed"] or not part["examples_passed"]:
+        part, counted = found[name], "tests_passed" if name in WHOLE else "examples_passed"
+        if part["exit_code"] or part["tests_failed"] or not part[counted]:
             failed, passed = part["tests_failed"], part["tests_passed"]
             wrong.append(f"{name}: {failed} tests failed, {passed} passed")
     return wrong

@@ -1,4 +1,8 @@
-"""Which of a test's parameters the fast suite has; the slow tests have all others."""
+"""Which of a test's parameters the fast suite has, and which `.ci/run`; `.ci/nightly` has all.
+
+A test of every pair of two lists runs a pair for each value of the longer list in `.ci/run`, with
+each value of the shorter one in its turn. What it leaves out has the mark `nightly`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,42 @@ def mostly_slow(values: Iterable, *fast) -> list:
     return [value if value in fast else _slow(value) for value in values]
 
 
+def mostly_nightly(values: Iterable, *kept) -> list:
+    """All `values` of a parameter, marked slow and nightly but for those in `kept`."""
+    values = list(values)
+    missing = [value for value in kept if value not in values]
+    assert not missing, f"{missing} is none of the values"
+    marks = (pytest.mark.slow, pytest.mark.nightly)
+    return [value if value in kept else _marked(value, *marks) for value in values]
+
+
+def mostly_nightly_pairs(pairs: Iterable[tuple]) -> list:
+    """All `pairs`, marked slow and nightly but for those in turn."""
+    pairs = list(pairs)
+    return mostly_nightly(pairs, *in_turn(pairs))
+
+
+def in_turn(pairs: Iterable[tuple]) -> list[tuple]:
+    """Of `pairs` one for each value on either side at least: the first sides take the second ones
+    that they are paired with in turn."""
+    pairs = list(pairs)
+    first, second = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+    kept = {}
+    for i, value in enumerate(first):
+        others = [b for a, b in pairs if a == value]
+        turn = second[i % len(second) :] + second[: i % len(second)]
+        kept[value, next(b for b in turn if b in others)] = None
+    for i, value in enumerate(second):
+        if value not in {b for _, b in kept}:
+            partners = [a for a, b in pairs if b == value]
+            kept[partners[i % len(partners)], value] = None
+    return list(kept)
+
+
 def _slow(value):
+    return _marked(value, pytest.mark.slow)
+
+
+def _marked(value, *marks):
     several = value if isinstance(value, tuple) else (value,)
-    return pytest.param(*several, marks=pytest.mark.slow)
+    return pytest.param(*several, marks=marks)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nightly import SETS, failures, report, summary
+from tests.nightly import SETS, WHOLE, failures, report, summary
 
 PRINTED = """
 tests/a.py::test_one:
@@ -24,6 +24,7 @@ GOOD = {
         name: summary("- 5 passing examples, 0 failing examples\n4 passed in 1s", 0)
         for name in SETS
     },
+    **{name: summary("4 passed in 1s", 0) for name in WHOLE},
 }
 
 
@@ -53,6 +54,8 @@ def test_nothing_is_wrong_with_runs_that_held():
         {"properties": summary(PRINTED, 1)},
         {"properties": summary("", 2)},  # pytest did not even start
         {"bad_input": summary("4 passed in 1s", 0)},  # and drew no example
+        {"pairs": summary("1 failed, 4 passed in 1s", 1)},
+        {"live_pairs": summary("9 deselected in 1s", 0)},
     ],
 )
 def test_what_failed_or_did_not_run_is_told(change):

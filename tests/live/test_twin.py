@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.live.twin_workloads import inputs_of
+from tests.parameters import in_turn, mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
 from twinserve.backends.live.engine.prompts import PromptTexts
@@ -166,14 +167,19 @@ def test_layers_that_the_engine_cannot_move_are_counted(bench):
 
 # with more, memory is set aside for so much text that nobody loses any
 CROWDED = {"tgi": "max_new_tokens=12,"}
-POLICIES = [
-    f"{policy}:{CROWDED.get(policy, '')}kv={kv}"
-    for policy in policy_names()
-    for kv in ledger_names()
-] + ["vllm-v0:preemption_mode=swap", "bros:chunk=48", "bros:chunk=fit", "bros:swap=false"]
+OPTIONS = ["vllm-v0:preemption_mode=swap", "bros:chunk=48", "bros:chunk=fit", "bros:swap=false"]
+PAIRS = [(policy, kv) for policy in policy_names() for kv in ledger_names()]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+def specs(pairs: list[tuple[str, str]]) -> list[str]:
+    named = [f"{policy}:{CROWDED.get(policy, '')}kv={kv}" for policy, kv in pairs]
+    return named + OPTIONS
+
+
+POLICIES, IN_CI = specs(PAIRS), specs(in_turn(PAIRS))
+
+
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *IN_CI))
 def test_answers_do_not_depend_on_the_policy(bench, policy):
     run = live_run(bench, inputs_for(policy))
     rows = run.rows().requests

@@ -21,6 +21,7 @@ from tests.examples import AS_WRITTEN, examples
 from tests.live.paper_engine import on_paper
 from tests.live.pressure import BLOCK, Pressure, as_large_as, logged, pressed, settings_of
 from tests.live.test_twin import TIE, Bench
+from tests.parameters import in_turn, mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
@@ -34,13 +35,16 @@ from twinserve.sim.twin.replay import replay_locked
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
-POLICIES = [f"{policy}:kv={kv}" for policy in policy_names() for kv in ledger_names()] + [
+OPTIONS = [
     "vllm-v0:preemption_mode=swap",
     "preemptive-wait:preemption_mode=swap",
     "layerkv:x=0,slo_aware=false",
     "bros:chunk=48",
     "bros:swap=false",
 ]
+PAIRS = [(policy, kv) for policy in policy_names() for kv in ledger_names()]
+POLICIES = [f"{policy}:kv={kv}" for policy, kv in PAIRS] + OPTIONS
+IN_CI = [f"{policy}:kv={kv}" for policy, kv in in_turn(PAIRS)] + OPTIONS
 AHEAD = [*policy_names(), "vllm-v0:preemption_mode=swap", "bros:chunk=48"]
 SIZES = [12] if settings.default.max_examples <= AS_WRITTEN else [12, 40, 80]  # requests
 
@@ -80,7 +84,7 @@ def references(vllm, tmp_path_factory) -> Iterator[References]:
         engine.close()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *IN_CI))
 @examples(
     3,
     # a failing example is a workload, and no other one is simpler; the engine serves all of them

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies.policy_runs import BE, BY_HAND, RT, Desk
 from twinserve.backends.links import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
@@ -320,7 +320,9 @@ def test_prefixes_in_the_cache_are_not_computed_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ledger", mostly_slow(ledger_names(), "paged"))
+@pytest.mark.parametrize(
+    "ledger", mostly_nightly(ledger_names(), "paged", "bidirectional", "checkpointed")
+)
 def test_rules_are_kept_on_every_ledger(ledger):
     """Audited, asynchronous too, with clients that leave; runs of steps as single ones give
     them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly_pairs, mostly_slow
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.sim.setup.audit import CROWDED, check_policy
 
@@ -34,7 +34,7 @@ def allowed(heading: str) -> list[tuple[str, str]]:
 
 PLAIN = allowed("## Policy and KV ledger")
 WITH_PREFIXES = allowed("With `--prefix-caching`:")
-# Every third policy on a ledger, each ledger in its turn; the slow tests have all pairs.
+# Every third policy on a ledger, each ledger in its turn; those below have all pairs.
 SAMPLE = [
     (policy, ledger_names()[i % len(ledger_names())])
     for i, policy in enumerate(policy_names()[::3])
@@ -66,13 +66,13 @@ def test_one_that_waits_may_enter_blocks_of_others_once_they_are_full():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), PLAIN)
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(PLAIN))
 def test_rules_are_kept_on_every_ledger(policy, ledger):
     assert check_policy(policy, kv=[ledger], seeds=[1]) > 300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), WITH_PREFIXES)
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(WITH_PREFIXES))
 def test_rules_are_kept_where_prompts_share_prefixes(policy, ledger):
     config = CROWDED.model_copy(update={"prefix_caching": True})
     assert check_policy(policy, kv=[ledger], seeds=[2], config=config) > 300

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly_pairs
 from tests.sim.apart import hand_over, troubled
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.registry import ledger_class, ledger_names, parse_policy, policy_names
@@ -92,8 +93,9 @@ def test_everything_that_can_happen_does(push):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ledger", ["paged", *LEDGERS])
-@pytest.mark.parametrize("policy", mostly_slow(policy_names(), "sarathi"))
+@pytest.mark.parametrize(
+    ("policy", "ledger"), mostly_nightly_pairs(product(policy_names(), ["paged", *LEDGERS]))
+)
 def test_prompts_computed_by_any_policy_on_any_ledger_that_hands_over(policy, ledger):
     spec = replace(parse_policy(policy), kv=ledger)
     connector = hand_over(recompute=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly_pairs, mostly_slow
 from tests.sim.troubled import troubled
 from twinserve.policies.registry import ledger_names, parse_policy, policy_names
 
@@ -35,8 +36,7 @@ def test_a_troubled_fleet_that_plans_ahead(policy, migrates):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ledger", ledger_names())
-@pytest.mark.parametrize("policy", SPECS)
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(product(SPECS, ledger_names())))
 def test_a_troubled_fleet_on_any_ledger(policy, ledger):
     """One of four seeds each, so that neighbours have different troubles."""
     spec = replace(parse_policy(policy), kv=ledger)

@@ -4,11 +4,12 @@ ends once, is planned no more, and gives all its memory back."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly_pairs, mostly_slow
 from twinserve.policies.base import Policy
 from twinserve.policies.justitia.clock import VirtualClock
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, StepPlan
@@ -100,8 +101,7 @@ def test_clients_may_leave_while_a_step_is_planned_ahead(policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ledger", ledger_names())
-@pytest.mark.parametrize("policy", SPECS)
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(product(SPECS, ledger_names())))
 def test_clients_may_leave_any_policy_on_any_ledger(policy, ledger):
     spec = replace(parse_policy(policy), kv=ledger)
     states = set()
