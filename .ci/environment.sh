@@ -4,7 +4,14 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 # and bytecode is kept: without it each worker of each stage compiles all tests
+
+# stage WORDS: says what begins, and how long what came before has taken
+stage() {
+    [ -z "${stage_start:-}" ] || echo "-- $((SECONDS - stage_start)) s"
+    stage_start=$SECONDS
+    echo "== $*"
+}
 
 # The original traces and measurements, where they are at hand: then a test that cannot find them fails.
 for shared in "$PWD/../shared" "$PWD/shared"; do

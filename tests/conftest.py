@@ -1,7 +1,9 @@
-"""What all tests share: how many examples property tests draw, and less work beside the tests."""
+"""What all tests share: how many examples property tests draw, which files begin, and less work
+beside the tests."""
 
 import gc
 import os
+from pathlib import Path
 
 # Before numpy is imported: threads of BLAS wait for each other where all cores are busy with tests.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -11,6 +13,46 @@ import pytest
 from tests.examples import load_profile
 
 load_profile()
+
+TESTS = Path(__file__).parent
+# A worker has a file to itself (--dist loadfile): what takes over a minute begins first, longest
+# first, so that no worker has one of these alone at the end.
+LONGEST = (
+    "golden/test_golden.py",
+    "notebooks/test_notebooks.py",
+    "test_users.py",
+    "live/test_serving_http.py",
+    "live/test_route_live.py",
+    "live/test_twin_layers.py",
+    "live/test_disturbed_live.py",
+    "test_readme.py",
+    "sim/test_physics.py",
+    "experiments/test_campaign_engine.py",
+    "live/test_route_events_live.py",
+    "live/test_serving_clients_http.py",
+    "sim/test_fleet_conservation.py",
+    "fuzz/test_fuzz.py",
+    "test_tutorial.py",
+    "sim/test_sweep_killed.py",
+    "test_guide.py",
+    "identity/test_identity.py",
+    "experiments/test_systems.py",
+    "sim/test_saturation.py",
+    "live/test_drafts_live.py",
+    "live/test_front_end_live.py",
+    "policies/test_policies_on_ledgers.py",
+    "sim/test_serving_fit.py",
+    "experiments/test_matrices.py",
+    "sim/test_report_browser.py",
+    "sim/test_api.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Only --no-loadscope-reorder keeps this order with -n: else xdist begins with files of many
+    tests."""
+    turn = {TESTS / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turn.get(item.path, len(turn)))
 
 
 def pytest_collection_finish() -> None:
