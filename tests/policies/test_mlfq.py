@@ -231,7 +231,8 @@ def test_the_batch_is_the_front_of_the_queues_and_nobody_is_forgotten(
         plan = desk.plan
         batch = set(plan.rows.tolist())
         assert len(batch) <= seats and (batch or not active)
-        order = queues_of.order().tolist()
+        level, entered = queues_of.level, queues_of.entered
+        order = sorted(active, key=lambda row: (level[row], entered[row], row))
         paused = held - batch - {row for row, _ in plan.preempted}
         assert not active or order[0] in batch
         if len(batch) == seats and batch <= held:
