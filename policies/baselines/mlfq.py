@@ -121,14 +121,13 @@ class MlfqPolicy(Policy[MlfqOptions]):
 
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
-        rows = self.active.rows
-        self.queues.advance(rows, view.now)
-        plan = self._everybody(rows, view, ledger)
+        self.queues.advance(view.now)
+        plan = self._everybody(self.active.rows, view, ledger)
         if plan is not None:
             self.queues.run(plan.rows, view.now)
             plan.valid_for = further_decodes(plan, view.requests, ledger)
             return plan
-        order = landed(self.queues.order(rows), view)
+        order = landed(self.queues.order(), view)
         plan = fill(
             view,
             ledger,
@@ -209,9 +208,7 @@ class MlfqPolicy(Policy[MlfqOptions]):
 
     def _by_next_scheduled(self, rows: np.ndarray, view: SystemView) -> np.ndarray:
         """`rows`, in the order of the queues, by ENST, smallest first; ties stay as they are."""
-        enst = self.queues.next_scheduled(
-            self.active.rows, rows, self.limits.max_num_seqs, view.now
-        )
+        enst = self.queues.next_scheduled(rows, self.limits.max_num_seqs, view.now)
         return rows[np.argsort(enst, kind="stable")]
 
     # -- runs --------------------------------------------------------------------------------------
@@ -245,7 +242,7 @@ class MlfqPolicy(Policy[MlfqOptions]):
                 else 0
             )
         plan.valid_for = max(0, further)
-        plan.valid_until_s = self.queues.next_change(self.active.rows)
+        plan.valid_until_s = self.queues.next_change()
 
     def _too_long(self, row: int, decodes: int, requests: RequestTable, ledger: KvLedger) -> bool:
         """The row, which must come into memory before it runs, exceeds what so many decodes leave

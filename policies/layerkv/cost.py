@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -74,13 +75,22 @@ class LayerCost:
             return float(self._prompts.prefill_seconds(tokens))
         return float(self._batches.seconds(_batch(True, np.array([tokens]), np.array([tokens]))))
 
-    def layer_seconds(self, tokens: int, layers: int) -> float:
-        """Eq. 4: `layers` layers of `tokens` tokens over the link."""
+    @overload
+    def layer_seconds(self, tokens: int, layers: int) -> float: ...
+    @overload
+    def layer_seconds(self, tokens: np.ndarray, layers: int) -> np.ndarray: ...
+    def layer_seconds(self, tokens: int | np.ndarray, layers: int) -> float | np.ndarray:
+        """Eq. 4: `layers` layers of `tokens` tokens over the link; of int64[n] float64[n], the same
+        to the last bit."""
+        seconds: float | np.ndarray
         if self._prompts is not None:
             seconds = self._prompts.offload_seconds(tokens, self._prompts.layers - layers)
+        elif isinstance(tokens, np.ndarray):
+            sizes = (tokens * layers * self._layer_bytes).tolist()
+            seconds = np.array([self._batches.swap.seconds(size) for size in sizes], np.float64)
         else:
             seconds = self._batches.swap.seconds(tokens * layers * self._layer_bytes)
-        return float(seconds) / self._link_share
+        return seconds / self._link_share
 
     def decode_seconds(self, computed: np.ndarray) -> float:
         """A step in which requests with so many resident tokens decode."""

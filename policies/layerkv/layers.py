@@ -148,11 +148,17 @@ class LayerMoves:
             there = ledger.layers - ledger.host_layers(rows)
             # most have nothing to give, or the host no room for a layer of theirs
             able = np.flatnonzero((there > keep) & (need <= ledger.free_host_cells))[::-1]
-            for row, kept, blocks in zip(
-                rows[able].tolist(), keep[able].tolist(), need[able].tolist(), strict=True
+            tokens = self.requests.computed_tokens[rows[able]]
+            each = self.cost.layer_seconds(tokens, 1)  # of all at once: of hundreds few may leave
+            for row, kept, blocks, one, length in zip(
+                rows[able].tolist(),
+                keep[able].tolist(),
+                need[able].tolist(),
+                each.tolist(),
+                tokens.tolist(),
+                strict=True,
             ):
-                tokens = int(self.requests.computed_tokens[row])
-                limit = int(seconds / self.cost.layer_seconds(tokens, 1))
+                limit = int(seconds / one)
                 if not moved:
                     limit = max(limit, least)
                 wanted = min(
@@ -168,7 +174,7 @@ class LayerMoves:
                     full = self._full()
                     moved.add(row)
                     short -= n * blocks
-                    seconds -= self.cost.layer_seconds(tokens, n)
+                    seconds -= self.cost.layer_seconds(length, n)
                 if short <= 0 or (wanted > 0 and limit <= wanted):
                     return
         self.stuck = not moved and not self._computing

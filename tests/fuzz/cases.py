@@ -6,6 +6,7 @@ cases damage a file that some command reads, the others give options values that
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import shlex
@@ -13,12 +14,14 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fuzz.records import FLEET_OF_PUSH, routing_record
 from tests.traces.measured_files import FILES as MEASURED
 from tests.traces.measured_files import prometheus
 from tests.traces.test_trace_bad_input import GOOD
 from twinserve.profiles.profile import derive_profile
 
 RUN, TRACE, STEPS, BENCH = "run", "t.jsonl", "steps.csv", "bench.json"
+RECORD = "routing.jsonl.gz"
 SMALL = f"-t {TRACE} -q --profile llama-3.1-8b@h100"
 PLAN = (
     f"plan --trace {TRACE} --model llama-3.1-8b --gpus h100 --tp 1 --most-gpus 2 --seeds 1 "
@@ -39,7 +42,7 @@ SIZES = ("replicas", "block-tokens", "num-blocks", "host-blocks", "max-num-seqs"
 MORE = ("max-num-batched-tokens", "cold-start")
 TEXTS = ("policy", "trace", "format", "profile", "front-end", "router", "kv", "slo", "preset")
 WORDS = ("step-times", "estimator", "decision-time", "host-time", "warmup", "percentiles", "config")
-LAST = ("metrics-every", "goodput", "export", "out")
+LAST = ("speculate", "metrics-every", "goodput", "export", "out")
 SIMULATE = (*NUMBERS, *SIZES, *MORE, *TEXTS, *WORDS, *LAST)
 # What is wrong wherever it stands, of options that take a number.
 NEVER_NUMBERS = ("", "nan", "inf", "-1", "a,b", "\N{SNOWMAN}", "[]")
@@ -66,6 +69,8 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"report {RUN} --out new.html", ("out",)),
     (f"trace anonymise {TRACE} new.jsonl", ("format", "jitter", "salt", "columns")),
     (PLAN, ("slo", "gpus", "tp", "seeds", "grow", "lead", "peak", "most-gpus", "prices", "out")),
+    (f"reroute {RECORD} --json", ("router", "age", "interval")),
+    ("route --worker nosuch", ("kv-events", "router", "profile", "record", "port", "retries")),
     (f"compare {RUN} {BENCH} --out new", ("format", "columns", "metrics-every", "out")),
     *((listing, ("json",)) for listing in ("gpus", "models", "policies", "profiles list")),
 )
@@ -96,6 +101,9 @@ READS: tuple[tuple[str, str], ...] = (
     ("profiles show FILE", _PROFILE),
     ("profiles build FILE h100 --out new.json", _MODEL),
     (f"{PLAN} --prices FILE", _PRICES),
+    (f"simulate -q -t {TRACE} --fleet FILE", FLEET_OF_PUSH),
+    ("reroute FILE.gz --json", routing_record()),
+    ("reroute FILE.gz --router round-robin --age 0.5", routing_record()),
 )
 DAMAGES = (b"\0", b"\xff\xfe", b"[" * 3000, b'{"a":' * 3000, b"NaN", b"1e400", b"-1", b'"', b"\n")
 _LINES = (
@@ -130,6 +138,7 @@ def prepare(folder: Path) -> None:
     steps = "".join(f"{0.01 + i / 1e3},{i},{i * 90}\n" for i in range(1, 20))
     (folder / STEPS).write_text(head + steps)
     (folder / BENCH).write_text(MEASURED["vllm-bench"]())
+    (folder / RECORD).write_bytes(gzip.compress(routing_record().encode(), mtime=0))
 
 
 def draw(number: int, run: Path) -> Case:
@@ -139,8 +148,14 @@ def draw(number: int, run: Path) -> Case:
     if kind < 0.45:
         command, content = rng.choice(READS)
         damaged = _damaged(rng, content.encode())
-        name = "fuzzed.json" if "FILE" in command else "fuzzed"
-        return Case(shlex.split(command.replace("FILE", name)), {name: damaged})
+        name = "fuzzed.json"
+        words = shlex.split(command.replace("FILE", name))
+        if "FILE.gz" in command:  # within the compressed file, or that file itself
+            whole = rng.random() < 0.8
+            text = damaged if whole else content.encode()
+            packed = gzip.compress(text, mtime=0)
+            name, damaged = f"{name}.gz", packed if whole else _damaged(rng, packed)
+        return Case(words, {name: damaged})
     if kind < 0.55:
         names = sorted(f.name for f in run.iterdir() if f.suffix in (".json", ".parquet", ".gz"))
         name = rng.choice(names)

@@ -21,8 +21,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.fuzz.cases import RUN, SMALL, Case, draw, lay_out, prepare
-from twinserve.sim.cli.main import main
+from tests.fuzz.cases import COMMANDS, READS, RECORD, RUN, SMALL, Case, draw, lay_out, prepare
+from twinserve.sim.cli.main import VERBS, main
 
 LIMIT_S = 30  # of CPU time a case; the longest takes a second
 WAITS_S = 600  # until a case that takes no CPU time is taken for one that hangs
@@ -144,3 +144,23 @@ def test_so_it_does_in_processes_of_its_own(run):
 def test_a_number_always_draws_the_same_case(run):
     assert [draw(n, run) for n in range(50)] == [draw(n, run) for n in range(50)]
     assert len({str(draw(n, run)) for n in range(50)}) > 45
+
+
+def test_every_command_is_drawn():
+    drawn = {draw.split()[0] for draw, _ in (*COMMANDS, *READS)}
+    # a server, what waits for one, and what prints a fixed text
+    beside = {"completion"}
+    assert set(VERBS) - beside <= drawn, set(VERBS) - drawn
+
+
+def test_what_is_damaged_is_taken_when_it_is_whole(tmp_path, capsys):
+    """Else its cases would test nothing but the first check of a reader."""
+    prepare(tmp_path)
+    for command, content in READS[-3:]:
+        name = "fuzzed.json"
+        if "FILE.gz" in command:
+            (tmp_path / f"{name}.gz").write_bytes((tmp_path / RECORD).read_bytes())
+        (tmp_path / name).write_text(content)
+        with contextlib.chdir(tmp_path), pytest.raises(SystemExit) as end:
+            main(command.replace("FILE", name).split())
+        assert not end.value.code, (command, capsys.readouterr().err)

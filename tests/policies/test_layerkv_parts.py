@@ -91,6 +91,20 @@ def test_the_fewest_layers_whose_transfer_hides_behind_the_prompt(tokens, fast, 
     assert LayerCost(BY_PHASE, 8, limits).min_resident_layers(tokens) == slow
 
 
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_layers_of_many_requests_take_what_each_by_itself_takes(share):
+    limits, tokens = EngineLimits(kv_bytes_per_token=17), np.arange(1, 400, 7)
+    swap = SwapTimeModel(seconds_per_byte=1e-3, base_s=0.1)
+    for estimator in (
+        LayerKvEstimator(BY_PHASE.model, swap, MODEL),
+        LinearEstimator(BY_PHASE.model, swap),
+    ):
+        cost = LayerCost(estimator, 8, limits, share)
+        for layers in (1, 3):
+            alone = [cost.layer_seconds(n, layers) for n in tokens.tolist()]
+            assert cost.layer_seconds(tokens, layers).tolist() == alone
+
+
 def test_a_link_that_allreduce_uses_too_hides_fewer_layers():
     limits = EngineLimits(kv_bytes_per_token=16)
     estimator = LayerKvEstimator(BY_PHASE.model, BY_PHASE.swap, MODEL)

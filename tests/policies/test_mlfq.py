@@ -48,16 +48,16 @@ def test_quanta_run_down_in_the_batch_and_an_iteration_is_charged_to_all_its_que
     for row in (0, 1):
         some.add(row, 0, now=10.0)
     some.run(rows(0), 10.0)
-    some.advance(rows(0, 1), 10.9)
+    some.advance(10.9)
     assert some.level[:2].tolist() == [0, 0]
-    some.advance(rows(0, 1), 11.0)  # the quantum of a second is used up
+    some.advance(11.0)  # the quantum of a second is used up
     assert some.level[:2].tolist() == [1, 0]
-    assert some.order(rows(0, 1)).tolist() == [1, 0]
+    assert some.order().tolist() == [1, 0]
     some.run(rows(1), 11.5)  # half a second of the next one is used
-    some.advance(rows(0, 1), 14.6)
+    some.advance(14.6)
     assert some.level[:2].tolist() == [1, 2]  # 1 + 2 < 3.1 seconds
     some.run(rows(0), 14.6)
-    assert some.next_change(rows(0, 1)) == pytest.approx(14.6 + 1.5)
+    assert some.next_change() == pytest.approx(14.6 + 1.5)
 
 
 def test_the_quantum_of_a_request_that_is_no_more_never_ends():
@@ -66,7 +66,7 @@ def test_the_quantum_of_a_request_that_is_no_more_never_ends():
     queues.add(0, 0, 0.0)
     queues.run(np.array([0]), 0.0)
     queues.end(0)
-    queues.advance(np.zeros(0, np.int64), 1e9)
+    queues.advance(1e9)
     assert (queues.level[0], queues.entered[0]) == (0, 0.0)
     queues.run(np.zeros(0, np.int64), 1e9)
     assert not queues.running[0]
@@ -77,8 +77,8 @@ def test_in_the_last_queue_everybody_takes_turns():
     for row in (0, 1):
         some.add(row, 2, now=float(row))
     some.run(rows(0), 2.0)
-    some.advance(rows(0, 1), 6.0)
-    assert some.level[0] == 2 and some.order(rows(0, 1)).tolist() == [1, 0]
+    some.advance(6.0)
+    assert some.level[0] == 2 and some.order().tolist() == [1, 0]
 
 
 def test_who_starves_rises_to_the_first_queue():
@@ -86,10 +86,10 @@ def test_who_starves_rises_to_the_first_queue():
     for row in (0, 1, 2):
         some.add(row, row, now=0.0)
     some.run(rows(0), 0.0)
-    assert some.next_change(rows(0, 1, 2)) == 1.0  # its quantum; then the others' patience
-    some.advance(rows(0, 1, 2), 2.9)
+    assert some.next_change() == 1.0  # its quantum; then the others' patience
+    some.advance(2.9)
     assert some.level[:3].tolist() == [1, 1, 2]
-    some.advance(rows(0, 1, 2), 3.0)
+    some.advance(3.0)
     assert some.level[:3].tolist() == [2, 0, 0]
     assert some.entered[[1, 2]].tolist() == [3.0, 3.0]
 
@@ -102,8 +102,38 @@ def test_the_estimated_next_scheduled_time():
     for row in (0, 1, 2):
         some.add(row, row, now=0.0)
     everybody = rows(0, 1, 2)
-    assert some.next_scheduled(everybody, everybody, 2, now=4.0).tolist() == [0.0, 0.5, 2.5]
-    assert some.next_scheduled(everybody, everybody, 2, now=8.0).tolist() == [0.0, 0.5, 2.0]
+    assert some.next_scheduled(everybody, 2, now=4.0).tolist() == [0.0, 0.5, 2.5]
+    assert some.next_scheduled(everybody, 2, now=8.0).tolist() == [0.0, 0.5, 2.0]
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.5, 3.0, math.inf]))
+@examples(40)
+def test_the_order_is_that_of_sorting_everybody(seed, starve_limit):
+    """Queues are kept in order as rows move between them. By definition: all of them sorted, all
+    of them asked whether they starve. Times are of a coarse grid, so that many are equal."""
+    draw = np.random.default_rng(seed)
+    some, there, now = queues(starve_limit, (0.25, 0.5, 1.0)), [], 0.0
+    for row in range(60):
+        some.add(row, int(draw.integers(3)), now)
+        there.append(row)
+        if row % 5 == 4:
+            gone = there.pop(int(draw.integers(len(there))))
+            some.end(gone)
+        now += 0.25 * int(draw.integers(4))
+        everybody = np.array(there)
+        starve = ~some.running[everybody] & (some.level[everybody] > 0)
+        starve &= some.left_out[everybody] + starve_limit <= now
+        rises = everybody[starve]
+        some.advance(now)
+        assert not some.level[rises].any()
+        assert (some.entered[rises] == some.left_out[rises] + starve_limit).all()
+        sort = np.lexsort((everybody, some.entered[everybody], some.level[everybody]))
+        assert some.order().tolist() == everybody[sort].tolist()
+        some.run(draw.permutation(everybody)[: int(draw.integers(1, 6))], now)
+        out = everybody[~some.running[everybody] & (some.level[everybody] > 0)]
+        quanta = some._until[everybody[some.running[everybody]]]
+        patience = some.left_out[out] + starve_limit
+        assert some.next_change() == min([*quanta, *patience, math.inf])
 
 
 # -- the policy ------------------------------------------------------------------------------------
@@ -201,7 +231,8 @@ def test_the_batch_is_the_front_of_the_queues_and_nobody_is_forgotten(
         plan = desk.plan
         batch = set(plan.rows.tolist())
         assert len(batch) <= seats and (batch or not active)
-        order = queues_of.order(np.array(active, np.int64)).tolist()
+        level, entered = queues_of.level, queues_of.entered
+        order = sorted(active, key=lambda row: (level[row], entered[row], row))
         paused = held - batch - {row for row, _ in plan.preempted}
         assert not active or order[0] in batch
         if len(batch) == seats and batch <= held:
