@@ -49,8 +49,9 @@ class VllmOffloading(VllmDecode):
             offload.ended(row, computed)
         self._gone.clear()
         plan = super().plan(view, ledger)
-        plan.valid_for, plan.chunked = 0, False  # any step may fill a chunk, to be stored with it
         plan.offload = offload.begin(plan)
+        if plan.valid_for and not offload.steady(plan, plan.offload):
+            plan.valid_for, plan.chunked = 0, False
         return plan
 
     def _admit_waiting(

@@ -156,15 +156,16 @@ class Offloading:
         request.upto = computed
         request.ended = True
         self._name(row, request)
+        self.ledger.forget(row)
         self._ended.append(row)
         for job in request.jobs.values():
             if job.store:
                 self._fence(job)
 
-    @property
-    def unsettled(self) -> bool:
-        """Rows have ended since the last plan."""
-        return bool(self._ended)
+    def follows(self, row: int) -> bool:
+        """Whether it has the row, and has not been told of its end."""
+        request = self._requests.get(row)
+        return request is not None and not request.ended
 
     # -- a plan has been made ----------------------------------------------------------------------
     def begin(self, plan: StepPlan) -> Jobs:
@@ -199,9 +200,10 @@ class Offloading:
         request = self._requests.setdefault(row, _Request())
         if joined:
             request.blocks.clear()
-        fresh = self.ledger.blocks_of(row)[len(request.blocks) :].tolist()
-        request.blocks += fresh
-        self._taken.update(fresh)
+        if self.ledger.held_blocks(row) > len(request.blocks):
+            fresh = self.ledger.blocks_of(row)[len(request.blocks) :].tolist()
+            request.blocks += fresh
+            self._taken.update(fresh)
         self._name(row, request)
 
     def _store(self, row: int, request: _Request, tokens: int, made: Jobs) -> None:
@@ -236,6 +238,15 @@ class Offloading:
             self._fence(job)
             if not self._taken.isdisjoint(blocks):
                 made.flush.add(job.number)
+
+    def steady(self, plan: StepPlan, jobs: Jobs) -> bool:
+        """Whether steps like this one, which are all that happens, would begin no transfer and wait
+        for none: only decodes, and no output is stored."""
+        if jobs or self._fences or not self.prompt_only or plan.chunked:
+            return False
+        size, prompts = self.chunk_tokens, self.ledger.table.prompt_tokens
+        rows = plan.rows.tolist()
+        return all(self._requests[row].stored >= int(prompts[row]) // size for row in rows)
 
     # -- a transfer has ended ----------------------------------------------------------------------
     def complete(self, job: Job) -> None:

@@ -32,14 +32,18 @@ class TieredLedger(PagedLedger):
         """int64[n <= blocks]: names of the first full blocks of the row's known text."""
         entry = self._tables.get(row)
         if entry is None:
-            names = self._left.pop(row, None)
+            names = self._left.get(row)
             return (self._contents_of(row) if names is None else names)[:blocks]
         if blocks > len(entry.contents):
             self._name_contents(entry, blocks)
         return entry.contents[:blocks]
 
+    def forget(self, row: int) -> None:
+        """Nobody will ask for names of the row's text any more."""
+        self._left.pop(row, None)
+
     def free(self, row: int) -> None:
-        if row in self._tables:
+        if row in self._tables and self.offload.follows(row):
             self._left[row] = self._tables[row].contents
         super().free(row)
 
