@@ -39,7 +39,7 @@ class VllmOffloading(VllmDecode):
 
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         offload = _tiered(ledger).offload
-        requests = view.requests
+        requests, self.counters = view.requests, offload.counts
         for row, withdrawn in self._gone:
             computed = int(requests.computed_tokens[row])
             if not withdrawn:  # the KV of its last token was never computed

@@ -39,8 +39,8 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.demand import demand_of
 from twinserve.sim.setup.failures import resolve_recovery
 from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.sim.setup.offloading import HostStores
 from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
+from twinserve.sim.setup.offloading import HostStores
 from twinserve.sim.setup.replicas import (
     BackendOf,
     Description,

@@ -85,8 +85,8 @@ class OffloadReal(RealScheduler):
         bytes_of_block = 2 * 2 * 32 * 4 * settings.block_tokens  # of build_vllm's tiny Llama
         super().__init__(settings, kv_transfer=tier.transfer_settings(bytes_of_block))
         self.side = self.scheduler.connector.connector_scheduler
-        if self.side.manager._num_chunks != tier.chunks:
-            raise RuntimeError(f"vLLM has {self.side.manager._num_chunks} chunks, not {tier.chunks}")
+        if (chunks := self.side.manager._num_chunks) != tier.chunks:
+            raise RuntimeError(f"vLLM has {chunks} chunks, not {tier.chunks}")
         self._order_ended()
 
     def _order_ended(self) -> None:

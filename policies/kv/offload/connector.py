@@ -13,6 +13,7 @@ Source: vLLM 0.32, `kv_connector/v1/offloading/scheduler.py` (`OffloadingConnect
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -72,6 +73,7 @@ class Offloading:
     names        added to names of text that no other request shares: engines that share a store
                  give the same ones to other texts
     loading      keys under way to the device
+    counts       how often what happened, on this engine
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Offloading:
         self.blocks_per_chunk, self.prompt_only, self.names = blocks_per_chunk, prompt_only, names
         self.chunk_tokens = blocks_per_chunk * ledger.block_tokens
         self.loading: set[int] = set()
+        self.counts: Counter[str] = Counter()
         self.jobs: dict[int, Job] = {}
         self._requests: dict[int, _Request] = {}
         self._next = 0
@@ -100,7 +103,7 @@ class Offloading:
         again with the next plan."""
         request = self._requests.setdefault(row, _Request())
         request.blocks.clear()
-        counts = self.store.counts
+        counts = self.counts
         if request.jobs:
             counts["waits for its own"] += 1
             return None
@@ -142,8 +145,8 @@ class Offloading:
         job = self._job(row, request, keys, slots, False, into, tokens, upto)
         self._begun.append(job)
         self.loading.update(keys)
-        self.store.counts["load"] += 1
-        self.store.counts["loaded tokens"] += tokens
+        self.counts["loads"] += 1
+        self.counts["loaded tokens"] += tokens
 
     def loaded(self, row: int) -> int:
         """Tokens that the row has with its last load."""
@@ -193,7 +196,7 @@ class Offloading:
             if not request.jobs:
                 del self._requests[row]
         self._ended, self._begun, self._taken = [], [], set()
-        self.store.counts["flush"] += len(made.flush)
+        self.counts["flush"] += len(made.flush)
         return made
 
     def _see_blocks(self, row: int, joined: bool) -> None:
@@ -218,9 +221,12 @@ class Offloading:
         if chunks <= request.stored:
             return
         first = request.stored
+        before = self.store.counts["evicted"]
         slots = self.store.reserve(request.keys[first:chunks], request.access)
         if slots is None:
+            self.counts["full"] += 1
             return
+        self.counts["evicted"] += self.store.counts["evicted"] - before
         request.stored = chunks
         if not slots:
             return
@@ -232,8 +238,8 @@ class Offloading:
         amount = len(keys) * self.chunk_tokens
         job = self._job(row, request, keys, list(slots.values()), True, blocks, amount)
         made.stores.append(job)
-        self.store.counts["store"] += 1
-        self.store.counts["stored tokens"] += amount
+        self.counts["stores"] += 1
+        self.counts["stored tokens"] += amount
         if request.ended:
             self._fence(job)
             if not self._taken.isdisjoint(blocks):

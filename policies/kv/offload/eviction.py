@@ -2,9 +2,9 @@
 
 A chunk is what the tier keeps and gives up as a whole: KV of `blocks_per_chunk` device blocks.
 
-Source: vLLM 0.32, `v1/kv_offload/cpu/policies` (`lru.py`, `arc.py`); ARC: Megiddo and Modha, "ARC: A
-Self-Tuning, Low Overhead Replacement Cache" (FAST 2003). Use counts once for each request, when it
-has ended, from the end of its text to the start: so the start of a text leaves last.
+Source: vLLM 0.32, `v1/kv_offload/cpu/policies` (`lru.py`, `arc.py`); ARC: Megiddo and Modha, "ARC:
+A Self-Tuning, Low Overhead Replacement Cache" (FAST 2003). Use counts once for each request, when
+it has ended, from the end of its text to the start: so the start of a text leaves last.
 """
 
 from __future__ import annotations

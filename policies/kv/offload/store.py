@@ -1,7 +1,7 @@
 """The host tier of KV chunks: what is in it, who reads and writes it, what it admits and gives up.
 
-Source: vLLM 0.32, `v1/kv_offload/cpu/manager.py` (`CPUOffloadingManager`). One engine has one, as in
-vLLM, or several engines share one: keys are of text, the same on all of them.
+Source: vLLM 0.32, `v1/kv_offload/cpu/manager.py` (`CPUOffloadingManager`). One engine has one, as
+in vLLM, or several engines share one: keys are of text, the same on all of them.
 """
 
 from __future__ import annotations
