@@ -172,10 +172,12 @@ def test_options_are_those_of_vllm():
 
 
 def test_the_command_shows_what_was_found_on_the_host(capsys, tmp_path):
-    main(
-        "simulate --trace poisson --rate 2 --requests 5 --kv-offloading-size 1 "
-        f"--kv-offloading-backend native --out {tmp_path / 'run'}".split()
-    )
+    with pytest.raises(SystemExit) as left:
+        main(
+            "simulate --trace poisson --rate 2 --requests 5 --kv-offloading-size 1 "
+            f"--kv-offloading-backend native --out {tmp_path / 'run'}".split()
+        )
+    assert not left.value.code
     assert "found on the host" in capsys.readouterr().out
 
 

@@ -196,7 +196,7 @@ class Offloading:
             if not request.jobs:
                 del self._requests[row]
         self._ended, self._begun, self._taken = [], [], set()
-        self.counts["flush"] += len(made.flush)
+        self.counts["stores waited for"] += len(made.flush)
         return made
 
     def _see_blocks(self, row: int, joined: bool) -> None:
