@@ -242,6 +242,17 @@ class Policy(ABC, Generic[PolicyOptions]):
         return None
 
     @classmethod
+    def with_host_tier(cls) -> type[Policy] | None:
+        """This policy on an engine that offloads KV blocks to the host (policies/kv/offload).
+        None: it asks no tier for blocks, and is refused there."""
+        return None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether its next plan does something though no request may be left."""
+        return False
+
+    @classmethod
     def with_drafts(cls) -> type[Policy] | None:
         """This policy on an engine that speculates (`DraftingLimits`). None: it cannot, and
         `no_drafts` says why."""

@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from twinserve.policies.kv.offload.connector import Jobs
 
 
 class Preemption(Enum):
@@ -97,6 +100,7 @@ class StepPlan:
     fetched       (row, tokens found in the prefix cache) of rows that had no KV and take memory now
                   for what another engine has computed for them (`RequestTable.remote_tokens`); not
                   ready before it has landed
+    offload       transfers between the device and a host tier of KV blocks (policies/kv/offload)
     begun         of rows that were fetched: those that compute for the first time
     moves         transfers that start with this step
     valid_for     further steps for which the same decision stands while nothing arrives, ends or
@@ -113,6 +117,7 @@ class StepPlan:
     swapped_in: list[int] = field(default_factory=list)
     fetched: list[tuple[int, int]] = field(default_factory=list)
     begun: list[int] = field(default_factory=list)
+    offload: Jobs | None = None
     moves: list[KvMove] = field(default_factory=list)
     valid_for: int = 0
     chunked: bool = False
@@ -125,7 +130,12 @@ class StepPlan:
     def changes_memory(self) -> bool:
         """Whether it does anything beside its grants."""
         return bool(
-            self.moves or self.preempted or self.admitted or self.swapped_in or self.fetched
+            self.moves
+            or self.preempted
+            or self.admitted
+            or self.swapped_in
+            or self.fetched
+            or self.offload
         )
 
 

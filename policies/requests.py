@@ -112,6 +112,8 @@ class RequestTable:
     first_token_s: Annotated[NDArray[np.float64], np.nan]
     last_token_s: Annotated[NDArray[np.float64], np.nan]
     hit_tokens: Annotated[NDArray[np.int64], 0]  # prefix tokens found at the first admission
+    # of these behind them, found on the host by then
+    host_tokens: Annotated[NDArray[np.int64], 0]
     # of its text, whose KV another engine keeps for this one to fetch; 0 once it began to
     remote_tokens: Annotated[NDArray[np.int64], 0]
     recomputes: Annotated[NDArray[np.int64], 0]  # times dropped

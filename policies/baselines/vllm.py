@@ -54,6 +54,12 @@ class VllmPolicy(Policy[VllmOptions]):
         return VllmDecode if cls is VllmPolicy else None
 
     @classmethod
+    def with_host_tier(cls) -> type[Policy] | None:
+        from twinserve.policies.baselines.vllm_offloading import VllmOffloading  # built on it
+
+        return VllmOffloading if cls is VllmPolicy else None
+
+    @classmethod
     def with_drafts(cls) -> type[Policy] | None:
         from twinserve.policies.baselines.vllm_drafts import VllmDrafts  # it is built on this one
 

@@ -177,6 +177,19 @@ class EngineCore:
             requests.computed_tokens[row] = requests.known_tokens(row) - 1
         return whole
 
+    def loaded(self, row: int, tokens: int) -> None:
+        """`fetched` for a row that has KV of its first `tokens` tokens, now that what was on the
+        host has come."""
+        requests = self.requests
+        self._lands_s.pop(row, None)
+        if requests.state[row] == FINISHED:
+            self._released.append(row)
+            return
+        if np.isnan(requests.first_scheduled_s[row]):
+            requests.host_tokens[row] = tokens - requests.hit_tokens[row]
+        # of a text that is here as a whole the last token is computed again, for the next one
+        requests.computed_tokens[row] = min(tokens, int(requests.known_tokens(row)) - 1)
+
     def release(self, row: int) -> None:
         """Whoever wanted the KV of a row that ended here has it, or wants it no more: its memory is
         free at the next boundary (`settle`), as vLLM hears of it with a step's output."""
@@ -270,11 +283,14 @@ class EngineCore:
         requests = self.requests
         for row, hit_tokens in plan.fetched:
             self.holding += 1
-            requests.computed_tokens[row] = requests.hit_tokens[row] = hit_tokens
+            requests.computed_tokens[row] = hit_tokens
+            if np.isnan(requests.first_scheduled_s[row]):
+                requests.hit_tokens[row] = hit_tokens
             requests.remote_tokens[row] = 0
             requests.state[row] = RUNNING
         for row in plan.begun:
-            requests.first_scheduled_s[row] = now
+            if np.isnan(requests.first_scheduled_s[row]):
+                requests.first_scheduled_s[row] = now
 
     def emitting(self, plan: StepPlan) -> np.ndarray:
         """bool[n]: which of the plan's rows catch up with their known text, and so emit a token."""

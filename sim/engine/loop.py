@@ -18,6 +18,7 @@ from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, STEPS, Clock
 from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.engine.host_tier import HostTier
 from twinserve.sim.results.recorder import Load, StepRecorder
 
 
@@ -78,6 +79,7 @@ class Engine:
         self.fetch: Callable[[int], float] | None = None
         self._fetching: set[int] = set()
         self._carried: set[int] = set()  # rows with tokens of another engine, none yet of this one
+        self.tier: HostTier | None = None  # behind the ledger; set before the first request
         self.on_step: Callable[[], None] | None = None  # a step, or a run of them, is booked
         self.decision_overhead = decision_overhead
         self.decision_seconds: list[float] = []  # wall time of each plan
@@ -110,7 +112,7 @@ class Engine:
         self.backend.expect(row, output_tokens)
         if values.get("output_tokens"):
             self._carried.add(row)
-        self._notify()
+        self.notify()
         return row
 
     def withdraw(self, row: int, end: End) -> bool:
@@ -118,7 +120,7 @@ class Engine:
         where it had ended."""
         if not self.core.withdraw(row, end, self.clock.now):
             return False
-        self._notify()
+        self.notify()
         return True
 
     def _settle(self) -> None:
@@ -155,6 +157,8 @@ class Engine:
                 self.recorder.completed(step.executed, gaps, self.core.requests)
         under_way = (step.plan, step.executed.outcome) if step else (None, None)
         rows = self.core.fail(end, now, *under_way).tolist()
+        if self.tier is not None:
+            self.tier.fail()
         for row in rows:
             self.recorder.withdrawn(row)
         self.backend.fail(now)
@@ -165,7 +169,7 @@ class Engine:
         """Steps after the one under way take `factor` times as long; 1: as before."""
         self.backend.slow(factor)
         if self._in_run:
-            self._notify()
+            self.notify()
 
     def landed(self, row: int, whole: bool) -> None:
         """What was fetched for the row has come, or, not `whole`, will not (`fetch`)."""
@@ -175,22 +179,28 @@ class Engine:
         del self.core.ready_s[row]
         if self.core.fetched(row, whole):
             self.backend.fetched(row)
-        self._notify()
+        self.notify()
+
+    def loaded(self, row: int, tokens: int) -> None:
+        """What was loaded for the row has come: it has KV of so many tokens."""
+        self._fetching.remove(row)
+        del self.core.ready_s[row]
+        self.core.loaded(row, tokens)
 
     def release(self, row: int) -> None:
         """The memory of a row that was handed over is free (`EngineCore.release`)."""
         if not self.down:
             self.core.release(row)
-            self._notify()
+            self.notify()
 
     def _free(self, row: int, landing: float):
         """Memory that a transfer touches is free when that has landed."""
         yield self.clock.at(landing, BEFORE_STEPS)
         if not self.down:
             self.core.landed(row)
-            self._notify()
+            self.notify()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         """Something changed: end the idle wait, or the run of steps that rests on nothing
         changing."""
         self._news = True
@@ -220,7 +230,7 @@ class Engine:
             yield self.clock.at(self.clock.now, self._plans)
             if plan is None:
                 self._settle()
-            if plan is None and self.core.active:
+            if plan is None and (self.core.active or self.core.policy.unsettled):
                 plan, self._since_s = self._plan(), None
             if not plan:
                 yield from self._without_step(plan)
@@ -249,7 +259,10 @@ class Engine:
         if plan is not None and plan.changes_memory:
             moved = self.backend.transfer(plan, self.clock.now)
             self._hold(moved.ready_s, moved.lands_s)
-            self._begin_to_fetch(plan)
+            if self.tier is None:
+                self._begin_to_fetch(plan)
+            else:
+                self.tier.begin(plan)
             self.recorder.without_step(plan, moved.to_host_bytes, moved.to_device_bytes)
             done = max(moved.before, moved.beside)
             if done > self.clock.now:
@@ -260,9 +273,13 @@ class Engine:
                 # plan to make
                 return
         core = self.core
+        if self.tier is not None:
+            self.tier.begin(None)
         if (
             plan is not None
             and not core.ready_s
+            and core.active
+            and not (self.tier is not None and self.tier.busy)
             and core.ledger.free_blocks == core.ledger.num_blocks
         ):
             raise NoProgressError(self._diagnosis())
@@ -303,9 +320,12 @@ class Engine:
             plan = replace(plan, valid_for=0)
         if self._since_s is not None:
             overhead = max(0.0, self._since_s + overhead - now)
-        executed = self.backend.execute(plan, core.emitting(plan), now, overhead)
+        until_s = now if self.tier is None else self.tier.begin(plan)
+        executed = self.backend.execute(
+            plan, core.emitting(plan), now, max(overhead, until_s - now)
+        )
         self._hold(executed.ready_s, executed.lands_s)
-        if plan.fetched:
+        if plan.fetched and self.tier is None:
             self._begin_to_fetch(plan)
         self._since_s = now + overhead
         return _Step(plan, executed, core.holding, core.waiting)
@@ -343,16 +363,19 @@ class Engine:
                     f"policy {self.core.policy.name!r} fetches KV from another engine, and there "
                     "is none; give the replica the role decode"
                 )
-            landing = self.fetch(row)
-            self._fetching.add(row)
-            self.core.ready_s[row] = landing
-            self.core.transferring({row: landing})
+            self.fetching(row, self.fetch(row))
+
+    def fetching(self, row: int, landing: float) -> None:
+        """What was fetched or loaded for the row lands then (seconds)."""
+        self._fetching.add(row)
+        self.core.ready_s[row] = landing
+        self.core.transferring({row: landing})
 
     def _land(self, row: int, landing: float):
         yield self.clock.at(landing, BEFORE_STEPS)
         if self.core.ready_s.get(row) == landing and not self.down:
             del self.core.ready_s[row]
-            self._notify()
+            self.notify()
 
     def _run(self, executed: Executed):
         """Let the time of the step, or of the run of steps, pass; an arrival cuts a run at the next

@@ -20,7 +20,13 @@ from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_warmup import warmup_end_s
 from twinserve.sim.results.options import Warmup
 from twinserve.sim.results.recorder import joined_steps, request_frame
-from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES, STAYS
+from twinserve.sim.results.schemas import (
+    ENGINE_ARRIVAL,
+    ENGINE_FIRST_TOKEN,
+    HOST_TOKENS,
+    OUTCOMES,
+    STAYS,
+)
 
 # Of a request's placements: work done for it anywhere.
 _SUMMED = ("recomputes", "swaps", "swapped_tokens")
@@ -41,6 +47,9 @@ def fleet_rows(
     """
     tables = [replica.engine.core.requests for replica in fleet.replicas]
     stays = joined([request_frame(table, i, group_names) for i, table in enumerate(tables)])
+    tiered = any(replica.engine.tier is not None for replica in fleet.replicas)
+    if tiered:
+        stays[HOST_TOKENS] = np.concatenate([table.host_tokens for table in tables])
     starts = np.cumsum([0, *map(len, tables)]).tolist()
     where = {
         request.number: [starts[p.replica.index] + p.row for p in request.placements]
@@ -56,6 +65,9 @@ def fleet_rows(
         requests = joined([*parts, *([_bare(unplaced, group_names)] if unplaced else [])])
     else:
         requests = stays
+    if tiered:
+        found = requests[HOST_TOKENS].fillna(0).astype(np.int64)  # NaN: never placed
+        requests = requests.assign(**{HOST_TOKENS: found})
     if isinstance(fleet, Disaggregated):
         split = ttft_parts(fleet, [*placed, *unplaced])
         requests = requests.assign(**{f"{part}_s": seconds for part, seconds in split.items()})
@@ -98,7 +110,7 @@ def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]
         frame.loc[unserved, ["output_tokens", "late_tokens"]] = 0
     scheduled = stays["first_scheduled_s"].to_numpy()
     began = [next((i for i in places if not np.isnan(scheduled[i])), places[0]) for places in where]
-    for name in ("first_scheduled_s", "hit_tokens"):
+    for name in ("first_scheduled_s", "hit_tokens", *({HOST_TOKENS} & {*stays.columns})):
         frame[name] = stays[name].to_numpy()[began]
     lengths = np.array([len(places) for places in where])
     flat = np.concatenate(where)

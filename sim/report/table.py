@@ -158,6 +158,7 @@ SECTIONS: dict[str, list[Line]] = {
         Line("throughput, tok/s", ("total_token_throughput",), number, "high"),
         Line("KV peak", ("kv.peak_use",), percent),
         Line("prefix hit rate", ("kv.prefix_hit_rate",), percent, "high"),
+        Line("found on the host", ("kv.host_hit_rate",), percent, "high"),
         Line("preemptions: recompute", ("kv.preemptions.recompute",), count),
         Line("preemptions: swap", ("kv.preemptions.swap",), count),
         Line("swapped out", ("kv.swapped_bytes.to_host",), gibibytes),

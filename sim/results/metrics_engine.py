@@ -7,6 +7,7 @@ import pandas as pd
 
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_stats import sum_of_products
+from twinserve.sim.results.schemas import HOST_TOKENS
 
 
 def describe_kv(rows: RunRows) -> dict:
@@ -48,7 +49,13 @@ def describe_kv(rows: RunRows) -> dict:
             "to_device": int(steps["to_device_bytes"].sum()),
         },
         "prefix_hit_rate": hits / prompt if prompt else None,
+        **({"host_hit_rate": _host_hit_rate(rows, prompt)} if HOST_TOKENS in requests else {}),
     }
+
+
+def _host_hit_rate(rows: RunRows, prompt_tokens: int) -> float | None:
+    """Of the prompt tokens of requests that were admitted, those found on the host."""
+    return int(rows.requests[HOST_TOKENS].sum()) / prompt_tokens if prompt_tokens else None
 
 
 def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict:

@@ -31,6 +31,9 @@ REQUESTS = {
 }
 # Further columns of REQUESTS in runs with a front end, whose other times are the clients'; seconds.
 ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN = "engine_arrival_s", "engine_first_token_s"
+# Further column of REQUESTS with a host tier: prompt tokens that the first admission found there,
+# behind those found on the device.
+HOST_TOKENS = "host_tokens"
 # Further columns of REQUESTS where prefill is apart from decode, each with `_s` behind it: seconds
 # (sim/fleet/ttft_parts.py). With a front end there is one more.
 TTFT_PARTS = ("router", "queue", "prefill", "transfer", "decode_queue", "first_step")

@@ -142,6 +142,14 @@ class SimulationConfig(BaseModel):
     blocks."""
     host_blocks: int | None = Field(None, ge=0, le=10**15)
     "Blocks of host memory for swapped KV, instead of the profile's."
+    kv_offloading_size: float | None = Field(None, gt=0, le=1e9)
+    """GiB of host memory of a replica for KV blocks that leave the device, found again by their
+    text, as vLLM's OffloadingConnector has it (docs/tiers.md). [default: none]"""
+    kv_offloading_backend: Literal["native", "lmcache"] = "native"
+    "Whose tier: vLLM's own (native). Of lmcache nothing is simulated."
+    kv_offloading_options: str | None = None
+    """Of that tier: eviction_policy=arc,store_threshold=2,blocks_per_chunk=4,
+    offload_prompt_only=false,shared=true."""
     max_num_seqs: int | None = Field(None, ge=1)
     "Most requests in a batch, instead of the profile's."
     max_num_batched_tokens: int | None = Field(None, ge=1)
@@ -213,6 +221,14 @@ class SimulationConfig(BaseModel):
                 "--fleet and --replicas both say how many replicas there are; drop --replicas"
             )
         self._check_failures()
+        if self.kv_offloading_backend != "native":
+            raise ValueError(
+                "--kv-offloading-backend lmcache: its tier is not simulated; use native"
+            )
+        if self.kv_offloading_options is not None and self.kv_offloading_size is None:
+            raise ValueError(
+                "--kv-offloading-options: nothing is offloaded; give --kv-offloading-size"
+            )
         given = [f"--{s.replace('_', '-')}" for s in KV_SIZES if getattr(self, s) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} both set the KV memory; drop one")

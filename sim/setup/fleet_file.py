@@ -103,6 +103,8 @@ class PoolSettings(_Part):
     block_tokens: int | None = Field(None, ge=1)
     num_blocks: int | None = Field(None, ge=1, le=10**15)
     host_blocks: int | None = Field(None, ge=0, le=10**15)
+    kv_offloading_size: float | None = Field(None, gt=0, le=1e9)
+    kv_offloading_options: str | None = Field(None, min_length=1)
     max_num_seqs: int | None = Field(None, ge=1)
     max_num_batched_tokens: int | None = Field(None, ge=1)
     speculate: SpeculateSettings | None = None

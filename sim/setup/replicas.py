@@ -15,6 +15,7 @@ from twinserve.backends.simulated import SimulatedBackend
 from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.base import Policy
 from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.kv.offload.ledger import TieredLedger
 from twinserve.policies.kv.paged.drafted import DraftedLedger
 from twinserve.policies.registry import PolicySpec, ledger_class
 from twinserve.policies.requests import RequestTable
@@ -34,6 +35,7 @@ from twinserve.sim.results.recorder import StepRecorder
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.offloading import HostStores, check_offloading
 from twinserve.sim.setup.pools import Pool
 from twinserve.sim.setup.speculation import Speculation, with_drafts
 from twinserve.traces.apps.truth import TrueDemand
@@ -93,9 +95,11 @@ def compose(
     backend: BackendOf,
     decisions: bool = False,
     timed: bool = False,
+    stores: HostStores | None = None,
 ) -> Replica:
     """Replica number `index` of a fleet. inputs: as `description` has them. decisions: it keeps
-    its plans. timed: and when each gap between tokens was.
+    its plans. timed: and when each gap between tokens was. stores: host tiers that
+    its fleet shares.
 
     Raises PolicyError or SettingsError where the parts do not fit together.
     """
@@ -121,6 +125,13 @@ def compose(
         make_recorder(executes, index, timed, decisions, description.hardware.speculation),
         decision_overhead=0.0 if config.decision_time == "none" else None,
     )
+    if config.kv_offloading_size is not None:
+        if decisions:
+            raise SettingsError(
+                "--decisions: nobody could replay transfers to and from a host tier; drop it, or "
+                "--kv-offloading-size"
+            )
+        (stores or HostStores()).put_behind(engine, ledger, config, description.hardware, index)
     made_of = {"policy": spec.label, "profile": profile.name}
     if description.pool:
         made_of["pool"] = description.pool
@@ -237,6 +248,8 @@ def make_ledger(
     kind = ledger_class(kv)
     if hardware.speculation is not None:
         kind = DraftedLedger
+    if config.kv_offloading_size is not None:
+        kind = TieredLedger
     wanted = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
     caching = wanted and policy.uses_prefix_cache
     options = {"layers": hardware.profile.llm.layers} if kind.knows_layers else {}
@@ -273,8 +286,11 @@ def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Po
     """A new policy that can serve the requests of `inputs`, on a replica of this role. Raises
     PolicyError or SettingsError where it cannot."""
     hardware, longest = inputs.hardware, inputs.workload.longest
-    if role is Role.DECODE:
+    if role is Role.DECODE and inputs.config.kv_offloading_size is None:
         spec = replace(spec, own=_for_decode(spec))
+    if inputs.config.kv_offloading_size is not None:
+        check_offloading(spec, hardware, role is Role.SERVE)
+        spec = replace(spec, own=spec.policy.with_host_tier())
     if hardware.speculation is not None:
         spec = with_drafts(spec)
     policy = spec.build(

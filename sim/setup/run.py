@@ -40,6 +40,7 @@ from twinserve.sim.setup.demand import demand_of
 from twinserve.sim.setup.failures import resolve_recovery
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
+from twinserve.sim.setup.offloading import HostStores
 from twinserve.sim.setup.replicas import (
     BackendOf,
     Description,
@@ -247,6 +248,7 @@ class Simulation:
             self.fleet.recovery = resolve_recovery(inputs.config)
         self.faults: Faults | None = None
         self._made_of: list[Description] = []  # by replica
+        self._stores = HostStores()
         self._kinds: dict[int, tuple[Description, Inputs]] = {}  # by id of the description
         own = [kind for kind, count in kinds(inputs, spec) for _ in range(count)]
         for description in own if made_of is None else made_of:
@@ -296,6 +298,7 @@ class Simulation:
             backend=self._backend,
             decisions=self.decisions,
             timed=self.warmup is not None,
+            stores=self._stores,
         )
         if self._report is not None:
             replica.engine.on_step = self._step

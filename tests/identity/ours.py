@@ -18,10 +18,11 @@ def vllm_stepper(
     asynchronous: bool = False,
     stages: int = 1,
     policy: str = "vllm:VllmPolicy",
+    ledger_class=None,
     **options,
 ):
     """A stepper with policy `vllm` on a paged ledger; `options` are VllmOptions. policy: module of
-    `policies.baselines` and class."""
+    `policies.baselines` and class. ledger_class: of PagedLedger's kind, which is the default."""
     from importlib import import_module
 
     from tests.sim.stepper import Stepper
@@ -32,7 +33,8 @@ def vllm_stepper(
     module, _, name = policy.partition(":")
     kind = getattr(import_module(f"twinserve.policies.baselines.{module}"), name)
     requests = RequestTable()
-    ledger = PagedLedger(requests, num_blocks, block_tokens, prefix_caching=prefix_caching)
+    ledger_class = ledger_class or PagedLedger
+    ledger = ledger_class(requests, num_blocks, block_tokens, prefix_caching=prefix_caching)
     return Stepper(requests, kind(limits, VllmOptions(**options)), ledger, asynchronous, stages)
 
 
@@ -49,6 +51,7 @@ class OurScheduler:
         mutation: Mutation | None = None,
         release: Release | None = None,
         policy: str = "vllm:VllmPolicy",
+        ledger_class=None,
     ) -> None:
         from twinserve.policies.base import EngineLimits
 
@@ -65,6 +68,7 @@ class OurScheduler:
             settings.async_scheduling,
             settings.pipeline_stages,
             policy,
+            ledger_class,
             scheduling=settings.policy,
             enable_chunked_prefill=settings.enable_chunked_prefill,
             long_prefill_token_threshold=settings.long_prefill_token_threshold,

@@ -1,0 +1,138 @@
+"""vLLM V1's scheduler with KV offloaded to the host: OffloadingConnector's semantics.
+
+Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`), and what `policies/kv/offload` names.
+
+- A request without KV first takes what the device has, then asks the tier for what follows. What
+  the tier has is loaded while others compute: the request waits, as one does for KV that another
+  engine has computed, with blocks for its hits alone. Then it computes the rest.
+- Where the tier has no answer yet the request is passed over, and the next one is asked.
+- After a preemption a request asks again: its own KV may be on the host.
+"""
+
+from __future__ import annotations
+
+from twinserve.policies.base import SystemView
+from twinserve.policies.baselines.vllm_decode import VllmDecode
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.kv.offload.ledger import TieredLedger
+from twinserve.policies.plan import StepPlan
+from twinserve.policies.requests import RequestTable
+
+
+class VllmOffloading(VllmDecode):
+    def setup(self) -> None:
+        super().setup()
+        self._gone: list[tuple[int, bool]] = []  # rows that ended since the last plan; withdrawn?
+
+    def on_finish(self, row: int) -> None:
+        super().on_finish(row)
+        self._gone.append((row, False))
+
+    def on_withdraw(self, row: int) -> None:
+        super().on_finish(row)
+        self._gone.append((row, True))
+
+    @property
+    def unsettled(self) -> bool:
+        return bool(self._gone)
+
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
+        offload = _tiered(ledger).offload
+        requests, self.counters = view.requests, offload.counts
+        for row, withdrawn in self._gone:
+            computed = int(requests.computed_tokens[row])
+            if not withdrawn:  # the KV of its last token was never computed
+                computed = max(
+                    int(requests.prompt_tokens[row]), int(requests.known_tokens(row)) - 1
+                )
+            offload.ended(row, computed)
+        self._gone.clear()
+        plan = super().plan(view, ledger)
+        plan.offload = offload.begin(plan)
+        if plan.valid_for and not offload.steady(plan, plan.offload):
+            plan.valid_for, plan.chunked = 0, False
+        return plan
+
+    def _admit_waiting(
+        self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
+    ) -> None:
+        rows: list[int] = []
+        tokens: list[int] = []
+        open_ = True
+        for row in [row for row in self.fetching if row not in self._away]:
+            open_ = budget > 0 and self._has_seat()
+            new = self._go_on(row, plan, budget, requests, ledger) if open_ else 0
+            if not new:
+                open_ = False
+                break
+            self.fetching.remove(row)
+            rows.append(row)
+            tokens.append(new)
+            budget -= new
+        while open_ and budget > 0 and self.waiting and self._has_seat():
+            row = self.waiting.peek()
+            hit = ledger.hit_tokens(row)
+            loaded = _tiered(ledger).offload.lookup(row, hit)
+            if loaded is None:
+                self._passed.append(self.waiting.pop())
+                continue
+            if loaded:
+                open_ = self._load(row, hit, loaded, plan, requests, ledger)
+                continue
+            new = self._admit(row, plan, budget, requests, ledger)
+            if not new:
+                break
+            self.waiting.pop()
+            rows.append(row)
+            tokens.append(new)
+            budget -= new
+        while self._passed:
+            self.waiting.put_back(self._passed.pop(), requests)
+        self._join(plan, rows, tokens)
+
+    def _load(
+        self,
+        row: int,
+        hit: int,
+        loaded: int,
+        plan: StepPlan,
+        requests: RequestTable,
+        ledger: KvLedger,
+    ) -> bool:
+        tiered = _tiered(ledger)
+        whole = int(requests.known_tokens(row)) if self._reserves else 0
+        beside = self._still_needed(requests, ledger)
+        if not tiered.admit_load(row, hit + loaded, hit, self._kept_free(ledger), whole, beside):
+            return False
+        tiered.offload.load(row, hit, loaded)
+        self.waiting.pop()
+        self.fetching.add(row, requests)
+        self._in_prompt.add(row)
+        plan.fetched.append((row, hit))
+        return True
+
+    def _go_on(
+        self, row: int, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
+    ) -> int:
+        """What a row computes whose load has landed; 0: it waits on."""
+        tiered, computed = _tiered(ledger), int(requests.computed_tokens[row])
+        tiered.publish(row, tiered.offload.loaded(row))
+        known = int(requests.known_tokens(row))
+        new = self._part(known - computed, budget)
+        whole = known if self._reserves else 0
+        lacking = -(-max(whole, computed + new) // ledger.block_tokens) - ledger.held_blocks(row)
+        if not new or max(lacking, 0) + self._kept_free(ledger) > ledger.free_blocks:
+            return 0
+        ledger.grow(row, computed + new)
+        self.running.append(row)
+        if computed + new < known:
+            self._in_prompt.add(row)
+        plan.begun.append(row)
+        return new
+
+
+def _tiered(ledger: KvLedger) -> TieredLedger:
+    if not isinstance(ledger, TieredLedger):
+        raise PolicyError(f"the {ledger.name} ledger has no host tier; use kv=paged")
+    return ledger

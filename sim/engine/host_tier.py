@@ -1,0 +1,58 @@
+"""An engine's transfers to and from a host tier, in time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twinserve.backends.host_transfers import HostTransfers
+from twinserve.policies.kv.offload.connector import Job, Offloading
+from twinserve.policies.plan import StepPlan
+from twinserve.sim.engine.clock import BEFORE_STEPS
+
+if TYPE_CHECKING:
+    from twinserve.sim.engine.loop import Engine
+
+
+class HostTier:
+    """offload: what the engine's ledger has on the tier; transfers: how long they take."""
+
+    def __init__(self, engine: Engine, offload: Offloading, transfers: HostTransfers) -> None:
+        self.engine, self.offload, self.transfers = engine, offload, transfers
+        # of a tier that is shared: others may write what this engine waits for
+        offload.store.listeners.append(self._changed)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something on the tier may change without this engine."""
+        return self.offload.store.busy
+
+    def begin(self, plan: StepPlan | None) -> float:
+        """Queue the plan's transfers, and stores of the one before; None: no plan is to come. When
+        its step may compute (seconds)."""
+        engine = self.engine
+        jobs = None if plan is None else plan.offload
+        until_s, begun = self.transfers.begin(jobs, engine.clock.now)
+        for job, landing in begun:
+            if not job.store:
+                engine.fetching(job.row, landing)
+            engine.clock.process(self._lands(job, landing))
+        return until_s
+
+    def fail(self) -> None:
+        """The engine is no more."""
+        self.offload.store.listeners.remove(self._changed)
+        self.offload.fail()
+
+    def _lands(self, job: Job, landing: float):
+        engine = self.engine
+        yield engine.clock.at(landing, BEFORE_STEPS)
+        if engine.down:
+            return
+        self.transfers.landed(job)
+        if not job.store:
+            engine.loaded(job.row, job.upto)
+        self.offload.complete(job)
+        engine.notify()
+
+    def _changed(self) -> None:
+        self.engine.notify()
