@@ -10,6 +10,8 @@ from twinserve.backends.live.apart.host import Part, main
 from twinserve.backends.live.engine.engine import LiveSettings
 from twinserve.backends.live.versions import LiveEngineError
 
+_PRELOAD = "twinserve.backends.live.apart.preload"
+
 
 class Process:
     """An engine that starts; `wait` until it is up. Methods raise LiveEngineError where the engine
@@ -20,7 +22,8 @@ class Process:
 
     def __init__(self, settings: LiveSettings, part: Part | None = None) -> None:
         self.name = part.name if part else "alone"
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # vLLM is imported once
+        context.set_forkserver_preload([_PRELOAD])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=main, args=(theirs, settings, part), daemon=True)
         self._process.start()
