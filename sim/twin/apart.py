@@ -112,7 +112,9 @@ class Recorded(Simulation):
 
         def note_complete(made, outcome):
             done = complete(made, outcome)
-            ended = tuple(table.ids[r] for r in made.rows.tolist() if table.state[r] == State.FINISHED)
+            ended = tuple(
+                table.ids[r] for r in made.rows.tolist() if table.state[r] == State.FINISHED
+            )
             note("end", value=ended)
             return done
 
@@ -176,18 +178,28 @@ class ApartLive:
     def held(self) -> bool:
         return bool(self.tokens) and not self.differing and not self.other_answers
 
-    def lines(self) -> list[str]:
-        steps = sum(self.steps.values())
+    def described(self) -> dict:
+        """As plain values."""
+        return {
+            "steps": dict(self.steps),
+            "polls": self.polls,
+            "differing": self.differing,
+            "first": self.first,
+            "answers": len(self.tokens),
+            "other_answers": self.other_answers,
+            "seen": dict(sorted(self.seen.items())),
+        }
+
+    def lines(self) -> list[tuple[str, str]]:
         by_role = ", ".join(f"{role} {count:,}" for role, count in self.steps.items())
-        seen = ", ".join(f"{what} {times:,}" for what, times in sorted(self.seen.items()))
         others = self.other_answers
-        return [
-            f"steps        {steps:,} ({by_role}), {self.differing:,} decided otherwise"
-            + (f"; first: {self.first}" if self.first else ""),
-            f"answers      {len(self.tokens):,}, {len(others):,} differ from one engine's"
-            + (f"; first: {others[0]}" if others else ""),
-            f"seen         {seen}",
+        lines = [
+            ("steps", f"{sum(self.steps.values()):,} ({by_role})"),
+            ("decided otherwise", f"{self.differing:,}" + (f": {self.first}" * bool(self.first))),
+            ("answers", f"{len(self.tokens):,}"),
+            ("not those of one engine", f"{len(others):,}" + (f": {others[0]}" if others else "")),
         ]
+        return lines + [(what, f"{times:,}") for what, times in sorted(self.seen.items())]
 
 
 class _Live:
@@ -339,7 +351,9 @@ class _Fleet:
     def _differs(self, live: _Live, event: Event, how: str) -> None:
         self.found.differing += 1
         if not self.found.first:
-            self.found.first = f"{live.process.name} at {event.at_s:.6f} s: {how} (simulated / live)"
+            self.found.first = (
+                f"{live.process.name} at {event.at_s:.6f} s: {how} (simulated / live)"
+            )
 
     # -- one engine --------------------------------------------------------------------------------
     def answered_alone(self, settings: LiveSettings) -> ApartLive:
