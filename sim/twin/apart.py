@@ -1,5 +1,5 @@
-"""Prefill apart from decode on live engines: a simulated fleet, and beside it a real vLLM engine for
-each of its replicas, which decides by itself and hands real KV over.
+"""Prefill apart from decode on live engines: a simulated fleet, and beside it a real vLLM engine
+for each of its replicas, which decides by itself and hands real KV over.
 
 The simulation says when things happen: when a request reaches an engine or leaves it, when a step
 begins and ends, when a transfer lands. Engines are told so at these moments, and nothing else. What
