@@ -51,7 +51,7 @@ class Damage:
         first = {n: tuple(one.prefix[:1]) for n, one in asked.items() if one.prefix is not None}
         texts = list(first.values())
         alone = {n for n, text in first.items() if text and texts.count(text) == 1}
-        return {n for n in alone & completed if asked[n].output_tokens > 20}
+        return {n for n in alone & completed if asked[n].prompt_tokens > 64}
 
 
 def test_engines_decide_as_simulated_and_a_damaged_block_alone_changes_an_answer(folder):
