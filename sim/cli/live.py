@@ -38,7 +38,7 @@ def replay(
     run: Path,
     *,
     model: Annotated[str, Starting],
-    mode: Annotated[Literal["locked", "free"], Starting] = "locked",
+    mode: Annotated[Literal["locked", "free", "apart"], Starting] = "locked",
     pace: Annotated[Literal["wall", "measured"], Engine] = "wall",
     weights: Annotated[Literal["safetensors", "dummy", "auto"], Engine] = "safetensors",
     dtype: Annotated[str, Engine] = "auto",
@@ -73,7 +73,8 @@ def replay(
         Folder of a model (config.json, weights), or `tiny`, `deep` or `small`: Llamas of 0.4, 1.4
         and 18 M parameters and 2, 8 and 8 layers, seeded weights.
     mode: str
-        locked or free.
+        locked, free or apart. apart: of a fleet with prefill apart from decode, a live engine for
+        each replica, which decides by itself and hands real KV over (docs/apart-live.md).
     pace: str
         Of a free replay. wall: requests arrive in wall time. measured: the clock advances by each
         step's measured time and jumps over idle time.
@@ -104,6 +105,8 @@ def replay(
     """
     from twinserve.sim.setup.config import SettingsError
 
+    if mode == "apart" and (given := [n for n, v in (("--out", out), ("--steps", steps)) if v]):
+        raise SettingsError(f"{given[0]}: --mode apart writes no files; give --as-json, or drop it")
     if mode == "locked" and out is not None:
         raise SettingsError(
             "--out is for a free replay; a locked one writes its steps with --steps FILE.parquet"
@@ -124,7 +127,11 @@ def replay(
         "physical": physical,
         "extra": engine_arguments(engine_arg),
     }
-    if mode == "locked":
+    if mode == "apart":
+        from twinserve.sim.cli.replay_apart import replay_apart
+
+        replay_apart(run, model, options, as_json, quiet)
+    elif mode == "locked":
         _locked(run, model, options, steps, as_json, quiet)
     else:
         _free(run, model, options, pace == "wall", out, overwrite, as_json, quiet, decisions)

@@ -77,7 +77,7 @@ class TwinserveConnector(KVConnectorBase_V1):
             raise ValueError(
                 f"TwinserveConnector has no setting {unknown[0]}; it has {sorted(self.settings)}"
             )
-        self._block_tokens = _block_tokens(vllm_config, kv_cache_config)
+        self._block_tokens = block_tokens_of(vllm_config, kv_cache_config)
         self._host_tokens = _host_tokens(settings, self._block_tokens)
         self._staging_bytes = int(settings.get("staging_bytes", STAGING_BYTES))
         self._copier: SlotCopier | None = None
@@ -158,23 +158,7 @@ class TwinserveConnector(KVConnectorBase_V1):
         self._copier = SlotCopier(table, self._host_tokens, self._staging_bytes)
 
     def _table(self, kv_caches: dict[str, Any], blocks: int) -> SlotTable:
-        layers = get_layers_from_vllm_config(self._vllm_config, AttentionLayerBase, list(kv_caches))
-        backends = {name: layer.get_attn_backend() for name, layer in layers.items()}
-        spec = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
-
-        def packing(name: str, tensor: Any) -> Any:
-            if name not in backends or backends[name].get_name() != "CPU_ATTN":
-                return None
-            from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-            from twinserve.backends.live.transfer.cpu import slot_elements
-
-            isa = getattr(layers[name], "isa", None)
-            return slot_elements(
-                tensor, isa or _get_attn_isa(spec.dtype, spec.block_size, spec.head_size)
-            )
-
-        return table_of(kv_caches, blocks, self._block_tokens, backends, packing)
+        return slot_table(self._vllm_config, self._kv_cache_config, kv_caches, blocks)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         # The one call that both model runners make before every forward pass and before they touch
@@ -210,6 +194,29 @@ class TwinserveConnector(KVConnectorBase_V1):
         """Nothing: device blocks are free as soon as they are gathered."""
 
 
+def slot_table(
+    vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, Any], blocks: int
+) -> SlotTable:
+    """The KV tensors of a worker's layers, which have `blocks` blocks, as a table of slots."""
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, list(kv_caches))
+    backends = {name: layer.get_attn_backend() for name, layer in layers.items()}
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+
+    def packing(name: str, tensor: Any) -> Any:
+        if name not in backends or backends[name].get_name() != "CPU_ATTN":
+            return None
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        from twinserve.backends.live.transfer.cpu import slot_elements
+
+        isa = getattr(layers[name], "isa", None)
+        return slot_elements(
+            tensor, isa or _get_attn_isa(spec.dtype, spec.block_size, spec.head_size)
+        )
+
+    return table_of(kv_caches, blocks, spec.block_size, backends, packing)
+
+
 def _slowest(reports: list[TransferReport]) -> TransferReport:
     first = reports[0]
     return TransferReport(
@@ -222,7 +229,7 @@ def _slowest(reports: list[TransferReport]) -> TransferReport:
     )
 
 
-def _block_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+def block_tokens_of(vllm_config: Any, kv_cache_config: Any) -> int:
     """Tokens a block. Raises ValueError for models and settings that cannot be swapped by slots."""
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size * parallel.prefill_context_parallel_size > 1:

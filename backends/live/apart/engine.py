@@ -1,0 +1,93 @@
+"""Engines in processes of their own, as whoever runs them sees them. Imports no vLLM."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+from twinserve.backends.live.apart.decided import Decided, Ended
+from twinserve.backends.live.apart.host import Part, main
+from twinserve.backends.live.engine.engine import LiveSettings
+from twinserve.backends.live.versions import LiveEngineError
+
+_PRELOAD = "twinserve.backends.live.apart.preload"
+
+
+class Process:
+    """An engine that starts; `wait` until it is up. Methods raise LiveEngineError where the engine
+    fails. Call `close` at the end.
+
+    part  None: it stands alone, and answers
+    """
+
+    def __init__(self, settings: LiveSettings, part: Part | None = None) -> None:
+        self.name = part.name if part else "alone"
+        context = multiprocessing.get_context("forkserver")  # vLLM is imported once
+        context.set_forkserver_preload([_PRELOAD])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=main, args=(theirs, settings, part), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def wait(self) -> int:
+        """Until it is up; token ids of its vocabulary."""
+        return self._answer()
+
+    def answers(self, requests: list[tuple[str, list[int], int]]) -> dict[str, list[int]]:
+        """Token ids that it gives to (name, prompt, output tokens)."""
+        return self._ask("answers", requests)
+
+    def submit(
+        self, request: str, prompt: list[int], output: int, at_s: float, params: dict | None
+    ) -> None:
+        """params: `kv_transfer_params`."""
+        self._ask("submit", request, prompt, output, at_s, params)
+
+    def abort(self, request: str) -> None:
+        self._ask("abort", request)
+
+    def step(self, now: float) -> Decided:
+        """It begins a step, at `now` (seconds): schedules and computes."""
+        self._ask("step", now)
+        return self._answer()
+
+    def end(self, now: float) -> Ended:
+        """The step ends."""
+        return self._ask("end", now)
+
+    def land(self, request: str) -> bool:
+        """What was fetched for the request has come; whether whole. At any time."""
+        return self._ask("land", request)
+
+    def close(self) -> None:
+        try:
+            if self._process.is_alive():
+                self._ask("close")
+        except LiveEngineError:
+            pass  # it went before
+        finally:
+            self._process.join(10)
+            if self._process.is_alive():
+                self._process.terminate()
+            self._pipe.close()
+
+    def kill(self) -> None:
+        """At once, as if its machine had gone."""
+        self._process.kill()
+        self._process.join()
+
+    def _ask(self, *message: Any) -> Any:
+        try:
+            self._pipe.send(message)
+        except OSError as error:
+            raise LiveEngineError(f"engine {self.name} has gone") from error
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            kind, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise LiveEngineError(f"engine {self.name} has gone") from error
+        if kind == "error":
+            raise LiveEngineError(f"engine {self.name}: {value}")
+        return value

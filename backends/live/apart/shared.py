@@ -1,0 +1,45 @@
+"""KV tensors of a CPU engine in memory that other processes of this machine can map: one engine
+reads the other's cache as a network card would, without its help."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+
+def share(tensor: torch.Tensor) -> dict:
+    """Move the memory of `tensor`, and of all that share it, to where others can map it; values
+    stay. Returns what `attach` needs, as JSON has it."""
+    storage = tensor.untyped_storage()
+    fd, size = storage._share_fd_cpu_()
+    return {
+        "pid": os.getpid(),
+        "fd": fd,
+        "bytes": size,
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "offset": tensor.storage_offset(),
+    }
+
+
+def alive(about: dict) -> bool:
+    """Whether the process that shares a tensor is there."""
+    return Path(f"/proc/{about['pid']}/fd/{about['fd']}").exists()
+
+
+def attach(about: dict) -> torch.Tensor:
+    """The tensor itself, of another process or this one: what is written here is there. Raises
+    FileNotFoundError where that process has gone."""
+    if not alive(about):
+        raise FileNotFoundError(f"process {about['pid']} and its KV cache have gone")
+    dtype = getattr(torch, about["dtype"])
+    flat = torch.from_file(
+        f"/proc/{about['pid']}/fd/{about['fd']}",
+        shared=True,
+        size=about["bytes"] // dtype.itemsize,
+        dtype=dtype,
+    )
+    return flat.as_strided(about["shape"], about["stride"], about["offset"])

@@ -1,0 +1,72 @@
+"""What engines of this machine tell one another of KV that is kept to be fetched: a folder of small
+files, which all of them see (in shared memory, at best).
+
+    ENGINE.json             where its KV tensors lie (`shared.py`)
+    ENGINE/REQUEST          its KV is kept; there until it is given up
+    ENGINE/REQUEST.beat     the last heartbeat of who is going to fetch it
+    ENGINE/REQUEST.done     it was fetched, or nobody wants it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+
+class Shelf:
+    """Of one engine. Times are seconds of the clock that all engines share."""
+
+    def __init__(self, folder: Path, engine: str) -> None:
+        self._about = folder / f"{quote(engine, safe='')}.json"
+        self._folder = folder / quote(engine, safe="")
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    # -- of the engine that keeps --------------------------------------------------------------
+    def tell(self, about: dict) -> None:
+        """Where its KV is."""
+        _write(self._about, json.dumps(about))
+
+    def put(self, request: str) -> None:
+        _write(self._file(request), "")
+
+    def last_beat(self, request: str) -> float:
+        """Minus infinity: there was none."""
+        try:
+            return float(self._file(request, ".beat").read_text())
+        except FileNotFoundError:
+            return float("-inf")
+
+    def is_done(self, request: str) -> bool:
+        return self._file(request, ".done").exists()
+
+    def take_away(self, request: str) -> None:
+        for mark in ("", ".beat", ".done"):
+            self._file(request, mark).unlink(missing_ok=True)
+
+    # -- of the engine that fetches ------------------------------------------------------------
+    def about(self) -> dict:
+        """Raises FileNotFoundError where no engine of this name has come up."""
+        return json.loads(self._about.read_text())
+
+    def has(self, request: str) -> bool:
+        return self._file(request).exists()
+
+    def beat(self, request: str, now: float) -> None:
+        if self.has(request):
+            _write(self._file(request, ".beat"), repr(now))
+
+    def done(self, request: str) -> None:
+        if self.has(request):
+            _write(self._file(request, ".done"), "")
+
+    def _file(self, request: str, mark: str = "") -> Path:
+        return self._folder / (quote(request, safe="") + mark)
+
+
+def _write(path: Path, text: str) -> None:
+    """As a whole: nobody reads half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text)
+    beside.replace(path)
