@@ -23,9 +23,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from cyclopts import Parameter
 
 from twinserve.backends.live.route.settings import model_of, require_libraries, router_of
 from twinserve.experiments.benchmark.measure import machine
@@ -54,6 +56,7 @@ def twin(
     seed: int = 0,
     profile: str = "llama-3.1-70b@a100-80g:tp4",
     front_end: str = "none",
+    given: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
     slo: str = "ttft=0.2,tpot=0.04",
     workers: int = 2,
     router: str = "vllm-dp",
@@ -70,6 +73,8 @@ def twin(
     trace: str
         As for twinserve simulate; so are rate, requests, cap_length, seed, profile, front_end
         and router.
+    given: tuple[str]
+        Another setting of simulate, as block_tokens=32; may be repeated.
     slo: str
         Objectives in seconds, as ttft=0.2,tpot=0.04.
     workers: int
@@ -111,6 +116,7 @@ def twin(
         "profile": profile,
         "prefix_caching": False,
         "slo": slo,
+        **_settings(given),
     }
     workload = resolve(SimulationConfig(**settings)).workload
     rows, picks = [], []
@@ -149,6 +155,16 @@ def twin(
         print(f"the last of {workers} servers was killed at {kill_at:g} s, and up at {shown} s")
     print(beside(table).to_string(index=False))
     print(*picks, sep="\n")
+
+
+def _settings(given: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {text}: has no value; write block_tokens=32")
+        found[name.replace("-", "_")] = value
+    return found
 
 
 class Server:
@@ -216,7 +232,8 @@ class _Live:
         named = [part for one in self.servers for part in ("--worker", one.url)]
         flags = ["--router", self.router, "--port", "0", "--record", str(self.record)]
         # as soon as it can be: the simulated router learns of it at once
-        front = Process([*FRONT, *flags, "--health-interval", "0.2", *named])
+        flags += ["--health-interval", "0.2", "--health-timeout", "30"]  # busy is not dead
+        front = Process([*FRONT, *flags, *named])
         try:
             model = self.servers[0].model()
             _until(lambda: sum(self._up(front)) == len(self.servers))
