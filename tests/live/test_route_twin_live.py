@@ -61,7 +61,10 @@ def test_a_killed_server_live_and_simulated(vllm, tmp_path, capsys):
     arguments += ["--set", "host_time=none"]
     if front.exists():
         arguments += ["--front-end", str(front)]
-    main([*arguments, "--out", str(out)])
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--out", str(out)])
+        raise SystemExit(0)
+    assert not end.value.code
     said = capsys.readouterr().out
     assert said.count("0 other views, 0 other picks") == 2
     table = pd.read_csv(out).set_index("run")
