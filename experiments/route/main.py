@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import cyclopts
@@ -23,12 +20,14 @@ import pandas as pd
 from twinserve.backends.live.route.settings import require_libraries, router_of
 from twinserve.experiments.benchmark.measure import machine
 from twinserve.experiments.benchmark.tables import machine_lines
+from twinserve.experiments.route.processes import FRONT, WORKER, Process
+from twinserve.experiments.route.soak import soak
+from twinserve.experiments.route.twin import twin
 from twinserve.formats import whole_file
 from twinserve.sim.cli.main import run_app
 from twinserve.sim.setup.config import SettingsError
 
 MODES: dict[str, tuple[str, ...]] = {"followed": (), "passed through": ("--no-migration",)}
-_ROUTE = "from twinserve.sim.cli.main import main; main()"
 
 
 def route(
@@ -71,19 +70,19 @@ def route(
     router_of(router)  # the front would say what is wrong to nobody
     rows = []
     with ExitStack() as stack:
-        given = [sys.executable, "-m", "twinserve.experiments.route.worker", str(tokens), str(pace)]
-        servers = [stack.enter_context(listening(given))[0] for _ in range(workers)]
+        given = [*WORKER, str(tokens), str(pace)]
+        servers = [stack.enter_context(closing(Process(given))).url for _ in range(workers)]
         named = [part for url in servers for part in ("--worker", url)]
         fronts = {}
         for mode, flags in MODES.items():
-            command = [sys.executable, "-c", _ROUTE, "route", "--router", router, "--port", "0"]
-            fronts[mode] = stack.enter_context(listening([*command, *flags, *named]))
+            command = [*FRONT, "--router", router, "--port", "0", *flags, *named]
+            fronts[mode] = stack.enter_context(closing(Process(command)))
         for repeat in range(repeats):
             for count in clients:
                 direct = measured(servers, None, count, tokens, pace, seconds)
                 rows.append({"clients": count, "way": "direct", "repeat": repeat, **direct})
-                for mode, (url, process) in fronts.items():
-                    found = measured([url], process, count, tokens, pace, seconds)
+                for mode, front in fronts.items():
+                    found = measured([front.url], front, count, tokens, pace, seconds)
                     rows.append({"clients": count, "way": mode, "repeat": repeat, **found})
     table = pd.DataFrame(rows)
     if out is not None:
@@ -95,7 +94,7 @@ def route(
 
 def measured(
     urls: Sequence[str],
-    process: subprocess.Popen[str] | None,
+    process: Process | None,
     clients: int,
     tokens: int,
     pace_s: float,
@@ -104,7 +103,7 @@ def measured(
     """Milliseconds, and what the process of the front computed meanwhile (share of a core)."""
     from twinserve.experiments.route.clients import load
 
-    before = cpu_s(process)
+    before = 0.0 if process is None else process.cpu_s()
     seen = asyncio.run(load(list(urls), clients, tokens, tokens * pace_s, time_s))
     if not seen.on_the_way_s:
         raise SettingsError(f"no answer ended within {time_s:g} s; give more --seconds")
@@ -114,16 +113,8 @@ def measured(
             found[f"{name}_p{percent}_ms"] = float(np.percentile(values, percent)) * 1e3
     if process is not None:
         took_s = time_s + tokens * pace_s * 2  # until the last one has ended
-        found["front_cores"] = (cpu_s(process) - before) / took_s
+        found["front_cores"] = (process.cpu_s() - before) / took_s
     return found
-
-
-def cpu_s(process: subprocess.Popen[str] | None) -> float:
-    """Seconds that a process of this host has computed."""
-    if process is None:
-        return 0.0
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def added(table: pd.DataFrame) -> pd.DataFrame:
@@ -139,30 +130,11 @@ def added(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@contextmanager
-def listening(command: Sequence[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A process that says where it listens; it ends with the block."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith("listening on "):
-            raise SettingsError(f"{' '.join(command[1:4])} did not start")
-        yield line.split()[-1], process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     app = cyclopts.App(name="route", help=route.__doc__, version=None)
     app.default(route)
+    app.command(soak)
+    app.command(twin)
     run_app(app, arguments, "interrupted; nothing was written")
 
 

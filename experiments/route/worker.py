@@ -1,7 +1,10 @@
 """A server that streams stamps instead of words: each token's text is when it was sent, by the
 clock that all processes of a host share. So what lies between server and client can be measured
 token by token, whatever a token takes to generate.
-`python -m twinserve.experiments.route.worker TOKENS PACE_S`."""
+
+Its model `AT_ONCE` waits for nothing, and each of its tokens has a kilobyte: so its answers do not
+fit into what connections hold, and wait for clients that are slow.
+`python -m twinserve.experiments.route.worker TOKENS PACE_S [PORT]`."""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ import time
 
 from aiohttp import web
 
+AT_ONCE = "stamps-at-once"
+_WIDE = 1000
 _PAGE = (
     'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_waiting{engine="0"} 0\n'
     'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
@@ -20,23 +25,28 @@ _PAGE = (
 
 
 def application(tokens: int, pace_s: float) -> web.Application:
+    """tokens: of an answer that asks for no number of them."""
+
     async def page(request: web.Request) -> web.Response:
         return web.Response(text=_PAGE)
 
     async def generate(request: web.Request) -> web.StreamResponse:
-        tells = bool((await request.json()).get("return_token_ids"))
+        body = await request.json()
+        tells = bool(body.get("return_token_ids"))
+        at_once = body.get("model") == AT_ONCE
+        count = body.get("max_tokens") or tokens
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
-        for i in range(tokens):
-            await asyncio.sleep(pace_s)
+        for i in range(count):
+            await asyncio.sleep(0.0 if at_once else pace_s)
             choice: dict = {"index": 0, "logprobs": None, "finish_reason": None}
-            if i == tokens - 1:
+            if i == count - 1:
                 choice["finish_reason"] = "length"
             if tells:
                 choice["token_ids"] = [i]
                 if not i:
                     choice["prompt_token_ids"] = list(range(256))
-            choice["text"] = f" {time.monotonic_ns()}"
+            choice["text"] = f" {time.monotonic_ns()}" + "." * (_WIDE if at_once else 0)
             data = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "stamps"}
             await answer.write(b"data: %s\n\n" % json.dumps({**data, "choices": [choice]}).encode())
         await answer.write(b"data: [DONE]\n\n")
@@ -49,13 +59,13 @@ def application(tokens: int, pace_s: float) -> web.Application:
     return app
 
 
-async def run(tokens: int, pace_s: float) -> None:
+async def run(tokens: int, pace_s: float, port: int = 0) -> None:
     runner = web.AppRunner(application(tokens, pace_s), access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+    await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()
     print(f"listening on http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(run(int(sys.argv[1]), float(sys.argv[2])))
+    asyncio.run(run(int(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:])))

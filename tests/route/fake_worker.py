@@ -47,6 +47,7 @@ class FakeWorker:
     adds          headers of answers
     host          by which it is called
     running, waiting, kv_use  what /metrics says
+    block_tokens  what it says of its cache; 0: nothing
     seen          bodies that came, with their paths; seen_texts: those for /tokenize, and the types
                   that these said they had
     no_tokens     /tokenize fails; odd_tokens: what it answers
@@ -64,6 +65,7 @@ class FakeWorker:
         self.healthy = True
         self.silent = False
         self.running, self.waiting, self.kv_use = 0, 0, 0.0
+        self.block_tokens = 16
         self.seen: list[tuple[str, dict[str, Any], Mapping[str, str]]] = []
         self.seen_texts: list[dict[str, Any]] = []
         self.seen_types: list[list[str]] = []
@@ -124,8 +126,12 @@ class FakeWorker:
             f"vllm:num_requests_waiting{{{where}}} {float(self.waiting)}\n"
             f'vllm:num_requests_waiting_by_reason{{{where},reason="capacity"}} 77.0\n'
             f"vllm:kv_cache_usage_perc{{{where}}} {self.kv_use}\n"
-            f'vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="{self.blocks}"}} '
-            "1.0\n"
+            + (
+                f'vllm:cache_config_info{{block_size="{self.block_tokens}",engine="0",'
+                f'num_gpu_blocks="{self.blocks}"}} 1.0\n'
+                if self.block_tokens
+                else ""
+            )
         )
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -239,6 +239,29 @@ def test_a_replay_that_cannot_be_read_is_none():
     run(test)
 
 
+@pytest.mark.parametrize("limit", ["REPLAY_BYTES", "_WHOLE_REPLAY_S"])
+def test_a_replay_without_end_is_not_taken(limit, monkeypatch):
+    """What comes live counts then."""
+    from twinserve.backends.live.route import kv_events
+
+    async def test() -> None:
+        async with heard() as (made, (one, _)):
+            await one.publish(stored(IDS[0]))
+            await knows(made, 0, 10)
+            monkeypatch.setattr(kv_events, limit, 0)
+            await one.publish(CLEARED, lost=True)
+            await one.publish(stored(IDS[1][: 3 * BLOCK]))
+            await knows(made, 0, 3)
+            assert await of(made, 0, "kv_gaps_total", outcome="dropped") == 1
+            monkeypatch.undo()
+            await one.publish(stored(IDS[1], first=3), lost=True)
+            await one.publish(CLEARED)
+            await knows(made, 0, 0)
+            assert await of(made, 0, "kv_gaps_total", outcome="replayed") == 1
+
+    run(test)
+
+
 def test_events_come_over_ipv6_too():
     with socket.socket(socket.AF_INET6) as one:
         try:

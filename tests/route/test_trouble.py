@@ -284,3 +284,28 @@ def test_a_port_that_is_taken_is_one_line():
         )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert port in done.stderr and done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_worker_with_another_kv_memory_is_a_new_replica():
+    """It may not tell when it comes up, or be started anew between two checks."""
+
+    async def test() -> None:
+        async with scene(2, pace_s=0.05, router="least-requests") as made:
+            view = made.front.fleet.view
+            under_way = [asyncio.create_task(made.post(prompt="w1")) for _ in range(4)]
+            await made.until(lambda: made.workers[0].busy == 2)
+            made.workers[0].block_tokens = 0
+            for size, replicas in ((32, 3), (16, 4)):
+                made.workers[0].block_tokens = size
+                await made.until(lambda replicas=replicas: len(view.block_tokens) == replicas)
+                assert view.block_tokens[-1] == size and len(view.up) == 2
+                assert made.front.fleet.up == [0, 1]
+            made.workers[0].block_tokens = 0  # what does not tell is as before
+            polls = view.loads[view.up[-1]].at_s
+            await made.until(lambda: view.loads[view.up[-1]].at_s > polls)
+            assert len(view.block_tokens) == 4
+            assert [status for status, *_ in await asyncio.gather(*under_way)] == [200] * 4
+            assert sum(view.in_flight) == 0
+            assert (await made.post(prompt="w1"))[0] == 200
+
+    run(test)

@@ -19,6 +19,8 @@ from twinserve.backends.live.route.settings import KvEndpoints
 
 _log = logging.getLogger("twinserve.route")
 _REPLAY_S = 5.0  # for the next message of a replay
+_WHOLE_REPLAY_S = 60.0
+REPLAY_BYTES = 2**28  # vLLM keeps 10,000 batches, of some kilobytes each
 _UNTOLD = 2**22  # blocks of a worker that does not say how many it has
 _JOIN_S = 0.2  # a subscription takes effect meanwhile; what is published before it is replayed
 
@@ -135,8 +137,9 @@ class KvEvents:
         await stream.replayed(found, first)
 
     async def _replayed(self, endpoint: str, wanted: int) -> list[Message] | None:
-        """From a number on; None where nobody answers."""
+        """From a number on; None where nobody answers, or with more than there is room for."""
         found: list[Message] = []
+        size, end = 0, asyncio.get_running_loop().time() + _WHOLE_REPLAY_S
         # a socket of its own for each: one that got no answer would not take another question
         with self._context.socket(zmq.DEALER) as socket:
             socket.set(zmq.LINGER, 0)
@@ -150,6 +153,10 @@ class KvEvents:
                     if message is None:
                         return found
                     found.append(message)
+                    size += sum(map(len, frames))
+                    if size > REPLAY_BYTES or asyncio.get_running_loop().time() > end:
+                        _log.warning("%s: a replay that is too long was not taken", endpoint)
+                        return None
             except (TimeoutError, UnreadableError):
                 return found or None
 

@@ -172,10 +172,31 @@ class Workers:
     async def _poll(self, worker: Worker) -> None:
         if self._fleet.is_up(worker.index) and (page := await self._page(worker)):
             text, at_s = page
+            memory = read_memory(text)
+            if memory not in (worker.memory, KvMemory()):  # where it does not tell, it is as before
+                self._other(worker, memory, read_load(text, at_s, memory))
+                return
             load = read_load(text, at_s, worker.memory)
             if load is not None:
                 self._fleet.measured(worker.index, load)
                 self._on_change()  # a router may have held requests for what it measured before
+
+    def _other(self, worker: Worker, memory: KvMemory, load: Load | None) -> None:
+        """Its KV memory is not what was taken for it: its first page did not tell, or it was
+        started anew between two checks. Blocks of another size have other names, so it is a new
+        replica. Requests that it has go on, and the router does not count them any more."""
+        _log.warning(
+            "%s has %d KV blocks of %d tokens, and not %d of %d",
+            worker.url,
+            *memory,
+            *worker.memory,
+        )
+        self._fleet.failed(worker.index)
+        worker.memory = memory
+        self._fleet.came(worker.index, memory, load)
+        if self.events is not None:
+            self.events.came(worker.index, memory)
+        self._on_change()
 
     async def _page(self, worker: Worker) -> tuple[str, float] | None:
         """/metrics, and when it was asked for: what it says is not older."""

@@ -1,0 +1,119 @@
+"""Live runs of the front beside simulated ones, and its soak."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import pandas as pd
+import pytest
+
+from twinserve.experiments.route.main import main
+from twinserve.experiments.route.soak import flatness
+from twinserve.experiments.route.twin import beside, metrics
+
+
+def ran(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+        raise SystemExit(0)
+    assert not end.value.code
+
+
+def test_metrics_are_of_whole_answers_and_shares_of_all():
+    table = pd.DataFrame(
+        {
+            "ttft_s": [0.1, 0.3, math.nan, 0.2],
+            "tpot_s": [0.02, 0.02, math.nan, math.nan],  # the last has one token
+            "e2el_s": [1.0, 2.0, math.nan, 0.2],
+            "finished": [True, True, False, True],
+        }
+    )
+    found = metrics(table, (0.2, 0.03, 0.0))
+    assert found["ttft mean, ms"] == pytest.approx(200)
+    assert found["tpot p99, ms"] == pytest.approx(20)
+    assert found["ttft attained, %"] == found["both attained, %"] == 50
+    assert found["tpot attained, %"] == 75 and found["failed"] == 1
+
+
+def test_a_simulation_is_inside_where_live_runs_are_on_both_sides():
+    table = pd.DataFrame(
+        {
+            "run": ["live 1", "live 2", "simulated"],
+            "tpot mean, ms": [10.0, 14.0, 15.0],
+            "sent to 1": [3.0, 5.0, 4.0],
+        }
+    )
+    found = beside(table).set_index("metric")
+    assert found["inside"].tolist() == ["no", "yes"]
+    assert found["off by"].tolist() == ["+25.0 %", "+0"]
+    assert found.loc["sent to 1", ["least", "most"]].tolist() == ["3", "5"]
+
+
+def test_growth_is_that_of_the_second_half():
+    hours = [i / 10 for i in range(11)]
+    mib = [100 + min(i, 5) * 10 + max(i - 5, 0) * 0.1 for i in range(11)]
+    samples = pd.DataFrame(
+        {"time_s": [h * 3600 for h in hours], "rss_bytes": [m * 2**20 for m in mib], "sockets": 7}
+    )
+    found = flatness(samples)
+    assert found["rss_mib_an_hour"] == pytest.approx(1.0, abs=0.01)
+    assert found["rss_mib_most"] == pytest.approx(150.5) and found["sockets_most"] == 7
+    assert found["rss_mib_quarter_1"] == pytest.approx(110)
+
+
+@pytest.mark.slow
+def test_timed_servers_and_the_simulation(tmp_path, capsys):
+    """Of step times that are known: what is off is the machine's, never less than nothing."""
+    pytest.importorskip("aiohttp")
+    out = tmp_path / "twin.csv"
+    arguments = ["twin", "--requests", "12", "--rate", "3", "--cap-length", "150"]
+    arguments += ["--kill-at", "2", "--down", "0.5", "--repeats", "1"]
+    ran(*arguments, "--out", str(out))
+    said = capsys.readouterr().out
+    assert "0 other views, 0 other picks" in said
+    table = pd.read_csv(out).set_index("run")
+    assert (table["failed"] == 0).all() and table.index.tolist() == ["live 1", "simulated"]
+    assert (table[["sent to 1", "sent to 2"]].sum(axis=1) == 12 + table["moved"]).all()
+    live, simulated = (table.loc[run, "tpot p50, ms"] for run in table.index)
+    assert live > 0.98 * simulated
+
+
+@pytest.mark.slow
+def test_a_short_soak(tmp_path):
+    """All answers are whole though a server is killed, and what must be closed is."""
+    if not os.path.exists("/proc/self/stat"):
+        pytest.skip("memory of processes is read from /proc")
+    pytest.importorskip("aiohttp")
+    arguments = ["soak", "--clients", "10", "--troubled", "0", "--tokens", "5", "--pace", "0.05"]
+    arguments += ["--minutes", "0.15", "--workers", "2", "--kill-every", "4", "--back-after", "1"]
+    ran(*arguments, "--sample", "1", "--out", str(tmp_path))
+    found = json.loads((tmp_path / "soak.json").read_text())
+    assert found["began"]["steady"] == found["ended_well"]["steady"] > 50
+    assert not found["ended_otherwise"] and found["kills"] >= 1
+    assert found["front_exit_status"] == 0 and found["at_the_end"]["in_flight"] == 0
+    assert len(pd.read_csv(tmp_path / "samples.csv")) > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["twin", "--workers", "1"], "with one server a kill leaves nobody"),
+        (["twin", "--server", "vllm serve"], "--server: has no {port}"),
+        (["twin", "--slo", "none"], "--slo none: attainment is compared"),
+        (["twin", "--set", "exact"], "--set exact: has no value"),
+        (["twin", "--set", "exat=1"], "exat"),
+        (["soak", "--workers", "1"], "with one server a kill leaves nobody"),
+        (["soak", "--kill-every", "5"], "give a --kill-every"),
+        (["soak", "--pace", "nan"], "give times"),
+    ],
+)
+def test_what_cannot_be(arguments, said, capsys, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    found = capsys.readouterr().err
+    assert end.value.code == 2 and said in found and found.count("\n") == 1
+    assert not list(tmp_path.iterdir())
