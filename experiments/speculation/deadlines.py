@@ -28,6 +28,7 @@ ENGINE = "qwen2.5-14b@a100-40g:tp2"
 POOL = 128  # best-effort requests in a batch, as in the BROS study
 SECONDS = 300.0
 RATES, QUICK_RATES = (5.0, 10.0, 15.0), (10.0,)
+FULL = 15.0  # real-time requests/s, of which a machine is full; runs take longest there
 SEEDS = 3
 NONE = "none"
 # a name -> options of bros, drafts
@@ -44,6 +45,7 @@ ARMS = {
     "k=3, 0.8, always, given": ("drafts=always,draft_pace=given", "k=3,acceptance=0.8"),
 }
 QUICK_ARMS = ("none", "k=3, 0.8", "k=3, 0.8, always")
+FULL_ARMS = ("none", "k=1, 0.8", "k=3, 0.8")
 SHARES = ("ttft_attainment", "tpot_attainment", "token_attainment")
 RATIOS = ("normalized_ms", "be_rps", "step_ms")
 BY = ["drafts", "rate"]
@@ -53,7 +55,7 @@ def points(quick: bool, seeds: int) -> list[Point]:
     return [
         Point(axes, {**axes, "seconds": 60.0 if quick else SECONDS})
         for rate in (QUICK_RATES if quick else RATES)
-        for drafts in (QUICK_ARMS if quick else ARMS)
+        for drafts in (QUICK_ARMS if quick else FULL_ARMS if rate == FULL else ARMS)
         for seed in range(seeds)
         for axes in [{"drafts": drafts, "rate": rate, "seed": seed}]
     ]
