@@ -18,9 +18,10 @@ class BrosChoosing(BrosQueues):
         chosen."""
         return size
 
-    def _within_tokens(self, batch: Batch) -> int:
-        """How many requests from the front the engine can compute in one step."""
-        return within_tokens(batch, self.limits.max_num_batched_tokens)
+    def _within_tokens(self, batch: Batch, behind: Batch | None = None) -> int:
+        """How many requests from the front the engine can compute in one step, beside those of
+        `behind`."""
+        return within_tokens(batch, self.limits.max_num_batched_tokens, behind)
 
     def _choose(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> Choice:
         return self._greedy(urgent, candidates, size)
@@ -91,13 +92,13 @@ class BrosChoosing(BrosQueues):
         (seconds), the batch size and the step's tokens."""
         candidates = candidates[: max(size - len(chosen), 0)]
         fitting = self.estimator.fitting(candidates, bound, chosen)
-        return min(fitting, within_tokens(candidates, self.limits.max_num_batched_tokens, chosen))
+        return min(fitting, self._within_tokens(candidates, chosen))
 
     def _exchangeable(self, urgent: Urgent, kept: int, fits: int, packed: Batch) -> bool:
         """Whether the candidates `packed` may run with the first `kept` real-time requests alone in
         place of the first `fits`."""
         chosen, left = urgent.batch[:kept], urgent.batch[kept:fits]
-        if within_tokens(packed, self.limits.max_num_batched_tokens, chosen) < len(packed):
+        if self._within_tokens(packed, chosen) < len(packed):
             return False
         exchanged = self.estimator.seconds(packed, chosen)
         # Those left out must keep their deadlines in the next iteration (constraint 6), which takes

@@ -58,6 +58,14 @@ class BrosExactPolicy(BrosPolicy):
     Options = BrosExactOptions
     options: BrosExactOptions
     counters: dict[str, int]
+    no_drafts = (
+        "solves an iteration as the paper's problem, in which each request computes one token; bros"
+        " plans with drafts"
+    )
+
+    @classmethod
+    def with_drafts(cls) -> None:
+        return None
 
     def setup(self) -> None:
         super().setup()

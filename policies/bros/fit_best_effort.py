@@ -27,6 +27,14 @@ class FitBestEffort(BrosPolicy):
     Options = BrosFitOptions
     options: BrosFitOptions
     fit_estimator = staticmethod(fit_estimator)
+    no_drafts = (
+        "cuts prompts to the time that decodes of one token leave, by an estimate that knows no "
+        "verification; bros without chunk=fit plans with drafts"
+    )
+
+    @classmethod
+    def with_drafts(cls) -> None:
+        return None
 
     def setup(self) -> None:
         super().setup()

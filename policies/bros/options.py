@@ -28,6 +28,11 @@ class BrosOptions(Options):
     late_drops      a request that is late already and holds nothing yet may drop real-time ones too
     reserve         a best-effort newcomer waits until there is room for the whole of its prompt,
                     beside what those begun before it lack: with `chunk`, fewer lose their memory
+    drafts          with --speculate, whose drafts a step verifies. spare: of those that it serves
+                    anyway, in the time that the nearest deadline leaves; always: of everybody, and
+                    whoever does not fit beside them waits
+    draft_pace      with --speculate, when the next token is due after a step that gave m of them.
+                    next: after one TPOT objective; given: after m of them, as a token group
     """
 
     base_batch: int = Field(128, ge=1)
@@ -43,3 +48,5 @@ class BrosOptions(Options):
     swap: bool = True
     late_drops: bool = False
     reserve: bool = False
+    drafts: Literal["spare", "always"] = "spare"
+    draft_pace: Literal["next", "given"] = "next"

@@ -9,6 +9,7 @@ import numpy as np
 
 from twinserve.policies.base import Policy, SystemView
 from twinserve.policies.bros.options import BrosOptions
+from twinserve.policies.drafting import DraftingLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import DeadlineQueue, RowSet
@@ -24,18 +25,24 @@ class BrosQueues(Policy[BrosOptions]):
 
     Options: type[BrosOptions] = BrosOptions
     estimator: BatchEstimator
-    no_drafts = (
-        "bounds each step by the deadline of a request's next token, one token a step, and by an "
-        "estimate that knows no verification"
-    )
 
     def setup(self) -> None:
+        self._check_drafts()
         self.rt_waiting = DeadlineQueue()
         self.be_waiting = RowSet()
         self.rt_pending = RowSet()
         self.be_pending = RowSet()
         self.batch_size = min(self.options.base_batch, self.limits.max_num_seqs)
         self._iterations: deque[float] = deque(maxlen=self.options.avg_window)
+
+    def _check_drafts(self) -> None:
+        """Raises PolicyError for options of drafts where there are none."""
+        given = sorted(self.options.model_fields_set & {"drafts", "draft_pace"})
+        if given and not isinstance(self.limits, DraftingLimits):
+            raise PolicyError(
+                f"policy {self.name!r}, option {given[0]}: without drafts it does nothing; give "
+                "--speculate, or drop it"
+            )
 
     @classmethod
     def serves_best_effort(cls, options: BrosOptions) -> bool:

@@ -47,7 +47,7 @@ from twinserve.sim.setup.pools import (
     resolve_hand_over,
     resolve_pools,
 )
-from twinserve.sim.setup.speculation import check_speculation
+from twinserve.sim.setup.speculation import check_speculation, estimator_with_drafts
 from twinserve.traces.generators.synth import is_synthetic
 from twinserve.traces.load import has_name, load_trace
 from twinserve.traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
@@ -301,6 +301,14 @@ def make_estimator(
     if policy is not None and (fit := own_form(policy, config)) is not None:
         return _fitted(fit, hardware)
     swap = hardware.profile.swap_model()
+    if hardware.speculation is not None:
+        return estimator_with_drafts(
+            config.estimator,
+            hardware.speculation,
+            hardware.profile,
+            hardware.model,
+            hardware.limits,
+        )
     if config.estimator == "perfect":
         return ModelEstimator(hardware.model, swap)
     if config.estimator not in ("paper", "bros"):

@@ -14,10 +14,15 @@ from twinserve.backends.recorded_acceptance import RecordedAcceptance
 from twinserve.policies.base import EngineLimits, Options
 from twinserve.policies.drafting import Drafting, DraftingLimits, Method
 from twinserve.policies.names import RegistryError, parse_options, validated
+from twinserve.policies.parts.estimators import BatchEstimator
+from twinserve.policies.parts.verifying import VerifyingLinear, VerifyingModel
+from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.forms.speculative import (
     Drafter,
     ModelDrafter,
     NgramDrafter,
+    SpeculativeModel,
     head_bytes,
     head_share,
 )
@@ -272,6 +277,24 @@ def limits_with_drafts(limits: EngineLimits, speculation: Speculation) -> Drafti
         )
     fields = {name: getattr(limits, name) for name in EngineLimits.__dataclass_fields__}
     return DraftingLimits(**fields, drafting=speculation.drafting)
+
+
+def estimator_with_drafts(
+    name: str,
+    speculation: Speculation,
+    profile: Profile,
+    model: StepTimeModel,
+    limits: EngineLimits,
+) -> BatchEstimator:
+    """What policies believe about steps that verify drafts and make the next ones; name: as
+    `--estimator` has it, model: the simulator's own of steps without drafts."""
+    drafter, swap = speculation.drafter(profile, limits), profile.swap_model()
+    if name in ("paper", "bros"):
+        truth = SpeculativeModel(model, drafter)
+        return VerifyingLinear.fit(truth, swap, speculation.drafting)
+    if name != "perfect":
+        model = step_estimate(name, profile, model)
+    return VerifyingModel(SpeculativeModel(model, drafter), swap, speculation.drafting)
 
 
 def with_drafts(spec: PolicySpec) -> PolicySpec:

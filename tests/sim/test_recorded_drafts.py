@@ -36,7 +36,11 @@ SETTINGS = {
     "async_scheduling": False,
 }
 DRAWN = "k=3,method=ngram,acceptance=0.6"
-DRAFTING = [name for name in policy_names() if policy_class(name).with_drafts() is not None]
+DRAFTING = [
+    name if policy_class(name).default_kv == "paged" else f"{name}:kv=paged"
+    for name in policy_names()
+    if policy_class(name).with_drafts() is not None
+]
 
 
 class Found(Acceptance):

@@ -16,10 +16,9 @@ from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_simulation
 
 # Said word for word: whoever has read why one of them cannot should not read it of another.
-DRAFTING = ("kv-share", "parrot", "sarathi", "srjf", "vllm", "vllm-sjf", "vtc")
+DRAFTING = ("bros", "kv-share", "parrot", "sarathi", "srjf", "vllm", "vllm-sjf", "vtc")
 WHY_NOT = {
-    "bros": "bounds each step by the deadline of a request's next token",
-    "bros-exact": "bounds each step by the deadline of a request's next token",
+    "bros-exact": "solves an iteration as the paper's problem, in which each request computes one",
     "conserve": "copies blocks to the host as steps of one token fill them",
     "echo": "weighs offline work by estimates of steps in which a request decodes one token",
     "echo-bs": "weighs offline work by estimates of steps in which a request decodes one token",
@@ -39,6 +38,11 @@ def test_every_shipped_policy_drafts_or_says_why_not():
     assert sorted([*DRAFTING, *WHY_NOT]) == sorted(registry._OWN) and len(registry._OWN) == 21
 
 
+def on_paged(name: str) -> str:
+    """Drafts are in paged memory alone."""
+    return name if registry.policy_class(name).default_kv == "paged" else f"{name}:kv=paged"
+
+
 DRAFTS = ("k=3,method=ngram,acceptance=0.6", "k=2,method=eagle,acceptance=0.9")
 BY_TURNS = [(name, DRAFTS[turn % 2]) for turn, name in enumerate(DRAFTING)]
 
@@ -52,7 +56,8 @@ def test_a_policy_that_drafts_keeps_the_rules(name, drafts):
     assert check_policy(name, kv=["paged"], seeds=range(1), config=crowded) > 150
 
 
-@pytest.mark.parametrize("name", DRAFTING)
+# an iteration of bros may exceed the budget by a whole prompt: tests/policies/test_bros_drafts.py
+@pytest.mark.parametrize("name", [name for name in DRAFTING if name != "bros"])
 def test_a_policy_with_a_draft_model_keeps_its_budget(name):
     """Each row of a step takes one more token of the budget (`Drafting.slots`)."""
     drafts = "k=3,acceptance=0.7,method=draft_model,draft=llama-3.1-8b@h100"
@@ -68,7 +73,7 @@ def test_a_policy_with_a_draft_model_keeps_its_budget(name):
 
 @pytest.mark.parametrize("name", DRAFTING)
 def test_drafts_shorten_what_the_same_policy_does(name):
-    settings = {"policy": (name,), "requests": 40, "rate": 200.0, "num_blocks": 4000}
+    settings = {"policy": (on_paged(name),), "requests": 40, "rate": 200.0, "num_blocks": 4000}
     plain, drafted = (
         run(**settings, speculate=text).summary
         for text in (None, "k=3,method=ngram,acceptance=0.8")

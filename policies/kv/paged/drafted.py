@@ -37,5 +37,8 @@ class DraftedLedger(PagedLedger):
         """Of a prefix hit, what the drafter need not see computed."""
         return hit - self.block_tokens if self._drops_hit and hit else hit
 
+    def relief(self, row: int, tokens: int, victims: np.ndarray) -> tuple[int, np.ndarray]:
+        return super().relief(row, int(self._room(tokens)), victims)
+
     def _room(self, tokens):
         return np.minimum(tokens + self._ahead, self._longest)

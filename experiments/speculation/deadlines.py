@@ -1,0 +1,186 @@
+"""What drafts do to BROS's deadlines and to best-effort work: docs/speculation.md.
+
+    python -m twinserve.experiments.speculation.deadlines --out docs/results/speculation/deadlines
+
+Real-time requests arrive beside a closed loop of best-effort ones, as in the BROS study, under
+`bros` on paged memory. Each kind of drafts is run on the same requests as `bros` without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from twinserve.experiments.bros.runs import SLO, metrics
+from twinserve.experiments.study.command import GridOptions, command_line
+from twinserve.experiments.study.curves import legend, lines, panels
+from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
+from twinserve.experiments.study.progress import shown_grid
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
+from twinserve.sim.setup.run import simulate
+from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.statistics import interval, shown
+from twinserve.traces.write import write_atomically
+
+ENGINE = "qwen2.5-14b@a100-40g:tp2"
+POOL = 128  # best-effort requests in a batch, as in the BROS study
+SECONDS = 300.0
+RATES, QUICK_RATES = (5.0, 10.0, 15.0), (10.0,)
+FULL = 15.0  # real-time requests/s, of which a machine is full; runs take longest there
+SEEDS = 3
+NONE = "none"
+# a name -> options of bros, drafts
+ARMS = {
+    "none": ("swap=false", None),
+    "k=1, 0.8": ("drafts=spare", "k=1,acceptance=0.8"),
+    "k=3, 0.8": ("drafts=spare", "k=3,acceptance=0.8"),
+    "k=5, 0.8": ("drafts=spare", "k=5,acceptance=0.8"),
+    "k=3, 0.5": ("drafts=spare", "k=3,acceptance=0.5"),
+    "k=1, 0.8, always": ("drafts=always", "k=1,acceptance=0.8"),
+    "k=3, 0.8, always": ("drafts=always", "k=3,acceptance=0.8"),
+    "k=5, 0.8, always": ("drafts=always", "k=5,acceptance=0.8"),
+    "k=3, 0.5, always": ("drafts=always", "k=3,acceptance=0.5"),
+    "k=3, 0.8, always, given": ("drafts=always,draft_pace=given", "k=3,acceptance=0.8"),
+}
+QUICK_ARMS = ("none", "k=3, 0.8", "k=3, 0.8, always")
+FULL_ARMS = ("none", "k=1, 0.8", "k=3, 0.8")
+SHARES = ("ttft_attainment", "tpot_attainment", "token_attainment")
+RATIOS = ("normalized_ms", "be_rps", "step_ms")
+BY = ["drafts", "rate"]
+
+
+def points(quick: bool, seeds: int) -> list[Point]:
+    return [
+        Point(axes, {**axes, "seconds": 60.0 if quick else SECONDS})
+        for rate in (QUICK_RATES if quick else RATES)
+        for drafts in (QUICK_ARMS if quick else FULL_ARMS if rate == FULL else ARMS)
+        for seed in range(seeds)
+        for axes in [{"drafts": drafts, "rate": rate, "seed": seed}]
+    ]
+
+
+def run_point(drafts: str, rate: float, seed: int, seconds: float) -> dict:
+    """What `twinserve.experiments.bros.runs.metrics` says of one run, and `verified`: of the
+    requests that decode in a step, the share that verifies drafts."""
+    options, speculate = ARMS[drafts]
+    policy = f"bros:kv=paged,{options}"
+    config = SimulationConfig(
+        policy=(policy,),
+        profile=ENGINE,
+        step_times="roofline",
+        speculate=None if speculate is None else f"{speculate},method=eagle",
+        trace="sharegpt",
+        rate=rate,
+        seed=seed,
+        duration=seconds,
+        pool=POOL,
+        slo=SLO,
+        **PAPERS_ENGINE,
+    )
+    result = simulate(config)[policy]
+    steps = result.rows.steps
+    decodes = int(steps.decode_requests.sum())
+    verified = 0 if speculate is None else int(steps.verifying_requests.sum())
+    return {**metrics(result), "verified": verified / decodes}
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row for each of `BY`: means over seeds and, as NAME_ci, half of the 95 % interval; as
+    NAME_change that of the difference to the same seed without drafts (shares), or of the ratio."""
+    key = ["rate", "seed"]
+    plain = rows[rows.drafts == NONE].set_index(key)
+    found = []
+    for names, part in rows.groupby(BY, sort=False):
+        base = plain.loc[pd.MultiIndex.from_frame(part[key])]
+        row = dict(zip(BY, names, strict=True))
+        for name in (*SHARES, *RATIOS, "tpot_s", "ttft_p99_s", "batch", "verified"):
+            row[name], row[f"{name}_ci"] = interval(part[name])
+        for name in (*SHARES, *RATIOS):
+            mine, theirs = part[name].to_numpy(), base[name].to_numpy()
+            change = mine - theirs if name in SHARES else mine / theirs
+            row[f"{name}_change"], row[f"{name}_change_ci"] = interval(change)
+        row |= {name: int(part[name].sum()) for name in ("saturated", "unclear")}
+        found.append({**row, "seeds": len(part)})
+    return pd.DataFrame(found)
+
+
+def summary(found: pd.DataFrame) -> Iterator[str]:
+    """Markdown, a table for each rate."""
+    head = [
+        "drafts",
+        "TTFT kept, %",
+        "TPOT kept, %",
+        "tokens in time, %",
+        "latency, x",
+        "best-effort requests/s, x",
+        "steps, x",
+        "decodes that verify, %",
+        "queue grows",
+    ]
+    for rate, part in found.groupby("rate", sort=False):
+        rows = []
+        for _, row in part.iterrows():
+            shares = [shown(100 * row[name], 100 * row[f"{name}_ci"]) for name in SHARES]
+            ratios = [shown(row[f"{n}_change"], row[f"{n}_change_ci"]) for n in RATIOS]
+            if row.drafts == NONE:
+                ratios = ["1"] * len(RATIOS)
+            verified = shown(100 * row.verified, 100 * row.verified_ci)
+            grows = f"{row.saturated} of {row.seeds}, unclear {row.unclear}"
+            rows.append([row.drafts, *shares, *ratios, verified, grows])
+        yield f"**{rate:g} real-time requests/s**\n"
+        yield markdown_table(head, rows)
+
+
+def report(found: pd.DataFrame) -> str:
+    seeds = int(found.seeds.min())
+    text = (
+        f"Means over {seeds} seeds, ± half of the 95 % interval; x: ratio to the same seed "
+        "without drafts.\n"
+    )
+    return "\n".join([text, *summary(found)])
+
+
+def plot(found: pd.DataFrame) -> Canvas:
+    """Objectives and best-effort work over the rate."""
+    canvas = Canvas(layout="constrained")
+    shown_columns = {
+        "ttft_attainment": "TTFT objectives kept",
+        "token_attainment": "tokens in time",
+        "normalized_ms": "latency, ms a token",
+        "be_rps": "best-effort requests/s",
+    }
+    axes = panels(canvas, 2, 2)
+    for axis, (name, label) in zip(axes.ravel(), shown_columns.items(), strict=True):
+        lines(axis, found, "rate", name, "drafts", {})
+        axis.set_ylabel(label)
+        axis.set_xlabel("real-time requests/s")
+    axes[1, 0].set_yscale("log")
+    legend(canvas, axes[0, 0])
+    return canvas
+
+
+def experiment(options: GridOptions) -> str:
+    """Run everything, write points.csv, table.csv, report.md and deadlines.png, and return the
+    report."""
+    out = options.out
+    name = "speculation deadlines"
+    made = points(options.quick, options.seeds)
+    rows = shown_grid(run_point, made, out, options.workers, name, options.any_version)
+    found = table(rows)
+    text = report(found)
+    write_plot(out / "deadlines.png", plot(found))
+    write_tables(out, {"points": rows, "table": found})
+    write_atomically(out / "report.md", text.encode())
+    return text
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point."""
+    said = "What drafts do to BROS's deadlines and to best-effort work."
+    command_line("speculation-deadlines", said, experiment, SEEDS, arguments, least_seeds=2)
+
+
+if __name__ == "__main__":
+    main()

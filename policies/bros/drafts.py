@@ -1,0 +1,206 @@
+"""BROS on an engine that speculates. Ours: the paper has no drafts.
+
+A deadline of the paper binds the next token of a request, and a step gives at least one, whatever
+was right. So an iteration is bounded as if each request got one token. Then `drafts` decides:
+
+spare   Algorithm 1 chooses as without drafts. Whom it serves has drafts verified while the step
+        stays within the nearest deadline that can still be kept, the token budget, and memory
+        that is free: real-time requests first, the most urgent one first, then best-effort ones.
+always  each decode that is chosen verifies all its drafts, and is priced with them.
+
+With `draft_pace=given` a step that gave m tokens puts the next one off to m TPOT objectives: m
+tokens came together, as a token group of the ACM version does. Then a token may come later than one
+objective after the one before, and the mean of all stays below it.
+
+Steps are priced with verification, and with what drafting takes (parts/verifying.py). Nobody swaps,
+since engines with drafts do not; no plan stands for further steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from twinserve.policies.base import SystemView
+from twinserve.policies.bros.parts import PlanInProgress
+from twinserve.policies.bros.policy import BrosPolicy
+from twinserve.policies.drafting import DraftingLimits
+from twinserve.policies.errors import PolicyError
+from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.parts.deadlines import RowSet
+from twinserve.policies.parts.estimators import Batch
+from twinserve.policies.plan import StepOutcome, StepPlan
+from twinserve.policies.requests import RequestClass, RequestTable
+
+_REAL_TIME = int(RequestClass.REAL_TIME)
+
+
+class BrosDrafts(BrosPolicy):
+    keeps_ending = True  # which rows end with a step is known when it has ended
+    limits: DraftingLimits
+
+    def setup(self) -> None:
+        super().setup()
+        if not isinstance(self.limits, DraftingLimits):
+            raise PolicyError(f"policy {self.name!r} is told of no drafts; give DraftingLimits")
+        if self.options.swap and "swap" in self.options.model_fields_set:
+            raise PolicyError(
+                f"policy {self.name!r}, option swap=true: engines that speculate do not swap; write"
+                " swap=false, or drop it"
+            )
+        if self.options.draft_pace == "given" and self.options.group_size > 1:
+            raise PolicyError(
+                f"policy {self.name!r}: draft_pace=given and group_size={self.options.group_size} "
+                "are two token groups; drop one of them"
+            )
+        self.options = self.options.model_copy(update={"swap": False})
+        self._slots = self.limits.drafting.slots
+        self._given: dict[int, int] = {}  # tokens of each row's last step, where it was several
+        self._real_time: tuple[Batch, np.ndarray]  # of this plan, and their residual times
+
+    # -- events ------------------------------------------------------------------------------------
+    def on_finish(self, row: int) -> None:
+        super().on_finish(row)
+        self._given.pop(row, None)
+        # with asynchronous scheduling it may have lost its place while its last token was computed
+        self.rt_waiting.remove(row)
+        self.be_waiting.discard(row)
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        super().on_outcome(outcome)
+        if self.options.draft_pace == "given" and outcome.verified is not None:
+            ended = set(outcome.finished)
+            for row, tokens in zip(
+                outcome.emitted.tolist(), outcome.verified.tokens.tolist(), strict=True
+            ):
+                if row not in ended:
+                    self._given[row] = tokens
+
+    # -- the iteration -----------------------------------------------------------------------------
+    def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
+        ending = self._set_aside(view.requests)
+        plan = super().plan(view, ledger)
+        for rows, row in ending:
+            rows.add(row)
+        plan.valid_for, plan.valid_until_s = 0, math.inf
+        if self.options.drafts == "spare" and len(plan.rows):
+            self._verify_in_spare(plan, view, ledger)
+        return plan
+
+    def _set_aside(self, requests: RequestTable) -> list[tuple[RowSet, int]]:
+        """Rows whose last token is being computed have nothing left to compute; they keep their
+        place."""
+        ending = []
+        for rows in (self.rt_pending, self.be_pending):
+            left = requests.known_tokens(rows.rows) - requests.computed_tokens[rows.rows]
+            ending += [(rows, row) for row in rows.rows[left <= 0].tolist()]
+        for rows, row in ending:
+            rows.discard(row)
+        return ending
+
+    def _batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
+        batch = super()._batch(rows, requests, ledger)
+        if self.options.drafts == "spare":
+            return batch
+        drafts = self._drafts(batch.rows, batch.context, batch.is_prefill, requests)
+        return replace(batch, new=batch.new + drafts, context=batch.context + drafts)
+
+    def _drafts(
+        self, rows: np.ndarray, context: np.ndarray, prompt: np.ndarray, requests: RequestTable
+    ) -> np.ndarray:
+        """int64[n]: drafts that each row can have verified beside `context` tokens, resident and
+        new ones; none where it computes a prompt. The last token that a request can have is never
+        computed."""
+        room = self.limits.max_model_len - 1 - context
+        return np.where(prompt, 0, np.clip(requests.draft_tokens[rows], 0, np.maximum(room, 0)))
+
+    def _within_tokens(self, batch: Batch, behind: Batch | None = None) -> int:
+        """A draft model takes `Drafting.slots` of the budget for each row."""
+        if self._slots:
+            batch = replace(batch, new=batch.new + self._slots)
+            behind = behind and replace(behind, new=behind.new + self._slots)
+        return super()._within_tokens(batch, behind)
+
+    def _plainly(
+        self, step: PlanInProgress, everyone: Batch, n: int, residual: np.ndarray, size: int
+    ) -> bool:
+        self._real_time = everyone[:n], residual
+        return not self._slots and super()._plainly(step, everyone, n, residual, size)
+
+    def _computes_chunks(self, step: PlanInProgress, everyone: Batch) -> bool:
+        return False
+
+    def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        since, slo = super()._due(rows, requests)
+        if self._given:
+            given = np.array([self._given.get(row, 1) for row in rows.tolist()], np.int64)
+            # what the step under way gives is not known: at least one token
+            group = np.where(requests.in_flight[rows] > 0, 1, given)
+            slo = np.where(requests.output_tokens[rows] > 0, slo * group, slo)
+        return since, slo
+
+    # -- drafts in the time that is left -----------------------------------------------------------
+    def _verify_in_spare(self, plan: StepPlan, view: SystemView, ledger: KvLedger) -> None:
+        """Add drafts to the decodes of `plan`, as many as time, budget and memory allow."""
+        requests, rows = view.requests, plan.rows
+        resident = requests.computed_tokens[rows]
+        left = requests.known_tokens(rows) - resident
+        prompt = (left > 1) | (requests.output_tokens[rows] == 0)
+        context = resident + plan.tokens
+        drafts = self._drafts(rows, context, prompt, requests)
+        if not np.count_nonzero(drafts):
+            return
+        everyone, residual = self._real_time
+        bound = self._by_urgency(everyone, residual, requests).bound
+        order = self._served_first(rows, requests, everyone.rows, residual)
+        swapped = np.zeros(len(rows), np.int64)
+        batch = Batch(rows, prompt, plan.tokens, context, swapped)[order]
+        drafts = self._within(batch, drafts[order], bound)
+        drafts = self._with_memory(ledger, batch, drafts)
+        tokens = plan.tokens.copy()
+        tokens[order] += drafts
+        plan.tokens = tokens
+
+    def _served_first(
+        self, rows: np.ndarray, requests: RequestTable, known: np.ndarray, residual: np.ndarray
+    ) -> np.ndarray:
+        """Indices of `rows` (int64[n]): real-time ones by residual time, then best-effort ones."""
+        due = dict(zip(known.tolist(), residual.tolist(), strict=True))
+        urgency = np.array([due.get(row, math.inf) for row in rows.tolist()])
+        return np.lexsort((rows, urgency, requests.service_class[rows] != _REAL_TIME))
+
+    def _within(self, batch: Batch, drafts: np.ndarray, bound: float) -> np.ndarray:
+        """int64[n]: of `drafts`, those of rows from the front with which the step takes at most
+        `bound` seconds and keeps to the token budget."""
+        budget = self.limits.max_num_batched_tokens - self._slots * len(batch)
+        spare = max(budget - int(batch.new.sum()), 0)
+        drafts = np.minimum(drafts, np.maximum(spare - (drafts.cumsum() - drafts), 0))
+
+        def first(n: int) -> np.ndarray:
+            return np.where(np.arange(len(batch)) < n, drafts, 0)
+
+        def fits(n: int) -> bool:
+            more = first(n)
+            longer = replace(batch, new=batch.new + more, context=batch.context + more)
+            return self.estimator.seconds(longer) <= bound
+
+        low, high = 0, len(batch) + 1
+        if bound == math.inf or fits(len(batch)):
+            return drafts
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return first(low)
+
+    def _with_memory(self, ledger: KvLedger, batch: Batch, drafts: np.ndarray) -> np.ndarray:
+        """int64[n]: of `drafts`, those of rows from the front that find free memory."""
+        some = np.flatnonzero(drafts)
+        wanted = batch.context[some] + drafts[some]
+        if ledger.grow_all(batch.rows[some], wanted):
+            return drafts
+        grown = ledger.grow_each(batch.rows[some], wanted)
+        drafts = drafts.copy()
+        drafts[some[grown:]] = 0
+        return drafts
