@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -307,5 +308,23 @@ def test_a_worker_with_another_kv_memory_is_a_new_replica():
             assert [status for status, *_ in await asyncio.gather(*under_way)] == [200] * 4
             assert sum(view.in_flight) == 0
             assert (await made.post(prompt="w1"))[0] == 200
+
+    run(test)
+
+
+def test_a_front_that_stands_still_blames_no_worker():
+    """Its timers are due before it has read what came meanwhile."""
+
+    async def test() -> None:
+        async with scene(2) as made:
+            workers = made.front.workers
+            for worker in workers.all:
+                asked = asyncio.create_task(workers._healthy(worker))
+                for _ in range(3):  # the question is under way
+                    await asyncio.sleep(0)
+                time.sleep(2 * made.front.settings.health_timeout_s)
+                assert await asked
+            made.workers[0].silent = True
+            assert not await workers._healthy(workers.all[0])
 
     run(test)
