@@ -76,7 +76,7 @@ class Recorded(Simulation):
 
         def note(what: str, row: int | None = None, value: Any = None) -> None:
             name = "" if row is None else table.ids[row]
-            self.events.append(Event(self.clock.now, replica.index, what, name, value))
+            self.events.append(Event(float(self.clock.now), replica.index, what, name, value))
 
         def note_submit(request_id: str, output_tokens: int, /, **values) -> int:
             row = submit(request_id, output_tokens, **values)

@@ -21,9 +21,11 @@ class ApartScheduler(Scheduler):
 
     hold: Callable[[Decided], tuple[list[str], list[str], set[int]]]
     keeps_stepping = True
+    drift, first_drift = 0, ""  # from plans of others: it has none
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
+        self.steps = 0
         self.finished: tuple[str, ...] = ()
         self._victims: list[str] = []
         self._decided: Decided
@@ -32,6 +34,7 @@ class ApartScheduler(Scheduler):
         return self.keeps_stepping or super().has_requests()
 
     def schedule(self, *args, **kwargs):
+        self.steps += 1
         before, self._victims = len(self.running), []
         plan = super().schedule(*args, **kwargs)
         grants = dict(plan.num_scheduled_tokens)

@@ -55,7 +55,7 @@ class Shelf:
 
     def beat(self, request: str, now: float) -> None:
         if self.has(request):
-            _write(self._file(request, ".beat"), repr(now))
+            _write(self._file(request, ".beat"), repr(float(now)))
 
     def done(self, request: str) -> None:
         if self.has(request):
