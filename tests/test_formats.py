@@ -38,6 +38,7 @@ TOLD = "what a server that was started here answers"
 OTHERS = "files of other people and programs: what they are is told by their content"
 CHECKED = "other files of commands, for a page: every value that it shows is checked"
 READERS = {
+    "backends/live/apart/shelf.py": "shared memory of engines that were started here",
     "backends/live/engine/engine.py": OTHERS,
     "backends/live/measure/front_end.py": TOLD,
     "backends/live/route/events.py": HTTP,
@@ -49,6 +50,9 @@ READERS = {
     "experiments/campaign/main.py": VALUE,
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/setup.py": "files of campaigns",
+    "experiments/route/replayed.py": TOLD,
+    "experiments/route/timed_worker.py": "settings from whoever started it",
+    "experiments/route/twin.py": TOLD,
     "experiments/study/study.py": "figures of studies",
     "experiments/validation/overload.py": OTHERS,
     "experiments/validation/runs.py": OTHERS,

@@ -61,6 +61,9 @@ class Settings(TypedDict, total=False):
     kv_cache_dtype: Literal["auto", "fp8"]
     kv_from_log: str | None
     host_blocks: int | None
+    kv_offloading_size: float | None
+    kv_offloading_backend: Literal["native", "lmcache"]
+    kv_offloading_options: str | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     kv: str | None

@@ -74,6 +74,7 @@ METRICS = (
     "duration",
     "kv.peak_use",
     "kv.prefix_hit_rate",
+    "kv.host_hit_rate",
     "kv.preemptions.recompute",
     "kv.preemptions.swap",
     "scheduler.mean_batch",

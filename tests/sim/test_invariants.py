@@ -144,7 +144,10 @@ def test_whole_prompts_exceed_the_token_budget_as_far_as_they_may(policy):
 @pytest.mark.parametrize(
     ("policy", "careless"),
     [
-        ("bros", lambda policy: setattr(policy, "_within_tokens", len)),
+        (
+            "bros",
+            lambda policy: setattr(policy, "_within_tokens", lambda batch, behind=None: len(batch)),
+        ),
         (
             "preemptive-wait",
             lambda policy: setattr(

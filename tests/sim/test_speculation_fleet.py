@@ -97,7 +97,8 @@ WRONG = [
     (DRAFTS | {"batches": "1-16:3,k=9"}, {}, r"pools\[0\].speculate.batches: has a comma"),
     (DRAFTS | {"draft": "a@h100,cost=1"}, {}, r"pools\[0\].speculate.draft: has a comma"),
     (TEXT, {}, r"pools\[0\].speculate: write its parts as fields"),
-    (DRAFTS, {"policy": "bros"}, r"pools\[0\] \(pool-0\): --speculate: policy bros bounds"),
+    (DRAFTS, {"policy": "echo"}, r"pools\[0\] \(pool-0\): --speculate: policy echo"),
+    (DRAFTS, {"policy": "bros"}, r"pools\[0\] \(pool-0\): .*bidirectional.* use kv=paged"),
     (DRAFTS, {"kv": "paged-rc"}, r"pools\[0\] \(pool-0\): .*use kv=paged"),
 ]
 
