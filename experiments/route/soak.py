@@ -153,7 +153,12 @@ class _Soak:
             self._kills += 1
             await asyncio.sleep(self._given["back_after"])
             command = [*WORKER, str(self._given["tokens"]), str(self._given["pace"]), str(port)]
-            self._servers[index] = await asyncio.to_thread(Process, command)
+            starting = asyncio.ensure_future(asyncio.to_thread(Process, command))
+            try:
+                self._servers[index] = await asyncio.shield(starting)
+            except asyncio.CancelledError:  # else nobody would end it
+                self._servers[index] = await starting
+                raise
 
     async def _sample(self) -> None:
         tally = self._clients.tally
