@@ -23,7 +23,8 @@ from twinserve.experiments.from_serving.server import (
     write_small,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.alone]
+# two servers, three starts: four minutes
+pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.alone, pytest.mark.nightly]
 
 NEAR = 0.5  # on a machine that does other things
 REQUESTS = 30
