@@ -255,6 +255,8 @@ GENERATORS = {"default_rng", "RandomState", "Random"}
 UNSEEDED = {
     "backends/live/route/front.py": {"uuid"},  # names of real clients' requests
     "experiments/route/clients.py": {"random"},  # random.Random(1)
+    "experiments/route/replayed.py": {"random"},
+    "experiments/route/troubled.py": {"random"},
     "traces/anonymise.py": {"secrets"},  # a salt that nobody knows; a salt that is given seeds all
     "traces/generators/vllm_random.py": {"random"},  # random.Random(seed), as vLLM's client draws
 }
