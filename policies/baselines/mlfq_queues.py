@@ -42,12 +42,12 @@ class FeedbackQueues:
         self._batch = np.zeros(0, np.int64)
         # rows of each queue by (entered, row), but for those in `_moved`, which are not in place
         self._queues = [np.zeros(0, np.int64) for _ in quanta]
-        self._queue_of = np.zeros(
-            FIRST_ROWS, np.int64
-        )  # 1 + the one of `_queues` it is in; 0: none
+        # 1 + the one of `_queues` it is in; 0: none
+        self._queue_of = np.zeros(FIRST_ROWS, np.int64)
         self._moved: list[np.ndarray] = []
         # (left_out, row) of all that are out of the batch; entries of former times may be there
         self._starving: list[tuple[float, int]] = []
+        self._looked_through = FIRST_ROWS  # entries at which those of former times are forgotten
 
     def joined(self, seconds: float) -> int:
         """The first queue whose quantum covers an iteration of `seconds`; the last one if none
@@ -137,6 +137,15 @@ class FeedbackQueues:
         if self.starve_limit < math.inf:
             for row in rows:
                 heapq.heappush(self._starving, (now, row))
+        if len(self._starving) > self._looked_through:  # with a long limit the first one stays
+            self._starving = [entry for entry in self._starving if self._starves(*entry)]
+            heapq.heapify(self._starving)
+            self._looked_through = max(FIRST_ROWS, 2 * len(self._starving))
+
+    def _starves(self, since: float, row: int) -> bool:
+        """Whether an entry still holds: the row has been out since then, and below queue 0."""
+        out = self._alive[row] and not self.running[row]
+        return bool(out and self.level[row] > 0 and self.left_out[row] == since)
 
     def _first_starving(self) -> int | None:
         """Who has been out of the batch for longest, of those below the first queue: no row enters
@@ -144,8 +153,7 @@ class FeedbackQueues:
         heap = self._starving
         while heap:
             since, row = heap[0]
-            out = self._alive[row] and not self.running[row]
-            if out and self.level[row] > 0 and self.left_out[row] == since:
+            if self._starves(since, row):
                 return row
             heapq.heappop(heap)
         return None

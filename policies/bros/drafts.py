@@ -6,6 +6,8 @@ was right. So an iteration is bounded as if each request got one token. Then `dr
 spare   Algorithm 1 chooses as without drafts. Whom it serves has drafts verified while the step
         stays within the nearest deadline that can still be kept, the token budget, and memory
         that is free: real-time requests first, the most urgent one first, then best-effort ones.
+        Nor do drafts take the time that was promised to a real-time request whose place a
+        best-effort one has (constraint 6): its next iteration still ends before it is due.
 always  each decode that is chosen verifies all its drafts, and is priced with them.
 
 With `draft_pace=given` a step that gave m tokens puts the next one off to m TPOT objectives: m
@@ -24,7 +26,7 @@ from dataclasses import replace
 import numpy as np
 
 from twinserve.policies.base import SystemView
-from twinserve.policies.bros.parts import PlanInProgress
+from twinserve.policies.bros.parts import EMPTY, Choice, PlanInProgress, among
 from twinserve.policies.bros.policy import BrosPolicy
 from twinserve.policies.drafting import DraftingLimits
 from twinserve.policies.errors import PolicyError
@@ -59,6 +61,7 @@ class BrosDrafts(BrosPolicy):
         self._slots = self.limits.drafting.slots
         self._given: dict[int, int] = {}  # tokens of each row's last step, where it was several
         self._real_time: tuple[Batch, np.ndarray]  # of this plan, and their residual times
+        self._replaced = EMPTY  # of this plan: who gave a place to a best-effort request
 
     # -- events ------------------------------------------------------------------------------------
     def on_finish(self, row: int) -> None:
@@ -126,8 +129,12 @@ class BrosDrafts(BrosPolicy):
     def _plainly(
         self, step: PlanInProgress, everyone: Batch, n: int, residual: np.ndarray, size: int
     ) -> bool:
-        self._real_time = everyone[:n], residual
+        self._real_time, self._replaced = (everyone[:n], residual), EMPTY
         return not self._slots and super()._plainly(step, everyone, n, residual, size)
+
+    def _place(self, step: PlanInProgress, choice: Choice, size: int) -> None:
+        self._replaced = choice.urgent.batch[choice.fits - choice.replaced : choice.fits]
+        super()._place(step, choice, size)
 
     def _computes_chunks(self, step: PlanInProgress, everyone: Batch) -> bool:
         return False
@@ -152,22 +159,41 @@ class BrosDrafts(BrosPolicy):
         drafts = self._drafts(rows, context, prompt, requests)
         if not np.count_nonzero(drafts):
             return
-        everyone, residual = self._real_time
-        bound = self._by_urgency(everyone, residual, requests).bound
-        order = self._served_first(rows, requests, everyone.rows, residual)
+        due = self._due_in()
+        order = self._served_first(rows, requests, due)
         swapped = np.zeros(len(rows), np.int64)
         batch = Batch(rows, prompt, plan.tokens, context, swapped)[order]
-        drafts = self._within(batch, drafts[order], bound)
+        drafts = self._within(batch, drafts[order], self._bound(batch, due, requests))
         drafts = self._with_memory(ledger, batch, drafts)
         tokens = plan.tokens.copy()
         tokens[order] += drafts
         plan.tokens = tokens
 
+    def _due_in(self) -> dict[int, float]:
+        """Seconds that each real-time row of this plan has left."""
+        everyone, residual = self._real_time
+        return dict(zip(everyone.rows.tolist(), residual.tolist(), strict=True))
+
+    def _bound(self, batch: Batch, due: dict[int, float], requests: RequestTable) -> float:
+        """Seconds that a step may take so that nobody is late for its drafts. batch: who is served,
+        without drafts."""
+        everyone, residual = self._real_time
+        bound = self._by_urgency(everyone, residual, requests).bound
+        # That bound leaves out whoever would be late behind all that are more urgent. Where some of
+        # these found no memory, the step without them may be in time.
+        plain = self.estimator.seconds(batch)
+        served = [due[row] for row in batch.rows.tolist() if row in due]
+        bound = min([bound, *(left for left in served if left >= plain)])
+        left_out = self._replaced[~among(self._replaced.rows, batch.rows)]
+        if len(left_out):
+            following = max(self.average_iteration_s, self.estimator.seconds(left_out))
+            bound = min([bound, *(due[row] - following for row in left_out.rows.tolist())])
+        return bound
+
     def _served_first(
-        self, rows: np.ndarray, requests: RequestTable, known: np.ndarray, residual: np.ndarray
+        self, rows: np.ndarray, requests: RequestTable, due: dict[int, float]
     ) -> np.ndarray:
         """Indices of `rows` (int64[n]): real-time ones by residual time, then best-effort ones."""
-        due = dict(zip(known.tolist(), residual.tolist(), strict=True))
         urgency = np.array([due.get(row, math.inf) for row in rows.tolist()])
         return np.lexsort((rows, urgency, requests.service_class[rows] != _REAL_TIME))
 

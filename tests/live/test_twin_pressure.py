@@ -3,7 +3,9 @@ engine of the size that `twinserve replay` would build: no step drifts, and ever
 by token, what the request is told with the engine to itself. Memory is far too small: requests are
 swapped, dropped, cut into chunks, and come in bursts.
 
-`.ci/nightly` draws ten times as many workloads as CI, and longer ones."""
+`.ci/run` has each policy and each ledger once at least, and draws two workloads for each such pair.
+`.ci/nightly` has all pairs, draws ten times as many workloads as are written here, and longer
+ones."""
 
 from __future__ import annotations
 

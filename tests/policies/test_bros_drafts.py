@@ -47,8 +47,8 @@ class Table:
         self.policy = BrosDrafts(limits, spec.given, VERIFYING)
         self.core = DraftingCore(self.requests, self.policy, self.ledger, drafting)
 
-    def arrives(self, name: str, prompt: int = 4, tpot=np.nan, at=0.0) -> None:
-        slo = {"slo_ttft_s": np.nan, "slo_tpot_s": tpot}
+    def arrives(self, name: str, prompt: int = 4, tpot=np.nan, at=0.0, ttft=np.nan) -> None:
+        slo = {"slo_ttft_s": ttft, "slo_tpot_s": tpot}
         kind = BE if name >= "x" else RT
         self.core.submit(name, prompt_tokens=prompt, service_class=kind, arrival_s=at, **slo)
 
@@ -128,6 +128,28 @@ def test_drafts_take_free_memory_alone():
     table.iteration(0.0, 0.010)
     assert table.iteration(0.010, 0.020) == {"a": 4, "b": 4, "x": 1}
     assert table.ledger.free_blocks == 0 and (table.requests.state[:3] == State.RUNNING).all()
+
+
+def test_drafts_leave_in_time_whoever_is_more_urgent_requests_without_memory():
+    """A late newcomer of 20 ms comes before b, which is due in 25 ms: behind it b's 10 ms come too
+    late, so that b bounds nothing. The newcomer finds no memory, and b alone is in time; with its
+    drafts, 30 ms, it is not."""
+    table = Table(blocks=6)
+    table.arrives("b", prompt=12, tpot=0.05)
+    assert table.iteration(0.0, 0.012) == {"b": 12}
+    table.arrives("a", prompt=20, tpot=0.05, at=0.010, ttft=0.020)
+    assert table.iteration(0.037, 0.047) == {"b": 1}
+
+
+def test_drafts_take_no_time_of_whoever_gave_its_place_to_best_effort_work():
+    """a is due in 28 ms, b in 33. With x all three take 30 ms, so that x replaces b: 20 ms, and 12
+    of an average iteration leave b in time. a's draft fits into 28 ms, and would make b late."""
+    table = Table(drafting=Drafting.of("ngram", 1))
+    table.arrives("a", tpot=0.028)
+    table.arrives("b", tpot=0.033)
+    table.arrives("x")
+    assert table.iteration(0.0, 0.012) == {"a": 4, "b": 4, "x": 4}
+    assert table.iteration(0.012, 0.032) == {"a": 1, "x": 1}
 
 
 def test_the_last_token_of_the_longest_request_is_not_drafted():

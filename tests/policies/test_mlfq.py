@@ -136,6 +136,17 @@ def test_the_order_is_that_of_sorting_everybody(seed, starve_limit):
         assert some.next_change() == min([*quanta, *patience, math.inf])
 
 
+def test_turns_of_the_past_take_no_memory():
+    """Row 0 waits all the time, far from starving, while the others take turns."""
+    some = queues(starve_limit=1e9)
+    for row in range(4):
+        some.add(row, 1, now=0.0)
+    for turn in range(2000):
+        some.run(rows(1 + turn % 3), now=1e-3 * turn)
+    assert len(some._starving) <= 16
+    assert some._first_starving() == 0
+
+
 # -- the policy ------------------------------------------------------------------------------------
 # 0.1 s a prompt token: a desk's steps take a second each.
 SLOW = LinearEstimator(
