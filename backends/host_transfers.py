@@ -1,8 +1,10 @@
 """When KV blocks on their way to and from a host tier arrive. Bytes, seconds.
 
-Source: vLLM 0.32, `kv_connector/v1/offloading/worker.py`, `v1/kv_offload/cpu/gpu_worker.py`.
+Source: vLLM 0.32, `kv_connector/v1/offloading/worker.py`, `v1/kv_offload/cpu/gpu_worker.py`,
+`v1/worker/gpu/kv_connector.py` (`post_forward`).
 
-- Loads are queued when their step begins, and go on beside it and those after it.
+- Loads are queued behind the forward pass of their step, whose stream they wait for: they go on
+  beside the steps after it. A plan that computes nothing begins them at once.
 - Stores are queued when the next step begins: sampling shall not wait for them. Each direction is a
   queue of its own.
 - A step that would write where a store reads waits until that has landed (`flush`).
@@ -34,8 +36,8 @@ class HostTransfers:
         return bool(self._lands_s or self._deferred)
 
     def begin(self, jobs: Jobs | None, now: float) -> tuple[float, list[tuple[Job, float]]]:
-        """A step with these jobs begins. Returns when it may compute, and the jobs queued now with
-        their landings."""
+        """A step with these jobs begins. Returns when it may compute, and the stores queued now
+        with their landings. Its loads are due when it has ended (`load`)."""
         jobs = jobs or _NO_JOBS
         due, self._deferred = self._deferred, []
         for job in jobs.stores:
@@ -44,7 +46,11 @@ class HostTransfers:
         waited = [self._lands_s[n] for n in jobs.flush if n in self._lands_s]  # else it has ended
         start = max(waited, default=now)
         self.waited_s += start - now
-        return start, begun + [(job, self._send(self.to_device, job, start)) for job in jobs.loads]
+        return start, begun
+
+    def load(self, jobs: Jobs, end: float) -> list[tuple[Job, float]]:
+        """The step with these jobs ends then: its loads, with their landings."""
+        return [(job, self._send(self.to_device, job, end)) for job in jobs.loads]
 
     def landed(self, job: Job) -> None:
         del self._lands_s[job.number]

@@ -3,9 +3,9 @@
     python -m tests.nightly FOLDER docs/results/nightly.json
 
 FOLDER has identity.json (tests.identity.long_run), drafts.json (tests.identity.draft_run),
-remote.json (tests.identity.regimes) and, of each set of property tests and of tests of every pair,
-what pytest printed (NAME.txt, with --hypothesis-show-statistics where it draws examples) and its
-exit code (NAME.code). Exit code 1 where anything failed or is missing.
+remote.json and tiers.json (tests.identity.regimes) and, of each set of property tests and of tests
+of every pair, what pytest printed (NAME.txt, with --hypothesis-show-statistics where it draws
+examples) and its exit code (NAME.code). Exit code 1 where anything failed or is missing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from twinserve.traces.write import write_atomically
 
+REGIMES = ("remote", "tiers")
 SETS = ("properties", "bad_input", "replays")
 WHOLE = ("pairs", "live_pairs")  # tests without examples
 # "3 passing examples, 0 failing examples", or "3 passing, 0 failing, and ... test cases"
@@ -55,7 +56,7 @@ def report(folder: Path) -> dict:
         },
         "identity": json.loads((folder / "identity.json").read_text()),
         "drafts": json.loads((folder / "drafts.json").read_text())["regimes"],
-        "remote": json.loads((folder / "remote.json").read_text()),
+        **{name: json.loads((folder / f"{name}.json").read_text()) for name in REGIMES},
     }
     for name in (*SETS, *WHOLE):
         printed, code = ((folder / f"{name}.{end}").read_text() for end in ("txt", "code"))
@@ -82,7 +83,8 @@ def failures(found: dict) -> list[str]:
         if regime["mismatches"] or not regime["steps"]:
             differ = f"{regime['mismatches']} of {regime['steps']} steps differ"
             wrong.append(f"drafts, {regime['regime']}: {differ}")
-    for part in found.get("remote", {"regimes": []})["regimes"]:  # not in results from before
+    none: dict = {"regimes": []}  # in results kept from before there were these
+    for part in [part for name in REGIMES for part in found.get(name, none)["regimes"]]:
         never = [name for name, times in part["seen"].items() if not times]
         if part["mismatches"] or never:
             wrong.append(

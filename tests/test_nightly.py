@@ -51,6 +51,7 @@ def test_nothing_is_wrong_with_runs_that_held():
         {"drafts": [{"regime": "priority", "steps": 100, "mismatches": 1}]},
         {"drafts": [{"regime": "priority", "steps": 0, "mismatches": 0}]},
         {"remote": {"regimes": [{"regime": "a", "steps": 9, "mismatches": 0, "seen": {"b": 0}}]}},
+        {"tiers": {"regimes": [{"regime": "a", "steps": 9, "mismatches": 1, "seen": {"b": 1}}]}},
         {"properties": summary(PRINTED, 1)},
         {"properties": summary("", 2)},  # pytest did not even start
         {"bad_input": summary("4 passed in 1s", 0)},  # and drew no example

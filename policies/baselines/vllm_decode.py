@@ -75,7 +75,7 @@ class VllmDecode(VllmPolicy):
         tokens: list[int] = []
         open_ = True
         for row in [row for row in self.fetching if row not in self._away]:
-            open_ = budget > 0 and len(self.running) < self.limits.max_num_seqs
+            open_ = budget > 0 and self._has_seat()
             new = self._go_on(row, plan, budget, requests, ledger) if open_ else 0
             if not new:
                 open_ = False
@@ -86,8 +86,9 @@ class VllmDecode(VllmPolicy):
             budget -= new
         while open_ and budget > 0 and self.waiting and self._has_seat():
             row = self.waiting.peek()
-            if requests.remote_tokens[row]:
-                open_ = self._fetch(row, plan, requests, ledger)
+            fetched = self._fetch(row, plan, requests, ledger)
+            if fetched is not None:
+                open_ = fetched
                 continue
             new = self._admit(row, plan, budget, requests, ledger)
             if not new:
@@ -96,12 +97,20 @@ class VllmDecode(VllmPolicy):
             rows.append(row)
             tokens.append(new)
             budget -= new
+        while self._passed:
+            self.waiting.put_back(self._passed.pop(), requests)
         self._join(plan, rows, tokens)
 
     def _has_seat(self) -> bool:
         return len(self.running) < self.limits.max_num_seqs
 
-    def _fetch(self, row: int, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> bool:
+    def _fetch(
+        self, row: int, plan: StepPlan, requests: RequestTable, ledger: KvLedger
+    ) -> bool | None:
+        """Whether the first of the waiting rows, which has KV elsewhere, has left the queue; False:
+        there is no room for it. None: it has none."""
+        if not requests.remote_tokens[row]:
+            return None
         hit, known = ledger.hit_tokens(row), int(requests.known_tokens(row))
         keep_free = self._kept_free(ledger) + self._still_needed(requests, ledger)
         if not ledger.admit_remote(row, known, hit, keep_free):

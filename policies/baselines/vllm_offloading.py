@@ -54,53 +54,16 @@ class VllmOffloading(VllmDecode):
             plan.valid_for, plan.chunked = 0, False
         return plan
 
-    def _admit_waiting(
-        self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
-    ) -> None:
-        rows: list[int] = []
-        tokens: list[int] = []
-        open_ = True
-        for row in [row for row in self.fetching if row not in self._away]:
-            open_ = budget > 0 and self._has_seat()
-            new = self._go_on(row, plan, budget, requests, ledger) if open_ else 0
-            if not new:
-                open_ = False
-                break
-            self.fetching.remove(row)
-            rows.append(row)
-            tokens.append(new)
-            budget -= new
-        while open_ and budget > 0 and self.waiting and self._has_seat():
-            row = self.waiting.peek()
-            hit = ledger.hit_tokens(row)
-            loaded = _tiered(ledger).offload.lookup(row, hit)
-            if loaded is None:
-                self._passed.append(self.waiting.pop())
-                continue
-            if loaded:
-                open_ = self._load(row, hit, loaded, plan, requests, ledger)
-                continue
-            new = self._admit(row, plan, budget, requests, ledger)
-            if not new:
-                break
-            self.waiting.pop()
-            rows.append(row)
-            tokens.append(new)
-            budget -= new
-        while self._passed:
-            self.waiting.put_back(self._passed.pop(), requests)
-        self._join(plan, rows, tokens)
-
-    def _load(
-        self,
-        row: int,
-        hit: int,
-        loaded: int,
-        plan: StepPlan,
-        requests: RequestTable,
-        ledger: KvLedger,
-    ) -> bool:
-        tiered = _tiered(ledger)
+    def _fetch(
+        self, row: int, plan: StepPlan, requests: RequestTable, ledger: KvLedger
+    ) -> bool | None:
+        tiered, hit = _tiered(ledger), ledger.hit_tokens(row)
+        loaded = tiered.offload.lookup(row, hit)
+        if loaded is None:
+            self._passed.append(self.waiting.pop())
+            return True
+        if not loaded:
+            return None
         whole = int(requests.known_tokens(row)) if self._reserves else 0
         beside = self._still_needed(requests, ledger)
         if not tiered.admit_load(row, hit + loaded, hit, self._kept_free(ledger), whole, beside):

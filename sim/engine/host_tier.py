@@ -27,16 +27,21 @@ class HostTier:
         return self.offload.store.busy
 
     def begin(self, plan: StepPlan | None) -> float:
-        """Queue the plan's transfers, and stores of the one before; None: no plan is to come. When
-        its step may compute (seconds)."""
-        engine = self.engine
+        """Queue stores of the plan before, and those of this one that its step waits for; None: no
+        plan is to come. When its step may compute (seconds)."""
         jobs = None if plan is None else plan.offload
-        until_s, begun = self.transfers.begin(jobs, engine.clock.now)
+        until_s, begun = self.transfers.begin(jobs, self.engine.clock.now)
         for job, landing in begun:
-            if not job.store:
-                engine.fetching(job.row, landing)
-            engine.clock.process(self._lands(job, landing))
+            self.engine.clock.process(self._lands(job, landing))
         return until_s
+
+    def load(self, plan: StepPlan, end: float) -> None:
+        """Queue the plan's loads: its step ends then (seconds)."""
+        if not plan.offload:
+            return
+        for job, landing in self.transfers.load(plan.offload, end):
+            self.engine.fetching(job.row, landing)
+            self.engine.clock.process(self._lands(job, landing))
 
     def fail(self) -> None:
         """The engine is no more."""

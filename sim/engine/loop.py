@@ -262,7 +262,7 @@ class Engine:
             if self.tier is None:
                 self._begin_to_fetch(plan)
             else:
-                self.tier.begin(plan)
+                self.tier.load(plan, self.tier.begin(plan))
             self.recorder.without_step(plan, moved.to_host_bytes, moved.to_device_bytes)
             done = max(moved.before, moved.beside)
             if done > self.clock.now:
@@ -325,7 +325,9 @@ class Engine:
             plan, core.emitting(plan), now, max(overhead, until_s - now)
         )
         self._hold(executed.ready_s, executed.lands_s)
-        if plan.fetched and self.tier is None:
+        if self.tier is not None:
+            self.tier.load(plan, float(executed.outcome.ends_s[-1]))
+        elif plan.fetched:
             self._begin_to_fetch(plan)
         self._since_s = now + overhead
         return _Step(plan, executed, core.holding, core.waiting)

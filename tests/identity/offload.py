@@ -13,6 +13,8 @@ from collections import Counter, deque
 
 import numpy as np
 
+from tests.identity import scenarios
+from tests.identity.compare import Report, run_identity
 from tests.identity.ours import OurScheduler
 from tests.identity.protocol import EngineSettings, Observed
 from tests.identity.real_scheduler import RealScheduler
@@ -234,6 +236,12 @@ class TierRegime:
         scheduling = "asynchronous" if self.asynchronous else "synchronous"
         return ", ".join((scheduling, tier.eviction_policy, *more))
 
+    @property
+    def phenomena(self) -> tuple[str, ...]:
+        own = ("waits for its own transfers",) * self.asynchronous
+        late = ("not yet admitted",) * (self.tier.store_threshold > 1)
+        return (*PHENOMENA, *own, *late)
+
 
 TIERS = (
     (Tier(1, "lru"), 1.5),
@@ -247,17 +255,19 @@ TIER_REGIMES = tuple(
 )
 PHENOMENA = (
     "hit in host", "hit in host behind a device hit", "loads", "stores", "load pending",
-    "look-up deferred", "waits for its own transfers", "flushed", "evicted",
+    "look-up deferred", "flushed", "evicted",
     "preempted while storing", "aborted while storing", "aborted while loading",
 )  # fmt: skip
 LEAVING = 0.05
 
 
-def compare_tiers(regime: TierRegime, generate: str, seed: int, mutation=None):
-    """A report, what vLLM's side has seen, and what our tier has counted."""
-    from tests.identity import scenarios
-    from tests.identity.compare import run_identity
+def compare_tiers(
+    regime: TierRegime, generate: str, seed: int, mutation=None
+) -> tuple[Report, Counter]:
+    """What happened is counted on vLLM's side, but for what the tier itself admits and gives up.
 
+    mutation  of our side
+    """
     scenario = getattr(scenarios, generate)(seed)
     settings = dataclasses.replace(
         scenario.settings, async_scheduling=regime.asynchronous, enable_prefix_caching=True

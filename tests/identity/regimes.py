@@ -1,6 +1,8 @@
-"""The regimes in which prefill apart from decode is compared with vLLM, and many seeds of each:
+"""The regimes in which prefill apart from decode is compared with vLLM, or a host tier of KV
+blocks (tests/identity/offload.py), and many seeds of each:
 
     python -m tests.identity.regimes --steps 100000 --out docs/results/remote-identity.json
+    python -m tests.identity.regimes --of tiers --steps 100000 --out tiers.json
 
 The file has, by regime, the steps, how many differ, and how often each phenomenon has happened.
 Exit code 1 where a step differs, or a phenomenon has not happened.
@@ -13,11 +15,13 @@ import dataclasses
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.identity import scenarios
 from tests.identity.compare import Report, run_identity
 from tests.identity.leases import LeasingOurs, LeasingReal
+from tests.identity.offload import TIER_REGIMES, TierRegime, compare_tiers
 from tests.identity.protocol import Scenario
 from tests.identity.remote import RemoteOurs, RemoteReal
 from twinserve.backends.live.versions import installed_vllm
@@ -103,9 +107,15 @@ def _prompts_alone(scenario: Scenario) -> Scenario:
     return dataclasses.replace(scenario, settings=settings, requests=requests)
 
 
-def run(regime: Regime, steps: int) -> dict:
+SETS: dict[str, tuple[Sequence[Regime | TierRegime], Callable]] = {
+    "apart": (REGIMES, compare),
+    "tiers": (TIER_REGIMES, compare_tiers),
+}
+
+
+def run(regime: Regime | TierRegime, steps: int, compare: Callable = compare) -> dict:
     """As many seeds of each class of scenarios as `steps` take; the first step that differs ends
-    it."""
+    it. compare: of the regime's set."""
     total, seen = Report(), Counter()
     for seed in itertools.count():
         for generate in CLASSES:
@@ -140,12 +150,14 @@ def wrong(found: dict) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--of", choices=SETS, default="apart", help="which set of regimes")
     parser.add_argument("--steps", type=int, default=100_000, help="at least, of each regime")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     given = parser.parse_args()
+    regimes, compared = SETS[given.of]
     found: dict = {"vllm": installed_vllm(), "classes": CLASSES, "regimes": []}
-    for regime in REGIMES:
-        found["regimes"].append(run(regime, given.steps))
+    for regime in regimes:
+        found["regimes"].append(run(regime, given.steps, compared))
         print("{regime}: {steps} steps, {mismatches} differ".format(**found["regimes"][-1]))
         write_atomically(given.out, (json.dumps(found, indent=2) + "\n").encode())
     lines = wrong(found)

@@ -10,6 +10,7 @@ import pytest
 
 from twinserve.policies.errors import PolicyError
 from twinserve.sim.cli.main import main
+from twinserve.sim.engine.host_tier import HostTier
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.offloading import parse_offloading
@@ -19,16 +20,18 @@ from twinserve.traces.workload import PrefixBlocks, Workload
 BLOCK, PAGES = 16, 40  # tokens; blocks of a document
 
 
-def documents(asked: int = 120, texts: int = 20, gap_s: float = 0.05, seed: int = 0) -> Workload:
+def documents(
+    asked: int = 120, texts: int = 20, gap_s: float = 0.05, seed: int = 0, pages: int = PAGES
+) -> Workload:
     """Questions on documents in turn: each comes again when all others have been read."""
     rng = np.random.default_rng(seed)
     ids, offsets = [], [0]
     for i in range(asked):
-        ids += [*((i % texts) * PAGES + np.arange(PAGES)), texts * PAGES + i]
+        ids += [*((i % texts) * pages + np.arange(pages)), texts * pages + i]
         offsets.append(len(ids))
     return Workload.build(
         np.arange(asked) * gap_s,
-        np.full(asked, (PAGES + 1) * BLOCK),
+        np.full(asked, (pages + 1) * BLOCK),
         rng.integers(2, 30, asked),
         prefix=PrefixBlocks(np.array(ids), np.array(offsets), BLOCK),
     )
@@ -53,11 +56,17 @@ def test_what_the_device_has_evicted_is_found_on_the_host():
     found = rows.requests["host_tokens"].to_numpy()
     assert set(found[:20]) == {0} and found[60:].min() >= PAGES * BLOCK - BLOCK
     assert "host_tokens" not in plain.requests
-    ttft = lambda r: (r.requests.first_token_s - r.requests.arrival_s)[60:].mean()  # noqa: E731
-    assert ttft(rows) < ttft(plain)
     (engine,) = simulation.engines
     engine.core.ledger.check()
     assert not engine.tier.busy
+
+
+def test_loading_a_long_prompt_is_faster_than_computing_it():
+    def ttft(**given):
+        rows = run(documents(80, gap_s=0.5, pages=200), num_blocks=1_500, **given)[2].requests
+        return (rows.first_token_s - rows.arrival_s)[40:].mean()
+
+    assert ttft(kv_offloading_size=16) < 0.5 * ttft()
 
 
 @pytest.mark.parametrize("kind", ("lru", "arc"))
@@ -110,6 +119,23 @@ def test_a_slow_link_makes_loads_late_and_nobody_else():
     per_token = resolve(SimulationConfig(trace="poisson", requests=2)).hardware.limits
     lower = (size - BLOCK) * per_token.kv_bytes_per_token * (1 / 5e8 - 1 / 50e9)
     assert slow - fast == pytest.approx(lower, rel=0.1)
+
+
+def test_loads_begin_when_the_step_that_plans_them_has_ended(monkeypatch):
+    """As in vLLM, whose copies wait for the stream of the forward pass."""
+    begun: list[tuple[bool, float, float]] = []
+    load = HostTier.load
+
+    def noted(tier, plan, end):
+        if plan.offload and plan.offload.loads:
+            begun.append((bool(plan), tier.engine.clock.now, end))
+        load(tier, plan, end)
+
+    monkeypatch.setattr(HostTier, "load", noted)
+    _, _, rows = run(documents(gap_s=0.01), kv_offloading_size=4)
+    ends = dict(zip(rows.steps["start_s"], rows.steps["end_s"], strict=True))
+    beside = [(now, end) for computes, now, end in begun if computes]
+    assert len(beside) > 10 and all(ends[now] == end > now for now, end in beside)
 
 
 def test_replicas_that_share_a_store_find_what_others_stored():
