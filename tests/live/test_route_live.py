@@ -166,6 +166,7 @@ def test_the_benchmark_of_vllm_through_the_front(servers):
         assert route.stop() == 0
 
 
+@pytest.mark.alone  # the answers must not be over before the server goes
 @pytest.mark.parametrize(("number", "kill"), [(2, signal.SIGTERM), (1, signal.SIGKILL)])
 def test_a_server_goes_in_the_middle_of_answers(servers, number, kill):
     """Stopped, it ends its answers as aborted; killed, it says nothing. The last tests: they leave

@@ -72,6 +72,7 @@ def served(server: Server, attempt: int) -> list[str]:
     return [] if early else names
 
 
+@pytest.mark.alone  # thirty clients must come while one request runs
 def test_a_greedy_client_does_not_keep_an_honest_one_waiting(server):
     """Behind thirty requests of another client, the honest one's four are among the first nine:
     they take turns. Where a busy machine sends them too late, once more."""
