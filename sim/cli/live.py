@@ -106,7 +106,7 @@ def replay(
     from twinserve.sim.setup.config import SettingsError
 
     if mode == "apart" and (given := [n for n, v in (("--out", out), ("--steps", steps)) if v]):
-        raise SettingsError(f"{given[0]}: --mode apart writes no files; give --as-json, or drop it")
+        raise SettingsError(f"{given[0]}: --mode apart writes no files; give --json, or drop it")
     if mode == "locked" and out is not None:
         raise SettingsError(
             "--out is for a free replay; a locked one writes its steps with --steps FILE.parquet"
@@ -142,29 +142,35 @@ def live_engine(settings: LiveSettings, model: str) -> Iterator[VllmEngine]:
     """A running engine with `model` (a folder, or one of SEEDED)."""
     from twinserve.backends.live.engine.engine import VllmEngine
     from twinserve.backends.live.versions import installed_vllm
-    from twinserve.sim.setup.config import SettingsError
 
     installed_vllm()
-    with contextlib.ExitStack() as stack:
-        if model in SEEDED:
-            from twinserve.backends.live.engine.tiny_model import write_model
+    with with_model(settings, model) as found:
+        engine = VllmEngine(found)
+        try:
+            yield engine
+        finally:
+            engine.close()
 
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twinserve-")))
-            write_model(folder, name=model)
-            settings = replace(settings, weights="safetensors")
-        else:
-            folder = Path(model)
-            if not (folder / "config.json").exists():
-                raise SettingsError(
-                    f"--model {model}: no folder with a config.json; name one, or "
-                    f"{' or '.join(SEEDED)}"
-                )
-        dtype = (
-            settings.dtype if settings.dtype != "auto" else "float32" if model in SEEDED else "auto"
-        )
-        engine = VllmEngine(replace(settings, model=folder, dtype=dtype))
-        stack.callback(engine.close)
-        yield engine
+
+@contextlib.contextmanager
+def with_model(settings: LiveSettings, model: str) -> Iterator[LiveSettings]:
+    """`settings` of engines with `model` (a folder, or one of SEEDED), which is there meanwhile.
+    Raises SettingsError where there is none."""
+    from twinserve.sim.setup.config import SettingsError
+
+    if model not in SEEDED:
+        if not (Path(model) / "config.json").exists():
+            raise SettingsError(
+                f"--model {model}: no folder with a config.json; name one, or {' or '.join(SEEDED)}"
+            )
+        yield replace(settings, model=Path(model))
+        return
+    from twinserve.backends.live.engine.tiny_model import write_model
+
+    dtype = "float32" if settings.dtype == "auto" else settings.dtype
+    with tempfile.TemporaryDirectory(prefix="twinserve-") as folder:
+        write_model(Path(folder), name=model)
+        yield replace(settings, model=Path(folder), dtype=dtype, weights="safetensors")
 
 
 def engine_arguments(given: list[str] | None) -> dict:

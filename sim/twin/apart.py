@@ -10,8 +10,8 @@ fail is their own, and compared with what was simulated.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from twinserve.backends.live.apart.engine import Process
 from twinserve.backends.live.apart.host import Part
 from twinserve.backends.live.engine.engine import LiveSettings
 from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.requests import End, State
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.setup.config import SettingsError
@@ -62,6 +63,10 @@ class Recorded(Simulation):
         _check(inputs)
         self.events: list[Event] = []
         super().__init__(inputs, inputs.policies[0], **more)
+        if (count := len(self.fleet.replicas)) > MOST_ENGINES:
+            raise SettingsError(
+                f"--fleet: {count} replicas; at most {MOST_ENGINES} live engines run here"
+            )
 
     def add(self, description, warm_up_s: float = 0.0) -> Replica:
         replica = super().add(description, warm_up_s)
@@ -226,27 +231,29 @@ def run_apart(
     Raises LiveEngineError where an engine fails.
     """
     run.run()
-    fleet = _Fleet(run, settings, folder, on_kept)
-    try:
-        for number, event in enumerate(run.events):
-            fleet.happens(event)
-            if report is not None and number % 64 == 0:
-                report(number + 1, len(run.events))
-    finally:
-        for live in fleet.engines:
-            live.process.close()
+    with ExitStack() as engines:
+        fleet = _Fleet(run, settings, folder, on_kept, engines)
+        try:
+            for number, event in enumerate(run.events):
+                fleet.happens(event)
+                if report is not None and number % 64 == 0:
+                    report(number + 1, len(run.events))
+        except LiveEngineError as error:
+            if not fleet.found.first:
+                raise
+            raise LiveEngineError(f"{fleet.found.first}; later: {error}") from error
     return fleet.answered_alone(settings)
 
 
 class _Fleet:
-    def __init__(self, run: Recorded, settings: LiveSettings, folder: Path, on_kept) -> None:
+    """engines  closes them"""
+
+    def __init__(
+        self, run: Recorded, settings: LiveSettings, folder: Path, on_kept, engines: ExitStack
+    ) -> None:
         self.found = ApartLive()
         self.on_kept = on_kept
         replicas = run.fleet.replicas
-        if len(replicas) > MOST_ENGINES:
-            raise SettingsError(
-                f"--fleet: {len(replicas)} replicas; at most {MOST_ENGINES} live engines run here"
-            )
         connector = run.fleet.connector
         self.longest = max(len(r.prompt) + r.output for r in _asked(run, PromptTexts(2, 1)))
         self.engines = []
@@ -259,6 +266,7 @@ class _Fleet:
                 connector.recompute,
             )
             process = Process(_settings_of(replica, settings, self.longest), part)
+            engines.callback(process.close)
             self.engines.append(_Live(replica.index, str(replica.role), process))
         (vocab,) = {live.process.wait() for live in self.engines}
         self.block_tokens = replicas[0].engine.core.ledger.block_tokens
@@ -321,7 +329,9 @@ class _Fleet:
         if live.role == "prefill":
             params = {"do_remote_decode": True}
         elif value.remote:
-            params = self._params[name]
+            params = self._params.get(name)
+            if params is None:
+                raise LiveEngineError(f"no live engine has handed {name} over")
         live.process.submit(name, asked.prompt, value.output_tokens, event.at_s, params)
 
     def _end(self, live: _Live, event: Event) -> None:
@@ -414,9 +424,3 @@ def _settings_of(replica: Replica, settings: LiveSettings, longest: int) -> Live
         max_model_len=longest,
         prefix_caching=ledger.prefix_caching,
     )
-
-
-def shared_folder() -> tempfile.TemporaryDirectory:
-    """For `run_apart`: in shared memory, where there is some."""
-    memory = Path("/dev/shm")
-    return tempfile.TemporaryDirectory(prefix="twinserve-", dir=memory if memory.is_dir() else None)

@@ -328,3 +328,19 @@ def test_a_front_that_stands_still_blames_no_worker():
             assert not await workers._healthy(workers.all[0])
 
     run(test)
+
+
+def test_a_worker_that_sends_answers_is_alive_though_its_health_check_is_late():
+    """Until it sends nothing any more."""
+
+    async def test() -> None:
+        async with scene(1, pace_s=0.02, health_s=3600) as made:
+            (worker,) = made.front.workers.all
+            asked = asyncio.create_task(made.stream(prompt="w1", max_tokens=100))
+            await made.until(lambda: worker.heard_s > 0)
+            made.workers[0].silent = True
+            assert await made.front.workers._healthy(worker)
+            await asked
+            assert not await made.front.workers._healthy(worker)
+
+    run(test)

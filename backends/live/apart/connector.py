@@ -67,7 +67,8 @@ class Orders(KVConnectorMetadata):
 
 class ApartConnector(KVConnectorBase_V1):
     """clock    seconds, the same for all engines
-    handed_over  scheduler's side: request -> what the other engine needs to know
+    handed_over  scheduler's side, of whoever asks for it: request -> what the other engine needs to
+               know; None: nobody does, and nobody would empty it
     on_word    worker's side: a load has ended when `land` says so, not when it has been copied, and
                `ended` alone tells what has
     """
@@ -92,7 +93,7 @@ class ApartConnector(KVConnectorBase_V1):
         self._lease_s = float(settings.get("lease_s", LEASE_S))
         self.clock: Callable[[], float] = time.monotonic  # of the machine, not of the process
         if role is KVConnectorRole.SCHEDULER:
-            self.handed_over: dict[str, dict] = {}
+            self.handed_over: dict[str, dict] | None = None
             self._orders = Orders()
             self._awaited: dict[str, tuple[str, str]] = {}  # request -> engine, its name there
             self._last_beat_s = float("-inf")
@@ -176,13 +177,15 @@ class ApartConnector(KVConnectorBase_V1):
             return False, None
         self._orders.keep[name] = self.clock() + self._lease_s
         self._shelf.put(name)
-        self.handed_over[name] = {
+        told = {
             "do_remote_prefill": True,
             "remote_engine_id": self._name,
             "remote_request_id": name,
             "remote_block_ids": list(block_ids),
         }
-        return True, self.handed_over[name]
+        if self.handed_over is not None:
+            self.handed_over[name] = told
+        return True, told
 
     # -- worker's side ---------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:

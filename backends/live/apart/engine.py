@@ -6,16 +6,19 @@ import multiprocessing
 from typing import Any
 
 from twinserve.backends.live.apart.decided import Decided, Ended
-from twinserve.backends.live.apart.host import Part, main
+from twinserve.backends.live.apart.host import GOING, Part, main
 from twinserve.backends.live.engine.engine import LiveSettings
 from twinserve.backends.live.versions import LiveEngineError
 
+START_S = 900.0  # until an engine is up: a large model is read, and its graphs may be captured
+ANSWER_S = 300.0  # for a word of an engine that is up
+_END_S = 10.0  # for one that was told to end
 _PRELOAD = "twinserve.backends.live.apart.preload"
 
 
 class Process:
     """An engine that starts; `wait` until it is up. Methods raise LiveEngineError where the engine
-    fails. Call `close` at the end.
+    fails, or says nothing for too long. Call `close` at the end.
 
     part  None: it stands alone, and answers
     """
@@ -31,7 +34,7 @@ class Process:
 
     def wait(self) -> int:
         """Until it is up; token ids of its vocabulary."""
-        return self._answer()
+        return self._answer(START_S)
 
     def answers(self, requests: list[tuple[str, list[int], int]]) -> dict[str, list[int]]:
         """Token ids that it gives to (name, prompt, output tokens)."""
@@ -60,15 +63,17 @@ class Process:
         return self._ask("land", request)
 
     def close(self) -> None:
+        """However it is: what does not end by itself in time is ended."""
         try:
-            if self._process.is_alive():
-                self._ask("close")
-        except LiveEngineError:
+            self._pipe.send(("close",))
+            self._process.join(_END_S)
+        except OSError:
             pass  # it went before
         finally:
-            self._process.join(10)
-            if self._process.is_alive():
-                self._process.terminate()
+            for end in (self._process.terminate, self._process.kill):
+                if self._process.is_alive():
+                    end()
+                    self._process.join(_END_S)
             self._pipe.close()
 
     def kill(self) -> None:
@@ -83,11 +88,15 @@ class Process:
             raise LiveEngineError(f"engine {self.name} has gone") from error
         return self._answer()
 
-    def _answer(self) -> Any:
-        try:
-            kind, value = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise LiveEngineError(f"engine {self.name} has gone") from error
+    def _answer(self, most_s: float = ANSWER_S) -> Any:
+        kind, value = GOING, None
+        while kind == GOING:
+            try:
+                if not self._pipe.poll(most_s):
+                    raise LiveEngineError(f"engine {self.name} has said nothing for {most_s:g} s")
+                kind, value = self._pipe.recv()
+            except (EOFError, OSError) as error:
+                raise LiveEngineError(f"engine {self.name} has gone") from error
         if kind == "error":
             raise LiveEngineError(f"engine {self.name}: {value}")
         return value

@@ -6,6 +6,7 @@ A step has two halves, `step` and `end`: between them other engines may do their
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import traceback
 from multiprocessing.connection import Connection
@@ -17,6 +18,7 @@ from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
 from twinserve.backends.live.versions import LiveEngineError
 
+GOING = "going"  # said now and then while an answer takes long
 _SCHEDULER = "twinserve.backends.live.apart.scheduler.ApartScheduler"
 _PLAIN = "vllm.v1.core.sched.scheduler.Scheduler"
 
@@ -61,12 +63,15 @@ def main(pipe: Connection, settings: LiveSettings, part: Part | None) -> None:
             extra = settings.extra | part.arguments()
             engine = VllmEngine(dataclasses.replace(settings, scheduler=_SCHEDULER, extra=extra))
             _Host(pipe, engine).serve()
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+    except (EOFError, ConnectionError, KeyboardInterrupt):
         pass  # whoever runs it has gone
-    except LiveEngineError as error:
-        pipe.send(("error", str(error)))
     except Exception as error:
-        pipe.send(("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        said = str(error)
+        if not isinstance(error, LiveEngineError):  # what runs it says this in one line
+            traceback.print_exc()
+            said = f"{type(error).__name__}: {' '.join(said.split())}"
+        with contextlib.suppress(ConnectionError):
+            pipe.send(("error", said))
 
 
 class _Over(Exception):
@@ -105,6 +110,7 @@ class _Host(_Served):
         self.connector = engine.scheduler.connector
         self.connector.clock = self.worker.clock = lambda: self.now
         self.worker.on_word = True
+        self.connector.handed_over = {}
         engine.scheduler.hold = self._hold
         self._decided: Decided | None = None
 
@@ -155,4 +161,6 @@ class _Alone(_Served):
             going -= len(answer.finished)
             for name, tokens in answer.tokens.items():
                 left[name] += tokens
+            if answer.tokens:
+                self.pipe.send((GOING, None))
         return left

@@ -36,10 +36,12 @@ def attach(about: dict) -> torch.Tensor:
     if not alive(about):
         raise FileNotFoundError(f"process {about['pid']} and its KV cache have gone")
     dtype = getattr(torch, about["dtype"])
-    flat = torch.from_file(
-        f"/proc/{about['pid']}/fd/{about['fd']}",
-        shared=True,
-        size=about["bytes"] // dtype.itemsize,
-        dtype=dtype,
-    )
+    size = about["bytes"] // dtype.itemsize
+    file = f"/proc/{about['pid']}/fd/{about['fd']}"
+    try:
+        flat = torch.from_file(file, shared=True, size=size, dtype=dtype)
+    except RuntimeError as error:
+        if alive(about):
+            raise
+        raise FileNotFoundError(f"process {about['pid']} has just gone") from error
     return flat.as_strided(about["shape"], about["stride"], about["offset"])

@@ -5,12 +5,16 @@ files, which all of them see (in shared memory, at best).
     ENGINE/REQUEST          its KV is kept; there until it is given up
     ENGINE/REQUEST.beat     the last heartbeat of who is going to fetch it
     ENGINE/REQUEST.done     it was fetched, or nobody wants it
+
+REQUEST is the SHA-256 of its name: names may be of any length, and have dots and slashes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,7 +29,10 @@ class Shelf:
 
     # -- of the engine that keeps --------------------------------------------------------------
     def tell(self, about: dict) -> None:
-        """Where its KV is."""
+        """Where its KV is. What an engine of this name kept before is gone: its blocks hold
+        something else now."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(exist_ok=True)
         _write(self._about, json.dumps(about))
 
     def put(self, request: str) -> None:
@@ -62,7 +69,8 @@ class Shelf:
             _write(self._file(request, ".done"), "")
 
     def _file(self, request: str, mark: str = "") -> Path:
-        return self._folder / (quote(request, safe="") + mark)
+        name = hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._folder / (name + mark)
 
 
 def _write(path: Path, text: str) -> None:

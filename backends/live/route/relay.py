@@ -167,6 +167,7 @@ class Relay:
         """An answer in one piece, or an error of the worker's, which its client gets as it is."""
         body = bytearray()
         async for piece in upstream.content.iter_any():
+            worker.heard()
             self._fleet.first_token(stay)
             body += piece
             if len(body) > ANSWER_BYTES:
@@ -190,6 +191,7 @@ class Relay:
     ) -> web.StreamResponse:
         events = Events()
         async for piece in upstream.content.iter_any():
+            worker.heard()
             self._fleet.first_token(stay)
             if job.continuation is None:
                 await self._pass_on(job, upstream, piece)

@@ -36,6 +36,7 @@ class Worker:
         self.falls = 0  # how often it went down, soon after it was up each time
         self.out_until_s = -math.inf
         self.memory = KvMemory()
+        self.heard_s = -math.inf  # when a part of an answer of it came last, by the loop's clock
         self._attempts: set[asyncio.Timeout] = set()
 
     @contextlib.contextmanager
@@ -46,6 +47,10 @@ class Worker:
             yield
         finally:
             self._attempts.discard(scope)
+
+    def heard(self) -> None:
+        """A part of an answer of it has come."""
+        self.heard_s = asyncio.get_running_loop().time()
 
     def fell(self, now: float, least_s: float, most_s: float) -> float:
         """It is down. Returns for how long it stays so, at least: not at all after the first time,
@@ -131,14 +136,17 @@ class Workers:
 
     async def _healthy(self, worker: Worker) -> bool:
         """A front that stands still, as on a host with too much to do, finds its timers due before
-        it reads the answers that have come. So time counts in slices: one, however long it took."""
+        it reads the answers that have come. So time counts in slices: one, however long it took.
+        A worker with too much to do may be as late. While parts of answers come from it, it is not
+        taken for dead, as all that it has would be lost, and given to others with as much to do."""
+        began_s = self._now()
         asking = asyncio.create_task(self._status(worker))
         try:
             for _ in range(_SLICES):
                 slice_s = self._settings.health_timeout_s / _SLICES
                 if (await asyncio.wait({asking}, timeout=slice_s))[0]:
                     return asking.result() == HTTPStatus.OK
-            return False
+            return worker.heard_s > began_s
         finally:
             asking.cancel()
 

@@ -1,0 +1,39 @@
+"""The folder that engines of one run have in common."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_MEMORY = Path("/dev/shm")
+_BEGINS = "twinserve-apart-"
+_LOCK = "lock"
+
+
+@contextmanager
+def shared_folder() -> Iterator[str]:
+    """In shared memory, where there is some; gone at the end. Who is killed cannot take it away, so
+    what such runs left is taken away by the next one."""
+    place = _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
+    take_away_old(place)
+    with tempfile.TemporaryDirectory(prefix=_BEGINS, dir=place) as name:
+        new = Path(name) / f".{_LOCK}"
+        with new.open("w") as lock:  # the system gives it up with the process, however that ends
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            new.rename(Path(name) / _LOCK)
+            yield name
+
+
+def take_away_old(place: Path) -> None:
+    """Folders in `place` whose runs are no more. What has no lock yet has just begun."""
+    for lock in place.glob(f"{_BEGINS}*/{_LOCK}"):
+        try:
+            with lock.open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:
+            continue  # it is in use, somebody else's, or gone meanwhile
