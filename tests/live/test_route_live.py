@@ -167,7 +167,7 @@ def test_the_benchmark_of_vllm_through_the_front(servers):
         assert route.stop() == 0
 
 
-@pytest.mark.nightly  # not in every run does the front move the answers of a server that goes: not known why
+@pytest.mark.nightly  # in some runs the front moves no answer: not known why
 @pytest.mark.alone  # the answers must not be over before the server goes
 @pytest.mark.parametrize(("number", "kill"), [(2, signal.SIGTERM), (1, signal.SIGKILL)])
 def test_a_server_goes_in_the_middle_of_answers(servers, number, kill):
