@@ -115,10 +115,14 @@ class VllmDecode(VllmPolicy):
         keep_free = self._kept_free(ledger) + self._still_needed(requests, ledger)
         if not ledger.admit_remote(row, known, hit, keep_free):
             return False
+        self._wait_for_kv(row, hit, plan, requests)
+        return True
+
+    def _wait_for_kv(self, row: int, hit: int, plan: StepPlan, requests: RequestTable) -> None:
+        """The first of the waiting rows has blocks, and KV on its way behind `hit` tokens."""
         self.waiting.pop()
         self.fetching.add(row, requests)
         plan.fetched.append((row, hit))
-        return True
 
     def _still_needed(self, requests: RequestTable, ledger: KvLedger) -> int:
         """Blocks that the prompts under way will take (`_inflight_prefill_reserved_blocks`)."""
@@ -151,9 +155,16 @@ class VllmDecode(VllmPolicy):
         new = self._part(known - computed, budget)
         if not new or self._kept_free(ledger) > ledger.free_blocks:
             return 0
-        ledger.grow(row, computed + new)
+        self._begin(row, computed + new, plan, requests, ledger)
+        return new
+
+    def _begin(
+        self, row: int, tokens: int, plan: StepPlan, requests: RequestTable, ledger: KvLedger
+    ) -> None:
+        """A row whose KV has landed, or will not, joins those that run; it holds `tokens` with this
+        step."""
+        ledger.grow(row, tokens)
         self.running.append(row)
-        if computed + new < known:
+        if tokens < requests.known_tokens(row):
             self._in_prompt.add(row)
         plan.begun.append(row)
-        return new

@@ -69,10 +69,8 @@ class VllmOffloading(VllmDecode):
         if not tiered.admit_load(row, hit + loaded, hit, self._kept_free(ledger), whole, beside):
             return False
         tiered.offload.load(row, hit, loaded)
-        self.waiting.pop()
-        self.fetching.add(row, requests)
+        self._wait_for_kv(row, hit, plan, requests)
         self._in_prompt.add(row)
-        plan.fetched.append((row, hit))
         return True
 
     def _go_on(
@@ -87,11 +85,7 @@ class VllmOffloading(VllmDecode):
         lacking = -(-max(whole, computed + new) // ledger.block_tokens) - ledger.held_blocks(row)
         if not new or max(lacking, 0) + self._kept_free(ledger) > ledger.free_blocks:
             return 0
-        ledger.grow(row, computed + new)
-        self.running.append(row)
-        if computed + new < known:
-            self._in_prompt.add(row)
-        plan.begun.append(row)
+        self._begin(row, computed + new, plan, requests, ledger)
         return new
 
 
