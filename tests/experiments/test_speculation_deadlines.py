@@ -38,8 +38,17 @@ def test_the_whole_of_it_small(tmp_path, capsys):
     assert (tmp_path / "out" / "deadlines.png").stat().st_size > 10_000
 
 
+def read(name: str) -> pd.DataFrame:
+    """One of the kept files; only an empty field is missing."""
+    return pd.read_csv(KEPT / name, keep_default_na=False, na_values=[""])
+
+
+def page() -> str:
+    return " ".join((ROOT / "docs" / "speculation.md").read_text(encoding="utf-8").split())
+
+
 def test_the_kept_report_comes_from_the_kept_runs():
-    points = pd.read_csv(KEPT / "points.csv", keep_default_na=False, na_values=[""])
+    points = read("points.csv")
     assert points.groupby(study.BY).size().min() >= 3
     found = study.table(points)
     assert study.report(found) == (KEPT / "report.md").read_text(encoding="utf-8")
@@ -54,12 +63,11 @@ def test_the_page_has_the_tables_of_the_report():
 
 @pytest.fixture
 def kept() -> pd.DataFrame:
-    table = pd.read_csv(KEPT / "table.csv", keep_default_na=False, na_values=[""])
-    return table.set_index(["rate", "drafts"])
+    return read("table.csv").set_index(["rate", "drafts"])
 
 
 def test_the_kept_table_comes_from_the_kept_runs(kept):
-    points = pd.read_csv(KEPT / "points.csv", keep_default_na=False, na_values=[""])
+    points = read("points.csv")
     again = study.table(points).set_index(["rate", "drafts"])
     pd.testing.assert_frame_equal(kept, again, check_dtype=False, rtol=1e-12)
     assert sorted(points.seed.unique()) == [0, 1, 2]  # which the page names
@@ -112,7 +120,3 @@ def test_what_the_page_says_of_the_tables_is_in_them(kept):
         assert said in page(), said
     assert (right.normalized_ms_change < 1).all() and (low.tpot_attainment == 1).all()
     assert 0.979 < right.ttft_attainment.min() and right.ttft_attainment.max() < 1
-
-
-def page() -> str:
-    return " ".join((ROOT / "docs" / "speculation.md").read_text(encoding="utf-8").split())
