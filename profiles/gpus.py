@@ -126,6 +126,6 @@ def gpu_for(llm: ModelSpec, gpu: GpuSpec) -> GpuSpec:
 
 # The least with which vLLM 0.32 takes a format (`get_min_capability` of its quantisation methods,
 # `query_marlin_supported_quant_types` for GPTQ). Where the GPU cannot multiply in it, vLLM
-# multiplies in 16 bits (Marlin); INT8 on Blackwell it refuses (its page "INT8 W8A8", and
-# `dispatch_scaled_mm`, which has no such kernel).
+# multiplies in 16 bits (Marlin); INT8 on Blackwell it refuses, at the first step (its latest
+# page "INT8 W8A8"; users report the same of `dispatch_scaled_mm`, whose source was not at hand).
 LEAST_CAPABILITY = {"mxfp4": 80}

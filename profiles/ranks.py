@@ -103,8 +103,9 @@ def _check_scales(
     """Groups lie along the inputs of a matrix. AWQ: vLLM's Marlin refuses what does not divide
     (`check_marlin_supports_layer`), and so does what it falls back to (`BaseAWQLinearMethod`).
     compressed-tensors: `verify_group_size_divides_partition`. GPTQ: no kernel but ExLlama takes it,
-    which would have a rank read the scales of its neighbour's weights. NVFP4: `input size must be a
-    multiple of 16`. None of these depends on the GPU.
+    which would have a rank read the scales of its neighbour's weights. NVFP4: inputs of a rank
+    are a multiple of 16 (modelopt.py). On NVIDIA's GPUs none of these depends on which; the
+    optional packages humming and conch are taken to be absent.
 
     Blocks lie along inputs and outputs, and only inputs that are not split may end within one
     (`validate_fp8_block_shape`, `validate_fp8_block_shape_moe`)."""

@@ -1,8 +1,8 @@
 """Matrices that a quantised checkpoint leaves in 16 bits, from the names that its config lists.
 
 Names mean what vLLM 0.32 takes them for (`ModelOptQuantConfigBase.is_layer_excluded`,
-`find_matched_target` of compressed-tensors): a module and all below it, with `*` for anything, or a
-regular expression behind `re:`.
+`should_ignore_layer` of compressed-tensors): a module and all below it, with `*` for anything, or a
+regular expression behind `re:`. Part of a name, as in `layers.1` of `layers.10`, is not meant here.
 """
 
 from __future__ import annotations

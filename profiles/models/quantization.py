@@ -26,8 +26,8 @@ FORMATS = {
     "nvfp4": WeightFormat("nvfp4", bits=4.0 + 8 / 16, multiplies="fp4", group=16),
 }
 # Widths of MLPs that the published checkpoints of a format have, where they are not the model's:
-# Qwen padded 29,568 (231 groups of 128) before it quantised (config.json of
-# Qwen2.5-72B-Instruct-AWQ and -GPTQ-Int4; qwen.readthedocs.io, "Quantization").
+# Qwen padded 29,568 (231 groups of 128) before it quantised. GPTQ: as the model card of
+# Ubuku/Qwen2.5-Math-72B-Instruct-GPTQ-Int4-TP2 reports of Qwen's own; AWQ: taken to be the same.
 _PADDED = {("qwen2.5-72b", "awq"): 29696, ("qwen2.5-72b", "gptq"): 29696}
 # What Marlin takes, and vLLM 0.32 gives GPTQ to no other kernel (`AutoGPTQLinearMethod`).
 _GPTQ_GROUPS = (0, 32, 64, 128)

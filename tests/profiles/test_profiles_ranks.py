@@ -62,7 +62,7 @@ def test_ranks_that_vllm_would_refuse_are_refused(config, ranks, words):
         check_ranks(llm, "h100", *ranks[:2], True)
 
 
-# Qwen2.5-72B has 231 groups of 128, 28.9 a rank of eight; Qwen's own AWQ and GPTQ have 232.
+# Qwen2.5-72B has 231 groups of 128, 28.9 a rank of eight; Qwen's GPTQ, by report, 232.
 # Qwen2.5-0.5B has 14 heads of 64: half of them are 3.5 groups. Experts of Qwen3-30B-A3B have 768
 # inputs, and AWQ's groups of 128 become 32 (vLLM 0.32: `check_marlin_supports_layer`,
 # `BaseAWQLinearMethod`, `verify_group_size_divides_partition`, `MoeWNA16Method.create_weights`).
