@@ -116,9 +116,16 @@ def gpu_for(llm: ModelSpec, gpu: GpuSpec) -> GpuSpec:
             f"{least / 10:.1f} on, {gpu.name} has {few.capability / 10:.1f}; choose another GPU or "
             "format"
         )
+    if few.capability is not None and few.capability >= 100 and weights.multiplies == "int8":
+        raise ProfileError(
+            f"{llm.name}: vLLM multiplies no INT8 inputs from compute capability 10.0 (Blackwell) "
+            f"on, {gpu.name} has {few.capability / 10:.1f}; choose -fp8, or another GPU"
+        )
     return replace(gpu, fp8_flops=few.fp8, int8_flops=few.int8, fp4_flops=few.fp4)
 
 
-# The least with which vLLM 0.32 takes a format (`get_min_capability` of its quantisation methods).
-# Where the GPU cannot multiply in it, vLLM multiplies in 16 bits (Marlin).
-LEAST_CAPABILITY = {"gptq": 60, "gptq-8bit": 60, "mxfp4": 80}
+# The least with which vLLM 0.32 takes a format (`get_min_capability` of its quantisation methods,
+# `query_marlin_supported_quant_types` for GPTQ). Where the GPU cannot multiply in it, vLLM
+# multiplies in 16 bits (Marlin); INT8 on Blackwell it refuses, at the first step (its latest
+# page "INT8 W8A8"; users report the same of `dispatch_scaled_mm`, whose source was not at hand).
+LEAST_CAPABILITY = {"mxfp4": 80}

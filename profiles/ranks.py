@@ -5,12 +5,12 @@ pp   stages of an engine, each of `tp` ranks with layers of its own
 dp   engines, each of `tp` ranks with requests of its own, that share the experts of a mixture
 ep   experts lie whole on the `tp` x `dp` ranks that share them, and are not split themselves
 
-Rules are those of vLLM 0.32 (`config/model.py`, `validate_fp8_block_shape_moe`).
+Rules are those of vLLM 0.32 (`config/model.py`, and what `_check_scales` names).
 """
 
 from __future__ import annotations
 
-from twinserve.profiles.specs import ModelSpec, ProfileError
+from twinserve.profiles.specs import ModelSpec, ProfileError, WeightFormat
 
 # GPUs that are linked to each other directly; how long steps take across servers is not known.
 _LINKED = {"gb200": 72}
@@ -76,25 +76,68 @@ def check_stages(llm: ModelSpec, gpu: str, tp: int, pp: int, dp: int = 1) -> Non
 
 
 def _check_widths(llm: ModelSpec, tp: int, slices: int, ep: bool) -> None:
-    """Each rank's part of an MLP is whole, and of whole blocks where weights have scales a
-    block."""
+    """Each rank's part of an MLP is whole, and parts of quantised matrices are whole groups or
+    blocks of weights that share a scale."""
     dense = llm.dense_intermediate if llm.experts else llm.intermediate
     parts = {"MLP": (dense, tp), "shared experts": (llm.shared_intermediate, tp)}
-    if llm.experts and not ep:
-        parts["experts"] = (llm.intermediate, slices)
-    block = llm.weights.block if llm.weights is not None else 0
+    if llm.experts:
+        parts["experts"] = (llm.intermediate, 1 if ep else slices)
     for what, (width, ranks) in parts.items():
         if width % ranks:
             raise ProfileError(
                 f"{llm.name}: {what} of width {width} cannot be split over {ranks} ranks"
             )
-        if block and ranks > 1 and width // ranks % block:
-            advice = ", or keep experts whole with :ep" if what == "experts" else ""
-            raise ProfileError(
-                f"{llm.name}: {what} of width {width} over {ranks} ranks are {width // ranks} "
-                f"each, no multiple of the {block} weights that share a scale, and vLLM refuses "
-                f"that; choose a smaller tp{advice}"
-            )
+    if llm.weights is not None and not llm.weights.experts_only:
+        _check_scales(llm, llm.weights, tp, parts)
+
+
+# Of AWQ and GPTQ vLLM cuts groups of routed experts in halves until they divide, down to this many
+# (`MoeWNA16Method.create_weights`); those of compressed-tensors must divide as they are.
+_LEAST_GROUP = 32
+_HALVED = ("awq", "gptq", "gptq-8bit")
+
+
+def _check_scales(
+    llm: ModelSpec, weights: WeightFormat, tp: int, parts: dict[str, tuple[int, int]]
+) -> None:
+    """Groups lie along the inputs of a matrix. AWQ: vLLM's Marlin refuses what does not divide
+    (`check_marlin_supports_layer`), and so does what it falls back to (`BaseAWQLinearMethod`).
+    compressed-tensors: `verify_group_size_divides_partition`. GPTQ: no kernel but ExLlama takes it,
+    which would have a rank read the scales of its neighbour's weights. NVFP4: inputs of a rank
+    are a multiple of 16 (modelopt.py). On NVIDIA's GPUs none of these depends on which; the
+    optional packages humming and conch are taken to be absent.
+
+    Blocks lie along inputs and outputs, and only inputs that are not split may end within one
+    (`validate_fp8_block_shape`, `validate_fp8_block_shape_moe`)."""
+    split = dict(parts)
+    v_dim = llm.head_dim if llm.latent is None else llm.latent.v_dim
+    split["attention output"] = (llm.heads * v_dim, tp)
+    if weights.group:
+        split["hidden size"] = (llm.hidden, 1)
+    elif weights.block and llm.latent is None:
+        split["KV heads"] = (max(llm.kv_heads, tp) * llm.head_dim, tp)
+    for what, (width, ranks) in split.items():
+        unit, part = weights.group or weights.block, width // ranks
+        if what == "experts" and weights.name in _HALVED:
+            while unit % 2 == 0 and unit > _LEAST_GROUP and part % unit:
+                unit //= 2
+        if unit and part % unit and not (what == "attention output" and weights.block and tp == 1):
+            _refuse_scales(llm, weights, what, (width, ranks))
+
+
+def _refuse_scales(llm: ModelSpec, weights: WeightFormat, what: str, part: tuple[int, int]) -> None:
+    width, ranks = part
+    gptq = weights.name.startswith("gptq")
+    verdict = "no kernel of vLLM reads that right" if gptq else "vLLM refuses that"
+    shared = weights.group or weights.block
+    each = f"over {ranks} ranks is {width // ranks:,} each, " if ranks > 1 else "is "
+    advice = "choose a smaller tp" if ranks > 1 else "choose another format or group size"
+    if what == "experts" and ranks > 1:
+        advice += ", or keep experts whole with :ep"
+    raise ProfileError(
+        f"{llm.name}: {what} of width {width:,} {each}no multiple of the {shared} weights that "
+        f"share a scale ({weights.name}), and {verdict}; {advice}"
+    )
 
 
 def local_experts(llm: ModelSpec, ranks: int) -> int:

@@ -60,14 +60,23 @@ class LatentAttention:
 class WeightFormat:
     """What quantised matrices are stored as. bits: of a weight, scales included; multiplies: in
     what kernels multiply on a GPU that has tensor cores for it, else in 16 bits; experts_only: of
-    the routed experts alone; block: scales are of squares with such sides, 0: of no squares.
-    Embeddings, output projection and norms are not quantised."""
+    the routed experts alone; block: scales are of squares with such sides, 0: of no squares;
+    group: inputs of a matrix that share a scale, 0: all; plain: parameters of matrices that every
+    token passes and that keep 16 bits. Embeddings, output projection and norms are not
+    quantised."""
 
     name: str = Field(min_length=1)
     bits: float = Field(gt=0, le=16)
     multiplies: Literal["bf16", "fp8", "int8", "fp4"] = "bf16"
     experts_only: bool = False
     block: int = Field(default=0, ge=0)
+    group: int = Field(default=0, ge=0)
+    plain: int = Field(default=0, ge=0)
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump):
+        """Without what older files do not say, so that these keep their bits."""
+        return {k: v for k, v in dump(self).items() if k not in ("group", "plain") or v}
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -143,6 +152,8 @@ class ModelSpec:
             )
         if self.weights is not None and self.weights.experts_only and not self.experts:
             raise ValueError(f"{self.weights.name} weights of experts are said of a mixture")
+        if self.weights is not None and self.plain_share > 1:
+            raise ValueError(f"{self.weights.plain} plain parameters are more than the matrices")
         if self.shared_intermediate and not self.experts:
             raise ValueError("shared_intermediate is said of a mixture of experts")
         if bool(self.window) != bool(self.window_layers) or self.window_layers > self.layers:
@@ -246,7 +257,7 @@ class ModelSpec:
         quantised = self.expert_parameters
         if not self.weights.experts_only:
             routers = self.expert_layers * self.experts * self.hidden
-            quantised = self.matrix_parameters - routers
+            quantised = self.matrix_parameters - routers - self.weights.plain
         saved = self.dtype_bytes - self.weights.bits / 8
         return self.parameters * self.dtype_bytes - quantised * saved
 
@@ -255,8 +266,17 @@ class ModelSpec:
         """Bytes a parameter of matrices that every token passes, and of routed experts."""
         if self.weights is None:
             return self.dtype_bytes, self.dtype_bytes
-        stored = self.weights.bits / 8
-        return (self.dtype_bytes if self.weights.experts_only else stored), stored
+        stored, plain = self.weights.bits / 8, self.plain_share
+        if plain in (0, 1):
+            return (self.dtype_bytes if plain else stored), stored
+        return stored + plain * (self.dtype_bytes - stored), stored
+
+    @property
+    def plain_share(self) -> float:
+        """Of the matrices that every token passes, those that keep 16 bits: 0 to 1."""
+        if self.weights is None or self.weights.experts_only:
+            return 1.0
+        return self.weights.plain / (self.matrix_parameters - self.expert_parameters)
 
     @property
     def kv_value_bytes(self) -> float:

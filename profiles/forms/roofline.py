@@ -102,7 +102,10 @@ class RooflineModel(StepTimeModel):
         stored, of_expert = llm.matrix_bytes
         few_bits = gpu.flops_of("bf16" if llm.weights is None else llm.weights.multiplies)
         expert_compute = few_bits * e.gemm_mfu
-        matrix_compute = compute if llm.weights and llm.weights.experts_only else expert_compute
+        matrix_compute = compute if llm.plain_share == 1 else expert_compute
+        if 0 < llm.plain_share < 1:  # some matrices kept 16 bits: one product after the other
+            few = (1 - llm.plain_share) / expert_compute
+            matrix_compute = 1 / (llm.plain_share / compute + few)
         self._gemm_floor = matrix * stored / memory
         self._gemm_token = 2.0 * matrix / matrix_compute
         expert = llm.expert_layers * llm.mlp_parameters / (1 if whole else sharing)

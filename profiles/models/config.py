@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from twinserve.profiles.models.families import FAMILIES
 from twinserve.profiles.models.fields import Fields
-from twinserve.profiles.models.quantization import read_quantization
+from twinserve.profiles.models.quantization import count_exceptions, read_quantization
 from twinserve.profiles.models.vision import vision_parameters
 from twinserve.profiles.specs import ModelSpec, ProfileError, one_line, read_json
 
@@ -158,7 +158,8 @@ def _text_model(config: Fields, name: str | None, more: dict[str, int]) -> Model
             _all_full(fields)
         fields.get("model_type")
         fields.check_rest()
-        return ModelSpec(name=name or _own_name(config, kind), **{**found, **changes})
+        spec = ModelSpec(name=name or _own_name(config, kind), **{**found, **changes})
+        return count_exceptions(spec, fields)
     except ValidationError as error:
         raise ProfileError(f"{config.where}: {one_line(error)}") from None
 

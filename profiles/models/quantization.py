@@ -9,26 +9,28 @@ embeddings, the output projection and routers are left as they are.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any, Literal
 
 from twinserve.profiles.models.fields import Fields
+from twinserve.profiles.models.left_out import KEYS, leave_out
 from twinserve.profiles.specs import ModelSpec, ProfileError, WeightFormat
 
 FORMATS = {
     "fp8": WeightFormat("fp8", bits=8.0, multiplies="fp8"),
     "int8": WeightFormat("int8", bits=8.0, multiplies="int8"),
-    "int4": WeightFormat("int4", bits=4.0 + 20 / 128),
-    "awq": WeightFormat("awq", bits=4.0 + 20 / 128),
-    "gptq": WeightFormat("gptq", bits=4.0 + 20 / 128),
+    "int4": WeightFormat("int4", bits=4.0 + 20 / 128, group=128),
+    "awq": WeightFormat("awq", bits=4.0 + 20 / 128, group=128),
+    "gptq": WeightFormat("gptq", bits=4.0 + 20 / 128, group=128),
     "mxfp4": WeightFormat("mxfp4", bits=4.0 + 8 / 32),
-    "nvfp4": WeightFormat("nvfp4", bits=4.0 + 8 / 16, multiplies="fp4"),
+    "nvfp4": WeightFormat("nvfp4", bits=4.0 + 8 / 16, multiplies="fp4", group=16),
 }
-# Modules that are never counted as quantised.
-_PLAIN = re.compile(
-    r"lm_head|embed|norm|router|gate$|mlp\.gate\b|vision|visual|multi_modal|re:.*(lm_head|gate\$)"
-)
+# Widths of MLPs that the published checkpoints of a format have, where they are not the model's:
+# Qwen padded 29,568 (231 groups of 128) before it quantised. GPTQ: as the model card of
+# Ubuku/Qwen2.5-Math-72B-Instruct-GPTQ-Int4-TP2 reports of Qwen's own; AWQ: taken to be the same.
+_PADDED = {("qwen2.5-72b", "awq"): 29696, ("qwen2.5-72b", "gptq"): 29696}
+# What Marlin takes, and vLLM 0.32 gives GPTQ to no other kernel (`AutoGPTQLinearMethod`).
+_GPTQ_GROUPS = (0, 32, 64, 128)
 _HARMLESS = {
     "quant_method", "fmt", "activation_scheme", "version", "desc_act", "static_groups",
     "damp_percent", "true_sequential", "model_name_or_path", "model_file_base_name",
@@ -43,7 +45,9 @@ def quantized(llm: ModelSpec, name: str) -> ModelSpec:
     """`llm` with weights of a format of FORMATS. ProfileError for a model that has one already."""
     if llm.weights is not None:
         raise ProfileError(f"{llm.name}: its weights are {llm.weights.name} already")
-    return with_format(llm, FORMATS[name], f"{llm.name}-{name}")
+    width = _PADDED.get((llm.name, name), llm.intermediate)
+    padded = replace(llm, intermediate=width) if width != llm.intermediate else llm
+    return with_format(padded, FORMATS[name], f"{llm.name}-{name}")
 
 
 def with_format(llm: ModelSpec, weights: WeightFormat, name: str) -> ModelSpec:
@@ -53,14 +57,10 @@ def with_format(llm: ModelSpec, weights: WeightFormat, name: str) -> ModelSpec:
 
 def read_quantization(config: Fields) -> dict[str, Any]:
     """Fields of ModelSpec from a `quantization_config`. ProfileError, which names the field, for
-    a format or an exception that is not understood."""
-    whole = config.part("quantization_config")
-    if not whole.data:
-        whole = config.part("compression_config")
-    if not whole.data:
+    a format that is not understood. What it leaves in 16 bits: `count_exceptions`."""
+    found = _found(config)
+    if found is None:
         return {}
-    inner = whole.get("quantization")
-    found = Fields(inner, whole.where) if isinstance(inner, dict) else whole
     method = str(found.get("quant_method", "modelopt")).lower()
     readers = {
         "fp8": _fp8,
@@ -75,12 +75,32 @@ def read_quantization(config: Fields) -> dict[str, Any]:
         found.refuse("quant_method", f"only {', '.join(sorted(readers))} are understood")
     reader = _compressed if found.get("config_groups") else readers[method]
     weights = reader(found, method)
-    _check_exceptions(found, weights)
+    for key in KEYS:
+        found.get(key)
     changes: dict[str, Any] = {"weights": weights}
     if _kv_is_fp8(found):
         changes["kv_dtype_bytes"] = 1.0
     _check_rest(found)
     return changes
+
+
+def count_exceptions(llm: ModelSpec, config: Fields) -> ModelSpec:
+    """`llm` with the matrices that its `quantization_config` leaves in 16 bits. ProfileError for
+    one that is not understood."""
+    found = _found(config)
+    return llm if found is None else leave_out(llm, found)
+
+
+def _found(config: Fields) -> Fields | None:
+    """The object that says the format, which ModelOpt keeps one deeper; None where there is
+    none."""
+    whole = config.part("quantization_config")
+    if not whole.data:
+        whole = config.part("compression_config")
+    if not whole.data:
+        return None
+    inner = whole.get("quantization")
+    return Fields(inner, whole.where) if isinstance(inner, dict) else whole
 
 
 def _fp8(config: Fields, method: str) -> WeightFormat:
@@ -98,13 +118,21 @@ def _fp8_in(block: list[int], multiplies: Literal["fp8", "bf16"]) -> WeightForma
 
 
 def _packed(config: Fields, method: str) -> WeightFormat:
-    """AWQ and GPTQ: integers in groups."""
+    """AWQ and GPTQ: integers in groups, and of these what vLLM takes (`TYPE_MAP` of its
+    `AutoAWQConfig` and `AutoGPTQConfig`, `normalize_and_validate_gptq_desc_act`)."""
     bits = config.number("bits", 0) or config.number("w_bit", 4)
-    if bits not in (4, 8):
-        config.refuse("bits", "only 4 and 8 are understood")
-    group = config.number("group_size", config.number("q_group_size", 128))
-    extra = (16 + bits) / group if _group(config, group) else 0.0
-    return WeightFormat(method if bits == 4 else f"{method}-8bit", bits=bits + extra)
+    if bits not in ((4,) if method == "awq" else (4, 8)):
+        config.refuse("bits", "vLLM takes 4 bits of AWQ, and 4 and 8 of GPTQ")
+    group = _group(config, config.number("group_size", config.number("q_group_size", 128)))
+    if method == "gptq":
+        if not config.flag("sym", True):
+            config.refuse("sym", "vLLM takes symmetric weights of GPTQ only")
+        if config.flag("desc_act") and group:
+            config.refuse("desc_act", "vLLM takes no groups of GPTQ in the order of activations")
+        if group not in _GPTQ_GROUPS:
+            config.refuse("group_size", "vLLM takes -1, 32, 64 and 128 of GPTQ")
+    extra = (16 + bits) / group if group else 0.0
+    return WeightFormat(method if bits == 4 else f"{method}-8bit", bits=bits + extra, group=group)
 
 
 def _group(config: Fields, size: int) -> int:
@@ -132,12 +160,12 @@ def _modelopt(config: Fields, method: str) -> WeightFormat:
 def _compressed(config: Fields, method: str) -> WeightFormat:
     """compressed-tensors: one group of all matrices."""
     groups, form = config.part("config_groups"), config.get("format")
-    config.get("quant_algo")
+    of_modelopt = config.get("quant_algo") is not None  # which may leave out that it means all
     if len(groups.data) != 1:
         config.refuse("config_groups", "several groups are not understood")
     (name,) = groups.data
     group = groups.part(name)
-    if {*group.items("targets", str)} != {"Linear"}:
+    if {*(group.items("targets", str) or of_modelopt * ["Linear"])} != {"Linear"}:
         config.refuse("config_groups", "only groups of all Linear layers are understood")
     weights, inputs = group.part("weights"), group.part("input_activations").data
     bits, kind = weights.get("num_bits"), weights.get("type")
@@ -150,26 +178,15 @@ def _compressed(config: Fields, method: str) -> WeightFormat:
             config.refuse("config_groups", "blocks without a block_structure of two sizes")
         return _fp8_in(block, "fp8" if inputs else "bf16")
     if (bits, kind) == (8, "int"):
-        return WeightFormat(
-            "int8", bits=8.0 + (16 / size if size else 0.0), multiplies="int8" if inputs else "bf16"
-        )
+        if inputs and size:
+            config.refuse("config_groups", "vLLM takes no INT8 inputs to weights in groups")
+        extra = 16 / size if size else 0.0
+        return WeightFormat("int8", 8.0 + extra, "int8" if inputs else "bf16", group=size)
     if (bits, kind) == (4, "int") and not inputs:
-        return WeightFormat("int4", bits=4.0 + (20 / size if size else 0.0))
+        return WeightFormat("int4", bits=4.0 + (20 / size if size else 0.0), group=size)
     if (bits, kind) == (4, "float") and size == 16:
-        return WeightFormat("nvfp4", FORMATS["nvfp4"].bits, "fp4" if inputs else "bf16")
+        return replace(FORMATS["nvfp4"], multiplies="fp4" if inputs else "bf16")
     config.refuse("config_groups", f"weights of {bits} bits ({kind}, {form}) are not understood")
-
-
-def _check_exceptions(config: Fields, weights: WeightFormat) -> None:
-    """What is left unquantised must be what is counted so."""
-    for key in ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"):
-        for module in config.items(key, str):
-            if _PLAIN.search(module) or (weights.experts_only and "self_attn" in module):
-                continue
-            raise ProfileError(
-                f"{config.where}: {key} {module!r}: matrices that are left unquantised are not "
-                "understood, beside routers, embeddings, the output projection and vision towers"
-            )
 
 
 def _kv_is_fp8(config: Fields) -> bool:

@@ -296,7 +296,7 @@ def _quantization(llm: ModelSpec, gpu: str) -> dict | None:
     """The `quantization_config` of weights that have tables where the GPU multiplies in their
     format: FP8 in blocks or with a scale a tensor, NVFP4; and of gpt-oss. None for others."""
     weights, few = llm.weights, FEW_BITS[gpu]
-    if weights is None:
+    if weights is None or weights.plain:
         return None
     if _is_gpt_oss(llm):
         return {"quant_method": "mxfp4"}

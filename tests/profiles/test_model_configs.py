@@ -397,7 +397,7 @@ _GROUP = {"targets": ["Linear"], "input_activations": None}
             "bf16",
         ),
         (
-            {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True},
+            {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False},
             "gptq",
             4 + 20 / 32,
             "bf16",
@@ -487,14 +487,21 @@ def test_modelopts_file_beside_the_config_counts(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"quant_method": "fp8", "ignored_layers": ["model.layers.0.mlp.up_proj"]}, "up_proj"),
+        ({"quant_method": "fp8", "ignored_layers": ["model.layers.0.mlp.up"]}, "mlp.up'"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits 3"),
+        # what vLLM 0.32 does not take: quantization/auto_awq.py, auto_gptq.py (TYPE_MAP),
+        # utils/gptq_utils.py, utils/marlin_utils.py (MARLIN_SUPPORTED_GROUP_SIZES)
+        ({"quant_method": "awq", "bits": 8}, "bits 8"),
+        ({"quant_method": "gptq", "bits": 4, "sym": False}, "sym False"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "desc_act True"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 256}, "group_size 256"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "dynamic"),
         ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes"),
         ({"quant_algo": "W4A8_AWQ"}, "quant_algo W4A8_AWQ"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}}, "several"),
         ({"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, "kv_cache_quant_algo NVFP4"),
         ({"quant_method": "awq", "bits": 4, "group_size": 1}, "bits"),
+        ({"quant_method": "fp8", "ignore": ["re:("]}, "no regular expression"),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, "config_groups [1]: is not"),
         ({"quant_method": "fp8", "ignore": 7}, "ignore 7: is not a list"),
     ],

@@ -62,6 +62,70 @@ def test_ranks_that_vllm_would_refuse_are_refused(config, ranks, words):
         check_ranks(llm, "h100", *ranks[:2], True)
 
 
+# Qwen2.5-72B has 231 groups of 128, 28.9 a rank of eight; Qwen's GPTQ, by report, 232.
+# Qwen2.5-0.5B has 14 heads of 64: half of them are 3.5 groups. Experts of Qwen3-30B-A3B have 768
+# inputs, and AWQ's groups of 128 become 32 (vLLM 0.32: `check_marlin_supports_layer`,
+# `BaseAWQLinearMethod`, `verify_group_size_divides_partition`, `MoeWNA16Method.create_weights`).
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen2.5-72b-awq@h100:tp8", None),
+        ("qwen2.5-72b-gptq@a100:tp8", None),
+        ("qwen2.5-72b-int4@h100:tp8", "MLP of width 29,568 over 8 ranks is 3,696 each"),
+        ("qwen2.5-72b-int4@a100:tp2", "multiple of the 128 weights"),
+        ("qwen2.5-72b-int4@b200:tp4", "vLLM refuses that; choose a smaller tp"),
+        ("qwen2.5-72b-int4@b200", None),
+        ("qwen2.5-72b-nvfp4@b200:tp8", None),  # groups of 16
+        ("qwen2.5-0.5b-awq@h100:tp2", "attention output of width 896 over 2 ranks is 448"),
+        ("qwen2.5-0.5b-fp8@h100:tp2", None),
+        ("qwen3-30b-a3b-awq@h100:tp8", None),
+        ("qwen3-30b-a3b-int4@h100:tp8", "experts of width 768 over 8 ranks is 96 each"),
+        ("qwen3-30b-a3b-int4@h100:tp8:ep", None),
+        # `dispatch_scaled_mm` has no INT8 kernel there
+        ("llama-3.1-8b-int8@h100:tp2", None),
+        ("llama-3.1-8b-int8@b200", "no INT8 inputs from compute capability 10.0"),
+        ("llama-3.1-8b-int8@rtxpro6000", "rtxpro6000 has 12.0; choose -fp8"),
+        ("llama-2-7b-gptq@v100", "compute capability 7.5"),
+    ],
+)
+def test_quantised_weights_run_where_vllm_runs_them(name, words):
+    if words is None:
+        assert load_profile(name).num_gpu_blocks > 0
+        return
+    with pytest.raises(ProfileError) as raised:
+        load_profile(name)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "tp", "words"),
+    [
+        ({"intermediate_size": 29568}, {"quant_method": "awq", "bits": 4}, 8, "of the 128 weights"),
+        ({"intermediate_size": 29568}, {"quant_method": "awq", "group_size": 16}, 8, None),
+        ({"intermediate_size": 29568}, {"quant_method": "gptq", "bits": 4}, 2, "no kernel of vLLM"),
+        ({"intermediate_size": 29568}, {"quant_method": "gptq", "group_size": -1}, 8, None),
+        ({"intermediate_size": 29568}, {"quant_method": "gptq", "group_size": 32}, 8, "of the 32"),
+        (
+            {"hidden_size": 2880, "head_dim": 128},
+            {"quant_method": "awq", "bits": 4},
+            1,
+            "hidden size of width 2,880",
+        ),
+        # 8 KV heads of 64 over 8 ranks: 64 of 128 (`validate_fp8_block_shape`)
+        ({"head_dim": 64}, BLOCKS["quantization_config"], 8, "KV heads of width 512 over 8 ranks"),
+        ({"head_dim": 64}, BLOCKS["quantization_config"], 4, None),
+        ({"intermediate_size": 10944}, BLOCKS["quantization_config"], 1, "MLP of width 10,944"),
+    ],
+)
+def test_groups_and_blocks_of_a_config_are_whole_on_each_rank(changes, given, tp, words):
+    llm = read_config({**LLAMA, **changes, "quantization_config": given})
+    if words is None:
+        check_ranks(llm, "h100", tp)
+        return
+    with pytest.raises(ProfileError, match=words):
+        check_ranks(llm, "h100", tp)
+
+
 def test_a_rank_holds_its_share_of_the_experts_and_all_else_of_its_engine():
     llm = read_config(DEEPSEEK_V3)
     of_experts = llm.expert_parameters * 2
