@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from twinserve.experiments.route.main import main
+from twinserve.experiments.route.main import added, main
 from twinserve.experiments.route.soak import flatness
 from twinserve.experiments.route.twin import beside, metrics
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = DOCS / "results" / "route"
 
 
 def ran(*arguments: str) -> None:
@@ -117,3 +122,36 @@ def test_what_cannot_be(arguments, said, capsys, tmp_path, monkeypatch):
     found = capsys.readouterr().err
     assert end.value.code == 2 and said in found and found.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_kept_soak_is_what_the_page_says_and_its_answers_add_up():
+    """The page's figures are those of the kept samples, and no request is unaccounted for."""
+    kept, page = RESULTS / "soak", (DOCS / "route.md").read_text()
+    told = json.loads((kept / "soak.json").read_text())
+    samples = pd.read_csv(kept / "samples.csv")
+    assert told["seconds"] >= 3600 and not told["ended_otherwise"]
+    assert told["began"] == told["ended_well"] and samples["lost"].max() == 0
+    assert told["at_the_end"]["in_flight"] == told["front_exit_status"] == 0
+    found = flatness(samples)
+    assert found == {name: told[name] for name in found}
+    for number in (sum(told["began"].values()), told["began"]["steady"]):
+        assert f"{number:,}" in page
+    for quarter in range(1, 5):
+        assert f"| {found[f'rss_mib_quarter_{quarter}']:.1f} MiB |" in page
+    assert f"{found['rss_mib_an_hour']:.1f} MiB an hour" in page
+    assert f"{told['migrations']:,.0f} answers" in page and f"{told['retries']:.0f} req" in page
+
+
+def test_the_kept_latencies_are_what_the_page_says():
+    """Each row of the page is the mean over the kept runs, less that of the runs straight to servers."""
+    runs = pd.read_csv(RESULTS / "latency.csv")
+    assert not runs["failed"].any() and (runs.groupby(["clients", "way"])["repeat"].count() == 3).all()
+    found = added(runs).set_index(["clients", "way"])
+    page = (DOCS / "route.md").read_text()
+    columns = ["+first_p50_ms", "+first_p99_ms", "+token_p50_ms", "+token_p99_ms", "front_cores"]
+    for clients in (100, 500):
+        for way, said in (("followed", "followed"), ("passed through", "passed on")):
+            row = next(x for x in page.splitlines() if x.startswith(f"| {clients} | {said} |"))
+            printed = [float(x.split()[0]) for x in row.split("|")[3:8]]
+            kept = found.loc[(clients, way), columns].tolist()
+            assert printed == pytest.approx(kept, rel=0.005, abs=0.005)
