@@ -14,7 +14,6 @@ from twinserve.experiments.route.main import added, main
 from twinserve.experiments.route.soak import flatness
 from twinserve.experiments.route.twin import beside, metrics
 
-
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results" / "route"
 
@@ -143,9 +142,11 @@ def test_the_kept_soak_is_what_the_page_says_and_its_answers_add_up():
 
 
 def test_the_kept_latencies_are_what_the_page_says():
-    """Each row of the page is the mean over the kept runs, less that of the runs straight to servers."""
+    """Each row of the page is the mean over the kept runs, less the mean straight to servers."""
     runs = pd.read_csv(RESULTS / "latency.csv")
-    assert not runs["failed"].any() and (runs.groupby(["clients", "way"])["repeat"].count() == 3).all()
+    assert (
+        not runs["failed"].any() and (runs.groupby(["clients", "way"])["repeat"].count() == 3).all()
+    )
     found = added(runs).set_index(["clients", "way"])
     page = (DOCS / "route.md").read_text()
     columns = ["+first_p50_ms", "+first_p99_ms", "+token_p50_ms", "+token_p99_ms", "front_cores"]
