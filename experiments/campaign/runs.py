@@ -207,7 +207,7 @@ def _check_room(inputs: Inputs, spec: PolicySpec, planned: int, key: str) -> Non
     than the engine computes at once."""
     size, longest = MODEL_SIZES[key], inputs.workload.longest
     chunk = spec.options.get("chunk")
-    if chunk is None:
+    if not isinstance(chunk, int):  # none given, or one that the policy chooses itself
         most = make_policy(inputs, spec).step_tokens(longest)
     else:
         most = size.budget_tokens + min(chunk, longest)
