@@ -152,6 +152,7 @@ def test_the_benchmark_past_saturation(servers):
     assert counted["decision_mean_s"] > 0 and counted["decision_p99_s"] > 0
 
 
+@pytest.mark.nightly  # judges by wall time
 def test_a_flood_of_best_effort_requests_is_served_behind_real_time_ones(servers):
     """Sixty at once, and real-time requests that come when the first of them is answered: while one
     of these is served less than half of the flood ends. First come, first served, all the rest of
