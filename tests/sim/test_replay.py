@@ -209,6 +209,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/attention/main.py",
     "experiments/campaign/host.py",
     "experiments/campaign/kernel.py",
+    "experiments/campaign/operators.py",
     "experiments/campaign/runs.py",
     "experiments/campaign/setup.py",
     "experiments/campaign/steps.py",
