@@ -1,6 +1,6 @@
 """Times of single kernels on one GPU: the terms that step-time models are made of.
 
-    python experiments/campaign/operators.py OUT [--limit SECONDS] [--only gemm,decode]
+    python -m twinserve.experiments.campaign.operators OUT [--limit SECONDS] [--only gemm,decode]
 
 Needs PyTorch alone. Where vLLM's CUDA build can be imported, attention is its FlashAttention 3
 on paged KV, and norms, rope and cache writes are its kernels; without it attention is PyTorch's.
@@ -19,21 +19,17 @@ replays of one call, microseconds), us10 and us90 (percentiles), tflops, gbs (10
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
-import statistics
 import subprocess
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-BF16 = torch.bfloat16
-L2_BYTES = 240e6  # several times the L2 cache of an H100 (50 MB)
+from twinserve.experiments.campaign.bench import BF16, Bench
+
 # hidden, intermediate, heads, KV heads, head size, vocabulary
 MODELS = {
     "llama-3.1-8b": (4096, 14336, 32, 8, 128, 128256),
@@ -53,117 +49,8 @@ TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 40
 BLOCK = 16  # tokens of a KV block
 
 
-class OutOfTimeError(Exception):
-    """The limit is reached."""
-
-
-class Bench:
-    """Times calls and writes rows until `limit_s` seconds have passed."""
-
-    def __init__(self, out: Path, limit_s: float, cpu: bool) -> None:
-        self.cpu, self.device = cpu, "cpu" if cpu else "cuda"
-        self.tokens = (1, 16) if cpu else TOKENS
-        self._end = time.monotonic() + limit_s
-        self._file = (out / "operators.csv").open("w", newline="")
-        self._table = csv.writer(self._file)
-        self._table.writerow("stage what T n k extra us us10 us90 tflops gbs".split())
-        self.not_captured: dict[str, int] = {}
-
-    @property
-    def left_s(self) -> float:
-        return self._end - time.monotonic()
-
-    def randn(self, *shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-        return torch.randn(*shape, device=self.device, dtype=dtype)
-
-    def copies(self, make: Callable[[], torch.Tensor], nbytes: float) -> list[torch.Tensor]:
-        """Results of `make`, each of `nbytes`: enough to exceed the L2 cache, at most 24."""
-        count = 1 if self.cpu else max(1, min(24, math.ceil(L2_BYTES / max(nbytes, 1))))
-        return [make() for _ in range(count)]
-
-    def row(self, stage, what, tokens, n, k, extra, calls, flops=0.0, nbytes=0.0, **how) -> None:
-        """Time `calls` and write the row."""
-        times = sorted(self.microseconds(calls, **how))
-        middle = statistics.median(times)
-        low, high = times[len(times) // 10], times[-1 - len(times) // 10]
-        rates = (
-            f"{flops / middle / 1e6:.2f}" if flops else "",
-            f"{nbytes / middle / 1e3:.1f}" if nbytes else "",
-        )
-        said = (f"{middle:.3f}", f"{low:.3f}", f"{high:.3f}", *rates)
-        self._table.writerow([stage, what, tokens, n, k, extra, *said])
-        self._file.flush()
-
-    def microseconds(
-        self,
-        calls: Sequence[Callable[[], object]],
-        graph: bool = True,
-        target_us: float = 2000.0,
-        replays: int = 7,
-        most: int = 200,
-    ) -> list[float]:
-        """Microseconds of one call in each replay of so many calls, at most `most`, that a replay
-        takes `target_us`. `calls` do the same on different data, in turn. Raises OutOfTimeError."""
-        if self.left_s < 0:
-            raise OutOfTimeError
-        if self.cpu:
-            return [_host_us(calls[0]) for _ in range(3)]
-        for call in calls[:2]:
-            call()
-        began, ended = torch.cuda.Event(True), torch.cuda.Event(True)
-        torch.cuda.synchronize()
-        began.record()
-        calls[0]()
-        ended.record()
-        torch.cuda.synchronize()
-        once_us = max(began.elapsed_time(ended) * 1e3, 1.0)
-        many = max(len(calls), min(most, math.ceil(target_us / once_us)))
-        if once_us > 5000.0:
-            many, replays = 1, min(replays, 5)
-        run = self._captured(calls, many) if graph else None
-        if run is None:
-
-            def run() -> None:
-                for i in range(many):
-                    calls[i % len(calls)]()
-
-        run()
-        torch.cuda.synchronize()
-        times = []
-        for _ in range(replays):
-            began.record()
-            run()
-            ended.record()
-            torch.cuda.synchronize()
-            times.append(began.elapsed_time(ended) * 1e3 / many)
-        return times
-
-    def _captured(self, calls: Sequence[Callable[[], object]], many: int):
-        """The replay of a CUDA graph of `many` calls; None where they cannot be captured."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            # torch.cuda.graph() would empty the allocator's cache before each capture
-            with torch.cuda.stream(stream):
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    for i in range(many):
-                        calls[i % len(calls)]()
-                finally:
-                    graph.capture_end()
-        except Exception as error:  # noqa: BLE001 - timed without a graph, and said
-            name = type(error).__name__
-            self.not_captured[name] = self.not_captured.get(name, 0) + 1
-            torch.cuda.synchronize()
-            return None
-        torch.cuda.current_stream().wait_stream(stream)
-        return graph.replay
-
-
-def _host_us(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return (time.perf_counter() - began) * 1e6
+def _tokens(bench: Bench) -> tuple[int, ...]:
+    return (1, 16) if bench.cpu else TOKENS
 
 
 def products() -> list[tuple[str, int, int]]:
@@ -188,7 +75,7 @@ def gemm(bench: Bench) -> None:
     """y = x w^T in bf16, as torch.nn.functional.linear computes it: T x k by n x k."""
     for names, n, k in products()[: 2 if bench.cpu else None]:
         weights = bench.copies(lambda n=n, k=k: bench.randn(n, k) * 0.02, 2 * n * k)
-        for tokens in bench.tokens:
+        for tokens in _tokens(bench):
             if ":head" in names and tokens > 512:
                 continue
             x = bench.randn(tokens, k)
@@ -199,8 +86,6 @@ def gemm(bench: Bench) -> None:
 
 def fp8(bench: Bench) -> None:
     """The same products in FP8 (e4m3), with a scale for each tensor and one for each row."""
-    if bench.cpu:
-        return
     for names, n, k in products():
         if ":head" in names:
             continue
@@ -243,18 +128,15 @@ def _attend(bench: Bench, flash, heads, kv, size, new, context, batch, pool):
     used = torch.full((batch,), total, device=bench.device, dtype=torch.int32)
     out = torch.empty_like(query)
     many = max(1, min(16, len(keys) // (blocks * batch)))  # so that calls find other KV
-
-    def tables() -> torch.Tensor:
-        picked = torch.randperm(len(keys), device=bench.device, dtype=torch.int32)
-        return picked[: many * blocks * batch].view(many, batch, blocks)
-
+    picked = torch.randperm(len(keys), device=bench.device, dtype=torch.int32)
+    tables = picked[: many * blocks * batch].view(many, batch, blocks)
     return [
         lambda table=table: flash(
             query, keys, values, max_seqlen_q=new, cu_seqlens_q=starts, max_seqlen_k=total,
             seqused_k=used, block_table=table, causal=True, out=out, fa_version=3,
             num_splits=32 if new == 1 else 0,
         )
-        for table in tables()
+        for table in tables
     ]  # fmt: skip
 
 
@@ -276,7 +158,6 @@ def decode(bench: Bench) -> None:
                     f"flash 3, blocks of {BLOCK}", calls, 4.0 * heads * size * batch * context,
                     4.0 * kv * size * batch * context,
                 )  # fmt: skip
-        del pool
 
 
 def prefill(bench: Bench) -> None:
@@ -298,7 +179,6 @@ def prefill(bench: Bench) -> None:
             bench.row(
                 "prefill", name, tokens, heads, prefix, f"flash 3, {batch} prompts", calls, flops
             )
-        del pool
 
 
 def _prefill_of_torch(bench: Bench, name: str, heads: int, kv: int, size: int) -> None:
@@ -348,7 +228,7 @@ def experts(bench: Bench) -> None:
         if bench.cpu:
             count, hidden, inner = max(4, top), 64, 64
         w = bench.randn(count, hidden, 2 * inner) * 0.02
-        for tokens in [t for t in bench.tokens if t <= 8192]:
+        for tokens in [t for t in _tokens(bench) if t <= 8192]:
             for skew in (0.0, 0.96):
                 chosen = _chosen(count, top, tokens, skew).flatten()
                 counts = torch.bincount(chosen, minlength=count)
@@ -365,13 +245,10 @@ def experts(bench: Bench) -> None:
             calls = [lambda x=x, order=order: x.index_select(0, order)]
             nbytes = 4.0 * rows * hidden
             bench.row("experts", f"{name} permute", tokens, hidden, top, "", calls, nbytes=nbytes)
-        del w
 
 
 def fused_experts(bench: Bench) -> None:
     """A whole layer of experts as vLLM runs it (Triton): align, two products, activation, sum."""
-    if bench.cpu:
-        return
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts as layer
 
@@ -393,7 +270,6 @@ def fused_experts(bench: Bench) -> None:
                         f"zipf {skew} touched {touched}", calls,
                         6.0 * tokens * top * hidden * inner, 6.0 * touched * hidden * inner,
                     )  # fmt: skip
-            del w1, w2
 
 
 def small(bench: Bench) -> None:
@@ -405,7 +281,7 @@ def small(bench: Bench) -> None:
     except Exception:  # noqa: BLE001 - no vLLM: PyTorch's kernels alone
         own = None
     for sizes in ((4096, 14336, 128256), (8192, 28672, 151936)):
-        for tokens in bench.tokens:
+        for tokens in _tokens(bench):
             _small(bench, own, tokens, *sizes)
 
 
@@ -513,6 +389,7 @@ def clock(bench: Bench) -> None:
 STAGES = (
     bandwidth, gemm, decode, prefill, launches, small, experts, fused_experts, fp8, transfers, clock
 )  # fmt: skip
+ON_GPU = (decode, fused_experts, fp8)  # kernels that a CPU does not have
 
 
 def card(cpu: bool) -> dict:
@@ -539,17 +416,11 @@ def main() -> None:
     for stage in STAGES:
         if options.only and stage.__name__ not in options.only.split(","):
             continue
-        began = time.monotonic()
-        try:
-            stage(bench)
-            end = "whole"
-        except OutOfTimeError:
-            end = "cut at the limit"
-        except Exception as error:  # noqa: BLE001 - the other stages have their turn
-            end = f"{type(error).__name__}: {str(error)[:300]}"
+        if options.cpu and stage in ON_GPU:
+            continue
+        told = bench.run(stage)
         if not options.cpu:
             torch.cuda.empty_cache()
-        told = {"seconds": round(time.monotonic() - began, 1), "end": end}
         found["stages"][stage.__name__] = told
         (options.out / "card.json").write_text(json.dumps(found, indent=1))
         print(stage.__name__, told, flush=True)
