@@ -4,13 +4,13 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export PIP_DISABLE_PIP_VERSION_CHECK=1 # and bytecode is kept: without it each worker of each stage compiles all tests
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONDONTWRITEBYTECODE # else each worker of each stage compiles all tests
 
-# stage WORDS: says what begins, and how long what came before has taken
+# stage WORDS: says what begins, and when, in seconds since the start; .ci/run makes a table of that
 stage() {
-    [ -z "${stage_start:-}" ] || echo "-- $((SECONDS - stage_start)) s"
-    stage_start=$SECONDS
-    echo "== $*"
+    echo "== $* (at $SECONDS s)"
+    [ -z "${CI_STAGES:-}" ] || printf '%s\t%s\n' "$SECONDS" "$*" >> "$CI_STAGES"
 }
 
 # The original traces and measurements, where they are at hand: then a test that cannot find them fails.
@@ -79,8 +79,9 @@ for line in metadata.splitlines():
         if not re.match(r"torch(vision|audio|codec)?\b", need):
             print(need)
 PY
-    "$live/pip" install -q -r "$work/torch.txt"
-    "$live/pip" install -q -r "$work/requirements.txt"
-    "$live/pip" install -q --no-deps "$work"/wheel/*.whl
-    "$live/pip" install -q '.[test]'
+    # of its 20,000 files few are imported: these are compiled then
+    "$live/pip" install -q --no-compile -r "$work/torch.txt"
+    "$live/pip" install -q --no-compile -r "$work/requirements.txt"
+    "$live/pip" install -q --no-compile --no-deps "$work"/wheel/*.whl
+    "$live/pip" install -q --no-compile '.[test]'
 }

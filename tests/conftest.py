@@ -48,9 +48,13 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Only --no-loadscope-reorder keeps this order with -n: else xdist begins with files of many
-    tests."""
+    tests. What is nightly is slow too."""
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker("slow")
     turn = {TESTS / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: turn.get(item.path, len(turn)))
 

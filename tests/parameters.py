@@ -1,7 +1,7 @@
-"""Which of a test's parameters the fast suite has, and which `.ci/run`; `.ci/nightly` has all.
+"""Which of a test's parameters `.ci/run` has; `.ci/nightly` has all.
 
 A test of every pair of two lists runs a pair for each value of the longer list in `.ci/run`, with
-each value of the shorter one in its turn. What it leaves out has the mark `nightly`.
+each value of the shorter one in its turn. The other pairs have the mark `nightly`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,19 @@ import pytest
 SOME_POLICIES = ("vllm", "mlfq", "layerkv", "justitia", "echo-bs")
 
 
-def mostly_slow(values: Iterable, *fast) -> list:
-    """All `values` of a parameter, marked slow but for those in `fast`. A tuple is the values of
-    several parameters."""
-    values = list(values)
-    missing = [value for value in fast if value not in values]
-    assert not missing, f"{missing} is none of the values"
-    return [value if value in fast else _slow(value) for value in values]
-
-
 def mostly_nightly(values: Iterable, *kept) -> list:
-    """All `values` of a parameter, marked slow and nightly but for those in `kept`."""
+    """All `values` of a parameter, marked nightly but for those in `kept`. A tuple is the values
+    of several parameters."""
     values = list(values)
     missing = [value for value in kept if value not in values]
     assert not missing, f"{missing} is none of the values"
-    marks = (pytest.mark.slow, pytest.mark.nightly)
-    return [value if value in kept else _marked(value, *marks) for value in values]
+    return [value if value in kept else _nightly(value) for value in values]
 
 
-def mostly_nightly_pairs(pairs: Iterable[tuple]) -> list:
-    """All `pairs`, marked slow and nightly but for those in turn."""
+def mostly_nightly_pairs(pairs: Iterable[tuple], *first) -> list:
+    """All `pairs`, marked nightly but for those in turn; first: of these first sides alone."""
     pairs = list(pairs)
-    return mostly_nightly(pairs, *in_turn(pairs))
+    return mostly_nightly(pairs, *in_turn([one for one in pairs if not first or one[0] in first]))
 
 
 def in_turn(pairs: Iterable[tuple]) -> list[tuple]:
@@ -56,10 +47,6 @@ def in_turn(pairs: Iterable[tuple]) -> list[tuple]:
     return list(kept)
 
 
-def _slow(value):
-    return _marked(value, pytest.mark.slow)
-
-
-def _marked(value, *marks):
+def _nightly(value):
     several = value if isinstance(value, tuple) else (value,)
-    return pytest.param(*several, marks=marks)
+    return pytest.param(*several, marks=pytest.mark.nightly)

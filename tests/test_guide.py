@@ -135,7 +135,7 @@ def run(command: str, folder: Path) -> tuple[int, str]:
     return 0, said.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_python_of_the_page_runs_and_prints_what_it_shows():
     names: dict = {"__name__": "guide"}
     printed, shown = "", 0
@@ -187,7 +187,7 @@ def test_its_own_tests_pass(own_tests):
     assert sum(name.startswith("test_") for name in own_tests) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_own_test_of_the_rules_passes(own_tests):
     for policy in own_tests["test_rules"].pytestmark[0].args[1]:
         own_tests["test_rules"](policy)
@@ -197,7 +197,7 @@ def plain_commands() -> list:
     return [pytest.param(*pair, id=pair[0][:60]) for pair in commands() if not LIVE.search(pair[0])]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("command", "shown"), plain_commands())
 def test_command(command, shown, installed, folder):
     if command.startswith("pip "):
@@ -224,7 +224,7 @@ def test_a_config_of_a_run_gives_the_same_run(installed, tmp_path):
     assert one.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_of_its_own_finds_it(site, tmp_path):
     """Nothing but the path is told to it."""
     command = [
@@ -249,7 +249,7 @@ def test_a_process_of_its_own_finds_it(site, tmp_path):
     assert json.loads(done.stdout)["completed"] == 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pip_leaves_what_the_fixture_does(package, site, tmp_path):
     target = tmp_path / "site"
     command = [
@@ -334,7 +334,7 @@ def test_a_broken_package_is_in_nobody_elses_way(broken, tmp_path):
 
 
 # -- a live engine ---------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.live
 @pytest.mark.parametrize(
     "command", [c for c, _ in commands() if LIVE.search(c)], ids=lambda c: " ".join(c.split()[:5])
@@ -359,7 +359,7 @@ def test_live_command(command, site, folder):
         assert re.search(r"steps that drifted\s+0\b", said), said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.live
 def test_a_server_runs_the_policy(site, tmp_path, monkeypatch):
     pytest.importorskip("vllm")

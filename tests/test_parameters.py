@@ -29,7 +29,7 @@ def test_no_pair_is_lost_and_those_left_out_are_marked():
     assert [getattr(one, "values", one) for one in every] == PAIRS
     marked = [one for one in every if not isinstance(one, tuple) or hasattr(one, "marks")]
     assert len(marked) == len(PAIRS) - 5
-    assert all({mark.name for mark in one.marks} == {"slow", "nightly"} for one in marked)
+    assert all({mark.name for mark in one.marks} == {"nightly"} for one in marked)
 
 
 def test_a_value_that_is_not_there_cannot_be_kept():

@@ -102,7 +102,7 @@ def carried_out(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("command", "shown"), cases())
 def test_command(command: str, shown: str, folder: Path):
     if command.startswith(ELSEWHERE):

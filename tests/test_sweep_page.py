@@ -32,7 +32,7 @@ def fails(command: str, shown: str) -> bool:
     return shown.startswith("error:") or "num-blocks=50" in command
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("command", "shown"), commands())
 def test_command(command: str, shown: str, folder: Path):
     done = test_readme.carried_out(command, folder)

@@ -24,7 +24,7 @@ def test_the_page_goes_all_the_way():
     assert verbs[-1] == "twinserve replay"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.traces
 @pytest.mark.parametrize(("command", "shown"), test_readme.cases(PAGE))
 def test_command(command: str, shown: str, folder: Path):

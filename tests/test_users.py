@@ -98,7 +98,7 @@ def newcomer(tmp_path_factory) -> Newcomer:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_installed_fits_on_a_small_disk(newcomer):
     """Asked before the pages, one of which installs what tests need."""
     done = newcomer.run("pip install .")
@@ -111,7 +111,7 @@ def test_what_is_installed_fits_on_a_small_disk(newcomer):
     assert sum(path.stat().st_blocks * 512 for path in files) < MOST_BYTES
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", FROM_NOTHING, ids=lambda page: page.stem)
 def test_a_page_leads_from_nothing_to_its_answer(page, newcomer):
     (ten_lines,) = [b.text for b in test_guide.blocks("python")[:1]]

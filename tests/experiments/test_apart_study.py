@@ -59,7 +59,7 @@ def test_loads_stretch_the_same_requests():
     assert low.arrival_s == pytest.approx(3 * high.arrival_s)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_decode_replicas_alone_have_shorter_gaps_under_long_prompts():
     """That is what prefill apart is for: no prompt is computed between two tokens."""
     together, apart = (run_point(8192, fleet, 0.6, 0) for fleet in ("4", "2P2D"))

@@ -27,14 +27,14 @@ def report(tmp_path_factory) -> dict:
     return json.loads(out.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_says_where_it_ran_and_on_what(report):
     assert report["machine"]["cpu"] and report["machine"]["python"].count(".") == 2
     assert report["trace"]["name"] == "mooncake:conversation"
     assert report["trace"]["source"] in ("original", "embedded replica")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_whole_processes_are_measured_from_outside(report):
     vllm, bros = report["process"]
     assert vllm["command"].startswith("simulate --policy vllm --trace mooncake")
@@ -47,14 +47,14 @@ def test_whole_processes_are_measured_from_outside(report):
         assert 30e6 < run["peak_rss_bytes"]["min"] < 3e9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_start_of_a_command_is_measured_by_itself(report):
     assert [run["command"] for run in report["pages"]] == ["simulate --version", "simulate --help"]
     for run in report["pages"]:
         assert len(run["runs"]) == benchmark.QUICK.pages and 0 < run["wall_s"]["min"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_large_fleets_are_measured_from_outside(report):
     found = [(run["policy"], run["replicas"]) for run in report["fleets"]]
     assert found == [(p, n) for p in benchmark.POLICIES for n in (benchmark.QUICK.fleet, 8)]
@@ -62,7 +62,7 @@ def test_large_fleets_are_measured_from_outside(report):
         assert 30e6 < run["peak_rss_bytes"] < 3e9 and run["cpu_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_size_and_policy_is_there(report):
     def sizes(section):
         return [(run["policy"], run["requests"]) for run in report[section]]
@@ -83,7 +83,7 @@ def test_a_request_list_submitted_at_once_waits_in_the_queue():
     assert inputs.workload.arrival_s.max() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tables_show_all_figures(report):
     text = markdown_tables(report)
     assert report["machine"]["cpu"] in text and report["trace"]["source"] in text
@@ -96,7 +96,7 @@ def test_tables_show_all_figures(report):
     assert all(cell in shown for table in tables(report) for row in table.rows for cell in row)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_command_that_fails_is_an_error():
     with pytest.raises(bench_measure.BenchmarkError, match="exit code 2: error: .*no-such"):
         bench_measure.run_command(["--policy", "no-such"])
@@ -151,7 +151,7 @@ def test_work_that_grows_faster_is_told_from_time_that_does():
     assert table.rows[0][-4:-1] == ("2.00", "2.00", "1.00")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_growth_is_measured_along_every_axis(tmp_path, capsys):
     out = tmp_path / "growth.json"
     with contextlib.suppress(SystemExit):
@@ -195,7 +195,7 @@ def _requests(folder, count: int):
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_both_simulators_are_measured_on_the_same_trace(tmp_path, capsys):
     out, trace = tmp_path / "beside.json", _requests(tmp_path, 20)
     asked = ["--trace", str(trace), "--repeats", "1", "--markdown", "--out", str(out)]

@@ -18,14 +18,14 @@ def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
     check_one_figure(STUDY, "fig13", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
     tables_only = {figure.name for figure in STUDY.figures if figure.plot is None}
     assert tables_only == {"hybrid", "acm", "lmsys", "pure", "slow_means"}
     check_figures(STUDY, out, tables_only=tables_only, claims=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shares_are_shares_and_figures_of_the_same_runs_agree(out):
     hybrid = table(out, "fig9")
     pd.testing.assert_frame_equal(hybrid, table(out, "fig10"))
@@ -44,7 +44,7 @@ def test_shares_are_shares_and_figures_of_the_same_runs_agree(out):
     assert (hybrid.be_rps > 0).all() and (table(out, "fig11").be_rps == 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bros_keeps_more_objectives_where_first_come_first_served_misses_some(out):
     slow = table(out, "slow")
     slow = slow[slow.rate == 6.0].set_index("policy")
@@ -52,7 +52,7 @@ def test_bros_keeps_more_objectives_where_first_come_first_served_misses_some(ou
     assert slow.normalized_ms["bros"] < slow.normalized_ms["vllm-v0"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_slower_engine_is_slower_and_less_memory_is_fuller(out):
     found = table(out, "settings").set_index(["varied", "value", "policy"])
     for policy in ("vllm-v0", "round-robin", "bros"):
@@ -67,7 +67,7 @@ def test_a_slower_engine_is_slower_and_less_memory_is_fuller(out):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_first_come_first_served_is_its_own_measure(out):
     found = table(out, "fig2").set_index(["rate", "policy"])
     assert (
@@ -79,7 +79,7 @@ def test_first_come_first_served_is_its_own_measure(out):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_without_swap_and_bi_cache_is_anything_recomputed(out):
     found = table(out, "fig12").set_index("cache").recomputes
     assert found["bi-cache"] == found["paged, swap"] == 0 < found["paged, recompute"]
@@ -188,7 +188,7 @@ def test_a_part_is_judged_against_the_whole_of_the_same_seed():
     assert words["no replacement against `bros`", "best-effort throughput"].verdict == "no effect"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rate_that_is_too_high_is_seen_to_be():
     run = dict(profile=QWEN[0], lengths="sharegpt", policy="vllm-v0", seed=0, pool=0)
     high, low = serve(rate=60.0, duration=120.0, **run), serve(rate=3.0, duration=120.0, **run)

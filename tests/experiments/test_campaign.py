@@ -139,7 +139,7 @@ def test_a_failing_stage_leaves_the_others_their_turn(tmp_path, monkeypatch):
     assert "steps failed: RuntimeError: no GPU" in log and "Traceback" in log
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_hangs_is_ended(tmp_path):
     """Also where no signal is heard: the host would end the call, and what follows in it."""
     hung = """

@@ -41,7 +41,7 @@ def _command(out: Path, *arguments: str) -> list[str]:
 
 
 @pytest.mark.live
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_and_called_again_it_goes_on(tmp_path, traces):
     pytest.importorskip("vllm")
     out, mirror = tmp_path / "out", tmp_path / "mirror"
@@ -151,7 +151,7 @@ sys.exit(code or (0 if started else 3))
 
 
 @pytest.mark.live
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_that_the_stages_import_is_there_before_the_first_engine(tmp_path, traces):
     """What we import, that is; an engine has its own."""
     pytest.importorskip("vllm")
@@ -192,7 +192,7 @@ def test_engine_arguments_are_those_of_the_installed_vllm(tmp_path, capsys, argu
 
 
 @pytest.mark.live
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_first_round_is_coarse_and_in_order_of_worth(tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     monkeypatch.setitem(MODEL_SIZES, "tiny", replace(MODEL_SIZES["tiny"], quick=False))

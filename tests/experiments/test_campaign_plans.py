@@ -56,7 +56,7 @@ def test_every_policy_has_a_plan_that_the_engine_has_room_for(store, traces):
         assert cell_files(store, policy) >= {"cell.json", "profile.json", "decisions.jsonl.gz"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
@@ -185,7 +185,7 @@ def test_warming_up_and_swapping_look_at_the_deadline():
             begun()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_that_measure_nothing_have_failed(tmp_path, monkeypatch):
     assert importlib.util.find_spec(f"{campaign_kernel.COMMAND[-1]}.__main__") is not None
     code = "import sys; print('no GPU here'); sys.exit(2)"
@@ -243,7 +243,7 @@ def test_no_profile_without_steps(tmp_path):
         campaign_steps.make_profile(Store(tmp_path / "out"), "tiny", False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_report_has_every_part_that_was_measured(store, traces):
     """Live runs are stood in for by simulated ones of an engine that is slower by a tenth."""
     profile = campaign_steps.make_profile(store, "tiny", False)

@@ -36,7 +36,7 @@ def report(tmp_path_factory) -> dict:
     return json.loads(out.read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_policy_and_length_is_there(report):
     assert [(r["policy"], r["queued"]) for r in report["growth"]] == [
         (p, n) for p in POLICIES for n in QUICK.queued
@@ -98,7 +98,7 @@ def test_calls_are_timed_one_by_one():
     assert len(timed.seconds) == 2 and 0 <= timed.seconds[0] < timed.seconds[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tables(report, capsys):
     print_report(report, as_markdown=True)
     text = capsys.readouterr().out

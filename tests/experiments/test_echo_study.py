@@ -50,12 +50,12 @@ def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
     check_one_figure(STUDY, "fig2", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
     check_figures(STUDY, out)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_throughput_is_measured_by_that_of_bs_and_objectives_are_shares(out):
     for name in ("fig6", "settings"):
         found = table(out, name)
@@ -71,14 +71,14 @@ def test_throughput_is_measured_by_that_of_bs_and_objectives_are_shares(out):
         ).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_known_step_times_keep_the_objective_as_printed(out):
     found = table(out, "fig6")
     exact = found[(found.estimator == "perfect") & (found.policy != "echo-bs")]
     assert len(exact) and (exact.in_time == 1).all() and (exact.ttft_attainment == 1).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_shared_documents_are_found_in_the_cache_and_chats_are_not(out):
     found = table(out, "fig6").set_index(["pool", "estimator", "policy"]).hit_rate
     assert found[("loogle-short", "paper", "echo")] >= found[("loogle-short", "paper", "echo-bs")]
@@ -88,7 +88,7 @@ def test_shared_documents_are_found_in_the_cache_and_chats_are_not(out):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quantiles_rise_and_online_requests_alone_are_in_time(out):
     found = table(out, "fig7")
     for _, part in found.groupby(["estimator", "policy"]):
@@ -99,7 +99,7 @@ def test_quantiles_rise_and_online_requests_alone_are_in_time(out):
     assert (alone.ttft_s.to_numpy() < beside.ttft_s.to_numpy()).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_is_all_of_it_by_kind(out):
     series = pd.read_csv(out / "fig10" / "points.csv")
     kinds = series[["online_used", "offline_used", "online_cached", "offline_cached"]]
@@ -109,7 +109,7 @@ def test_memory_is_all_of_it_by_kind(out):
     assert series.hit_tokens.sum() <= series.prompt_tokens.sum()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_busiest_minute_is_the_one_that_most_requests_come_in(out):
     found = table(out, "busy").set_index("policy")
     arrived = tidal(peak_rate=PEAK_RATE, seed=0).arrival_s
@@ -118,7 +118,7 @@ def test_the_busiest_minute_is_the_one_that_most_requests_come_in(out):
     assert (found.missed <= (1 - found.attainment) * 4 * most + 1e-12).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_held_does_not_depend_on_the_history_it_is_foretold_by(out):
     found = pd.read_csv(out / "memory" / "points.csv")
     by = found.groupby(["tide", "burstiness", "minute"])

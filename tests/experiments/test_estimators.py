@@ -70,7 +70,7 @@ def test_the_full_study_runs_all_of_them():
     assert {p.arguments["estimator"] for p in found} == set(BELIEFS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_study_at_its_smallest(tmp_path):
     STUDY.run((), Scale(quick=True, seeds=(0,)), tmp_path, workers=1)
     table = pd.read_csv(tmp_path / "loads" / "table.csv")

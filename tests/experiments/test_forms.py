@@ -126,7 +126,7 @@ def test_one_request_list_and_one_truth_for_all_beliefs():
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow if i else ()) for i, c in enumerate(CASES)]
+    "case", [pytest.param(c, marks=pytest.mark.nightly if i else ()) for i, c in enumerate(CASES)]
 )
 def test_a_small_run_of_each_case(case):
     estimator = CASES[case].estimators[1]
@@ -144,7 +144,7 @@ def test_every_case_starts_from_true_step_times():
     assert len(grid) == 2 * sum(len(case.estimators) for case in CASES.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_writes_everything(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("TWINSERVE_TRUTH", raising=False)
     monkeypatch.setattr(forms, "on_a_profile", lambda profile: on_a_profile(profile, each=20))

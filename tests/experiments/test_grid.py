@@ -28,7 +28,7 @@ def _forget():
     CALLS.clear()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_come_in_the_order_of_the_points_whoever_ran_them(tmp_path):
     alone = run_grid(square, points(Scale()), tmp_path / "a", workers=1)
     many = run_grid(square, points(Scale()), tmp_path / "b", workers=2)

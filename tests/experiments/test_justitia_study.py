@@ -54,19 +54,19 @@ def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
     check_one_figure(STUDY, "fig4", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
     check_figures(STUDY, out, claims=False)  # `who` shows a cause and claims nothing
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fair_sharing_of_memory_is_slower(out):
     found = table(out, "fig3").set_index("policy")
     assert found.loc["kv-share", "mean_s"] > found.loc["justitia", "mean_s"]
     assert found.loc["kv-share", "over_justitia"] > found.loc["justitia", "over_justitia"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_two_mergers_share_the_pool_or_do_not(out):
     points = pd.read_csv(out / "fig3" / "points.csv")
     fair, sequential = (points[points.policy == p] for p in ("kv-share", "justitia"))
@@ -76,7 +76,7 @@ def test_the_two_mergers_share_the_pool_or_do_not(out):
     assert (points["first"] + points.second).max() <= 459
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lengths_fill_their_buckets(out):
     found = table(out, "fig4")
     assert np.allclose(found.groupby(["kind", "what"]).share.sum(), 1.0)
@@ -92,7 +92,7 @@ def above_vtc(found: pd.DataFrame, by: list[str]) -> bool:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["fig8", "fig9"])
 def test_completion_times_of_every_policy(out, name):
     found = table(out, name)
@@ -104,7 +104,7 @@ def test_completion_times_of_every_policy(out, name):
     assert ((found.worst > 1) == (found.not_delayed < 1)).all() and (found.not_delayed < 1).any()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_smaller_pool_is_more_heavily_loaded(out):
     found = table(out, "fig8")
     load = found[found.policy == "justitia"].set_index(["pool", "density"]).load
@@ -112,7 +112,7 @@ def test_a_smaller_pool_is_more_heavily_loaded(out):
     assert np.isclose(load["459", "all"], load["459"].drop("all").mean())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ratios_grow_with_their_quantile(out):
     found = table(out, "fig10")
     ratios = found[[c for c in found if c.startswith("ratio_") and not c.endswith("_ci")]]
@@ -120,21 +120,21 @@ def test_ratios_grow_with_their_quantile(out):
     assert np.allclose(ratios.iloc[:, -1], found.worst)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_elephant_is_faster_for_company(out):
     for _, rows in table(out, "fig11").groupby(["crowd", "policy"]):
         alone, crowded = rows.sort_values("mice").elephant_s
         assert crowded >= alone > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_known_is_predicted_and_errors_are_as_large_as_asked_for(out):
     found = table(out, "table2").groupby("predictor").error.first()
     assert found["perfect"] == 0 < found["class mean"]
     assert 0.3 < found["error 53 %"] < 0.8 and found["error 452 %"] > 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sorted_queue_decides_as_often_and_more_applications_take_more_decisions(out):
     plans = table(out, "table3").pivot(index="a_minute", columns="queue", values="plans")
     assert plans["heap"].is_monotonic_increasing and plans["heap"].is_unique
@@ -142,7 +142,7 @@ def test_a_sorted_queue_decides_as_often_and_more_applications_take_more_decisio
     assert len(both) == 2 and (both.nunique(axis=1) == 1).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_variants_differ_from_the_base_in_what_they_change(out):
     found = table(out, "causes").set_index(["change", "policy"])
     base, smaller = "as drawn, pool of the profile", "459 blocks (Fig. 3)"
@@ -199,7 +199,7 @@ def test_no_effect_is_none_of_a_change_one_of_a_ratio_and_unknown_of_an_amount()
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_point_gives_the_same_rows():
     arguments = {
         "policies": ["justitia:predictor=perfect", "vtc"],

@@ -29,12 +29,12 @@ def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
     check_one_figure(STUDY, "higher", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_figure_has_its_table_its_plot_and_its_claims(out):
     check_figures(STUDY, out, claims=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ttft_has_two_parts_and_violations_two_causes(out):
     for figure in STUDY.figures:
         found = table(out, figure.name)
@@ -52,7 +52,7 @@ def test_ttft_has_two_parts_and_violations_two_causes(out):
         )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_changes_while_nothing_binds_and_long_prompts_begin_earlier(out):
     found = table(out, "fig4").set_index(["context", "policy"])
     for name in TIMES:
@@ -62,7 +62,7 @@ def test_nothing_changes_while_nothing_binds_and_long_prompts_begin_earlier(out)
     assert found.recomputes[(8192, SAVABLE)] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_memory_does_not_queue_longer(out):
     varied = table(out, "settings").set_index(["varied", "value", "policy"])
     roomy = varied.loc[("factor on KV blocks, 4,096 tokens", 4.0, VLLM)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.experiments import matrices
 from twinserve.experiments.matrices import (
     BACKENDS,
@@ -93,8 +93,8 @@ def test_the_page_has_every_policy_ledger_and_backend():
         assert all(list(cells) == columns for cells in shown()[table].values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_slow(["bros", "vllm"], "vllm"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", mostly_nightly(["bros", "vllm"], "vllm"))
 def test_rows_are_what_is_found(policy):
     for table, found in zip(TABLES, (ledger_matrix, prefix_matrix, backend_matrix), strict=True):
         cells = (
@@ -108,7 +108,7 @@ def test_rows_are_what_is_found(policy):
         assert got == shown()[table][policy]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_page_is_what_the_command_writes(tmp_path):
     with contextlib.suppress(SystemExit):  # how a command ends
         matrices.main(["--out", str(tmp_path / "matrices.md")])
@@ -182,7 +182,7 @@ def test_reasons_name_nobody():
     assert general("vtc", line) == line.replace("vtc", "NAME").replace("paged", "KV")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_the_policies_asked_for(capsys):
     with contextlib.suppress(SystemExit):
         matrices.main(["-p", "round-robin"])

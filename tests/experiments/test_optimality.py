@@ -132,7 +132,7 @@ def test_no_step_computes_prompt_tokens_faster():
         assert model.step_seconds(step) >= tokens * least
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_run_keeps_more_first_tokens_than_are_possible():
     rows = pd.DataFrame(first_tokens_of_runs(0, 1.0, 40.0, 4, "ttft=0.05,tpot=0.05"))
     assert (rows.requests > 20).all() and rows.bound.nunique() == 1
@@ -140,7 +140,7 @@ def test_no_run_keeps_more_first_tokens_than_are_possible():
 
 
 # -- memory that binds -----------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kv", ["paged", "bidirectional"])
 def test_iterations_in_which_memory_binds(kv):
     arguments = dict(seed=0, seconds=1.0, rate=2.0, pool=3, slo="ttft=0.4,tpot=0.2", kv=kv)
@@ -157,7 +157,7 @@ def test_iterations_in_which_memory_binds(kv):
 SMALL = dict(seconds=3.0, rate=1.0, pool=2, slo="ttft=0.2,tpot=0.1")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_iterations_of_a_run_and_its_deadlines():
     watched = (
         pd.DataFrame(iterations_of_a_run(0, **SMALL)).query("requests == 0").set_index("problem")
@@ -173,7 +173,7 @@ def test_the_iterations_of_a_run_and_its_deadlines():
     assert rows.fallback.between(0, 1).all() and (rows.be_tokens >= 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_writes_tables_and_a_plot(tmp_path, capsys):
     optimality.main(["--quick", "--workers", "1", "--out", str(tmp_path)])
     assert (tmp_path / "optimality.md").read_text(encoding="utf-8") == capsys.readouterr().out

@@ -26,7 +26,7 @@ def test_what_is_added_is_a_difference_of_means():
     assert found.loc[(5, "direct"), "token_p50_ms"] == 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_measurement(tmp_path, capsys):
     if not os.path.exists("/proc/self/stat"):
         pytest.skip("computing time of processes is read from /proc")

@@ -67,7 +67,7 @@ def test_growth_is_that_of_the_second_half():
     assert found["rss_mib_quarter_1"] == pytest.approx(110)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_timed_servers_and_the_simulation(tmp_path, capsys):
     """Of step times that are known: what is off is the machine's, never less than nothing."""
     pytest.importorskip("aiohttp")
@@ -84,7 +84,7 @@ def test_timed_servers_and_the_simulation(tmp_path, capsys):
     assert live > 0.98 * simulated
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_soak(tmp_path):
     """All answers are whole though a server is killed, and what must be closed is."""
     if not os.path.exists("/proc/self/stat"):

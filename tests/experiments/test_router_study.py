@@ -17,7 +17,7 @@ def found(tmp_path_factory):
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_figure_has_points_a_table_and_a_plot(found):
     report = (found / "tables.md").read_text()
     assert "not run" not in report
@@ -29,7 +29,7 @@ def test_every_figure_has_points_a_table_and_a_plot(found):
         assert points.prefix_hit_rate.between(0, 1).all() and (points.busiest >= 1).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gains_are_over_round_robin_of_the_same_repeat(found):
     points = pd.read_csv(found / "documents" / "points.csv")
     table = pd.read_csv(found / "documents" / "table.csv")
@@ -58,7 +58,7 @@ def test_aged_signals_are_compared_with_fresh_ones():
     assert table.ttft_gain["lost", 0.5] == pytest.approx(0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_text_that_all_prompts_share_goes_to_one_worker_of_sglang():
     """Above its threshold, with fewer requests under way than its balance waits for."""
     shared = {"texts": 1, "concurrency": 36, "rate": 3.0, "seed": 0}
@@ -67,7 +67,7 @@ def test_a_text_that_all_prompts_share_goes_to_one_worker_of_sglang():
     assert one_text("round-robin", 0.35, **shared)["busiest"] < 1.1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_routers_that_know_caches_find_documents_again():
     hits = {r: questions(r, 1.0, 200, seed=0)["prefix_hit_rate"] for r in ("random", "sglang")}
     assert hits["sglang"] > 1.5 * hits["random"]

@@ -207,7 +207,7 @@ def test_predictors_are_trained_on_the_same_requests_whatever_is_believed():
     assert [kind.spec for spec in off.policies for kind, _ in kinds(off, spec)] == [*off.policies]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_who_believes_nothing_is_as_before():
     base, off = (
         pd.DataFrame(run_point("echo", "belief", f, 0, True)).set_index("policy")
@@ -239,7 +239,7 @@ def test_the_applications_policies_get_wrong_demands():
     assert off.hardware is inputs.hardware and off.workload is inputs.workload
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_slower_steps_make_every_policy_slower():
     base, slow = (
         pd.DataFrame(run_point("hybrid", "step", f, 0, True)).set_index("policy")
@@ -261,7 +261,7 @@ def test_every_part_and_both_directions_are_run():
     assert set(grid[grid.setting == "hybrid"].part) == {"none", *PARTS}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
     arguments = ["--quick", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
     sensitivity.main(arguments)

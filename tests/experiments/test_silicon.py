@@ -163,7 +163,7 @@ def test_kernel_tables_of_gpt_oss_meet_it_better_than_the_roofline():
         assert roofline["TPOT"] < -0.2 and abs(tables["TPOT"]) < 0.12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "gpu", "tp", "concurrency", "form"),
     [

@@ -28,7 +28,7 @@ def test_changes_are_paired_by_seed():
     assert drafted.be_rps_ci > 1 and drafted.unclear == 3 and drafted.saturated == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_whole_of_it_small(tmp_path, capsys):
     study.main(["--quick", "--workers", "1", "--out", str(tmp_path / "out")])
     assert capsys.readouterr().out == (tmp_path / "out" / "report.md").read_text()

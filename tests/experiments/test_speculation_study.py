@@ -69,7 +69,7 @@ def test_clients_keep_the_batch_full():
     assert 1.5 < row["in_batch"] <= 2 and 1.9 < row["step_tokens"] < 2.5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_whole_of_it_small(tmp_path, capsys):
     study.main(["--quick", "--workers", "1", "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out

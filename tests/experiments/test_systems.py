@@ -185,7 +185,7 @@ def test_applications_are_compared_with_the_step_before_and_with_the_first():
 
 
 # -- runs ------------------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tighter_objective_is_judged_and_is_what_policies_plan_with():
     """Attainment of TPOT falls for who plans nothing; who plans with it decodes faster."""
     window = {"load": 1.0, "begin_s": 0.0, "seconds": 20.0, "seed": 0, "pool": 16}
@@ -200,7 +200,7 @@ def test_a_tighter_objective_is_judged_and_is_what_policies_plan_with():
     assert runs[parts.FIT, TIGHT]["tpot_s"] < runs[parts.FIT, None]["tpot_s"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("figure", systems.LOAD_FIGURES)
 def test_every_system_is_on_every_trace(found, figure):
     rows = table(found, figure)
@@ -218,7 +218,7 @@ def test_every_system_is_on_every_trace(found, figure):
     assert (bros.slo_attainment >= vllm.slo_attainment).all()  # deadlines are what it is for
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("figure", GROUPS)
 def test_parts_of_a_figure_are_those_it_names(found, figure):
     rows = table(found, figure)
@@ -232,7 +232,7 @@ def test_parts_of_a_figure_are_those_it_names(found, figure):
     assert (found / figure / "plot.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_has_a_prefix_cache_finds_prefixes(found):
     prefixes = table(found, "prefixes")
     hits = prefixes.set_index("system").prefix_hit_rate
@@ -245,7 +245,7 @@ def test_what_has_a_prefix_cache_finds_prefixes(found):
     assert (table(found, "documents").prefix_hit_rate > 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_applications_and_everyone_are_there_and_the_report_shows_them(found):
     rows = table(found, "applications")
     assert set(rows.policy) == {
@@ -259,7 +259,7 @@ def test_applications_and_everyone_are_there_and_the_report_shows_them(found):
     assert (found / "applications" / "plot.png").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_applications_have_completion_times():
     row = generated("applications", "vtc", seed=0, quick=True)
     assert 0 < row["jct_s"] < row["jct_p90_s"]

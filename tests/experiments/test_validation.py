@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.experiments.validation import main as validation
 from twinserve.experiments.validation.overload import of_run, of_steps, overload_markdown
 from twinserve.experiments.validation.runs import (
@@ -221,8 +221,8 @@ AIMS = {"TTFT": 0.05, "TPOT": 0.015, "E2E": 0.015}
 MISSED = {(0, "TPOT"): 0.025, (0, "E2E"): 0.028, (1, "E2E"): 0.022}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("index", mostly_slow(range(len(CASES)), 0))
+@pytest.mark.nightly
+@pytest.mark.parametrize("index", mostly_nightly(range(len(CASES)), 0))
 def test_measured_runs(index, tmp_path):
     report = validation.validate_run(_truth(), CASES[index])
     for metric, aim in AIMS.items():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.experiments.test_validation import _requests, _truth, _write_run
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.experiments.validation import main as validation
 from twinserve.experiments.validation.events import (
     Offsets,
@@ -191,7 +191,7 @@ def test_counts_of_steps_by_hand():
     assert fit(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == {}
 
 
-@pytest.mark.parametrize("index", mostly_slow(range(3), 0))
+@pytest.mark.parametrize("index", mostly_nightly(range(3), 0))
 def test_measured_runs(index, tmp_path):
     report = validate_events(_truth(), CASES[index])
     assert report["links"].get("contradicts", 0) == 0 and report["links"]["agrees"] > 10
@@ -205,7 +205,7 @@ def test_measured_runs(index, tmp_path):
         assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_adds_the_tables(tmp_path, capsys):
     _truth()
     with pytest.raises(SystemExit) as raised:

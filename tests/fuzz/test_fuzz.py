@@ -121,7 +121,7 @@ def as_process(words: list[str]) -> tuple[object, str]:
     return ended.returncode, ended.stderr.decode("utf-8", "replace")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(st.integers(0, 2**63 - 1))
 @settings(  # never less than CASES; and a number cannot be shrunk to a simpler case
     max_examples=max(CASES, examples(CASES).max_examples), phases=[Phase.generate]
@@ -131,7 +131,7 @@ def test_whatever_is_given_ends_in_an_answer_or_one_line(run, number):
     executed(draw(number, run), in_process)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_so_it_does_in_processes_of_its_own(run):
     executed.run = run
     numbers = random.Random(28)

@@ -89,6 +89,7 @@ def test_a_synchronous_engine_decides_otherwise():
     assert compare("preemption", 3, synchronous).mismatches == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("newest")
 @pytest.mark.parametrize("mutation", OUR_ASYNC_MUTATIONS, ids=lambda m: m.name)
 def test_a_broken_rule_of_ours_is_caught(mutation):
@@ -96,6 +97,7 @@ def test_a_broken_rule_of_ours_is_caught(mutation):
     assert report.mismatches == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("newest")
 @pytest.mark.parametrize("mutation", VLLM_ASYNC_MUTATIONS, ids=lambda m: m.name)
 def test_a_broken_rule_of_vllms_is_seen_in_the_decisions(mutation):

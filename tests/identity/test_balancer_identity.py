@@ -69,7 +69,7 @@ def test_every_pick_is_vllms(engines, clients):
     assert differing(3_000, engines, clients, seed=0) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_one_of_100_000_picks_is_vllms():
     assert sum(differing(25_000, *pair, seed=1) for pair in [(2, 1), (4, 1), (16, 1), (8, 3)]) == 0
 

@@ -81,6 +81,7 @@ live = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
 class TestAgainstVllm:
     pytestmark = live
 
+    @pytest.mark.nightly
     @pytest.mark.usefixtures("newest")
     @pytest.mark.parametrize("mutation", VLLM_MUTATIONS, ids=lambda m: m.name)
     def test_a_broken_rule_is_seen_in_the_decisions(self, mutation):
@@ -95,6 +96,7 @@ class TestAgainstVllm:
         # Seen in what it decided, not because it broke down.
         assert "raised" not in report.first_mismatch
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize(
         "witness", sorted({m.witness for m in VLLM_MUTATIONS}), ids=lambda w: f"{w[0]}-{w[1]}"
     )

@@ -58,7 +58,7 @@ def test_decisions_with_drafts_are_those_of_vllm(asynchronous):
     assert (drafts.rejected_of_victims > 0) == (drafts.wasted > 0) == asynchronous
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.live
 @pytest.mark.usefixtures("newest")
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_everything_at_once():
         assert getattr(total, name) > 0, name
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("newest")
 @pytest.mark.parametrize("mutation", OUR_MUTATIONS, ids=lambda m: m.name)
 def test_a_broken_rule_of_ours_is_caught(mutation):

@@ -143,6 +143,7 @@ BROKEN_AHEAD = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutation", "asynchronous"),
     [*((one, False) for one in BROKEN), *((one, True) for one in BROKEN_AHEAD)],
@@ -156,6 +157,7 @@ def test_a_broken_rule_of_ours_is_caught(mutation, asynchronous):
     assert report.mismatches == 1
 
 
+@pytest.mark.nightly
 def test_vllm_that_resumes_too_early_is_seen_in_the_decisions():
     """Its own rule broken: a dropped request comes back while its old batch is under way."""
     rule = "if request.num_stale_output_tokens and not request.drop_stale_output:"

@@ -210,7 +210,7 @@ BROKEN = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.live
 @pytest.mark.usefixtures("newest")
 @pytest.mark.parametrize(("regime", "mutation"), BROKEN, ids=lambda v: getattr(v, "name", ""))

@@ -144,7 +144,7 @@ BREAKS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", BREAKS)
 def test_a_difference_from_sglang_would_be_seen(change):
     right = parse_router(text(SMALL)).build()

@@ -80,7 +80,7 @@ BROKEN: tuple[tuple[TierRegime, Mutation], ...] = tuple(
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.live
 @pytest.mark.usefixtures("newest")
 @pytest.mark.parametrize(("regime", "mutation"), BROKEN, ids=lambda v: getattr(v, "name", ""))

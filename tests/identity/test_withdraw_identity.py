@@ -98,6 +98,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("mutation", BROKEN, ids=lambda m: m.name)
 def test_a_broken_withdrawal_is_caught(mutation, asynchronous):

@@ -21,12 +21,7 @@ from twinserve.profiles.measured.samples import (
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.cli.calibrate import calibrate
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.alone,
-    pytest.mark.usefixtures("vllm"),
-]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.usefixtures("vllm")]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +69,8 @@ def test_the_profile_is_the_engine(profile):
     assert 0 < host.empty_s < 0.05 and 0 < host.submit_s < 0.05 and host.step_s > 0
 
 
+@pytest.mark.nightly
+@pytest.mark.alone
 def test_steps_of_random_composition_are_predicted(profile, measurement):
     """None of them was fitted. On a quiet machine the error is 2 to 4 %; the bound leaves room for
     a noisy one."""
@@ -89,6 +86,8 @@ def test_steps_of_random_composition_are_predicted(profile, measurement):
     assert set(fit.errors) >= {"all", "decode", "prefill", "prefills", "chunk", "mixed"}
 
 
+@pytest.mark.nightly
+@pytest.mark.alone
 def test_a_half_of_the_points_predicts_the_other(measurement):
     steps = [s for s in measurement.steps if s.kind not in ("leaving", "check", "traffic")]
     odd = [s for s in steps if s.kind != "mixed" or s.point % 2]
@@ -101,6 +100,8 @@ def test_a_half_of_the_points_predicts_the_other(measurement):
     assert np.median(np.abs(list(point_errors(model, even).values()))) < 0.25
 
 
+@pytest.mark.nightly
+@pytest.mark.alone
 def test_times_rise_where_they_must(profile):
     model = profile.model()
     for n in (1, 3, 16, 40):
@@ -212,6 +213,8 @@ def test_adopted_contexts_are_blocks_of_their_own(bench):
     assert manager.block_pool.get_num_free_blocks() == free
 
 
+@pytest.mark.nightly
+@pytest.mark.alone
 def test_adopted_contexts_cost_what_computed_ones_cost(bench):
     """The shortcut of the whole calibration. Interleaved, so that the machine is the same for
     both."""

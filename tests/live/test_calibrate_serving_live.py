@@ -6,7 +6,7 @@ import pytest
 
 from twinserve.experiments.from_serving.predict import errors, predict
 
-pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.nightly, pytest.mark.live, pytest.mark.alone]
 
 NEAR = 0.30  # for a machine that does other things; a quiet one's figures: docs/calibrate.md
 TRIES = 3  # what else it does may change between a load and the next

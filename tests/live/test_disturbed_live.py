@@ -15,7 +15,7 @@ from twinserve.profiles.profile import load_profile
 from twinserve.sim.cli.calibrate import calibrate
 from twinserve.sim.cli.main import main
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.usefixtures("vllm")]
+pytestmark = [pytest.mark.live, pytest.mark.nightly, pytest.mark.usefixtures("vllm")]
 SIZES = {"num_blocks": 80, "max_num_seqs": 4, "max_step_tokens": 64, "max_model_len": 256}
 SPIN = "while True:\n    pass"
 

@@ -8,6 +8,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pandas as pd
 import pytest
 
 from tests.live.test_twin import TIE, Bench
+from tests.parameters import mostly_nightly_pairs
 from twinserve.backends.live.engine.engine import LiveSettings, StepAnswer, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
@@ -151,8 +153,9 @@ def decisions(log: DecisionLog) -> list[tuple]:
     return [(s.grants, s.admitted, s.preempted, s.verified, s.free_blocks) for s in log.steps]
 
 
-@pytest.mark.parametrize("blocks", [TIGHT, WIDE])
-@pytest.mark.parametrize("policy", DRAFTING)
+@pytest.mark.parametrize(
+    ("policy", "blocks"), mostly_nightly_pairs(product(DRAFTING, [TIGHT, WIDE]))
+)
 def test_drafts_change_no_answer_and_are_replayed(engine, undisturbed, policy, blocks, tmp_path):
     run, result = live(engine, inputs_for(policy, blocks), policy, blocks)
     told = tokens_of(run.answers)

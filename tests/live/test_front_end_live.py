@@ -16,7 +16,7 @@ from twinserve.sim.setup.run import simulate
 pytestmark = pytest.mark.live
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_served_engine_is_measured_and_simulated(vllm, tmp_path, capsys):
     out = tmp_path / "front.json"
     with pytest.raises(SystemExit) as stop:

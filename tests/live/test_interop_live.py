@@ -25,7 +25,7 @@ LOAD = f"vllm:request_rate=4,num_prompts=16,{LENGTHS}"
 BLOCKS = ("--timed-trace-chunk-hash-size", "512", "--timed-trace-sec-multiplier", "0.001")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_vllms_benchmark_runs_a_trace_that_a_run_exported(vllm, tmp_path):
     """Every request, with its lengths, at its time."""
     model = write_small(tmp_path)

@@ -14,7 +14,7 @@ from tests.live.test_kv_transfer_live import SETTINGS, SLOT_BYTES, make_requests
 from tests.live.test_live_identity import same_answer
 from twinserve.backends.live.engine import tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.live]
+pytestmark = [pytest.mark.nightly, pytest.mark.live]
 
 
 def ask(model, requests, num_blocks: int, **arguments) -> dict[str, Output]:

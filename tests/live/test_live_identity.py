@@ -93,6 +93,7 @@ def test_every_decision_is_ours(live, record_testsuite_property, capsys):
     assert (seen["middle_victims"] > 0) == (policy == "priority")
 
 
+@pytest.mark.nightly
 def test_a_broken_rule_of_ours_would_show(live):
     policy = live.recording.settings.policy
     caught = set()

@@ -15,7 +15,7 @@ from tests.live.layer_labels import (
     inputs_for,
     pressed_layers,
 )
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.plan import DEVICE, HOST, StepPlan
@@ -44,7 +44,7 @@ ALL = [*LAYERKV, *OTHERS]
 FEW = {"requests": 8, "num_blocks": 7}
 
 
-@pytest.mark.parametrize("policy", mostly_slow(ALL, ALL[0], ALL[-1]))
+@pytest.mark.parametrize("policy", mostly_nightly(ALL, ALL[0], ALL[-1]))
 def test_every_layer_of_a_step_finds_its_own_tokens(profile, policy):
     simulation, labels = carried_out(inputs_for(profile, policy, **FEW))
     assert simulation.rows().requests["finished"].all()
@@ -56,7 +56,7 @@ def test_every_layer_of_a_step_finds_its_own_tokens(profile, policy):
 WAYS = ("to_host_bytes", "to_device_bytes")
 
 
-@pytest.mark.parametrize("policy", mostly_slow(LAYERKV, LAYERKV[0]))
+@pytest.mark.parametrize("policy", mostly_nightly(LAYERKV, LAYERKV[0]))
 def test_what_is_copied_is_what_is_accounted(profile, policy):
     simulation, labels = carried_out(inputs_for(profile, policy, **FEW))
     moved, backend = labels.memory.moved, simulation.engines[0].backend

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.live.followed import follow
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.attention import slots
 from twinserve.backends.live.physical.host import SlotHost
 from twinserve.backends.live.physical.layout import PhysicalMemory, SlotStage
@@ -115,7 +115,7 @@ RUNS = [(f"{name}:{CROWDED.get(name, '')}kv=bidirectional", 8) for name in polic
 RUNS += [("bros", 40), ("bros:chunk=48", 20)]
 
 
-@pytest.mark.parametrize(("policy", "host_blocks"), mostly_slow(RUNS, RUNS[0], RUNS[-1]))
+@pytest.mark.parametrize(("policy", "host_blocks"), mostly_nightly(RUNS, RUNS[0], RUNS[-1]))
 def test_every_step_finds_its_own_tokens(policy, host_blocks):
     inputs = inputs_for(policy, host_blocks=host_blocks, requests=12, num_blocks=10)
     simulation = Simulation(inputs, inputs.policies[0])

@@ -7,7 +7,7 @@ import pytest
 from twinserve.experiments.from_serving.limit import planned
 from twinserve.profiles.specs import ProfileError
 
-pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.nightly, pytest.mark.live, pytest.mark.alone]
 
 BELOW, ABOVE = 0.5, 4.0  # of the limit: far enough for a machine that does other things as well
 TRIES = 3  # and that may do more of them now than when it was measured

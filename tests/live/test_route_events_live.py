@@ -15,7 +15,7 @@ from tests.live.serve_http import NAME, Server, write_served_model
 from tests.live.test_route_live import CHAT
 from tests.route.test_record import decided
 
-pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.nightly, pytest.mark.live, pytest.mark.alone]
 
 BLOCK, BLOCKS = 32, 129
 ARGUMENTS = ["--max-model-len", "1024", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"]

@@ -20,7 +20,7 @@ import pytest
 
 from tests.live.serve_http import NAME, Server, write_served_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.live]
+pytestmark = [pytest.mark.nightly, pytest.mark.live]
 
 ARGUMENTS = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
 ARGUMENTS += ["--num-gpu-blocks-override", "513"]
@@ -200,7 +200,6 @@ def stopped_within(server: Server, answers: list[Future[tuple[str, list[dict]]]]
     return False
 
 
-@pytest.mark.nightly  # a minute each
 @pytest.mark.alone  # the answers must not be over before the server goes
 @pytest.mark.parametrize(("number", "kill"), [(2, signal.SIGTERM), (1, signal.SIGKILL)])
 def test_a_server_goes_in_the_middle_of_answers(servers, number, kill):

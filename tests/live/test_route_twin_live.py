@@ -24,7 +24,7 @@ from twinserve.experiments.from_serving.server import (
 )
 
 # two servers, three starts: four minutes
-pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.alone, pytest.mark.nightly]
+pytestmark = [pytest.mark.nightly, pytest.mark.live, pytest.mark.alone]
 
 NEAR = 0.5  # on a machine that does other things
 REQUESTS = 30

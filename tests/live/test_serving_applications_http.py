@@ -14,7 +14,7 @@ import pytest
 
 from tests.live.serve_http import Server, write_served_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.live]
+pytestmark = [pytest.mark.nightly, pytest.mark.live]
 
 SMALL = {"app": "small", "app_class": "CC", "app_text": "w1 w2 w3", "app_requests": 3}
 LARGE = {"app": "large", "app_class": "MRS"}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.live.serve_http import Server, write_served_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.live]
+pytestmark = [pytest.mark.nightly, pytest.mark.live]
 
 CLIENTS = ("greedy", "honest")
 ARGUMENTS = ["--max-model-len", "2048", "--max-num-seqs", "1", "--max-num-batched-tokens", "256"]

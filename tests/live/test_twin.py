@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.live.twin_workloads import inputs_of
-from tests.parameters import in_turn, mostly_nightly
+from tests.parameters import SOME_POLICIES, in_turn, mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
 from twinserve.backends.live.engine.prompts import PromptTexts
@@ -176,7 +176,9 @@ def specs(pairs: list[tuple[str, str]]) -> list[str]:
     return named + OPTIONS
 
 
-POLICIES, IN_CI = specs(PAIRS), specs(in_turn(PAIRS))
+# tests/live/test_twin_pressure.py has each policy in .ci/run
+POLICIES = specs(PAIRS)
+IN_CI = specs(in_turn([pair for pair in PAIRS if pair[0] in ("bros", *SOME_POLICIES)]))
 
 
 @pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *IN_CI))
@@ -257,7 +259,7 @@ def checked_run(bench: Bench, name: str, policy: str) -> tuple[LiveRun, pd.DataF
     return run, requests
 
 
-@pytest.mark.parametrize("policy", FAMILIES)
+@pytest.mark.parametrize("policy", mostly_nightly(FAMILIES, "justitia", "parrot", "echo-bs"))
 def test_stages_of_applications_follow_each_other(bench, policy):
     """In the rows, and in the order in which the engine gave its answers."""
     run, requests = checked_run(bench, "graphs", policy)
@@ -286,7 +288,7 @@ def test_who_goes_first_is_another_one_with_each_rule(bench):
     assert first["parrot"] == "KBQAV-0" != first["justitia"]
 
 
-@pytest.mark.parametrize("policy", FAMILIES)
+@pytest.mark.parametrize("policy", mostly_nightly(FAMILIES, "kv-share", "echo", "vllm"))
 def test_questions_find_the_text_of_their_document(bench, policy):
     """Where vLLM's cache did not hold what the ledger said there would be drift."""
     _, requests = checked_run(bench, "documents", policy)

@@ -265,6 +265,7 @@ def broken(bench: Bench, inputs: Inputs) -> None:
         check_answers(bench, run)
 
 
+@pytest.mark.nightly
 def test_a_corrupted_host_layer_is_seen(bench, profile, monkeypatch):
     """Of all that is copied to the host in the run, one layer of one request is turned round."""
     from twinserve.backends.live.transfer.copy import SlotCopier
@@ -282,6 +283,7 @@ def test_a_corrupted_host_layer_is_seen(bench, profile, monkeypatch):
     assert len(damaged) == 1
 
 
+@pytest.mark.nightly
 def test_a_layer_that_is_not_brought_is_seen(bench, profile, monkeypatch):
     from twinserve.backends.live.physical.layer_connector import LayerConnector
 

@@ -227,6 +227,7 @@ def broken(bench: Bench) -> None:
         check_answers(bench, run)
 
 
+@pytest.mark.nightly
 def test_one_restore_left_out_is_seen(bench, monkeypatch):
     from twinserve.backends.live.physical.host import SlotHost
 
@@ -242,6 +243,7 @@ def test_one_restore_left_out_is_seen(bench, monkeypatch):
     assert len(left_out) == 1
 
 
+@pytest.mark.nightly
 def test_a_wrong_direction_is_seen(bench, monkeypatch):
     from twinserve.backends.live.attention.slots import BACKWARD
     from twinserve.backends.live.physical.layout import PhysicalMemory, Table

@@ -23,7 +23,7 @@ from tests.examples import AS_WRITTEN, examples
 from tests.live.paper_engine import on_paper
 from tests.live.pressure import BLOCK, Pressure, as_large_as, logged, pressed, settings_of
 from tests.live.test_twin import TIE, Bench
-from tests.parameters import in_turn, mostly_nightly
+from tests.parameters import SOME_POLICIES, in_turn, mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
@@ -99,7 +99,7 @@ def test_own_log_is_carried_out_to_the_letter(references, policy, seed, size):
     carry_out(references, pressed(seed, policy, size), seed, size)
 
 
-@pytest.mark.parametrize("policy", AHEAD)
+@pytest.mark.parametrize("policy", mostly_nightly(AHEAD, "bros", *SOME_POLICIES))
 @examples(
     2,
     phases=[Phase.explicit, Phase.generate],

@@ -4,11 +4,13 @@ whatever they were doing, and nobody else can tell."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pandas as pd
 import pytest
 
 from tests.live.test_twin import Bench, inputs_for
+from tests.parameters import SOME_POLICIES, mostly_nightly_pairs
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
@@ -83,8 +85,10 @@ def check(bench: Bench, run: LiveRun, requests: pd.DataFrame) -> None:
             assert told[:tie] == expected[: len(told)][:tie], request.id
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "asynchronous"),
+    mostly_nightly_pairs(product(POLICIES, [False, True]), "bros", *SOME_POLICIES),
+)
 def test_an_engine_forgets_whom_the_policy_forgets(bench, policy, asynchronous):
     """Row for row the simulated run, executed; answers of those who stayed are whole."""
     inputs = impatient(policy, asynchronous)

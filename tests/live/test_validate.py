@@ -13,7 +13,7 @@ from twinserve.sim.cli.main import main
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.alone,
     pytest.mark.usefixtures("vllm"),
 ]

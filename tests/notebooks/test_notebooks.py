@@ -56,9 +56,7 @@ def cases() -> list:
     has_vllm = importlib.util.find_spec("vllm") is not None
     lacking = pytest.mark.skipif(not has_vllm, reason="needs vLLM")
     return [
-        pytest.param(
-            name, marks=[pytest.mark.live, lacking] if name == LIVE else [pytest.mark.slow]
-        )
+        pytest.param(name, marks=[pytest.mark.live, lacking] if name == LIVE else [])
         for name in books.NAMES
     ]
 
@@ -83,6 +81,7 @@ def test_it_is_plain_and_what_it_shows_is_stored(name):
     assert (books.FOLDER / f"{name}.ipynb").stat().st_size < 300_000
 
 
+@pytest.mark.nightly
 @pytest.mark.traces
 @pytest.mark.parametrize("name", cases())
 def test_it_runs_shows_what_is_stored_and_says_what_is_true(name, tmp_path):

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.examples import examples
 from tests.moves import way
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies.bidi_reference import Reference
 from tests.policies.bidi_views import held_tokens, preemption_table
 from twinserve.policies.kv.base import LedgerError
@@ -354,7 +354,7 @@ Lockstep.TestCase.settings = examples(
 TestLockstep = Lockstep.TestCase
 
 
-@pytest.mark.parametrize("seed", mostly_slow([*range(24), 146], 0, 1, 2, 146))
+@pytest.mark.parametrize("seed", mostly_nightly([*range(24), 146], 0, 1, 2, 146))
 def test_long_walks_agree_with_the_model(seed):
     """Full memory is the rule after some hundred operations, which short sequences seldom reach."""
     rng = np.random.default_rng(seed)
@@ -369,7 +369,7 @@ def test_long_walks_agree_with_the_model(seed):
         world.do(names[int(rng.integers(len(names)))])
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(60), *range(0, 60, 6)))
+@pytest.mark.parametrize("seed", mostly_nightly(range(60), *range(0, 60, 6)))
 def test_runs_of_steps_beside_sharers(seed):
     """Sharers in last blocks while other blocks are empty: where runs of steps end."""
     rng = np.random.default_rng(seed)

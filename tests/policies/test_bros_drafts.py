@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies.policy_runs import BE, BY_HAND, RT
 from tests.sim.stepper import granted
 from tests.sim.test_speculation import SMALL
@@ -223,7 +223,9 @@ def check_beside_none(policy: BrosDrafts, view, ledger, plan: StepPlan, shadow) 
 
 @pytest.mark.parametrize(
     ("options", "seed"),
-    mostly_slow(product(["", "draft_pace=given", "chunk=32"], [0, 1, 2]), ("", 0), ("chunk=32", 1)),
+    mostly_nightly(
+        product(["", "draft_pace=given", "chunk=32"], [0, 1, 2]), ("", 0), ("chunk=32", 1)
+    ),
 )
 def test_drafts_cost_no_request_its_place_and_no_deadline(options, seed):
     """At each plan: the same requests are served, admitted and dropped as if nobody had drafts, and

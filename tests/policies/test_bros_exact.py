@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies.policy_runs import BY_HAND, MODEL, Desk, simulate
 from tests.policies.test_bros import Counter
 from tests.policies.test_fast_path import workloads
@@ -303,7 +303,7 @@ def test_what_it_refuses():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asynchronous", mostly_slow([False, True], False))
+@pytest.mark.parametrize("asynchronous", mostly_nightly([False, True], False))
 def test_a_crowd_in_too_little_memory_ends(asynchronous):
     """Here all that is left lacks memory some time, and nobody is real-time."""
     crowded = inputs_for("bros-exact:kv=bidirectional", async_scheduling=asynchronous)

@@ -55,7 +55,7 @@ def watched(policy: str, kv: str, seed: int, **changes) -> int:
     return watch.victims
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=12)
 @given(
     kv=st.sampled_from(ledger_names()),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies import policy_runs
 from tests.policies.echo_runs import LADDER, echo_ledgers, estimator_of
 from tests.policies.policy_runs import simulate
@@ -44,8 +44,8 @@ def ledgers():
         yield
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("policy", "kind"), mostly_slow(CASES, *CASES[::4]))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("policy", "kind"), mostly_nightly(CASES, *CASES[::4]))
 @examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies import test_paged_ledger
 from tests.policies.paged_reference import PagedReference
 from tests.policies.test_paged_ledger import SIZE, TEXTS, World
@@ -313,7 +313,7 @@ def _snapshot(ledger, plain=test_paged_ledger.snapshot) -> dict:
 
 
 @pytest.mark.parametrize("kind", [TaskAwareLedger, CountedLedger])
-@pytest.mark.parametrize("seed", mostly_slow(range(25), *range(5)))
+@pytest.mark.parametrize("seed", mostly_nightly(range(25), *range(5)))
 def test_long_walks_agree_with_the_reference(monkeypatch, kind, seed):
     monkeypatch.setattr(test_paged_ledger, "snapshot", _snapshot)
     rng = random.Random(seed)

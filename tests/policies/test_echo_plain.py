@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import Affine, build, same_rows
 from tests.sim.test_async import asynchronous
 from tests.sim.test_mixed_runs import workload_of
@@ -74,8 +74,8 @@ SETTINGS = {"limits": LIMITS, "model": MODELS[0], "blocks": 90, "caching": True}
 POOL = workload_of([(0, 8, 60, 0, 0), *[(0, 150 + 9 * i, 4, 1, 1 + i % 3) for i in range(9)]])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, *POLICIES[:3]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *POLICIES[:3]))
 @examples(60, suppress_health_check=list(HealthCheck))
 @example(case=(POOL, SETTINGS, False))
 @example(case=(POOL, SETTINGS, True))

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies.policy_runs import crowds, simulate
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.registry import parse_policy, policy_names
@@ -86,7 +86,7 @@ PAIRS = [(policy, kind) for policy in POLICIES for kind in KINDS]
 TURNS = [(policy, KINDS[i % len(KINDS)]) for i, policy in enumerate(POLICIES)]
 
 
-@pytest.mark.parametrize(("policy", "kind"), mostly_slow(PAIRS, *TURNS))
+@pytest.mark.parametrize(("policy", "kind"), mostly_nightly(PAIRS, *TURNS))
 @examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())
 def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):
@@ -116,7 +116,7 @@ DROPPED = Workload.build(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", mostly_slow(VARIANTS["bros"], "bros"))
+@pytest.mark.parametrize("policy", mostly_nightly(VARIANTS["bros"], "bros"))
 @pytest.mark.parametrize("workload, host", [(TWICE, 6), (DROPPED, 0)], ids=["twice", "dropped"])
 def test_workloads_that_once_failed(workload, host, policy, kind):
     compare(policy, kind, (workload, LONGEST // 4 + 1, host))

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies.layerkv_runs import LAYERS, LayerDesk, simulate
 from tests.policies.test_fast_path import workloads
 from twinserve.policies.base import EngineLimits
@@ -401,7 +401,7 @@ def llama_on_l20(policy: str, context: int, seed: int, n: int = 100) -> tuple[fl
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "context, seed, factor",
-    mostly_slow([(2048, 0, 5.0), (2048, 1, 5.0), (4096, 0, 3.0)], (2048, 0, 5.0)),
+    mostly_nightly([(2048, 0, 5.0), (2048, 1, 5.0), (4096, 0, 3.0)], (2048, 0, 5.0)),
 )
 def test_ttft_of_long_prompts_falls_by_a_clear_factor_at_nearly_the_same_throughput(
     context, seed, factor

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parameters import mostly_nightly_pairs, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly_pairs
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.sim.setup.audit import CROWDED, check_policy
 
@@ -34,11 +34,6 @@ def allowed(heading: str) -> list[tuple[str, str]]:
 
 PLAIN = allowed("## Policy and KV ledger")
 WITH_PREFIXES = allowed("With `--prefix-caching`:")
-# Every third policy on a ledger, each ledger in its turn; those below have all pairs.
-SAMPLE = [
-    (policy, ledger_names()[i % len(ledger_names())])
-    for i, policy in enumerate(policy_names()[::3])
-]
 
 
 def test_the_page_allows_every_pair_and_prefixes_where_both_know_them():
@@ -52,13 +47,7 @@ def test_the_page_allows_every_pair_and_prefixes_where_both_know_them():
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), mostly_slow(SAMPLE, SAMPLE[3]))
-def test_rules_are_kept_on_some_ledger(policy, ledger):
-    assert check_policy(policy, kv=[ledger], seeds=[0]) > 300
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_that_waits_may_enter_blocks_of_others_once_they_are_full():
     """Found by the slow tests: policy vllm-v0, which admits before it decodes, promised that memory
     would keep it out."""
@@ -66,13 +55,15 @@ def test_one_that_waits_may_enter_blocks_of_others_once_they_are_full():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(PLAIN))
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(PLAIN, "bros", *SOME_POLICIES))
 def test_rules_are_kept_on_every_ledger(policy, ledger):
     assert check_policy(policy, kv=[ledger], seeds=[1]) > 300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(WITH_PREFIXES))
+@pytest.mark.parametrize(
+    ("policy", "ledger"), mostly_nightly_pairs(WITH_PREFIXES, "bros", *SOME_POLICIES)
+)
 def test_rules_are_kept_where_prompts_share_prefixes(policy, ledger):
     config = CROWDED.model_copy(update={"prefix_caching": True})
     assert check_policy(policy, kv=[ledger], seeds=[2], config=config) > 300

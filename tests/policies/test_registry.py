@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.policies import names, registry
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
@@ -142,7 +142,7 @@ def test_a_number_out_of_the_ordinary_is_taken_or_refused_by_its_name(name, opti
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("name", "option"), mostly_slow(NUMBERS, *NUMBERS[::8]))
+@pytest.mark.parametrize(("name", "option"), mostly_nightly(NUMBERS, *NUMBERS[::8]))
 def test_everybody_is_served_with_a_number_out_of_the_ordinary(name, option):
     """Very large or next to nothing, where that is not refused."""
     for text in taken(name, option):

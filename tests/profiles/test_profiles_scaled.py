@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.profiles.composition import Churn, StepComposition, StepTimeModel
 from twinserve.profiles.forms.estimates import FORMS, PromptsAndConstant, step_estimate
 from twinserve.profiles.forms.layerkv import LayerKvModel
@@ -199,7 +199,7 @@ def test_what_cannot_be_scaled_is_one_line():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("factor", mostly_slow([0.001, 1000.0]))
+@pytest.mark.parametrize("factor", mostly_nightly([0.001, 1000.0]))
 def test_the_largest_and_least_factors_still_serve(factor, tmp_path):
     everything = dict.fromkeys(("step", "prefill", "decode", "host", "pcie"), factor)
     save_profile(load_profile(ROOFLINE).scaled(**everything), tmp_path / "off.json")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from tests.examples import examples
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
 from twinserve.policies.kv.paged.ledger import PagedLedger
@@ -142,7 +142,7 @@ DOCUMENTS = merge(
 )
 
 
-@pytest.mark.parametrize("policy", mostly_slow(policy_names(), *SOME_POLICIES))
+@pytest.mark.parametrize("policy", mostly_nightly(policy_names(), *SOME_POLICIES))
 def test_without_shared_text_a_run_is_the_same(policy):
     load = synth("fixed:200,20", rate=20.0, count=12, seed=1)
     plain, once = (run_simulation(run_of(policy, load, shared_prefix=on)) for on in (False, True))

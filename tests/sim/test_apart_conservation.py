@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.parameters import mostly_nightly_pairs
+from tests.parameters import SOME_POLICIES, mostly_nightly_pairs
 from tests.sim.apart import hand_over, troubled
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.registry import ledger_class, ledger_names, parse_policy, policy_names
@@ -40,7 +40,7 @@ def test_a_troubled_fleet(asynchronous, recompute):
     assert run.happened.keys() >= {"leave", "fail"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(
     seed=st.integers(0, 10**6),
     troubles=st.integers(0, 40),
@@ -94,7 +94,8 @@ def test_everything_that_can_happen_does(push):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "ledger"), mostly_nightly_pairs(product(policy_names(), ["paged", *LEDGERS]))
+    ("policy", "ledger"),
+    mostly_nightly_pairs(product(policy_names(), ["paged", *LEDGERS]), "bros", *SOME_POLICIES),
 )
 def test_prompts_computed_by_any_policy_on_any_ledger_that_hands_over(policy, ledger):
     spec = replace(parse_policy(policy), kv=ledger)

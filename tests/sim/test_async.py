@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.identity.ours import vllm_stepper
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim import harness
 from tests.sim.harness import Affine, Audit, Toy, build, hybrid, same_rows, simulate
 from tests.sim.stepper import Stepper
@@ -233,7 +233,7 @@ def test_step_by_step_and_with_nothing_in_flight_the_ledger_is_the_plain_one():
 
 # -- whole runs ------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_slow(harness.POLICIES, "bros", *SOME_POLICIES))
+@pytest.mark.parametrize("policy", mostly_nightly(harness.POLICIES, "bros", *SOME_POLICIES))
 def test_runs_add_up(policy):
     """Tight memory, every plan and outcome audited: requests end complete, tokens and memory are
     conserved, times are in order."""
@@ -260,7 +260,7 @@ def test_runs_add_up(policy):
     assert audit.dropped_tokens or requests.swaps.sum()
 
 
-@pytest.mark.parametrize("policy", mostly_slow(harness.policy_names(), *SOME_POLICIES))
+@pytest.mark.parametrize("policy", mostly_nightly(harness.policy_names(), *SOME_POLICIES))
 def test_true_output_lengths_change_nothing_before_a_last_token_is_computed(policy):
     """A plan may know of an end one step ahead: the engine does not offer the request again.
     Nothing before that."""

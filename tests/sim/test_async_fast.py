@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.policies.policy_runs import crowds
 from tests.sim.harness import POLICIES, Affine, build, same_rows
 from tests.sim.test_async import asynchronous
@@ -82,7 +82,7 @@ BUSY = Workload.build([0.0, 0.0, 0.05, 0.1, 0.13], [20, 18, 20, 9, 1], [28, 28, 
 
 @pytest.mark.parametrize(
     "policy",
-    mostly_slow([*POLICIES, *OTHERS], "bros", *SOME_POLICIES, "vllm-v0:preemption_mode=swap"),
+    mostly_nightly([*POLICIES, *OTHERS], "bros", *SOME_POLICIES, "vllm-v0:preemption_mode=swap"),
 )
 @examples(10, suppress_health_check=list(HealthCheck))
 @example(case=(BUSY, 13, 6, MODEL, 0.0))

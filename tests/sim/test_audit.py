@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.policies.base import Policy
 from twinserve.policies.parts.fill import fill
 from twinserve.policies.parts.runs import further_decodes
@@ -141,7 +141,7 @@ class Moody(Orderly):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv", mostly_slow([None, ["paged"]], ["paged"]))
+@pytest.mark.parametrize("kv", mostly_nightly([None, ["paged"]], ["paged"]))
 def test_a_policy_that_keeps_the_rules_passes(kv):
     assert check_policy(Orderly, kv=kv, seeds=[0]) > 300 * (1 if kv else 3)
 

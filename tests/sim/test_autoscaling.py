@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.policies.names import RegistryError
 from twinserve.policies.requests import End
 from twinserve.sim.cli.main import main
@@ -52,7 +52,7 @@ def seen(loads: list[tuple[int, int, float]], now: float = 0.0, starting: int = 
     return Seen(now, of, starting, [MODEL] * len(of), 16, 60.0, demand)
 
 
-@pytest.mark.parametrize("name", mostly_slow(SCALERS, "fixed"))
+@pytest.mark.parametrize("name", mostly_nightly(SCALERS, "fixed"))
 def test_every_request_ends_however_replicas_come_and_go(name):
     moves = {"duration": 60.0, "start_up": 5.0, "grace": 1.0, "on_failure": "migrate"}
     run, result = scaled(name, **moves)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.backends.links import PcieLink
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
@@ -71,9 +71,9 @@ def settings(profile: str, policy: str, **more) -> SimulationConfig:
     "policy",
     [
         "vllm",
-        *mostly_slow(["bros", "bros:kv=paged", "round-robin"]),
+        *mostly_nightly(["bros", "bros:kv=paged", "round-robin"]),
         "vllm-v0:preemption_mode=swap",
-        *mostly_slow(["layerkv", "justitia", "echo-bs"]),
+        *mostly_nightly(["layerkv", "justitia", "echo-bs"]),
     ],
 )
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.sim.cli import entry
 from twinserve.sim.cli.main import main, simulate_main
 from twinserve.traces.load import load_trace
@@ -436,7 +436,7 @@ def test_nothing_loads_before_ctrl_c_has_an_answer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["SIGINT", "SIGTERM"], "SIGTERM"))
+@pytest.mark.parametrize("name", mostly_nightly(["SIGINT", "SIGTERM"], "SIGTERM"))
 def test_a_killed_run_leaves_nothing(tmp_path, name):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += (

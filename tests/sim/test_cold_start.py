@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pandas.testing import assert_frame_equal
 
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.run import simulate
@@ -20,7 +20,7 @@ def steps_and_requests(**settings):
     return result.rows.steps, result.rows.requests
 
 
-@pytest.mark.parametrize("policy", mostly_slow(policy_names(), *SOME_POLICIES))
+@pytest.mark.parametrize("policy", mostly_nightly(policy_names(), *SOME_POLICIES))
 def test_the_first_step_takes_that_much_longer(policy):
     warm, _ = steps_and_requests(policy=(policy,))
     cold, requests = steps_and_requests(policy=(policy,), cold_start=0.4)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import Toy, hybrid
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.registry import PolicySpec, parse_policy
@@ -131,7 +131,7 @@ def test_requests_are_read_back_with_what_their_prompts_share(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
-    mostly_slow(POLICIES, "vllm", "bros:swap=false,kv=paged", "vllm-v0:preemption_mode=swap"),
+    mostly_nightly(POLICIES, "vllm", "bros:swap=false,kv=paged", "vllm-v0:preemption_mode=swap"),
 )
 def test_runs_spread_out_are_the_steps_of_the_exact_way(policy, tmp_path):
     fast, plans, _ = logged(inputs(), parse_policy(policy), tmp_path)

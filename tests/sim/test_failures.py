@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim.troubled import TABLES, conserved
 from twinserve.policies.registry import parse_policy, policy_names
 from twinserve.policies.requests import End
@@ -120,7 +120,7 @@ OF_POLICIES = [(policy, action) for policy in policy_names() for action in ACTIO
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "action"),
-    mostly_slow(OF_POLICIES, ("vllm", "retry"), ("justitia", "migrate"), ("mlfq", "error")),
+    mostly_nightly(OF_POLICIES, ("vllm", "retry"), ("justitia", "migrate"), ("mlfq", "error")),
 )
 def test_a_failing_fleet_of_any_policy(policy, action):
     failing(policy, 5 if action == "retry" else 8, on_failure=action)
@@ -130,13 +130,13 @@ OF_ROUTERS = [(name, action) for name in router_names() for action in ACTIONS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "action"), mostly_slow(OF_ROUTERS, ("llm-d", "retry")))
+@pytest.mark.parametrize(("name", "action"), mostly_nightly(OF_ROUTERS, ("llm-d", "retry")))
 def test_a_failing_fleet_of_any_router(name, action):
     more = {"router": name, "prefix_caching": True, "async_scheduling": True}
     failing("vllm", 7, on_failure=action, **more)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @examples(20)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 20))
 def test_random_schedules_of_failures(seed, count):
@@ -158,7 +158,7 @@ def test_every_kind_of_failure_happens_to_those_that_wait_run_and_are_sent():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_slow(SOME_POLICIES, "vllm"))
+@pytest.mark.parametrize("policy", mostly_nightly(SOME_POLICIES, "vllm"))
 def test_a_schedule_in_which_nothing_comes_to_pass_changes_nothing(policy):
     without = Failing(inputs_of(policy, 7, None))
     without.run()

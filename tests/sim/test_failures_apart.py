@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.apart import Apart, hand_over, handed_over_once, inputs_of, parts_add_up
 from tests.sim.test_failures import ACTIONS
 from tests.sim.troubled import TABLES, conserved
@@ -31,7 +31,7 @@ def schedule(seed: int) -> Schedule:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "action"), mostly_slow(CASES, (0, "retry")))
+@pytest.mark.parametrize(("seed", "action"), mostly_nightly(CASES, (0, "retry")))
 def test_a_failing_fleet_with_prefill_apart(seed, action):
     connector = hand_over("llm-d:threshold=40" if seed % 2 else "none", 0.2, bool(seed % 2))
     settings = {

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.parameters import SOME_POLICIES, mostly_nightly_pairs, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly_pairs
 from tests.sim.troubled import troubled
 from twinserve.policies.registry import ledger_names, parse_policy, policy_names
 
@@ -20,23 +20,31 @@ SEEDS = (10, 11, 12, 13)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("migrates", [False, True])
-@pytest.mark.parametrize("policy", mostly_slow(SPECS, "bros", *SOME_POLICIES))
+@pytest.mark.parametrize(
+    ("policy", "migrates"),
+    mostly_nightly_pairs(product(SPECS, [False, True]), "bros", *SOME_POLICIES),
+)
 def test_a_troubled_fleet_of_any_policy(policy, migrates):
     troubled(parse_policy(policy), 3, migrates=migrates)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("migrates", [False, True])
 @pytest.mark.parametrize(
-    "policy", mostly_slow([p for p in SPECS if parse_policy(p).policy.asynchronous], *SOME_POLICIES)
+    ("policy", "migrates"),
+    mostly_nightly_pairs(
+        product([p for p in SPECS if parse_policy(p).policy.asynchronous], [True, False]),
+        *SOME_POLICIES,
+    ),
 )
 def test_a_troubled_fleet_that_plans_ahead(policy, migrates):
     troubled(parse_policy(policy), 6, migrates=migrates, async_scheduling=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(product(SPECS, ledger_names())))
+@pytest.mark.parametrize(
+    ("policy", "ledger"),
+    mostly_nightly_pairs(product(SPECS, ledger_names()), "bros", *SOME_POLICIES),
+)
 def test_a_troubled_fleet_on_any_ledger(policy, ledger):
     """One of four seeds each, so that neighbours have different troubles."""
     spec = replace(parse_policy(policy), kv=ledger)
@@ -55,7 +63,7 @@ def test_every_kind_of_trouble_happens():
     assert happened.keys() == {"leave", "add", "drain", "grace", "fail"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(seed=st.integers(0, 10**6), troubles=st.integers(0, 40), migrates=st.booleans())
 def test_random_troubles_of_a_fleet(seed, troubles, migrates):
     names = [*policy_names()]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import same_rows
 from tests.sim.test_fleet_policies import at, made
 from tests.sim.troubled import TABLES, troubled
@@ -356,7 +356,7 @@ def test_what_waits_when_no_replica_is_left_has_failed_since_then():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("migrates", [False, True])
-@pytest.mark.parametrize("policy", mostly_slow(policy_names(), "echo", "bros"))
+@pytest.mark.parametrize("policy", mostly_nightly(policy_names(), "echo", "bros"))
 def test_a_troubled_fleet_with_a_pool_of_its_own(policy, migrates):
     troubled(parse_policy(policy), 3, 14, migrates, offline_window=2)
 
@@ -367,7 +367,7 @@ def test_a_pool_beside_one_order_of_applications(migrates):
     troubled(spec, 4, 20, migrates, router=Spread, offline_window=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @examples(20)
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 20), ahead=st.booleans())
 def test_random_troubles_of_a_fleet_with_a_pool(seed, window, ahead):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import Small, hybrid, same_rows, simulate
 from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.profiles.front_end import NO_DELAYS, Delays
@@ -35,7 +35,7 @@ def listed(n: int = 30, prompt: int = 200, output: int = 20, **columns) -> Workl
 
 
 # -- nothing in between ----------------------------------------------------------------------------
-@pytest.mark.parametrize("policy", mostly_slow(["vllm", "bros", "justitia", "mlfq"], "vllm"))
+@pytest.mark.parametrize("policy", mostly_nightly(["vllm", "bros", "justitia", "mlfq"], "vllm"))
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_front_end_that_takes_no_time_changes_no_bit(policy, replicas):
     def run(front_end):

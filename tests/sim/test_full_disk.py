@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.disk import no_file_above
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.sim.cli.main import main, simulate_main
 
 RUN = "-t fixed:40,4 --requests 6 --rate 50 --profile llama-3.1-8b@h100 -q".split()
@@ -26,7 +26,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", mostly_slow([0, 60_000], 60_000))
+@pytest.mark.parametrize("size", mostly_nightly([0, 60_000], 60_000))
 def test_a_report_is_written_whole_or_not_at_all(capsys, tmp_path, run, size):
     capsys.readouterr()
     with no_file_above(size):

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim.harness import POLICIES, Small, build, hybrid, simulate
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
@@ -34,7 +34,7 @@ TIGHT, HOST = 90, 60  # KV blocks: far too few, so that memory is fought for
 
 # of the module: all tests of one policy come together and share its run
 everybody = pytest.mark.parametrize(
-    "policy", mostly_slow(POLICIES, "bros", *SOME_POLICIES), scope="module"
+    "policy", mostly_nightly(POLICIES, "bros", *SOME_POLICIES), scope="module"
 )
 
 
@@ -125,7 +125,9 @@ def test_a_step_keeps_to_the_token_budget(policy):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
-    mostly_slow(["bros", "bros:kv=paged", "bros:chunk=64", "preemptive-wait"], "preemptive-wait"),
+    mostly_nightly(
+        ["bros", "bros:kv=paged", "bros:chunk=64", "preemptive-wait"], "preemptive-wait"
+    ),
 )
 def test_whole_prompts_exceed_the_token_budget_as_far_as_they_may(policy):
     """The auditor has looked at every step; here: the budget was short, and one prompt did exceed
@@ -304,7 +306,7 @@ def cut(w: Workload, at: float, order: np.random.Generator) -> Workload:
 
 @pytest.mark.slow
 @everybody
-@pytest.mark.parametrize("fast", mostly_slow([True, False], False))
+@pytest.mark.parametrize("fast", mostly_nightly([True, False], False))
 def test_the_future_of_the_trace_changes_nothing_before_it(policy, fast):
     at = 0.9
     one = hybrid(4, 60, prefix_block=None, pool=6, until_s=2.0, sessions=0, applications=0)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.live.paper_engine import on_paper
 from tests.live.pressure import logged, pressed, settings_of
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep
 from twinserve.policies.plan import Preemption
 from twinserve.policies.registry import ledger_names, policy_names
@@ -21,7 +21,7 @@ FAST = [("conserve", "checkpointed"), ("layerkv", "layerwise"), ("vllm-v0", "lay
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy, kv", mostly_slow(CASES, *FAST))
+@pytest.mark.parametrize("policy, kv", mostly_nightly(CASES, *FAST))
 def test_every_step_can_be_done_in_the_engine_that_is_built(policy, kv):
     for seed in (0, 2, 3, 4, 7):
         log = logged(pressed(seed, f"{policy}:kv={kv}"))

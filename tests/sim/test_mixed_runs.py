@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import Affine, build, same_rows
 from tests.sim.test_async import asynchronous
 from twinserve.policies.base import EngineLimits
@@ -129,8 +129,8 @@ PLAIN = {"limits": LIMITS, "model": EVEN, "blocks": 400, "caching": True}
 LONG = workload_of([(0, 4, 60, 0, 0), (2, 150, 5, 0, 1), (11, 160, 5, 1, 1), (12, 9, 9, 0, 2)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, *POLICIES[:3], "sarathi", POLICIES[11]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *POLICIES[:3], "sarathi", POLICIES[11]))
 @examples(40, suppress_health_check=list(HealthCheck))
 @example(case=(LONG, PLAIN, False))
 @example(case=(LONG, PLAIN, True))

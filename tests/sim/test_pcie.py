@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.moves import IN, OUT
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import Affine, Toy, build, hybrid, simulate
 from twinserve.backends.links import PcieLink
 from twinserve.policies.base import EngineLimits
@@ -174,7 +174,7 @@ def test_a_plan_without_work_still_moves_and_the_engine_plans_again_when_it_is_d
 
 # -- host memory -----------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_slow(["bros", "bros:kv=paged"], "bros"))
+@pytest.mark.parametrize("policy", mostly_nightly(["bros", "bros:kv=paged"], "bros"))
 def test_swaps_stay_within_host_memory(policy):
     workload = hybrid(1, 40, be_share=0.5, prefix_block=None)
     roomy = simulate(workload, policy, blocks=80, host_blocks=400, recount=False)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.moves import IN, OUT
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import Affine, Toy, hybrid, same_rows, simulate
 from twinserve.backends.links import PcieLink, allreduces_of, evenly
 from twinserve.policies.base import EngineLimits
@@ -227,7 +227,7 @@ SWAPPING = (
 )
 
 
-@pytest.mark.parametrize("policy", mostly_slow(SWAPPING, "conserve", "layerkv"))
+@pytest.mark.parametrize("policy", mostly_nightly(SWAPPING, "conserve", "layerkv"))
 @pytest.mark.parametrize("overhead", [0.0, 0.001])
 def test_runs_at_once_are_single_steps(policy, overhead):
     model = Affine()

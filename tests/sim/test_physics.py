@@ -34,7 +34,7 @@ def littles_law(policy: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("policy", policy_names())
-@pytest.mark.parametrize("seed", [1, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [1, pytest.param(12, marks=pytest.mark.nightly)])
 def test_littles_law_between_step_rows_and_request_rows(policy, seed):
     littles_law(policy, seed)
 
@@ -68,7 +68,7 @@ def test_a_cost_on_average_is_told_from_chance():
     assert not hurts([0.0] * 20, [0.0] * 20)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", policy_names())
 def test_more_memory_and_faster_steps_do_not_hurt_on_average(policy):
     """Over 20 seeds, where memory is short. Single seeds do get slower: another order of the same

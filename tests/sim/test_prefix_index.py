@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.golden.golden_runs import traced
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.policies.event_checks import Listener
 from tests.sim.test_withdraw import Leaving
 from twinserve.policies.plan import StepOutcome, StepPlan
@@ -147,7 +147,7 @@ def crowded(policy: str, ledger: str, seed: int, **settings) -> tuple[Leaving, l
     return run, compared(run)
 
 
-@pytest.mark.parametrize(("policy", "ledger"), mostly_slow(PAIRS, *SAMPLE))
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly(PAIRS, *SAMPLE))
 def test_the_index_finds_what_the_ledger_finds(policy, ledger):
     run, (beside,) = crowded(policy, ledger, seed=1)
     assert run.left
@@ -157,7 +157,7 @@ def test_the_index_finds_what_the_ledger_finds(policy, ledger):
 ASYNCHRONOUS = [pair for pair in PAIRS if parse_policy(pair[0]).policy.asynchronous]
 
 
-@pytest.mark.parametrize(("policy", "ledger"), mostly_slow(ASYNCHRONOUS, ("vllm", "task-aware")))
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly(ASYNCHRONOUS, ("vllm", "task-aware")))
 def test_the_index_finds_what_the_ledger_finds_when_steps_are_planned_ahead(policy, ledger):
     _, beside = crowded(policy, ledger, seed=2, async_scheduling=True, replicas=2)
     assert sum(one.listener.removed_blocks for one in beside) > 20

@@ -14,7 +14,7 @@ from math import factorial
 import numpy as np
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import simulate
 from twinserve.policies.base import EngineLimits
 from twinserve.profiles.composition import StepTimeModel
@@ -149,7 +149,7 @@ def one_seat_waits(service: str) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("service", mostly_slow(SERVICES, "exponential"))
+@pytest.mark.parametrize("service", mostly_nightly(SERVICES, "exponential"))
 def test_one_seat_is_an_mg1_queue(service):
     low, high = interval(one_seat_waits(service))
     expected = pollaczek_khinchine(service)
@@ -159,7 +159,7 @@ def test_one_seat_is_an_mg1_queue(service):
 
 @pytest.mark.parametrize(
     ("service", "wrong"),
-    mostly_slow(
+    mostly_nightly(
         [("deterministic", "exponential"), ("exponential", "two-point")],
         ("exponential", "two-point"),
     ),
@@ -225,7 +225,7 @@ REQUIREMENTS = {
 }
 
 
-@pytest.mark.parametrize("requirement", mostly_slow(REQUIREMENTS))
+@pytest.mark.parametrize("requirement", mostly_nightly(REQUIREMENTS))
 def test_equal_shares_are_processor_sharing_whatever_the_lengths(requirement):
     low, high = interval(sharing_sojourns(REQUIREMENTS[requirement]))
     shared = 1 / (1 - LOAD)

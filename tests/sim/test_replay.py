@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parameters import SOME_POLICIES, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim.harness import POLICIES, ROW_TABLES, hybrid, same_rows, simulate
 from twinserve.sim.results.export import as_workload, export_requests
 from twinserve.sim.results.files import POOL_GROUP, RunResult, RunRows, write_run
@@ -50,7 +50,7 @@ def without_objectives(workload: Workload) -> Workload:
     return replace(workload, slo_ttft_s=none, slo_tpot_s=none)
 
 
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, *SOME_POLICIES))
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *SOME_POLICIES))
 def test_a_replay_is_the_run(policy, tmp_path):
     """With everything in it: classes, objectives, prefixes, sessions with delays, applications, the
     pool."""
@@ -150,7 +150,7 @@ def test_nowhere_to_write_is_one_line(tmp_path):
 
 # -- determinism -----------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, *SOME_POLICIES))
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *SOME_POLICIES))
 def test_the_same_seed_gives_the_same_rows(policy):
     one, again = (
         simulate(hybrid(0, 60, pool=6), policy, fast=False, recount=False, **SETTINGS)
@@ -392,7 +392,7 @@ def test_what_may_be_used_is_not_objected_to():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fast", mostly_slow([True, False], True))
+@pytest.mark.parametrize("fast", mostly_nightly([True, False], True))
 def test_wall_clock_does_not_reach_the_rows(monkeypatch, fast):
     """A machine on which every look at the clock is an hour later gives the same rows."""
     workload, settings = hybrid(0, 60, pool=6), {**SETTINGS, "fast": fast, "recount": False}

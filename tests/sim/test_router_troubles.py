@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.troubled import troubled
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
@@ -16,7 +16,7 @@ CASES = [(name, seed) for name in router_names() for seed in (1, 6)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "seed"), mostly_slow(CASES, *((name, 1) for name in OF_PREFIXES), ("vllm-dp", 6))
+    ("name", "seed"), mostly_nightly(CASES, *((name, 1) for name in OF_PREFIXES), ("vllm-dp", 6))
 )
 def test_a_troubled_fleet_of_any_router(name, seed):
     router = parse_router(name).router

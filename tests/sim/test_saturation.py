@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.test_queueing import Constant, PerPromptToken, run
 from twinserve.sim.report.table import overloaded, render_table
 from twinserve.sim.results.metrics import summarise
@@ -55,7 +55,7 @@ def counted(*what):
     return Counter(found["verdict"] for found in verdicts(*what))
 
 
-KINDS = mostly_slow(
+KINDS = mostly_nightly(
     [(1, "exponential"), (1, "deterministic"), (50, "exponential"), (50, "lognormal")],
     (1, "exponential"),
     (50, "lognormal"),
@@ -112,7 +112,7 @@ def engine_run(load, n, seats, seed):
     return run(model, arrival, *((tokens, one) if seats == 1 else (one, tokens)), seats=seats)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seats", [1, 20])
 @pytest.mark.parametrize("load", [0.5, 0.8, 1.5, 3.0])
 def test_what_a_short_run_says_holds_for_one_ten_times_as_long(load, seats):
@@ -128,7 +128,7 @@ def test_what_a_short_run_says_holds_for_one_ten_times_as_long(load, seats):
     assert grown > 5 if load > 1 else grown < 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["vllm", "bros:chunk=2048", "layerkv", "justitia", "vtc"])
 def test_real_profiles_agree_with_their_long_runs(policy):
     for load, wanted in ((0.5, "keeps up"), (2.0, "saturated")):
@@ -168,8 +168,8 @@ def test_few_requests_and_short_traces_are_unclear():
     assert found["verdict"] == "unclear"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", mostly_slow([0, 1, 2], 0))
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", mostly_nightly([0, 1, 2], 0))
 def test_a_queue_that_forms_at_the_start_and_stays_is_no_growth(seed):
     """Best-effort batches take the memory first: real-time requests then wait for 8 s all along."""
     for seconds, verdicts in ((20, {"unclear"}), (90, {"unclear"}), (600, {"keeps up"})):
@@ -225,7 +225,7 @@ def sessions(rate, n, turns=3):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rate", "count", "verdict"), [(0.3, 300, "keeps up"), (4.0, 900, "saturated")]
 )
@@ -242,8 +242,8 @@ def test_sessions_count_as_wholes(tmp_path, rate, count, verdict):
     assert (verdict == "keeps up") == (not said) and all("sessions" in line for line in said)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_slow(["mlfq", "vtc", "round-robin"], "mlfq"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", mostly_nightly(["mlfq", "vtc", "round-robin"], "mlfq"))
 def test_policies_that_slice_service_are_judged_too(policy):
     """Service that others interrupt lasts longer the longer the overload does; the first requests
     tell what it takes."""

@@ -59,7 +59,7 @@ def command(capsys, *words: str) -> tuple[int, str]:
     return int(end.value.code or 0), said.out + said.err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("terms", [SLOWER, Terms(decode=0.6, host_request_s=1e-4)])
 def test_a_profile_fitted_to_two_loads_predicts_a_third(terms, tmp_path, capsys):
     files = []
@@ -83,7 +83,7 @@ def test_a_profile_fitted_to_two_loads_predicts_a_third(terms, tmp_path, capsys)
     assert "requests that the fit had not seen" in said and "up to" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_profile_that_is_right_is_left_as_it_is(tmp_path, capsys):
     file, out = tmp_path / "bench.json", tmp_path / "mine.json"
     file.write_text(vllm_bench_of(served_by(AS_IT_IS, load(8))))

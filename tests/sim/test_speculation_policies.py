@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.test_speculation import SMALL, TIGHT, run, simulation
 from twinserve.policies import registry
 from twinserve.policies.errors import PolicyError
@@ -47,7 +47,7 @@ DRAFTS = ("k=3,method=ngram,acceptance=0.6", "k=2,method=eagle,acceptance=0.9")
 BY_TURNS = [(name, DRAFTS[turn % 2]) for turn, name in enumerate(DRAFTING)]
 
 
-@pytest.mark.parametrize(("name", "drafts"), mostly_slow(product(DRAFTING, DRAFTS), *BY_TURNS))
+@pytest.mark.parametrize(("name", "drafts"), mostly_nightly(product(DRAFTING, DRAFTS), *BY_TURNS))
 def test_a_policy_that_drafts_keeps_the_rules(name, drafts):
     """Every plan is audited, memory recounted, all tokens come, and a second run and the fast path
     give the same rows; with clients that leave, and asynchronously, too. The fast suite has each

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.sim.cli.main import VERBS, main
 
 HEAVY = ("numpy", "pandas", "pyarrow", "scipy", "matplotlib", "simpy", "sklearn", "torch", "vllm")
@@ -52,7 +52,7 @@ def page(command: str, *names: str) -> tuple[str, list[str]]:
     return shown, loaded.split()
 
 
-@pytest.mark.parametrize("command", mostly_slow(PAGES, *PAGES[:4], "twinserve validate --help"))
+@pytest.mark.parametrize("command", mostly_nightly(PAGES, *PAGES[:4], "twinserve validate --help"))
 def test_pages_of_help_load_nothing_heavy(command):
     shown, loaded = page(command, *HEAVY)
     assert shown.strip() and loaded == []

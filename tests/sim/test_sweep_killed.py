@@ -28,7 +28,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_random_it_ends_as_if_undisturbed(tmp_path, whole):
     found = tortured(ARGUMENTS, tmp_path / "killed", whole, kills=6)
     assert found.same and found.rows == found.distinct == 60
@@ -37,7 +37,7 @@ def test_killed_at_random_it_ends_as_if_undisturbed(tmp_path, whole):
     assert len(left) == 61  # a file each and the lock: nothing torn stays
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "status", "everyone"),
     [(signal.SIGINT, 130, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False)],

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from twinserve.sim.cli import main as cli
 from twinserve.sim.cli.meant import command_meant, option_meant
 from twinserve.sim.setup.config import SimulationConfig
@@ -305,10 +305,10 @@ def plain(text: str) -> list[str]:
     return [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
 
 
-@pytest.mark.parametrize("columns", mostly_slow([60, 80, 120, 200], 60, 200))
+@pytest.mark.parametrize("columns", mostly_nightly([60, 80, 120, 200], 60, 200))
 @pytest.mark.parametrize(
     "words",
-    mostly_slow(
+    mostly_nightly(
         ["simulate --help", "twinserve --help", "twinserve policies", SMALL],
         "simulate --help",
         SMALL,
@@ -326,7 +326,8 @@ def test_no_color_is_without_colours(words):
 
 
 @pytest.mark.parametrize(
-    "words", [*mostly_slow([f"twinserve {verb} --help" for verb in MANY]), "simulate --help", SMALL]
+    "words",
+    [*mostly_nightly([f"twinserve {verb} --help" for verb in MANY]), "simulate --help", SMALL],
 )
 def test_a_pipe_gets_no_escape_codes(words):
     name, *rest = words.split()

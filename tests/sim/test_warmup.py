@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.sim.harness import POLICIES
 from tests.sim.test_metrics import request, rows_of, step
 from tests.sim.test_results_rows import toy_rows
@@ -42,7 +42,7 @@ def pooled(gaps: pd.DataFrame) -> pd.DataFrame:
     ("policy", "asynchronous"),
     [
         ("vllm", True),
-        *mostly_slow([(p, False) for p in POLICIES], ("vllm", False), ("echo", False)),
+        *mostly_nightly([(p, False) for p in POLICIES], ("vllm", False), ("echo", False)),
     ],
 )
 def test_runs_of_steps_are_split_where_single_steps_would_be(policy, asynchronous):

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.parameters import SOME_POLICIES, mostly_nightly_pairs, mostly_slow
+from tests.parameters import SOME_POLICIES, mostly_nightly, mostly_nightly_pairs
 from twinserve.policies.base import Policy
 from twinserve.policies.justitia.clock import VirtualClock
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, StepPlan
@@ -88,20 +88,24 @@ def checked(spec, seed: int, **settings) -> tuple[Leaving, RunRows]:
     return run, rows
 
 
-@pytest.mark.parametrize("policy", mostly_slow(SPECS, "bros", *SOME_POLICIES))
+@pytest.mark.parametrize("policy", mostly_nightly(SPECS, "bros", *SOME_POLICIES))
 def test_clients_may_leave_any_policy_at_any_time(policy):
     checked(parse_policy(policy), 1)
 
 
 @pytest.mark.parametrize(
-    "policy", mostly_slow([p for p in SPECS if parse_policy(p).policy.asynchronous], *SOME_POLICIES)
+    "policy",
+    mostly_nightly([p for p in SPECS if parse_policy(p).policy.asynchronous], *SOME_POLICIES),
 )
 def test_clients_may_leave_while_a_step_is_planned_ahead(policy):
     checked(parse_policy(policy), 2, async_scheduling=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(product(SPECS, ledger_names())))
+@pytest.mark.parametrize(
+    ("policy", "ledger"),
+    mostly_nightly_pairs(product(SPECS, ledger_names()), "bros", *SOME_POLICIES),
+)
 def test_clients_may_leave_any_policy_on_any_ledger(policy, ledger):
     spec = replace(parse_policy(policy), kv=ledger)
     states = set()
@@ -379,7 +383,9 @@ def test_an_application_that_leaves_takes_nothing_from_the_others():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
-    mostly_slow(["justitia", "srjf", "vllm-sjf", "parrot", "vtc", "kv-share"], "justitia", "vtc"),
+    mostly_nightly(
+        ["justitia", "srjf", "vllm-sjf", "parrot", "vtc", "kv-share"], "justitia", "vtc"
+    ),
 )
 def test_nothing_is_left_of_applications_whose_clients_left(policy):
     inputs = resolve(

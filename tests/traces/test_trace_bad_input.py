@@ -218,7 +218,7 @@ ODD = st.sampled_from(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("format", GOOD)
 @given(data=st.data())
 @examples(150)

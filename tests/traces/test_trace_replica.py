@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.parameters import mostly_slow
+from tests.parameters import mostly_nightly
 from tests.traces.workload_strategies import assert_same
 from twinserve.traces.generators.fit_replica import fit_mooncake, fit_plain
 from twinserve.traces.generators.replica import FILES, replica, tables
@@ -48,7 +48,7 @@ def check_against_mooncake(s, length=0.05, hit=0.025):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", mostly_slow([0, 1, 2, 1234], 0))
+@pytest.mark.parametrize("seed", mostly_nightly([0, 1, 2, 1234], 0))
 def test_mooncake_replica_has_the_statistics_of_the_original(seed):
     w = replica("mooncake:conversation", seed)
     check_workload(w)
