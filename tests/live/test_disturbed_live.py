@@ -34,7 +34,6 @@ def spinning():
             program.wait()
 
 
-@pytest.mark.nightly  # how often programs come between depends on the machine
 def test_a_calibration_says_that_it_was_disturbed(spinning, tmp_path, capsys):
     out, raw = tmp_path / "p.json", tmp_path / "p.parquet"
     calibrate(model="tiny", out=out, raw=raw, quick=True, limit=3.0, block_tokens=32, **SIZES)

@@ -3,6 +3,7 @@ hang-ups, and `vllm bench serve` past saturation."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -35,14 +36,14 @@ POLICIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def servers(vllm, tmp_path_factory) -> Iterator[dict[str, Server]]:
+@contextlib.contextmanager
+def serving(folder: Path, *names: str) -> Iterator[dict[str, Server]]:
     """All are started at once: that is what takes time."""
-    folder = tmp_path_factory.mktemp("served")
     model = write_served_model(folder / "model")
-    started = {}
+    started: dict[str, Server] = {}
     try:
-        for name, options in POLICIES.items():
+        for name in names:
+            options = POLICIES[name]
             own = folder / name
             own.mkdir()
             given = {**options, "strict": True, "stats_path": str(own / "stats.json")}
@@ -51,13 +52,24 @@ def servers(vllm, tmp_path_factory) -> Iterator[dict[str, Server]]:
             started[name] = Server(
                 own, model, given, [*ARGUMENTS, "--num-gpu-blocks-override", str(blocks)]
             )
-        for name in ("bros", "fit", "vllm"):
-            started[name].wait()
-        started["unserved"].process.wait(60)
+        for name, server in started.items():
+            server.process.wait(420) if name == "unserved" else server.wait(420)
         yield started
     finally:
         for server in started.values():
             server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(vllm, tmp_path_factory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("served"), "bros") as started:
+        yield started["bros"]
+
+
+@pytest.fixture(scope="module")
+def others(vllm, tmp_path_factory) -> Iterator[dict[str, Server]]:
+    with serving(tmp_path_factory.mktemp("others"), "fit", "vllm", "unserved") as started:
+        yield started
 
 
 def stats(server: Server, ended: int) -> dict:
@@ -71,8 +83,7 @@ def stats(server: Server, ended: int) -> dict:
     raise AssertionError(f"the server counts other requests: {found}")
 
 
-def test_attributes_reach_the_policy_and_bad_ones_the_client(servers):
-    server = servers["bros"]
+def test_attributes_reach_the_policy_and_bad_ones_the_client(server):
     for attributes in (
         {"class": "rt", "slo_ttft_s": 0.3, "app": "agent", "stage": 1},
         {"class": "be", "priority": 2},
@@ -118,10 +129,10 @@ def hang_up(server: Server) -> tuple[dict, dict]:
     return before, counted
 
 
-def test_hanging_up_over_http(servers):
+def test_hanging_up_over_http(server):
     """A busy machine may notice a client's leaving when its request has ended: then once more."""
     for _ in range(10):
-        before, counted = hang_up(servers["bros"])
+        before, counted = hang_up(server)
         assert counted["finished"] >= before["finished"] + 20
         assert (counted["drift"], counted["restarts"]) == (0, 0)
         if counted["aborted"] > before["aborted"]:
@@ -129,8 +140,7 @@ def test_hanging_up_over_http(servers):
     raise AssertionError("nobody left before the answer had ended")
 
 
-def test_the_benchmark_past_saturation(servers):
-    server = servers["bros"]
+def test_the_benchmark_past_saturation(server):
     before = stats(server, 0)["arrived"]
     result = server.bench(
         "--num-prompts",
@@ -153,11 +163,11 @@ def test_the_benchmark_past_saturation(servers):
 
 
 @pytest.mark.nightly  # judges by wall time
-def test_a_flood_of_best_effort_requests_is_served_behind_real_time_ones(servers):
+def test_a_flood_of_best_effort_requests_is_served_behind_real_time_ones(others):
     """Sixty at once, and real-time requests that come when the first of them is answered: while one
     of these is served less than half of the flood ends. First come, first served, all the rest of
     the flood would. Counted, not timed: a busy machine slows both."""
-    server = servers["fit"]
+    server = others["fit"]
 
     def status(prompt: list[int], service_class: str, tokens: int) -> int:
         attributes = {"class": service_class}
@@ -178,10 +188,11 @@ def test_a_flood_of_best_effort_requests_is_served_behind_real_time_ones(servers
     assert (counted["drift"], counted["restarts"]) == (0, 0), counted["first_drift"]
 
 
-def test_policy_vllm_on_the_engines_own_pool(servers):
+@pytest.mark.nightly
+def test_policy_vllm_on_the_engines_own_pool(others):
     """48 blocks and its prefix cache, to the block: anything else would be drift, and stop the
     strict server."""
-    server = servers["vllm"]
+    server = others["vllm"]
     shared = [3 + i % 400 for i in range(96)]
 
     def turn(i: int) -> list[int]:
@@ -206,12 +217,13 @@ def test_policy_vllm_on_the_engines_own_pool(servers):
     assert counted["hit_tokens"] > 0
 
 
-def test_the_log_names_the_policy(servers):
-    assert "policy bros:chunk=64 on the paged ledger: 48 of 48 KV blocks" in servers["bros"].said()
+def test_the_log_names_the_policy(server):
+    assert "policy bros:chunk=64 on the paged ledger: 48 of 48 KV blocks" in server.said()
 
 
-def test_a_server_that_cannot_be_does_not_start(servers):
-    server = servers["unserved"]
+@pytest.mark.nightly
+def test_a_server_that_cannot_be_does_not_start(others):
+    server = others["unserved"]
     assert server.process.poll() not in (None, 0)
     (line,) = [line for line in server.said().splitlines() if 'say whose with "profile"' in line]
     assert "ERROR" in line

@@ -12,6 +12,7 @@ import pytest
 
 from tests.live.layer_labels import BLOCK, LAYERS, deep_profile, inputs_for, pressed_layers
 from tests.live.test_twin import TIE, Bench, check_answers
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import MODELS, VOCAB, write_model
@@ -169,13 +170,16 @@ def test_a_model_of_other_layers_is_refused(bench):
 
 @pytest.mark.parametrize(
     "policy",
-    [
+    mostly_nightly(
+        [
+            "layerkv:x=0",
+            "layerkv:park=false",
+            "layerkv:promote=false,interleaved=false",
+            "vllm-v0:preemption_mode=swap,kv=layerwise",
+            "bros:kv=layerwise",
+        ],
         "layerkv:x=0",
-        "layerkv:park=false",
-        "layerkv:promote=false,interleaved=false",
-        "vllm-v0:preemption_mode=swap,kv=layerwise",
-        "bros:kv=layerwise",
-    ],
+    ),
 )
 def test_every_layer_is_where_the_ledger_says(bench, profile, policy):
     run = layer_run(bench, inputs_for(profile, policy, **FEW))
@@ -197,6 +201,7 @@ def test_every_layer_is_where_the_ledger_says(bench, profile, policy):
         assert requests["swaps"].sum() > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["layerkv:x=0", "layerkv:x=0,slo_aware=false,park=false"])
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_do_not_show_what_moved(bench, profile, policy, seed):

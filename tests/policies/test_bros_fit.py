@@ -320,9 +320,7 @@ def test_prefixes_in_the_cache_are_not_computed_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "ledger", mostly_nightly(ledger_names(), "paged", "bidirectional", "checkpointed")
-)
+@pytest.mark.parametrize("ledger", mostly_nightly(ledger_names(), "paged", "bidirectional"))
 def test_rules_are_kept_on_every_ledger(ledger):
     """Audited, asynchronous too, with clients that leave; runs of steps as single ones give
     them."""
@@ -330,7 +328,12 @@ def test_rules_are_kept_on_every_ledger(ledger):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["fit_age_s=0.05", "fit_order=residual", "adaptive_batch=true"])
+@pytest.mark.parametrize(
+    "options",
+    mostly_nightly(
+        ["fit_age_s=0.05", "fit_order=residual", "adaptive_batch=true"], "fit_order=residual"
+    ),
+)
 def test_rules_are_kept_with_other_parts(options):
     for ledger in ("paged", "bidirectional"):
         assert check_policy(f"bros:chunk=fit,{options}", kv=[ledger], seeds=[1]) > 300

@@ -43,7 +43,7 @@ def errors(predictor, kind, count=100):
     return np.abs(np.array(said) - truth) / truth
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_network_on_words_beats_the_class_mean():
     """Over all classes by a quarter at least, and no class is predicted worse than by its mean."""
     pytest.importorskip("sklearn")
@@ -57,7 +57,7 @@ def test_a_network_on_words_beats_the_class_mean():
     assert learned < 0.75 * constant
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_network_is_the_same_in_every_process():
     pytest.importorskip("sklearn")
     code = (

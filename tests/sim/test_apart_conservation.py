@@ -67,7 +67,7 @@ def test_random_troubles(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("push", [None, Push(timeout_s=0.1)], ids=["pull", "push"])
 def test_everything_that_can_happen_does(push):
     happened, seen = Counter(), Counter()

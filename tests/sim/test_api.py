@@ -263,7 +263,7 @@ def test_to_import_it_loads_nothing_heavy():
     assert shown.stdout == "[]\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.traces
 def test_the_python_of_the_page_prints_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

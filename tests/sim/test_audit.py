@@ -168,7 +168,7 @@ def test_a_broken_rule_is_named(policy, rule):
     assert str(caught.value).startswith("policy orderly on ledger paged, seed ")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_options_and_specs_are_policies_too():
     assert check_policy("round-robin:batch_size=2,chunk=9", kv=["bidirectional"], seeds=[1]) > 300
 

@@ -458,7 +458,7 @@ def test_a_number_that_makes_no_sense_is_named(online, ask, name, values):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_day_with_its_peak():
     """Both steps on a tide, pressed into twenty minutes: memory for the peak, and offline work in
     the trough."""

@@ -72,7 +72,7 @@ def test_a_rate_that_nobody_gave_is_said():
     assert not resolve(SimulationConfig(trace="sharegpt", requests=50, rate=10.0)).notices
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_default_run_is_neither_idle_nor_saturated():
     """Capacity by its own definition: how long the same requests take when they all come at
     once."""

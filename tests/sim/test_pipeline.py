@@ -149,7 +149,7 @@ def test_nothing_is_lost_when_clients_leave_and_replicas_fail(profile, seed, mig
     troubled(parse_policy("vllm"), seed, migrates=migrates, profile=profile, async_scheduling=ahead)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("profile", [name for name, _ in STAGES])
 @pytest.mark.parametrize("policy", ["vllm", "vllm:scheduling=priority,watermark=0.05"])
 def test_nothing_is_lost_in_many_such_fleets(profile, policy):

@@ -65,7 +65,7 @@ def test_brute_force_finds_the_same_number(trace, ttft_ms, tpot_ms, percentile):
         assert row.status in ("never", "too few") and row.usd_per_hour is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("slo", ["ttft p90 < 80 ms, tpot p90 < 25 ms", "ttft p99 < 150 ms"])
 def test_brute_force_finds_no_cheaper_one_among_several(trace, slo):
     kinds = {"gpus": ("a100-40g", "l40s", "h100"), "tp": (1, 2)}
@@ -90,7 +90,7 @@ def test_brute_force_finds_no_cheaper_one_among_several(trace, slo):
             assert same.status != "enough" or same.replicas >= row.at_least
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stricter_objective_or_a_larger_load_never_needs_less(trace):
     def number(slo="ttft p90 < 80 ms", **further):
         return plan(trace, slo, most_gpus=16, **further).best.replicas
@@ -234,7 +234,7 @@ def test_the_number_of_processes_changes_nothing(trace, capsys):
     assert found[0] == found[1] and json.loads(found[0])["rows"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_plan_for_two_traces_holds_on_both(trace, tmp_path):
     other = write_trace(tmp_path / "o.csv", seed=5, count=60, rate=60.0)
     slo = "ttft p90 < 90 ms"

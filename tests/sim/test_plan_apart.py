@@ -48,7 +48,7 @@ def spec_of(plan: Plan, split: Split, **more) -> TrialSpec:
     return TrialSpec(config, peak.since_s, **more)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_split_with_fewer_replicas_is_enough(plan):
     (one,) = plan.apart
     assert one.split is not None and 3 <= one.split.total <= one.most

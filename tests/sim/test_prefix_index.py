@@ -164,7 +164,7 @@ def test_the_index_finds_what_the_ledger_finds_when_steps_are_planned_ahead(poli
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), PAIRS)
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly(PAIRS, *SAMPLE[::4]))
 def test_steps_one_by_one_on_three_replicas(policy, ledger):
     _, beside = crowded(policy, ledger, seed=3, exact=True, replicas=3)
     assert len(beside) == 3 and all(one.listener.stored_blocks for one in beside)

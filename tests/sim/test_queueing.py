@@ -195,7 +195,7 @@ def seat_waits(steps_per_service: int, n: int, seeds: int) -> list[float]:
     return waits
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_seats_are_an_mmc_queue_as_steps_shrink():
     fine, coarse = interval(seat_waits(100, 1000, 16)), interval(seat_waits(2, 600, 8))
     assert fine[0] <= erlang_c_wait() <= fine[1]

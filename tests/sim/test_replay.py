@@ -174,7 +174,7 @@ def file_hashes(policies: list[str], folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "policies",
-    [("vllm", "layerkv"), pytest.param(POLICIES, marks=pytest.mark.slow)],
+    [("vllm", "layerkv"), pytest.param(POLICIES, marks=pytest.mark.nightly)],
     ids=["some", "all"],
 )
 def test_the_same_bytes_in_another_process_with_another_hash_seed(policies, tmp_path):

@@ -317,7 +317,7 @@ def test_a_call_that_ends_its_worker_is_the_only_one_lost():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["2", pytest.param("1", marks=pytest.mark.nightly)])
 def test_a_worker_that_dies_fails_its_own_run_alone(tmp_path, monkeypatch, workers):
     """The real pool: a policy that ends its process."""
     policy = tmp_path / "deadly.py"

@@ -73,7 +73,7 @@ def test_counts_of_the_windows_add_up_to_the_run(seed, every_s, warmup):
     assert windows[-1]["in_system"] == (ended == math.inf).sum()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(seed=st.integers(0, 200), every_s=st.floats(0.5, 5))
 def test_a_window_is_what_its_requests_say(seed, every_s):
     """Latencies and attainment against a summary of those rows alone."""
