@@ -21,7 +21,7 @@ LOST = 0.05  # share of a step's wall time
 SLOWED = 1.25  # times the fastest tenth of the same work; more on an engine that jitters more
 WINDOW = 11  # steps
 _FASTEST = 0.1  # the quantile that the same work is laid beside
-NOISY = 0.1  # of all steps, or of a run's time: reports say so above this
+NOISY = 0.1  # of the measured time: reports say so above this
 _SEGMENT = 50  # steps over which an engine's own jitter is taken
 # A sample of jitter s lies 1.3 s above the fastest tenth, a median of WINDOW of them has a standard
 # deviation of 0.4 s: five of these.

@@ -24,7 +24,7 @@ from twinserve.profiles.measured.samples import (
     TRAFFIC,
     StepSample,
     by_point,
-    disturbed,
+    disturbed_share,
     settled,
     unsettled,
 )
@@ -50,9 +50,7 @@ def fit_steps(samples: Sequence[StepSample]) -> MeasuredModel:
     fitted = [s for s in calm if s.kind != CHECK]
     model = _fit(fitted)
     report = _report(model, fitted, [s for s in calm if s.kind == CHECK])
-    flags = disturbed(measured)
-    noise = float(flags.mean()) if len(flags) else 0.0
-    report = replace(report, disturbed=noise, unsettled=len(unsettled(measured)))
+    report = replace(report, disturbed=disturbed_share(measured), unsettled=len(unsettled(measured)))
     traffic = settled([s for s in samples if s.kind == TRAFFIC])
     if traffic:
         held = _held_out_traffic(model, traffic)

@@ -44,8 +44,8 @@ class FitReport:
     points.
 
     points, steps  that were fitted
-    disturbed      share of all steps in which other programs had a hand (profiles.measured.
-                   disturbed); they were set aside or corrected
+    disturbed      share of the measured time that went into steps in which other programs had a
+                   hand (profiles.measured.disturbed); they were set aside or corrected
     unsettled      points that have fewer than three undisturbed steps all the same
     partial        what a time limit or an interruption left out; empty: nothing
     residual       error on the fitted points themselves
@@ -86,7 +86,7 @@ def noise_lines(fit: FitReport) -> list[str]:
             if fit.unsettled
             else "they were measured again, and set aside"
         )
-        lines.append(f"other programs disturbed {fit.disturbed:.0%} of the measured steps; {rest}")
+        lines.append(f"other programs disturbed {fit.disturbed:.0%} of the measured time; {rest}")
     if fit.partial:
         lines.append(f"the measuring was cut short: {fit.partial}")
     return lines

@@ -108,6 +108,13 @@ def disturbed(samples: Sequence[StepSample]) -> np.ndarray:
     return disturbances.disturbed(work, seconds, off_core)
 
 
+def disturbed_share(samples: Sequence[StepSample]) -> float:
+    """The share of the samples' time that went into `disturbed` ones, 0 to 1. A program that takes
+    the core for whole time slices disturbs few steps, and much of the time."""
+    seconds = np.array([s.seconds for s in samples], np.float64)
+    return float(seconds[disturbed(samples)].sum() / seconds.sum()) if len(seconds) else 0.0
+
+
 def calm(samples: Sequence[StepSample]) -> list[StepSample]:
     """Those that are not `disturbed`."""
     flags = disturbed(samples).tolist()

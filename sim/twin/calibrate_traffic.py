@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from twinserve.backends.live.engine.engine import VllmEngine
-from twinserve.profiles.measured.samples import TRAFFIC, StepSample, disturbed
+from twinserve.profiles.measured.samples import TRAFFIC, StepSample, disturbed_share
 from twinserve.profiles.profile import Profile, save_profile
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
@@ -42,7 +42,7 @@ def traffic_steps(
 ) -> Iterator[list[StepSample]]:
     """Run traffic on `engine`, which must be idle. profile: what is known of it so far. One round a
     load; then, where the engine has host memory, one in which requests lose their places to others
-    and are swapped. Yields the steps of each round. One in which others had the core in most steps
+    and are swapped. Yields the steps of each round. One in which others had the core most of the time
     is run once more, while there is time; after the first measured one, none begins when the time
     is up."""
     count = 0
@@ -55,7 +55,7 @@ def traffic_steps(
                 break
             found: list[StepSample] = []
             for turn in range(_TURNS):
-                if turn and (not number or not _mostly_disturbed(found) or time_is_up()):
+                if turn and (not number or disturbed_share(found) <= 0.5 or time_is_up()):
                     break
                 progress(number / len(runs), f"{what}, {count:,} steps measured")
                 found = _steps_of(engine, config, number)
@@ -78,10 +78,6 @@ def _steps_of(engine: VllmEngine, config: SimulationConfig, number: int) -> list
         }
         found.append(StepSample(TRAFFIC, _POINT + number, number, step.work, **times))
     return found
-
-
-def _mostly_disturbed(found: list[StepSample]) -> bool:
-    return bool(disturbed(found).mean() > 0.5) if found else False
 
 
 def _runs(

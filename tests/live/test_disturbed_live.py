@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from twinserve.profiles.measured.samples import disturbed, read_samples
+from twinserve.profiles.measured.samples import disturbed_share, read_samples
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.cli.calibrate import calibrate
 from twinserve.sim.cli.main import main
@@ -38,7 +38,7 @@ def test_a_calibration_says_that_it_was_disturbed(spinning, tmp_path, capsys):
     out, raw = tmp_path / "p.json", tmp_path / "p.parquet"
     calibrate(model="tiny", out=out, raw=raw, quick=True, limit=3.0, block_tokens=32, **SIZES)
     measurement = read_samples(raw)
-    assert measurement.provenance["partial"] and disturbed(measurement.steps).mean() > 0.1
+    assert measurement.provenance["partial"] and disturbed_share(measurement.steps) > 0.1
     assert "other programs disturbed" in capsys.readouterr().out
     profile = load_profile(out)
     assert profile.step_model.fit.partial and profile.step_model.fit.disturbed > 0.1

@@ -207,5 +207,5 @@ def test_every_report_of_a_run_with_such_a_profile_says_so(quiet, tmp_path):
         write_run(folder / "run", result)
         page = write_report([folder / "run"], folder / "page.html").read_text()
         for text in (" ".join(result.config["notices"]), page.split("<pre")[0]):
-            assert ("other programs disturbed 40% of the measured steps; 2 points" in text) is said
+            assert ("other programs disturbed 40% of the measured time; 2 points" in text) is said
             assert ("cut short: 1 of 3 rounds over all points" in text) is said
