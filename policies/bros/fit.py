@@ -24,6 +24,7 @@ from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import RequestTable, State
 
 _RUNNING = int(State.RUNNING)
+_NONE = np.zeros(0, np.int64)
 _PROMPTS = 4  # a fourth of the seats at most are kept free of decodes for prompts
 
 
@@ -43,13 +44,15 @@ class BrosFitPolicy(FitBestEffort):
         decodes, begun = decodes_and_prompts(self.rt_pending.rows, requests, ledger)
         theirs, begun_be = decodes_and_prompts(self.be_pending.rows, requests, ledger)
         aged = self._aged(step, theirs, begun_be)
-        self._serve_decodes(step, decodes, begun, lead)
+        resting = self._serve_decodes(step, decodes, begun, lead)
         prompts, residual = self._prompts(step, begun, lead)
         if aged is not None:
             theirs, begun_be = self._serve_aged(step, aged, theirs, begun_be)
-        reserved = self._reserve(step, theirs, prompts)
+        reserved, left_out = self._reserve(step, theirs, prompts)
         cut = self._serve_prompts(step, prompts, residual, begun, aged)
+        self._serve_left_out(step, step.real_time, resting)
         self._place_reserved(step, reserved)
+        self._serve_left_out(step, step.best_effort, left_out)
         self._serve_best_effort_prompts(step, begun_be, begun)
         return self._answer(step, lead, cut)
 
@@ -62,20 +65,24 @@ class BrosFitPolicy(FitBestEffort):
         if seconds:
             return seconds
         # It decoded, and may have done so for many steps.
-        load = Load()
-        load.add_decodes(step.view.requests.computed_tokens[rows] - 1)
-        return self.cost.seconds(load)
+        return self._seconds(step.view.requests.computed_tokens[rows] - 1)
 
     # -- real-time decodes -------------------------------------------------------------------------
-    def _serve_decodes(self, step: FitStep, decodes: Rows, begun: Rows, lead: float) -> None:
-        """All of them, most urgent first where seats, tokens or memory are short."""
+    def _serve_decodes(self, step: FitStep, decodes: Rows, begun: Rows, lead: float) -> Rows:
+        """Grant tokens to all of them, the most urgent first if seats, tokens or memory are short.
+        Returns the decodes that rest so that prompts get seats, the most urgent first."""
         if not len(decodes):
-            return
+            return decodes
         requests = step.view.requests
         residual = self._residual(decodes.rows, requests, step.view.now)
         if lead:
             residual = residual - np.where(requests.in_flight[decodes.rows] > 0, 0.0, lead)
-        decodes, residual, limit = self._resting(step, decodes, residual, len(begun))
+        rest, limit = self._resting(step, decodes, residual, len(begun))
+        resting = decodes[rest]
+        if len(rest):
+            stay = np.ones(len(decodes), bool)
+            stay[rest] = False
+            decodes, residual = decodes[stay], residual[stay]
         room = min(step.seats, step.tokens)
         batch = decodes.batch(self.limits.kv_bytes_per_token)
         if (
@@ -83,21 +90,25 @@ class BrosFitPolicy(FitBestEffort):
             or np.count_nonzero(decodes.missing)
             or not step.ledger.grow_all(batch.rows, batch.context)
         ):
-            order = residual.argsort(kind="stable")[:room]
+            order = residual.argsort(kind="stable")
             decodes, residual = decodes[order], residual[order]
-            done = self._place_decodes(step, decodes, residual, begun)
+            done = np.flatnonzero(self._place_decodes(step, decodes[:room], residual[:room], begun))
+            behind = self._seated(step, decodes[room:], room - len(done))
+            done = np.concatenate([done, room + behind])
             decodes, residual = decodes[done], residual[done]
         step.grant_decodes(step.real_time, decodes)
         if len(decodes):
-            bound = self._bound(step, residual, requests.slo_tpot_s[decodes.rows])
+            alone = self.cost.seconds(step.load)
+            bound = self._bound(alone, residual, requests.slo_tpot_s[decodes.rows])
             step.bound = min(bound, limit)
+        return resting
 
     def _resting(
         self, step: FitStep, decodes: Rows, residual: np.ndarray, begun: int
-    ) -> tuple[Rows, np.ndarray, float]:
-        """Seats for real-time prompts where decodes would take them all: the least urgent decodes
-        rest for an iteration, if they can still be in time in the next one. Returns the others, and
-        the estimated seconds that this iteration may then take.
+    ) -> tuple[np.ndarray, float]:
+        """Free seats for real-time prompts if decodes would take them all: the least urgent decodes
+        rest for an iteration, if they can still be in time in the next one. Returns their indices,
+        the most urgent first, and the estimated seconds that this iteration may then take.
 
         Prompts that wait for a seat until a decode ends are late by seconds, though the decodes
         have time to spare.
@@ -106,28 +117,25 @@ class BrosFitPolicy(FitBestEffort):
         prompts = min(begun + len(self.rt_waiting), room // _PROMPTS)
         over = len(decodes) + prompts - room
         if not prompts or over <= 0:
-            return decodes, residual, np.inf
-        everyone = Load()
-        everyone.add_decodes(decodes.resident)
-        after = self._allowed(residual) - self.cost.seconds(everyone)
-        order = residual.argsort(kind="stable")
-        rest = order[-over:]
-        rest = rest[after[rest] >= self.cost.seconds(everyone)]
-        if not len(rest):
-            return decodes, residual, np.inf
-        stay = np.ones(len(decodes), bool)
-        stay[rest] = False
-        return decodes[stay], residual[stay], float(after[rest].min())
+            return _NONE, np.inf
+        everyone = self._seconds(decodes.resident)
+        after = self._allowed(residual) - everyone
+        rest = residual.argsort(kind="stable")[-over:]
+        rest = rest[after[rest] >= everyone]
+        return rest, float(after[rest].min(initial=np.inf))
 
     def _place_decodes(
         self, step: FitStep, decodes: Rows, residual: np.ndarray, begun: Rows
     ) -> np.ndarray:
-        """bool[n]: who has memory; in order of urgency. They take that of best-effort requests,
-        the last to arrive first, then of real-time prompts, then of decodes after them."""
+        """bool[n]: which decodes have memory; in order of urgency. They take that of best-effort
+        requests, the last to arrive first, then of real-time prompts, then of decodes after
+        them."""
         batch = decodes.batch(self.limits.kv_bytes_per_token)
         urgency = np.concatenate([decodes.rows, begun.rows])
         done, others = place_plain(step, batch)
-        allowed, swapped = self._allowed(float(residual.min())), 0
+        tpot = step.view.requests.slo_tpot_s[decodes.rows]
+        # A late request that waits on the host for time would only get later.
+        allowed, swapped = self._bound(self._seconds(decodes.resident), residual, tpot), 0
         for i, take in in_want(step, batch, done, others):
             row, back = int(batch.rows[i]), int(batch.swapped[i])
             if back and done.any() and self._swap_seconds(swapped + back) > allowed:
@@ -137,10 +145,16 @@ class BrosFitPolicy(FitBestEffort):
             swapped += back * int(done[i])
         return done
 
-    def _bound(self, step: FitStep, residual: np.ndarray, tpot: np.ndarray) -> float:
-        """Estimated seconds that the decodes leave an iteration: the least residual time of those
-        that can be in time, and where none can the least TPOT objective."""
-        alone = self.cost.seconds(step.load)
+    def _seconds(self, resident: np.ndarray) -> float:
+        """Estimated, of an iteration of decodes alone. int64[n], tokens."""
+        load = Load()
+        load.add_decodes(resident)
+        return self.cost.seconds(load)
+
+    def _bound(self, alone: float, residual: np.ndarray, tpot: np.ndarray) -> float:
+        """Estimated seconds that an iteration of decodes may take, which takes `alone` seconds
+        without prompts: the least residual time of the decodes that can be in time, or the least
+        TPOT objective if none can."""
         allowed = self._allowed(residual)
         savable = allowed >= alone
         if np.count_nonzero(savable):

@@ -8,13 +8,14 @@ import numpy as np
 from twinserve.policies.bros.fit_cost import Load, cost_of, fit_estimator
 from twinserve.policies.bros.fit_options import BrosFitOptions
 from twinserve.policies.bros.fit_step import Feedback, FitStep, Rows
-from twinserve.policies.bros.memory import acquire, place_plain
+from twinserve.policies.bros.memory import acquire, find, place_plain
 from twinserve.policies.bros.parts import least
 from twinserve.policies.bros.policy import BrosPolicy
 from twinserve.policies.plan import StepOutcome
-from twinserve.policies.requests import RequestClass, RequestTable
+from twinserve.policies.requests import RequestClass, RequestTable, State
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
+_RUNNING = int(State.RUNNING)
 _NOBODY = np.zeros(0, np.int64)
 # of fit_age_s, after which real-time newcomers leave memory to who waits so long
 _PATIENCE = 4
@@ -76,24 +77,48 @@ class FitBestEffort(BrosPolicy):
         shortest = self.cost.seconds(Load(decodes=1, context=1, longest=1))
         return max(self._allowed(self.options.fit_share * self._least_ttft), 2.0 * shortest)
 
+    # -- seats that are left -----------------------------------------------------------------------
+    def _holding(self, step: FitStep, decodes: Rows) -> np.ndarray:
+        """bool[n]: the decodes that hold all their KV on the device."""
+        holding = (step.view.requests.state[decodes.rows] == _RUNNING) & (decodes.missing == 0)
+        return holding & step.keeps(decodes.rows) if step.dropped else holding
+
+    def _seated(self, step: FitStep, decodes: Rows, seats: int) -> np.ndarray:
+        """int64[n]: indices of the first `seats` decodes that hold their KV and have, or find
+        without a victim, a place for the next token."""
+        found: list[int] = []
+        for i in np.flatnonzero(self._holding(step, decodes)).tolist():
+            if len(found) >= seats:
+                break
+            if find(step, int(decodes.rows[i]), int(decodes.resident[i]) + 1):
+                found.append(i)
+        return np.array(found, np.int64)
+
+    def _serve_left_out(self, step: FitStep, to: list, decodes: Rows) -> None:
+        """Grant idle seats to decodes that hold their KV, in order, while the bound has time."""
+        decodes = decodes[self._holding(step, decodes)]
+        if len(decodes):
+            fits = self.cost.decodes(step.load, decodes.resident, step.bound)
+            seats = min(step.seats, step.tokens, fits)
+            step.grant_decodes(to, decodes[self._seated(step, decodes, seats)])
+
     # -- best-effort decodes -----------------------------------------------------------------------
-    def _reserve(self, step: FitStep, theirs: Rows, prompts: Rows) -> Rows:
+    def _reserve(self, step: FitStep, theirs: Rows, prompts: Rows) -> tuple[Rows, Rows]:
         """Best-effort decodes that the bound has time for, those without transfers first; the first
-        real-time prompt keeps its shortest chunk."""
+        real-time prompt keeps its shortest chunk. Returns these decodes, and the others."""
         if not len(theirs):
-            return theirs
+            return theirs, theirs
         missing = np.count_nonzero(theirs.missing)
         if missing:
             theirs = theirs[np.lexsort((theirs.rows, theirs.missing))]
         room = min(step.seats, step.tokens) - min(
             len(prompts), step.tokens // self.options.fit_least
         )
-        theirs = theirs[: max(room, 0)]
         bound = step.bound
         if len(prompts) and bound < np.inf:
             shortest = np.minimum(prompts.left[:1], self.options.fit_least)
             bound -= float(self.cost.own(shortest, prompts.resident[:1])[0])
-        fits = self.cost.decodes(step.load, theirs.resident, bound)
+        fits = min(max(room, 0), self.cost.decodes(step.load, theirs.resident, bound))
         if missing and fits:
             swapped = theirs.missing[:fits].cumsum() * self.limits.kv_bytes_per_token
             swap = self.estimator.swap
@@ -101,7 +126,7 @@ class FitBestEffort(BrosPolicy):
             limit = max(bound, self.cost.seconds(step.load))
             fits = int(seconds.searchsorted(limit, side="right"))
         step.reserve(theirs[:fits])
-        return theirs[:fits]
+        return theirs[:fits], theirs[fits:]
 
     def _place_reserved(self, step: FitStep, reserved: Rows) -> None:
         """Memory for them, after the real-time requests; time that they cannot use is free."""

@@ -5,13 +5,20 @@ docs/matrices.md says which pairs there are."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.parameters import SOME_POLICIES, mostly_nightly_pairs
-from twinserve.policies.registry import ledger_names, policy_names
-from twinserve.sim.setup.audit import CROWDED, check_policy
+from tests.parameters import SOME_POLICIES, mostly_nightly, mostly_nightly_pairs
+from twinserve.policies.registry import ledger_names, parse_policy, policy_names
+from twinserve.policies.requests import State
+from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.setup.audit import CROWDED, check_policy, crowd
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.run import Simulation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrices.md"
 
@@ -67,3 +74,49 @@ def test_rules_are_kept_on_every_ledger(policy, ledger):
 def test_rules_are_kept_where_prompts_share_prefixes(policy, ledger):
     config = CROWDED.model_copy(update={"prefix_caching": True})
     assert check_policy(policy, kv=[ledger], seeds=[2], config=config) > 300
+
+
+RECOMMENDED = ("bros:chunk=fit", "echo", "justitia", "srjf", "vllm")  # docs/systems.md
+# Few seats, and a large host: past saturation most requests lose their memory some time.
+SHORT = CROWDED.model_copy(update={"max_num_seqs": 4, "host_blocks": 400, "exact": True})
+SEATED = [(policy, ledger) for policy in RECOMMENDED for ledger in ledger_names()]
+
+
+def idle_beside_holders(core: EngineCore) -> list[list[int]]:
+    """Filled as the engine plans: for each plan with an idle seat, the decodes without a token that
+    hold their KV and a place for the next one, and for which the plan has time."""
+    found: list[list[int]] = []
+    usual, composed, policy = core.plan, [], core.policy
+    if answer := getattr(policy, "_answer", None):  # of `bros:chunk=fit`, which bounds a step
+        policy._answer = lambda step, *rest: composed.append(step) or answer(step, *rest)
+
+    def plan(now):
+        requests, made = core.requests, usual(now)
+        rows = np.flatnonzero((requests.state == State.RUNNING) & (requests.output_tokens > 0))
+        rows = rows[requests.known_tokens(rows) - requests.computed_tokens[rows] == 1]
+        rows = rows[~np.isin(rows, [*made.rows, *core.ready_s])]
+        whole = np.asarray(core.ledger.missing_tokens(rows)) == 0
+        rows = rows[whole & (core.ledger.slack_tokens(rows) > 0)].tolist()
+        if composed:
+            step = composed.pop()
+            resident = requests.computed_tokens
+            rows = [r for r in rows if step.cost.decodes(step.load, resident[[r]], step.bound)]
+        if rows and len(made.rows) < SHORT.max_num_seqs:
+            found.append(rows)
+        return made
+
+    core.plan = plan
+    return found
+
+
+@pytest.mark.parametrize(
+    ("policy", "ledger"), mostly_nightly(SEATED, *((RECOMMENDED[0], name) for name in ledger_names()))
+)
+def test_no_seat_stays_idle_beside_a_decode_that_holds_its_memory(policy, ledger):
+    spec = replace(parse_policy(policy), kv=ledger)
+    hardware = resolve_hardware(SHORT)
+    simulation = Simulation(Inputs(SHORT, crowd(2, 14), hardware, (spec,), ()), spec)
+    core = simulation.engines[0].core
+    idle = idle_beside_holders(core)
+    simulation.run()
+    assert not core.active and idle == []
