@@ -27,10 +27,11 @@ from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
-from twinserve.sim.setup.run import Progress, run_policy, run_simulation
+from twinserve.sim.setup.run import Progress, Simulation, run_simulation
 from twinserve.sim.twin.limit import TimeLimit, TimeUp
 from twinserve.sim.twin.live import LiveRun
 from twinserve.sim.twin.replay import LockedReplay, replay_locked, together
+from twinserve.sim.twin.stability import IdleSeats, Parts, Schedule, nudged, parts_beside, parts_of
 
 # (metric of summary.json, unit, aim in percent); the aim counts where the live runs repeat each
 # other more closely
@@ -47,6 +48,7 @@ class Validation:
     not_made   of the moves in the decision log, those that the engine has no mechanism for, by kind
     set_aside  live runs that were run again, since others disturbed them, and are not in `live`
     partial    what the time limit left out; empty: nothing
+    schedule   what the error of the free runs is made of; None: nobody looked
     """
 
     spec: PolicySpec
@@ -57,6 +59,7 @@ class Validation:
     not_made: Counts
     set_aside: int = 0
     partial: str = ""
+    schedule: Schedule | None = None
 
     def noise(self) -> list[str]:
         """What is to be known of the measurements before their errors are read; empty where they
@@ -132,6 +135,7 @@ class Validation:
                 "drift": self.drift,
                 "not_made": [result.config["live"]["not_made"] for result in self.live],
             },
+            "schedule": self.schedule and self.schedule.summary(),
             "notes": self.noise(),
             "partial": self.partial,
             "metrics": self.table().to_dict("records"),
@@ -173,10 +177,14 @@ def validate_policy(
     begin = watch.begin if watch else lambda label: None
     begin(f"{spec.label} simulated")
     report = limit.around(watch.report if watch else None)
-    simulated = run_policy(inputs, spec, report, decisions=True)
+    simulation = Simulation(inputs, spec, report, decisions=True)
+    idle = IdleSeats(simulation.engines[0].core)
+    simulated = run_simulation(simulation)
+    usual = parts_of(simulated, idle.seats)
     log = parse_log(simulated.decisions)
     replays: list[LockedReplay] = []
     live: list[RunResult] = []
+    parts: list[Parts] = []  # of each of these
 
     def lock() -> None:
         number = len(replays) + 1
@@ -194,6 +202,7 @@ def validate_policy(
         _forget(engine)
         begin(f"{spec.label} live")
         run = LiveRun(inputs, spec, engine, report, wall, texts)
+        idle = IdleSeats(run.engines[0].core)
         result = run_simulation(run)
         steps = pd.DataFrame([step.row() for step in run.backend.steps])
         noisy = disturbed_live(steps, together(replays), engine.on_one_core)
@@ -201,21 +210,23 @@ def validate_policy(
         spent = steps["measured_s"].to_numpy(np.float64)
         share = float(spent[noisy].sum() / spent.sum()) if len(spent) else 0.0
         result.config["live"] = run.described() | {"disturbed_share": share}
+        parts.append(parts_beside(simulated, result, steps, idle.seats))
         _refuse(f"live run {number}", result.config["live"]["parted"])
         live.append(result)
 
     partial = _by_turns(lock, run_free, replays, live, repeats, limit)
     drift = sum(result.config["live"]["drift"] for result in live)
-    calmest = sorted(range(len(live)), key=lambda i: disturbed_share(live[i]))[:repeats]
+    calmest = sorted(sorted(range(len(live)), key=lambda i: disturbed_share(live[i]))[:repeats])
     return Validation(
         spec,
         simulated,
         together(replays),
-        [live[i] for i in sorted(calmest)],
+        [live[i] for i in calmest],
         drift,
         not_made(log.moved, engine.settings.physical),
         len(live) - len(calmest),
         partial,
+        Schedule(usual, [parts[i] for i in calmest], nudged(inputs, spec, simulated)),
     )
 
 

@@ -18,6 +18,7 @@ from twinserve.sim.results.files import ResultsError, dump_json, write_run
 from twinserve.sim.results.folders import folders, resolved, whole_folder
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.twin.replay import LockedReplay
+from twinserve.sim.twin.stability import FACTORS
 from twinserve.sim.twin.validate import STEP_TIME_AIM_PCT, Validation
 
 MARKER = "validation.json"
@@ -91,6 +92,7 @@ def metric_lines(validation: Validation) -> list[tuple[str, str]]:
             f"{STEP_TIME_AIM_PCT:g} %{_repeats(error)}), "
             f"{error['total_error_pct']:+.1f} % in sum",
         ),
+        *schedule_lines(validation),
         *not_made_lines(validation.not_made),
         *(("note", line) for line in [*profile_noise(validation), *validation.noise()]),
     ]
@@ -105,6 +107,30 @@ def metric_lines(validation: Validation) -> list[tuple[str, str]]:
             )
         )
     return lines
+
+
+def schedule_lines(validation: Validation) -> list[tuple[str, str]]:
+    """What the free runs' error is made of, as names and values; empty where none ended."""
+    schedule = validation.schedule
+    if schedule is None or not schedule.live:
+        return []
+    ours, live = schedule.simulated, schedule.live
+    steps = ", ".join(f"{part.steps:,} of {part.batch:.1f}" for part in live)
+    idle = ", ".join(f"{part.idle_seats:,}" for part in live)
+    factors = (
+        f"{name} {', '.join(f'{getattr(part, name) - 1:+.1%}' for part in live)}"
+        for name in FACTORS
+    )
+    return [
+        ("steps, requests in one", f"{ours.steps:,} of {ours.batch:.1f} / {steps}"),
+        ("live time", "; ".join(factors)),
+        ("seats idle beside ready decodes", f"{ours.idle_seats:,} / {idle}"),
+        *(
+            (f"if {nudge.what}", nudge.said() + ("  not stable" if nudge.moved else ""))
+            for nudge in schedule.nudges
+        ),
+        ("verdict", schedule.verdict()),
+    ]
 
 
 def profile_noise(validation: Validation) -> list[str]:
@@ -133,6 +159,8 @@ def page(found: list[Validation], version: str, failed: Mapping[str, str] | None
             f"{error['total_error_pct']:+.1f} % "
             "in sum. "
             f"Free: {len(validation.live)} runs, {validation.drift} steps drifted.\n\n"
+            + "".join(f"- {what}: {text}\n" for what, text in schedule_lines(validation))
+            + "\n"
             + "".join(
                 f"{name.capitalize()}: {text}.\n\n"
                 for name, text in not_made_lines(validation.not_made)

@@ -8,17 +8,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.parameters import SOME_POLICIES, mostly_nightly, mostly_nightly_pairs
 from twinserve.policies.registry import ledger_names, parse_policy, policy_names
-from twinserve.policies.requests import State
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.setup.audit import CROWDED, check_policy, crowd
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
+from twinserve.sim.twin.stability import passed_over
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrices.md"
 
@@ -79,6 +78,7 @@ def test_rules_are_kept_where_prompts_share_prefixes(policy, ledger):
 RECOMMENDED = ("bros:chunk=fit", "echo", "justitia", "srjf", "vllm")  # docs/systems.md
 # Few seats, and a large host: past saturation most requests lose their memory some time.
 SHORT = CROWDED.model_copy(update={"max_num_seqs": 4, "host_blocks": 400, "exact": True})
+SEATED_IN_CI = [(RECOMMENDED[0], ledger) for ledger in ledger_names()]
 SEATED = [(policy, ledger) for policy in RECOMMENDED for ledger in ledger_names()]
 
 
@@ -91,15 +91,11 @@ def idle_beside_holders(core: EngineCore) -> list[list[int]]:
         policy._answer = lambda step, *rest: composed.append(step) or answer(step, *rest)
 
     def plan(now):
-        requests, made = core.requests, usual(now)
-        rows = np.flatnonzero((requests.state == State.RUNNING) & (requests.output_tokens > 0))
-        rows = rows[requests.known_tokens(rows) - requests.computed_tokens[rows] == 1]
-        rows = rows[~np.isin(rows, [*made.rows, *core.ready_s])]
-        whole = np.asarray(core.ledger.missing_tokens(rows)) == 0
-        rows = rows[whole & (core.ledger.slack_tokens(rows) > 0)].tolist()
+        made = usual(now)
+        rows = passed_over(core, made.rows).tolist()
         if composed:
             step = composed.pop()
-            resident = requests.computed_tokens
+            resident = core.requests.computed_tokens
             rows = [r for r in rows if step.cost.decodes(step.load, resident[[r]], step.bound)]
         if rows and len(made.rows) < SHORT.max_num_seqs:
             found.append(rows)
@@ -109,9 +105,7 @@ def idle_beside_holders(core: EngineCore) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("policy", "ledger"), mostly_nightly(SEATED, *((RECOMMENDED[0], name) for name in ledger_names()))
-)
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly(SEATED, *SEATED_IN_CI))
 def test_no_seat_stays_idle_beside_a_decode_that_holds_its_memory(policy, ledger):
     spec = replace(parse_policy(policy), kv=ledger)
     hardware = resolve_hardware(SHORT)

@@ -79,6 +79,7 @@ def validated(monkeypatch):
             self.engine, self.report = engine, report
             self.simulated = run_policy(inputs, spec)
             self.backend = SimpleNamespace(steps=[])
+            self.engines = [SimpleNamespace(core=SimpleNamespace(plan=None))]
 
         def run(self) -> RunResult:
             steps = self.simulated.rows.steps
@@ -100,7 +101,12 @@ def validated(monkeypatch):
 
     monkeypatch.setattr(validating, "replay_locked", replay_locked)
     monkeypatch.setattr(validating, "LiveRun", LiveRun)
-    monkeypatch.setattr(validating, "run_simulation", lambda run: run.run())
+    usual = validating.run_simulation
+    monkeypatch.setattr(
+        validating,
+        "run_simulation",
+        lambda run: run.run() if isinstance(run, LiveRun) else usual(run),
+    )
 
     def validated(machine: Machine, repeats: int = 3, limit_s: float | None = None, **more):
         limit = TimeLimit(limit_s, now=lambda: machine.now)
@@ -120,6 +126,15 @@ def test_on_a_quiet_machine_nothing_is_run_again_and_nothing_said(validated):
     assert machine.runs == ["locked", "live"] * 3  # by turns
     assert found.noise() == [] and found.partial == "" and found.set_aside == 0
     assert found.locked.error()["disturbed_pct"] < 1
+    ours, live = found.schedule.simulated, found.schedule.live
+    assert len(live) == 3 and {part.steps for part in live} == {ours.steps}
+    assert all(part.work == pytest.approx(1) for part in live)  # the same steps
+    assert all(part.engine == pytest.approx(1, abs=0.03) for part in live)
+    assert [part.outside for part in live] == pytest.approx([1] * 3, abs=0.03)
+    assert found.schedule.stable and found.schedule.simulated.idle_seats == 0
+    assert found.schedule.verdict() == "the step times are right; the schedule is the simulated one"
+    said = dict(metric_lines(found))
+    assert said["verdict"] == found.schedule.verdict() and said["verdict"] in page([found], "0")
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["without the core", "slowed on it"])
