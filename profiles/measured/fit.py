@@ -50,7 +50,8 @@ def fit_steps(samples: Sequence[StepSample]) -> MeasuredModel:
     fitted = [s for s in calm if s.kind != CHECK]
     model = _fit(fitted)
     report = _report(model, fitted, [s for s in calm if s.kind == CHECK])
-    report = replace(report, disturbed=disturbed_share(measured), unsettled=len(unsettled(measured)))
+    noise, left = disturbed_share(measured), len(unsettled(measured))
+    report = replace(report, disturbed=noise, unsettled=left)
     traffic = settled([s for s in samples if s.kind == TRAFFIC])
     if traffic:
         held = _held_out_traffic(model, traffic)

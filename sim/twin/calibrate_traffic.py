@@ -42,9 +42,9 @@ def traffic_steps(
 ) -> Iterator[list[StepSample]]:
     """Run traffic on `engine`, which must be idle. profile: what is known of it so far. One round a
     load; then, where the engine has host memory, one in which requests lose their places to others
-    and are swapped. Yields the steps of each round. One in which others had the core most of the time
-    is run once more, while there is time; after the first measured one, none begins when the time
-    is up."""
+    and are swapped. Yields the steps of each round. One in which others had the core most of the
+    time is run once more, while there is time; after the first measured one, none begins when the
+    time is up."""
     count = 0
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
         path = Path(scratch) / "profile.json"

@@ -81,6 +81,8 @@ class Engine:
 
     def __init__(self, scheduler, seed: int) -> None:
         self.scheduler = scheduler
+        self.now = 0.0  # seconds; what is planned by time is the same on every machine
+        scheduler.now = lambda: self.now
         self.rng = random.Random(seed)
         self.queue: deque = deque()
         self.requests: dict = {}
@@ -109,6 +111,7 @@ class Engine:
         self.aborted.add(name)
 
     def step(self) -> None:
+        self.now += 0.004
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
             # what the model will give: a token for all whose text is computed to its end
