@@ -8,7 +8,7 @@ from collections.abc import Container
 import numpy as np
 
 from twinserve.policies.base import Policy, SystemView
-from twinserve.policies.kv.base import KvLedger
+from twinserve.policies.kv.base import KvLedger, LedgerError
 from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import Application, End, RequestTable, State
 
@@ -224,6 +224,18 @@ class EngineCore:
         self.active = self.holding = 0
         self._leaving = []
         return rows
+
+    def check_empty(self) -> None:
+        """When a run is over. Raises LedgerError where an ended request still holds memory."""
+        ledger = self.ledger
+        if ledger.free_blocks < ledger.num_blocks:
+            ledger.begin_step()  # a layer that moved out gives its room to the next plan
+        held, on_host = ledger.num_blocks - ledger.free_blocks, ledger.usage().host_tokens
+        if held or on_host:
+            raise LedgerError(
+                f"all requests have ended, and {held} of {ledger.num_blocks} KV blocks and "
+                f"{on_host} tokens on the host are still held (kept rows: {sorted(self.kept)})"
+            )
 
     def _end(self, row: int) -> None:
         self.active -= 1

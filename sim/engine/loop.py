@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -89,6 +89,7 @@ class Engine:
         self._last = 0  # step of a run that is cut
         self._step: _Step | None = None  # under way
         self.down = False
+        self._void_loads: list[Load] = []  # of the steps under way when it died, by their begin
         self._news = False  # something arrived, landed or ended since the last plan was made
         self._since_s: float | None = None  # when planning began, if it was ahead; None: now
         if core.asynchronous and not core.policy.asynchronous:
@@ -145,6 +146,7 @@ class Engine:
 
         What the void step preempted and moved is in the columns of its requests, and in no step.
         """
+        self._keep_loads([self._step])
         now, step, self.down = self.clock.now, self._step, True
         if step is not None:
             steps = int(np.searchsorted(step.executed.outcome.ends_s, now))
@@ -164,6 +166,15 @@ class Engine:
         self.backend.fail(now)
         self.process.interrupt(Wake.FAILURE)
         return rows
+
+    def _keep_loads(self, under_way: Sequence[_Step | None]) -> None:
+        """What steps showed that are about to be void: `load` is asked for it until the router
+        knows that the engine is dead."""
+        for step in filter(None, under_way):
+            outcome = step.executed.outcome
+            ended_s = outcome.ends_s[outcome.ends_s < self.clock.now]
+            start_s = float(ended_s[-1]) if len(ended_s) else outcome.start_s
+            self._void_loads.append(self.load(start_s))
 
     def slow(self, factor: float) -> None:
         """Steps after the one under way take `factor` times as long; 1: as before."""
@@ -295,6 +306,8 @@ class Engine:
     def _nothing_left(self) -> None:
         if self.core.active:
             raise NoProgressError(self._diagnosis())
+        if not self.down:
+            self.core.check_empty()
 
     def _diagnosis(self) -> str:
         requests, ledger = self.core.requests, self.core.ledger
@@ -411,7 +424,11 @@ class Engine:
         """Who ran and waited, and what memory was held, at `at_s` (seconds, not after now): as of
         the last step that had begun. Inside a run of steps it is what single steps would show."""
         core, step = self.core, self._step
-        if step is None or core.under_way or step.executed.outcome.start_s > at_s:
+        if self.down:
+            for load in reversed(self._void_loads):
+                if load.at_s <= at_s:
+                    return replace(load, at_s=at_s)
+        if self.down or step is None or core.under_way or step.executed.outcome.start_s > at_s:
             return self.recorder.load(at_s, core.ledger.num_blocks)
         usage, outcome = core.ledger.usage(), step.executed.outcome
         used = usage.real_time + usage.best_effort

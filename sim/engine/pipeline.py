@@ -213,6 +213,7 @@ class PipelinedEngine(Engine):
         return plan
 
     def fail(self, end: End = End.FAILED) -> list[int]:
+        self._keep_loads(self._queue)
         for step in filter(None, reversed(self._queue)):
             self.recorder.void()
             self.core.void(step.plan)

@@ -8,7 +8,9 @@ Push: it tells the prefill replica which blocks are free for the KV, and that on
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from twinserve.backends.ports import Port, Transfer
 from twinserve.sim.fleet.leases import Lease
@@ -74,6 +76,54 @@ class Connector:
         }
 
 
+class Stage(Enum):
+    """How far a decode replica is with the KV that a prefill replica keeps."""
+
+    AWAITED = auto()  # it has the request, and no room yet; its heartbeats renew the lease
+    ANNOUNCED = auto()  # push alone: it has told where the KV goes, and nothing is written yet
+    COMING = auto()  # the transfer is queued, or under way
+
+
+class Gone(Enum):
+    """Why nobody will use the KV."""
+
+    LEFT = auto()  # the request left the decode replica: its client did, or it goes on elsewhere
+    DIED = auto()  # the decode replica
+
+
+class Freed(Enum):
+    """When the prefill replica's memory is free. If its lease is over before, it is free then."""
+
+    AT_ONCE = auto()  # the decode replica says that it will not fetch
+    LANDED = auto()  # when the transfer is over
+    LEASE = auto()  # nobody says anything, and nobody renews the lease
+
+
+# Who frees what the prefill replica keeps: by pull, by push. The decode replica's own memory of the
+# request, in the comments, is free at its next step boundary, when the KV has landed or is waited
+# for no more (`EngineCore.fetched`), or is gone.
+#
+# Not in the table:
+#   no decode replica has the request  nobody renews the lease, and it runs out, whether the client
+#                                      waits or not
+#   the KV has landed                  there is nothing to free
+#   the lease is over                  likewise; a read fails at once, a write is waited for
+#   the prefill replica dies           likewise
+#
+# vLLM 0.32: `request_finished` in pull_scheduler.py and push_scheduler.py ends the heartbeats and
+# asks for an empty read, which the worker of a push ignores (`start_load_kv`);
+# `get_transfer_results` in push_worker.py frees after writes that succeed;
+# `Scheduler.finish_requests` keeps the blocks of a request that waits for remote KV.
+FREED: Mapping[tuple[Gone, Stage], tuple[Freed, Freed]] = {
+    (Gone.LEFT, Stage.AWAITED): (Freed.AT_ONCE, Freed.LEASE),  # has none
+    (Gone.LEFT, Stage.ANNOUNCED): (Freed.LANDED, Freed.LANDED),  # landed, or waited for no more
+    (Gone.LEFT, Stage.COMING): (Freed.LANDED, Freed.LANDED),  # landed
+    (Gone.DIED, Stage.AWAITED): (Freed.LEASE, Freed.LEASE),  # gone
+    (Gone.DIED, Stage.ANNOUNCED): (Freed.LEASE, Freed.LEASE),  # gone
+    (Gone.DIED, Stage.COMING): (Freed.LEASE, Freed.LEASE),  # gone
+}
+
+
 @dataclass(slots=True, eq=False)
 class Kept:
     """The KV of a prompt, on the replica that computed it.
@@ -110,6 +160,10 @@ class Load:
     end_s: float = math.nan
     whole: bool = False
     transfer: Transfer | None = None
+
+    @property
+    def stage(self) -> Stage:
+        return Stage.ANNOUNCED if self.transfer is None else Stage.COMING
 
 
 def path(load: Load) -> tuple[Port, Port]:

@@ -16,7 +16,7 @@ from twinserve.backends.ports import send
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
-from twinserve.sim.fleet.connector import Connector, Kept, Load, path
+from twinserve.sim.fleet.connector import FREED, Connector, Freed, Gone, Kept, Load, Stage, path
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.leases import Heartbeats, Lease
 from twinserve.sim.fleet.replica import Life, Replica, Role
@@ -135,8 +135,12 @@ class Disaggregated(Fleet):
             replica.network.lose(self.clock.now)
         if replica.prefills:
             self._lose_kept(index)
-        else:
-            self._cached.gone(index)
+            return
+        self._cached.gone(index)
+        for kept in [kept for here in self._kept_at.values() for kept in here.values()]:
+            load = self._under_way.get(kept)
+            if kept.lease.renewed_by(self._beats[index]) or load and load.replica is replica:
+                self._unwanted(kept, Gone.DIED)
 
     def _end_of_grace(self, replica: Replica, due: float):
         yield from super()._end_of_grace(replica, due)
@@ -252,7 +256,7 @@ class Disaggregated(Fleet):
             if replica.prefills:
                 fresh += self._prompt_ended(replica, row)
             else:
-                self._stop_tracking(replica, row)
+                self._left(replica, row)
         super()._rows_ended(replica, rows, never_came)
         for kept in fresh:
             if kept.there and not kept.lease.tracked:
@@ -274,22 +278,28 @@ class Disaggregated(Fleet):
             self._to_fetch[request.number] = kept
         return [kept]
 
-    def _stop_tracking(self, replica: Replica, row: int) -> None:
-        """A request ended on a decode replica, or leaves it."""
+    def _left(self, replica: Replica, row: int) -> None:
+        """A request ended on a decode replica, or leaves it. What it waited for on one that is dead
+        nobody has renewed since (`fail`)."""
         load = self.loads.get((replica.index, row))
         kept = self._to_fetch.pop(replica.requests[row].number, None) if load is None else load.kept
-        if kept is None:
-            return
-        down = replica.life is Life.DOWN
-        if down or load is None:  # else when the load has ended
-            kept.lease.let_go(replica.since_s[Life.DOWN] if down else self.clock.now)
+        if kept is not None and not replica.failed:
+            self._unwanted(kept, Gone.LEFT)
+
+    def _unwanted(self, kept: Kept, why: Gone) -> None:
+        """Give its memory back as `FREED` has it."""
+        kept.lease.let_go(self.clock.now)
         if not kept.there:
             return
-        if down:
+        load, push = self._under_way.get(kept), self.connector.push is not None
+        stage = Stage.AWAITED if load is None else load.stage
+        freed = FREED[why, stage][push]
+        if freed is Freed.AT_ONCE:
+            self._release(kept)
+            return
+        if freed is Freed.LEASE:
             self._under_way.pop(kept, None)
-            self.clock.process(self._watch(kept))  # it renews the lease no more
-        elif load is None:
-            self._release(kept)  # the connector says that nobody will fetch it
+        self.clock.process(self._watch(kept))
 
     def _watch(self, kept: Kept):
         """Of a lease that nobody renews, unless a heartbeat comes in time."""
@@ -328,10 +338,9 @@ class Disaggregated(Fleet):
         size, table = core.ledger.block_tokens, core.requests
         tokens = int(table.known_tokens(row) - table.computed_tokens[row])
         load = Load(kept, replica, row, now, -(-tokens // size) * size)
-        self.loads[replica.index, row] = load
+        self.loads[replica.index, row] = self._under_way[kept] = load
         heard_s = now + sum(port.latency_s for port in path(load))
         if self.connector.push is not None:
-            self._under_way[kept] = load
             self.clock.process(self._registered(load, heard_s))
             return math.inf
         lands_s = self._send(load) if kept.there else heard_s
@@ -342,7 +351,6 @@ class Disaggregated(Fleet):
         """Its bytes queue at both ports now; when they land (seconds)."""
         bytes_ = load.tokens * load.replica.engine.core.policy.limits.kv_bytes_per_token
         load.transfer = send(path(load), self.clock.now, bytes_)
-        self._under_way[load.kept] = load
         return load.transfer.lands_s
 
     def _registered(self, load: Load, heard_s: float):
@@ -351,7 +359,7 @@ class Disaggregated(Fleet):
         push = self.connector.push
         assert push is not None
         yield self.clock.at(push.seen_s(load.kept.since_s, heard_s), BEFORE_STEPS)
-        if self._forsaken(load) or self._under_way.get(load.kept) is not load:
+        if load.kept not in self._under_way:
             return  # one of the two failed meanwhile
         if load.kept.there:
             yield from self._land(load, self._send(load))
@@ -371,31 +379,21 @@ class Disaggregated(Fleet):
 
     def _land(self, load: Load, due: float):
         yield self.clock.at(due, BEFORE_STEPS)
-        if self._forsaken(load):
-            return
-        load.kept.lease.let_go(self.clock.now)
+        if self._under_way.pop(load.kept, None) is None or load.replica.failed:
+            return  # one of the two failed meanwhile
         if load.transfer is None:
             self._failed(load)
-        elif self._under_way.pop(load.kept, None) is load:
-            load.end_s, load.whole = self.clock.now, True
-            if load.kept.there:  # else its lease ran out, and vLLM frees what is being read
-                self._release(load.kept)
-            load.replica.engine.landed(load.row, True)
-
-    def _forsaken(self, load: Load) -> bool:
-        """Whether its decode replica failed, whoever knows of that: nothing lands there, nothing is
-        known there, and it renews the lease no more."""
-        if not load.replica.failed:
-            return False
-        load.kept.lease.let_go(load.replica.since_s[Life.DOWN])
-        if self._under_way.pop(load.kept, None) is load and load.kept.there:
-            self.clock.process(self._watch(load.kept))
-        return True
+            return
+        load.end_s, load.whole = self.clock.now, True
+        load.kept.lease.let_go(load.end_s)
+        if load.kept.there:  # else its lease ran out, and vLLM frees what is being read
+            self._release(load.kept)
+        load.replica.engine.landed(load.row, True)
 
     def _failed(self, load: Load) -> None:
-        if self._forsaken(load):
-            return
         replica, row = load.replica, load.row
+        if replica.failed:
+            return  # whether its router knows or not: nothing is known there any more
         load.end_s = self.clock.now
         load.kept.lease.let_go(load.end_s)
         replica.engine.landed(row, False)

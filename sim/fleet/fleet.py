@@ -497,3 +497,7 @@ class Fleet:
             if self._pool is not None:
                 since += self._pool.clear()
             self._ended([(r, End.FAILED, max(since_s, self._alone_s)) for r, since_s in since])
+        for request in self.requests:
+            stays = request.placements
+            if request.end is End.NONE and (not stays or stays[-1].replica.failed):
+                raise AssertionError(f"request {request.id!r} waits for a replica that is dead")

@@ -61,6 +61,9 @@ class Lease:
     def tracked(self) -> bool:
         return self._beats is not None
 
+    def renewed_by(self, beats: Heartbeats) -> bool:
+        return self._beats is beats
+
     def track(self, beats: Heartbeats, now: float) -> None:
         """A decode replica waits for the KV from now on."""
         beats.begin(now)

@@ -326,3 +326,27 @@ def test_a_router_that_hears_nothing_goes_by_what_it_heard_last():
         view.now = now
         assert view.measured_s(0) == measured and view.measured_s(1) == now
         assert view.load(0).at_s <= measured
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"async_scheduling": False}, {}, {"profile": "qwen2.5-7b@a100-80g:pp2"}],
+    ids=["synchronous", "asynchronous", "stages"],
+)
+def test_what_a_replica_showed_until_it_died_is_seen_after_its_death(settings):
+    """Routers that do not know of the death yet ask for any instant before it."""
+    config = CROWDED.model_copy(update={"replicas": 1, "exact": False, **settings})
+    specs = (parse_policy("vllm"),)
+    void = 0
+    for seed in range(4):
+        inputs = Inputs(config, crowd(seed), resolve_hardware(config), specs, ())
+        run = Simulation(inputs, specs[0])
+        dies_s = float(np.random.default_rng(seed).uniform(0.2, 1.2))
+        run.clock.run(dies_s)
+        (engine,) = run.engines
+        times = [*np.linspace(dies_s - 0.2, dies_s, 50).tolist(), dies_s]
+        before = [engine.load(at_s) for at_s in times]
+        run.fleet.fail(0)
+        assert [engine.load(at_s) for at_s in times] == before
+        void += len(engine._void_loads)
+    assert void > 2
