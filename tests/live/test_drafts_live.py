@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from tests.live.test_twin import TIE, Bench
-from tests.parameters import mostly_nightly_pairs
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, StepAnswer, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
@@ -52,6 +52,8 @@ DRAFTING = [
     for name in policy_names()
     if policy_class(name).with_drafts() is not None
 ]
+# the others take minutes
+IN_CI = (("vllm", TIGHT), ("srjf", TIGHT), ("kv-share", WIDE), ("bros:kv=paged", WIDE))
 
 
 def inputs_for(policy: str, blocks: int, acceptance: str = "acceptance=0.5") -> Inputs:
@@ -154,7 +156,7 @@ def decisions(log: DecisionLog) -> list[tuple]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "blocks"), mostly_nightly_pairs(product(DRAFTING, [TIGHT, WIDE]))
+    ("policy", "blocks"), mostly_nightly(product(DRAFTING, [TIGHT, WIDE]), *IN_CI)
 )
 def test_drafts_change_no_answer_and_are_replayed(engine, undisturbed, policy, blocks, tmp_path):
     run, result = live(engine, inputs_for(policy, blocks), policy, blocks)
