@@ -373,7 +373,8 @@ def _measure(
 
         engine.warm_up()
         profile = profile_of(found)
-        return traffic_steps(engine, profile, seed, effort.quick, progress.part, time_is_up)
+        how = seed, effort.quick, progress.part, time_is_up, effort.whole_round
+        return traffic_steps(engine, profile, *how)
 
     def keep(found: Measurement) -> None:
         write_samples(found, kept)

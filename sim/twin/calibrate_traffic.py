@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from twinserve.backends.live.engine.engine import VllmEngine
@@ -18,6 +19,8 @@ from twinserve.profiles.measured.samples import TRAFFIC, StepSample, disturbed_s
 from twinserve.profiles.profile import Profile, save_profile
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import Progress
+from twinserve.sim.twin.limit import TimeUp
 from twinserve.sim.twin.live import LiveRun
 
 # Of estimated capacity, which is more than an engine reaches: small batches, middle ones, full
@@ -39,37 +42,52 @@ def traffic_steps(
     quick: bool,
     progress: Callable[[float, str], None],
     time_is_up: Callable[[], bool] = lambda: False,
+    whole_round: bool = True,
 ) -> Iterator[list[StepSample]]:
     """Run traffic on `engine`, which must be idle. profile: what is known of it so far. One round a
     load; then, where the engine has host memory, one in which requests lose their places to others
     and are swapped. Yields the steps of each round. One in which others had the core most of the
-    time is run once more, while there is time; after the first measured one, none begins when the
-    time is up."""
+    time is run once more, while there is time. When the time is up none begins, but for the first
+    measured one if `whole_round`; else the one that runs ends there."""
     count = 0
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
         path = Path(scratch) / "profile.json"
         save_profile(profile, path)
         runs = list(_runs(engine, path, seed, quick))
         for number, (what, config) in enumerate(runs):
-            if number > 1 and time_is_up():
-                break
+            if (number > 1 or not whole_round) and time_is_up():
+                return
             found: list[StepSample] = []
             for turn in range(_TURNS):
                 if turn and (not number or disturbed_share(found) <= 0.5 or time_is_up()):
                     break
                 progress(number / len(runs), f"{what}, {count:,} steps measured")
-                found = _steps_of(engine, config, number)
+                found = _steps_of(engine, config, number, None if whole_round else time_is_up)
                 count += len(found) if number else 0
                 if number:
                     yield found
+                if not whole_round and time_is_up():
+                    return  # with requests on the engine, which is to be closed
     engine.forget_prefixes()
 
 
-def _steps_of(engine: VllmEngine, config: SimulationConfig, number: int) -> list[StepSample]:
+def _steps_of(
+    engine: VllmEngine,
+    config: SimulationConfig,
+    number: int,
+    ended: Callable[[], bool] | None = None,
+) -> list[StepSample]:
+    """Those of one run; of its first part where `ended` says so meanwhile."""
     engine.forget_prefixes()
     inputs = resolve(config)
-    run = LiveRun(inputs, inputs.policies[0], engine, wall=False)
-    run.run()
+
+    def report(state: Progress) -> None:
+        if ended is not None and ended():
+            raise TimeUp
+
+    run = LiveRun(inputs, inputs.policies[0], engine, report, wall=False)
+    with suppress(TimeUp):
+        run.run()
     found = []
     for step in run.backend.steps:
         times = {
