@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -160,6 +161,11 @@ def test_the_benchmark_past_saturation(server):
     assert counted["preempted"] > 0
     # one long pause may put the mean above the p99
     assert counted["decision_mean_s"] > 0 and counted["decision_p99_s"] > 0
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=30) as page:
+        lines = page.read().decode().splitlines()
+    assert f"twinserve_preempted_total {float(counted['preempted'])}" in lines
+    assert 'twinserve_waiting{class="be"} 0.0' in lines and "twinserve_drift_total 0.0" in lines
+    assert any(line.startswith("vllm:num_requests_running") for line in lines)
 
 
 @pytest.mark.nightly  # judges by wall time

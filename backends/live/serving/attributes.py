@@ -16,8 +16,10 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twinserve.backends.live.serving.prometheus import PolicyMetrics
 from twinserve.policies.requests import RequestClass
 
 if TYPE_CHECKING:
@@ -182,7 +184,8 @@ class CheckAttributes:
     lack what the server's policy needs, is answered with 400 and one line, before anything is
     queued; the scheduler runs in another process and could only answer with a server error. Where
     clients are told apart it adds whose request it is. What of the attributes is not believed is
-    named in a header of the answer, `x-twinserve-not-believed`."""
+    named in a header of the answer, `x-twinserve-not-believed`. `GET /metrics` is answered with
+    the scheduler's counts behind vLLM's (`prometheus.py`)."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         # not above: it reads these attributes. Not with the first request: that would wait for it
@@ -193,6 +196,8 @@ class CheckAttributes:
         self._gate: Gate | None = None  # of the server's policy and clients
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "GET" and scope.get("path") == "/metrics":
+            send = _with_counts(_settings(scope), send)
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
@@ -203,10 +208,7 @@ class CheckAttributes:
             return  # the client left
         body = b"".join(message.get("body", b"") for message in messages)
         if self._gate is None:
-            # vLLM keeps its settings in the application's state
-            state = getattr(scope.get("app"), "state", None)
-            settings = getattr(state, "vllm_config", None) or getattr(state, "args", None)
-            self._gate = self._gate_of(settings)
+            self._gate = self._gate_of(_settings(scope))
         verdict = self._gate.judge(scope.get("headers", ()), body)
         if verdict.fault:
             await _refuse(send, verdict)
@@ -225,6 +227,32 @@ class CheckAttributes:
             await send(message)
 
         await self.app(scope, again, told)
+
+
+def _settings(scope: Message) -> Any:
+    """vLLM keeps them in the application's state."""
+    state = getattr(scope.get("app"), "state", None)
+    return getattr(state, "vllm_config", None) or getattr(state, "args", None)
+
+
+def _with_counts(settings: Any, send: Send) -> Send:
+    """`send` of an answer in Prometheus' text format, with the scheduler's counts at its end."""
+    given = getattr(settings, "additional_config", None) or {}
+    if not isinstance(given, Mapping) or not given.get("stats_path"):
+        return send
+    more = PolicyMetrics(Path(given["stats_path"])).text()
+
+    async def longer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            lengths = [int(v) for k, v in message["headers"] if k.lower() == b"content-length"]
+            if lengths:
+                headers = _of_length(message["headers"], lengths[0] + len(more))
+                message = {**message, "headers": headers}
+        elif not message.get("more_body"):
+            message = {**message, "body": message.get("body", b"") + more}
+        await send(message)
+
+    return longer
 
 
 def _of_length(headers: Iterable[Header], length: int) -> list[Header]:

