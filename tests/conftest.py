@@ -9,12 +9,15 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import is_hypothesis_test
 
 from tests.examples import load_profile
 
 load_profile()
 
 TESTS = Path(__file__).parent
+# Files of what .ci/nightly has, and whether these tests are live: test_nightly.py looks for them.
+NIGHTLY = pytest.StashKey[set[tuple[Path, bool]]]()
 # A worker has a file to itself (--dist loadfile): what takes over a minute begins first, longest
 # first, so that no worker has one of these alone at the end.
 LONGEST = (
@@ -49,12 +52,16 @@ LONGEST = (
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Only --no-loadscope-reorder keeps this order with -n: else xdist begins with files of many
     tests. What is nightly is slow too."""
+    config.stash[NIGHTLY] = large = set()
     for item in items:
-        if item.get_closest_marker("nightly"):
+        nightly = item.get_closest_marker("nightly") is not None
+        if nightly:
             item.add_marker("slow")
+        if nightly or is_hypothesis_test(getattr(item, "obj", None)):
+            large.add((item.path, item.get_closest_marker("live") is not None))
     turn = {TESTS / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: turn.get(item.path, len(turn)))
 

@@ -61,11 +61,11 @@ def run_regime(name: str, steps: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=100_000, help="at least, of each regime")
-    parser.add_argument("--regime", action="append", choices=REGIMES, help="default: all")
+    parser.add_argument("--only", action="append", choices=REGIMES, help="default: all")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     given = parser.parse_args()
     found = []
-    for name in given.regime or REGIMES:
+    for name in given.only or REGIMES:
         found.append(run_regime(name, given.steps))
         print("{regime}: {steps} steps, {mismatches} differ".format(**found[-1]), flush=True)
         result = {

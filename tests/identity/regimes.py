@@ -152,12 +152,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--of", choices=SETS, default="apart", help="which set of regimes")
     parser.add_argument("--steps", type=int, default=100_000, help="at least, of each regime")
+    parser.add_argument("--only", action="append", metavar="REGIME", help="default: all")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     given = parser.parse_args()
     regimes, compared = SETS[given.of]
+    known = {regime.name: regime for regime in regimes}
+    if unknown := {*(given.only or ())} - {*known}:
+        parser.error(f"no regime {min(unknown)!r}; there are {', '.join(map(repr, known))}")
     found: dict = {"vllm": installed_vllm(), "classes": CLASSES, "regimes": []}
-    for regime in regimes:
-        found["regimes"].append(run(regime, given.steps, compared))
+    for name in given.only or known:
+        found["regimes"].append(run(known[name], given.steps, compared))
         print("{regime}: {steps} steps, {mismatches} differ".format(**found["regimes"][-1]))
         write_atomically(given.out, (json.dumps(found, indent=2) + "\n").encode())
     lines = wrong(found)
