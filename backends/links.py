@@ -61,14 +61,14 @@ class Computing:
         work = end - begin
         if step_waits or not self.share:
             beside = max(self.until - begin, 0.0)
-            if work > self.share * beside:
+            if work >= self.share * beside:
                 return max(begin, self.until) + (work - self.share * beside)
         return begin + work / self.share
 
 
 class PcieLink:
-    """bytes_per_s: sustained, each direction, over all ranks. latency_s: fixed cost of one
-    transfer. sharing: with all-reduces, where there are any."""
+    """bytes_per_s: sustained, each direction, over all ranks. latency_s: of one
+    transfer, while others pass. sharing: with all-reduces, where there are any."""
 
     def __init__(
         self, bytes_per_s: float, latency_s: float = 10e-6, sharing: Sharing = evenly
@@ -125,7 +125,7 @@ class PcieLink:
             (port,) = self.path(source, target)
             end = port.passed(max(now, free_at.get(port, port.free_at)), size)
             free_at[port] = end
-            ends.append(end)
+            ends.append(end + port.latency_s)
         return ends
 
     def computing(self, start: float, seconds: float, allreduce: float) -> Computing:

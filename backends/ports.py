@@ -9,6 +9,7 @@ A transfer takes a path of ports.
 - Each port is busy for the bytes over its own rate, not for as long as the slowest takes: a disk
   that is read over PCIe leaves PCIe to others meanwhile. So a port gets no more bytes than its rate
   allows, however many send to it: eight senders to one receiving port share that port's rate.
+- Latency keeps no port busy: the next transfer begins when the bytes of the one before have passed.
 - What was queued stays charged. If nobody wants the bytes any more, since their request was
   withdrawn or their target failed, the ports carry them all the same.
 """
@@ -35,7 +36,7 @@ class Transfer:
 
 
 class Port:
-    """bytes_per_s: sustained. latency_s: of each transfer, in which the port is busy.
+    """bytes_per_s: sustained. latency_s: of each transfer, beside its bytes.
 
     free_at                   when it has let through all that is queued
     queued_bytes              charged so far: landed, lost, and those under way
@@ -56,7 +57,7 @@ class Port:
 
     def passed(self, begin: float, size: int) -> float:
         """When it has let `size` bytes through that begin at `begin`, with nothing beside them."""
-        return begin + self.latency_s + size / self.bytes_per_s
+        return begin + size / self.bytes_per_s
 
     def carry(self, transfer: Transfer, now: float, until: float) -> None:
         """Charge a transfer that was queued at `now` and keeps the port busy `until` then."""
@@ -102,7 +103,7 @@ def send(
     for port in path:
         end = passed(port, begin, size)
         ends.append(end)
-        transfer.lands_s = max(transfer.lands_s, end + (latency - port.latency_s))
+        transfer.lands_s = max(transfer.lands_s, end + latency)
     for port, end in zip(path, ends, strict=True):
         port.carry(transfer, now, end)
     return transfer

@@ -67,13 +67,22 @@ def test_the_clients_first_token_comes_from_the_decode_replica():
 
 
 def test_a_transfer_waits_for_others_on_the_port_and_not_for_those_of_another():
-    """Of two prompts on two prefill replicas, the second waits at the one receiving port; with two
-    receivers it does not."""
+    """Of two prompts on two prefill replicas, the second waits at the one receiving port for the
+    bytes of the first, not for its latency; with two receivers it does not wait."""
     alone = sent_s(96)
     _, rows = run_of(some([96, 96]), prefill=2)
-    assert sorted(rows.requests["transfer_s"]) == pytest.approx([alone, 2 * alone - LATENCY / 2])
+    assert sorted(rows.requests["transfer_s"]) == pytest.approx([alone, 2 * alone - LATENCY])
     _, rows = run_of(some([96, 96]), prefill=2, decode=2)
     assert rows.requests["transfer_s"].tolist() == pytest.approx([alone, alone])
+
+
+def test_eight_prompts_land_as_far_apart_as_their_bytes_take():
+    """160 tokens take 0.2 ms at 100 GB/s. The 20 ms of latency hold each of them up, and no other
+    one."""
+    _, rows = run_of(some([160] * 8), prefill=8, network=(1e11, 20e-3))
+    bytes_s = 160 * BYTES / 1e11
+    landed = 20e-3 + bytes_s * np.arange(1, 9)
+    assert sorted(rows.requests["transfer_s"]) == pytest.approx(landed, rel=1e-9)
 
 
 def test_a_prefill_replica_keeps_the_blocks_until_they_have_been_fetched():
