@@ -10,9 +10,9 @@ from typing import Any
 
 from twinserve.policies.registry import ledger_class, parse_policy
 from twinserve.sim.plan.candidates import Candidate
-from twinserve.sim.plan.closer import Sized, drawn
+from twinserve.sim.plan.closer import FARTHEST, Sized, drawn, steps_off
 from twinserve.sim.plan.peaks import Peak
-from twinserve.sim.plan.sizes import Size, Trials, on_peaks
+from twinserve.sim.plan.sizes import Size, on_peaks
 from twinserve.sim.plan.staircase import Answer, Split, staircase
 from twinserve.sim.plan.trial import Trial
 from twinserve.sim.results.options import Objective
@@ -29,19 +29,32 @@ TIMES = 2  # as many replicas as the aggregated fleet has, at most
 class Apart:
     """The smallest fleet with prefill apart from decode, beside an aggregated one of the same kind.
 
-    aggregated  replicas of that one
+    aggregated  the fleets of equal replicas that were looked at, from the smallest that is enough
     most        replicas of both roles together that were tried at most
     split       None: none of up to `most` keeps the objectives
     sized       of the split: its trials to their ends, on all peaks
     tried       splits, in order
+    fast, slow  the splits if steps are shorter and longer by what is expected of the profile; None:
+                not even `farthest` replicas are enough
     """
 
     candidate: Candidate
-    aggregated: int
+    aggregated: tuple[Sized, ...]
     most: int
     split: Split | None
     sized: Sized | None
     tried: tuple[Split, ...]
+    fast: Split | None = None
+    slow: Split | None = None
+    farthest: int = 0
+
+    @property
+    def compared(self) -> int | None:
+        """Equal replicas with the same answer as the split; None: none that were looked at."""
+        if self.sized is None:
+            return None
+        answer = self.sized.answer
+        return next((one.replicas for one in self.aggregated if one.answer == answer), None)
 
     @property
     def gpus(self) -> int | None:
@@ -79,31 +92,46 @@ def _hands_over(policy: str) -> bool:
 
 
 def smallest_split(
-    size: Size, n: int, objectives: Sequence[Objective], draws: int
+    size: Size, aggregated: Sequence[Sized], objectives: Sequence[Objective], draws: int
 ) -> Generator[Any, Trial, Apart]:
-    """Trials, until the smallest fleet of the kind that `size` has is known; `n` aggregated ones
-    are enough. Of the split that is found every draw is run to its end."""
+    """Trials, until the smallest fleet of the kind that `size` has is known, also with shorter and
+    longer steps. aggregated: as of Apart. Of the split that is found every draw is run to its
+    end."""
     candidate, peaks = size.candidate, size.peaks
-    most = min(max(TIMES * n, 2), size.most)
-    found, trials = None, {}
-    if most >= 2:
-        walk = staircase(_guess(candidate.hardware, peaks), most)
-        try:
-            split = next(walk)
-            while True:
-                trials[split] = yield from _on_peaks(candidate, peaks, split)
-                split = walk.send(_answer(trials[split], objectives))
-        except StopIteration as end:
-            found = end.value
-    sized = None
-    if found is not None:
-        known = Size(candidate, peaks, 1, 1, most, None, {found.total: trials[found]})
-        sized = yield from drawn(known, objectives, found.total, draws, fleet=str(found))
-    return Apart(candidate, n, most, found, sized, tuple(trials))
+    most = min(max(TIMES * aggregated[0].replicas, 2), size.most)
+    first = _guess(candidate.hardware, peaks)
+    found, trials = yield from _walk(size, first, most, objectives)
+    if found is None:
+        return Apart(candidate, tuple(aggregated), most, None, None, tuple(trials))
+    known = Size(candidate, peaks, 1, 1, most, None, {found.total: trials[found]})
+    sized = yield from drawn(known, objectives, found.total, draws, fleet=str(found))
+    farthest = min(FARTHEST * found.total, size.most)
+    quick, late = steps_off(candidate, -1), steps_off(candidate, 1)
+    fast, _ = yield from _walk(size, found, farthest, objectives, off=quick)
+    slow, _ = yield from _walk(size, found, farthest, objectives, off=late)
+    fleets, tried = tuple(aggregated), tuple(trials)
+    return Apart(candidate, fleets, most, found, sized, tried, fast, slow, farthest)
 
 
-def _on_peaks(candidate: Candidate, peaks: Sequence[Peak], split: Split) -> Trials:
-    return on_peaks(candidate, peaks, split.total, fleet=str(split))
+def _walk(
+    size: Size, first: Split, most: int, objectives: Sequence[Objective], **how: Any
+) -> Generator[Any, Trial, tuple[Split | None, dict[Split, list[Trial]]]]:
+    """The staircase from `first`. how: as of `on_peaks`. Returns its end, and the trials of each
+    split."""
+    trials: dict[Split, list[Trial]] = {}
+    if most < 2:
+        return None, trials
+    walk = staircase(first, most)
+    try:
+        split = next(walk)
+        while True:
+            fleet = str(split)
+            trials[split] = yield from on_peaks(
+                size.candidate, size.peaks, split.total, fleet=fleet, **how
+            )
+            split = walk.send(_answer(trials[split], objectives))
+    except StopIteration as end:
+        return end.value, trials
 
 
 def _answer(trials: Sequence[Trial], objectives: Sequence[Objective]) -> Answer:
@@ -133,14 +161,32 @@ def said_of(one: Apart, name: str, verdict: str) -> str:
     """A line. name: of its candidate; verdict: of its split, in words."""
     if one.most < 2:
         return f"  {name}: a split needs 2 replicas, and --most-gpus allows {one.most:,}"
-    beside = f"{one.aggregated:,} that do both"
     if one.split is None:
+        beside = f"{one.aggregated[0].replicas:,} that do both"
         return f"  {name}: no split of up to {one.most:,} replicas is enough; {beside} are"
-    more = one.split.total - one.aggregated
-    than = f"{abs(more):,} {'more' if more > 0 else 'fewer'} than" if more else "as many as"
     usd = one.usd_per_hour
     money = "" if usd is None else f", ${usd:,.2f} an hour"
-    return f"  {name}: {one.split}, {than} {beside}{money}: {verdict}"
+    return f"  {name}: {one.split}, {_than(one)}{money}, steps off {_ends(one)}: {verdict}"
+
+
+def _than(one: Apart) -> str:
+    """Its replicas beside equal ones, of which the same is known."""
+    assert one.split is not None and one.sized is not None
+    beside = one.compared
+    if beside is None:
+        looked = one.aggregated[0]
+        return f"not compared with {looked.replicas:,} that do both ({looked.answer})"
+    more = one.split.total - beside
+    than = f"{abs(more):,} {'more' if more > 0 else 'fewer'} than" if more else "as many as"
+    return f"{than} {beside:,} that do both ({one.sized.answer})"
+
+
+def _ends(one: Apart) -> str:
+    fast, slow = (
+        f"> {one.farthest:,} replicas" if split is None else str(split)
+        for split in (one.fast, one.slow)
+    )
+    return fast if fast == slow else f"{fast} to {slow}"
 
 
 def told_of(one: Apart, sized: dict[str, Any] | None) -> dict[str, Any]:
@@ -151,7 +197,8 @@ def told_of(one: Apart, sized: dict[str, Any] | None) -> dict[str, Any]:
         "tp": candidate.tp,
         "policy": candidate.policy,
         "router": candidate.router,
-        "aggregated_replicas": one.aggregated,
+        "aggregated_replicas": one.aggregated[0].replicas,
+        "compared_replicas": one.compared,
         "most_replicas": one.most,
         "prefill_replicas": None if split is None else split.prefill,
         "decode_replicas": None if split is None else split.decode,
@@ -159,5 +206,8 @@ def told_of(one: Apart, sized: dict[str, Any] | None) -> dict[str, Any]:
         "usd_per_hour": one.usd_per_hour,
         "tried": [str(other) for other in one.tried],
         "sized": sized,
+        "steps_fast": None if one.fast is None else str(one.fast),
+        "steps_slow": None if one.slow is None else str(one.slow),
+        "steps_farthest": one.farthest,
         "fleet": None if split is None else of_roles(*split),
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinserve.profiles.evidence import expected_errors
+from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.search import smallest
 from twinserve.sim.plan.sizes import Size, Trials, on_peaks
 from twinserve.sim.plan.trial import Trial
@@ -72,8 +73,7 @@ def surely(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> T
 def with_error(size: Size, n: int, sign: int) -> Trials:
     """The smallest number where all steps take longer (sign 1) or less (-1) by what is expected of
     the profile; None: not even `farthest` are enough."""
-    errors = expected_errors(size.candidate.hardware.profile)
-    off = ((1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign)
+    off = steps_off(size.candidate, sign)
     numbers: Any = smallest(n, 1, farthest(size, n), above=False)
     try:
         number = next(numbers)
@@ -82,6 +82,12 @@ def with_error(size: Size, n: int, sign: int) -> Trials:
             number = numbers.send(all(trial.keeps for trial in trials))
     except StopIteration as end:
         return end.value.number
+
+
+def steps_off(candidate: Candidate, sign: int) -> tuple[float, float]:
+    """Factors on decode and prefill steps: longer (sign 1) or shorter (-1)."""
+    errors = expected_errors(candidate.hardware.profile)
+    return (1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign
 
 
 def farthest(size: Size, n: int) -> int:

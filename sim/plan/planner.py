@@ -413,9 +413,9 @@ def _apart(
 ) -> tuple[list[Apart], int]:
     """Prefill apart from decode beside each row that is enough, and the trials that took."""
     looks = [
-        smallest_split(_of(sizes, row), row.at_least, objectives, draws)
+        smallest_split(_of(sizes, row), row.closer.sizes, objectives, draws)
         for row in rows
-        if row.status == "enough" and splits(row.candidate)
+        if row.closer is not None and splits(row.candidate)
     ]
     return drive_all(looks, workers, report)
 

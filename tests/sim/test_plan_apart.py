@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.sim.planned import GPU, MODEL, settings, write_trace
+from twinserve.sim.plan.apart import said_of
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.show import apart_lines, described
@@ -52,7 +54,7 @@ def spec_of(plan: Plan, split: Split, **more) -> TrialSpec:
 def test_no_split_with_fewer_replicas_is_enough(plan):
     (one,) = plan.apart
     assert one.split is not None and 3 <= one.split.total <= one.most
-    assert one.aggregated == plan.best.replicas
+    assert one.aggregated[0].replicas == plan.best.replicas
     fewer = one.split.total - 1
     for prefill in range(1, fewer):
         split = Split(prefill, fewer - prefill)
@@ -90,6 +92,13 @@ def test_what_is_said_and_told(plan):
     assert told["prefill_replicas"] + told["decode_replicas"] == told["gpus"] == one.split.total
     assert told["tried"] == [str(split) for split in one.tried]
     assert told["sized"]["attained"] and told["fleet"]["pools"][0]["role"] == "prefill"
+    ends = dict.fromkeys([told["steps_fast"], told["steps_slow"]])
+    assert f"steps off {' to '.join(ends)}: " in line
+    assert one.fast.total <= one.split.total <= one.slow.total
+    (same,) = (size for size in one.aggregated if size.replicas == one.compared)
+    assert same.answer == one.sized.answer and f" {one.compared} that do both (" in line
+    other = replace(one, aggregated=(SimpleNamespace(replicas=9, answer="fails"),))
+    assert ", not compared with 9 that do both (fails)" in said_of(other, "it", "")
     shares = [kept["share"] for peak in told["sized"]["attained"] for kept in peak]
     assert np.min(shares) >= 0.9
 
