@@ -56,6 +56,7 @@ class Settings(TypedDict, total=False):
     start_up: float
     block_tokens: int
     num_blocks: int | None
+    num_gpu_blocks_override: int | None
     gpu_memory_utilization: float | None
     max_model_len: int | None
     kv_cache_dtype: Literal["auto", "fp8"]

@@ -72,9 +72,7 @@ def calibrate(
     form: Annotated[str | None, _Fitting] = None,
     name: Annotated[str | None, Writing] = None,
     raw: Annotated[Path | None, Writing] = None,
-    num_blocks: Annotated[
-        int | None, Parameter(name=["--num-blocks", "--num-gpu-blocks-override"]), Engine
-    ] = None,
+    num_blocks: Annotated[int | None, Engine] = None,
     block_tokens: Annotated[
         int | None, Parameter(name=["--block-tokens", "--block-size"]), Engine
     ] = None,

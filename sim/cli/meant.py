@@ -31,6 +31,7 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("--max-model-len", "context context-length max-length max-seq-len", ""),
     ("--gpu-memory-utilization", "gpu-memory memory mem-fraction-static gpu-mem", ""),
     ("--num-blocks", "kv-blocks cache-blocks kv-cache-size num-kv-blocks", ""),
+    ("--num-blocks", "num-gpu-blocks-override", "one less: without vLLM's null block"),
     ("--block-tokens", "page-size kv-block-size", ""),
     ("--host-blocks", "swap-space cpu-offload-gb swap cpu-blocks", ""),
     ("--kv-cache-dtype", "kv-dtype", ""),

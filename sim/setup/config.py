@@ -14,7 +14,8 @@ from twinserve.sim.setup.option_groups import grouped
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 StepTimesName = Literal["auto", "roofline", "operators", "measured"]
 DEFAULT_ROUTER = "least-requests"
-KV_SIZES = ("kv_from_log", "gpu_memory_utilization", "num_blocks")  # settings; one at most
+# settings; one at most
+KV_SIZES = ("kv_from_log", "gpu_memory_utilization", "num_blocks", "num_gpu_blocks_override")
 GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
 
 
@@ -130,7 +131,9 @@ class SimulationConfig(BaseModel):
     block_tokens: int = Field(16, ge=1)
     "Tokens in a KV block."
     num_blocks: int | None = Field(None, ge=1, le=10**15)
-    "KV blocks of one replica, instead of the profile's."
+    "KV blocks of one replica that requests can use, instead of the profile's."
+    num_gpu_blocks_override: int | None = Field(None, ge=2, le=10**15, exclude=True)
+    "The same as vLLM counts them: with the null block, so one more."
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     "Share of each GPU's memory that vLLM may use, instead of the profile's (vLLM: 0.9)."
     max_model_len: int | None = Field(None, ge=1)
@@ -232,6 +235,11 @@ class SimulationConfig(BaseModel):
         given = [f"--{s.replace('_', '-')}" for s in KV_SIZES if getattr(self, s) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} both set the KV memory; drop one")
+        if self.num_gpu_blocks_override is not None:  # runs and their files know num_blocks alone
+            vars(self)["num_blocks"] = self.num_gpu_blocks_override - 1
+            vars(self)["num_gpu_blocks_override"] = None
+            self.model_fields_set.add("num_blocks")
+            self.model_fields_set.remove("num_gpu_blocks_override")
         if self.kv == "bidirectional" and self.prefix_caching:
             raise ValueError(
                 "--kv bidirectional has no prefix caching; drop --prefix-caching or choose --kv "

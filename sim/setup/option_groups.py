@@ -35,8 +35,8 @@ SETTINGS: dict[Group, str] = {
     "load window cap_length pool client_timeout",
     OBJECTIVES: "slo",
     HARDWARE: "profile step_times shared_prefix front_end pcie_contention cold_start",
-    MEMORY: "max_num_seqs max_num_batched_tokens max_model_len num_blocks block_tokens "
-    "gpu_memory_utilization kv_cache_dtype kv_from_log host_blocks "
+    MEMORY: "max_num_seqs max_num_batched_tokens max_model_len num_blocks num_gpu_blocks_override "
+    "block_tokens gpu_memory_utilization kv_cache_dtype kv_from_log host_blocks "
     "kv_offloading_size kv_offloading_backend kv_offloading_options",
     FLEETS: "replicas router fleet",
     FAILURES: "failures mttf mttr on_failure retries detection start_up",
@@ -47,7 +47,6 @@ SETTINGS: dict[Group, str] = {
 # Names of `vllm serve` and `vllm bench serve` (0.32) that mean a setting of another name here.
 VLLM_NAMES = {
     "block_tokens": "block_size",
-    "num_blocks": "num_gpu_blocks_override",
     "prefix_caching": "enable_prefix_caching",
     "rate": "request_rate",
     "requests": "num_prompts",

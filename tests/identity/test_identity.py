@@ -14,6 +14,8 @@ from tests.identity.compare import Report, run_identity
 from tests.identity.mutations import RULES
 from tests.identity.our_mutations import OUR_MUTATIONS
 from tests.identity.ours import OurScheduler
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
 
 pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
 
@@ -32,6 +34,14 @@ def run_class(generate, seeds: int) -> Report:
         total += report
     assert total.steps >= STEPS_A_CLASS
     return total
+
+
+def test_an_override_leaves_as_many_blocks_as_in_vllms_pool():
+    from vllm.v1.core.block_pool import BlockPool
+
+    pool = BlockPool(100, enable_caching=False, hash_block_size=16)
+    config = SimulationConfig(num_gpu_blocks_override=pool.num_gpu_blocks)
+    assert resolve_hardware(config).num_blocks == pool.get_num_free_blocks() == 99
 
 
 def test_preemption():

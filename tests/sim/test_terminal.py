@@ -119,7 +119,7 @@ def settings_of(words: str) -> dict:
         ("--gpu-memory-utilization 0.8", {"gpu_memory_utilization": 0.8}),
         ("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}),
         ("--block-size 32", {"block_tokens": 32}),
-        ("--num-gpu-blocks-override 900", {"num_blocks": 900}),
+        ("--num-gpu-blocks-override 900", {"num_blocks": 899}),
         ("--enable-prefix-caching", {"prefix_caching": True}),
         ("--no-enable-prefix-caching", {"prefix_caching": False}),
         ("--async-scheduling", {"async_scheduling": True}),
