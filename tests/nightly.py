@@ -51,6 +51,7 @@ FILES = {
 }
 PARTS = ("identity", "fleet", "fuzz", "live", "pages", "faults")
 ALONE = ("live", "faults")  # tests compare wall times, or the command has workers of its own
+LIVE = r"mark\.live|test_readme\.cases"  # some of a page's commands are
 READERS = "tests/traces/test_trace_bad_input.py"
 MARKS = "(nightly or hypothesis)"
 SHARES = {"tests/live/test_twin_pressure.py": 50}  # files whose tests take more than 40 minutes
@@ -101,7 +102,7 @@ def _tests(part: str, seed: int):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         own = part_of(name)
         if not re.search("nightly|hypothesis", text) or (
-            own != part and not (part == "live" and "mark.live" in text)
+            own != part and not (part == "live" and re.search(LIVE, text))
         ):
             continue
         live = {"live": ""}.get(own, " and live" if part == "live" else " and not live")

@@ -45,6 +45,7 @@ READERS = {
     "backends/live/route/front.py": HTTP,
     "backends/live/route/tokens.py": "what a server answers",
     "backends/live/serving/gate.py": HTTP,
+    "backends/live/serving/prometheus.py": "counts of the same server",
     "experiments/benchmark/growth.py": "what a command that it has just run printed",
     "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",
     "experiments/campaign/main.py": VALUE,
