@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from twinserve.policies.base import SystemView
-from twinserve.policies.bros.fit_best_effort import REACH, FitBestEffort
+from twinserve.policies.bros.fit_best_effort import NOBODY, REACH, FitBestEffort
 from twinserve.policies.bros.fit_cost import Load
 from twinserve.policies.bros.fit_step import FitStep, Rows, decodes_and_prompts
 from twinserve.policies.bros.memory import acquire, in_want, place_plain
@@ -24,7 +24,6 @@ from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import RequestTable, State
 
 _RUNNING = int(State.RUNNING)
-_NONE = np.zeros(0, np.int64)
 _PROMPTS = 4  # a fourth of the seats at most are kept free of decodes for prompts
 
 
@@ -117,7 +116,7 @@ class BrosFitPolicy(FitBestEffort):
         prompts = min(begun + len(self.rt_waiting), room // _PROMPTS)
         over = len(decodes) + prompts - room
         if not prompts or over <= 0:
-            return _NONE, np.inf
+            return NOBODY, np.inf
         everyone = self._seconds(decodes.resident)
         after = self._allowed(residual) - everyone
         rest = residual.argsort(kind="stable")[-over:]

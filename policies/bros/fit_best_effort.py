@@ -16,7 +16,7 @@ from twinserve.policies.requests import RequestClass, RequestTable, State
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
 _RUNNING = int(State.RUNNING)
-_NOBODY = np.zeros(0, np.int64)
+NOBODY = np.zeros(0, np.int64)
 # of fit_age_s, after which real-time newcomers leave memory to who waits so long
 _PATIENCE = 4
 REACH = 512  # waiting requests that are looked at: of real-time ones first those not late yet
@@ -142,7 +142,7 @@ class FitBestEffort(BrosPolicy):
             if row in step.dropped:
                 continue
             whole = not batch.swapped[i]
-            victims = _NOBODY
+            victims = NOBODY
             if whole:
                 victims = self._later_ones(
                     row, np.array(list(step.granted), np.int64), reserved.rows[done]
@@ -221,7 +221,7 @@ class FitBestEffort(BrosPolicy):
         requests = step.view.requests
         known, computed = int(requests.known_tokens(row)), int(requests.computed_tokens[row])
         victims = (
-            self._later_ones(row, _NOBODY) if row in self.be_pending else self.be_pending.rows[::-1]
+            self._later_ones(row, NOBODY) if row in self.be_pending else self.be_pending.rows[::-1]
         )
         victims = victims[victims > row]
         fresh = row in self.be_waiting

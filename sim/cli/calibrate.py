@@ -371,8 +371,8 @@ def _measure(
 
         engine.warm_up()
         profile = profile_of(found)
-        how = seed, effort.quick, progress.part, time_is_up, effort.whole_round
-        return traffic_steps(engine, profile, *how)
+        ways = effort.quick, progress.part, time_is_up
+        return traffic_steps(engine, profile, seed, *ways, whole_round=effort.whole_round)
 
     def keep(found: Measurement) -> None:
         write_samples(found, kept)

@@ -50,39 +50,40 @@ def traffic_steps(
     time is run once more, while there is time. When the time is up none begins, but for the first
     measured one if `whole_round`; else the one that runs ends there."""
     count = 0
+
+    def cut() -> bool:
+        return not whole_round and time_is_up()
+
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
         path = Path(scratch) / "profile.json"
         save_profile(profile, path)
         runs = list(_runs(engine, path, seed, quick))
         for number, (what, config) in enumerate(runs):
-            if (number > 1 or not whole_round) and time_is_up():
-                return
+            if cut() or (number > 1 and time_is_up()):
+                break
             found: list[StepSample] = []
             for turn in range(_TURNS):
                 if turn and (not number or disturbed_share(found) <= 0.5 or time_is_up()):
                     break
                 progress(number / len(runs), f"{what}, {count:,} steps measured")
-                found = _steps_of(engine, config, number, None if whole_round else time_is_up)
+                found = _steps_of(engine, config, number, cut)
                 count += len(found) if number else 0
                 if number:
                     yield found
-                if not whole_round and time_is_up():
+                if cut():
                     return  # with requests on the engine, which is to be closed
     engine.forget_prefixes()
 
 
 def _steps_of(
-    engine: VllmEngine,
-    config: SimulationConfig,
-    number: int,
-    ended: Callable[[], bool] | None = None,
+    engine: VllmEngine, config: SimulationConfig, number: int, cut: Callable[[], bool]
 ) -> list[StepSample]:
-    """Those of one run; of its first part where `ended` says so meanwhile."""
+    """Those of one run; of its first part where it is `cut` meanwhile."""
     engine.forget_prefixes()
     inputs = resolve(config)
 
     def report(state: Progress) -> None:
-        if ended is not None and ended():
+        if cut():
             raise TimeUp
 
     run = LiveRun(inputs, inputs.policies[0], engine, report, wall=False)

@@ -15,20 +15,20 @@ steps that are a tenth longer, and with steps of which each is a little off.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from twinserve.backends.simulated import SimulatedBackend
-from twinserve.policies.base import Policy
-from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.registry import PolicySpec
 from twinserve.policies.requests import State
 from twinserve.profiles.composition import AroundModel, StepComposition, StepTimeModel
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.results.files import RunResult
+from twinserve.sim.results.metrics_engine import busy_seconds
 from twinserve.sim.setup.inputs import Inputs
-from twinserve.sim.setup.replicas import simulated_backend
+from twinserve.sim.setup.replicas import BackendOf, simulated_backend
 from twinserve.sim.setup.run import Simulation, run_simulation
 
 LONGER, NOISE = 0.1, 0.01  # of a step: nudges
@@ -58,7 +58,7 @@ class IdleSeats:
     have a place for the next token, could decode."""
 
     def __init__(self, core: EngineCore) -> None:
-        self.seats = self.steps = 0
+        self.seats = 0
         self._core, self._plan = core, core.plan
         core.plan = self._counted  # type: ignore[method-assign]
 
@@ -67,7 +67,6 @@ class IdleSeats:
         idle = self._core.policy.limits.max_num_seqs - len(plan.rows)
         if idle > 0 and len(plan.rows):
             self.seats += min(idle, len(passed_over(self._core, plan.rows)))
-            self.steps += 1
         return plan
 
 
@@ -108,28 +107,26 @@ def nudged(inputs: Inputs, spec: PolicySpec, simulated: RunResult) -> list[Nudge
     LONGER, and each with NOISE. A saturated run loses a tenth of its tokens/s to the former,
     whatever its policy does."""
 
-    def run(factor: float, deviation: float) -> RunResult:
-        def backend(
-            inputs: Inputs, spec: PolicySpec, policy: Policy, ledger: KvLedger
-        ) -> SimulatedBackend:
-            made = simulated_backend(inputs, spec, policy, ledger)
-            made.slow(factor)
-            if deviation:
-                made.fast, made.model = False, Noisy(made.model, deviation, inputs.config.seed)
-            return made
+    def longer(*parts: Any) -> SimulatedBackend:
+        made = simulated_backend(*parts)
+        made.slow(1 + LONGER)
+        return made
 
-        return run_simulation(Simulation(inputs, spec, backend=backend))
+    def noisy(*parts: Any) -> SimulatedBackend:
+        made = simulated_backend(*parts)
+        made.fast, made.model = False, Noisy(made.model, NOISE, inputs.config.seed)
+        return made
 
-    found = []
-    for what, factor, deviation in (
-        (f"steps were {LONGER:.0%} longer", 1 + LONGER, 0.0),
-        (f"steps had {NOISE:.0%} of noise", 1.0, NOISE),
-    ):
-        other = run(factor, deviation)
+    def nudge(what: str, share: float, backend: BackendOf) -> Nudge:
+        other = run_simulation(Simulation(inputs, spec, backend=backend))
         steps = len(other.rows.steps) / max(len(simulated.rows.steps), 1) - 1
         ours, theirs = (r.summary["output_throughput"] or 0.0 for r in (simulated, other))
-        found.append(Nudge(what, factor - 1, steps, theirs / ours - 1 if ours else 0.0))
-    return found
+        return Nudge(what, share, steps, theirs / ours - 1 if ours else 0.0)
+
+    return [
+        nudge(f"steps were {LONGER:.0%} longer", LONGER, longer),
+        nudge(f"steps had {NOISE:.0%} of noise", 0.0, noisy),
+    ]
 
 
 @dataclass(frozen=True)
@@ -148,9 +145,8 @@ class Parts:
 
 def parts_of(result: RunResult, idle_seats: int) -> Parts:
     """Of a run by itself."""
-    frame = result.rows.steps
-    batch = frame["prefill_requests"] + frame["decode_requests"]
-    return Parts(len(frame), float(batch.mean()) if len(frame) else 0.0, idle_seats)
+    scheduler = result.summary["scheduler"]
+    return Parts(scheduler["steps"], scheduler["mean_batch"] or 0.0, idle_seats)
 
 
 def parts_beside(
@@ -159,8 +155,7 @@ def parts_beside(
     """steps: of the live run, as the engine had them (`TimedStep.row`)."""
     found = parts_of(live, idle_seats)
     priced, measured = float(steps["predicted_s"].sum()), float(steps["measured_s"].sum())
-    frame = simulated.rows.steps
-    seconds = float((frame["end_s"] - frame["start_s"]).sum())
+    seconds = float(busy_seconds(simulated.rows.steps).sum())
     if not (priced and measured and seconds):
         return found
     outside = max(_busy_s(live), measured) / measured

@@ -20,6 +20,7 @@ from twinserve.backends.live.serving.options import (
     clients_of,
     read_options,
 )
+from twinserve.backends.live.serving.prometheus import PolicyMetrics
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.sim.setup.config import SettingsError
 
@@ -275,3 +276,13 @@ def test_without_a_file_bodies_stay_as_they_are():
 def test_a_file_that_is_gone_lets_nobody_in(tmp_path):
     status, said, _, _ = ask({"prompt": "w1"}, clients=str(tmp_path / "gone.yaml"))
     assert status == 500 and "there is no such file" in json.loads(said)["error"]["message"]
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"steps": 1}'])
+def test_a_file_that_is_not_the_schedulers_adds_nothing_to_the_metrics(tmp_path, text):
+    """One from before the server's first words, or of another version, say."""
+    pytest.importorskip("prometheus_client")
+    path = tmp_path / "stats.json"
+    if text is not None:
+        path.write_text(text)
+    assert PolicyMetrics(path).text() == b""

@@ -196,9 +196,9 @@ class CheckAttributes:
         self._gate: Gate | None = None  # of the server's policy and clients
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "GET" and scope.get("path") == "/metrics":
-            send = _with_counts(_settings(scope), send)
         if scope["type"] != "http" or scope["method"] != "POST":
+            if scope.get("method") == "GET" and scope.get("path") == "/metrics":
+                send = _with_counts(_settings(scope), send)
             await self.app(scope, receive, send)
             return
         messages = [await receive()]

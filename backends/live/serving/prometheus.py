@@ -30,22 +30,13 @@ class PolicyMetrics:
         self.path = path
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         try:
             values = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return
-        for name, meaning in _COUNTERS.items():
-            yield CounterMetricFamily(f"twinserve_{name}", meaning, value=values[name])
-        for key, (name, meaning) in _GAUGES.items():
-            yield GaugeMetricFamily(f"twinserve_{name}", meaning, value=values[key])
-        queue = GaugeMetricFamily(
-            "twinserve_waiting", "requests that wait for memory or a seat", labels=["class"]
-        )
-        for service_class, count in values["waiting"].items():
-            queue.add_metric([service_class], count)
-        yield queue
+        # what stood at this path before the server's first words may be anything
+        if isinstance(values, dict) and values.keys() >= {*_COUNTERS, *_GAUGES, "waiting"}:
+            yield from _families(values)
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
@@ -54,3 +45,18 @@ class PolicyMetrics:
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry)
+
+
+def _families(values: dict[str, Any]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    for name, meaning in _COUNTERS.items():
+        yield CounterMetricFamily(f"twinserve_{name}", meaning, value=values[name])
+    for key, (name, meaning) in _GAUGES.items():
+        yield GaugeMetricFamily(f"twinserve_{name}", meaning, value=values[key])
+    queue = GaugeMetricFamily(
+        "twinserve_waiting", "requests that wait for memory or a seat", labels=["class"]
+    )
+    for service_class, count in values["waiting"].items():
+        queue.add_metric([service_class], count)
+    yield queue
