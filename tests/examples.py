@@ -2,8 +2,7 @@
 
 A test says how many it draws at full size. The profile, of TWINSERVE_EXAMPLES, scales all of these:
 
-fast     a seventh: the fast suite, and where nothing is said
-ci       a third: .ci/run, after the seventh of the fast suite
+fast     a seventh: where nothing is said, and in .ci/run; tests/faults shows what that many find
 full     as written
 nightly  ten times as many, which .ci/nightly draws, other ones each time
 a number that many times as many
@@ -17,7 +16,7 @@ import os
 
 from hypothesis import settings
 
-SCALES = {"fast": 0.15, "ci": 0.3, "full": 1.0, "nightly": 10.0}
+SCALES = {"fast": 0.15, "full": 1.0, "nightly": 10.0}
 AS_WRITTEN = 100  # examples of a profile that scales by one: Hypothesis's own default
 
 

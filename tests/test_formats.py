@@ -175,6 +175,7 @@ def test_a_later_version_is_refused_in_a_line(case, main, words, file_of, capsys
     assert file.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_version_that_is_none_is_refused_in_a_line(name, file_of, capsys):
     case = BY_NAME[name]

@@ -213,6 +213,7 @@ def test_command(command, shown, installed, folder):
         assert described["kv"]["ledger"] == "headroom"
 
 
+@pytest.mark.slow
 def test_a_config_of_a_run_gives_the_same_run(installed, tmp_path):
     first = (
         "simulate -p deadline:chunk=100,kv=headroom -t sharegpt --requests 40 --load 0.8 "

@@ -51,6 +51,7 @@ def path_edits(found: list[ast.AST]) -> list[str]:
     return edits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", [long_names, bare_imports, path_edits])
 def test_no_test_file_has(look):
     assert {file: said for file in FILES if (said := look(nodes(file)))} == {}

@@ -75,6 +75,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.mark.slow
 def test_every_name_on_the_page_is_defined_in_its_file():
     named = QUOTED.findall(TEXT)
     assert len(named) > 200

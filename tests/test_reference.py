@@ -51,6 +51,7 @@ def test_verbs_of_verbs_are_found():
     assert {name.split()[0] for name in commands() if " " in name} == set(GROUPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands())
 def test_a_command_has_the_options_of_its_help(command, made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")

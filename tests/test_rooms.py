@@ -97,6 +97,7 @@ def test_every_room_is_on_the_list():
     assert len(modules()) > 250
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", MAY_KNOW)
 def test_a_room_knows_only_the_rooms_below_it(room):
     wrong = [

@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=lambda text: text[:40])
 def test_command(command, shown, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)

@@ -14,6 +14,7 @@ from twinserve.experiments.study.study import Scale
 out = quick_run(STUDY)
 
 
+@pytest.mark.slow
 def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
     check_one_figure(STUDY, "fig13", tmp_path)
 

@@ -47,6 +47,7 @@ def cell_files(store: Store, policy: str) -> set[str]:
     return {path.name for path in folder.glob("*")}
 
 
+@pytest.mark.slow
 def test_every_policy_has_a_plan_that_the_engine_has_room_for(store, traces):
     policies = default_policies("tiny")
     assert {text.partition(":")[0] for text in policies} >= {"vllm", "bros", "layerkv"}
@@ -79,6 +80,7 @@ def test_steps_that_the_engine_has_no_room_for_are_refused_before(tmp_path, trac
     assert len(list((store.folder / "runs").rglob("cell.json"))) == 5
 
 
+@pytest.mark.slow
 def test_a_plan_follows_the_profile_until_it_has_run(store, traces):
     plan = plan_of(traces, "vllm", "sarathi")
     campaign_runs.plan_runs(store, "tiny", False, plan)  # nothing is measured: a shipped profile

@@ -176,6 +176,7 @@ def test_a_threshold_remembers_the_hour_before():
     assert len(before) == 60 and min(before) >= 0 and max(before) > 0
 
 
+@pytest.mark.slow
 def test_expected_arrivals_look_at_what_was():
     found = pd.DataFrame(foretold_arrivals(seed=1, burstiness=0.0))
     expected = found.actual.rolling(15).mean().shift(1)

@@ -125,6 +125,7 @@ def test_one_request_list_and_one_truth_for_all_beliefs():
     ].hardware.model.step_seconds(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.nightly if i else ()) for i, c in enumerate(CASES)]
 )

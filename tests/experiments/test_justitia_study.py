@@ -50,6 +50,7 @@ POLICIES = {"justitia", "srjf", SJF, "vtc", "parrot", "vllm", "vllm-v0", "justit
 out = quick_run(STUDY)
 
 
+@pytest.mark.slow
 def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
     check_one_figure(STUDY, "fig4", tmp_path)
 

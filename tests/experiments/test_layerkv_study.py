@@ -25,6 +25,7 @@ testbed.__test__ = False  # the name of a function of the study, not a test
 out = quick_run(STUDY)
 
 
+@pytest.mark.slow
 def test_one_figure_has_its_table_its_plot_and_its_claims(tmp_path):
     check_one_figure(STUDY, "higher", tmp_path)
 

@@ -120,6 +120,7 @@ def test_a_ledger_is_refused_in_these_words(policy, ledger, reason):
     assert general(policy, tried(lambda: matrices.on_ledger(policy, ledger)).refusal) == reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "ledger", "reason"), refusals("prefixes"))
 def test_prefix_caching_is_refused_in_these_words(policy, ledger, reason):
     code, said = command("simulate", "-p", f"{policy}:kv={ledger}", "--prefix-caching", *SMALL)
@@ -127,6 +128,7 @@ def test_prefix_caching_is_refused_in_these_words(policy, ledger, reason):
     assert general(policy, said.removeprefix("error: ").strip()) == reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "backend", "reason"), refusals("backend"))
 def test_a_backend_refuses_in_these_words(policy, backend, reason, tmp_path):
     if backend == "`replay --physical`":

@@ -51,6 +51,7 @@ def test_a_claim_that_does_not_agree_says_why(study):
         assert claim.verdict == "agrees" or len(claim.why) > 8, claim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_what_is_claimed_is_what_the_tables_say(study):
     """The tables as anybody reads them: the claims that the study makes of each are those kept."""

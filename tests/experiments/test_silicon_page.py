@@ -173,6 +173,7 @@ def sentences() -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sentences())
 def test_sentences_have_the_numbers_of_the_kept_errors(page):
     text = text_of(page)

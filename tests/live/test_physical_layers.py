@@ -44,6 +44,7 @@ ALL = [*LAYERKV, *OTHERS]
 FEW = {"requests": 8, "num_blocks": 7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(ALL, ALL[0], ALL[-1]))
 def test_every_layer_of_a_step_finds_its_own_tokens(profile, policy):
     simulation, labels = carried_out(inputs_for(profile, policy, **FEW))
@@ -56,6 +57,7 @@ def test_every_layer_of_a_step_finds_its_own_tokens(profile, policy):
 WAYS = ("to_host_bytes", "to_device_bytes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(LAYERKV, LAYERKV[0]))
 def test_what_is_copied_is_what_is_accounted(profile, policy):
     simulation, labels = carried_out(inputs_for(profile, policy, **FEW))

@@ -115,6 +115,7 @@ RUNS = [(f"{name}:{CROWDED.get(name, '')}kv=bidirectional", 8) for name in polic
 RUNS += [("bros", 40), ("bros:chunk=48", 20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "host_blocks"), mostly_nightly(RUNS, RUNS[0], RUNS[-1]))
 def test_every_step_finds_its_own_tokens(policy, host_blocks):
     inputs = inputs_for(policy, host_blocks=host_blocks, requests=12, num_blocks=10)

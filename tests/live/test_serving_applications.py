@@ -77,6 +77,7 @@ def with_texts(tmp_path) -> Engine:
     return Engine(f"justitia:predictor=mlp,training={samples}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_requests_of_one_application_share_one_finish_time(asynchronous):
     engine = Engine("justitia:predictor=class-mean", asynchronous=asynchronous)
@@ -101,6 +102,7 @@ def test_requests_of_one_application_share_one_finish_time(asynchronous):
     assert len(policy.F) == 3
 
 
+@pytest.mark.slow
 def test_the_finish_time_is_predicted_from_the_text(tmp_path):
     """The network's word on the text, not the class's mean; and it is asked at the first request
     only."""
@@ -253,6 +255,7 @@ def test_one_that_has_a_request_here_is_not_ended_however_long_it_takes(tmp_path
     assert engine.decider.core.requests.group.tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_those_left_open_are_bounded_in_number():
     engine = Engine("parrot")
     for number in range(1200):

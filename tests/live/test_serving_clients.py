@@ -251,6 +251,7 @@ def test_a_client_cannot_join_or_end_the_application_of_another():
     assert engine.group(later) == group
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_many_open_ends_its_own_only():
     engine = Engine("parrot", clients_with(VIP))
     mine = engine.group(engine.send("honest", {"app": "agent"}))
@@ -262,6 +263,7 @@ def test_a_client_that_leaves_many_open_ends_its_own_only():
     assert engine.group(engine.send("honest", {"app": "agent"})) == mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     ["justitia:predictor=class-mean", "srjf:predictor=class-mean", "vllm-sjf:error=0", "parrot"],

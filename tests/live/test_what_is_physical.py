@@ -114,6 +114,7 @@ def worked_out(ledger: str, physical: bool, profile: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", shown())
 def test_the_table_says_what_the_engine_makes(column, profile):
     ledger, _, flag = column.partition(", ")
@@ -133,6 +134,7 @@ def test_the_table_has_every_layout_there_is(profile):
             live_settings(given, given.policies[0], blank_settings(physical=True))
 
 
+@pytest.mark.slow
 def test_a_log_says_the_same_as_the_run(profile):
     """What `twinserve replay` shows is what the table was worked out from."""
     given = inputs("layerwise", profile)

@@ -354,6 +354,7 @@ Lockstep.TestCase.settings = examples(
 TestLockstep = Lockstep.TestCase
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", mostly_nightly([*range(24), 146], 0, 1, 2, 146))
 def test_long_walks_agree_with_the_model(seed):
     """Full memory is the rule after some hundred operations, which short sequences seldom reach."""

@@ -183,6 +183,7 @@ def simulation(options: str = "", **settings) -> Simulation:
     return Simulation(inputs, inputs.policies[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["spare", "always"])
 @pytest.mark.parametrize("method", ["ngram", "eagle"])
 def test_no_drafts_are_no_speculation_bit_for_bit(mode, method):
@@ -221,6 +222,7 @@ def check_beside_none(policy: BrosDrafts, view, ledger, plan: StepPlan, shadow) 
     return drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "seed"),
     mostly_nightly(
@@ -253,6 +255,7 @@ def test_drafts_cost_no_request_its_place_and_no_deadline(options, seed):
     assert sum(seen) > 60 and (cut.draft_tokens < 3 * cut.decode_requests).any()
 
 
+@pytest.mark.slow
 def test_a_draft_models_slots_are_charged_to_the_budget():
     """All but the longest grant, each with a slot of the drafter, keep to the budget."""
     drafts = "k=3,acceptance=0.7,method=draft_model,draft=llama-3.1-8b@h100"

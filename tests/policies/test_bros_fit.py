@@ -229,6 +229,7 @@ def decodes_and_prompts(draw):
     )
 
 
+@pytest.mark.slow
 @examples(25)
 @given(decodes_and_prompts())
 def test_a_prompt_is_in_time_if_the_time_left_covers_it(workload):
@@ -256,6 +257,7 @@ def _decodes_alone(step, rows) -> float:
     return MODEL.beta + MODEL.alpha * max(n - MODEL.knee, 0) + n * (2e-4 + 1e-7 * (longest + 1))
 
 
+@pytest.mark.slow
 @examples(25)
 @given(decodes_and_prompts(), st.sampled_from([0.012, 0.02, 0.05]))
 def test_no_iteration_breaks_its_bound(workload, tpot):
@@ -267,6 +269,7 @@ def test_no_iteration_breaks_its_bound(workload, tpot):
     assert (mixed.end_s - mixed.start_s).max() <= tpot + 1e-9
 
 
+@pytest.mark.slow
 @examples(10)
 @given(st.floats(0.7, 1.4), st.integers(0, 100))
 def test_an_estimate_that_is_off_is_corrected(error, seed):

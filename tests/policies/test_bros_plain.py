@@ -78,6 +78,7 @@ def test_a_prompt_that_does_not_fit_beside_running_requests_waits_without_select
         same(seen, run(workload, "bros", "bidirectional", 64, 0, limits))
 
 
+@pytest.mark.slow
 @examples(60)
 @given(
     objectives=st.lists(

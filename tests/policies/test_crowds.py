@@ -34,6 +34,7 @@ def test_rows_that_go_on_together_go_on_as_one_by_one(policy, seed, monkeypatch)
     same_rows(together.rows, simulate(crowd, policy, blocks=96, host_blocks=64).rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm", "vllm:scheduling=priority"])
 @pytest.mark.parametrize("planned_ahead", [False, True])
 def test_running_rows_are_granted_together_as_one_by_one(policy, planned_ahead, monkeypatch):

@@ -53,6 +53,7 @@ def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):
         compare(policy, kind, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", VARIANTS)
 @examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())

@@ -353,6 +353,7 @@ def test_with_lru_it_is_the_paged_ledger(seed):
         assert worlds[0][1].pool.evicted == worlds[1][1].pool.evicted
 
 
+@pytest.mark.slow
 def test_stale_entries_do_not_pile_up():
     """A text that is used again and again leaves an entry each time; they are cleared away."""
     desk = Desk(blocks=8)

@@ -86,6 +86,7 @@ PAIRS = [(policy, kind) for policy in POLICIES for kind in KINDS]
 TURNS = [(policy, KINDS[i % len(KINDS)]) for i, policy in enumerate(POLICIES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "kind"), mostly_nightly(PAIRS, *TURNS))
 @examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())

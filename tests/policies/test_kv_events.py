@@ -246,6 +246,7 @@ def test_a_listener_knows_what_can_be_found(name, seed):
     listened(name, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_the_walks_see_texts_come_and_go_and_tries_that_fail(name):
     heard = [listened(name, seed) for seed in range(30)]

@@ -26,6 +26,7 @@ VARIANTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("policy", VARIANTS)
 @examples(8, suppress_health_check=list(HealthCheck))

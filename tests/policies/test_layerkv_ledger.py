@@ -343,6 +343,7 @@ def test_for_others_it_is_a_paged_memory(policy, case):
         pd.testing.assert_frame_equal(one, other, check_exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [name for name in policy_names() if name != "layerkv"])
 @examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())

@@ -196,6 +196,7 @@ def run_order(text: str, **settings) -> list[str]:
     return requests.sort_values("last_token_s").request_id.tolist()
 
 
+@pytest.mark.slow
 def test_a_stream_of_short_requests_does_not_starve_a_long_one():
     """More than one seat's worth of short requests: with promotion the long one ends among them,
     without it at the end."""

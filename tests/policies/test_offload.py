@@ -87,6 +87,7 @@ def _stepper(blocks: int, store: HostStore, per_chunk: int, prompts: bool, ahead
     return Stepper(table, VllmOffloading(limits, VllmOptions()), ledger, ahead)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     KINDS,

@@ -48,6 +48,7 @@ def test_no_policy_is_told_the_truth_unasked(name):
     assert (predictor is not None) >= (name in PREDICTING)
 
 
+@pytest.mark.slow
 def test_no_policy_reaches_for_the_truth_by_itself():
     for file in (ROOT / "policies").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

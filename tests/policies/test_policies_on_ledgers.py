@@ -105,6 +105,7 @@ def idle_beside_holders(core: EngineCore) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "ledger"), mostly_nightly(SEATED, *SEATED_IN_CI))
 def test_no_seat_stays_idle_beside_a_decode_that_holds_its_memory(policy, ledger):
     spec = replace(parse_policy(policy), kv=ledger)

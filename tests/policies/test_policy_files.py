@@ -115,6 +115,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ERRORS)
 def test_what_is_wrong_with_a_file_is_one_line(text, file, capsys):
     (file.parent / "folder.py").mkdir()
@@ -152,6 +153,7 @@ def test_a_run_says_which_file_it_was_and_repeats_to_the_byte(file, capsys, tmp_
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_repeat_with_a_changed_file_is_refused(file, capsys, tmp_path):
     assert command(capsys, "-p", "mine.py:Mine", *SMALL, "--out", "one")[0] == 0
     described = json.loads((tmp_path / "one" / "run.json").read_text())

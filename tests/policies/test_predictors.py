@@ -81,6 +81,7 @@ def test_the_network_is_the_same_in_every_process():
     assert said == {f"{here}\n"}
 
 
+@pytest.mark.slow
 def test_the_network_of_one_class_beats_its_mean_and_is_the_same_again():
     """The slow tests have all classes, and other processes."""
     pytest.importorskip("sklearn")

@@ -55,6 +55,7 @@ def test_every_name_leads_to_a_class_that_bears_it():
         assert issubclass(ledger_class(name), KvLedger) and ledger_class(name).name == name
 
 
+@pytest.mark.slow
 def test_importing_the_registry_imports_no_policy_and_no_engine():
     code = (
         "import sys, twinserve.policies.registry as r; r.policy_names(); r.parse_policy('vllm'); "
@@ -141,6 +142,7 @@ def test_a_number_out_of_the_ordinary_is_taken_or_refused_by_its_name(name, opti
     taken(name, option)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("name", "option"), mostly_nightly(NUMBERS, *NUMBERS[::8]))
 def test_everybody_is_served_with_a_number_out_of_the_ordinary(name, option):

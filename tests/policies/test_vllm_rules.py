@@ -78,6 +78,7 @@ def test_the_release_is_an_option_and_an_unknown_one_is_named():
         parse_policy("vllm:release=0.18")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_request_ends_with_its_tokens_under_any_rules(release, ahead):

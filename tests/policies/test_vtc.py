@@ -1,5 +1,6 @@
 """VTC: whoever has paid least goes first, and nobody gets far ahead."""
 
+import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
@@ -108,6 +109,7 @@ def test_backlogged_clients_differ_by_no_more_than_a_batch(clients, seats):
             assert max(served.values()) - min(served.values()) <= bound
 
 
+@pytest.mark.slow
 def test_first_come_first_served_has_no_such_bound():
     clients = [[(5, 5)] * 40] * 2
     gaps = {

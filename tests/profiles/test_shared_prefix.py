@@ -150,6 +150,7 @@ def test_without_shared_text_a_run_is_the_same(policy):
     assert_frame_equal(plain.rows.requests, once.rows.requests, check_exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm", "echo"])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_on_documents_steps_at_once_are_single_steps(policy, asynchronous):

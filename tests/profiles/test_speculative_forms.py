@@ -141,6 +141,7 @@ def test_a_run_with_a_fit_to_whole_steps_is_exact(form, tmp_path):
     assert fast.rows.requests["finished"].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_run_with_kernel_tables_ends_and_is_exact(asynchronous):
     settings = {

@@ -199,6 +199,7 @@ def test_infinity_is_no_measurement():
     assert read_load(page, 0.0, KvMemory()) is None
 
 
+@pytest.mark.slow
 def test_who_takes_none_of_the_fronts_own_answers_is_cut_off():
     async def test() -> None:
         async with scene(1, write_timeout_s=0.3) as made:

@@ -50,6 +50,7 @@ def test_a_client_that_asks_for_token_ids_gets_them():
     run(test)
 
 
+@pytest.mark.slow
 def test_tokens_are_passed_on_as_they_come():
     async def test() -> None:
         async with scene(1, pace_s=0.2) as made:
@@ -197,6 +198,7 @@ def test_a_client_that_asks_before_it_sends_a_body():
     run(test)
 
 
+@pytest.mark.slow
 def test_half_open_connections_are_closed():
     """A head that does not end, and a body that does not come."""
 
@@ -211,6 +213,7 @@ def test_half_open_connections_are_closed():
     run(test)
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_is_cut_off():
     async def test() -> None:
         async with scene(1, write_timeout_s=0.5) as made:

@@ -56,6 +56,7 @@ async def knows(scene: Scene, worker: int, blocks: int) -> None:
     await scene.until(lambda: events.held(worker) == blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router", ["dynamo-kv", "llm-d:index=exact,interval=0.02", "conductor"])
 def test_requests_go_where_their_prompts_are(router):
     async def test() -> None:
@@ -186,6 +187,7 @@ def test_a_server_that_was_started_anew_behind_the_same_port():
     run(test)
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_down_is_listened_to_again():
     async def test() -> None:
         async with heard() as (made, (one, _)):
@@ -279,6 +281,7 @@ def test_events_come_over_ipv6_too():
     run(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [[2**70], [-1], ["w"], [True]])
 def test_token_ids_that_are_none(said):
     async def test() -> None:

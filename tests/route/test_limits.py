@@ -96,6 +96,7 @@ def test_connections_have_a_limit():
     run(test)
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_and_goes_is_left_out_longer_each_time():
     """It is back at once after the first time."""
 

@@ -54,6 +54,7 @@ def requests(count: int) -> list[Request]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), ROUTERS)
 def test_a_live_router_picks_what_the_simulated_one_does(name, options):
     """A polled measurement a tenth of a second, requests that come and end between polls, KV

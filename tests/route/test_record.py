@@ -65,6 +65,7 @@ async def recorded(path: Path, **settings) -> AsyncIterator[Scene]:
         assert not path.exists()  # it is there when it is whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router", ROUTERS)
 def test_the_simulated_router_sees_and_says_what_the_live_one_did(router, tmp_path):
     """A worker is lost and comes back meanwhile."""
@@ -93,6 +94,7 @@ def test_the_simulated_router_sees_and_says_what_the_live_one_did(router, tmp_pa
     assert [path.name for path in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.slow
 def test_old_signals_differ_from_polls_that_just_came(tmp_path):
     path = tmp_path / "routing.jsonl.gz"
 

@@ -33,6 +33,7 @@ def test_a_request_without_an_answer_yet_is_sent_elsewhere():
     run(test)
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_left_out_and_comes_back():
     async def test() -> None:
         async with scene(2, pace_s=0.02, router="round-robin") as made:
@@ -54,6 +55,7 @@ def test_a_dead_worker_is_left_out_and_comes_back():
     run(test)
 
 
+@pytest.mark.slow
 def test_a_worker_that_falls_silent_loses_its_requests_to_others():
     """It accepts connections, and answers nothing: only health checks tell."""
 
@@ -96,6 +98,7 @@ def test_a_request_is_not_sent_to_all_workers_in_turn():
     run(test)
 
 
+@pytest.mark.slow
 def test_without_a_worker_requests_wait_and_then_are_told_to_come_again():
     async def test() -> None:
         async with scene(1, queue_timeout_s=0.3) as made:
@@ -207,6 +210,7 @@ def test_draining_ends_though_requests_do_not():
 COMMAND = [sys.executable, "-c", "from twinserve.sim.cli.main import main; main()", "route"]
 
 
+@pytest.mark.slow
 def test_the_command_drains_on_sigterm_and_ends_well():
     async def test() -> None:
         async with scene(1, pace_s=0.1) as made:
@@ -270,6 +274,7 @@ def test_servers_of_all_kinds(url):
     assert RouteSettings(workers=[url + "/"]).workers == [url]
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line():
     import socket
 
@@ -312,6 +317,7 @@ def test_a_worker_with_another_kv_memory_is_a_new_replica():
     run(test)
 
 
+@pytest.mark.slow
 def test_a_front_that_stands_still_blames_no_worker():
     """Its timers are due before it has read what came meanwhile."""
 
@@ -330,6 +336,7 @@ def test_a_front_that_stands_still_blames_no_worker():
     run(test)
 
 
+@pytest.mark.slow
 def test_a_worker_that_sends_answers_is_alive_though_its_health_check_is_late():
     """Until it sends nothing any more."""
 

@@ -42,6 +42,7 @@ def test_the_parts_of_the_summary_add_up_to_its_ttft():
     assert handed["load"]["mean_ms"] == pytest.approx(parts["transfer"]["mean_ms"])
 
 
+@pytest.mark.slow
 def test_it_is_repeated_from_its_run_json(tmp_path):
     more = {"local_prefill": "llm-d:threshold=99", "connector": {"load_failures": "recompute"}}
     (result,) = simulate(SimulationConfig(fleet=apart(**more), **SMALL)).values()
@@ -98,6 +99,7 @@ def test_each_side_has_a_router_of_its_own():
     assert (run.fleet.router.name, run.fleet.prefill_router.name) == ("round-robin", "llm-d")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router", ["conductor", "dynamo-kv", "sglang", "vllm-dp", "session"])
 def test_any_router_serves_both_sides(router):
     fleet = apart(router=router, pools=[{**P, "replicas": 2}, {**D, "replicas": 2}])

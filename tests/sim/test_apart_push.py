@@ -20,6 +20,7 @@ AT_ONCE = Push(poll_s=0.0, timeout_s=1.0)
 LIMITLESS = (math.inf, 0.0)  # bytes/s, seconds of latency
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_over_a_limitless_link_a_push_is_a_pull(seed, asynchronous):
@@ -44,6 +45,7 @@ def test_a_push_alone_takes_one_message_more_than_a_pull():
     assert pulled.requests[same].equals(pushed.requests[same])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("push", [None, AT_ONCE, Push()], ids=["pull", "push", "polled"])
 def test_each_byte_is_sent_once(push):
     """What was asked for passes one port of each side, whoever begins the transfers."""

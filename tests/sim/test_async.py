@@ -224,6 +224,7 @@ class KnownTextOnly(PagedLedger):
     known_text_only = True
 
 
+@pytest.mark.slow
 def test_step_by_step_and_with_nothing_in_flight_the_ledger_is_the_plain_one():
     workload = hybrid(3, 40)
     with mock.patch.object(harness, "ledger_class", lambda name: KnownTextOnly):
@@ -260,6 +261,7 @@ def test_runs_add_up(policy):
     assert audit.dropped_tokens or requests.swaps.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(harness.policy_names(), *SOME_POLICIES))
 def test_true_output_lengths_change_nothing_before_a_last_token_is_computed(policy):
     """A plan may know of an end one step ahead: the engine does not offer the request again.
@@ -306,6 +308,7 @@ def test_an_engine_that_does_not_know_outcomes_ahead_is_refused():
         Engine(engine.clock, engine.core, backend, engine.recorder)
 
 
+@pytest.mark.slow
 def test_the_setting_is_on_unless_it_is_turned_off_and_is_in_run_json():
     settings = {"trace": "poisson", "rate": 8.0, "duration": 20.0, "offline": True}
     off, on = (

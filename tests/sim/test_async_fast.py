@@ -80,6 +80,7 @@ MOVES = Workload.build(
 BUSY = Workload.build([0.0, 0.0, 0.05, 0.1, 0.13], [20, 18, 20, 9, 1], [28, 28, 20, 28, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     mostly_nightly([*POLICIES, *OTHERS], "bros", *SOME_POLICIES, "vllm-v0:preemption_mode=swap"),

@@ -52,6 +52,7 @@ def seen(loads: list[tuple[int, int, float]], now: float = 0.0, starting: int = 
     return Seen(now, of, starting, [MODEL] * len(of), 16, 60.0, demand)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_nightly(SCALERS, "fixed"))
 def test_every_request_ends_however_replicas_come_and_go(name):
     moves = {"duration": 60.0, "start_up": 5.0, "grace": 1.0, "on_failure": "migrate"}
@@ -73,6 +74,7 @@ def test_steps_taken_at_once_scale_like_single_ones(name):
         assert getattr(single, table).equals(getattr(at_once, table)), table
 
 
+@pytest.mark.slow
 def test_fixed_is_as_many_as_there_are_and_takes_their_gpu_hours():
     run, result = scaled("fixed", duration=20.0)
     found = result.summary["autoscaling"]

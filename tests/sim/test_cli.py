@@ -135,6 +135,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "said"), WRONG, ids=[flags for flags, _ in WRONG])
 def test_wrong_flag_is_one_line_and_exit_2(capsys, trace, flags, said):
     code, out, err = run(capsys, simulate_main, "--trace", trace, "-q", *flags.split())
@@ -173,6 +174,7 @@ def test_the_largest_number_of_blocks_is_simulated(capsys, trace):
     assert (code, err) == (0, "") and "completed" in out
 
 
+@pytest.mark.slow
 def test_help_lists_no_setting_as_a_positional(capsys):
     for command, words in ((simulate_main, ("--help",)), (main, ("simulate", "--help"))):
         code, out, _ = run(capsys, command, *words)
@@ -206,6 +208,7 @@ def test_an_export_replaces_nothing_unasked_and_its_source_never(capsys, tmp_pat
     assert len(load_trace(target)) == 30
 
 
+@pytest.mark.slow
 def test_several_policies_do_not_write_below_a_run(capsys, tmp_path, trace):
     """`report runs` would show the run in it and none of those below."""
     out, given = tmp_path / "runs", ("--trace", trace, "-q", "--out", tmp_path / "runs")
@@ -232,6 +235,7 @@ def test_a_comparison_is_refused_before_its_first_run(capsys, tmp_path, trace):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_column_of_a_comparison_runs_again_without_the_settings_of_the_others(
     capsys, tmp_path, trace
 ):
@@ -361,6 +365,7 @@ def test_huge_length_cap_changes_nothing(capsys, trace):
     assert run(capsys, simulate_main, "--trace", trace, "--json", "--cap-length", 10**20) == plain
 
 
+@pytest.mark.slow
 def test_export_and_config_repeat_the_run(capsys, tmp_path, trace):
     first, replay, again = (tmp_path / name for name in ("first", "replay", "again"))
     exported = tmp_path / "exported.jsonl"
@@ -381,6 +386,7 @@ def test_export_and_config_repeat_the_run(capsys, tmp_path, trace):
     assert code == 2 and "drop --pool" in err
 
 
+@pytest.mark.slow
 def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
     code, out, err = run(capsys, simulate_main, "--trace", trace, "--json")
     assert code == 0 and err == "" and json.loads(out)

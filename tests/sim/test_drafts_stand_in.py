@@ -107,6 +107,7 @@ def check_again(first: RunResult, folder: Path, policy: str = "vllm", **more) ->
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", DRAFTING)
 def test_a_simulation_decides_as_the_live_loop_did(policy, tmp_path):
     log = check_again(live(StandIn(), policy), tmp_path / "run", policy)
@@ -127,6 +128,7 @@ def test_clients_leave_with_drafts_to_verify(tmp_path):
     assert lost > 3
 
 
+@pytest.mark.slow
 def test_steps_of_other_times_have_the_recorded_drafts(tmp_path):
     """Where neither memory nor budget takes drafts away; otherwise it matters who is beside whom.
     Steps of the stand-in take next to nothing."""

@@ -246,6 +246,7 @@ def test_a_run_until_some_time_is_no_reason_to_complain():
 
 
 # -- decision overhead -----------------------------------------------------------------------------
+@pytest.mark.slow
 def test_decision_overhead_lengthens_every_step_alike_on_both_paths():
     workload = hybrid(2, 30)
     plain = simulate(workload, blocks=100)

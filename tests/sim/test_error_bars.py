@@ -105,6 +105,7 @@ def test_a_run_lies_within_its_own_range(inputs):
         assert low <= value(summary, path) <= high, path
 
 
+@pytest.mark.slow
 def test_a_larger_expected_error_gives_a_range_at_least_as_wide(inputs):
     """Of a calm run, in which a longer step makes all of it later."""
     narrow, wide = (bars(inputs, errors(e, 2 * e))[1] for e in (0.05, 0.2))
@@ -118,6 +119,7 @@ def test_without_an_error_a_range_is_the_run_itself(inputs):
     assert all(low == high == value(summary, path) for path, (low, high) in found.items())
 
 
+@pytest.mark.slow
 def test_the_same_bars_come_again(inputs):
     assert bars(inputs, errors(0.1, 0.3))[1] == bars(inputs, errors(0.1, 0.3))[1]
 

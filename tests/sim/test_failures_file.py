@@ -154,6 +154,7 @@ def run(words: list[str]) -> int:
 RUN = "simulate -t sharegpt --rate 20 --requests 40 --replicas 2 --quiet --json"
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_failures_cost(capsys):
     failing = '[{"replica": 0, "at_s": 0.5, "until_s": 1.0}]'
     words = [*RUN.split(), "--failures", failing, "--on-failure", "retry", "--start-up", "0.5"]
@@ -173,6 +174,7 @@ def test_the_command_tells_what_failures_cost(capsys):
         ts.simulate("vllm", "sharegpt", requests=2, spare=True)
 
 
+@pytest.mark.slow
 def test_results_with_failures_are_written_and_read(tmp_path, capsys):
     from twinserve.sim.results.files import read_run
     from twinserve.sim.results.metrics import summarise

@@ -92,6 +92,7 @@ def test_a_run_whose_pool_has_a_policy_from_a_file_is_repeated(first, second, tm
     assert ran == ["mine" if text else "vllm" for text in named]
 
 
+@pytest.mark.slow
 def test_a_repeat_with_a_changed_policy_of_a_pool_is_refused(tmp_path, capsys):
     mine, run = tmp_path / "mine.py", tmp_path / "run"
     mine.write_text(MINE)
@@ -131,6 +132,7 @@ def test_what_policies_count_is_of_the_pools_that_count_it(policies):
     assert sum(counted.values()) == steps[policies.index("bros-exact")]
 
 
+@pytest.mark.slow
 def test_flags_win_over_what_a_former_run_had(two, tmp_path, capsys):
     first, again = tmp_path / "first", tmp_path / "again"
     assert command(f"--fleet {two} {TRAFFIC} --out {first}", capsys)[0] == 0
@@ -208,6 +210,7 @@ def test_one_pool_of_what_the_flags_say_is_the_run_with_these_flags():
     assert plain.summary["replicas"] == pooled.summary["replicas"]
 
 
+@pytest.mark.slow
 def test_a_pool_without_a_policy_has_that_of_each_run(two):
     results = simulate(SimulationConfig(fleet=str(two), policy=("vllm", "bros"), **SMALL))
     ran = {label: result.rows.replicas["policy"].tolist() for label, result in results.items()}

@@ -109,6 +109,7 @@ def test_other_policies_may_be_spread():
     assert np.isnan(run.engines[0].core.requests.order).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_on_one_replica_stamps_change_nothing(seed, exact):

@@ -187,6 +187,7 @@ def replicas_of(batch: list[Request]) -> set[int]:
     return {placement.replica.index for request in batch for placement in request.placements}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("policy", ["bros", "vllm"])
 def test_the_closed_loop_is_one_for_the_whole_fleet(policy, replicas):
@@ -211,6 +212,7 @@ def test_the_closed_loop_is_one_for_the_whole_fleet(policy, replicas):
     assert all(request.end is End.COMPLETED for batch in batches for request in batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migrates", [False, True])
 @pytest.mark.parametrize("trouble", ["drain", "grace", "fail"])
 def test_the_loop_goes_on_when_a_replica_leaves(trouble, migrates):

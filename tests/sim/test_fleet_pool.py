@@ -125,6 +125,7 @@ class Watched:
 
 
 # -- off, or of no consequence ---------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", SERVED)
 @pytest.mark.parametrize("workload", [documents(1, late=2), crowd(3)], ids=["documents", "crowd"])
 def test_with_one_replica_and_a_large_window_nothing_changes(policy, workload):
@@ -361,6 +362,7 @@ def test_a_troubled_fleet_with_a_pool_of_its_own(policy, migrates):
     troubled(parse_policy(policy), 3, 14, migrates, offline_window=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migrates", [False, True])
 def test_a_pool_beside_one_order_of_applications(migrates):
     spec = parse_policy("justitia:predictor=perfect")

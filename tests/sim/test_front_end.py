@@ -35,6 +35,7 @@ def listed(n: int = 30, prompt: int = 200, output: int = 20, **columns) -> Workl
 
 
 # -- nothing in between ----------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(["vllm", "bros", "justitia", "mlfq"], "vllm"))
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_front_end_that_takes_no_time_changes_no_bit(policy, replicas):
@@ -175,6 +176,7 @@ def test_a_session_ends_with_an_answer_that_came_too_late():
     assert run.requests["outcome"].tolist() == ["timed_out"] and run.rows.never_sent == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_every_request_ends_once_whatever_clients_do(seed):
     run = simulate(hybrid(seed, pool=6), front_end=SLOW, replicas=2, **CROWD)

@@ -69,6 +69,7 @@ def test_every_request_comes_once_and_ends_complete(policy):
         assert batch.output_tokens.tolist() == given.pool.draw(k)[1].tolist()
 
 
+@pytest.mark.slow
 @everybody
 def test_a_requests_times_are_in_order(policy):
     rows = audited(policy).requests
@@ -214,6 +215,7 @@ def test_moved_bytes_add_up(policy):
 
 
 # -- time ------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @everybody
 def test_steps_of_a_replica_follow_each_other(policy):
     sim = simulate(workload(), policy, blocks=TIGHT, host_blocks=HOST, replicas=2, recount=False)

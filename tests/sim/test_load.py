@@ -52,6 +52,7 @@ def generated(trace: str) -> bool:
     return trace in ("poisson", "sharegpt", "lmsys") or trace.startswith("fixed:")
 
 
+@pytest.mark.slow
 def test_four_replicas_serve_the_same_arrivals_sooner():
     same = {
         "trace": "sharegpt",

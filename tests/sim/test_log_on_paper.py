@@ -43,6 +43,7 @@ def test_a_layerwise_ledger_holds_more_than_its_device():
     assert beyond >= 2
 
 
+@pytest.mark.slow
 def test_logs_have_rows_that_come_back_before_they_are_granted_anything():
     """Or else the tests above would not show that they can be replayed."""
     early = 0

@@ -88,6 +88,7 @@ def test_without_moves_the_log_is_as_it_was():
     assert log.moved == {} and b"moved" not in result.decisions
 
 
+@pytest.mark.slow
 def test_slots_of_bros_are_made_on_a_physical_layout_only():
     log, _ = logged("bros", pool=4, num_blocks=120, slo="ttft=0.2,tpot=0.1")
     assert log.moved["parts"]["to_host_bytes"] + log.moved["parts"]["to_device_bytes"] > 0

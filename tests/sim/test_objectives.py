@@ -46,6 +46,7 @@ def verdicts(rows, *objectives: Objective) -> list[dict]:
 
 
 # -- one meaning, two spellings --------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("short", "long"),
     [
@@ -65,6 +66,7 @@ def test_both_spellings_are_one_run(short, long):
     assert ours.rows.requests["slo_ttft_s"].notna().any()
 
 
+@pytest.mark.slow
 def test_a_percentile_changes_the_verdict_and_not_the_run():
     plain = simulated("ttft < 1 s, tpot < 50 ms")
     judged = simulated("ttft p90 < 1 s, tpot mean < 50 ms")
@@ -102,6 +104,7 @@ def test_a_bound_is_the_nearest_number_of_seconds(value, unit):
         assert objective.bound_s == float(Fraction(value, per_second))
 
 
+@pytest.mark.slow
 def test_classes_have_objectives_of_their_own_and_the_pool_too():
     result = simulated("rt: ttft < 1 s; be: ttft < 2 s, tpot p50 < 30 ms, e2el < 9 s")
     requests = result.rows.requests

@@ -48,6 +48,7 @@ def run(workload: Workload | None = None, **given) -> tuple[Simulation, dict, ob
     return simulation, result.summary, result.rows
 
 
+@pytest.mark.slow
 def test_what_the_device_has_evicted_is_found_on_the_host():
     _, without, plain = run()
     simulation, summary, rows = run(kv_offloading_size=4)
@@ -61,6 +62,7 @@ def test_what_the_device_has_evicted_is_found_on_the_host():
     assert not engine.tier.busy
 
 
+@pytest.mark.slow
 def test_loading_a_long_prompt_is_faster_than_computing_it():
     def ttft(**given):
         rows = run(documents(80, gap_s=0.5, pages=200), num_blocks=1_500, **given)[2].requests
@@ -69,6 +71,7 @@ def test_loading_a_long_prompt_is_faster_than_computing_it():
     assert ttft(kv_offloading_size=16) < 0.5 * ttft()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("lru", "arc"))
 @pytest.mark.parametrize("asynchronous", (True, False))
 def test_runs_of_steps_are_the_same_as_single_steps(kind, asynchronous):
@@ -81,6 +84,7 @@ def test_runs_of_steps_are_the_same_as_single_steps(kind, asynchronous):
         assert a.equals(b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", (None, "shared=true,offload_prompt_only=false"))
 def test_every_byte_that_is_queued_lands(options):
     simulation, _, _ = run(kv_offloading_size=1, kv_offloading_options=options, replicas=2)
@@ -100,6 +104,7 @@ def test_every_byte_that_is_queued_lands(options):
         assert not transfers.under_way and not engine.tier.busy
 
 
+@pytest.mark.slow
 def test_a_slow_link_makes_loads_late_and_nobody_else():
     def loaded(rate: float):
         inputs = resolve(
@@ -138,6 +143,7 @@ def test_loads_begin_when_the_step_that_plans_them_has_ended(monkeypatch):
     assert len(beside) > 10 and all(ends[now] == end > now for now, end in beside)
 
 
+@pytest.mark.slow
 def test_replicas_that_share_a_store_find_what_others_stored():
     own, apart, _ = run(kv_offloading_size=2, replicas=2, router="round-robin")
     shared = "shared=true"

@@ -227,6 +227,7 @@ SWAPPING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(SWAPPING, "conserve", "layerkv"))
 @pytest.mark.parametrize("overhead", [0.0, 0.001])
 def test_runs_at_once_are_single_steps(policy, overhead):

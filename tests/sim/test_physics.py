@@ -33,6 +33,7 @@ def littles_law(policy: str, seed: int) -> None:
     assert there @ (end - start) + sum(between) == pytest.approx((left - begun).sum(), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", policy_names())
 @pytest.mark.parametrize("seed", [1, pytest.param(12, marks=pytest.mark.nightly)])
 def test_littles_law_between_step_rows_and_request_rows(policy, seed):

@@ -103,6 +103,7 @@ def test_what_is_said_and_told(plan):
     assert np.min(shares) >= 0.9
 
 
+@pytest.mark.slow
 def test_where_no_split_is_enough_it_is_said(trace):
     """Two replicas of each kind are allowed, and one that does both is enough."""
     plan = planned(trace, "ttft p90 < 30 s, tpot p90 < 500 ms", most_gpus=2, grow=0.05)

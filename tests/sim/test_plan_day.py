@@ -94,6 +94,7 @@ def test_the_day_is_that_of_brute_force(trace, slo, usd, policies, dearer):
     assert (row.status == "dearer") == dearer and day.holds
 
 
+@pytest.mark.slow
 def test_offline_work_changes_nothing_of_what_is_said_of_the_peak(trace):
     slo, usd = "ttft p90 < 80 ms, tpot p90 < 25 ms", {"a100-40g": 1.0, "h100": 2.5}
     found = (plan(trace, slo, usd, tp=(1, 2), pool=pool) for pool in (POOL, 0))

@@ -43,13 +43,14 @@ def by_brute_force(trace: str, slo: str, crashes: int, most: int, **more) -> lis
     return keeps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("crashes", "slo", "more"),
     [
         (1, "ttft p90 < 70 ms, tpot p90 < 17 ms", {"on_failure": "migrate"}),
         (1, "ttft p90 < 80 ms", {"on_failure": "retry", "detection": 0.1}),
-        pytest.param(2, "ttft p90 < 80 ms, tpot p90 < 20 ms", {}, marks=pytest.mark.slow),
-        pytest.param(1, "ttft p99 < 200 ms", {"on_failure": "error"}, marks=pytest.mark.slow),
+        (2, "ttft p90 < 80 ms, tpot p90 < 20 ms", {}),
+        (1, "ttft p99 < 200 ms", {"on_failure": "error"}),
     ],
 )
 def test_brute_force_finds_the_same_number_that_survives(trace, crashes, slo, more):

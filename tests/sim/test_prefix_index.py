@@ -147,6 +147,7 @@ def crowded(policy: str, ledger: str, seed: int, **settings) -> tuple[Leaving, l
     return run, compared(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "ledger"), mostly_nightly(PAIRS, *SAMPLE))
 def test_the_index_finds_what_the_ledger_finds(policy, ledger):
     run, (beside,) = crowded(policy, ledger, seed=1)

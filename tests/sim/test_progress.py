@@ -191,6 +191,7 @@ def test_a_run_in_which_nothing_ends_reports_all_the_same():
     assert times == sorted(set(times))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [0, 8])
 def test_a_runs_share_grows_with_it_and_counts_no_pool_for_the_list(pool):
     states, result = reported(trace="fixed:400,50", rate=8.0, requests=300, pool=pool)
@@ -201,6 +202,7 @@ def test_a_runs_share_grows_with_it_and_counts_no_pool_for_the_list(pool):
     assert shares[-1] > 0.9 and all(b > a - 0.02 for a, b in zip(shares, shares[1:], strict=False))
 
 
+@pytest.mark.slow
 def test_who_watches_a_run_changes_nothing():
     settings = {"trace": "fixed:400,50", "rate": 8.0, "requests": 60, "pool": 4, "replicas": 2}
     inputs = resolve(SimulationConfig(**settings))

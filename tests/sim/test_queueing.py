@@ -157,6 +157,7 @@ def test_one_seat_is_an_mg1_queue(service):
     assert high - low < TELLING * expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("service", "wrong"),
     mostly_nightly(

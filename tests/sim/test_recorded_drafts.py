@@ -78,6 +78,7 @@ def lines(log: DecisionLog) -> list:
     return [(s.start_s, s.grants, s.admitted, s.preempted, s.verified) for s in log.steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", DRAFTING)
 def test_a_simulation_takes_found_drafts_from_a_log(policy, tmp_path):
     first = recorded(policy)

@@ -50,6 +50,7 @@ def without_objectives(workload: Workload) -> Workload:
     return replace(workload, slo_ttft_s=none, slo_tpot_s=none)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *SOME_POLICIES))
 def test_a_replay_is_the_run(policy, tmp_path):
     """With everything in it: classes, objectives, prefixes, sessions with delays, applications, the
@@ -96,6 +97,7 @@ def test_what_is_exported_is_a_workload_and_exporting_it_again_changes_nothing(t
     assert second.read_bytes() == (tmp_path / "again.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_one_run_replayed_under_another_policy_keeps_its_requests(tmp_path):
     """The exported pool is a list: another policy gets those batches, no more and no less."""
     _, _, loaded = run_and_replay(hybrid(0, 40, pool=6), tmp_path)
@@ -172,6 +174,7 @@ def file_hashes(policies: list[str], folder: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policies",
     [("vllm", "layerkv"), pytest.param(POLICIES, marks=pytest.mark.nightly)],

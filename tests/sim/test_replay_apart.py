@@ -32,6 +32,7 @@ def simulated(tmp_path: Path, *arguments: str) -> str:
     return str(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "replay", "said"),
     [

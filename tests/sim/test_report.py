@@ -48,6 +48,7 @@ def undrawn(monkeypatch) -> None:
     monkeypatch.setattr(pages._Drawn, "chart", lambda self, chart: "")
 
 
+@pytest.mark.slow
 def test_the_page_is_one_file_that_is_whole_and_loads_nothing(page):
     text = page.read_text()
     parsed = Page(text)
@@ -56,11 +57,13 @@ def test_the_page_is_one_file_that_is_whole_and_loads_nothing(page):
     assert "default-src 'none'" in text and "connect-src" not in text
 
 
+@pytest.mark.slow
 def test_every_run_is_there_once_in_the_order_given(page):
     (head, *_), *_ = Page(page.read_text()).tables
     assert head == ["", *ORDER]
 
 
+@pytest.mark.slow
 def test_a_point_of_a_chart_is_the_number_of_its_run(page, runs):
     text = page.read_text()
     summaries = {name: read_run(runs / name).summary for name in ORDER}
@@ -79,6 +82,7 @@ def test_a_point_of_a_chart_is_the_number_of_its_run(page, runs):
         assert [row[3] for row in rows if row[0] == name] == [number(w) for w in windows]
 
 
+@pytest.mark.slow
 def test_a_chart_says_what_is_seen_to_who_cannot_see_it(page, runs):
     parsed = Page(page.read_text())
     assert len(parsed.alts) == len(parsed.figures) > 12
@@ -88,6 +92,7 @@ def test_a_chart_says_what_is_seen_to_who_cannot_see_it(page, runs):
     assert f"{medians[low]['median_ttft_ms'] / 1000:.4g} s ({low})" in alt
 
 
+@pytest.mark.slow
 def test_labels_are_escaped_and_differing_settings_shown(page):
     text = page.read_text()
     assert "&lt;rt&gt; &amp; first" in text and "<rt>" not in text
@@ -96,6 +101,7 @@ def test_labels_are_escaped_and_differing_settings_shown(page):
     assert "&quot;seed&quot;: 0" in text  # the whole of run.json stands below
 
 
+@pytest.mark.slow
 def test_how_to_run_each_again_is_said_and_can_be_typed(page, runs):
     text = page.read_text()
     assert f"simulate --config {runs}/run-2/run.json --metrics-every 1 --out again" in text

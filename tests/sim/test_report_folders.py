@@ -149,6 +149,7 @@ def page(everything, tmp_path_factory) -> str:
     return write_report([everything], tmp_path_factory.mktemp("page")).read_text()
 
 
+@pytest.mark.slow
 def test_folders_of_every_kind_are_found_at_any_depth(everything):
     found = [(one.kind, one.label) for one in find([everything])]
     assert found == [
@@ -163,6 +164,7 @@ def test_folders_of_every_kind_are_found_at_any_depth(everything):
     ]
 
 
+@pytest.mark.slow
 def test_each_has_a_chapter_and_runs_of_a_validation_are_in_its_own(page):
     parsed = Page(page)
     assert parsed.open == [] and parsed.loads == []
@@ -185,6 +187,7 @@ def test_runs_of_one_command_are_in_the_order_of_its_policies(undrawn, tmp_path)
     assert Page(text).tables[0][0] == ["", "vllm", "bros", "echo"]
 
 
+@pytest.mark.slow
 def test_a_sweep_shows_its_means_and_intervals(page):
     head, *rows = Page(page).numbers(page, "sweep-classes.rt.slo_attainment")
     shown = {(r[0], r[2]): r[3:] for r in rows}
@@ -195,6 +198,7 @@ def test_a_sweep_shows_its_means_and_intervals(page):
     assert "combinations.json" in page and "--seeds 2" in page
 
 
+@pytest.mark.slow
 def test_a_plan_shows_what_binds_its_memory_and_its_front(page):
     table = next(t for t in Page(page).tables if t[0][0] == "replicas of")
     first = dict(zip(table[0], table[1], strict=True))
@@ -207,6 +211,7 @@ def test_a_plan_shows_what_binds_its_memory_and_its_front(page):
     assert "twinserve plan --model m --slo &#x27;ttft p90 &lt; 1 s&#x27; --trace t.csv" in page
 
 
+@pytest.mark.slow
 def test_a_comparison_and_a_validation_show_both_sides(page):
     cells = [cell for table in Page(page).tables for line in table for cell in line]
     assert "123 ms" in cells and "150 ms" in cells and "+22.0" in cells

@@ -139,6 +139,7 @@ def test_bytes_do_not_depend_on_column_order_or_on_the_kind_of_text(tmp_path):
     assert content(write_run(tmp_path / "two", run)) == one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["summary.json", "steps.parquet", "the rename"])
 @pytest.mark.parametrize("former", [False, True])
 def test_an_interrupted_write_leaves_nothing_or_the_former_run(tmp_path, monkeypatch, at, former):
@@ -241,6 +242,7 @@ def test_rows_that_are_wrong_are_found_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_missing_and_torn_files_are_named(tmp_path, name):
     path = write_run(tmp_path / "run", a_run()) / name

@@ -114,6 +114,7 @@ def test_what_is_shed_costs_its_class_and_helps_the_other():
 
 
 # -- every router ----------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("name", router_names())
 @examples(40)
 @given(data=st.data())
@@ -153,6 +154,7 @@ def test_it_sends_to_a_replica_that_is_up_and_the_same_again(name, data):
             here.append((request, choices[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", router_names())
 def test_it_serves_a_workload_step_by_step_as_in_runs(name):
     """On whatever replicas: nothing is lost, and steps taken at once give the same rows."""

@@ -63,6 +63,7 @@ KINDS = mostly_nightly(
 
 
 # -- queueing theory: a queue grows if and only if the load is above 1 -----------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "service"), KINDS)
 @pytest.mark.parametrize("load", [0.3, 0.7, 0.9])
 def test_below_one_no_queue_is_said_to_grow(load, servers, service):
@@ -72,6 +73,7 @@ def test_below_one_no_queue_is_said_to_grow(load, servers, service):
     assert counted(load, 3000, servers, service)["keeps up"] >= 0.8 * RUNS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "service"), KINDS)
 @pytest.mark.parametrize("load", [1.3, 2.0])
 def test_above_one_no_queue_is_said_to_be_steady(load, servers, service):

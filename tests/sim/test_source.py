@@ -149,6 +149,7 @@ def test_without_an_end_the_loop_runs_to_the_last_arrival():
     assert first.equals(batches(pooled(30.0)).arrival_s.first())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_gets_the_same_pool_requests(policy):
     """How many batches come depends on how fast they are served, what is in batch k does not."""
@@ -171,6 +172,7 @@ def test_single_requests_go_where_fewest_are_unfinished():
     assert requests.replica.to_dict() == {"r0": 0, "r1": 1, "r2": 2, "r3": 0, "r4": 1}
 
 
+@pytest.mark.slow
 def test_sessions_stay_on_their_replica_and_the_pool_is_spread():
     requests = simulate(hybrid(2, 40, rate=60, sessions=8, pool=9), replicas=3).requests
     sessions = requests[requests.group.notna() & (requests.group != POOL_GROUP)]

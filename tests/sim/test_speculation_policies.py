@@ -47,6 +47,7 @@ DRAFTS = ("k=3,method=ngram,acceptance=0.6", "k=2,method=eagle,acceptance=0.9")
 BY_TURNS = [(name, DRAFTS[turn % 2]) for turn, name in enumerate(DRAFTING)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "drafts"), mostly_nightly(product(DRAFTING, DRAFTS), *BY_TURNS))
 def test_a_policy_that_drafts_keeps_the_rules(name, drafts):
     """Every plan is audited, memory recounted, all tokens come, and a second run and the fast path
@@ -57,6 +58,7 @@ def test_a_policy_that_drafts_keeps_the_rules(name, drafts):
 
 
 # an iteration of bros may exceed the budget by a whole prompt: tests/policies/test_bros_drafts.py
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DRAFTING if name != "bros"])
 def test_a_policy_with_a_draft_model_keeps_its_budget(name):
     """Each row of a step takes one more token of the budget (`Drafting.slots`)."""
@@ -71,6 +73,7 @@ def test_a_policy_with_a_draft_model_keeps_its_budget(name):
     assert 60 < (computed + rows).max() <= 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTING)
 def test_drafts_shorten_what_the_same_policy_does(name):
     settings = {"policy": (on_paged(name),), "requests": 40, "rate": 200.0, "num_blocks": 4000}

@@ -52,6 +52,7 @@ def page(command: str, *names: str) -> tuple[str, list[str]]:
     return shown, loaded.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", mostly_nightly(PAGES, *PAGES[:4], "twinserve validate --help"))
 def test_pages_of_help_load_nothing_heavy(command):
     shown, loaded = page(command, *HEAVY)
@@ -70,6 +71,7 @@ def test_the_list_of_verbs_loads_no_verb():
     assert loaded == [] and all(f" {verb} " in shown for verb in VERBS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verbs_own_help_begins_with_its_line_in_the_list(verb, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
@@ -113,6 +115,7 @@ def test_a_defect_is_no_bad_input(monkeypatch):
         main(["trace", "list"])
 
 
+@pytest.mark.slow
 def test_help_breaks_lines_where_the_terminal_does(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     for words, sentence in (

@@ -77,6 +77,7 @@ def swept_before(swept, tmp_path) -> Path:
     return shutil.copytree(swept, tmp_path / "swept")
 
 
+@pytest.mark.slow
 def test_a_row_holds_every_number_of_the_runs_summary(swept):
     frame = pd.read_parquet(swept / "runs.parquet")
     assert list(zip(frame.policy, frame.rate, frame.seed, strict=True)) == [
@@ -93,6 +94,7 @@ def test_a_row_holds_every_number_of_the_runs_summary(swept):
     assert {"classes.rt.p99_ttft_ms", "kv.preemptions.swap", "output_throughput"} <= set(summary)
 
 
+@pytest.mark.slow
 def test_the_table_has_means_and_intervals_over_seeds(swept):
     frame = pd.read_parquet(swept / "runs.parquet")
     table = pd.read_csv(swept / "table.csv")
@@ -103,6 +105,7 @@ def test_the_table_has_means_and_intervals_over_seeds(swept):
     assert table.mean_ttft_ms_ci[0] == pytest.approx(12.7062 * abs(first[0] - first[1]) / 2)
 
 
+@pytest.mark.slow
 def test_the_same_command_runs_nothing_and_writes_the_same_bytes(tmp_path, ran):
     sweep(tmp_path, *GRID)
     before = {name: (tmp_path / name).read_bytes() for name in FILES}
@@ -112,6 +115,7 @@ def test_the_same_command_runs_nothing_and_writes_the_same_bytes(tmp_path, ran):
     assert {name: (tmp_path / name).read_bytes() for name in FILES} == before
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_or_damaged_is_run_again(swept_before, ran):
     gone, torn, _, other, *_ = sorted((swept_before / KEPT).glob("*.json"))
     gone.unlink()
@@ -148,6 +152,7 @@ def test_a_run_that_fails_is_told_apart_and_the_rest_is_complete(tmp_path, long_
     assert pd.read_parquet(out / "runs.parquet").num_blocks.tolist() == [4000, 4000]
 
 
+@pytest.mark.slow
 def test_what_failed_is_run_again_only_where_that_is_asked_for(tmp_path, monkeypatch):
     fails, calls = {1}, []
 
@@ -209,6 +214,7 @@ def test_bad_input_is_one_line_before_anything_is_run(tmp_path, words, said, cap
     assert not ran and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_what_is_asked_of_the_metrics_is_part_of_a_run(tmp_path, ran):
     sweep(tmp_path, "--seeds", "1")
     sweep(tmp_path, "--seeds", "1", "--percentiles", "50,75", "--goodput", "ttft:1000")
@@ -265,6 +271,7 @@ def test_a_digest_covers_the_content_of_files(tmp_path, setting, file):
     assert found[1] == found[3] and len(set(found)) == 3
 
 
+@pytest.mark.slow
 def test_a_changed_policy_file_is_run_again(tmp_path, ran):
     policy = tmp_path / "mine.py"
     text = (
@@ -407,6 +414,7 @@ def test_a_defect_in_a_policy_is_told_with_its_place(tmp_path, capsys):
     assert error == "ZeroDivisionError: division by zero (broken.py, line 5)"
 
 
+@pytest.mark.slow
 def test_error_bars_of_a_sweep_are_those_of_its_runs(tmp_path, capsys):
     """Each number with an error bar lies within it, and its ends are what `simulate` finds."""
     words = ["--trace", "sharegpt", "--requests", "20", "--rate", "20", "--seeds", "2"]
@@ -436,6 +444,7 @@ def test_error_bars_of_a_sweep_are_those_of_its_runs(tmp_path, capsys):
     assert printed.count("[") > 3
 
 
+@pytest.mark.slow
 def test_runs_without_error_bars_are_not_taken_for_runs_with_them(tmp_path, ran):
     words = ["--requests", "3"]
     assert sweep(tmp_path, *words) == 0

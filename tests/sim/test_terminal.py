@@ -232,6 +232,7 @@ def test_bash_completes(words, there, script):
     assert not done.stderr and {word.strip() for word in done.stdout.splitlines()} == there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_scripts_for_other_shells_have_every_verb_and_parse(shell, capsys, tmp_path):
     with pytest.raises(SystemExit) as end:
@@ -305,6 +306,7 @@ def plain(text: str) -> list[str]:
     return [line.rpartition("\r")[2].rstrip() for line in text.split("\n")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", mostly_nightly([60, 80, 120, 200], 60, 200))
 @pytest.mark.parametrize(
     "words",
@@ -319,12 +321,14 @@ def test_no_line_is_wider_than_the_terminal(words, columns):
     assert len(lines) > 10 and max(map(len, lines)) <= columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["twinserve --help", SMALL])
 def test_no_color_is_without_colours(words):
     colours = re.compile(r"\x1b\[[0-9;]*(?:3[0-8]|4[0-8]|9[0-7])(?:;[0-9]+)*m")
     assert not colours.search(in_terminal(words, 100, NO_COLOR="1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [*mostly_nightly([f"twinserve {verb} --help" for verb in MANY]), "simulate --help", SMALL],

@@ -137,6 +137,7 @@ def test_on_a_quiet_machine_nothing_is_run_again_and_nothing_said(validated):
     assert said["verdict"] == found.schedule.verdict() and said["verdict"] in page([found], "0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [True, False], ids=["without the core", "slowed on it"])
 def test_disturbed_live_runs_are_run_again_and_the_calm_ones_compared(validated, lost):
     machine = Machine(lambda run: 5.0 if run in (1, 3) else 1.0, lost)
@@ -146,6 +147,7 @@ def test_disturbed_live_runs_are_run_again_and_the_calm_ones_compared(validated,
     assert "2 live runs were disturbed more, and set aside" in found.noise()
 
 
+@pytest.mark.slow
 def test_disturbed_locked_steps_are_replayed_again(validated):
     machine = Machine(lambda run: 6.0 if run < 5 else 1.0)  # all of the first three
     found = validated(machine)
@@ -155,6 +157,7 @@ def test_disturbed_locked_steps_are_replayed_again(validated):
     assert error["disturbed_pct"] > 50
 
 
+@pytest.mark.slow
 def test_where_others_never_cease_the_errors_come_with_a_word(validated):
     """Errors of -95 % are the machine's."""
     machine = Machine(lambda run: 20.0)
@@ -170,6 +173,7 @@ def test_where_others_never_cease_the_errors_come_with_a_word(validated):
     assert found.locked.error()["mean_absolute_error_pct"] < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1.5, 2.5, 4.5])
 def test_a_time_limit_leaves_what_has_ended_and_says_so(validated, runs):
     whole = Machine()

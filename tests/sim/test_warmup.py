@@ -69,6 +69,7 @@ def test_they_are_in_a_fleet_that_fails_and_moves_its_requests(seed):
     assert rows.gaps["warmup"].nunique() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warmup", [Warmup(requests=20), Warmup(seconds=0.5)])
 def test_nothing_changes_but_what_is_measured(warmup):
     plain, warmed = run(), run(warmup=warmup)
@@ -151,6 +152,7 @@ def test_a_warm_up_as_long_as_the_trace_is_told_before_the_run(warmup):
         warmup_end_s(warmup, toy_rows(60).requests.iloc[:0])
 
 
+@pytest.mark.slow
 def test_a_stored_run_gives_its_summary_again(tmp_path):
     result = run(warmup=Warmup(requests=20))
     again = read_run(write_run(tmp_path / "run", result))

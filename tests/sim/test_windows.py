@@ -155,6 +155,7 @@ def printed(every_s: float) -> str:
     return sink.getvalue()
 
 
+@pytest.mark.slow
 def test_a_few_windows_are_printed_and_many_are_not():
     few = printed(3.0)
     assert "fcfs" in few and "attained" in few and max(map(len, few.splitlines())) <= 80

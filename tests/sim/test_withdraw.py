@@ -88,11 +88,13 @@ def checked(spec, seed: int, **settings) -> tuple[Leaving, RunRows]:
     return run, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(SPECS, "bros", *SOME_POLICIES))
 def test_clients_may_leave_any_policy_at_any_time(policy):
     checked(parse_policy(policy), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     mostly_nightly([p for p in SPECS if parse_policy(p).policy.asynchronous], *SOME_POLICIES),

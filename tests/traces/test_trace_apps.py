@@ -53,6 +53,7 @@ def test_a_workload_of_the_papers_shape(workload):
     assert names == workload.group_names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, minutes", [("apps:1x", 18), ("apps:2x", 9), ("apps:3x", 6), ("apps", 9)]
 )

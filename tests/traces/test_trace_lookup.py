@@ -131,6 +131,7 @@ def test_other_content_under_the_name_is_an_error(code_trace, tmp_path):
     assert len(load_trace(tmp_path / code_trace.files[0])) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_without_a_network_the_replica_stands_in(nowhere, name):
     w = load_trace(name, seed=1)
@@ -146,6 +147,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(nowhere, monkeypatc
     assert load_trace("azure-2023:conv").provenance.replica
 
 
+@pytest.mark.slow
 def test_ticks_are_spread_unless_told_otherwise(nowhere):
     spread = load_trace("mooncake")
     raw = load_trace("mooncake", raw_arrivals=True)

@@ -285,6 +285,7 @@ def test_the_format_can_be_forced():
         read(jsonl(row), "moncake")
 
 
+@pytest.mark.slow
 @pytest.mark.traces
 def test_the_original_mooncake_trace(original):
     path = original("mooncake")
