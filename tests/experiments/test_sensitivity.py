@@ -228,6 +228,7 @@ def test_applications_seem_to_need_more_or_less(part, factors, hybrid):
     assert misjudging(fcfs, part, 1.1) is fcfs
 
 
+@pytest.mark.slow
 def test_the_applications_policies_get_wrong_demands():
     inputs = inputs_of("apps", 0, True)
     off = perturbed(inputs, "demand", 1.1)

@@ -58,6 +58,7 @@ def test_one_seed_tells_nothing():
     assert study.verdict(1.5, float("nan")) == study.OPEN
 
 
+@pytest.mark.slow
 def test_clients_keep_the_batch_full():
     workload = requests_of(LENGTHS["chat"], 16, seed=1)
     assert workload.concurrency == 16 and len(workload) == 64
@@ -80,6 +81,7 @@ def test_the_whole_of_it_small(tmp_path, capsys):
     assert (tmp_path / "out" / "speculation.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_kept_report_comes_from_the_kept_runs():
     points = pd.read_csv(KEPT / "points.csv")
     assert points.groupby(["lengths", "engine", "drafts", "batch"], dropna=False).size().min() >= 3

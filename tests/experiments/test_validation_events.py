@@ -126,6 +126,7 @@ def test_a_term_that_the_model_lacks_is_found(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_tokens_counted_each_second_tell_the_decode_steps(tmp_path):
     columns = {"request_id": range(12), "arrival_s": np.linspace(0, 0.5, 12), "input_toks": 200}
     requests = pd.DataFrame(columns).assign(output_toks=np.linspace(400, 1400, 12).astype(int))
@@ -191,6 +192,7 @@ def test_counts_of_steps_by_hand():
     assert fit(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", mostly_nightly(range(3), 0))
 def test_measured_runs(index, tmp_path):
     report = validate_events(_truth(), CASES[index])

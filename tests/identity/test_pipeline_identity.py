@@ -73,13 +73,13 @@ def compare(
 def test_decisions_are_vllms_with_several_batches_under_way(asynchronous):
     total = Report()
     for run in RUNS:
-        report = compare(*run, asynchronous=asynchronous, max_steps=4_000)
+        report = compare(*run, asynchronous=asynchronous, max_steps=2_500)
         assert report.mismatches == 0, f"{run}: {report.first_mismatch}"
         total += report
-    assert total.steps > 20_000
+    assert total.steps > 15_000
     # and what is new with stages has happened
-    assert total.drained_preemptions > 100 and total.ended_victims > 0
-    assert total.partial_chunks > 1_000 and total.resumed_hit_tokens > 0
+    assert total.drained_preemptions > 30 and total.ended_victims > 0
+    assert total.partial_chunks > 300 and total.resumed_hit_tokens > 0
     assert total.withdrawn_running > 20
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.identity.mutations import Mutation
 from tests.identity.offload import TIER_REGIMES, TierRegime, compare_tiers
 
-SCENARIOS = (("preemption", 1), ("mixed", 1), ("priority", 2), ("partial_chunks", 2))
+SCENARIOS = (("preemption", 1), ("mixed", 1))  # the nightly part `identity` has all
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_a_host_tier_is_used_as_vllm_uses_it(regime):
         assert report.mismatches == 0, f"{generate} {seed}: {report.first_mismatch}"
         steps += report.steps
         seen += more
-    assert steps > 8_000
+    assert steps > 3_000
     assert all(seen[name] for name in ("loads", "stores", "evicted", "flushed")), seen
 
 

@@ -132,6 +132,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("policy", ORDERS)
 def test_applications_are_not_interleaved(policy, asynchronous):

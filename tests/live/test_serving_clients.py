@@ -278,6 +278,7 @@ def test_a_class_that_is_not_believed_gains_nothing(policy):
     assert len(engine.decider.applications) == 0
 
 
+@pytest.mark.slow
 def test_an_application_that_is_not_believed_needs_no_class():
     engine = Engine("justitia:predictor=class-mean", clients_with())
     assert engine.decider.refusal(read_attributes({"app": "a", "twinserve_client": "honest"})) == ""

@@ -465,6 +465,7 @@ def run(model, load, policy: str, blocks: int) -> dict[str, int]:
     return checker.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [400, 70])
 @examples(60)
 @given(model=echo_models | bros_models, load=requests, policy=st.sampled_from(POLICIES))
@@ -472,6 +473,7 @@ def test_no_single_edit_raises_the_reward(blocks, model, load, policy):
     run(model, load, policy, blocks)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(
     model=bros_models,

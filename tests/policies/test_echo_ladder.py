@@ -118,6 +118,7 @@ def test_nobody_is_late_with_the_first_token(runs):
     assert max(run["slowest first token"] for run in runs.values()) < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["echo", "echo-bs-e-s"])
 def test_a_plan_does_not_look_at_the_whole_pool(policy):
     """Cache look-ups a plan, once the queue has been taken in: as many for 400 queued requests as

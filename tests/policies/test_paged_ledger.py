@@ -316,6 +316,7 @@ def walk(world: World, rng: random.Random) -> None:
         world.compare()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_long_walks_agree_with_the_reference(seed, in_order):

@@ -143,6 +143,7 @@ def test_a_core_install_predicts_by_class_means_and_says_so_once(policy, monkeyp
     assert not [line for line in resolve(no_apps).notices if "twinserve[learn]" in line]
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported_for_a_policy():
     code = (
         "import sys; from twinserve.policies.registry import parse_policy; from "
@@ -269,6 +270,7 @@ def test_a_training_file_that_is_not_there():
         make_predictor(DemandOptions(training="no/such/file")).prepare(["EV"], kv_token_time)
 
 
+@pytest.mark.slow
 def test_a_run_hands_an_oracle_the_truth_and_lets_the_others_learn_before_it():
     from twinserve.sim.setup.config import SimulationConfig
     from twinserve.sim.setup.inputs import resolve

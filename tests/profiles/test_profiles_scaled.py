@@ -209,6 +209,7 @@ def test_the_largest_and_least_factors_still_serve(factor, tmp_path):
     assert all(run.rows.requests.finished.all() for run in runs.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [ROOFLINE, OPERATORS])
 def test_an_engine_that_is_twice_as_slow_takes_twice_as_long(name, tmp_path):
     """Everything at once, on the fast path: twice the time, the same decisions."""

@@ -176,6 +176,7 @@ def test_a_routers_defect_is_the_affair_of_one_request():
     run(test)
 
 
+@pytest.mark.slow
 def test_checks_go_on_after_one_that_went_wrong(monkeypatch):
     async def test() -> None:
         async with scene(1) as made:

@@ -177,6 +177,7 @@ def test_a_router_may_reject():
     run(test)
 
 
+@pytest.mark.slow
 def test_draining_refuses_new_requests_and_ends_old_ones():
     async def test() -> None:
         async with scene(1, pace_s=0.05, drain_s=10.0) as made:
@@ -292,6 +293,7 @@ def test_a_port_that_is_taken_is_one_line():
     assert port in done.stderr and done.stderr.splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_kv_memory_is_a_new_replica():
     """It may not tell when it comes up, or be started anew between two checks."""
 

@@ -56,6 +56,7 @@ def runs() -> ts.Runs:
     return ts.simulate(["vllm", "bros:chunk=fit"], pool=4, **SMALL)
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_the_command(runs, capsys):
     with pytest.raises(SystemExit) as end:
         main(["simulate", "-p", "vllm", "-p", "bros:chunk=fit", "--pool", "4", *FLAGS, "--json"])

@@ -44,6 +44,7 @@ def said(capsys, *words) -> str:
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

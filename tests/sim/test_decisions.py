@@ -142,6 +142,7 @@ def test_runs_spread_out_are_the_steps_of_the_exact_way(policy, tmp_path):
         assert len(plans) < 0.9 * len(single)  # runs there were
 
 
+@pytest.mark.slow
 def test_free_blocks_are_those_of_the_ledger_after_each_plan(tmp_path):
     given, spec = inputs(exact=True), parse_policy("vllm")
     simulation = Simulation(given, spec, decisions=True)

@@ -498,6 +498,7 @@ def test_a_replica_ends_once():
 
 
 # -- views -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_views_are_of_any_age_and_cut_no_run():
     """Asked at any time for any time before, a run of steps shows what single steps would: the row
     of the step that had begun."""

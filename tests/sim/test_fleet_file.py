@@ -61,6 +61,7 @@ def test_each_pool_runs_what_the_file_says(two):
     assert run.fleet.router.name == "spread"
 
 
+@pytest.mark.slow
 def test_a_run_is_repeated_from_its_run_json_without_the_file(two, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     code, said = command(f"--fleet {two} {TRAFFIC} --out {first}", capsys)

@@ -82,6 +82,7 @@ def test_a_requests_times_are_in_order(policy):
 
 
 # -- memory ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 @everybody
 def test_memory_is_conserved_and_granted_before_it_is_used(policy):
     """The auditor recounted the ledger and the grants at every plan; here: the memory was really

@@ -85,6 +85,7 @@ def test_the_default_run_is_neither_idle_nor_saturated():
 
 
 # -- a load that is asked for ----------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", ["mooncake", "azure-2023:conv", "sharegpt"])
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_a_load_is_of_all_replicas(trace, replicas):

@@ -121,6 +121,7 @@ def test_classes_have_objectives_of_their_own_and_the_pool_too():
     assert np.nanmax(again.slo_ttft_s[again.service_class == 1]) == 2.0
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_run_give_the_same_run_again(capsys, tmp_path):
     slo = "rt: ttft p90 < 1 s, e2el < 10 s; be: tpot < 1 s"
     flags = ("--trace", "poisson", "--rate", 20, "--requests", 20, "--pool", 2, "-q")

@@ -71,6 +71,7 @@ def test_ending_early_changes_no_verdict(plan, split):
     assert set(early.missed) <= set(whole.missed)
 
 
+@pytest.mark.slow
 def test_a_decode_replicas_token_is_judged_not_the_prefill_replicas(trace):
     """A network so slow that every transfer takes longer than the objective: all are late, however
     soon prompts are computed."""

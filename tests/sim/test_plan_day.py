@@ -55,6 +55,7 @@ def case(slo: str, usd: dict, policies: tuple, dearer: bool = False, marks=()):
     return pytest.param(slo, usd, policies, dearer, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slo", "usd", "policies", "dearer"),
     [

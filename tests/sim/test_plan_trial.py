@@ -21,6 +21,7 @@ def trace(tmp_path_factory):
     return write_trace(tmp_path_factory.mktemp("trace") / "t.csv", seed=3, count=150, rate=25.0)
 
 
+@pytest.mark.slow
 @examples(12)
 @given(
     replicas=st.integers(1, 4),

@@ -118,6 +118,7 @@ def test_a_changed_line_changes_the_replay(tmp_path):
     assert not any(getattr(rows, t).equals(getattr(other, t)) for t in ROW_TABLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["vllm", "bros"])
 def test_a_run_from_settings_is_replayed_from_its_export(policy, tmp_path):
     """The whole way that the command goes, on a shipped profile, with its default objectives."""

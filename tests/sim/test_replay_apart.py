@@ -84,6 +84,7 @@ def _mute(pipe, settings, part) -> None:
     pipe.recv()
 
 
+@pytest.mark.slow
 def test_an_engine_that_says_nothing_is_an_error_and_is_ended(monkeypatch):
     monkeypatch.setattr(engine, "main", _mute)
     monkeypatch.setattr(engine, "_PRELOAD", __name__)

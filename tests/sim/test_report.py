@@ -138,6 +138,7 @@ def test_without_the_library_charts_are_pictures_and_the_page_says_so(runs, tmp_
     assert "twinserve[report]" in text and "var(--ink)" in text
 
 
+@pytest.mark.slow
 def test_one_run_without_objectives_has_fewer_charts(tmp_path):
     rows = toy_rows(20, be_share=0.0, slo=(float("nan"), float("nan")))
     write_run(tmp_path / "run", RunResult(rows, {}, {}, summarise(rows)))

@@ -180,6 +180,7 @@ def test_each_has_a_chapter_and_runs_of_a_validation_are_in_its_own(page):
     assert ["", "live-1", "simulated"] in [table[0] for table in parsed.tables]
 
 
+@pytest.mark.slow
 def test_runs_of_one_command_are_in_the_order_of_its_policies(undrawn, tmp_path):
     for place, name in enumerate(("vllm", "bros", "echo")):
         write_toy(tmp_path / "runs" / name, place=place, n=10)

@@ -82,6 +82,7 @@ def test_above_one_no_queue_is_said_to_be_steady(load, servers, service):
     assert counted(load, 3000, servers, service)["saturated"] == RUNS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "service"), KINDS)
 def test_a_queue_grows_at_the_rate_that_theory_says(servers, service):
     """Arrivals less what the servers can do: 1 - 1 / load a second."""

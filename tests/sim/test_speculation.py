@@ -114,6 +114,7 @@ def test_a_mean_length_has_the_least_spread():
     assert rates_of_length(1.0, 2) == [0.0, 0.0] and rates_of_length(3.0, 2) == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_draws_depend_on_request_and_position_alone():
     """Neither batches, nor memory, nor when a plan is made change which drafts are right."""
     settings = {"speculate": "k=2,method=ngram,acceptance=0.6", "prefix_caching": False}

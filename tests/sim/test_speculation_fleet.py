@@ -40,6 +40,7 @@ def test_one_pool_speculates_and_another_does_not(asynchronous):
     assert tpot[drafted].mean() < 0.7 * tpot[~drafted].mean()
 
 
+@pytest.mark.slow
 def test_a_pool_that_speculates_is_what_the_flag_says():
     mine = fleet({"replicas": 2, "speculate": DRAFTS})
     same_rows(mine.rows, fleet({"replicas": 2}, speculate=TEXT).rows)
@@ -47,10 +48,12 @@ def test_a_pool_that_speculates_is_what_the_flag_says():
     assert "draft_tokens" not in without.rows.steps
 
 
+@pytest.mark.slow
 def test_the_fast_path_is_exact_in_a_mixed_fleet():
     same_rows(fleet(*MIXED).rows, fleet(*MIXED, exact=True).rows)
 
 
+@pytest.mark.slow
 def test_run_json_says_which_pools_speculate_and_repeats_them(tmp_path):
     result = fleet(*MIXED)
     write_run(tmp_path / "out", result)

@@ -127,6 +127,7 @@ def test_only_what_is_missing_or_damaged_is_run_again(swept_before, ran):
     assert (swept_before / "runs.parquet").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_larger_sweep_adds_its_own_runs_only(tmp_path, ran):
     sweep(tmp_path, "--grid", "rate=10", "--seeds", "1")
     sweep(tmp_path, "--grid", "rate=5,10", "--seeds", "2")

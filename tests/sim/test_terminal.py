@@ -95,6 +95,7 @@ def test_an_example_is_a_command_that_is_understood(example):
     assert command.__name__ == (words[0] if name == "twinserve" else "simulate") and bound.arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", (*MANY, "compare", "report", "completion"))
 def test_a_page_shows_each_example_on_a_line(verb, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")

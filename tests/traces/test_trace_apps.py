@@ -105,6 +105,7 @@ def reference_seconds(sample) -> float:
     return max(critical, token_time / REFERENCE_KV_TOKENS) * REFERENCE_ITERATION_S
 
 
+@pytest.mark.slow
 def test_classes_are_as_large_as_the_paper_says():
     """Small below a minute, medium 1 to 10, large above 10 (`usually`): here their medians."""
     for kind, size in SIZE.items():

@@ -24,6 +24,7 @@ from twinserve.traces.workload import Workload, WorkloadError
 from twinserve.traces.write import milliseconds, write_trace
 
 
+@pytest.mark.slow
 @given(workloads())
 @examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_workload_survives_the_disk(tmp_path, w):
