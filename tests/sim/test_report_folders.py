@@ -161,6 +161,8 @@ def test_folders_of_every_kind_are_found_at_any_depth(everything):
         ("run", "live-1"),
         ("run", "simulated"),
     ]
+    with pytest.raises(ResultsError, match="given twice; name each folder once"):
+        find([everything, everything])
 
 
 def test_each_has_a_chapter_and_runs_of_a_validation_are_in_its_own(page):

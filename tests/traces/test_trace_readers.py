@@ -220,6 +220,8 @@ def test_azure_2024_has_zones_and_whole_seconds():
         "2024-05-10 00:00:01.009930+00:00,3,4\n"
     )
     assert w.arrival_s.tolist() == [0.0, 1.00993]
+    late_first = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:03,1,2\n"
+    assert read(late_first + "2024-05-10 00:00:01,3,4\n").arrival_s.tolist() == [0.0, 2.0]
 
 
 def test_burstgpt_in_both_layouts():

@@ -42,6 +42,7 @@ def test_window_starts_at_zero():
     w = transform.window(sessions(), 2.0, 4.0)
     assert w.prompt_tokens.tolist() == [30, 40, 70]
     assert w.arrival_s[:2].tolist() == [0.0, 1.0] and w.group_names == ["B"]
+    assert transform.window(sessions(), 2.0, 3.0).prompt_tokens.tolist() == [30]
     check_workload(w)
     with pytest.raises(WorkloadError, match="the trace ends at 3 s"):
         transform.window(sessions(), 10, 20)
