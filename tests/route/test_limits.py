@@ -91,8 +91,8 @@ class FullFleet:
 
 
 def test_those_that_were_under_way_are_placed_first_and_who_left_meanwhile_keeps_no_place():
-    def one(name: str) -> Request:
-        return Request(name, 0, 0.0, {"service_class": 1}, lambda size: None)
+    def one(name: str, service_class: int = 1) -> Request:
+        return Request(name, 0, 0.0, {"service_class": service_class}, lambda size: None)
 
     async def test() -> None:
         fleet = FullFleet()
@@ -101,11 +101,13 @@ def test_those_that_were_under_way_are_placed_first_and_who_left_meanwhile_keeps
         await asyncio.sleep(0)
         lost = asyncio.create_task(admission.place(one("lost"), first=True))
         await asyncio.sleep(0)
+        live = asyncio.create_task(admission.place(one("real-time", 0)))
+        await asyncio.sleep(0)
         fleet.open = True
         admission.ask_again()
-        assert fleet.taken == ["lost", "new"]
+        assert fleet.taken == ["real-time", "lost", "new"]
         new.cancel()
-        await asyncio.gather(new, lost, return_exceptions=True)
+        await asyncio.gather(new, lost, live, return_exceptions=True)
         assert fleet.over == ["new"] and lost.result() == "lost"
 
     asyncio.run(test())

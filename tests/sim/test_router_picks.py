@@ -69,10 +69,18 @@ def test_sessions_that_begin_go_where_they_would_have_without_others():
     assert forward == {s: max(range(4), key=lambda i: weight(s, i)) for s in range(50)}
 
 
-def test_requests_without_a_session_go_to_the_fewest():
-    scene = Scene("session", replicas=2)
+@pytest.mark.parametrize("router", ["least-requests", "session"])
+def test_requests_without_a_session_go_to_the_fewest(router):
+    scene = Scene(router, replicas=2)
     scene.view.in_flight[:] = [3, 1]
     assert scene.send() == 1
+    scene.view.in_flight[:] = [1, 3]
+    assert scene.send() == 0
+
+
+def test_an_application_stays_where_its_first_request_went():
+    scene = Scene("least-requests", replicas=2)
+    assert [scene.send(prompt(affinity=4)) for _ in range(3)] == [0, 0, 0]
 
 
 def test_classes_are_apart():

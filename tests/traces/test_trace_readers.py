@@ -35,11 +35,11 @@ def mooncake(**fields):
 
 def test_mooncake_is_in_milliseconds_and_512_token_blocks():
     rows = (
-        mooncake(timestamp=27482, input_length=900, hash_ids=[46, 47]),
+        mooncake(timestamp=27482.2, input_length=900, hash_ids=[46, 47]),
         mooncake(timestamp=30535, input_length=513, hash_ids=[46, 2**64 - 1]),
     )
     w = read(jsonl(*rows))
-    assert w.arrival_s.tolist() == [27.482, 30.535]
+    assert w.arrival_s.tolist() == [27.4822, 30.535]
     assert w.prompt_tokens.tolist() == [900, 513] and w.output_tokens.tolist() == [2, 2]
     assert w.prefix.block_tokens == 512
     assert w.prefix.of(0).tolist() == [0, 1] and w.prefix.of(1).tolist() == [0, 2]

@@ -1,5 +1,7 @@
 """Transforms: what they change, what they leave alone, and that each is on record."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,8 +51,8 @@ def test_window_starts_at_zero():
 
 
 def test_scale_rate_leaves_think_times():
-    w = transform.scale_rate(sessions(), 2.0)
-    assert w.arrival_s[:4].tolist() == [0.0, 0.5, 1.0, 1.5]
+    w = transform.scale_rate(replace(sessions(), stages_s=(1.0, 3.0)), 2.0)
+    assert w.arrival_s[:4].tolist() == [0.0, 0.5, 1.0, 1.5] and w.stages_s == (0.5, 1.5)
     assert w.delay_s.tolist() == sessions().delay_s.tolist()
 
 
