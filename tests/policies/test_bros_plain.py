@@ -148,6 +148,7 @@ def test_behind_a_batch_is_the_end_of_the_whole_batch(estimator, first, then, li
         bound = share * costs[-1]
         fits = int(np.searchsorted(costs, bound, side="right"))
         assert estimator.fitting(whole, bound) == fits
+        assert estimator.fitting(whole, costs[-1]) == len(whole)  # what just fits does
         assert estimator.fitting(more, bound, behind) == max(fits - len(behind), 0)
     assert within_tokens(more, limit, behind) == max(within_tokens(whole, limit) - len(behind), 0)
 

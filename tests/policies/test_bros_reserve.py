@@ -19,6 +19,11 @@ def test_a_newcomer_waits_for_room_for_all_of_its_prompt():
         desk.arrives("x", 16)
         desk.arrives("y", 12)
         assert desk.iteration(0.0) == begun
+    desk = Counter("chunk=4,reserve=true", blocks=6)
+    desk.arrives("x", 16)
+    assert desk.iteration(0.0) == {"x": 4}
+    desk.arrives("y", 12, at=0.1)  # five are free, of which x will take three
+    assert desk.iteration(0.1) == {"x": 4}
 
 
 def test_who_fits_beside_what_is_promised_begins():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from twinserve.policies.bros.parts import Victims, among
-from twinserve.policies.parts.deadlines import RowSet
+from twinserve.policies.parts.deadlines import DeadlineQueue, RowSet
 
 ROWS = st.lists(st.integers(0, 40), unique=True, max_size=20)
 
@@ -39,6 +39,14 @@ def test_a_row_set_is_a_sorted_list(operations):
 def test_among(rows, others):
     rows, others = np.array(rows, np.int64), np.array(others, np.int64)
     assert among(rows, others).tolist() == np.isin(rows, others).tolist()
+
+
+def test_deadlines_that_have_passed_come_last():
+    queue = DeadlineQueue()
+    for row, deadline in ((4, 2.0), (1, 3.0), (2, 1.0), (3, 3.0)):
+        queue.add(row, deadline)
+    assert queue.open_first(1.5, 3).tolist() == [4, 1, 3]
+    assert queue.open_first(2.5, 3).tolist() == [1, 3, 2]
 
 
 def test_victims_in_order():

@@ -85,6 +85,7 @@ def test_enough_reaches_the_lack_and_nobody_of_it_can_be_spared(gains, share):
     total = gained[chosen].sum()
     assert total >= lack and (total - gained[chosen] < lack).all()
     assert (np.diff(chosen) > 0).all()
+    assert enough(np.array([2, 2, 3]), 5).tolist() == [0, 2]  # of two alike the later is spared
 
 
 def test_a_best_effort_owner_that_frees_nothing_keeps_its_kv():

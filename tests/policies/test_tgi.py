@@ -33,6 +33,14 @@ def test_prompts_interrupt_the_batch_and_join_it():
     assert not desk.stepper.core.active
 
 
+def test_what_one_is_promised_is_set_aside_from_the_others_in_whole_blocks():
+    """Four times 10 tokens are 40, and four times three blocks are more than ten."""
+    desk = Desk("tgi:max_new_tokens=6", 10, limits=LIMITS)
+    for name in "abcd":
+        desk.submit(name, 4, 6)
+    assert desk.scheduled(1) == [{"a": 4, "b": 4, "c": 4}]
+
+
 def test_a_batch_waits_for_enough_requests_or_for_long_enough():
     """Ratio 1.5 of two that run: three are needed. After max_waiting_tokens tokens one will do."""
     desk = Desk(

@@ -3,16 +3,21 @@ compares them with the releases themselves."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.sim.stepper import Stepper
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.baselines.vllm import VllmOptions, VllmPolicy
+from twinserve.policies.baselines.vllm_decode import VllmDecode
+from twinserve.policies.baselines.vllm_drafts import VllmDrafts
 from twinserve.policies.baselines.vllm_rules import RULES
+from twinserve.policies.drafting import Drafting, DraftingLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
+from twinserve.sim.fleet.prefix_index import PrefixIndex
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
@@ -64,6 +69,60 @@ def test_before_0_29_the_one_behind_a_victim_passed_over_misses_a_step(release):
     seen = one.step()
     assert seen.preempted == ["ends"] and "grows" in seen.scheduled
     assert ("last" in seen.scheduled) == (release in ("0.29", "0.32"))
+
+
+def test_what_has_landed_is_found_while_its_row_waits_for_memory():
+    """Both of its blocks: the text of the second one ends with the token left to compute."""
+    requests, heard = RequestTable(), PrefixIndex()
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128)
+    ledger = PagedLedger(requests, 8, 16, shared_contents=2)
+    ledger.subscribe(heard.add(0))
+    one = Stepper(requests, VllmDecode(limits, VllmOptions(watermark=0.5)), ledger)
+    one.submit("grows", 30, 9)
+    one.step()
+    row = one.submit("lands", 32, 9, remote_tokens=32, prefix=np.array([0, 1]))
+    one.step()
+    one.core.ready_s[row] = np.inf
+    for _ in range(2):  # the other one takes a block more, and three of eight are free
+        one.step()
+    del one.core.ready_s[row]
+    assert one.core.fetched(row, True) and heard.size(0) == 0
+    assert "lands" not in one.step().scheduled
+    assert heard.size(0) == 2
+
+
+def test_a_row_that_loads_takes_no_seat():
+    requests = RequestTable()
+    limits = EngineLimits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=128)
+    one = Stepper(requests, VllmDecode(limits, VllmOptions()), PagedLedger(requests, 8, 16))
+    row = one.submit("loads", 32, 9, remote_tokens=32)
+    one.submit("runs", 20, 9)
+    assert one.step().scheduled == {"runs": 20}
+    one.core.ready_s[row] = np.inf
+    assert one.step().scheduled == {"runs": 1}
+
+
+def drafting(longest: int, **drafts) -> Stepper:
+    requests = RequestTable()
+    limits = DraftingLimits(4, 8, max_model_len=longest, drafting=Drafting(**drafts))
+    ledger = PagedLedger(requests, 8, 4, prefix_caching=True, shared_contents=2)
+    return Stepper(requests, VllmDrafts(limits, VllmOptions()), ledger)
+
+
+def test_nobody_is_admitted_into_what_a_draft_model_takes_of_the_budget():
+    one = drafting(40, tokens=3, slots=2)
+    one.submit("first", 5, 9)
+    one.submit("second", 5, 9)
+    assert one.step().scheduled == {"first": 5}  # of eight tokens one is left, and two are to be
+
+
+@pytest.mark.parametrize(("longest", "tokens"), [(12, 1), (13, 4)])
+def test_drafts_that_pad_end_one_token_before_the_longest_request(longest, tokens):
+    one = drafting(longest, tokens=3)
+    one.submit("first", 8, 1, prefix=np.array([0, 1]))
+    one.step()
+    one.submit("again", 9, 2, prefix=np.array([0, 1]))
+    assert one.core.plan(1.0).tokens.tolist() == [tokens]  # behind a hit of eight
 
 
 @pytest.mark.parametrize("release", ["0.15", "0.19"])

@@ -136,6 +136,10 @@ def test_tensor_parallelism_over_pcie_costs_more_than_over_nvlink():
     pcie = derive_profile("llama-3.1-8b", "a100-pcie-40g", 2).model()
     work = prefill_work(4096)
     assert pcie.terms(work)["allreduce"] > 5 * sxm.terms(work)["allreduce"]
+    # two all-reduces a layer, each of which moves the message once through the link of either rank
+    link = sxm.gpu.link_bytes_per_s * sxm.efficiency.link_share
+    each = sxm.efficiency.allreduce_s + 4096 * sxm.llm.hidden * 2 / link
+    assert sxm.terms(work)["allreduce"] == pytest.approx(2 * sxm.llm.layers * each)
     one = derive_profile("llama-3.1-8b", "a100-40g", 1).model()
     assert one.terms(work)["allreduce"] == 0
     assert sxm.step_seconds(decode_work(8, 500)) < one.step_seconds(decode_work(8, 500))

@@ -64,6 +64,14 @@ def test_stages_split_weights_and_kv_as_ranks_do_and_copy_no_latent_vector():
     assert derive_profile("deepseek-v3", "h200", 4, pp=2).num_gpu_blocks > 1.8 * copied
 
 
+def test_the_last_stage_has_memory_for_logits_and_so_the_fewest_blocks():
+    few, many = (
+        derive_profile("llama-3.1-8b", "h100", pp=2, max_num_seqs=n).num_gpu_blocks
+        for n in (64, 1024)
+    )
+    assert many < few
+
+
 def test_more_memory_gives_the_blocks_of_the_largest_stage():
     settings = {"max_num_batched_tokens": 2048, "max_num_seqs": 64}
     less, more = (

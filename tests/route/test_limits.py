@@ -7,6 +7,9 @@ import asyncio
 import pytest
 
 from tests.route.fronts import Scene, run, scene
+from twinserve.backends.live.route.admission import Admission
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Verdict
 
 pytestmark = pytest.mark.usefixtures("http")
 PATIENT = {"health_timeout_s": 5.0}  # a busy machine is no dead worker
@@ -67,6 +70,47 @@ def test_a_best_effort_request_that_lost_its_worker_keeps_its_place():
             assert (await lost)[0] == 200
 
     run(test)
+
+
+class FullFleet:
+    """Takes nothing until it is `open`."""
+
+    def __init__(self) -> None:
+        self.open, self.in_flight, self.up = False, 0, [0]
+        self.taken, self.over = [], []
+
+    def choose(self, request, avoid):
+        return 0 if self.open else Verdict.HOLD
+
+    def sent(self, request, choice):
+        self.taken.append(request.id)
+        return request.id
+
+    def ended(self, stay) -> None:
+        self.over.append(stay)
+
+
+def test_those_that_were_under_way_are_placed_first_and_who_left_meanwhile_keeps_no_place():
+    def one(name: str, service_class: int = 1) -> Request:
+        return Request(name, 0, 0.0, {"service_class": service_class}, lambda size: None)
+
+    async def test() -> None:
+        fleet = FullFleet()
+        admission = Admission(fleet, 9, 9, 10.0)
+        new = asyncio.create_task(admission.place(one("new")))
+        await asyncio.sleep(0)
+        lost = asyncio.create_task(admission.place(one("lost"), first=True))
+        await asyncio.sleep(0)
+        live = asyncio.create_task(admission.place(one("real-time", 0)))
+        await asyncio.sleep(0)
+        fleet.open = True
+        admission.ask_again()
+        assert fleet.taken == ["real-time", "lost", "new"]
+        new.cancel()
+        await asyncio.gather(new, lost, live, return_exceptions=True)
+        assert fleet.over == ["new"] and lost.result() == "lost"
+
+    asyncio.run(test())
 
 
 def test_connections_have_a_limit():

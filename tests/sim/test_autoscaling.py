@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from twinserve.policies.names import RegistryError
 from twinserve.policies.requests import End
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.replica import Life
-from twinserve.sim.fleet.scaling.autoscaler import parse_scaler
+from twinserve.sim.fleet.scaling.autoscaler import Autoscaler, Bounds, parse_scaler
 from twinserve.sim.fleet.scaling.base import Demand, Seen
 from twinserve.sim.fleet.scaling.scalers import SCALERS
 from twinserve.sim.results.recorder import Load
@@ -156,6 +157,34 @@ def test_the_variant_autoscaler_waits_before_it_gives_up_a_replica():
     # the largest values of a minute, then 300 s of calm
     assert 60 + 300 <= first <= 60 + 300 + 30
     assert wanted[15] == 3 and wanted[75] == wanted[first - 15] == 2
+
+
+def test_dynamo_has_no_fewer_than_throughput_needs():
+    demand = Demand(lambda a, b: 2.5 * (b - a), lambda a, b: 200.0)
+    calm = replace(seen([(1, 0, 0.1)], 200.0), demand=demand)
+    assert parse_scaler("dynamo").wants(calm) == 3
+    assert parse_scaler("dynamo:long=0").wants(calm) == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "drained", "started"), [(1, [3, 2], 0), (0, [3, 2], 0), (2, [3], 0), (9, [], 2)]
+)
+def test_the_latest_goes_first_and_bounds_hold(wanted, drained, started):
+    """Two serve, one drains and one starts up; one to five are allowed."""
+    lives = [Life.UP, Life.DRAINING, Life.UP, Life.WARMING]
+    core = SimpleNamespace(ledger=SimpleNamespace(block_tokens=16))
+    engine = SimpleNamespace(core=core, load=lambda now: Load(now, 1, 0, 1, 10))
+    replicas = [
+        SimpleNamespace(life=life, index=i, engine=engine, model=None)
+        for i, life in enumerate(lives)
+    ]
+    gone, come = [], []
+    fleet = SimpleNamespace(replicas=replicas, drain=lambda index, grace_s: gone.append(index))
+    scaler = SimpleNamespace(wants=lambda seen: wanted)
+    clock = SimpleNamespace(now=0.0, process=lambda life: life.close())
+    bounds, demand = Bounds(1, 5, 20.0), Demand(lambda a, b: 0.0, lambda a, b: 1.0)
+    Autoscaler(clock, fleet, scaler, bounds, demand, come.append, lambda: False)._decide()
+    assert (gone, len(come)) == (drained, started)
 
 
 def test_demand_is_the_work_of_what_arrives():

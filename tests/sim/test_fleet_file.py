@@ -65,7 +65,7 @@ def test_each_pool_runs_what_the_file_says(two):
 def test_a_run_is_repeated_from_its_run_json_without_the_file(two, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     code, said = command(f"--fleet {two} {TRAFFIC} --out {first}", capsys)
-    assert code == 0 and "Pools, vllm" in said
+    assert code == 0 and "Pools, vllm" in said and "hits" in said
     two.unlink()
     assert command(f"--config {first}/run.json --quiet --out {second}", capsys)[0] == 0
     for file in sorted(first.iterdir()):

@@ -92,6 +92,14 @@ def test_the_interval_of_a_share_is_of_all_objectives_and_of_what_was_measured()
     assert look("a", None, run).attained["rt"] == (0.0, 0.0)
 
 
+def test_a_bound_is_drawn_where_all_requests_have_it():
+    rows = toy_rows(40, rate=0.5, blocks=200)
+    same, apart = np.full(40, 0.5), np.where(np.arange(40) < 20, 0.5, 0.7)
+    requests = rows.requests.assign(service_class="rt", slo_ttft_s=same, slo_tpot_s=apart)
+    bounds = look("a", None, result(replace(rows, requests=requests))).bounds
+    assert bounds == {("rt", "ttft_s"): 0.5}
+
+
 def replace_rows(rows) -> RunResult:
     return RunResult(replace(rows, kv_total_blocks=200), {}, {}, summarise(rows))
 

@@ -162,6 +162,8 @@ def test_folders_of_every_kind_are_found_at_any_depth(everything):
         ("run", "live-1"),
         ("run", "simulated"),
     ]
+    with pytest.raises(ResultsError, match="given twice; name each folder once"):
+        find([everything, everything])
 
 
 @pytest.mark.slow

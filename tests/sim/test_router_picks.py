@@ -14,6 +14,7 @@ from tests.sim.routing import Scene, prompt
 from twinserve.policies.names import RegistryError
 from twinserve.sim.fleet.routers.base import Verdict
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
+from twinserve.sim.fleet.routers.session import weight
 from twinserve.sim.results.metrics import summarise
 
 REAL_TIME, BEST_EFFORT = 0, 1
@@ -42,7 +43,7 @@ def test_least_tokens_counts_prompts_and_not_requests():
     assert [scene.send(prompt(tokens=300)) for _ in range(4)] == [1, 1, 1, 1]
     assert scene.send(prompt(tokens=1)) == 0  # 1,000 beside 1,200
     scene.end(long, 0)
-    assert scene.send(prompt(tokens=500)) == 0
+    assert [scene.send(prompt(tokens=500)) for _ in range(2)] == [0, 0]
 
 
 def test_a_session_stays_and_moves_only_if_it_must():
@@ -65,12 +66,21 @@ def test_sessions_that_begin_go_where_they_would_have_without_others():
     first, second = Scene("session", replicas=4), Scene("session", replicas=4)
     forward = {s: first.send(prompt(affinity=s)) for s in range(50)}
     assert {s: second.send(prompt(affinity=s)) for s in reversed(range(50))} == forward
+    assert forward == {s: max(range(4), key=lambda i: weight(s, i)) for s in range(50)}
 
 
-def test_requests_without_a_session_go_to_the_fewest():
-    scene = Scene("session", replicas=2)
+@pytest.mark.parametrize("router", ["least-requests", "session"])
+def test_requests_without_a_session_go_to_the_fewest(router):
+    scene = Scene(router, replicas=2)
     scene.view.in_flight[:] = [3, 1]
     assert scene.send() == 1
+    scene.view.in_flight[:] = [1, 3]
+    assert scene.send() == 0
+
+
+def test_an_application_stays_where_its_first_request_went():
+    scene = Scene("least-requests", replicas=2)
+    assert [scene.send(prompt(affinity=4)) for _ in range(3)] == [0, 0, 0]
 
 
 def test_classes_are_apart():

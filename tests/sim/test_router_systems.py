@@ -22,6 +22,9 @@ from twinserve.sim.fleet.routers.vllm_dp import pick, score
 def test_a_burst_on_idle_engines_goes_round():
     scene = Scene("vllm-dp", replicas=3)
     assert [scene.send() for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    scene.view.in_flight[:] = [0, 0, 0]  # all has ended, and the next snapshot shows it
+    scene.view.now = 0.1
+    assert [scene.send() for _ in range(2)] == [1, 2]  # the scan goes on where it was
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,14 @@ def test_what_it_sent_counts_until_the_next_snapshot():
     scene.view.in_flight[:] = [0, 0]  # all of that has ended
     scene.view.now = 0.1
     assert [scene.send() for _ in range(2)] == [0, 0]
+    scene.view.in_flight[:] = [0, 0]  # these too, and they still count
+    scene.loads = [(0, 0, 0), (2, 0, 10)]
+    scene.view.now = 0.2
+    sent = []
+    for _ in range(4):
+        sent.append(scene.send())
+        scene.view.in_flight[:] = [0, 0]
+    assert sorted(sent) == [0, 0, 0, 1]
 
 
 def test_several_clients_count_their_requests_so_often():
@@ -119,6 +130,9 @@ def test_costs_of_the_example_in_its_documentation():
     scene, request = figure(), prompt(*range(10))
     assert scene.router.costs(request, scene.view) == [28, 20, 21]
     assert scene.choose(request) == 1
+    alike = Scene("dynamo-kv", replicas=2)
+    alike.stored(0, 100, 101)
+    assert alike.choose(request) == 1  # that has less in its cache
 
 
 def test_prompts_that_are_not_computed_yet_count_twice():

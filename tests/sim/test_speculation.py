@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.identity.drafts import OurDrafts
+from tests.identity.protocol import EngineSettings
 from tests.sim.harness import Affine, same_rows
 from tests.sim.troubled import troubled
 from twinserve.backends.acceptance import Acceptance, rates_of_length
@@ -138,6 +140,26 @@ def test_what_pads_a_new_request_is_counted_once():
     assert steps["prefill_tokens"].sum() == 33 and steps["draft_tokens"].sum() == 3 * (8 + 2)
     computed = 33 + 4 * (8 + 2)
     assert result.summary["scheduler"]["mean_step_tokens"] * len(steps) == pytest.approx(computed)
+
+
+@pytest.mark.parametrize(("longest", "granted"), [(36, 1), (37, 4)])
+def test_nothing_pads_a_request_that_could_become_too_long(longest, granted):
+    """32 tokens are found, one is computed, three pad it, and one is emitted."""
+    settings = EngineSettings(8, 4, 64, longest, enable_prefix_caching=True, draft_tokens=3)
+    ours = OurDrafts(settings)
+    ours.submit("r0", 33, 1, np.array([0, 1, 2]))
+    ours.step()
+    ours.submit("r1", 33, 1, np.array([0, 1, 3]))
+    assert ours.step().scheduled == {"r1": granted}
+
+
+def test_tokens_later_than_their_objective_are_counted_with_drafts():
+    given = {"speculate": "k=3,method=ngram,acceptance=0", "async_scheduling": False}
+    late = [
+        run(replace(one(6), slo_tpot_s=np.array([bound])), STEP, **given).rows.requests
+        for bound in (0.5, 2.0)
+    ]
+    assert [rows["late_tokens"].tolist() for rows in late] == [[5], [0]]
 
 
 # -- what stays as it was --------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from rich.console import Console
 
 from tests.sim.test_metrics import request, rows_of
 from tests.sim.test_results_rows import empty_rows, toy_rows
-from twinserve.sim.report.windows import MOST_LINES, print_windows
+from twinserve.sim.report.windows import MOST_LINES, of_interest, print_windows
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.sim.results.options import MetricsOptions, Objective, Warmup, read_options
@@ -118,6 +120,10 @@ def test_one_window_by_hand():
     assert [w["served_per_s"] for w in windows] == [1 / 5, 1 / 5, 1.0]
     assert windows[0]["mean_ttft_ms"] == pytest.approx(2000)
     assert windows[2]["mean_ttft_ms"] is None
+    pool = request("d", 10.0, 10.0, 19.0, 20.0, 10, 2, ended_s=20.0, service_class="be")
+    of_both = pd.concat([rows.requests, pd.DataFrame([pool])], ignore_index=True)
+    shown = of_interest(summarise(replace(rows, requests=of_both), by(5.0))["windows"])
+    assert shown[0]["mean_ttft_ms"] == pytest.approx(2000)
 
 
 def test_one_longer_than_the_run_is_the_run():

@@ -11,7 +11,7 @@ from twinserve.traces.load import load_trace
 from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.readers.sidecar import path_of
 from twinserve.traces.stats import statistics
-from twinserve.traces.workload import WorkloadError
+from twinserve.traces.workload import Workload, WorkloadError
 from twinserve.traces.write import write_trace
 
 SECRET = "acme-corp"
@@ -70,13 +70,18 @@ def test_a_salt_gives_the_same_trace_again_and_none_another_one(secret_trace):
     assert anonymise(w).prefix.ids.tolist() != anonymise(w).prefix.ids.tolist()
 
 
-def test_jitter_moves_arrivals_by_no_more_than_it_says():
+def test_jitter_moves_arrivals_and_delays_by_no_more_than_it_says():
     w = load_trace("stages:2x200,input=10,output=5")
     shared = anonymise(w, salt="a", jitter_s=0.25)
     check_workload(shared)
     moved = np.abs(np.sort(w.arrival_s) - w.arrival_s[0] - shared.arrival_s)
     assert 0.01 < moved.mean() and moved.max() <= 0.5 + 1e-9  # the first one moved too
     assert statistics(shared)["rate_per_s"] == pytest.approx(statistics(w)["rate_per_s"], rel=0.01)
+    turns = Workload.build(
+        [0.0, np.nan], [9, 9], [1, 1], group=np.array([0, 0]), stage=np.array([0, 1]),
+        delay_s=np.array([0.0, 5.0]), group_names=["a"],
+    )  # fmt: skip
+    assert 0 < abs(anonymise(turns, salt="a", jitter_s=0.25).delay_s[1] - 5.0) <= 0.25
 
 
 @pytest.mark.parametrize("jitter", [-1.0, float("inf"), float("nan")])

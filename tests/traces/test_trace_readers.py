@@ -35,11 +35,11 @@ def mooncake(**fields):
 
 def test_mooncake_is_in_milliseconds_and_512_token_blocks():
     rows = (
-        mooncake(timestamp=27482, input_length=900, hash_ids=[46, 47]),
+        mooncake(timestamp=27482.2, input_length=900, hash_ids=[46, 47]),
         mooncake(timestamp=30535, input_length=513, hash_ids=[46, 2**64 - 1]),
     )
     w = read(jsonl(*rows))
-    assert w.arrival_s.tolist() == [27.482, 30.535]
+    assert w.arrival_s.tolist() == [27.4822, 30.535]
     assert w.prompt_tokens.tolist() == [900, 513] and w.output_tokens.tolist() == [2, 2]
     assert w.prefix.block_tokens == 512
     assert w.prefix.of(0).tolist() == [0, 1] and w.prefix.of(1).tolist() == [0, 2]
@@ -220,6 +220,8 @@ def test_azure_2024_has_zones_and_whole_seconds():
         "2024-05-10 00:00:01.009930+00:00,3,4\n"
     )
     assert w.arrival_s.tolist() == [0.0, 1.00993]
+    late_first = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:03,1,2\n"
+    assert read(late_first + "2024-05-10 00:00:01,3,4\n").arrival_s.tolist() == [0.0, 2.0]
 
 
 def test_burstgpt_in_both_layouts():

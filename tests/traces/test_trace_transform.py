@@ -1,5 +1,7 @@
 """Transforms: what they change, what they leave alone, and that each is on record."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,14 +44,15 @@ def test_window_starts_at_zero():
     w = transform.window(sessions(), 2.0, 4.0)
     assert w.prompt_tokens.tolist() == [30, 40, 70]
     assert w.arrival_s[:2].tolist() == [0.0, 1.0] and w.group_names == ["B"]
+    assert transform.window(sessions(), 2.0, 3.0).prompt_tokens.tolist() == [30]
     check_workload(w)
     with pytest.raises(WorkloadError, match="the trace ends at 3 s"):
         transform.window(sessions(), 10, 20)
 
 
 def test_scale_rate_leaves_think_times():
-    w = transform.scale_rate(sessions(), 2.0)
-    assert w.arrival_s[:4].tolist() == [0.0, 0.5, 1.0, 1.5]
+    w = transform.scale_rate(replace(sessions(), stages_s=(1.0, 3.0)), 2.0)
+    assert w.arrival_s[:4].tolist() == [0.0, 0.5, 1.0, 1.5] and w.stages_s == (0.5, 1.5)
     assert w.delay_s.tolist() == sessions().delay_s.tolist()
 
 
