@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 TABLE = Path(__file__).parent
+OPEN = TABLE / "open.yaml"  # faults that no test catches yet
 ROOT = TABLE.parents[1]
 LIVE = ("tests/live/", "tests/identity/")  # tests that need vLLM
 
@@ -43,9 +44,9 @@ class Fault:
             text = text.replace(old, new)
         return text
 
-    def stale(self, open_: bool = False) -> str:
+    def stale(self, open_: bool) -> str:
         """Return what of this fault no longer matches the repository; empty if all does. open_: it
-        may have no tests yet."""
+        has no tests yet."""
         try:
             ast.parse(self.applied(ROOT))
         except (OSError, SyntaxError, ValueError) as error:
