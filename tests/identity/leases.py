@@ -19,6 +19,7 @@ import numpy as np
 
 from tests.identity.protocol import EngineSettings, Observed
 from tests.identity.remote import HandingOver, RemoteReal
+from twinserve.sim.fleet.connector import Freed, Gone, Stage
 from twinserve.sim.fleet.leases import Heartbeats, Lease
 
 LEASE_S = 12  # heartbeats every 2, which renew it by 8
@@ -232,3 +233,56 @@ class LeasingOurs(HandingOver):
         self.due = _Leased()
         if mutation is not None:
             mutation.apply(self)
+
+
+def let_go(gone: Gone, stage: Stage, push: bool) -> Freed:
+    """When vLLM's prefill worker frees what it keeps, by what the decode engine's connector tells
+    it once nobody will use the KV: the connector's two sides are asked, and nothing is sent."""
+    import importlib
+
+    way, name = ("push", "NixlPush") if push else ("pull", "NixlPull")
+    scheduler = importlib.import_module(f"{NIXL}.{way}_scheduler")
+    worker = importlib.import_module(f"{NIXL}.{way}_worker")
+    nixl = LeasingReal(EngineSettings(64, 4, 512, 1024)).scheduler.connector.nixl
+
+    def engine():
+        kind = getattr(scheduler, f"{name}ConnectorScheduler")
+        return kind(nixl.vllm_config, "decode", nixl.kv_cache_config)
+
+    decodes, request, told = engine(), _asking_for("r0"), []
+    request.prompt_token_ids, sends = list(range(16)), []
+    decodes.on_new_request(request)
+    if stage is not Stage.AWAITED:
+        block = SimpleNamespace(block_hash=None, is_null=False)
+        blocks = SimpleNamespace(
+            blocks=([block],), get_unhashed_block_ids_all_groups=lambda: ([1],)
+        )
+        decodes.update_state_after_alloc(request, blocks, 16)
+    if stage is Stage.COMING:
+        sends.append(decodes.build_connector_meta(None))  # the transfer has been asked for
+    if gone is Gone.DIED:
+        decodes = engine()  # another one in its place, which knows of nothing
+    else:
+        assert decodes.request_finished(request, ([1],)) == (False, None)  # its own memory is free
+    meta = decodes.build_connector_meta(None)
+    assert not meta.heartbeat_by_engine  # nobody renews the lease from now on
+
+    fetching = object.__new__(getattr(worker, f"{name}ConnectorWorker"))
+    vars(fetching).update(vars(lease_worker()))
+    vars(fetching).update(
+        _remote_agents={},
+        _reg_send_inbox=queue.Queue(),
+        _push_writer_wake=SimpleNamespace(set=lambda: None),
+        _physical_blocks_per_logical_kv_block=1,
+        _logical_to_kernel_block_ids=lambda ids, _: ids,
+        _read_blocks_for_req=lambda name, what: told.append(any(what.local_block_ids)),
+        _send_heartbeats=lambda _: None,
+    )
+    for sent in (*sends, meta):
+        fetching.start_load_kv(sent)
+    asked = fetching._reg_send_inbox.qsize() + sum(told)  # a write, or a read of blocks
+    if gone is Gone.DIED:
+        return Freed.LEASE  # what was asked for goes to memory that is there no more
+    if asked:
+        return Freed.LANDED
+    return Freed.AT_ONCE if told else Freed.LEASE  # an empty read is a notice

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.identity.leases import let_go
 from tests.identity.mutations import Mutation
 from tests.identity.regimes import REGIMES, Regime, compare, wrong
+from twinserve.sim.fleet.connector import FREED, Stage
 
 KEPT = Path(__file__).resolve().parents[2] / "docs" / "results" / "remote-identity.json"
 
@@ -37,6 +39,16 @@ def test_both_sides_decide_as_vllm_does(regime):
             total += seen
     assert steps > (10_000 if regime.side == "decode" else 3_000)
     assert all(total[name] for name in regime.phenomena), total
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.usefixtures("newest")
+@pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
+def test_who_frees_what_is_as_vllms_connectors_have_it(push):
+    for (gone, stage), freed in FREED.items():
+        if push or stage is not Stage.ANNOUNCED:  # a pull announces nothing
+            assert let_go(gone, stage, push) is freed[push], (gone, stage)
 
 
 def test_what_is_kept_of_many_seeds_held_and_the_docs_say_so():
