@@ -3,7 +3,6 @@ in one line from the first import on."""
 
 from __future__ import annotations
 
-import gc
 import sys
 
 INTERRUPTED = 130  # exit code of a shell's command that Ctrl-C ended
@@ -20,8 +19,10 @@ def simulate() -> None:
 
 
 def _run(name: str) -> None:
-    gc.set_threshold(100_000, 20, 100)  # imports make many objects, and all of them stay
     try:
+        import gc
+
+        gc.set_threshold(100_000, 20, 100)  # imports make many objects, and all of them stay
         from twinserve.sim.cli import main
 
         command = getattr(main, name)

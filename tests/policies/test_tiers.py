@@ -14,7 +14,7 @@ from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.kv.paged.checkpointed import CheckpointedLedger
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.kv.task_aware.ledger import TaskAwareLedger
-from twinserve.policies.kv.tiers import Tier
+from twinserve.policies.kv.tiers import Holdings, Tier
 from twinserve.policies.requests import RequestTable
 
 ROWS, SIZE, LAYERS = 5, 4, 3
@@ -39,6 +39,18 @@ def sharing(kinds, room: int = 4, blocks: int = 30) -> tuple[Tier, list[KvLedger
     for ledger in ledgers:
         ledger.borrow(tier)
     return tier, ledgers
+
+
+def test_what_is_undone_is_as_it_was():
+    undo = []
+    tier = Tier(10, "blocks")
+    held = Holdings(tier, undo.append)
+    held.reserve(3, 4)
+    held.release(3, 1)
+    assert (tier.free, held.by_row()) == (7, {3: 3})
+    while undo:
+        undo.pop()()
+    assert (tier.free, held.used, held.by_row()) == (10, 0, {})
 
 
 def hold(ledger: KvLedger, row: int, tokens: int) -> None:

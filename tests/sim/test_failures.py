@@ -172,9 +172,13 @@ def test_a_schedule_in_which_nothing_comes_to_pass_changes_nothing(policy):
 def test_the_same_seed_gives_the_same_failures_and_another_one_others():
     def crashes(seed: int) -> list[float]:
         failures = Schedule((), 0.2, 0.1, seed)
-        run = Failing(inputs_of("vllm", 4, failures, on_failure="retry", exact=False))
+        run = Failing(inputs_of("vllm", 5, failures, on_failure="retry", exact=False))
         run.run()
-        return run.rows().failures["at_s"].tolist()
+        found, ended_s = run.rows().failures, run.rows().requests["ended_s"].max()
+        # each replica draws its own, and none when the last request has ended
+        first = found.groupby("replica")["at_s"].min()
+        assert len(first) > 1 and first.is_unique and found["at_s"].max() <= ended_s
+        return found["at_s"].tolist()
 
     assert crashes(1) == crashes(1) != crashes(2)
 

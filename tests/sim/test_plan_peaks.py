@@ -1,0 +1,55 @@
+"""What a plan needs no trial for, worked out by hand: the part of a trace that is its peak, and the
+fewest replicas that work and memory allow."""
+
+import numpy as np
+import pytest
+
+from twinserve.profiles.composition import StepComposition, isolated_prefill_seconds
+from twinserve.sim.plan.bounds import hopeless, least_replicas
+from twinserve.sim.plan.peaks import find_peak
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import with_objectives
+from twinserve.sim.setup.objectives import parse_objectives
+from twinserve.traces.workload import Workload
+
+
+def test_the_peak_of_a_grown_trace_is_as_long_as_asked_and_its_lead_is_not_judged(tmp_path):
+    """Five requests a second from 40 s to 60 s, one otherwise; twice as fast these are 10 s."""
+    arrivals = [*range(40), *np.arange(40, 60, 0.2), *range(60, 101)]
+    clock = [f"18:{int(at) // 60:02d}:{at % 60:010.7f}" for at in arrivals]
+    rows = "".join(f"2023-11-16 {at},100,10\n" for at in clock)
+    trace = tmp_path / "t.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    peak = find_peak(str(trace), grow=2.0, peak_s=10.0, lead_s=5.0)
+    assert peak.window_s == (pytest.approx(30, abs=0.3), pytest.approx(60, abs=0.3))
+    assert len(peak.judged) == pytest.approx(100, abs=2)  # 10 more lie in the lead
+    assert peak.requests_per_s == pytest.approx(10, rel=0.03)
+    assert peak.since_s == pytest.approx(5, abs=0.1)
+
+
+def judged(load: Workload, slo: str, **settings):
+    config = SimulationConfig(profile="llama-3.1-8b@h100", **settings)
+    hardware, objectives = resolve_hardware(config), parse_objectives(slo)
+    return with_objectives(load, hardware, objectives), objectives, hardware
+
+
+def test_memory_alone_asks_for_replicas():
+    """40 requests of 1,000 prompt tokens hold them for 200 steps, which are as short as they get
+    alone; the memory of one holds little more than two of them."""
+    load = Workload.build(np.linspace(0, 1, 40), [1000] * 40, [200] * 40)
+    found = judged(load, "ttft p99 < 1 s, tpot p99 < 10 ms", num_blocks=150)
+    step_s = found[2].model.step_seconds(StepComposition(1, 1, 1))
+    until_s = 1 + 1 + 200 * 0.010
+    expected = 40 * (1000 + 100) * 199 * step_s / (150 * 16 * until_s)
+    assert expected > 5
+    assert least_replicas(*found) == np.ceil(expected * 0.999)
+    assert least_replicas(*judged(load, "ttft p99 < 1 s, tpot p99 < 10 ms")) < expected
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(0.9, False), (1.1, True)])
+def test_a_prompt_alone_is_computed_in_the_quickest_way(factor, kept):
+    model = resolve_hardware(SimulationConfig(profile="llama-3.1-8b@h100")).model
+    alone_s = isolated_prefill_seconds(model, 10240, None)
+    load = Workload.build([0.0, 1.0], [10240] * 2, [1, 1])
+    assert (hopeless(*judged(load, f"ttft p99 < {factor * alone_s * 1e3:.3f} ms")) is None) is kept
