@@ -71,7 +71,7 @@ def test_what_is_copied_is_what_is_accounted(profile, policy):
     assert min(asked) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", LAYERKV)
 def test_under_any_pressure(profile, policy):
     moved = np.zeros(4, np.int64)

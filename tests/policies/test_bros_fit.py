@@ -330,7 +330,7 @@ def test_rules_are_kept_on_every_ledger(ledger):
     assert check_policy("bros:chunk=fit", kv=[ledger], seeds=[0]) > 300
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     mostly_nightly(

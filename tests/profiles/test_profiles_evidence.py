@@ -43,7 +43,7 @@ def test_the_stored_errors_of_the_public_marks_are_those_of_the_profiles():
         assert mark.errors == pytest.approx(found.errors, abs=PLACES)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.traces
 def test_the_stored_file_is_what_the_script_makes():
     try:

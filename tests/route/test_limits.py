@@ -90,7 +90,7 @@ class FullFleet:
         self.over.append(stay)
 
 
-def test_those_that_were_under_way_are_placed_first_and_who_left_meanwhile_keeps_no_place():
+def test_those_under_way_are_placed_first_and_who_left_keeps_no_place():
     def one(name: str, service_class: int = 1) -> Request:
         return Request(name, 0, 0.0, {"service_class": service_class}, lambda size: None)
 

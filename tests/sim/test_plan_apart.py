@@ -62,7 +62,7 @@ def test_no_split_with_fewer_replicas_is_enough(plan):
     assert run_trial(spec_of(plan, one.split, early=False)).keeps
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("split", [Split(1, 1), Split(1, 4), Split(4, 1), Split(3, 3)])
 def test_ending_early_changes_no_verdict(plan, split):
     """The token that a prefill replica gives is no client's, and no verdict rests on it."""

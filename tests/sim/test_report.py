@@ -218,7 +218,7 @@ def test_verdicts_are_in_the_page(undrawn, tmp_path):
     assert "<td>rt: E2E p99 &lt; 1 ms</td><td>missed (0.0 %)</td>" in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_page_is_as_small_for_two_thousand_times_the_rows(tmp_path):
     small = toy_rows(100, rate=20.0)
     many = 2000

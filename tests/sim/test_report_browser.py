@@ -111,6 +111,7 @@ def test_a_hovered_point_says_the_numbers_of_its_run(window, page, folder):
         assert name in said and x in said and y in said, said
 
 
+@pytest.mark.nightly
 def test_a_hovered_curve_says_a_number_that_is_in_the_rows(window, page, folder):
     window.open(page)
     rows = read_run(folder / "runs" / "second").rows.requests
@@ -123,6 +124,7 @@ def test_a_hovered_curve_says_a_number_that_is_in_the_rows(window, page, folder)
         assert y == pytest.approx((n % len(ttft) + 1) / len(ttft))
 
 
+@pytest.mark.nightly
 def test_intervals_and_rows_of_other_chapters_are_hovered_too(window, page):
     window.open(page)
     said, _ = hovered(window, "sweep-classes.rt.slo_attainment", "bros", 1)
@@ -145,6 +147,7 @@ def test_the_page_fits_its_width_loads_nothing_and_complains_of_nothing(window, 
     assert all(width * 0.7 < w <= width and h > 200 for w, h in charts)
 
 
+@pytest.mark.nightly
 def test_it_turns_dark_and_light_with_the_system(window, page):
     window.open(page)
     paper = "return getComputedStyle(document.body).backgroundColor"
@@ -156,6 +159,7 @@ def test_it_turns_dark_and_light_with_the_system(window, page):
     assert (window.run(paper), window.run(INKS)) == dark
 
 
+@pytest.mark.nightly
 def test_a_name_in_the_key_hides_its_curve_and_shows_it_again(window, page):
     window.open(page)
     shown = """
@@ -171,6 +175,7 @@ def test_a_name_in_the_key_hides_its_curve_and_shows_it_again(window, page):
     assert all(window.run(shown))
 
 
+@pytest.mark.nightly
 def test_hostile_names_are_text_in_keys_and_tooltips(window, tmp_path):
     put(tmp_path / "all" / "plan", "plan", hostile_plan())
     put_sweep(tmp_path / "all" / "sweep", axis=TEX)
