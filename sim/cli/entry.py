@@ -20,13 +20,12 @@ def simulate() -> None:
 
 def _run(name: str) -> None:
     try:
-        import gc
-
-        gc.set_threshold(100_000, 20, 100)  # imports make many objects, and all of them stay
         from twinserve.sim.cli import main
+        from twinserve.sim.engine.garbage import collected_seldom
 
         command = getattr(main, name)
     except KeyboardInterrupt:
         print("error: interrupted before anything was done", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    command()
+    with collected_seldom():  # what it imports makes many objects, and all of them stay
+        command()

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.identity import ours, scenarios
+from tests.identity.compare import submit_due
 from tests.identity.draft_scenarios import drafted
 from tests.identity.drafts import OurDrafts
 from tests.identity.leases import LeasingOurs
@@ -126,16 +127,7 @@ def digest(name: str) -> str:
     for _ in range(STEPS):
         if not core.active and submitted < len(scenario.requests):
             clock = max(clock, scenario.requests[submitted].arrival_step)
-        while (
-            submitted < len(scenario.requests)
-            and scenario.requests[submitted].arrival_step <= clock
-        ):
-            one = scenario.requests[submitted]
-            side.submit(
-                one.request_id, one.prompt_tokens, one.output_tokens, one.prefix,
-                one.priority, one.arrival_s,
-            )  # fmt: skip
-            submitted += 1
+        submitted = submit_due(scenario.requests, submitted, clock, side)
         here = [n for n, end in zip(core.requests.ids, core.requests.end, strict=False) if not end]
         if here and rng.random() < LEAVING:
             side.withdraw(here[int(rng.integers(len(here)))])

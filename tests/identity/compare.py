@@ -92,6 +92,24 @@ def _leaving(rng: np.random.Generator, names: list[str]) -> list[str]:
     return rng.permutation(names)[:count].tolist()
 
 
+def submit_due(requests: list[RequestSpec], submitted: int, clock: int, *sides: Side) -> int:
+    """Submit to each side what has arrived by step `clock`, behind the first `submitted`. How many
+    are submitted then."""
+    while submitted < len(requests) and requests[submitted].arrival_step <= clock:
+        spec = requests[submitted]
+        for side in sides:
+            side.submit(
+                spec.request_id,
+                spec.prompt_tokens,
+                spec.output_tokens,
+                spec.prefix,
+                spec.priority,
+                spec.arrival_s,
+            )
+        submitted += 1
+    return submitted
+
+
 def run_identity(
     settings: EngineSettings,
     requests: list[RequestSpec],
@@ -121,18 +139,7 @@ def run_identity(
     while submitted < len(requests) or real.unfinished:
         if not real.unfinished:
             clock = max(clock, requests[submitted].arrival_step)
-        while submitted < len(requests) and requests[submitted].arrival_step <= clock:
-            spec = requests[submitted]
-            for side in (real, ours):
-                side.submit(
-                    spec.request_id,
-                    spec.prompt_tokens,
-                    spec.output_tokens,
-                    spec.prefix,
-                    spec.priority,
-                    spec.arrival_s,
-                )
-            submitted += 1
+        submitted = submit_due(requests, submitted, clock, real, ours)
         gone = _leaving(rng, real.names) if rng.random() < leaving else []
         for name in gone:
             real.withdraw(name)

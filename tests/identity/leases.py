@@ -235,15 +235,15 @@ class LeasingOurs(HandingOver):
             mutation.apply(self)
 
 
-def let_go(gone: Gone, stage: Stage, push: bool) -> Freed:
+def let_go(nixl, gone: Gone, stage: Stage, push: bool) -> Freed:
     """When vLLM's prefill worker frees what it keeps, by what the decode engine's connector tells
-    it once nobody will use the KV: the connector's two sides are asked, and nothing is sent."""
+    it once nobody will use the KV: the connector's two sides are asked, and nothing is sent.
+    nixl: any of them, for its configuration."""
     import importlib
 
     way, name = ("push", "NixlPush") if push else ("pull", "NixlPull")
     scheduler = importlib.import_module(f"{NIXL}.{way}_scheduler")
     worker = importlib.import_module(f"{NIXL}.{way}_worker")
-    nixl = LeasingReal(EngineSettings(64, 4, 512, 1024)).scheduler.connector.nixl
 
     def engine():
         kind = getattr(scheduler, f"{name}ConnectorScheduler")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.identity.leases import let_go
+from tests.identity.leases import LeasingReal, let_go
 from tests.identity.mutations import Mutation
+from tests.identity.protocol import EngineSettings
 from tests.identity.regimes import REGIMES, Regime, compare, wrong
 from twinserve.sim.fleet.connector import FREED, Stage
 
@@ -46,9 +47,10 @@ def test_both_sides_decide_as_vllm_does(regime):
 @pytest.mark.usefixtures("newest")
 @pytest.mark.parametrize("push", [False, True], ids=["pull", "push"])
 def test_who_frees_what_is_as_vllms_connectors_have_it(push):
+    nixl = LeasingReal(EngineSettings(64, 4, 512, 1024)).scheduler.connector.nixl
     for (gone, stage), freed in FREED.items():
         if push or stage is not Stage.ANNOUNCED:  # a pull announces nothing
-            assert let_go(gone, stage, push) is freed[push], (gone, stage)
+            assert let_go(nixl, gone, stage, push) is freed[push], (gone, stage)
 
 
 def test_what_is_kept_of_many_seeds_held_and_the_docs_say_so():

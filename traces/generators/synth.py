@@ -35,18 +35,12 @@ SHAPES = {
 }
 NAMES = ("poisson", *SHAPES)
 # mu and sigma of these shapes, as `_solved` has them: loading what solves takes as long as a run
-KNOWN = dict(
-    zip(
-        (shape for pair in SHAPES.values() for shape in pair),
-        (
-            (4.945261593887278, 0.9709829037308496),
-            (4.996170081724962, 0.9732426946144962),
-            (3.799275916610951, 1.194233170963107),
-            (5.126607001684377, 0.8307050405678074),
-        ),
-        strict=True,
-    )
-)
+KNOWN = {
+    SHAPES["sharegpt"][0]: (4.945261593887278, 0.9709829037308496),
+    SHAPES["sharegpt"][1]: (4.996170081724962, 0.9732426946144962),
+    SHAPES["lmsys"][0]: (3.799275916610951, 1.194233170963107),
+    SHAPES["lmsys"][1]: (5.126607001684377, 0.8307050405678074),
+}
 
 
 def _moments(mu: float, sigma: float, low: float, high: float) -> tuple[float, float]:
