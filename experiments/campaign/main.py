@@ -10,6 +10,7 @@ measured; call it again and it goes on where it was.
     validate  locked and free runs of traces                       (DIR/runs)
     swap      KV to the host and back                              (DIR/steps)
     host      planning beside the running step, and without that   (DIR/steps)
+    serve     vllm serve at its defaults, under vLLM's own client  (DIR/serve)
     kernel    attention over blocks filled from either end         (DIR/kernel)
     profile   the profile that these make; needs no GPU            (DIR/profiles)
     report    tables and plots of all that is there; needs no GPU  (DIR/report)
@@ -39,8 +40,8 @@ from twinserve.experiments.campaign.setup import (
     default_policies,
 )
 
-STAGES = ("plan", "steps", "validate", "swap", "host", "kernel", "profile", "report")
-ON_ENGINE = ("steps", "validate", "swap", "host")
+STAGES = ("plan", "steps", "validate", "swap", "host", "serve", "kernel", "profile", "report")
+ON_ENGINE = ("steps", "validate", "swap", "host", "serve")
 LOADS = (0.8, 1.1, 0.5)
 GRACE_S = 20.0  # after the limit, to save and to stop; then the process ends as it is
 # Engine arguments that a campaign sets itself, and what says them.
@@ -188,6 +189,10 @@ def _run(
         from twinserve.experiments.campaign.host import measure_host
 
         measure_host(*where, **extra)
+    elif name == "serve":
+        from twinserve.experiments.campaign.serve import measure_server
+
+        measure_server(*where, options.tokenizer, options.seed, **extra)
     elif name == "kernel":
         from twinserve.experiments.campaign.kernel import measure_kernels
 
@@ -294,6 +299,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="further vLLM engine argument",
     )
+    add("--tokenizer", type=Path, help="folder with tokenizer.json, for stage serve")
     add("--seed", type=int, default=0)
     add("--quick", action="store_true", help="fewer points for stage steps: powers of four")
     add(

@@ -39,12 +39,19 @@ MODULES = {
     "profile": (*_FITS, "twinserve.experiments.campaign.steps"),
     "validate": (*_ENGINE, *_RUNS),
     "host": (*_ENGINE, "twinserve.experiments.campaign.host"),
+    "serve": (
+        *_ENGINE,
+        "vllm.benchmarks.serve",
+        "uvicorn",
+        "twinserve.backends.live.serving.process",
+        "twinserve.experiments.campaign.serve",
+    ),
     "kernel": _KERNEL,
     "report": (*_RUNS, "matplotlib", "twinserve.experiments.campaign.report"),
 }
 # Names and versions of these stand in every run's run.json.
 _DISTRIBUTIONS = ("twinserve", "numpy", "pandas", "simpy")
-_VLLM = ("steps", "swap", "validate", "host")
+_VLLM = ("steps", "swap", "validate", "host", "serve")
 
 
 class MissingError(SettingsError):

@@ -10,7 +10,7 @@ import tarfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twinserve.formats import Format, same
@@ -163,6 +163,11 @@ MODEL_SIZES = {
         shipped=("llama-3.1-8b@l40s",),
     ),
 }
+
+
+MODEL_SIZES["8b-h100"] = replace(
+    MODEL_SIZES["8b"], shipped=("llama-3.1-8b@h100/operators", "llama-3.1-8b@h100")
+)
 
 
 def default_policies(key: str) -> tuple[str, ...]:

@@ -109,19 +109,19 @@ def write_model(folder: Path, name: str = "tiny") -> Path:
     return folder
 
 
-def write_tokenizer(folder: Path) -> Path:
-    """Write a word-level tokenizer for a model of MODELS into `folder`: token 17 is the word w17,
-    and the last one ends a text. Returns the folder."""
+def write_tokenizer(folder: Path, vocab: int = VOCAB) -> Path:
+    """Write a word-level tokenizer of `vocab` tokens into `folder`: token 17 is the word w17, and
+    the last one ends a text. Returns the folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = {f"w{i}": i for i in range(VOCAB)}
+    words = {f"w{i}": i for i in range(vocab)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": "w0",
-        "eos_token": f"w{VOCAB - 1}",
+        "eos_token": f"w{vocab - 1}",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
