@@ -67,7 +67,7 @@ def loads_of(key: str) -> tuple[Load, ...]:
         Load(180, 512, 128, rate=14.0),
         Load(256, 512, 128),
         Load(192, 512, 128, concurrency=32),
-        Load(24, 512, 128, concurrency=1),
+        Load(10, 512, 128, concurrency=1),
         Load(300, 512, 128, rate=24.0),
         Load(40, 4096, 64, rate=2.5),
         Load(384, 512, 128, concurrency=128),
