@@ -50,6 +50,7 @@ READERS = {
     "experiments/benchmark/sweep.py": "tables of a sweep that it has just run",
     "experiments/campaign/main.py": VALUE,
     "experiments/campaign/runs.py": "files of campaigns",
+    "experiments/campaign/serve.py": OTHERS,
     "experiments/campaign/setup.py": "files of campaigns",
     "experiments/route/replayed.py": TOLD,
     "experiments/route/timed_worker.py": "settings from whoever started it",

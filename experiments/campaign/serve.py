@@ -107,8 +107,10 @@ def measure_server(
             start_s = time.monotonic() - begun
             store.say(f"serve: up after {start_s:.0f} s")
             with contextlib.suppress(OutOfTime):
-                for load in missing:
-                    _measure(store, client, load, folder, deadline, seed)
+                for number, load in enumerate(loads_of(key)):
+                    # a seed of its own: prompts of another load would be in the prefix cache
+                    if load in missing:
+                        _measure(store, client, load, folder, deadline, seed + number)
         finally:
             server.stop(_STOP_S)
             shutil.copy(server.log, folder / "server.log")
@@ -122,8 +124,7 @@ def measure_server(
 def _measure(
     store: Store, client: _Client, load: Load, folder: Path, deadline: Deadline, seed: int
 ) -> None:
-    """A load is not begun that would not end in time, supposing it to be offered only as fast as
-    twice its own pace."""
+    """A load is not begun where the time left is no longer than its arrivals and a few seconds."""
     offered_s = load.requests / load.rate if load.rate < math.inf else 0.0
     if deadline.left < offered_s + 8.0:
         raise OutOfTime

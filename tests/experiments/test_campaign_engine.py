@@ -24,6 +24,7 @@ from twinserve.experiments.campaign.setup import (
     default_policies,
 )
 from twinserve.profiles.measured.samples import read_samples
+from twinserve.traces.readers.formats import read_measurement
 
 
 def _command(out: Path, *arguments: str) -> list[str]:
@@ -66,7 +67,7 @@ def test_killed_and_called_again_it_goes_on(tmp_path, traces):
         assert "steps/tiny-eager.parquet" in archive.getnames()
 
     rounds = first.provenance["rounds"] + 2
-    stages = "steps,swap,host,profile,plan,validate,report"
+    stages = "serve,steps,swap,host,profile,plan,validate,report"
     policies = ["--loads", "0.8", "--seconds", "0.4", "--repeats", "1"]
     arguments = [
         *policies,
@@ -82,7 +83,7 @@ def test_killed_and_called_again_it_goes_on(tmp_path, traces):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=360,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     second = read_samples(raw)
@@ -90,6 +91,8 @@ def test_killed_and_called_again_it_goes_on(tmp_path, traces):
     assert [s.seconds for s in second.steps[: len(first.steps)]] == [s.seconds for s in first.steps]
     assert len(second.steps) > len(first.steps)
     assert read_samples(out / "steps" / "tiny-eager-swap.parquet").swaps
+    served = sorted((out / "serve" / "tiny-eager").glob("*-*.json"))
+    assert [len(read_measurement(file)) for file in served] == [6, 6]
     store = Store(out)
     found = campaign_runs.finished(store, "tiny", False)
     assert {one.cell["policy"] for one in found} == set(default_policies("tiny"))
@@ -155,7 +158,7 @@ sys.exit(code or (0 if started else 3))
 def test_all_that_the_stages_import_is_there_before_the_first_engine(tmp_path, traces):
     """What we import, that is; an engine has its own."""
     pytest.importorskip("vllm")
-    stages = "plan,steps:60,validate,swap,host,kernel,profile,report"
+    stages = "plan,serve,steps:60,validate,swap,host,kernel,profile,report"
     arguments = ["--model", "tiny", "--eager", "--loads", "0.8", "--seconds", "0.4", "--rounds"]
     arguments += ["2", "--repeats", "1", "--traces", str(traces), "--out", str(tmp_path / "out")]
     done = subprocess.run(
@@ -163,7 +166,7 @@ def test_all_that_the_stages_import_is_there_before_the_first_engine(tmp_path, t
         env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "LATE []" in done.stdout

@@ -215,6 +215,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/campaign/host.py",
     "experiments/campaign/kernel.py",
     "experiments/campaign/runs.py",
+    "experiments/campaign/serve.py",
     "experiments/campaign/setup.py",
     "experiments/campaign/steps.py",
     "experiments/benchmark/measure.py",
