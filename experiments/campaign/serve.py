@@ -95,12 +95,14 @@ def measure_server(
     if deadline.left < _START_S * bool(MODEL_SIZES[key].config):
         raise OutOfTime(f"{deadline.left:.0f} s are left, and a server takes {_START_S:.0f} s")
     engines.close()
-    from twinserve.backends.live.serving.process import ServerProcess
+    from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess
 
     model = _with_tokenizer(store, key, tokenizer)
     with tempfile.TemporaryDirectory() as scratch:
         begun = time.monotonic()
-        server = ServerProcess(Path(scratch), model, _arguments(key, graphs, extra), "model")
+        on_cpu = CPU_ENGINE if MODEL_SIZES[key].config is None else None
+        arguments = _arguments(key, graphs, extra)
+        server = ServerProcess(Path(scratch), model, arguments, "model", on_cpu)
         try:
             client = _Client(server.url, model)  # its imports take seconds, as the server's start
             server.wait(max(deadline.left, 1.0))
