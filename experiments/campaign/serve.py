@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinserve.experiments.campaign.setup import (
+    FIRST_START_S,
     MODEL_SIZES,
     Deadline,
     Engines,
@@ -23,9 +24,10 @@ from twinserve.experiments.campaign.setup import (
     mode_name,
     model_folder,
 )
+from twinserve.traces.write import write_atomically
 
 SERVE = "serve"
-_START_S = 75.0  # with compilation and graphs, before a start is known
+_START_S = FIRST_START_S[True]
 _STOP_S = 10.0
 
 
@@ -96,6 +98,7 @@ def measure_server(
         raise OutOfTime(f"{deadline.left:.0f} s are left, and a server takes {_START_S:.0f} s")
     engines.close()
     from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess
+    from twinserve.backends.live.versions import installed_vllm
 
     model = _with_tokenizer(store, key, tokenizer)
     with tempfile.TemporaryDirectory() as scratch:
@@ -116,7 +119,7 @@ def measure_server(
         finally:
             server.stop(_STOP_S)
             shutil.copy(server.log, folder / "server.log")
-    facts = {"vllm": client.version, "arguments": server.arguments, "start_s": start_s}
+    facts = {"vllm": installed_vllm(), "arguments": arguments, "start_s": start_s}
     store.write({**facts, "tokenizer": tokenizer is not None}, SERVE, folder.name, "server.json")
     store.saved(SERVE)
     if not any(folder.glob("*-*.json")):
@@ -142,10 +145,8 @@ class _Client:
     """`vllm bench serve` in this process: a second one would import vLLM again for each load."""
 
     def __init__(self, url: str, model: Path) -> None:
-        from vllm import __version__
         from vllm.benchmarks import serve
 
-        self.version = __version__
         self._serve = serve
         self._parser = argparse.ArgumentParser()
         serve.add_cli_args(self._parser)
@@ -154,14 +155,12 @@ class _Client:
         self._words += ["--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed"]
 
     def run(self, words: list[str], folder: Path, name: str) -> dict:
-        # the file appears whole: what ends early leaves none
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        with tempfile.TemporaryDirectory() as scratch:
             where = ["--result-dir", scratch, "--result-filename", name]
             self._serve.main(self._parser.parse_args([*self._words, *words, *where]))
             found = json.loads((Path(scratch) / name).read_text())
-            found.pop("generated_texts", None)  # of random weights: megabytes of nothing
-            (Path(scratch) / name).write_text(json.dumps(found))
-            (Path(scratch) / name).replace(folder / name)
+        found.pop("generated_texts", None)  # of random weights: megabytes of nothing
+        write_atomically(folder / name, json.dumps(found).encode())
         return found
 
 
