@@ -24,12 +24,12 @@ for shared in "$PWD/../shared" "$PWD/shared"; do
 done
 
 # put ENVIRONMENT WORDS: pip install in $work/ENVIRONMENT, by uv, which takes a quarter of the time; by pip where uv
-# cannot be had, or does not find what pip finds.
+# cannot be had, or does not find what pip finds. Neither compiles: of vLLM's 20,000 files few are imported.
 put() {
     local python="$work/$1/bin/python" uv="$work/uv/bin/uv"
     [ -x "$python" ] || python3 -m venv "$work/$1"
     [ -d "$work/uv" ] || { python3 -m venv "$work/uv" && "$work/uv/bin/pip" install -q uv; } || true
-    [ -x "$uv" ] && "$uv" pip install -q --python "$python" "${@:2}" || "$python" -m pip install -q "${@:2}"
+    [ -x "$uv" ] && "$uv" pip install -q --python "$python" "${@:2}" || "$python" -m pip install -q --no-compile "${@:2}"
 }
 
 # A fresh environment in $work/core with the package and what its tests need.
