@@ -82,6 +82,7 @@ def test_results_of_units_are_added_up():
     assert (made["faults"], made["failed"], made["seconds"]) == ({"caught": 1}, ["b"], 3)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_unit_that_takes_all_the_time_of_a_part_fails_and_the_next_ones_are_left():
     kept = {}

@@ -60,13 +60,17 @@ def _cell(notes: dict[str, str]):
     return read
 
 
-def refusals(table: str) -> list:
-    """(policy, column, reason) of each "no" there."""
-    return [
-        pytest.param(policy, column, cell.refusal, id=f"{policy}-{column}")
+def refusals(table: str, in_ci: int = 1) -> list:
+    """(policy, column, reason) of each "no" there. in_ci: of so many one runs in .ci/run"""
+    found = [
+        (policy, column, cell.refusal)
         for policy, cells in shown()[table].items()
         for column, cell in cells.items()
         if cell.refusal
+    ]
+    return [
+        pytest.param(*one, id="-".join(one[:2]), marks=[pytest.mark.nightly] * (i % in_ci > 0))
+        for i, one in enumerate(found)
     ]
 
 
@@ -129,7 +133,7 @@ def test_prefix_caching_is_refused_in_these_words(policy, ledger, reason):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "backend", "reason"), refusals("backend"))
+@pytest.mark.parametrize(("policy", "backend", "reason"), refusals("backend", in_ci=4))
 def test_a_backend_refuses_in_these_words(policy, backend, reason, tmp_path):
     if backend == "`replay --physical`":
         code, said = command(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.identity.dynamo_router import BLOCK, Pick, replayed, trace
+from tests.parameters import mostly_nightly
 from tests.sim.routing import Scene, prompt
 from twinserve.sim.fleet.routers import dynamo
 from twinserve.sim.fleet.routers.dynamo import DynamoKv
@@ -122,7 +123,7 @@ def runs(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", mostly_nightly(SETTINGS, "weights"))
 def test_every_candidate_of_1_000_picks_costs_what_dynamo_says(runs, setting):
     found = compared(*runs(setting))
     assert found.picks == found.best == 1_000

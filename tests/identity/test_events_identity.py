@@ -18,6 +18,7 @@ from tests.identity.compare import run_identity
 from tests.identity.ours import OurScheduler
 from tests.identity.protocol import EngineSettings, Observed, RequestSpec
 from tests.identity.real_scheduler import RealScheduler
+from tests.parameters import mostly_nightly
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 
 pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
@@ -90,7 +91,9 @@ class Listening(OurScheduler):
         return seen
 
 
-@pytest.mark.parametrize(("generate", "seeds", "asynchronous"), CLASSES)
+@pytest.mark.parametrize(
+    ("generate", "seeds", "asynchronous"), mostly_nightly(CLASSES, CLASSES[0], CLASSES[4])
+)
 def test_the_index_knows_what_vllms_events_say(monkeypatch, generate, seeds, asynchronous):
     monkeypatch.setattr(compare, "RealScheduler", Publishing)
     told, copies = Counter(), 0

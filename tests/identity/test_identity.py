@@ -51,6 +51,7 @@ def test_preemption():
     assert total.resumed_hit_tokens > 0  # victims that came back found blocks of their own
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("mooncake")
 @pytest.mark.traces
 def test_prefix_eviction_on_a_real_trace():

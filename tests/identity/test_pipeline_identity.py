@@ -13,6 +13,7 @@ from tests.identity.compare import Report, run_identity
 from tests.identity.mutations import Mutation
 from tests.identity.ours import OurScheduler
 from tests.identity.real_scheduler import RealScheduler
+from tests.parameters import mostly_nightly
 from twinserve.profiles.stages import layers_of_stages
 
 pytestmark = [
@@ -69,7 +70,9 @@ def compare(
     return run_identity(settings, scenario.requests, make, leaving=leaving, **more)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize(
+    "asynchronous", mostly_nightly([False, True], True), ids=["synchronous", "asynchronous"]
+)
 def test_decisions_are_vllms_with_several_batches_under_way(asynchronous):
     total = Report()
     for run in RUNS:

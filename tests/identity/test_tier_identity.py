@@ -12,14 +12,19 @@ import pytest
 
 from tests.identity.mutations import Mutation
 from tests.identity.offload import TIER_REGIMES, TierRegime, compare_tiers
+from tests.parameters import mostly_nightly
 
+# lru; arc, asynchronous; prompts only, asynchronous
+IN_CI = [TIER_REGIMES[i] for i in (0, 6, 9)]
 SCENARIOS = (("preemption", 1), ("mixed", 1))  # the nightly part `identity` has all
 
 
 @pytest.mark.slow
 @pytest.mark.live
 @pytest.mark.usefixtures("newest")
-@pytest.mark.parametrize("regime", TIER_REGIMES, ids=lambda regime: regime.name)
+@pytest.mark.parametrize(
+    "regime", mostly_nightly(TIER_REGIMES, *IN_CI), ids=lambda regime: regime.name
+)
 def test_a_host_tier_is_used_as_vllm_uses_it(regime):
     steps, seen = 0, Counter()
     for generate, seed in SCENARIOS:

@@ -12,6 +12,7 @@ from tests.identity import scenarios
 from tests.identity.compare import Report, run_identity
 from tests.identity.mutations import Mutation
 from tests.identity.ours import OurScheduler
+from tests.parameters import mostly_nightly
 
 pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
 
@@ -69,7 +70,7 @@ def test_clients_left_wherever_a_request_can_be(reports):
 
 @pytest.mark.usefixtures("mooncake")
 @pytest.mark.traces
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", mostly_nightly([False, True], False))
 def test_prefixes_of_those_who_left_are_found(asynchronous):
     report = compare("prefix_eviction", 1, asynchronous)
     assert report.mismatches == 0, report.first_mismatch

@@ -40,6 +40,7 @@ def run(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_the_kernels_in_the_interpreter():
     said = run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "live/attention_kernel_cases.py",
@@ -49,6 +50,7 @@ def test_the_kernels_in_the_interpreter():
     assert "skipped" not in said
 
 
+@pytest.mark.nightly
 def test_the_kernels_compile_for_a_gpu(tmp_path):
     """To machine code of a Hopper GPU, by Triton and its own assembler; needs no GPU."""
     said = run(
@@ -77,6 +79,7 @@ def test_the_measurement_goes_through_in_tiny_sizes(tmp_path, more):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.nightly
 def test_no_time_left_leaves_a_readable_file(tmp_path):
     run(
         "-m", "twinserve.experiments.attention", "--dry-run", "--out", str(tmp_path),

@@ -53,7 +53,7 @@ DRAFTING = [
     if policy_class(name).with_drafts() is not None
 ]
 # the others take minutes
-IN_CI = (("vllm", TIGHT), ("srjf", TIGHT), ("kv-share", WIDE), ("bros:kv=paged", WIDE))
+IN_CI = (("vllm", TIGHT), ("kv-share", WIDE))
 
 
 def inputs_for(policy: str, blocks: int, acceptance: str = "acceptance=0.5") -> Inputs:
@@ -217,6 +217,7 @@ def test_a_rejected_token_that_is_booked_as_accepted_is_caught(engine, monkeypat
     assert len(broken) == 1
 
 
+@pytest.mark.nightly
 def test_a_log_in_which_a_rejected_token_is_right_is_not_carried_out(engine):
     _, result = live(engine, inputs_for("vllm", TIGHT), "vllm", TIGHT)
     log = parse_log(result.decisions)

@@ -12,6 +12,7 @@ import pytest
 from tests.identity.protocol import EngineSettings
 from tests.live.engine import LiveEngine, Output
 from tests.live.test_live_identity import LOGPROB_TOLERANCE, same_answer
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine import tiny_model
 from twinserve.policies.plan import DEVICE, HOST
 
@@ -115,7 +116,11 @@ def undisturbed(model) -> dict[str, Output]:
         engine.close()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["no prefix cache", "prefix cache"])
+@pytest.fixture(
+    scope="module",
+    params=mostly_nightly([False, True], True),
+    ids=["no prefix cache", "prefix cache"],
+)
 def engine(request, model, undisturbed) -> Iterator[SwapEngine]:
     # after `undisturbed`: a process holds one engine at a time
     settings = EngineSettings(**SETTINGS, enable_prefix_caching=request.param)
@@ -137,7 +142,7 @@ def all_rows_free(engine: SwapEngine) -> None:
     assert engine.connector.free_tokens == engine.connector.host.host_rows.rows
 
 
-@pytest.mark.parametrize("role", ["kv_producer", "kv_both"])
+@pytest.mark.parametrize("role", mostly_nightly(["kv_producer", "kv_both"], "kv_both"))
 def test_requests_that_never_swap_are_scheduled_as_without_connector(model, role):
     settings = EngineSettings(**SETTINGS, enable_prefix_caching=True)
     logs, answers = [], []

@@ -17,6 +17,7 @@ from tests.identity.protocol import EngineSettings
 from tests.live.engine import LiveEngine, Output
 from tests.live.replay import first_mismatch
 from tests.live.workload import Recording, make_requests, record
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
@@ -63,7 +64,7 @@ class Live:
         return engine.outputs.pop(name)
 
 
-@pytest.fixture(scope="module", params=list(SETTINGS))
+@pytest.fixture(scope="module", params=mostly_nightly(SETTINGS, "fcfs"))
 def live(request, vllm, tmp_path_factory) -> Iterator[Live]:
     settings = SETTINGS[request.param]
     engine = LiveEngine(settings, tiny_model.write_model(tmp_path_factory.mktemp("tiny_llama")))

@@ -141,6 +141,7 @@ def test_hanging_up_over_http(server):
     raise AssertionError("nobody left before the answer had ended")
 
 
+@pytest.mark.nightly
 def test_the_benchmark_past_saturation(server):
     before = stats(server, 0)["arrived"]
     result = server.bench(

@@ -150,6 +150,7 @@ def check_answers(bench: Bench, run: LiveRun) -> int:
     return compared
 
 
+@pytest.mark.nightly
 def test_layers_that_the_engine_cannot_move_are_counted(bench):
     run = live_run(bench, inputs_for("layerkv:x=0,slo_aware=false"))
     found, steps = run.described(), run.rows().steps
@@ -298,6 +299,7 @@ def test_questions_find_the_text_of_their_document(bench, policy):
     assert (undisturbed["hit_tokens"] > 0).sum() >= 3
 
 
+@pytest.mark.nightly
 def test_another_text_is_seen(bench, monkeypatch):
     """Questions on one document whose texts differ all the same: vLLM finds nothing of what was
     planned."""

@@ -147,6 +147,7 @@ def copied_as_accounted(run: LiveRun) -> None:
         assert copied == scale * sum(counts[way] for counts in moved.values())
 
 
+@pytest.mark.nightly
 def test_the_tensors_have_the_bytes_of_the_ledger(bench, profile):
     inputs = inputs_for(profile, **LARGEST)
     ledger = layer_run(bench, inputs).engines[0].core.ledger

@@ -13,6 +13,7 @@ import pytest
 
 from tests.live.test_physical_layout import SETTINGS, inputs_for
 from tests.live.test_twin import TIE, Bench, check_answers
+from tests.parameters import mostly_nightly
 from tests.policies.bidi_views import preemption_table
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
@@ -191,7 +192,10 @@ def test_the_layout_is_physical(bench):
 
 
 @pytest.mark.parametrize(
-    "policy", ["bros", "bros:chunk=48", "bros:chunk=fit", "vllm:kv=bidirectional"]
+    "policy",
+    mostly_nightly(
+        ["bros", "bros:chunk=48", "bros:chunk=fit", "vllm:kv=bidirectional"], "bros:chunk=fit"
+    ),
 )
 def test_on_measured_time_and_other_policies(bench, policy):
     run, watch = physical_run(bench, policy, predicted=False, requests=16)

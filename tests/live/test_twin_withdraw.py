@@ -87,7 +87,7 @@ def check(bench: Bench, run: LiveRun, requests: pd.DataFrame) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "asynchronous"),
-    mostly_nightly_pairs(product(POLICIES, [False, True]), "bros", *SOME_POLICIES),
+    mostly_nightly_pairs(product(POLICIES, [False, True]), *SOME_POLICIES),
 )
 def test_an_engine_forgets_whom_the_policy_forgets(bench, policy, asynchronous):
     """Row for row the simulated run, executed; answers of those who stayed are whole."""

@@ -185,7 +185,7 @@ def simulation(options: str = "", **settings) -> Simulation:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["spare", "always"])
-@pytest.mark.parametrize("method", ["ngram", "eagle"])
+@pytest.mark.parametrize("method", mostly_nightly(["ngram", "eagle"], "eagle"))
 def test_no_drafts_are_no_speculation_bit_for_bit(mode, method):
     """Steps in which nobody has drafts are those of `bros` without speculation, where memory is
     short, too. An EAGLE head looks ahead, so that more of it is in use; there is plenty then."""

@@ -323,7 +323,7 @@ def test_prefixes_in_the_cache_are_not_computed_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ledger", mostly_nightly(ledger_names(), "paged", "bidirectional"))
+@pytest.mark.parametrize("ledger", mostly_nightly(ledger_names(), "paged"))
 def test_rules_are_kept_on_every_ledger(ledger):
     """Audited, asynchronous too, with clients that leave; runs of steps as single ones give
     them."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.parameters import mostly_nightly
 from tests.policies.test_bros import Counter
 from twinserve.policies.bros.victims import Search, enough
 from twinserve.policies.registry import ledger_names, parse_policy
@@ -70,7 +71,7 @@ def test_no_dropped_victim_was_unnecessary(kv, seed, blocks, host, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv", ledger_names())
+@pytest.mark.parametrize("kv", mostly_nightly(ledger_names(), "paged"))
 def test_such_runs_drop_somebody(kv):
     assert sum(watched("bros:late_drops=true", kv, seed) for seed in range(3)) > 0
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.parameters import mostly_nightly
 from tests.sim.harness import hybrid, same_rows, simulate
 from tests.sim.test_async import asynchronous
 from twinserve.policies.baselines.vllm import VllmPolicy
@@ -22,7 +23,7 @@ FILLING = ["conserve", "mlfq", "round-robin"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", FILLING)
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", mostly_nightly([3, 4], 3))
 def test_rows_that_go_on_together_go_on_as_one_by_one(policy, seed, monkeypatch):
     crowd = hybrid(seed, n=40, sessions=2, applications=1, pool=3)
     asked = []

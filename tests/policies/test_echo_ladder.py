@@ -89,6 +89,7 @@ def test_the_estimator_keeps_the_online_pace_of_one_load():
     check_the_estimator(measure("echo-bs", 1), measure("echo-bs-e:slo=gap", 1))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_estimator_keeps_the_online_pace_and_costs_a_little(runs):
     check_the_estimator(runs["echo-bs"], runs["echo-bs-e"])

@@ -61,15 +61,13 @@ def test_one_that_waits_may_enter_blocks_of_others_once_they_are_full():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(PLAIN, "bros", *SOME_POLICIES))
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(PLAIN, *SOME_POLICIES))
 def test_rules_are_kept_on_every_ledger(policy, ledger):
     assert check_policy(policy, kv=[ledger], seeds=[1]) > 300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "ledger"), mostly_nightly_pairs(WITH_PREFIXES, "bros", *SOME_POLICIES)
-)
+@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(WITH_PREFIXES, "mlfq", "vllm"))
 def test_rules_are_kept_where_prompts_share_prefixes(policy, ledger):
     config = CROWDED.model_copy(update={"prefix_caching": True})
     assert check_policy(policy, kv=[ledger], seeds=[2], config=config) > 300

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parameters import mostly_nightly
 from tests.route.fronts import Scene, prompts_of, run, scene
 from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.measured import KvMemory
@@ -66,7 +67,7 @@ async def recorded(path: Path, **settings) -> AsyncIterator[Scene]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("router", mostly_nightly(ROUTERS, *ROUTERS[::3]))
 def test_the_simulated_router_sees_and_says_what_the_live_one_did(router, tmp_path):
     """A worker is lost and comes back meanwhile."""
     path = tmp_path / "new" / "routing.jsonl.gz"

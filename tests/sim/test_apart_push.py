@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.parameters import mostly_nightly
 from tests.sim.apart import hand_over
 from tests.sim.test_apart import BYTES, LATENCY, ROOMY, run_of, sent_s, some, stays_of
 from tests.sim.troubled import TABLES
@@ -22,7 +23,7 @@ LIMITLESS = (math.inf, 0.0)  # bytes/s, seconds of latency
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_nightly(range(4), 0))
 def test_over_a_limitless_link_a_push_is_a_pull(seed, asynchronous):
     """Whoever begins, nothing takes time: every row of every table is the same, with memory that
     runs short, preemptions and several replicas of each role."""

@@ -119,8 +119,7 @@ OF_POLICIES = [(policy, action) for policy in policy_names() for action in ACTIO
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "action"),
-    mostly_nightly(OF_POLICIES, ("vllm", "retry"), ("justitia", "migrate"), ("mlfq", "error")),
+    ("policy", "action"), mostly_nightly(OF_POLICIES, ("vllm", "retry"), ("mlfq", "error"))
 )
 def test_a_failing_fleet_of_any_policy(policy, action):
     failing(policy, 5 if action == "retry" else 8, on_failure=action)
@@ -145,6 +144,7 @@ def test_random_schedules_of_failures(seed, count):
     failing(names[seed % len(names)], seed, count, retries=seed % 4, client_timeout=timeout_s)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_kind_of_failure_happens_to_those_that_wait_run_and_are_sent():
     happened, outcomes, hit = Counter(), Counter(), 0

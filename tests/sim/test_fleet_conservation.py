@@ -42,8 +42,7 @@ def test_a_troubled_fleet_that_plans_ahead(policy, migrates):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "ledger"),
-    mostly_nightly_pairs(product(SPECS, ledger_names()), "bros", *SOME_POLICIES),
+    ("policy", "ledger"), mostly_nightly_pairs(product(SPECS, ledger_names()), *SOME_POLICIES)
 )
 def test_a_troubled_fleet_on_any_ledger(policy, ledger):
     """One of four seeds each, so that neighbours have different troubles."""
@@ -54,6 +53,7 @@ def test_a_troubled_fleet_on_any_ledger(policy, ledger):
         troubled(spec, seed, migrates=seed % 2 == 1, async_scheduling=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_kind_of_trouble_happens():
     happened = Counter()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parameters import mostly_nightly
+
 REPLICAS = 400
 # An 8B model on an 80 GB GPU: 27,570 KV blocks. Imports and inputs are there before the fleet is.
 SCRIPT = """
@@ -44,7 +46,7 @@ print(ended, resident_bytes() - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to ask")
-@pytest.mark.parametrize("policy", ["vllm", "bros", "echo", "layerkv"])
+@pytest.mark.parametrize("policy", mostly_nightly(["vllm", "bros", "echo", "layerkv"], "bros"))
 def test_replicas_that_serve_little_take_little(policy):
     """Each with what its share of 40 requests holds: before, it took 1.2 to 2.4 MB."""
     command = [sys.executable, "-c", SCRIPT, policy, str(REPLICAS)]

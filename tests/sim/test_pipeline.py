@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.parameters import mostly_nightly
 from tests.sim.troubled import troubled
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.registry import parse_policy
@@ -142,7 +143,7 @@ STAGES = [("llama-3.1-8b@h100:pp2", 0), ("llama-3.1-8b@h100:pp4", 3)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("profile", "seed"), STAGES)
-@pytest.mark.parametrize("migrates", [False, True])
+@pytest.mark.parametrize("migrates", mostly_nightly([False, True], True))
 @pytest.mark.parametrize("ahead", [False, True])
 def test_nothing_is_lost_when_clients_leave_and_replicas_fail(profile, seed, migrates, ahead):
     """In little memory, beside replicas without stages."""

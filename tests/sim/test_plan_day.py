@@ -71,13 +71,13 @@ def case(slo: str, usd: dict, policies: tuple, dearer: bool = False, marks=()):
             "ttft p90 < 90 ms, tpot p90 < 17 ms",
             {"a100-40g": 1.0, "l40s": 0.7},
             ("vllm",),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         case(
             "ttft p90 < 200 ms, tpot p90 < 40 ms",
             {"h100": 1.0, "a100-40g": 1.0},  # several cost the same
             ("vllm", "echo"),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

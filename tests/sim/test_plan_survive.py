@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.parameters import mostly_nightly
 from tests.sim.planned import GPU, MODEL, settings, write_trace
 from twinserve.sim.plan.peaks import find_peak
 from twinserve.sim.plan.planner import Plan, Question, make_plan
@@ -43,16 +44,16 @@ def by_brute_force(trace: str, slo: str, crashes: int, most: int, **more) -> lis
     return keeps
 
 
+SURVIVED = [
+    (1, "ttft p90 < 70 ms, tpot p90 < 17 ms", {"on_failure": "migrate"}),
+    (2, "ttft p90 < 80 ms, tpot p90 < 20 ms", {}),
+    (1, "ttft p90 < 80 ms", {"on_failure": "retry", "detection": 0.1}),
+    (1, "ttft p99 < 200 ms", {"on_failure": "error"}),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("crashes", "slo", "more"),
-    [
-        (1, "ttft p90 < 70 ms, tpot p90 < 17 ms", {"on_failure": "migrate"}),
-        (1, "ttft p90 < 80 ms", {"on_failure": "retry", "detection": 0.1}),
-        (2, "ttft p90 < 80 ms, tpot p90 < 20 ms", {}),
-        (1, "ttft p99 < 200 ms", {"on_failure": "error"}),
-    ],
-)
+@pytest.mark.parametrize(("crashes", "slo", "more"), mostly_nightly(SURVIVED, *SURVIVED[:2]))
 def test_brute_force_finds_the_same_number_that_survives(trace, crashes, slo, more):
     keeps = by_brute_force(trace, slo, crashes, 6, **more)
     asked = {"detection_s" if k == "detection" else k: v for k, v in more.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import browser, need_browser
+from tests.parameters import mostly_nightly
 from tests.sim.reported import write_toy
 from tests.sim.test_report_folders import (
     COMPARISON,
@@ -101,6 +102,7 @@ def hovered(window, key: str, label: str, n: int) -> tuple[list[str], list[float
     return window.run(SAID), place["of"]
 
 
+@pytest.mark.nightly
 def test_a_hovered_point_says_the_numbers_of_its_run(window, page, folder):
     window.open(page)
     for name in ("first", "second"):
@@ -133,7 +135,7 @@ def test_intervals_and_rows_of_other_chapters_are_hovered_too(window, page):
     assert "2 x h100 tp2, undecided" in said and "7.5" in said, said
 
 
-@pytest.mark.parametrize("width", [1100, 390])
+@pytest.mark.parametrize("width", mostly_nightly([1100, 390], 390))
 def test_the_page_fits_its_width_loads_nothing_and_complains_of_nothing(window, page, width):
     window.errors()
     window.open(page, width)

@@ -105,8 +105,7 @@ def test_clients_may_leave_while_a_step_is_planned_ahead(policy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "ledger"),
-    mostly_nightly_pairs(product(SPECS, ledger_names()), "bros", *SOME_POLICIES),
+    ("policy", "ledger"), mostly_nightly_pairs(product(SPECS, ledger_names()), *SOME_POLICIES)
 )
 def test_clients_may_leave_any_policy_on_any_ledger(policy, ledger):
     spec = replace(parse_policy(policy), kv=ledger)
@@ -120,6 +119,7 @@ def test_clients_may_leave_any_policy_on_any_ledger(policy, ledger):
     assert {State.WAITING, State.RUNNING} <= states
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_clients_left_wherever_a_request_can_be():
     states = {
