@@ -125,7 +125,7 @@ def test_a_ledger_is_refused_in_these_words(policy, ledger, reason):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger", "reason"), refusals("prefixes"))
+@pytest.mark.parametrize(("policy", "ledger", "reason"), refusals("prefixes", in_ci=6))
 def test_prefix_caching_is_refused_in_these_words(policy, ledger, reason):
     code, said = command("simulate", "-p", f"{policy}:kv={ledger}", "--prefix-caching", *SMALL)
     assert code == cli.BAD_INPUT

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ def test_the_file_has_each_policy():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_run_of_the_file_is_as_ever(policy):
     """Of each policy the next one of its list."""
-    runs = list(cases(policy))
-    name, inputs = runs[POLICIES.index(policy) % len(runs)]
+    number = POLICIES.index(policy) % sum(name.startswith("crowd") for name in KEPT["runs"][policy])
+    name, inputs = next(islice(cases(policy), number, None))
     assert digests(inputs, KEPT["columns"]) == KEPT["runs"][policy][name], name
 
 

@@ -67,7 +67,10 @@ def test_rules_are_kept_on_every_ledger(policy, ledger):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "ledger"), mostly_nightly_pairs(WITH_PREFIXES, "mlfq", "vllm"))
+@pytest.mark.parametrize(
+    ("policy", "ledger"),
+    mostly_nightly(WITH_PREFIXES, ("vllm", "checkpointed"), ("justitia", "paged")),
+)
 def test_rules_are_kept_where_prompts_share_prefixes(policy, ledger):
     config = CROWDED.model_copy(update={"prefix_caching": True})
     assert check_policy(policy, kv=[ledger], seeds=[2], config=config) > 300

@@ -89,6 +89,7 @@ def test_fixed_is_as_many_as_there_are_and_takes_their_gpu_hours():
     assert without.rows.requests.equals(result.rows.requests)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", mostly_nightly([0, 1, 2], 0))
 def test_dynamo_oscillates_under_a_steady_load_and_consolidation_cures_it(seed):

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.parameters import mostly_nightly
 from twinserve.sim.cli.simulate import headline
 from twinserve.sim.results.files import present_run
 from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig
@@ -20,11 +21,13 @@ from twinserve.traces.load import load_trace
 from twinserve.traces.workload import Workload, WorkloadError
 from twinserve.traces.write import write_trace
 
-NAMES = [*ALIASES, *BY_NAME, *("fixed:300,20" if "," in name else name for name in SYNTHETIC)]
+_SYNTHETIC = ("fixed:300,20" if "," in name else name for name in SYNTHETIC)
+NAMES = list(dict.fromkeys([*ALIASES, *BY_NAME, *_SYNTHETIC]))
 OTHER = {"replicas": 4, "profile": "qwen2.5-14b@a100-40g:tp2", "max_num_seqs": 8}
 
 
-@pytest.fixture(params=NAMES)
+# `.ci/run` has one of each kind
+@pytest.fixture(params=mostly_nightly(NAMES, *NAMES[::4]))
 def trace(request):
     """A named trace that is at hand without a network."""
     try:

@@ -6,6 +6,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim.harness import Affine, hybrid, simulate
 from tests.sim.test_async import asynchronous
 from twinserve.policies.registry import policy_names
@@ -34,14 +35,14 @@ def littles_law(policy: str, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", mostly_nightly(policy_names(), "bros", *SOME_POLICIES))
 @pytest.mark.parametrize("seed", [1, pytest.param(12, marks=pytest.mark.nightly)])
 def test_littles_law_between_step_rows_and_request_rows(policy, seed):
     littles_law(policy, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", mostly_nightly(policy_names(), "bros", *SOME_POLICIES))
 def test_littles_law_where_steps_are_planned_ahead(policy):
     with asynchronous():
         littles_law(policy, 1)

@@ -278,7 +278,7 @@ def test_neither_clock_nor_order_of_rows_matters(seed, load, scale, shift):
 @pytest.mark.slow
 def test_table_and_note_say_it():
     config = SimulationConfig(
-        trace="sharegpt", rate=60.0, duration=60.0, profile="llama-3.1-8b@l40s"
+        trace="sharegpt", rate=60.0, duration=150.0, profile="llama-3.1-8b@l40s"
     )
     (result,) = simulate(config).values()
     found = result.summary["classes"]["rt"]["saturation"]
@@ -288,5 +288,5 @@ def test_table_and_note_say_it():
     assert note.endswith("means depend on the length of the trace")
     (line,) = [x for x in render_table({"vllm": result}).splitlines() if "queue" in x]
     assert line.split()[1:] == ["grows", f"{found['growth_per_s']:.1f}/s"]
-    calm = simulate(config.model_copy(update={"rate": 2.0, "duration": 120.0}))["vllm"]
+    calm = simulate(config.model_copy(update={"rate": 2.0, "duration": 300.0}))["vllm"]
     assert not overloaded(calm.summary, "vllm") and "steady" in render_table({"vllm": calm})
