@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.identity.release import with_own_rules
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine import tiny_model
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
@@ -135,7 +136,7 @@ def model(tmp_path_factory):
     return tiny_model.write_model(tmp_path_factory.mktemp("tiny_llama"))
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=mostly_nightly(CASES, "vllm", "bros", "fit"))
 def served(request, vllm, model) -> Iterator[Served]:
     served = Served(request.param, model)
     collect = served.engine.step

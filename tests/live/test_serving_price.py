@@ -9,7 +9,7 @@ from twinserve.experiments.serving.cases import HOST_BLOCKS, STOCK, Case
 from twinserve.experiments.serving.engine import Engine
 from twinserve.experiments.serving.flood import Flood
 
-pytestmark = [pytest.mark.slow, pytest.mark.live]
+pytestmark = [pytest.mark.nightly, pytest.mark.live]
 
 STEP_S = 0.001
 # Three times what the memory holds at once; a real-time request every twenty steps.

@@ -174,12 +174,12 @@ PAIRS = [(policy, kv) for policy in policy_names() for kv in ledger_names()]
 
 def specs(pairs: list[tuple[str, str]]) -> list[str]:
     named = [f"{policy}:{CROWDED.get(policy, '')}kv={kv}" for policy, kv in pairs]
-    return named + OPTIONS
+    return named
 
 
-# tests/live/test_twin_pressure.py has each policy in .ci/run
-POLICIES = specs(PAIRS)
-IN_CI = specs(in_turn([pair for pair in PAIRS if pair[0] in ("bros", *SOME_POLICIES)]))
+POLICIES = specs(PAIRS) + OPTIONS
+OF_EACH_KIND = [pair for pair in PAIRS if pair[0] in ("bros", *SOME_POLICIES)]
+IN_CI = [*specs(in_turn(OF_EACH_KIND)), "bros:chunk=fit"]
 
 
 @pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *IN_CI))
