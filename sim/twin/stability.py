@@ -5,8 +5,8 @@ The time of a live run over that of its simulation is a product of three:
 - *work*: what the profile says of the live steps, over the simulated seconds. Other steps were
   taken, since requests met at other times.
 - *engine*: what the steps took, over what the profile says of them.
-- *outside*: all the time in which the run had requests, over what the steps took: planning, and
-  the loop around the engine.
+- *outside*: all the time in which the run had requests, over what the steps took, and that over
+  the same of the simulation: planning, and the loop around the engine.
 
 A schedule that is not stable makes small errors large: `nudged` runs the simulation again with
 steps that are a tenth longer, and with steps of which each is a little off.
@@ -159,6 +159,7 @@ def parts_beside(
     if not (priced and measured and seconds):
         return found
     outside = max(_busy_s(live), measured) / measured
+    outside /= max(_busy_s(simulated), seconds) / seconds
     return replace(found, work=priced / seconds, engine=measured / priced, outside=outside)
 
 
