@@ -150,16 +150,22 @@ def parts_of(result: RunResult, idle_seats: int) -> Parts:
 
 
 def parts_beside(
-    simulated: RunResult, live: RunResult, steps: pd.DataFrame, idle_seats: int
+    simulated: RunResult,
+    live: RunResult,
+    steps: pd.DataFrame,
+    idle_seats: int,
+    loop_s: float = 0.0,
 ) -> Parts:
-    """steps: of the live run, as the engine had them (`TimedStep.row`)."""
+    """steps: of the live run, as the engine had them (`TimedStep.row`). loop_s: what a simulated
+    step has of our own loop."""
     found = parts_of(live, idle_seats)
     priced, measured = float(steps["predicted_s"].sum()), float(steps["measured_s"].sum())
-    seconds = float(busy_seconds(simulated.rows.steps).sum())
+    whole = float(busy_seconds(simulated.rows.steps).sum())
+    seconds = whole - loop_s * len(simulated.rows.steps)
     if not (priced and measured and seconds):
         return found
     outside = max(_busy_s(live), measured) / measured
-    outside /= max(_busy_s(simulated), seconds) / seconds
+    outside /= whole / seconds
     return replace(found, work=priced / seconds, engine=measured / priced, outside=outside)
 
 

@@ -179,6 +179,7 @@ def validate_policy(
     begin(f"{spec.label} simulated")
     report = limit.around(watch.report if watch else None)
     expected = with_loop_time(inputs) if wall else inputs
+    loop_s = 0.0 if expected is inputs else inputs.hardware.profile.loop_s
     simulation = Simulation(expected, spec, report, decisions=True)
     idle = IdleSeats(simulation.engines[0].core)
     simulated = run_simulation(simulation)
@@ -212,7 +213,7 @@ def validate_policy(
         spent = steps["measured_s"].to_numpy(np.float64)
         share = float(spent[noisy].sum() / spent.sum()) if len(spent) else 0.0
         result.config["live"] = run.described() | {"disturbed_share": share}
-        parts.append(parts_beside(simulated, result, steps, idle.seats))
+        parts.append(parts_beside(simulated, result, steps, idle.seats, loop_s))
         _refuse(f"live run {number}", result.config["live"]["parted"])
         live.append(result)
 
