@@ -114,6 +114,13 @@ class RequestPredictor(Protocol):
         request. Default: nothing to learn."""
         return None
 
+    def expected_output(
+        self, row: int, requests: RequestTable, kind: str | None = None
+    ) -> float | None:
+        """Return the output tokens expected of a request that has just come, for a server's count
+        of how far off that was. kind: of its application. None, the default: nothing is known."""
+        return None
+
 
 class Policy(ABC, Generic[PolicyOptions]):
     """Decisions only. The engine calls, in this order at a step boundary: `on_finish` for each row

@@ -254,6 +254,13 @@ class Profile(BaseModel):
         )
 
     @property
+    def loop_s(self) -> float:
+        """Seconds between two steps of a live run, in our own loop (`HostTimes.loop_s`); 0 where
+        that was not measured."""
+        host = getattr(self.step_model, "host", None)  # of measured engines alone
+        return host.loop_s if host else 0.0
+
+    @property
     def knows_host_time(self) -> bool:
         """Whether its form has host terms. The others hold times of whole steps: what the host of
         the measured engine added is in them."""

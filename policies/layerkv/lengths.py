@@ -67,6 +67,12 @@ class LengthRanges:
 class LengthPredictor(RequestPredictor, Protocol):
     def predict(self, row: int, requests: RequestTable) -> LengthRange: ...
 
+    def expected_output(
+        self, row: int, requests: RequestTable, kind: str | None = None
+    ) -> float | None:
+        median = self.predict(row, requests).median
+        return median if median < math.inf else None
+
     def observe(self, prompt_tokens: int, output_tokens: int) -> None:
         """A request ended."""
         ...

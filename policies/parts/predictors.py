@@ -130,6 +130,11 @@ class Predictor(RequestPredictor):
         """Tokens that a request will emit, >= 1. kind: of its application, where it has one."""
         return self._blurred(self._output_tokens(row, requests, kind), requests.ids[row])
 
+    def expected_output(
+        self, row: int, requests: RequestTable, kind: str | None = None
+    ) -> float | None:
+        return self.output_tokens(row, requests, kind)
+
     def ended(self, output_tokens: int, kind: str | None) -> None:
         """A request ended with so many output tokens. Those of no class, or of one about which
         nothing was learned, are predicted by their mean so far."""

@@ -95,7 +95,7 @@ def noise_lines(fit: FitReport) -> list[str]:
 @dataclass(frozen=True, config=STRICT)
 class HostTimes:
     """Host time, in seconds, for information. The tables contain `step_s` and `request_s`, not the
-    others.
+    others; `--decision-time profile` adds `loop_s` between steps.
 
     step_s, request_s  of a step outside the model executor: constant, and per request in the step
     empty_s            a step that computes nothing
@@ -103,6 +103,8 @@ class HostTimes:
     leave_s            what a request adds to the step that it finishes in
     first_s            what a step with prompt tokens takes longer when its number of tokens was not
                        seen lately; median
+    loop_s             between two steps, of the loop of a live run with policy `vllm`: planning,
+                       books, handing over what arrived
     """
 
     step_s: float = Field(ge=0)
@@ -111,6 +113,7 @@ class HostTimes:
     submit_s: float = Field(ge=0)
     leave_s: float = Field(ge=0)
     first_s: float = Field(default=0.0, ge=0)
+    loop_s: float = Field(default=0.0, ge=0)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -162,6 +162,7 @@ def _host_times(measurement: Measurement) -> HostTimes | None:
         submit_s=facts["submit_s"],
         leave_s=_leave_seconds(measurement.steps),
         first_s=_first_seconds(steps),
+        loop_s=facts.get("loop_s", 0.0),
     )
 
 

@@ -75,7 +75,7 @@ class Settings(TypedDict, total=False):
     pcie_contention: bool
     speculate: str | None
     cold_start: float
-    decision_time: Literal["none", "measured"]
+    decision_time: Literal["none", "measured", "profile"]
     async_scheduling: bool
     host_time: str
     exact: bool

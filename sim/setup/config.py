@@ -174,9 +174,9 @@ class SimulationConfig(BaseModel):
     k=3,method=eagle,acceptance=0.7 (docs/speculation.md)."""
     cold_start: float = Field(0.0, ge=0, le=3600)
     "Seconds that the first step of each engine takes longer, as kernels are loaded then."
-    decision_time: Literal["none", "measured"] = "none"
-    """Whether a simulated step is lengthened by the time our own planning took (measured: not
-    reproducible)."""
+    decision_time: Literal["none", "measured", "profile"] = "none"
+    """What planning adds to each simulated step: nothing, the time our own planning took (measured:
+    not reproducible), or what `calibrate` measured of the loop around the engine (profile)."""
     async_scheduling: bool = True
     """Plan each step while the one before it runs, before its tokens are known: vLLM's default
     since 0.14, and ours."""

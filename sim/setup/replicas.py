@@ -123,7 +123,7 @@ def compose(
         core,
         executes,
         make_recorder(executes, index, timed, decisions, description.hardware.speculation),
-        decision_overhead=0.0 if config.decision_time == "none" else None,
+        decision_overhead=_decision_overhead(config.decision_time, profile),
     )
     if config.kv_offloading_size is not None:
         if decisions:
@@ -138,6 +138,19 @@ def compose(
     network = None if description.network is None else Network.of(index, *description.network)
     model = description.hardware.model
     return Replica(engine, description.role, made_of, model, network=network)
+
+
+def _decision_overhead(decision_time: str, profile: Profile) -> float | None:
+    """Seconds before each step; None: those that our own planning takes. Raises SettingsError for a
+    profile that does not have them."""
+    if decision_time != "profile":
+        return 0.0 if decision_time == "none" else None
+    if not profile.loop_s:
+        raise SettingsError(
+            f"--decision-time profile: {profile.name} has no time of the loop around an engine; "
+            "take one that twinserve calibrate wrote, or none"
+        )
+    return profile.loop_s
 
 
 def make_core(

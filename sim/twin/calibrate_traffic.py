@@ -10,6 +10,7 @@ measures what it adds to the tables (`profiles.measured.model.TrafficTimes`).
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -43,10 +44,11 @@ def traffic_steps(
     progress: Callable[[float, str], None],
     time_is_up: Callable[[], bool] = lambda: False,
     whole_round: bool = True,
-) -> Iterator[list[StepSample]]:
+) -> Iterator[tuple[list[StepSample], float]]:
     """Run traffic on `engine`, which must be idle. profile: what is known of it so far. One round a
     load; then, where the engine has host memory, one in which requests lose their places to others
-    and are swapped. Yields the steps of each round. One in which others had the core most of the
+    and are swapped. Yields the steps of each round, and the seconds that our loop took between two
+    of them. One in which others had the core most of the
     time is run once more, while there is time. When the time is up none begins, but for the first
     measured one if `whole_round`; else the one that runs ends there."""
     count = 0
@@ -66,10 +68,10 @@ def traffic_steps(
                 if turn and (not number or disturbed_share(found) <= 0.5 or time_is_up()):
                     break
                 progress(number / len(runs), f"{what}, {count:,} steps measured")
-                found = _steps_of(engine, config, number, cut)
+                found, loop_s = _steps_of(engine, config, number, cut)
                 count += len(found) if number else 0
                 if number:
-                    yield found
+                    yield found, loop_s
                 if cut():
                     return  # with requests on the engine, which is to be closed
     engine.forget_prefixes()
@@ -77,8 +79,9 @@ def traffic_steps(
 
 def _steps_of(
     engine: VllmEngine, config: SimulationConfig, number: int, cut: Callable[[], bool]
-) -> list[StepSample]:
-    """Those of one run; of its first part where it is `cut` meanwhile."""
+) -> tuple[list[StepSample], float]:
+    """Those of one run, of its first part where it is `cut` meanwhile; and the seconds between two
+    of them."""
     engine.forget_prefixes()
     inputs = resolve(config)
 
@@ -87,8 +90,10 @@ def _steps_of(
             raise TimeUp
 
     run = LiveRun(inputs, inputs.policies[0], engine, report, wall=False)
+    begun = time.perf_counter()
     with suppress(TimeUp):
-        run.run()
+        run.run()  # its clock jumps over idle time, so that all but the steps is our loop's
+    spent = time.perf_counter() - begun
     found = []
     for step in run.backend.steps:
         times = {
@@ -96,7 +101,8 @@ def _steps_of(
             "off_core_s": step.off_core_s if engine.on_one_core else 0.0,
         }
         found.append(StepSample(TRAFFIC, _POINT + number, number, step.work, **times))
-    return found
+    between = spent - sum(step.seconds for step in found)
+    return found, between / max(len(found), 1)
 
 
 def _runs(

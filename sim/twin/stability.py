@@ -5,8 +5,8 @@ The time of a live run over that of its simulation is a product of three:
 - *work*: what the profile says of the live steps, over the simulated seconds. Other steps were
   taken, since requests met at other times.
 - *engine*: what the steps took, over what the profile says of them.
-- *outside*: all the time in which the run had requests, over what the steps took: planning, and
-  the loop around the engine.
+- *outside*: all the time in which the run had requests, over what the steps took, and that over
+  the same of the simulation: planning, and the loop around the engine.
 
 A schedule that is not stable makes small errors large: `nudged` runs the simulation again with
 steps that are a tenth longer, and with steps of which each is a little off.
@@ -150,15 +150,22 @@ def parts_of(result: RunResult, idle_seats: int) -> Parts:
 
 
 def parts_beside(
-    simulated: RunResult, live: RunResult, steps: pd.DataFrame, idle_seats: int
+    simulated: RunResult,
+    live: RunResult,
+    steps: pd.DataFrame,
+    idle_seats: int,
+    loop_s: float = 0.0,
 ) -> Parts:
-    """steps: of the live run, as the engine had them (`TimedStep.row`)."""
+    """steps: of the live run, as the engine had them (`TimedStep.row`). loop_s: what a simulated
+    step has of our own loop."""
     found = parts_of(live, idle_seats)
     priced, measured = float(steps["predicted_s"].sum()), float(steps["measured_s"].sum())
-    seconds = float(busy_seconds(simulated.rows.steps).sum())
+    whole = float(busy_seconds(simulated.rows.steps).sum())
+    seconds = whole - loop_s * len(simulated.rows.steps)
     if not (priced and measured and seconds):
         return found
     outside = max(_busy_s(live), measured) / measured
+    outside /= whole / seconds
     return replace(found, work=priced / seconds, engine=measured / priced, outside=outside)
 
 

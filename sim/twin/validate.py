@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -167,7 +167,8 @@ def validate_policy(
     keep: Keep = lambda policy, kind, number, steps: None,
 ) -> Validation:
     """Simulate, lock, repeat: locked and live by turns, so that what others do to the machine is
-    spread over both. What they disturbed is run again, as often once more at most. The engine must
+    spread over both. In wall time the simulation has the time of our own loop, where the profile
+    has it. What they disturbed is run again, as often once more at most. The engine must
     have the sizes of `live_settings` for this policy, and no requests. say: a line for each run;
     watch: how far it is; keep: is given the steps of each run when it has ended. Raises
     LiveEngineError where a run drifts, or loses or shortens an answer, and TimeUp where the time
@@ -177,7 +178,9 @@ def validate_policy(
     begin = watch.begin if watch else lambda label: None
     begin(f"{spec.label} simulated")
     report = limit.around(watch.report if watch else None)
-    simulation = Simulation(inputs, spec, report, decisions=True)
+    expected = with_loop_time(inputs) if wall else inputs
+    loop_s = 0.0 if expected is inputs else inputs.hardware.profile.loop_s
+    simulation = Simulation(expected, spec, report, decisions=True)
     idle = IdleSeats(simulation.engines[0].core)
     simulated = run_simulation(simulation)
     usual = parts_of(simulated, idle.seats)
@@ -210,7 +213,7 @@ def validate_policy(
         spent = steps["measured_s"].to_numpy(np.float64)
         share = float(spent[noisy].sum() / spent.sum()) if len(spent) else 0.0
         result.config["live"] = run.described() | {"disturbed_share": share}
-        parts.append(parts_beside(simulated, result, steps, idle.seats))
+        parts.append(parts_beside(simulated, result, steps, idle.seats, loop_s))
         _refuse(f"live run {number}", result.config["live"]["parted"])
         live.append(result)
 
@@ -226,8 +229,18 @@ def validate_policy(
         not_made(log.moved, engine.settings.physical),
         len(live) - len(calmest),
         partial,
-        Schedule(usual, [parts[i] for i in calmest], nudged(inputs, spec, simulated)),
+        Schedule(usual, [parts[i] for i in calmest], nudged(expected, spec, simulated)),
     )
+
+
+def with_loop_time(inputs: Inputs) -> Inputs:
+    """`inputs` whose steps begin as late as those of a live run in wall time: our own loop runs
+    between two of them. Unchanged where the profile does not know that, or --decision-time asks
+    for another time."""
+    if inputs.config.decision_time != "none" or not inputs.hardware.profile.loop_s:
+        return inputs
+    config = inputs.config.model_copy(update={"decision_time": "profile"})
+    return replace(inputs, config=config)
 
 
 def _by_turns(

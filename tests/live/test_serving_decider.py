@@ -47,6 +47,8 @@ class Engine:
         self.left: dict[str, int] = {}  # output tokens
         self.computed: dict[str, int] = {}
         self.cached: set[tuple] = set()  # texts up to a block's end that were computed at some time
+        self.prompts: dict[str, int] = {}  # tokens
+        self.told: list[int] = []  # tokens of each whole answer
         self.arrived = self.ended = self.aborted = 0
         self.hits = self.misses = 0  # admissions that found what was planned, and less
         self.now = 0.0
@@ -65,7 +67,7 @@ class Engine:
             *start,
             *(self.rng.randrange(9) for _ in range(self.rng.randrange(1, 9))),
         ]
-        self.left[name] = self.rng.randrange(1, 8)
+        self.left[name], self.prompts[name] = self.rng.randrange(1, 8), len(self.texts[name])
         service_class = RequestClass(self.rng.randrange(2))
         app = self.rng.choice([None, "a", "b"])
         said = (
@@ -128,6 +130,7 @@ class Engine:
                 ended.add(name)
                 del self.left[name]
                 self.ended += 1
+                self.told.append(len(text) - self.prompts.get(name, len(text)))
         self.decider.complete(self.now, emitted, ended, states)
         self.decider.check()
         return len(planned.grants)
@@ -178,6 +181,13 @@ def test_a_faithful_engine_needs_no_restart(name):
     assert engine.decider.restarts == engine.misses == 0
     assert engine.ended > 10
     assert engine.hits > 0 or not getattr(engine.decider.core.ledger, "prefix_caching", False)
+    predicted = engine.decider.predictions
+    if engine.decider.core.policy.predictor is None:
+        assert predicted.requests == 0
+    else:
+        assert predicted.requests == engine.ended
+        assert predicted.output_tokens == sum(engine.told)
+        assert predicted.missed_tokens > 0
 
 
 def test_an_answer_is_found_by_the_prompt_that_quotes_it():

@@ -11,11 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from twinserve.profiles.profile import Profile
 from twinserve.sim.cli.main import main
 from twinserve.sim.results.files import RunResult
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import run_policy
+from twinserve.sim.setup.run import run_policy, simulate
 from twinserve.sim.twin import validate as validating
 from twinserve.sim.twin.kept import KeptSteps
 from twinserve.sim.twin.limit import TimeLimit, TimeUp
@@ -62,9 +63,9 @@ class Machine:
 
 
 @pytest.fixture
-def validated(monkeypatch):
+def validated(monkeypatch, request):
     """validate_policy on a Machine."""
-    inputs = resolve(CONFIG)
+    inputs = resolve(getattr(request, "param", CONFIG))
 
     def replay_locked(log, engine, texts, report):
         predicted = np.array([step.seconds for step in log.steps])
@@ -135,6 +136,32 @@ def test_on_a_quiet_machine_nothing_is_run_again_and_nothing_said(validated):
     assert found.schedule.verdict() == "the step times are right; the schedule is the simulated one"
     said = dict(metric_lines(found))
     assert said["verdict"] == found.schedule.verdict() and said["verdict"] in page([found], "0")
+
+
+CLOSED = SimulationConfig(  # the same steps, however long these take
+    policy=("vllm",),
+    trace="closed:concurrency=3,requests=9,input=30,output=9",
+    num_blocks=200,
+    async_scheduling=False,
+)
+
+
+@pytest.mark.parametrize("validated", [CLOSED], indirect=True)
+def test_in_wall_time_the_simulation_has_the_time_of_our_own_loop(validated, monkeypatch):
+    with pytest.raises(SettingsError, match="decision-time profile: .* has no time of the loop"):
+        simulate(CONFIG.model_copy(update={"decision_time": "profile"}))
+    monkeypatch.setattr(Profile, "loop_s", 2e-3)
+    usual = simulate(CLOSED)["vllm"].rows.steps
+    found = validated(Machine(), repeats=1)
+    steps = found.simulated.rows.steps
+    assert len(steps) == len(usual)
+    took, before = (t["end_s"] - t["start_s"] for t in (steps, usual))
+    assert (took - before).tolist() == pytest.approx([2e-3] * len(steps))
+    # the live run of this test has no loop
+    (part,) = found.schedule.live
+    assert part.work == pytest.approx(1)
+    expected = before.sum() / took.sum()
+    assert expected < 0.9 and part.outside == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.slow

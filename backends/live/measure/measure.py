@@ -44,7 +44,9 @@ from twinserve.profiles.measured.samples import (
 SCHEDULER = "twinserve.backends.live.measure.scheduler.MeasuringScheduler"
 Progress = Callable[[float, str], None]  # may raise, and so end the measuring
 Items = Sequence[tuple[int, Ladder | Point]]
-Further = Callable[[VllmEngine, Measurement, Callable[[], bool]], Iterable[list[StepSample]]]
+# steps, and the seconds that our own loop took between two of them
+Part = tuple[list[StepSample], float]
+Further = Callable[[VllmEngine, Measurement, Callable[[], bool]], Iterable[Part]]
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,9 @@ def measure(
         try:
             run.measure()
             found = kept.so_far()
-            for part in further(engine, found, run.traffic_is_cut):
-                run.traffic += part
+            for steps, loop_s in further(engine, found, run.traffic_is_cut):
+                run.traffic += steps
+                run.loop_s.append(loop_s)
                 kept.now_and_then()
         except BaseException:
             kept.now()
@@ -156,6 +159,7 @@ class _Run:
         self.empty_s: list[float] = []
         self.swap_note = "the engine was built without host memory"
         self.traffic: list[StepSample] = []
+        self.loop_s: list[float] = []  # of each part of the traffic
         self.rounds = 0  # whole ones
         self.again = 0  # rounds over disturbed points
         self.over = False  # nothing is to come

@@ -46,6 +46,18 @@ class EngineState(NamedTuple):
 
 
 @dataclass(slots=True)
+class Predictions:
+    """How far off predicted outputs were, of the requests that got their last token.
+
+    missed_tokens  sum of the distances between predicted and real output
+    """
+
+    requests: int = 0
+    output_tokens: int = 0
+    missed_tokens: int = 0
+
+
+@dataclass(slots=True)
 class _Step:
     """expected: what it will give, once the table shows it (asynchronous scheduling)."""
 
@@ -61,6 +73,7 @@ class Decider:
     rows   vLLM's id -> row, of unfinished requests
     decision_seconds  of the last `plan`
     restarts  requests that vLLM did something else with than planned, and that the policy got anew
+    predictions  of the policy's predictor, where it has one
     """
 
     def __init__(
@@ -76,6 +89,8 @@ class Decider:
         self.rows: dict[str, int] = {}
         self.decision_seconds = 0.0
         self.restarts = 0
+        self.predictions = Predictions()
+        self._expected: dict[str, tuple[float, int]] = {}  # vLLM's id -> output, prompt tokens
         self._slo = {"slo_ttft_s": slo_ttft_s, "slo_tpot_s": slo_tpot_s}
         self._clients = clients
         self.applications = Applications(core, app_idle_s)
@@ -136,6 +151,12 @@ class Decider:
             text=text,
             **values,
         )
+        predictor, requests = self.core.policy.predictor, self.core.requests
+        if predictor is not None:
+            row = self.rows[request_id]
+            expected = predictor.expected_output(row, requests, attributes.app_class)
+            if expected is not None:
+                self._expected[request_id] = expected, prompt_tokens
 
     def _submit(
         self, request_id: str, hashes: Sequence[Hashable], most_tokens: int, **values
@@ -234,9 +255,17 @@ class Decider:
 
     def _forget(self, row: int, finished: bool, now: float) -> None:
         """The request is no more; finished: it got its last token."""
-        name = self.core.requests.ids[row]
+        requests = self.core.requests
+        name = requests.ids[row]
         if self.rows.get(name) == row:
             self._on_engine.forget(name)
+            expected, prompt = self._expected.pop(name, (None, 0))
+            if finished and expected is not None:
+                # of a request that the policy got anew, its first tokens are part of the prompt
+                output = int(requests.known_tokens(row)) - prompt
+                self.predictions.requests += 1
+                self.predictions.output_tokens += output
+                self.predictions.missed_tokens += round(abs(expected - output))
         self._drop(row)
         self.applications.leave(int(self.core.requests.group[row]), finished, now)
 
@@ -253,6 +282,7 @@ class Decider:
         """The request is no more, wherever it was: its client left. If its step is under way, and
         the table does not show that, first comes the step's outcome."""
         row = self.rows.pop(request_id)
+        self._expected.pop(request_id, None)
         self._on_engine.forget(request_id)
         self.core.withdraw(row, End.DISCONNECTED, now)
         if not self._steps or self.core.under_way:

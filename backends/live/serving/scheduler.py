@@ -365,8 +365,7 @@ class PolicyScheduling(Steering):
 
     # -- what is seen of it ------------------------------------------------------------------------
     def _report(self, log: bool) -> None:
-        waiting = self.decider.waiting()
-        values = self.stats.values(self.drift, self.first_drift, self.decider.restarts, waiting)
+        values = self.stats.values(self.drift, self.first_drift, self.decider)
         if log:
             logger.info("%s", self.stats.line(values))
         self.stats.write(values)

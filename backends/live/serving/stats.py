@@ -7,9 +7,14 @@ import json
 import logging
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from twinserve.backends.live.serving.decider import Decider
 
 logger = logging.getLogger("vllm.twinserve")  # below vLLM's own, for its format and level
 
@@ -58,8 +63,8 @@ class ServingStats:
         """Requests ended that the file does not count, and no further step may come."""
         return self._path is not None and self.ended != self._ends_written
 
-    def values(self, drift: int, first_drift: str, restarts: int, waiting: dict[str, int]) -> dict:
-        """For the file. waiting: requests, by class."""
+    def values(self, drift: int, first_drift: str, decider: Decider) -> dict:
+        """For the file."""
         recent = self._recent[: self.decisions]
         counts = {
             name: getattr(self, name)
@@ -81,8 +86,9 @@ class ServingStats:
             **counts,
             "drift": drift,
             "first_drift": first_drift,
-            "restarts": restarts,
-            "waiting": waiting,
+            "restarts": decider.restarts,
+            "waiting": decider.waiting(),
+            **{f"predicted_{name}": n for name, n in asdict(decider.predictions).items()},
             "decision_mean_s": self._decision_s / self.decisions if self.decisions else 0.0,
             "decision_p99_s": float(np.percentile(recent, 99)) if len(recent) else 0.0,
         }
