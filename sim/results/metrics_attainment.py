@@ -26,6 +26,7 @@ def describe_attainment(
     return {
         "ttft_attainment": mean((r.ttft <= r.slo_ttft)[ttft_due]),
         "tpot_attainment": mean((r.tpot <= r.slo_tpot)[tpot_due]),
+        "every_gap_attainment": mean(((r.late == 0) & ~np.isnan(r.tpot))[tpot_due]),
         "tpot_token_attainment": (
             None if later_tokens == 0 else 1 - r.late[tpot_due].sum() / later_tokens
         ),

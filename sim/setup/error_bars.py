@@ -43,6 +43,7 @@ _OF_CLASS = (
     "normalized_latency_ms",
     "ttft_attainment",
     "tpot_attainment",
+    "every_gap_attainment",
     "e2el_attainment",
     "slo_attainment",
     "request_goodput",

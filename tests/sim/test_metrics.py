@@ -91,13 +91,14 @@ def test_the_numbers_of_three_requests_by_hand():
 
 
 def test_a_class_has_normalized_latency_queueing_and_attainment():
-    late = [THREE[0], THREE[1], THREE[2] | {"late_tokens": 2}]
+    late = [THREE[0] | {"late_tokens": 1}, THREE[1], THREE[2] | {"late_tokens": 2}]
     rt = summarise(rows_of(late))["classes"]["rt"]
     assert rt["normalized_latency_ms"] == pytest.approx((250 + 1000 + 2000 / 3) / 3)
     assert rt["queueing_proportion"] == pytest.approx((0.1 + 0.5 + 0.0) / 3)
     assert rt["ttft_attainment"] == pytest.approx(2 / 3)  # b is late
     assert rt["tpot_attainment"] == pytest.approx(2 / 3)  # c is slow; b has one token: good
-    assert rt["tpot_token_attainment"] == pytest.approx(1 - 2 / 5)
+    assert rt["every_gap_attainment"] == pytest.approx(1 / 3)  # a is good on average alone
+    assert rt["tpot_token_attainment"] == pytest.approx(1 - 3 / 5)
     assert rt["slo_attainment"] == pytest.approx(1 / 3)
     assert "be" not in summarise(rows_of(late))["classes"]
 
@@ -127,6 +128,7 @@ def test_unfinished_requests_are_left_out_of_latencies_and_miss_their_objectives
     rt = summary["classes"]["rt"]
     assert rt["ttft_attainment"] == pytest.approx(3 / 5)  # e got its first token in time
     assert rt["tpot_attainment"] == pytest.approx(2 / 5)
+    assert rt["every_gap_attainment"] == pytest.approx(3 / 5)  # no gap of c is said to be late
     assert rt["slo_attainment"] == pytest.approx(1 / 5)
     only_ttft = [r | {"slo_tpot_s": NAN} for r in (*THREE, starved, cut)]
     rt = summarise(rows_of(only_ttft))["classes"]["rt"]
