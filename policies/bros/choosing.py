@@ -41,6 +41,9 @@ class BrosChoosing(BrosQueues):
         long queue is never sorted.
         """
         order = residual.argsort(kind="stable")
+        if self.options.order == "savable":
+            passed = (residual < 0) & (requests.computed_tokens[batch.rows] == 0)
+            order = np.lexsort((residual, passed))
         return self._urgent(batch[order], residual[order], requests)
 
     def _urgent(self, batch: Batch, residual: np.ndarray, requests: RequestTable) -> Urgent:

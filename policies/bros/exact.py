@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from twinserve.policies.base import SystemView
 from twinserve.policies.bros.options import BrosOptions
@@ -51,6 +51,13 @@ class BrosExactOptions(BrosOptions):
     following: Literal["own", "average"] = "own"
     rt_first: bool = False
     objective: Literal["throughput", "requests"] = "throughput"
+
+    @field_validator("order")
+    @classmethod
+    def _solved_as_printed(cls, value: str) -> str:
+        if value != "residual":
+            raise ValueError("the problem is solved as printed; drop it, or take policy bros")
+        return value
 
 
 class BrosExactPolicy(BrosPolicy):

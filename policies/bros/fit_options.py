@@ -47,6 +47,13 @@ class BrosFitOptions(BrosOptions):
     def _no_replacement(cls, given: dict[str, Any]) -> dict[str, Any]:
         return {"replacement": False, **given}
 
+    @field_validator("order")
+    @classmethod
+    def _is_fit_order(cls, value: str) -> str:
+        if value != "residual":
+            raise ValueError("with chunk=fit it is fit_order that says so, by default; drop it")
+        return value
+
     @field_validator("replacement", "late_drops", "reserve")
     @classmethod
     def _off(cls, value: Any) -> Any:

@@ -47,7 +47,7 @@ class BrosPolicy(BrosPlacing):
         requests, pending, reach = view.requests, len(self.rt_pending), self._reach(size)
         rows = (
             self.rt_pending.rows,
-            self.rt_waiting.rows[:reach],
+            self._first_waiting(view.now, reach),
             self.be_pending.rows,
             self._newcomers(view, ledger, reach),
         )

@@ -89,6 +89,12 @@ class BrosQueues(Policy[BrosOptions]):
         prefill = (left > 1) | (emitted == 0)
         return Batch(rows, prefill, new, computed + new, self._missing(rows, ledger))
 
+    def _first_waiting(self, now: float, reach: int) -> np.ndarray:
+        """int64[n]: the first real-time requests without memory, at most `reach`."""
+        if self.options.order == "savable":
+            return self.rt_waiting.open_first(now, reach)
+        return self.rt_waiting.rows[:reach]
+
     def _newcomers(self, view: SystemView, ledger: KvLedger, reach: int) -> np.ndarray:
         """int64[n]: best-effort requests without memory that this iteration may begin, at most
         `reach`. With `reserve` as many from the front as there is room for as a whole; the first in

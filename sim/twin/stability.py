@@ -150,11 +150,7 @@ def parts_of(result: RunResult, idle_seats: int) -> Parts:
 
 
 def parts_beside(
-    simulated: RunResult,
-    live: RunResult,
-    steps: pd.DataFrame,
-    idle_seats: int,
-    loop_s: float = 0.0,
+    simulated: RunResult, live: RunResult, steps: pd.DataFrame, idle_seats: int, loop_s: float = 0.0
 ) -> Parts:
     """steps: of the live run, as the engine had them (`TimedStep.row`). loop_s: what a simulated
     step has of our own loop."""

@@ -98,6 +98,15 @@ def test_late_requests_go_first_and_the_bound_comes_from_those_that_can_be_saved
     assert desk.order(0.2) == "abc"  # 0.09 s; with d 0.12 s
 
 
+def test_with_order_savable_those_whose_time_has_passed_wait_behind_the_others():
+    desk = Counter("order=savable")
+    desk.arrives("a", 30, ttft=0.05)  # 0.15 s late at 0.2 s
+    desk.arrives("b", 30, ttft=0.3)
+    desk.arrives("c", 30, ttft=0.7)
+    desk.arrives("d", 30, ttft=0.8)
+    assert desk.order(0.2) == "bcd"  # 0.09 s of the 0.1 s that b has left; with a 0.12 s
+
+
 def test_a_deadline_bounds_only_while_it_can_be_kept_behind_the_more_urgent_ones():
     desk = Counter()
     desk.arrives("a", 30, ttft=0.05)

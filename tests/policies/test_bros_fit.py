@@ -154,6 +154,8 @@ def test_an_explicit_estimator_wins_and_parts_can_be_chosen():
     [
         ("bros:chunk=fit,replacement=true", "option replacement=.*there is none with chunk=fit"),
         ("bros:chunk=fit,late_drops=true", "option late_drops=.*there is none with chunk=fit"),
+        ("bros:chunk=fit,order=savable", "option order=.*it is fit_order that says so"),
+        ("bros-exact:order=savable", "option order=.*the problem is solved as printed"),
         ("bros:fit_order=arrival", "no option 'fit_order'"),
         ("bros:chunk=fitt", "valid integer"),
     ],

@@ -23,6 +23,7 @@ VARIANTS = {
         "bros:swap=false",
         "bros:chunk=5,replacement=false",
         "bros:group_size=3",
+        "bros:order=savable",
         "bros:chunk=fit",
         "bros:chunk=fit,fit_least=4,fit_age_s=0.02,fit_feedback=0.5",
         "bros:base_batch=1",
