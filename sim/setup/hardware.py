@@ -56,7 +56,8 @@ READ = Sources()
 @dataclass(frozen=True)
 class Hardware:
     """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
-    force. why: this form of step times. speculation: None where no drafts are made."""
+    force. why: this form of step times. speculation: None where no drafts are made. notices: what
+    is to be known of the memory."""
 
     profile: Profile
     model: StepTimeModel
@@ -66,6 +67,7 @@ class Hardware:
     block_tokens: int
     why: str = "as given"
     speculation: Speculation | None = None
+    notices: tuple[str, ...] = ()
 
     @property
     def kv_tokens(self) -> int:
@@ -77,7 +79,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
     _check_groups(chosen.profile, config.replicas)
     if config.shared_prefix:
         chosen.profile.check_shared_prefix()
-    profile = _with_memory(chosen.profile, config)
+    profile, notices = _with_memory(chosen.profile, config)
     profile = profile.with_host_time(host_of(profile, config))
     speculation = None if config.speculate is None else parse_speculation(config.speculate)
     if speculation is not None:
@@ -114,6 +116,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         config.block_tokens,
         chosen.why,
         speculation,
+        notices,
     )
 
 
@@ -126,20 +129,22 @@ def _check_groups(profile: Profile, replicas: int) -> None:
         )
 
 
-def _with_memory(profile: Profile, config: SimulationConfig) -> Profile:
-    """With the engine's memory as the settings have it. ProfileError where vLLM would not start."""
+def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, tuple[str, ...]]:
+    """With the engine's memory as the settings have it, and notices. ProfileError where vLLM would
+    not start."""
+    notices: tuple[str, ...] = ()
     if config.kv_cache_dtype == "fp8":
         profile = with_fp8_kv(profile)
     if config.kv_from_log is not None:
-        profile = with_blocks_of_log(profile, Path(config.kv_from_log))
+        profile, notices = with_blocks_of_log(profile, Path(config.kv_from_log))
     if config.gpu_memory_utilization is not None:
         profile = with_utilization(profile, config.gpu_memory_utilization)
     if config.max_model_len is None:
-        return profile
+        return profile, notices
     if config.num_blocks is not None:  # these hold the request then, and not the profile's
         held = config.num_blocks * config.block_tokens // profile.block_tokens
         profile = profile.model_copy(update={"num_gpu_blocks": max(held, 1)})
-    return with_max_model_len(profile, config.max_model_len)
+    return with_max_model_len(profile, config.max_model_len), notices
 
 
 def host_of(profile: Profile, config: SimulationConfig) -> HostTime:

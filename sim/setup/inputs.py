@@ -185,9 +185,11 @@ def _failures(
 
 
 def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
-    """What is to be known of the measurements behind the profiles: cut short, or disturbed."""
-    used = [pool.hardware.profile for pool in pools] or [hardware.profile]
-    said = {
+    """What is to be known of the measurements behind the profiles (cut short, or disturbed), and of
+    the logs behind their memory."""
+    replicas = [pool.hardware for pool in pools] or [hardware]
+    used = [one.profile for one in replicas]
+    said = {line: None for one in replicas for line in one.notices} | {
         f"profile {profile.name}: {line}": None
         for profile in used
         if isinstance(profile.step_model, MeasuredModel) and profile.step_model.fit is not None

@@ -53,9 +53,15 @@ def test_the_log_of_vllms_start_says_the_blocks(tmp_path):
     path = tmp_path / "serve.log"
     path.write_text(LOG)
     assert _hardware(kv_from_log=str(path)).num_blocks == 2588
+    assert not _hardware(kv_from_log=str(path)).notices
     # two engines: the one with less; and vLLM's older line
     path.write_text(LOG + LOG.replace("41,408", "41,392"))
     assert _hardware(kv_from_log=str(path)).num_blocks == 2587
+    assert "41,392 to 41,408 tokens: the smallest" in _hardware(kv_from_log=str(path)).notices[0]
+    path.write_text(LOG.replace("1.26x", "5.04x"))  # a hybrid model
+    (said,) = _hardware(kv_from_log=str(path)).notices
+    assert "is 41,408 tokens, and" in said and "5.04 x 32,768 tokens is 165,151" in said
+    assert "the first is used" in said
     path.write_text("INFO # GPU blocks: 7447, # CPU blocks: 2048\n")
     assert _hardware(kv_from_log=str(path)).num_blocks == 7447
 
