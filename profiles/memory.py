@@ -45,19 +45,19 @@ def with_utilization(profile: Profile, utilization: float) -> Profile:
     return _with_blocks(profile, blocks, "derived", {"gpu_memory_utilization": utilization})
 
 
-def with_max_model_len(profile: Profile, tokens: int) -> Profile:
-    """The engine with another `--max-model-len`. ProfileError where vLLM would not start: more than
-    the model has positions, or than the KV memory holds."""
+def with_max_model_len(profile: Profile, tokens: int, blocks: int, block_tokens: int) -> Profile:
+    """The engine with another `--max-model-len` and this KV memory. ProfileError where vLLM would
+    not start: more than the model has positions, or than the KV memory holds."""
     if tokens > profile.llm.max_positions:
         raise ProfileError(
             f"{profile.name}: --max-model-len {tokens} is more than the {profile.llm.max_positions}"
             " positions of the model"
         )
-    if tokens > profile.kv_capacity_tokens:
+    if tokens > blocks * block_tokens:
         raise ProfileError(
-            f"{profile.name}: --max-model-len {tokens} is more than the "
-            f"{profile.kv_capacity_tokens} tokens that {profile.num_gpu_blocks} KV blocks hold; "
-            "lower it, raise --gpu-memory-utilization, or use more ranks"
+            f"{profile.name}: --max-model-len {tokens} is more than the {blocks * block_tokens} "
+            f"tokens that {blocks} KV blocks of {block_tokens} hold; lower it, raise "
+            "--gpu-memory-utilization, or use more ranks"
         )
     return profile.model_copy(update={"max_model_len": tokens})
 

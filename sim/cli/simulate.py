@@ -254,7 +254,7 @@ def headline(inputs: Inputs) -> str:
     lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
     for hardware, count in inputs.machines:
         engines = f"{count} x " if count > 1 else ""
-        lines.append(engines + hardware.profile.describe(step_times=False))
+        lines.append(engines + hardware.describe())
         lines.append(describe_step_times(hardware.profile, hardware.why))
     lines += _host_line(inputs)
     if config.shared_prefix:

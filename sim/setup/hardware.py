@@ -73,6 +73,14 @@ class Hardware:
     def kv_tokens(self) -> int:
         return self.num_blocks * self.block_tokens
 
+    def describe(self) -> str:
+        """One line for a run's banner, with the KV blocks in force."""
+        whole = self.profile.kv_capacity_tokens // self.block_tokens
+        source = self.profile.num_gpu_blocks_source if self.num_blocks == whole else "in force"
+        blocks = {"num_gpu_blocks": self.num_blocks, "block_tokens": self.block_tokens}
+        blocks |= {"num_gpu_blocks_source": source}
+        return self.profile.model_copy(update=blocks).describe(step_times=False)
+
 
 def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
     chosen = sources.profile(config.profile, config.step_times)
@@ -141,10 +149,14 @@ def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, t
         profile = with_utilization(profile, config.gpu_memory_utilization)
     if config.max_model_len is None:
         return profile, notices
-    if config.num_blocks is not None:  # these hold the request then, and not the profile's
-        held = config.num_blocks * config.block_tokens // profile.block_tokens
+    blocks = config.num_blocks
+    if blocks is None:
+        blocks = profile.kv_capacity_tokens // config.block_tokens
+    else:  # these hold the request then, and not the profile's
+        held = blocks * config.block_tokens // profile.block_tokens
         profile = profile.model_copy(update={"num_gpu_blocks": max(held, 1)})
-    return with_max_model_len(profile, config.max_model_len), notices
+    longest = with_max_model_len(profile, config.max_model_len, blocks, config.block_tokens)
+    return longest, notices
 
 
 def host_of(profile: Profile, config: SimulationConfig) -> HostTime:
