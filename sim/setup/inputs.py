@@ -411,7 +411,7 @@ def _with_rate(
 
 
 def _needs_arrivals(config: SimulationConfig) -> bool:
-    """ShareGPT and `custom` files have lengths only: --rate gives them arrivals."""
+    """Files of some formats may have lengths only: --rate gives them arrivals."""
     return config.rate is not None and config.duration is None and Path(config.trace).exists()
 
 
