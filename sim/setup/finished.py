@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from twinserve.policies.registry import PolicySpec
-from twinserve.sim.results.files import RunResult, dump_json, read_run
+from twinserve.sim.results.files import RunResult, plain, read_run
 from twinserve.sim.results.folders import ResultsError
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.inputs import Inputs
@@ -31,7 +30,7 @@ def finished_run(
         return None
     found = read_run(folder)
     simulation = Simulation(inputs, spec, warmup=options.warmup)
-    asked = json.loads(dump_json(describe_all(simulation, options)))
+    asked = plain(describe_all(simulation, options))
     old, new = found.config["config"], asked["config"]
     other = [f"--{name.replace('_', '-')}" for name in new if old.get(name) != new[name]]
     other = other or [n for n in _SAME if _part(found.config, n) != _part(asked, n)]
