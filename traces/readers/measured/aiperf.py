@@ -109,4 +109,8 @@ def _seconds(metric: dict | None):
         return value
     if not isinstance(unit, str) or unit not in SECONDS:
         return f"{shown(value)} of the unit {shown(unit)}"
-    return [each * SECONDS[unit] for each in values] if values is value else value * SECONDS[unit]
+    try:
+        scaled = [each * SECONDS[unit] for each in values]
+    except OverflowError:
+        return value
+    return scaled if values is value else scaled[0]

@@ -15,6 +15,7 @@ without a date. Where the server says how many tokens it gave, that count is tak
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 
 from twinserve.traces.measurement import Measurement
@@ -99,10 +100,14 @@ def _token_times(row: dict):
 def _between(start, end):
     """Seconds. Whatever is no time stays as it is."""
     odd = [value for value in (start, end) if type(value) not in (int, float)]
-    return odd[0] if odd else end - start
+    try:
+        return odd[0] if odd else end - start
+    except OverflowError:
+        return math.inf
 
 
 def _gaps(times: list):
-    if not all(type(time) in (int, float) for time in times):
+    try:
+        return [float(after - before) for before, after in pairwise(times)]
+    except (TypeError, OverflowError):
         return times
-    return [float(after - before) for before, after in pairwise(times)]

@@ -74,7 +74,10 @@ def _a_token(decode, output):
     """Seconds a token after the first. Whatever is no number stays as it is."""
     if type(decode) not in (int, float) or type(output) not in (int, float):
         return decode
-    return decode / (output - 1) if output > 1 else None
+    try:
+        return decode / (output - 1) if output > 1 else None
+    except OverflowError:
+        return decode
 
 
 def _otlp(content: dict) -> Iterator[tuple[str, float | None, dict]]:

@@ -298,7 +298,7 @@ def _classes(faults: _Faults, field: Field | None) -> list[str]:
 
 def failures_line(errors: Sequence[str]) -> str:
     """How many requests failed, and of what; nothing where none did."""
-    kinds = Counter(" ".join(error.split())[:60] for error in errors if error)
+    kinds = Counter(shown(error[:60]) for error in errors if error)
     if not kinds:
         return ""
     most = ", ".join(f"{count} x '{kind}'" for kind, count in kinds.most_common(3))

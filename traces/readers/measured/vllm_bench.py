@@ -92,7 +92,7 @@ def _end(ttft, gaps) -> float | None:
     """The end of a request by its first token and all gaps after it; None if they do not tell."""
     try:
         return ttft + sum(gaps) if ttft else None
-    except TypeError:
+    except (TypeError, OverflowError):
         return None
 
 
