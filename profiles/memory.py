@@ -17,6 +17,11 @@ from twinserve.profiles.stages import layers_of_stages
 
 # vLLM V1, one line an engine core: `GPU KV cache size: 41,408 tokens`; V0: `# GPU blocks: 2588`.
 _TOKENS = re.compile(r"GPU KV cache size:\s*([\d,]+)\s*tokens")
+# and how many of the longest requests fit, in the same line or the next one of that engine
+_BOTH = re.compile(
+    _TOKENS.pattern + r"(?:(?!KV cache size)[\s\S])*?"
+    r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x"
+)
 # What the notes of profiles say whose operators can be asked for once more, of other KV.
 TABLES = "composed from the tables of aiconfigurator-core"
 _FP8_KV = "With KV in FP8, of which no error is known."
@@ -40,19 +45,19 @@ def with_utilization(profile: Profile, utilization: float) -> Profile:
     return _with_blocks(profile, blocks, "derived", {"gpu_memory_utilization": utilization})
 
 
-def with_max_model_len(profile: Profile, tokens: int) -> Profile:
-    """The engine with another `--max-model-len`. ProfileError where vLLM would not start: more than
-    the model has positions, or than the KV memory holds."""
+def with_max_model_len(profile: Profile, tokens: int, blocks: int, block_tokens: int) -> Profile:
+    """The engine with another `--max-model-len` and this KV memory. ProfileError where vLLM would
+    not start: more than the model has positions, or than the KV memory holds."""
     if tokens > profile.llm.max_positions:
         raise ProfileError(
             f"{profile.name}: --max-model-len {tokens} is more than the {profile.llm.max_positions}"
             " positions of the model"
         )
-    if tokens > profile.kv_capacity_tokens:
+    if tokens > blocks * block_tokens:
         raise ProfileError(
-            f"{profile.name}: --max-model-len {tokens} is more than the "
-            f"{profile.kv_capacity_tokens} tokens that {profile.num_gpu_blocks} KV blocks hold; "
-            "lower it, raise --gpu-memory-utilization, or use more ranks"
+            f"{profile.name}: --max-model-len {tokens} is more than the {blocks * block_tokens} "
+            f"tokens that {blocks} KV blocks of {block_tokens} hold; lower it, raise "
+            "--gpu-memory-utilization, or use more ranks"
         )
     return profile.model_copy(update={"max_model_len": tokens})
 
@@ -96,29 +101,47 @@ def _tables_of_fp8_kv(profile: Profile, llm: ModelSpec, form: OperatorForm) -> O
         ) from None
 
 
-def with_blocks_of_log(profile: Profile, path: Path) -> Profile:
-    """The engine with the KV memory that vLLM's own log of its start says."""
-    tokens = kv_tokens_of_log(path, profile.block_tokens)
-    if tokens < profile.block_tokens:
-        raise ProfileError(f"{path}: its KV cache of {tokens} tokens is less than one block")
-    return _with_blocks(profile, tokens // profile.block_tokens, "measured", {})
-
-
-def kv_tokens_of_log(path: Path, block_tokens: int) -> int:
-    """Tokens of KV memory in a vLLM log; where it has several engines, of the one with the least.
-    ProfileError where it has no such line."""
+def with_blocks_of_log(profile: Profile, path: Path) -> tuple[Profile, tuple[str, ...]]:
+    """The engine with the KV memory that vLLM's own log of its start says, and what is to be known
+    of that number. Of several engines the one with the least memory counts. ProfileError if the log
+    has no such line."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ProfileError(f"{path}: cannot be read ({error.strerror})") from None
-    tokens = [_number(found) for found in _TOKENS.findall(text)]
-    tokens = tokens or [_number(found) * block_tokens for found in _BLOCKS.findall(text)]
-    if not tokens:
+    found = [_number(size) for size in _TOKENS.findall(text)]
+    found = found or [_number(blocks) * profile.block_tokens for blocks in _BLOCKS.findall(text)]
+    if not found:
         raise ProfileError(
             f"{path}: no line 'GPU KV cache size: N tokens' (or # GPU blocks: N); give the "
             "log of a vLLM server's start"
         )
-    return min(tokens)
+    tokens = min(found)
+    if tokens < profile.block_tokens:
+        raise ProfileError(f"{path}: its KV cache of {tokens} tokens is less than one block")
+    notices = tuple(f"{path}: {line}" for line in _contradictions(text, found))
+    return _with_blocks(profile, tokens // profile.block_tokens, "measured", {}), notices
+
+
+def _contradictions(text: str, sizes: list[int]) -> list[str]:
+    """Of vLLM's size and the requests that it says fit: layers with a window or a fixed state need
+    no KV of all tokens, so that the two differ for a hybrid model."""
+    said = []
+    if min(sizes) < max(sizes):
+        said.append(
+            f"KV caches of {min(sizes):,} to {max(sizes):,} tokens: the smallest is used; give "
+            "--num-blocks if it is not the engine's"
+        )
+    for size, length, times in dict.fromkeys(_BOTH.findall(text)):
+        tokens, longest = _number(size), _number(length)
+        fit = float(times) * longest
+        if abs(fit - tokens) > 0.01 * (tokens + longest):  # the factor has two decimals
+            said.append(
+                f"'GPU KV cache size' is {tokens:,} tokens, and 'Maximum concurrency' {times} x "
+                f"{longest:,} tokens is {fit:,.0f}, as of a hybrid model: the first is used; "
+                "--num-blocks sets another"
+            )
+    return said
 
 
 def _number(text: str) -> int:

@@ -1,13 +1,12 @@
 """What somebody measured of requests that were served: the rows of a benchmark's result, of a
 server's log or spans, or the histograms of a monitoring system. Units: seconds, tokens.
 
-A reader of `traces/readers/measured` makes a Measurement of a file; `workload_of` makes a workload
-of it, where it says when requests came and how long they were.
+A reader of `traces/readers/measured` makes a Measurement of a file, by the rule in `rows.py` there.
+`workload_of` makes a workload of it, if it says when requests came and how long they were.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from twinserve.traces.readers.columns import Rows, assemble
 from twinserve.traces.workload import Workload, WorkloadError
 
 CLIENT, SERVER = "client", "server"
+SENT = "record when requests were sent"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Measurement:
     ttft_s, e2el_s, tpot_s, queued_s   NaN where not measured; tpot_s is the time from the first
                 token to the last by the tokens after the first
     gaps_s      inter-token gaps of all requests, pooled; None: not measured
-    errors      "" of a request that was served; else why it was not
+    errors      "" of a request that did not fail; else why it did
+    impossible  bool[n], rows without what every request has: neither served nor failed
     ids, session, service_class, priority   names and classes; empty lists where there are none
     turn        int64, place in the session
     concurrency most requests that the client had under way at once; None: no limit
@@ -81,6 +82,7 @@ class Measurement:
     queued_s: np.ndarray
     gaps_s: np.ndarray | None = None
     errors: Sequence[str] = ()
+    impossible: Sequence[bool] | np.ndarray = ()
     ids: Sequence[str] = ()
     session: Sequence[str | None] = ()
     turn: np.ndarray | None = None
@@ -98,74 +100,14 @@ class Measurement:
 
     @property
     def served(self) -> np.ndarray:
-        """bool[n]: requests that did not fail."""
-        return np.array([not error for error in self.errors], bool)
+        """bool[n]: requests that can be used."""
+        return np.array([not error for error in self.errors], bool) & ~np.asarray(
+            self.impossible, bool
+        )
 
     @property
     def failed(self) -> int:
-        return int((~self.served).sum())
-
-
-def measured(
-    name: str,
-    path: str,
-    n: int,
-    *,
-    arrival_s=None,
-    prompt_tokens=None,
-    output_tokens=None,
-    ttft_s=None,
-    e2el_s=None,
-    tpot_s=None,
-    queued_s=None,
-    errors: Sequence[str] | None = None,
-    notices: Sequence[str] = (),
-    **columns,
-) -> Measurement:
-    """A Measurement of n requests from the columns that a file has. Arrivals are counted from the
-    first one; `tpot_s` follows from the others where it is not given; failed requests are told in a
-    notice."""
-
-    def number(values) -> np.ndarray:
-        return np.full(n, np.nan) if values is None else np.asarray(values, np.float64)
-
-    def whole(values) -> np.ndarray:
-        return np.full(n, -1, np.int64) if values is None else np.asarray(values, np.int64)
-
-    arrival, ttft, e2el = number(arrival_s), number(ttft_s), number(e2el_s)
-    if not np.isnan(arrival).all():
-        arrival = arrival - np.nanmin(arrival)
-    output = whole(output_tokens)
-    tpot = number(tpot_s)
-    derived = np.where(output > 1, (e2el - ttft) / np.maximum(output - 1, 1), np.nan)
-    said = [*notices]
-    errors = [""] * n if errors is None else list(errors)
-    if failures := failures_line(errors):
-        said.append(failures)
-    return Measurement(
-        name,
-        path,
-        arrival,
-        whole(prompt_tokens),
-        output,
-        ttft,
-        e2el,
-        np.where(np.isnan(tpot), derived, tpot),
-        number(queued_s),
-        errors=errors,
-        notices=tuple(said),
-        **columns,
-    )
-
-
-def failures_line(errors: Sequence[str]) -> str:
-    """How many requests failed, and of what; nothing where none did."""
-    kinds = Counter(" ".join(error.split())[:60] for error in errors if error)
-    if not kinds:
-        return ""
-    shown = ", ".join(f"{count} x '{kind}'" for kind, count in kinds.most_common(3))
-    more = f" and {len(kinds) - 3} other errors" if len(kinds) > 3 else ""
-    return f"{sum(kinds.values())} of {len(errors)} requests failed ({shown}{more})"
+        return sum(map(bool, self.errors))
 
 
 def workload_of(found: Measurement) -> Workload:
@@ -178,22 +120,18 @@ def workload_of(found: Measurement) -> Workload:
     rows = Rows(found.path, range(1, len(found) + 1), "request")
     _need_rows(found)
     served = np.flatnonzero(found.served)
-    if not len(served):
-        raise WorkloadError(f"{found.path}: all {len(found)} requests failed: measure again")
     for column, what in ((found.prompt_tokens, "prompt"), (found.output_tokens, "output")):
         if (column[served] < 0).any():
             row = int(served[(column[served] < 0).argmax()])
             rows.fail(row, f"{what} tokens", "is missing", "record with token counts")
     if np.isnan(found.arrival_s[served]).any():
         row = int(served[np.isnan(found.arrival_s[served]).argmax()])
-        rows.fail(row, "arrival", "is missing", "record when requests were sent")
+        rows.fail(row, "arrival", "is missing", "; ".join((SENT, *found.notices)))
     notices = list(found.notices)
     group, stage, delay, names = _sessions(found, notices)
     sent = found.arrival_s if found.due_s is None else found.due_s
     arrival = np.where(stage > 0, np.nan, sent)
     notices.append("prompts' texts are not in the file: no prompt shares blocks with another one")
-    if len(served) < len(found):
-        notices.append(f"failed requests left out: {len(found) - len(served)}")
     return assemble(
         rows.kept(served),
         name=found.name,

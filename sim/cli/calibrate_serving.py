@@ -70,7 +70,7 @@ def calibrate_serving(
         ]
         with RunProgress(shown=True) as progress:
             progress.begin("calibrate")
-            fitted = _fit(loads, names, progress)
+            fitted = _fit(loads, names, progress, found)
     for one in found:
         for notice in one.notices:
             print(f"note: {one.path}: {notice}")
@@ -95,12 +95,18 @@ def calibrate_serving(
 
 def _measured(file: Path) -> Measurement:
     found = read_measurement(file)
-    if not len(found) or np.isnan(found.ttft_s[found.served]).all():
+    if not _timed(found):
+        said = "; ".join(found.notices)
         raise SettingsError(
-            f"--from-serving {file}: has no times to first token of single requests; with vllm "
-            "bench serve, add --save-detailed"
+            f"--from-serving {file}: has no times to first token of single requests"
+            f"{f' ({said})' if said else ''}; with vllm bench serve, add --save-detailed"
         )
     return found
+
+
+def _timed(found: Measurement) -> int:
+    """Requests with a time to first token."""
+    return int((found.served & ~np.isnan(found.ttft_s)).sum()) if len(found) else 0
 
 
 def _one_side(found: Sequence[Measurement]) -> bool:
@@ -151,7 +157,7 @@ def _simulated(inputs: Inputs, server: bool, front: Path, terms: Terms) -> Serve
     )  # the metrics of a summary are not asked for
 
 
-def _fit(loads: Sequence[Load], names: Sequence[str], progress: RunProgress) -> Fitted:
+def _fit(loads: Sequence[Load], names: Sequence[str], progress: RunProgress, found) -> Fitted:
     def report(simulations: int) -> None:  # how many it takes is not known before
         progress.part(simulations / (simulations + 100), f"{simulations} simulations")
 
@@ -159,8 +165,9 @@ def _fit(loads: Sequence[Load], names: Sequence[str], progress: RunProgress) -> 
         return serving_fit.fit(loads, names, report)
     except serving_fit.TooFewRequestsError:
         raise SettingsError(
-            f"--from-serving: too few requests; give {serving_fit.BLOCKS * serving_fit.LEAST} or "
-            "more with times"
+            f"--from-serving: {sum(map(_timed, found))} requests have a time to first token, too "
+            f"few; give {serving_fit.BLOCKS * serving_fit.LEAST} or more with times"
+            + "".join(f"; {one.path}: {said}" for one in found for said in one.notices)
         ) from None
 
 

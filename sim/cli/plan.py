@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from twinserve.sim.cli.options import Doing, Flag, Json, Out, Quiet, Starting
+from twinserve.sim.cli.options import Doing, Flag, Json, Out, Quiet, Starting, Whole
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup import option_groups as groups
 from twinserve.sim.setup.config import SettingsError, StepTimesName
@@ -37,10 +37,10 @@ def plan(
     grow: Annotated[float, _Traffic] = 1.0,
     peak: Annotated[float, _Traffic] = 300.0,
     lead: Annotated[float, _Traffic] = 30.0,
-    seeds: Annotated[int, _Traffic] = 1,
-    most_gpus: Annotated[int, _Candidates] = 512,
-    pool: Annotated[int, _Traffic] = 0,
-    survive: Annotated[int, _Failing] = 0,
+    seeds: Annotated[Whole, _Traffic] = 1,
+    most_gpus: Annotated[Whole, _Candidates] = 512,
+    pool: Annotated[Whole, _Traffic] = 0,
+    survive: Annotated[Whole, _Failing] = 0,
     on_failure: Annotated[Literal["error", "retry", "migrate"], _Failing] = "error",
     detection: Annotated[float, _Failing] = 0.0,
     step_times: Annotated[StepTimesName, _Candidates] = "auto",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +27,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
 if TYPE_CHECKING:
     from twinserve.sim.results.files import RunResult
+    from twinserve.sim.results.options import MetricsOptions
     from twinserve.sim.setup.hardware import Hardware
     from twinserve.sim.setup.inputs import Inputs
 
@@ -43,6 +45,7 @@ def simulate(
     percentiles: Percentiles = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    resume: Annotated[Flag, Writing] = False,
     timeline: Annotated[Flag, Writing] = False,
     decisions: Annotated[Flag, Writing] = False,
     error_bars: Annotated[Flag, Measured] = False,
@@ -82,6 +85,8 @@ def simulate(
         Folder for the results; with several policies, one folder in it for each.
     overwrite: bool
         Replace the former run in --out, and the files of --export and --bench-json.
+    resume: bool
+        Keep the runs of the same settings that --out holds already, and run the other policies.
     timeline: bool
         Also write trace.json.gz, a timeline that opens in Perfetto.
     decisions: bool
@@ -136,6 +141,9 @@ def simulate(
         raise SettingsError(
             "--overwrite is for --out, --export and --bench-json, none of which is given"
         )
+    if resume and (out is None or overwrite or export is not None):
+        drop = "name it" if out is None else "drop --export" if export else "drop --overwrite"
+        raise SettingsError(f"--resume keeps the runs that --out holds; {drop}")
     if export is not None and len(config.policy) > 1:
         raise SettingsError("--export writes the requests of one run; give one --policy")
     with RunProgress(shown=not (quiet or as_json)) as progress:
@@ -145,8 +153,14 @@ def simulate(
         if spare:
             check_beside(inputs)
         targets = _targets(out, inputs)
-        for target in targets.values():
-            check_target(target, overwrite)
+        done: dict[str, RunResult] = {}
+        if resume:
+            asked = {"--timeline": timeline, "--decisions": decisions, "--error-bars": error_bars}
+            done = _finished(targets, inputs, options, asked | {"--spare": spare})
+        go_on = ", or keep what is there with --resume" if len(targets) > 1 else ""
+        for label, target in targets.items():
+            if label not in done:
+                check_target(target, overwrite, go_on)
         if export is not None:
             _check_apart("--export", export, targets.values())
             check_export(export, inputs.workload, overwrite)
@@ -155,9 +169,16 @@ def simulate(
             check_file(bench_json, overwrite)
         if not as_json:
             progress.say(headline(inputs))
-        results: dict[str, RunResult] = {}
+            for label in done:
+                progress.say(f"{label}: kept as it is in {targets[label]}")
+        missing = tuple(spec for spec in inputs.policies if spec.label not in done)
+        results = dict(done)
         for spec, result in run_each(
-            inputs, progress.report, options, decisions, begin=progress.begin
+            replace(inputs, policies=missing),
+            progress.report,
+            options,
+            decisions,
+            begin=progress.begin,
         ):
             if error_bars:
                 add_error_bars(inputs, spec, result, progress.report, options, progress.begin)
@@ -172,6 +193,7 @@ def simulate(
             if export is not None:
                 export_requests(result, inputs.workload, export)
             results[spec.label] = result
+        results = {spec.label: results[spec.label] for spec in inputs.policies}
     if bench_json is not None:
         write_bench(bench_json, results)
     if as_json:
@@ -204,6 +226,21 @@ def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
         )
     names = folders(spec.label for spec in inputs.policies)
     return {label: out / name for label, name in names.items()}
+
+
+def _finished(
+    targets: dict[str, Path], inputs: Inputs, options: MetricsOptions, asked: dict[str, bool]
+) -> dict[str, RunResult]:
+    """What a former command wrote, by policy. Raises ResultsError for runs of other settings."""
+    from twinserve.sim.setup.finished import finished_run
+
+    found = {}
+    for spec in inputs.policies:
+        folder = targets[spec.label]
+        result = finished_run(folder, inputs, spec, options, asked)
+        if result is not None:
+            found[spec.label] = result
+    return found
 
 
 def _check_apart(flag: str, file: Path, targets: Iterable[Path]) -> None:
@@ -254,7 +291,7 @@ def headline(inputs: Inputs) -> str:
     lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
     for hardware, count in inputs.machines:
         engines = f"{count} x " if count > 1 else ""
-        lines.append(engines + hardware.profile.describe(step_times=False))
+        lines.append(engines + hardware.describe())
         lines.append(describe_step_times(hardware.profile, hardware.why))
     lines += _host_line(inputs)
     if config.shared_prefix:

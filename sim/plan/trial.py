@@ -262,9 +262,9 @@ def _memory(rows: RunRows, arrival_s: np.ndarray) -> Memory | None:
         predicted_memory(of, SIGMAS, span / 5, span / 300, span / 30)
         for _, of in while_arriving.groupby("replica")
     ]
-    predicted, held = (np.concatenate([one[i] for one in both]) for i in (0, 1))
-    if not len(held):
+    if not sum(len(held) for _, held in both):  # too short, or all replicas failed before a step
         return None
+    predicted, held = (np.concatenate([one[i] for one in both]) for i in (0, 1))
     total = rows.kv_total_blocks
     return Memory(
         float(predicted.mean()) / total,

@@ -322,9 +322,9 @@ def _read_json(path: Path, shape: Shape) -> dict:
     return value
 
 
-def check_target(out_dir: str | os.PathLike, overwrite: bool = False) -> None:
-    """Find out before a run whether `write_run` could write its results here. Raises
-    ResultsError."""
+def check_target(out_dir: str | os.PathLike, overwrite: bool = False, or_else: str = "") -> None:
+    """Find out before a run whether `write_run` could write its results here. or_else: what can be
+    done if a run is there. Raises ResultsError."""
     out = resolved(out_dir)
-    may_replace(out, _FILES, overwrite)
+    may_replace(out, _FILES, overwrite, or_else)
     try_to_write(out)

@@ -107,9 +107,9 @@ def _alive(process: int) -> bool:
     return True
 
 
-def may_replace(out: Path, files: Collection[str], overwrite: bool) -> None:
+def may_replace(out: Path, files: Collection[str], overwrite: bool, or_else: str = "") -> None:
     """Raises ResultsError unless `out` can be made, or is an empty folder, or holds nothing but
-    `files` and `overwrite` is said."""
+    `files` and `overwrite` is said. or_else: what can be done beside that."""
     if not out.name:
         raise ResultsError(f"{out}: the root folder cannot hold a run; name another folder")
     if not out.exists():
@@ -127,6 +127,7 @@ def may_replace(out: Path, files: Collection[str], overwrite: bool) -> None:
     if content and not overwrite:
         raise ResultsError(
             f"{out}: already holds a run; name another folder, or replace it with --overwrite"
+            f"{or_else}"
         )
 
 

@@ -56,7 +56,8 @@ READ = Sources()
 @dataclass(frozen=True)
 class Hardware:
     """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
-    force. why: this form of step times. speculation: None where no drafts are made."""
+    force. why: this form of step times. speculation: None where no drafts are made. notices: what
+    is to be known of the memory."""
 
     profile: Profile
     model: StepTimeModel
@@ -66,10 +67,19 @@ class Hardware:
     block_tokens: int
     why: str = "as given"
     speculation: Speculation | None = None
+    notices: tuple[str, ...] = ()
 
     @property
     def kv_tokens(self) -> int:
         return self.num_blocks * self.block_tokens
+
+    def describe(self) -> str:
+        """One line for a run's banner, with the KV blocks in force."""
+        whole = self.profile.kv_capacity_tokens // self.block_tokens
+        source = self.profile.num_gpu_blocks_source if self.num_blocks == whole else "in force"
+        blocks = {"num_gpu_blocks": self.num_blocks, "block_tokens": self.block_tokens}
+        blocks |= {"num_gpu_blocks_source": source}
+        return self.profile.model_copy(update=blocks).describe(step_times=False)
 
 
 def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardware:
@@ -77,7 +87,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
     _check_groups(chosen.profile, config.replicas)
     if config.shared_prefix:
         chosen.profile.check_shared_prefix()
-    profile = _with_memory(chosen.profile, config)
+    profile, notices = _with_memory(chosen.profile, config)
     profile = profile.with_host_time(host_of(profile, config))
     speculation = None if config.speculate is None else parse_speculation(config.speculate)
     if speculation is not None:
@@ -114,6 +124,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         config.block_tokens,
         chosen.why,
         speculation,
+        notices,
     )
 
 
@@ -126,20 +137,26 @@ def _check_groups(profile: Profile, replicas: int) -> None:
         )
 
 
-def _with_memory(profile: Profile, config: SimulationConfig) -> Profile:
-    """With the engine's memory as the settings have it. ProfileError where vLLM would not start."""
+def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, tuple[str, ...]]:
+    """With the engine's memory as the settings have it, and notices. ProfileError where vLLM would
+    not start."""
+    notices: tuple[str, ...] = ()
     if config.kv_cache_dtype == "fp8":
         profile = with_fp8_kv(profile)
     if config.kv_from_log is not None:
-        profile = with_blocks_of_log(profile, Path(config.kv_from_log))
+        profile, notices = with_blocks_of_log(profile, Path(config.kv_from_log))
     if config.gpu_memory_utilization is not None:
         profile = with_utilization(profile, config.gpu_memory_utilization)
     if config.max_model_len is None:
-        return profile
-    if config.num_blocks is not None:  # these hold the request then, and not the profile's
-        held = config.num_blocks * config.block_tokens // profile.block_tokens
+        return profile, notices
+    blocks = config.num_blocks
+    if blocks is None:
+        blocks = profile.kv_capacity_tokens // config.block_tokens
+    else:  # these hold the request then, and not the profile's
+        held = blocks * config.block_tokens // profile.block_tokens
         profile = profile.model_copy(update={"num_gpu_blocks": max(held, 1)})
-    return with_max_model_len(profile, config.max_model_len)
+    longest = with_max_model_len(profile, config.max_model_len, blocks, config.block_tokens)
+    return longest, notices
 
 
 def host_of(profile: Profile, config: SimulationConfig) -> HostTime:

@@ -185,9 +185,11 @@ def _failures(
 
 
 def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
-    """What is to be known of the measurements behind the profiles: cut short, or disturbed."""
-    used = [pool.hardware.profile for pool in pools] or [hardware.profile]
-    said = {
+    """What is to be known of the measurements behind the profiles (cut short, or disturbed), and of
+    the logs behind their memory."""
+    replicas = [pool.hardware for pool in pools] or [hardware]
+    used = [one.profile for one in replicas]
+    said = {line: None for one in replicas for line in one.notices} | {
         f"profile {profile.name}: {line}": None
         for profile in used
         if isinstance(profile.step_model, MeasuredModel) and profile.step_model.fit is not None
@@ -409,7 +411,7 @@ def _with_rate(
 
 
 def _needs_arrivals(config: SimulationConfig) -> bool:
-    """ShareGPT and `custom` files have lengths only: --rate gives them arrivals."""
+    """Files of some formats may have lengths only: --rate gives them arrivals."""
     return config.rate is not None and config.duration is None and Path(config.trace).exists()
 
 

@@ -132,15 +132,11 @@ def run_policy(
 def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> RunResult:
     """Run it to the end, and sum it up: with its own warm-up, and the objectives of its
     settings."""
-    inputs, spec = simulation.inputs, simulation.spec
     started = time.perf_counter()
     simulation.run()
     simulated = time.perf_counter()
     rows = simulation.rows()
-    objectives = parse_objectives(inputs.config.slo)
-    options = replace(options, warmup=simulation.warmup, objectives=objectives)
-    if options.every_s is None:
-        options = replace(options, stages_s=inputs.workload.stages_s)
+    options = _of_settings(simulation, options)
     summary = summarise(rows, options)
     decisions = np.array(
         [s for engine in simulation.engines for s in engine.decision_seconds] or [0.0]
@@ -157,12 +153,7 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
         "requests_per_s": len(rows.requests) / wall,
     }
     engine = simulation.engines[0]
-    described = describe(inputs, spec, engine) | {
-        "fleet": simulation.fleet.described()
-        | _sha256_of_routers(simulation.fleet)
-        | ({"pools": [p.described(spec) for p in inputs.pools]} if inputs.pools else {}),
-        "metrics": options.described(),
-    }
+    described = describe_all(simulation, options)
     counted = [e.core.policy.counters for e in simulation.engines]
     if any(counted):  # replicas may differ in policy
         described["policy"]["counters"] = {
@@ -175,6 +166,25 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
         else None
     )
     return RunResult(rows, described, timing, summary, log)
+
+
+def _of_settings(simulation: Simulation, options: MetricsOptions) -> MetricsOptions:
+    inputs = simulation.inputs
+    objectives = parse_objectives(inputs.config.slo)
+    options = replace(options, warmup=simulation.warmup, objectives=objectives)
+    every = options.every_s is not None
+    return options if every else replace(options, stages_s=inputs.workload.stages_s)
+
+
+def describe_all(simulation: Simulation, options: MetricsOptions) -> dict:
+    """run.json, of a run that has begun or not."""
+    inputs, spec = simulation.inputs, simulation.spec
+    return describe(inputs, spec, simulation.engines[0]) | {
+        "fleet": simulation.fleet.described()
+        | _sha256_of_routers(simulation.fleet)
+        | ({"pools": [p.described(spec) for p in inputs.pools]} if inputs.pools else {}),
+        "metrics": _of_settings(simulation, options).described(),
+    }
 
 
 def _check_options(options: MetricsOptions, workload: Workload) -> None:

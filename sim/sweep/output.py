@@ -26,11 +26,13 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
+from twinserve.errors import worded
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.sweep.combinations import Run, text_of
 from twinserve.sim.sweep.one import HIGH, LOW, NOTICES
-from twinserve.sim.sweep.points import Kept
+from twinserve.sim.sweep.points import KEPT, Kept
 from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_atomically
 
 # Shown where there is one, in this order: name in the summary, and as a heading.
@@ -116,8 +118,14 @@ def write_results(
     """All files but the plots. Raises WorkloadError."""
     if len(frame):
         sink = io.BytesIO()
-        columns = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-        pq.write_table(columns, sink)
+        try:
+            columns = pa.Table.from_pandas(frame, preserve_index=False)
+        except (pa.ArrowException, TypeError, ValueError) as error:  # kept by an earlier version
+            raise WorkloadError(
+                f"{out / KEPT}: kept rows do not fit each other ({worded(error)[:120]}); remove "
+                "that folder, or name another --out"
+            ) from None
+        pq.write_table(columns.replace_schema_metadata(None), sink)
         write_atomically(out / "runs.parquet", sink.getvalue())
         write_atomically(out / "table.csv", table.to_csv(index=False).encode())
     if len(failures):

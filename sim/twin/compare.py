@@ -104,12 +104,14 @@ def number(served: Served, metric: str, statistic: str) -> float:
     """A statistic of a metric; NaN where there is none."""
     if metric == "throughput":
         seconds = served.duration_s
-        return float(served.output_tokens.sum() / seconds) if seconds > 0 else np.nan
+        known = len(served) and (served.output_tokens >= 0).all()
+        return float(served.output_tokens.sum() / seconds) if seconds > 0 and known else np.nan
     of_tokens = metric in ("prompt", "output")
     if served.histograms is not None:
         return _of_histogram(served, f"{metric}_tokens" if of_tokens else metric, statistic)
     if of_tokens:
         tokens = getattr(served, f"{metric}_tokens")
+        tokens = tokens[tokens >= 0]  # those that are known
         values, counts = np.sort(tokens.astype(float)), np.ones(len(tokens))
     else:
         values, counts = served.values(metric)

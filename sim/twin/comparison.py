@@ -9,7 +9,7 @@ from twinserve.sim.results.folders import ResultsError
 from twinserve.sim.twin.compare import Row, table, windows
 from twinserve.sim.twin.compare_report import Comparison
 from twinserve.sim.twin.compare_terms import rerun as run_again
-from twinserve.sim.twin.served import from_server, of_measurement, of_run
+from twinserve.sim.twin.served import METRICS, from_server, of_measurement, of_run
 from twinserve.traces.measurement import Measurement
 
 
@@ -31,7 +31,7 @@ def compared(
     measured = [of_measurement(one) for one in found]
     runs = [of_run(name, result, server) for name, result in results.items()]
     rows = table(measured, runs)
-    _need_common(rows)
+    _need_common(rows, found)
     again = [list(run_again(r, measured, server, begin)) for r in results.values() if rerun]
     notices = dict.fromkeys(f"{one.path}: {line}" for one in found for line in one.notices)
     return Comparison(measured, runs, rows, windows(measured, runs, every_s), again, tuple(notices))
@@ -50,9 +50,12 @@ def _server(found: Sequence[Measurement]) -> bool:
     return sides.pop()
 
 
-def _need_common(rows: Sequence[Row]) -> None:
-    if not rows:
-        raise ResultsError(
-            "nothing that both sides have: give measurements with latencies of single requests, "
-            "as vllm bench serve --save-detailed writes, or histograms"
-        )
+def _need_common(rows: Sequence[Row], found: Sequence[Measurement]) -> None:
+    """Raises ResultsError unless there are latencies, or lengths of histograms."""
+    if any(row.metric in METRICS for row in rows) or (rows and found[0].histograms):
+        return
+    why = "".join(f"; {one.path}: {line}" for one in found for line in one.notices)
+    raise ResultsError(
+        "nothing that both sides have: give measurements with latencies of single requests, "
+        f"as vllm bench serve --save-detailed writes, or histograms{why}"
+    )

@@ -45,6 +45,11 @@ def test_a_measured_number_of_blocks_moves_by_the_share():
     assert _hardware("llama-3.1-8b@rtx4090", gpu_memory_utilization=0.9).num_blocks == 2588
 
 
+def test_the_line_before_a_run_has_the_blocks_in_force():
+    assert "3446 KV blocks of 128 tokens (derived)" in _hardware(block_tokens=128).describe()
+    assert "9 KV blocks of 16 tokens (in force)" in _hardware(num_blocks=9).describe()
+
+
 def test_settings_that_are_not_given_change_nothing():
     assert _hardware().profile == load_profile("llama-3.1-8b@h100")
 
@@ -53,9 +58,15 @@ def test_the_log_of_vllms_start_says_the_blocks(tmp_path):
     path = tmp_path / "serve.log"
     path.write_text(LOG)
     assert _hardware(kv_from_log=str(path)).num_blocks == 2588
+    assert not _hardware(kv_from_log=str(path)).notices
     # two engines: the one with less; and vLLM's older line
     path.write_text(LOG + LOG.replace("41,408", "41,392"))
     assert _hardware(kv_from_log=str(path)).num_blocks == 2587
+    assert "41,392 to 41,408 tokens: the smallest" in _hardware(kv_from_log=str(path)).notices[0]
+    path.write_text(LOG.replace("1.26x", "5.04x"))  # a hybrid model
+    (said,) = _hardware(kv_from_log=str(path)).notices
+    assert "is 41,408 tokens, and" in said and "5.04 x 32,768 tokens is 165,151" in said
+    assert "the first is used" in said
     path.write_text("INFO # GPU blocks: 7447, # CPU blocks: 2048\n")
     assert _hardware(kv_from_log=str(path)).num_blocks == 7447
 
@@ -90,7 +101,8 @@ def test_a_longest_request_is_taken_or_refused_as_vllm_does():
     ("settings", "words"),
     [
         ({"max_model_len": 131073}, "131072 positions of the model"),
-        ({"profile": "llama-3.1-8b@rtx4090", "max_model_len": 41409}, "2588 KV blocks hold"),
+        ({"profile": "llama-3.1-8b@rtx4090", "max_model_len": 41409}, "2588 KV blocks of 16 hold"),
+        ({"num_blocks": 9, "block_tokens": 128, "max_model_len": 1153}, "9 KV blocks of 128 hold"),
         ({"gpu_memory_utilization": 0.2}, "leaves no KV memory"),
         ({"profile": "llama-3.1-8b@rtx4090", "kv_cache_dtype": "fp8"}, "--step-times roofline"),
         ({"kv_from_log": "nowhere.log"}, "nowhere.log: cannot be read"),

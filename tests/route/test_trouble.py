@@ -248,6 +248,8 @@ def test_the_command_drains_on_sigterm_and_ends_well():
         (["--worker", "http://a:1/v1"], "write http://HOST:PORT"),
         (["--worker", "http://a:1", "--worker", "HTTP://A:1"], "named twice"),
         (["--worker", "http://a:1", "--host", ""], "--host"),
+        (["--worker", "http://a:1", "--host", "a" * 70], "write an address of this machine"),
+        (["--worker", f"http://{'a' * 70}:1"], "is no server"),
         (["--worker", "http://a:1", "--host", "256.1.1.1", "--port", "0"], "--host 256.1.1.1"),
         (["--worker", "http://a:1", "--session-expiry", "nan"], "--session-expiry"),
         (["--worker", "http://a:1", "--header-bytes", "9" * 30], "--header-bytes"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -233,6 +234,29 @@ def test_a_comparison_is_refused_before_its_first_run(capsys, tmp_path, trace):
     )
     assert run(capsys, simulate_main, "--trace", trace, *flags)[0] == 2
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_comparison_that_was_killed_goes_on(capsys, tmp_path, trace):
+    out, both = tmp_path / "runs", ("-p", "vllm", "-p", "bros")
+    given = ("--trace", trace, "-q", "--out", out, *both)
+    assert run(capsys, simulate_main, *given)[0] == 0
+    stays, gone = out / "vllm", out / "bros"
+    before = {file: file.read_bytes() for file in [*stays.iterdir(), gone / "requests.parquet"]}
+    shutil.rmtree(gone)
+    code, _, err = run(capsys, simulate_main, *given)
+    assert code == 2 and "already holds a run" in err and "--resume" in err
+    code, shown, _ = run(capsys, simulate_main, *given, "--resume")
+    assert code == 0 and "vllm" in shown and "bros" in shown
+    assert {file: file.read_bytes() for file in before} == before  # its times as well
+    for flags, said in (
+        (("--seed", "3"), "the run there has another --seed; name another"),
+        (("--warmup", "3"), "has another metrics"),
+        (("--timeline",), "is without --timeline"),
+        (("--overwrite",), "--resume keeps the runs that --out holds; drop --overwrite"),
+    ):
+        code, _, err = run(capsys, simulate_main, *given, "--resume", *flags)
+        assert (code, err.count("\n")) == (2, 1) and said in err
+    assert run(capsys, simulate_main, "--trace", trace, "--resume")[0] == 2
 
 
 @pytest.mark.slow

@@ -99,6 +99,8 @@ def test_the_measured_load_can_be_simulated(base):
 def on_disk(base, tmp_path):
     write_run(tmp_path / "run", base)
     (tmp_path / "bench.json").write_text(bench(run_of(decode=1.5)))
+    late = json.loads(bench(base, latencies=[1e-3] * len(base.rows.requests)))
+    (tmp_path / "late.json").write_text(json.dumps(late))
     return tmp_path
 
 
@@ -130,6 +132,7 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
         (["run"], "no measured file"),
         (["bench.json"], "no folder of a run"),
         (["run", "missing.json"], "cannot be read"),
+        (["run", "late.json"], "nothing that both sides have"),
         (["run", "bench.json", "--metrics-every", "-1"], "give the seconds of a window"),
         (["run", "bench.json", "--metrics-every", "1e-9"], "more than 2,000 windows"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from tests.parameters import mostly_nightly
 from tests.sim.planned import GPU, MODEL, settings, write_trace
+from twinserve.sim.cli.main import main
 from twinserve.sim.plan.peaks import find_peak
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
@@ -68,6 +69,13 @@ def test_brute_force_finds_the_same_number_that_survives(trace, crashes, slo, mo
         assert row.status in ("never", "too few")
 
 
+def test_a_fleet_that_fails_before_its_first_step_keeps_nothing(trace):
+    failing = {"failures": '[{"replica": 0, "at_s": 0.0}]', "on_failure": "error"}
+    given = settings(trace, "ttft p90 < 80 ms", replicas=1, **failing)
+    found = run_trial(TrialSpec(given, early=False))
+    assert not found.keeps and found.memory is None and found.objectives[0].kept == 0
+
+
 @pytest.mark.slow
 def test_an_early_verdict_knows_what_migrated_requests_had_before(tmp_path):
     """All first tokens come in time; whoever migrates waits long for a place on the other."""
@@ -105,3 +113,12 @@ def test_what_cannot_be_survived_is_one_line(trace, asked, said):
     with pytest.raises(SettingsError, match=said) as error:
         plan(trace, "ttft p90 < 80 ms", **asked)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("number", ["１２", "1.5"])
+def test_what_is_no_whole_number_of_failures_is_one_line(number, trace, capsys):
+    words = ["--model", MODEL, "-t", trace, "--slo", "ttft p90 < 80 ms", f"--survive={number}"]
+    with pytest.raises(SystemExit):
+        main(["plan", *words])
+    said = capsys.readouterr().err
+    assert f"--survive: '{number}' is no whole number" in said and said.count("\n") == 1

@@ -192,12 +192,24 @@ def test_a_run_that_has_the_servers_settings_brings_no_requests(tmp_path, capsys
     assert found.prompt_tokens.tolist() == sent.prompt_tokens.tolist()
 
 
-def test_a_result_without_requests_is_one_line(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("details", "--save-detailed"),
+        (0.0, "20 of 20 requests have their first token after 0 s (first request 1: 'ttfts' is 0"),
+        (99.0, "20 of 20 requests have their first token after their last one (first request 1: "),
+    ],
+)
+def test_a_result_without_times_is_one_line(change, says, tmp_path, capsys):
     file = tmp_path / "bench.json"
     content = json.loads(vllm_bench_of(served_by(AS_IT_IS, load(8, 20))))
-    for name in ("input_lens", "output_lens", "ttfts", "itls", "latencies", "errors"):
-        del content[name]
+    if change == "details":
+        for name in ("input_lens", "output_lens", "ttfts", "itls", "latencies", "errors"):
+            del content[name]
+    else:
+        content["ttfts"] = [change] * 20
     file.write_text(json.dumps(content))
     words = ["--from-serving", str(file), "--profile", PROFILE, "--out", str(tmp_path / "m.json")]
     code, line = command(capsys, *words)
-    assert code == BAD_INPUT and "--save-detailed" in line and line.count("\n") == 1
+    assert code == BAD_INPUT and says in line and line.count("\n") == 1
+    assert "no times to first token" in line

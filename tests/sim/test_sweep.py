@@ -21,8 +21,10 @@ from twinserve.sim.setup.run import run_each, run_policy
 from twinserve.sim.sweep import one, plots
 from twinserve.sim.sweep.executors import InThisProcess, completed, local, processes
 from twinserve.sim.sweep.one import flat
+from twinserve.sim.sweep.output import write_results
 from twinserve.sim.sweep.points import KEPT
 from twinserve.sim.sweep.sweep import digest_of
+from twinserve.traces.workload import WorkloadError
 
 BASE = {"--trace": "fixed:40,4", "--requests": "6", "--workers": "1"}
 PROFILE = "llama-3.1-8b@h100"
@@ -117,14 +119,25 @@ def test_the_same_command_runs_nothing_and_writes_the_same_bytes(tmp_path, ran):
 
 @pytest.mark.slow
 def test_only_what_is_missing_or_damaged_is_run_again(swept_before, ran):
-    gone, torn, _, other, *_ = sorted((swept_before / KEPT).glob("*.json"))
+    gone, torn, _, other, text, broken, *_ = sorted((swept_before / KEPT).glob("*.json"))
     gone.unlink()
     torn.write_bytes(torn.read_bytes()[:-20])
     other.write_text(json.dumps(json.loads(other.read_text()) | {"sources": "other"}))
+    for file, value in ((text, "hello"), (broken, "\ud800")):  # edited by hand
+        kept = json.loads(file.read_text())
+        kept["rows"][0]["mean_ttft_ms"] = value
+        file.write_text(json.dumps(kept))
     before = (swept_before / "runs.parquet").read_bytes()
     sweep(swept_before, *GRID)
-    assert len(ran) == 3
+    assert len(ran) == 5
     assert (swept_before / "runs.parquet").read_bytes() == before
+
+
+def test_rows_that_do_not_fit_each_other_are_one_line(tmp_path):
+    for odd in ("hello", "\ud800"):
+        frame = pd.DataFrame({"ttft": pd.Series([1.0, odd], dtype=object)})
+        with pytest.raises(WorkloadError, match="kept rows do not fit each other .*remove that"):
+            write_results(tmp_path, frame, frame, frame, {})
 
 
 @pytest.mark.slow

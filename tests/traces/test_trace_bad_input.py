@@ -150,7 +150,7 @@ def test_turns_cannot_go_back_in_time_or_be_empty():
         (b'[{"conversations": [', "ends in the middle"),
         (b'[{"a": NaN}]', "NaN"),
         (b'[{"conversations": [{"from": "human", "value": "a"}]}]', "no conversation with"),
-        (b'{"input_length": 3, "output_length": 1}\n', "timestamp"),
+        (b'{"text_input": [], "output_length": 1}\n', "line 1: field 'text_input' is [], not text"),
         (rows({}, {})[:-20].encode(), "line 2: the last line is torn"),
         (rows({}).encode() + b"[1]\n", "line 2: not a JSON object"),
         (rows({}).encode() + b"\n\noops\n" + rows({}).encode(), "line 4: not JSON"),

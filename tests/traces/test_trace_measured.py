@@ -2,6 +2,7 @@
 measurement, and says what is not in it."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tests.traces.measured_files import FILES
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.traces.load import load_trace
-from twinserve.traces.measurement import SERVER
+from twinserve.traces.measurement import SERVER, workload_of
 from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.readers.formats import detect_format, read_bytes, read_measurement
 from twinserve.traces.readers.options import ReadOptions
@@ -67,6 +68,81 @@ def test_a_failed_request_is_counted_and_has_no_latency(name, measure):
     assert "1 of 3 requests failed" in said(found.notices)
     w = read_bytes(FILES[name]().encode(), "f")
     assert "1 of 3 requests failed" in said(w.provenance.notices)
+
+
+# Of each tool's first request: its first token, in its file, and after 0 s and after 0.9 s; and its
+# prompt, and without it.
+TABLE = "ts,model,in,out,first_ms,all_ms,err\n1000,x,10,3,200,400,\n1500,x,20,2,300,350,\n"
+TABLE += "1750,x,30,,,,boom\n"
+COLUMNS = "arrival=ts:ms,prompt=in,output=out,ttft=first_ms:ms,e2el=all_ms:ms,error=err"
+OTEL = '"gen_ai.latency.time_to_first_token", "value": {"doubleValue": '
+PERF = "[81.%d, 81.3, 81.4]"
+ODD = {
+    "vllm-bench": (('"ttfts": [0.2', '"ttfts": [0.0', '"ttfts": [0.9'), ('s": [10,', 's": [-1,')),
+    "aiperf": (('"value": 200,', '"value": 0,', '"value": 900,'), ('{"value": 10,', '{"no": 10,')),
+    "guidellm": (('_ms": 200.0', '_ms": 0.0', '_ms": 900.0'), ('tokens": 10', 'tokens": null')),
+    "inference-perf": ((PERF % 2, PERF % 0, PERF % 9), ('input_tokens": 10', 'input_tokens": "x"')),
+    "otel": ((OTEL + "0.2", OTEL + "0", OTEL + "0.9"), ('"intValue": "10"', '"intValue": "1.5"')),
+    "csv": (("3,200", "3,0", "3,900"), ("1000,x,10", "1000,x,")),
+}
+
+
+@pytest.fixture(params=ODD)
+def odd(request, measure):
+    """A function that reads a tool's file after a change, and what can be changed in it."""
+    name = request.param
+    text, options = (TABLE, {"columns": COLUMNS}) if name == "csv" else (FILES[name](), {})
+
+    def read(old, new):
+        assert old in text
+        return measure(text.replace(old, new), **options)
+
+    return read, ODD[name]
+
+
+def test_a_first_token_that_cannot_be_is_unknown_and_said(odd):
+    read, ((good, zero, late), _) = odd
+    found = read(good, zero)
+    n, place = len(found), r"\(first (request|line|span|item) [12]: "
+    assert np.isnan(found.ttft_s[0]) and np.isnan(found.tpot_s[0])
+    assert found.ttft_s[1] == pytest.approx(0.3) and found.e2el_s[0] == pytest.approx(0.4)
+    what = f"1 of {n} requests have their first token after 0 s {place}"
+    assert re.search(what, said(found.notices))
+    found = read(good, late)
+    assert np.isnan([found.ttft_s[0], found.e2el_s[0], found.tpot_s[0]]).all()
+    assert f"1 of {n} requests have their first token after their last one" in said(found.notices)
+    assert "0.9 s and '" in said(found.notices) and found.served[:2].all()
+
+
+def test_a_request_without_its_length_is_left_out_and_said(odd):
+    read, (_, change) = odd
+    found = read(*change)
+    assert found.served[:2].tolist() == [False, True] and found.failed == len(found) - 2
+    assert re.search(r"1 of \d requests have no usable '.*: left out", said(found.notices))
+    assert workload_of(found).prompt_tokens.tolist() == [20]
+
+
+def test_a_file_is_refused_if_no_request_can_be_used(measure):
+    text = measured_files.vllm_bench(output_lens=[0, 0, 0], input_lens=[1, 1, 1])
+    with pytest.raises(WorkloadError, match="none of 3 requests can be used: .*2 x 'no tokens'"):
+        measure(text)
+
+
+def test_answers_in_one_piece_have_no_first_token(measure):
+    found = measure(measured_files.vllm_bench(ttfts=[0.4, 0.3, 0.0]))
+    assert np.isnan([found.ttft_s[0], found.tpot_s[0]]).all() and found.e2el_s[0] == 0.4
+    assert "'ttfts' is 0.4 s and 'latencies' is 0.4 s" in said(found.notices)
+
+
+@pytest.mark.parametrize("name", ["vllm-bench", "aiperf", "inference-perf"])
+def test_gaps_between_chunks_are_no_gaps_between_tokens(name, measure):
+    found = measure(FILES[name]().replace("[0.1, 0.1]", "[0.2]").replace("[100.0, 100.0]", "[200]"))
+    if name == "inference-perf":
+        times = FILES[name]().replace("81.2, 81.3, 81.4", "81.2, 81.4")
+        found = measure(times)
+    assert found.gaps_s == pytest.approx([0.05])
+    assert "1 of 3 requests came in chunks of several tokens" in said(found.notices)
+    assert "1 gaps, 3 tokens" in said(found.notices)
 
 
 def test_a_bench_result_without_details_has_only_its_own_numbers(measure):
@@ -188,10 +264,6 @@ def test_an_answer_that_is_no_histogram_says_what_to_query(change, says, measure
         measure(json.dumps(content), "prometheus")
 
 
-TABLE = "ts,model,in,out,first_ms,err\n1000,x,10,3,200,\n1500,x,20,2,300,\n1750,x,30,,,boom\n"
-COLUMNS = "arrival=ts:ms,prompt=in,output=out,ttft=first_ms:ms,error=err"
-
-
 def test_any_table_is_read_by_the_names_of_its_columns(tmp_path, measure):
     (tmp_path / "t.csv").write_text(TABLE)
     w = load_trace(tmp_path / "t.csv", columns=COLUMNS)
@@ -215,8 +287,14 @@ def test_calendar_times_of_a_table_are_seconds_from_the_first():
         ("when=ts", "write FIELD=COLUMN"),
         ("prompt=in,prompt=out", "prompt stands twice"),
         ("arrival=ts,prompt=inn,output=out", "no column 'inn'"),
-        ("arrival=model,prompt=in,output=out", "line 2: field 'model' is x, not a number"),
-        ("arrival=ts:ms,prompt=in,output=out", "line 4: field 'out' is missing"),
+        (
+            "arrival=model,prompt=in,output=out",
+            "line 2: field 'model' is the text 'x', not a number",
+        ),
+        (
+            "arrival=ts:ms,prompt=in,output=err",
+            "3 of 3 requests have no usable 'err' .first line 2",
+        ),
         ("arrival=ts:ms,prompt=in,error=err", "output tokens' is missing"),
     ],
 )

@@ -183,6 +183,20 @@ def test_a_rate_is_refused_where_it_would_be_ignored():
             read(text, rate=2.0)
 
 
+def test_mooncake_rows_without_any_timestamp_come_at_a_rate():
+    row = {"input_length": 600, "output_length": 2, "hash_ids": [1, 2]}
+    turn = {**row, "session_id": "s"}
+    stage = {**row, "group": "g", "stage": 0}
+    w = read(jsonl(row, turn, {**turn, "delay": 500}, stage, stage), rate=2.0)
+    check_workload(w)
+    known = w.known_arrivals_s
+    assert len(known) == 4 and known[2] == known[3] and known[0] > 0  # a stage comes together
+    assert w.delay_s[-1] == 0.5 and "at 2 requests/s" in " ".join(w.provenance.notices)
+    told = read(jsonl({"text_input": "x" * 40, "output_length": 2}))
+    assert told.prompt_tokens.tolist() == [10]
+    assert "prompt tokens estimated" in told.provenance.notices[0]
+
+
 def test_rows_without_ids_share_nothing():
     w = read(jsonl(mooncake(hash_ids=[3]), mooncake(input_length=600), mooncake(hash_ids=[3])))
     assert w.prefix.of(1).tolist() == [1, 2]

@@ -84,18 +84,21 @@ class Table:
 
         return pc.utf8_trim_whitespace(self.columns[name.lower()]).combine_chunks()
 
-    def numbers(
-        self, name: str, may_lack: np.ndarray | None = None, instead: float = 0.0
-    ) -> np.ndarray:
-        """A column as float64; empty cells of rows in `may_lack` (bool[rows]) are `instead`."""
-        array = self.text(name)
-        if may_lack is not None:
-            import pyarrow as pa
-            import pyarrow.compute as pc
+    def numbers(self, name: str) -> np.ndarray:
+        """A column as float64."""
+        return self.cast(name, "double", "a number")
 
-            lacks = pc.and_(pc.equal(array, ""), pa.array(may_lack))
-            array = pc.if_else(lacks, str(instead), array)
-        return self.cast(name, "double", "a number", array)
+    def loose_numbers(self, name: str) -> Sequence:
+        """A column of numbers: float64 with NaN of empty cells, or a list if there are others:
+        those stay text."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        text = self.text(name)
+        try:
+            return pc.cast(pc.if_else(pc.equal(text, ""), "nan", text), "double").to_numpy()
+        except pa.ArrowException:
+            return [_number(value) for value in text.to_pylist()]
 
     def cast(self, name: str, to, meaning: str, array=None) -> np.ndarray:
         """A column cast by arrow; names the first row that cannot be."""
@@ -114,3 +117,10 @@ class Table:
                 problem = f"is {shown(value)}, not {meaning}" if value else "is missing"
                 self.rows.fail(row, name, problem)
         raise AssertionError("no bad value")
+
+
+def _number(text: str) -> float | str | None:
+    try:
+        return float(text) if text.isascii() and "_" not in text else text
+    except ValueError:
+        return text or None

@@ -52,6 +52,8 @@ READERS: dict[str, Callable[[bytes, str, ReadOptions], Workload]] = {
     "custom": read_text.read_custom,
     **{name: _workload_of(read) for name, read in MEASURED.items() if name != prometheus.NAME},
 }
+# Formats whose files may have no times: a rate gives them arrivals. Others have their own.
+GET_ARRIVALS = (read_text.SHAREGPT, read_text.CUSTOM, read_mooncake.NAME)
 # Which formats leave open what a caller can set.
 OVERRIDES = {
     "time_unit": ("mooncake", "custom"),
@@ -148,6 +150,8 @@ def _by_keys(line: str) -> str | None:
         return aiperf.NAME
     if "input_length" in row or "input_tokens" in row or "hash_ids" in row:
         return "mooncake"
+    if "text_input" in row and ("output_length" in row or "output_tokens" in row):
+        return "mooncake"
     return "custom" if "prompt" in row else None
 
 
@@ -182,7 +186,7 @@ def _detected(data: bytes, path: str, options: ReadOptions) -> str:
 
 def _check_options(options: ReadOptions, name: str, path: str) -> None:
     """Raises WorkloadError for an option that the format has no use for."""
-    if options.rate is not None and name not in (read_text.SHAREGPT, read_text.CUSTOM):
+    if options.rate is not None and name not in GET_ARRIVALS:
         raise WorkloadError(f"{path}: {read_text.HAS_ARRIVALS}")
     for option, formats in OVERRIDES.items():
         given = getattr(options, option)

@@ -2,7 +2,8 @@
 
     {"timestamp": 3000, "input_length": 900, "output_length": 52, "hash_ids": [46, 47]}
 
-timestamp  milliseconds
+timestamp  milliseconds; if no row has one, arrivals are generated, as for other files without times
+text_input in place of input_length: its length is estimated
 hash_ids   ceil(input_length / 512) ids; equal ids mean equal prompts up to there
 session_id rows of one session are turns: each is sent `delay` milliseconds after the turn
            before has ended. A later turn without `delay` but with a timestamp waits for the
@@ -21,7 +22,8 @@ import numpy as np
 from twinserve.traces.readers import jsonl
 from twinserve.traces.readers.columns import MAX_SECONDS, Rows, assemble, default_ids, shown, unused
 from twinserve.traces.readers.options import ReadOptions
-from twinserve.traces.workload import CLASS_NAMES, Workload
+from twinserve.traces.readers.text import ESTIMATED, HAS_ARRIVALS, estimate_tokens, poisson_arrivals
+from twinserve.traces.workload import CLASS_NAMES, Workload, WorkloadError
 
 NAME = "mooncake"
 BLOCK_TOKENS = 512
@@ -29,6 +31,7 @@ FIELDS = (
     "timestamp",
     "input_length",
     "input_tokens",
+    "text_input",
     "output_length",
     "output_tokens",
     "hash_ids",
@@ -72,17 +75,15 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
     """The workload of a Mooncake(+) file; see the module's docstring. Raises WorkloadError."""
     rows, where = jsonl.parse(data, path, Exact)
     block = _block_size(rows, where, options)
-    prompt = where.whole(
-        "input_length", jsonl.required(rows, where, "input_length", "input_tokens")
-    )
+    prompt, notices = _prompts(rows, where)
     output = where.whole(
         "output_length", jsonl.required(rows, where, "output_length", "output_tokens")
     )
     group, stage, names = _groups(rows, where)
-    arrival, delay = _times(rows, where, options, group, stage)
+    arrival, delay = _times(rows, where, options, group, stage, notices)
     hashes = jsonl.column(rows, "hash_ids")
     ids = jsonl.column(rows, "request_id")
-    notices = unused([name for row in rows for name in row], FIELDS)
+    notices += unused([name for row in rows for name in row], FIELDS)
     if hashes is not None:
         missing = sum(h is None for h in hashes)
         if missing:
@@ -108,6 +109,17 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
         slo_tpot_s=_slo(rows, where, "slo_tpot_s"),
         notices=notices,
     )
+
+
+def _prompts(rows: list[dict], where: Rows) -> tuple[np.ndarray, list[str]]:
+    """Prompt tokens, and a notice if any are estimated."""
+    values = jsonl.column(rows, "input_length", "input_tokens") or [None] * len(rows)
+    texts = where.texts("text_input", [row.get("text_input") for row in rows])
+    notices = []
+    for row, text in enumerate(texts):
+        if values[row] is None and text is not None:
+            values[row], notices = estimate_tokens(text), [ESTIMATED]
+    return where.whole("input_length", values), notices
 
 
 def _fill(values: list, default: list) -> list:
@@ -194,19 +206,35 @@ def _groups(rows: list[dict], where: Rows) -> tuple[np.ndarray, np.ndarray, list
 
 
 def _times(
-    rows: list[dict], where: Rows, options: ReadOptions, group: np.ndarray, stage: np.ndarray
+    rows: list[dict],
+    where: Rows,
+    options: ReadOptions,
+    group: np.ndarray,
+    stage: np.ndarray,
+    notices: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Arrival and delay in seconds; NaN and a delay where a row waits for the stage before it."""
     to_seconds = float if options.time_unit == "s" else seconds
     limit = MAX_SECONDS if options.time_unit == "s" else MAX_SECONDS * 1000
     n = len(rows)
-    stamps = jsonl.column(rows, "timestamp") or [None] * n
+    stamps = jsonl.column(rows, "timestamp")
+    timed = stamps is not None
+    if timed and options.rate is not None:
+        raise WorkloadError(f"{where.path}: {HAS_ARRIVALS}")
+    stamps = stamps or [None] * n
     where.number("timestamp", stamps, high=limit, optional=True)
     delays = jsonl.column(rows, "delay", "delay_ms") or [None] * n
     where.number("delay", delays, high=limit, optional=True)
     arrival = np.array([np.nan if s is None else to_seconds(s) for s in stamps])
     delay = np.zeros(n)
     waits = stage > 0
+    if not timed:
+        # a group's first rows arrive together
+        first = np.where(group >= 0, group, np.arange(n) + n)[~waits]
+        _, place, of = np.unique(first, return_index=True, return_inverse=True)
+        drawn, said = poisson_arrivals(len(place), options)
+        arrival[~waits] = drawn[np.argsort(np.argsort(place))[of]]
+        notices.append(said)
     for row in np.flatnonzero(np.isnan(arrival) & ~waits):
         where.fail(row, "timestamp", "is missing, and no earlier turn releases the row")
     before = _latest_before(arrival, group, stage)

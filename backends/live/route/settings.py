@@ -93,7 +93,7 @@ class RouteSettings(BaseModel):
     @field_validator("host")
     @classmethod
     def _an_address(cls, given: str) -> str:
-        if not _HOST.fullmatch(given.lower()):  # an empty one would be every address
+        if not _is_host(given.lower()):  # an empty one would be every address
             raise ValueError("write an address of this machine, or 0.0.0.0 for all of them")
         return given
 
@@ -165,12 +165,20 @@ def _lower(url: str) -> str:
     return f"{scheme.lower()}{mark}{host.lower()}{slash}{path}"
 
 
+def _is_host(name: str) -> bool:
+    try:
+        name.encode("idna")  # as sockets do: parts of up to 63 characters
+    except UnicodeError:
+        return False
+    return _HOST.fullmatch(name) is not None
+
+
 def _is_server(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return (
             parts.scheme in ("http", "https")
-            and bool(_HOST.fullmatch(parts.hostname or ""))
+            and _is_host(parts.hostname or "")
             and parts.port != 0
             and parts.path == parts.query == parts.fragment == ""
             and "@" not in parts.netloc

@@ -17,12 +17,11 @@ of ai-dynamo/aiperf). A metric says its unit. Rows of another phase than `profil
 
 from __future__ import annotations
 
-import numpy as np
-
-from twinserve.traces.measurement import Measurement, measured
+from twinserve.traces.measurement import Measurement
 from twinserve.traces.readers import jsonl
-from twinserve.traces.readers.columns import MAX_SECONDS, Rows, shown, unused
-from twinserve.traces.readers.measured.document import at, whole_or_zero
+from twinserve.traces.readers.columns import shown, unused
+from twinserve.traces.readers.measured.document import at
+from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
 
@@ -32,6 +31,7 @@ METRICS = (
     "input_sequence_length",
     "output_sequence_length",
     "time_to_first_token",
+    "ttft",  # its name in aiperf 0.2
     "request_latency",
     "inter_token_latency",
     "inter_chunk_latency",
@@ -48,36 +48,27 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     if not profiled:
         raise WorkloadError(f"{path}: no request of phase 'profiling': give profile_export.jsonl")
     rows, where = [rows[i] for i in profiled], where.kept(profiled)
-    for i, row in enumerate(rows):
-        if type(row.get("metrics")) is not dict and row.get("error") is None:
-            where.fail(i, "metrics", "is missing", "give profile_export.jsonl")
     names = [name for row in rows for name in _metrics(row)]
     notices += unused(names, METRICS)
-    errors = [_error(row) for row in rows]
-    lengths = {
-        name: [_count(where, i, row, name, errors[i]) for i, row in enumerate(rows)]
-        for name in ("input_sequence_length", "output_sequence_length")
-    }
-    starts = [at(row, "metadata", "request_start_ns") for row in rows]
-    where.number("request_start_ns", starts, high=MAX_SECONDS * 1e9)
-    first = min(starts)
+    remedy = "run aiperf with a tokenizer and --streaming, and give profile_export.jsonl"
+    starts = [_either(row, "metadata", "request_start_ns", "timestamp_ns") for row in rows]
+    first = min((start for start in starts if type(start) is int and start >= 0), default=0)
+    since = [start - first if type(start) is int else start for start in starts]
     sessions = [at(row, "metadata", "x_correlation_id") for row in rows]
     turns = [at(row, "metadata", "turn_index") for row in rows]
-    gaps = [gap for i, row in enumerate(rows) if not errors[i] for gap in _gaps(where, i, row)]
     return measured(
         NAME,
-        path,
-        len(rows),
-        arrival_s=[(start - first) * 1e-9 for start in starts],
-        prompt_tokens=lengths["input_sequence_length"],
-        output_tokens=lengths["output_sequence_length"],
-        ttft_s=_seconds(where, rows, "time_to_first_token"),
-        e2el_s=_seconds(where, rows, "request_latency"),
-        tpot_s=_seconds(where, rows, "inter_token_latency"),
-        gaps_s=np.array(gaps) if gaps else None,
-        errors=errors,
-        session=where.texts("x_correlation_id", sessions),
-        turn=whole_or_zero(where, "turn_index", turns),
+        where,
+        arrival_s=Field("request_start_ns", since, 1e-9),
+        prompt_tokens=_counts(rows, "input_sequence_length", remedy),
+        output_tokens=_counts(rows, "output_sequence_length", remedy),
+        ttft_s=_times(rows, "time_to_first_token", "ttft"),
+        e2el_s=_times(rows, "request_latency"),
+        tpot_s=_times(rows, "inter_token_latency"),
+        gaps_s=_times(rows, "inter_chunk_latency"),
+        errors=[_error(row) for row in rows],
+        session=Field("x_correlation_id", sessions),
+        turn=Field("turn_index", turns),
         notices=notices,
     )
 
@@ -87,7 +78,13 @@ def _metrics(row: dict) -> dict:
 
 
 def _phase(row: dict) -> str:
-    return at(row, "metadata", "benchmark_phase") or "profiling"
+    return _either(row, "metadata", "benchmark_phase", "credit_phase") or "profiling"
+
+
+def _either(row: dict, part: str, name: str, former: str):
+    """A value by the name of today, else by that of aiperf 0.2."""
+    value = at(row, part, name)
+    return at(row, part, former) if value is None else value
 
 
 def _error(row: dict) -> str:
@@ -96,39 +93,24 @@ def _error(row: dict) -> str:
     return "cancelled" if at(row, "metadata", "was_cancelled") else ""
 
 
-def _count(where: Rows, row: int, record: dict, name: str, error: str) -> int:
-    value = at(record, "metrics", name, "value")
-    if value is None:
-        if error:
-            return 0
-        where.fail(row, name, "is missing", "run aiperf with a tokenizer and --streaming")
-    return int(where.kept([row]).whole(name, [value])[0])
+def _counts(rows: list[dict], name: str, remedy: str) -> Field:
+    return Field(name, [at(row, "metrics", name, "value") for row in rows], remedy=remedy)
 
 
-def _scale(where: Rows, row: int, record: dict, name: str) -> float:
-    unit = at(record, "metrics", name, "unit")
+def _times(rows: list[dict], name: str, former: str = "") -> Field:
+    return Field(name, [_seconds(_either(row, "metrics", name, former)) for row in rows])
+
+
+def _seconds(metric: dict | None):
+    """A time, or a list of times. Whatever is no number, or has no unit, stays as it is."""
+    value, unit = at(metric, "value"), at(metric, "unit")
+    values = value if type(value) is list else [value]
+    if not all(type(each) in (int, float) for each in values):
+        return value
     if not isinstance(unit, str) or unit not in SECONDS:
-        where.fail(row, name, f"has the unit {shown(unit)}, none of {', '.join(SECONDS)}")
-    return SECONDS[unit]
-
-
-def _seconds(where: Rows, rows: list[dict], name: str) -> np.ndarray:
-    out = np.full(len(rows), np.nan)
-    for i, row in enumerate(rows):
-        value = at(row, "metrics", name, "value")
-        if value is not None:
-            out[i] = where.kept([i]).number(name, [value], high=MAX_SECONDS * 1e9)[0] * _scale(
-                where, i, row, name
-            )
-    return out
-
-
-def _gaps(where: Rows, i: int, row: dict) -> list[float]:
-    values = at(row, "metrics", "inter_chunk_latency", "value")
-    if values is None:
-        return []
-    scale = _scale(where, i, row, "inter_chunk_latency")
-    if type(values) is not list:
-        where.fail(i, "inter_chunk_latency", f"is {shown(values)}, not a list of times")
-    one = Rows(where.path, [where.lines[i]] * len(values), where.unit)
-    return (one.number("inter_chunk_latency", values, high=MAX_SECONDS * 1e9) * scale).tolist()
+        return f"{shown(value)} of the unit {shown(unit)}"
+    try:
+        scaled = [each * SECONDS[unit] for each in values]
+    except OverflowError:
+        return value
+    return scaled if values is value else scaled[0]

@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from twinserve.traces.readers.columns import MAX_SECONDS, Rows, shown
 from twinserve.traces.readers.jsonl import decode_text, parse
 from twinserve.traces.workload import WorkloadError
@@ -45,11 +43,6 @@ def at(row: Any, *names: str) -> Any:
 def listed(value: Any) -> list:
     """A list as it is; anything else as an empty one."""
     return value if type(value) is list else []
-
-
-def whole_or_zero(where: Rows, field: str, values: Sequence) -> np.ndarray:
-    """int64[rows]: whole numbers, 0 where there is none."""
-    return where.whole(field, [0 if value is None else value for value in values])
 
 
 def lists(

@@ -15,11 +15,10 @@ may hold a sample of the requests only.
 
 from __future__ import annotations
 
-import numpy as np
-
-from twinserve.traces.measurement import Measurement, measured
-from twinserve.traces.readers.columns import MAX_SECONDS, Rows, shown
-from twinserve.traces.readers.measured.document import at, document, listed, whole_or_zero
+from twinserve.traces.measurement import Measurement
+from twinserve.traces.readers.columns import Rows, shown
+from twinserve.traces.readers.measured.document import at, document, listed
+from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
 
@@ -40,21 +39,19 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         )
     rows, errors = _rows(benchmarks[0], path)
     where = Rows(path, range(1, len(rows) + 1), "request")
-    latency = _seconds(where, rows, "request_latency", 1)
     sessions = [at(row, "info", "conversation_id") for row in rows]
     return measured(
         NAME,
-        path,
-        len(rows),
-        arrival_s=_seconds(where, rows, "request_start_time", 1),
-        prompt_tokens=_lengths(where, rows, errors, "prompt_tokens", "input_metrics"),
-        output_tokens=_lengths(where, rows, errors, "output_tokens", "output_metrics"),
-        ttft_s=_seconds(where, rows, "time_to_first_token_ms", 1e-3),
-        e2el_s=latency,
-        tpot_s=_seconds(where, rows, "inter_token_latency_ms", 1e-3),
+        where,
+        arrival_s=_field(rows, "request_start_time", 1),
+        prompt_tokens=_lengths(rows, "prompt_tokens", "input_metrics"),
+        output_tokens=_lengths(rows, "output_tokens", "output_metrics"),
+        ttft_s=_field(rows, "time_to_first_token_ms", 1e-3),
+        e2el_s=_field(rows, "request_latency", 1),
+        tpot_s=_field(rows, "inter_token_latency_ms", 1e-3),
         errors=errors,
-        session=where.texts("conversation_id", sessions),
-        turn=whole_or_zero(where, "turn_index", [at(row, "info", "turn_index") for row in rows]),
+        session=Field("conversation_id", sessions),
+        turn=Field("turn_index", [at(row, "info", "turn_index") for row in rows]),
         notices=_sampled(benchmarks[0], len(rows)),
     )
 
@@ -80,19 +77,16 @@ def _rows(benchmark: dict, path: str) -> tuple[list[dict], list[str]]:
     return rows, errors
 
 
-def _seconds(where: Rows, rows: list[dict], name: str, scale: float) -> np.ndarray:
-    values = [row.get(name) for row in rows]
-    return where.number(name, values, high=MAX_SECONDS * 1e3, optional=True) * scale
+def _field(rows: list[dict], name: str, unit_s: float) -> Field:
+    return Field(name, [row.get(name) for row in rows], unit_s)
 
 
-def _lengths(where: Rows, rows, errors, name: str, usage: str) -> np.ndarray:
-    """Tokens by the row's own count, else by the sum of its usage; failed ones may have none."""
-    values = []
-    for row, error in zip(rows, errors, strict=True):
-        value = row.get(name)
-        value = at(row, usage, "text_tokens") if value is None else value
-        values.append(0 if value is None and error else value)
-    return where.whole(name, values)
+def _lengths(rows: list[dict], name: str, usage: str) -> Field:
+    """Tokens by the row's own count, else by the sum of its usage."""
+    own = [row.get(name) for row in rows]
+    summed = [at(row, usage, "text_tokens") for row in rows]
+    values = [theirs if mine is None else mine for mine, theirs in zip(own, summed, strict=True)]
+    return Field(name, values)
 
 
 def _sampled(benchmark: dict, n: int) -> list[str]:

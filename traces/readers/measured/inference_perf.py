@@ -15,17 +15,19 @@ without a date. Where the server says how many tokens it gave, that count is tak
 from __future__ import annotations
 
 import json
+import math
+from itertools import pairwise
 
-import numpy as np
-
-from twinserve.traces.measurement import Measurement, measured
-from twinserve.traces.readers.columns import Rows, shown, unused
+from twinserve.traces.measurement import Measurement
+from twinserve.traces.readers.columns import Rows, unused
 from twinserve.traces.readers.jsonl import decode_text
 from twinserve.traces.readers.measured.document import at
+from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
 
 NAME = "inference-perf"
+REMEDY = "give per_request_lifecycle_metrics.json"
 FIELDS = ("start_time", "end_time", "request", "response", "info", "error", "session_id")
 
 
@@ -39,32 +41,28 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         raise WorkloadError(f"{path}: no array of requests: check the path and the format")
     where = Rows(path, range(1, len(rows) + 1), "item")
     for i, row in enumerate(rows):
-        if type(row) is not dict or type(row.get("info")) is not dict:
-            if type(row) is dict and row.get("error") is not None:
-                row["info"] = {}
-                continue
-            where.fail(i, "info", "is missing", "give per_request_lifecycle_metrics.json")
-    errors = [_error(row) for row in rows]
-    served = np.array([not error for error in errors], bool)
-    times = [_token_times(where, i, row) for i, row in enumerate(rows)]
-    start = where.number("start_time", [row.get("start_time") for row in rows])
-    end = where.number("end_time", [row.get("end_time") for row in rows])
-    first = np.array([row[0] if row else np.nan for row in times])
-    last = np.array([row[-1] if row else np.nan for row in times])
-    gaps = [np.diff(row) for row, ok in zip(times, served, strict=True) if ok and len(row) > 1]
-    stop = np.where(np.isnan(last), end, last)
+        if type(row) is not dict:
+            where.fail(i, "info", "is missing", REMEDY)
+        if type(row.get("info")) is not dict:
+            row["info"] = {}
+    start = [row.get("start_time") for row in rows]
+    times = list(map(_token_times, rows))
+    ends = [row.get("end_time") for row in rows]
+    lasts = [row[-1] if row else end for row, end in zip(times, ends, strict=True)]
     return measured(
         NAME,
-        path,
-        len(rows),
-        arrival_s=start,
-        prompt_tokens=where.whole("input_tokens", list(map(_prompt, rows, errors))),
-        output_tokens=where.whole("output_tokens", list(map(_output, rows, errors))),
-        ttft_s=np.where(served, first - start, np.nan),
-        e2el_s=np.where(served, stop - start, np.nan),
-        gaps_s=np.concatenate(gaps) if gaps else None,
-        errors=errors,
-        session=where.texts("session_id", [row.get("session_id") for row in rows]),
+        where,
+        arrival_s=Field("start_time", start),
+        prompt_tokens=Field("input_tokens", list(map(_prompt, rows)), remedy=REMEDY),
+        output_tokens=Field("output_tokens", list(map(_output, rows)), remedy=REMEDY),
+        ttft_s=Field(
+            "output_token_times",
+            [_between(at, row[0] if row else None) for at, row in zip(start, times, strict=True)],
+        ),
+        e2el_s=Field("end_time", list(map(_between, start, lasts))),
+        gaps_s=Field("output_token_times", list(map(_gaps, times))),
+        errors=list(map(_error, rows)),
+        session=Field("session_id", [row.get("session_id") for row in rows]),
         notices=unused([name for row in rows for name in row], FIELDS),
     )
 
@@ -75,14 +73,12 @@ def _error(row: dict) -> str:
     return str(at(row, "error", "error_type") or at(row, "error", "error_msg") or "error")
 
 
-def _prompt(row: dict, error: str):
-    info = row["info"]
-    value = at(info, "request_metrics", "text", "input_tokens")
-    value = info.get("input_tokens") if value is None else value
-    return 0 if value is None and error else value
+def _prompt(row: dict):
+    value = at(row["info"], "request_metrics", "text", "input_tokens")
+    return row["info"].get("input_tokens") if value is None else value
 
 
-def _output(row: dict, error: str):
+def _output(row: dict):
     info = row["info"]
     for value in (
         at(info, "response_metrics", "server_usage", "completion_tokens"),
@@ -91,15 +87,27 @@ def _output(row: dict, error: str):
     ):
         if value is not None:
             return value
-    return 0 if error else None
+    return None
 
 
-def _token_times(where: Rows, i: int, row: dict) -> list[float]:
+def _token_times(row: dict):
+    """A list, or what stands in its place."""
     times = at(row, "info", "response_metrics", "output_token_times")
     times = at(row, "info", "output_token_times") if times is None else times
-    if times is None:
-        return []
-    if type(times) is not list:
-        where.fail(i, "output_token_times", f"is {shown(times)}, not a list of seconds")
-    one = Rows(where.path, [where.lines[i]] * len(times), where.unit)
-    return one.number("output_token_times", times).tolist()
+    return [] if times is None else times if type(times) is list else [times]
+
+
+def _between(start, end):
+    """Seconds. Whatever is no time stays as it is."""
+    odd = [value for value in (start, end) if type(value) not in (int, float)]
+    try:
+        return odd[0] if odd else end - start
+    except OverflowError:
+        return math.inf
+
+
+def _gaps(times: list):
+    try:
+        return [float(after - before) for before, after in pairwise(times)]
+    except (TypeError, OverflowError):
+        return times

@@ -14,13 +14,13 @@ latencies are the server's. Other spans of a file are counted in a notice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
-import numpy as np
-
-from twinserve.traces.measurement import SERVER, Measurement, measured
+from twinserve.traces.measurement import SERVER, Measurement
 from twinserve.traces.readers.columns import MAX_SECONDS, Rows
 from twinserve.traces.readers.measured.document import at, documents, listed
+from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
 
@@ -38,7 +38,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     """The measurement in exported spans. Raises WorkloadError."""
     spans, others = [], 0
     for content in documents(data, path):
-        for name, start_s, attributes in (*_otlp(content, path), *_jaeger(content, path)):
+        for name, start_s, attributes in (*_otlp(content), *_jaeger(content)):
             if name == SPAN or PROMPT in attributes:
                 spans.append((start_s, attributes))
             else:
@@ -47,36 +47,40 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         raise WorkloadError(
             f"{path}: no span '{SPAN}' among {others}: start vLLM with --otlp-traces-endpoint"
         )
-    spans.sort(key=lambda span: span[0])
-    where = Rows(path, range(1, len(spans) + 1), "span")
+    spans.sort(key=lambda span: math.inf if span[0] is None else span[0])
     rows = [attributes for _, attributes in spans]
-    ids = where.texts(REQUEST_ID, [row.get(REQUEST_ID) for row in rows])
-    known = all(ids) and len(set(ids)) == len(ids)
-    output = where.whole(OUTPUT, [row.get(OUTPUT) for row in rows])
-    decode = _seconds(where, rows, DECODE)
+    output, decode = _field(rows, OUTPUT), _field(rows, DECODE)
     return measured(
         NAME,
-        path,
-        len(rows),
-        arrival_s=[start_s for start_s, _ in spans],
-        prompt_tokens=where.whole(PROMPT, [row.get(PROMPT) for row in rows]),
+        Rows(path, range(1, len(spans) + 1), "span"),
+        arrival_s=Field("startTimeUnixNano", [start_s for start_s, _ in spans]),
+        prompt_tokens=_field(rows, PROMPT),
         output_tokens=output,
-        ttft_s=_seconds(where, rows, TTFT),
-        e2el_s=_seconds(where, rows, E2EL),
-        tpot_s=np.where(output > 1, decode / np.maximum(output - 1, 1), np.nan),
-        queued_s=_seconds(where, rows, QUEUED),
-        errors=["" if tokens else "no tokens" for tokens in output],
-        ids=ids if known else (),
-        where=SERVER,
+        ttft_s=_field(rows, TTFT),
+        e2el_s=_field(rows, E2EL),
+        tpot_s=Field(DECODE, list(map(_a_token, decode.values, output.values))),
+        queued_s=_field(rows, QUEUED),
+        ids=_field(rows, REQUEST_ID),
+        measured_by=SERVER,
         notices=[f"{others} spans of other kinds not used"] if others else [],
     )
 
 
-def _seconds(where: Rows, rows: list[dict], name: str) -> np.ndarray:
-    return where.number(name, [row.get(name) for row in rows], optional=True)
+def _field(rows: list[dict], name: str) -> Field:
+    return Field(name, [row.get(name) for row in rows])
 
 
-def _otlp(content: dict, path: str) -> Iterator[tuple[str, float, dict]]:
+def _a_token(decode, output):
+    """Seconds a token after the first. Whatever is no number stays as it is."""
+    if type(decode) not in (int, float) or type(output) not in (int, float):
+        return decode
+    try:
+        return decode / (output - 1) if output > 1 else None
+    except OverflowError:
+        return decode
+
+
+def _otlp(content: dict) -> Iterator[tuple[str, float | None, dict]]:
     """Name, start in seconds and attributes of each span."""
     for resource in listed(content.get("resourceSpans")):
         for scope in listed(at(resource, "scopeSpans")):
@@ -85,27 +89,24 @@ def _otlp(content: dict, path: str) -> Iterator[tuple[str, float, dict]]:
                     str(at(item, "key")): _value(at(item, "value"))
                     for item in listed(at(span, "attributes"))
                 }
-                start_s = _start(at(span, "startTimeUnixNano"), 1e-9, path)
+                start_s = _start(at(span, "startTimeUnixNano"), 1e-9)
                 yield at(span, "name"), start_s, attributes
 
 
-def _jaeger(content: dict, path: str) -> Iterator[tuple[str, float, dict]]:
+def _jaeger(content: dict) -> Iterator[tuple[str, float | None, dict]]:
     for trace in listed(content.get("data")):
         for span in listed(at(trace, "spans")):
             tags = {str(at(tag, "key")): at(tag, "value") for tag in listed(at(span, "tags"))}
-            yield at(span, "operationName"), _start(at(span, "startTime"), 1e-6, path), tags
+            yield at(span, "operationName"), _start(at(span, "startTime"), 1e-6), tags
 
 
-def _start(stamp, unit_s: float, path: str) -> float:
+def _start(stamp, unit_s: float) -> float | None:
+    """Seconds; None of a span without a start."""
     try:
         seconds = int(stamp) * unit_s
-        if not 0 <= seconds <= MAX_SECONDS:
-            raise ValueError
-        return seconds
+        return seconds if 0 <= seconds <= MAX_SECONDS else None
     except (TypeError, ValueError, OverflowError):
-        raise WorkloadError(
-            f"{path}: a span has no start time: export it as OTLP or Jaeger JSON"
-        ) from None
+        return None
 
 
 def _value(value):

@@ -20,9 +20,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from twinserve.traces.measurement import SERVER, Histogram, Measurement, measured
-from twinserve.traces.readers.columns import shown
+from twinserve.traces.measurement import SERVER, Histogram, Measurement
+from twinserve.traces.readers.columns import Rows, shown
 from twinserve.traces.readers.measured.document import at, documents, listed
+from twinserve.traces.readers.measured.rows import measured
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
 
@@ -73,7 +74,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     missing = [metric for metric in found if metric not in sums]
     if missing:
         notices.append(f"no _sum of {', '.join(missing)}: means are not known")
-    return measured(NAME, path, 0, where=SERVER, histograms=found, notices=notices)
+    return measured(NAME, Rows(path, []), measured_by=SERVER, histograms=found, notices=notices)
 
 
 def _series(data: bytes, path: str) -> Iterator[Series]:

@@ -14,11 +14,10 @@ holds no requests, only numbers over all of them.
 
 from __future__ import annotations
 
-import numpy as np
-
-from twinserve.traces.measurement import Measurement, measured
-from twinserve.traces.readers.columns import MAX_SECONDS, Rows, shown, unused
+from twinserve.traces.measurement import Measurement
+from twinserve.traces.readers.columns import Rows, shown, unused
 from twinserve.traces.readers.measured.document import document, lists, numbers_of
+from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
 
@@ -65,67 +64,36 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     notices = unused(list(content), (*COLUMNS, *SETTINGS, *stated))
     if "input_lens" not in content:
         notices.append("no single requests: run vllm bench serve with --save-detailed for them")
-        return measured(NAME, path, 0, stated=stated, notices=notices)
+        return measured(NAME, Rows(path, []), stated=stated, notices=notices)
     columns, where = lists(content, path, COLUMNS, "input_lens")
-    n = len(where)
-    errors = [str(error or "") for error in columns.get("errors", [""] * n)]
-    prompt = where.whole("input_lens", columns["input_lens"])
-    output = None
-    if "output_lens" in columns:
-        output = where.whole("output_lens", columns["output_lens"])
-        # a request may fail without a word: then it has no tokens
-        errors = [e or ("no tokens" if not o else "") for e, o in zip(errors, output, strict=True)]
-    served = np.array([not error for error in errors], bool)
-    ttft = _seconds(where, columns, "ttfts", served)
-    gaps = _gaps(where, columns.get("itls"))
-    e2el = _seconds(where, columns, "latencies", served)
-    if e2el is None and ttft is not None and gaps is not None:
-        e2el = np.where(served, ttft + np.array([sum(row) for row in gaps]), np.nan)
     limit = _limit(content, path)
-    arrival = _seconds(where, columns, "start_times")
-    waited = _seconds(where, columns, "queue_times")
-    due = None
-    if limit is not None and arrival is not None and waited is not None:
-        due = arrival - waited
-    notices += _told(limit, columns)
-    pooled = None
-    if gaps is not None:
-        pooled = np.array([gap for row, ok in zip(gaps, served, strict=True) if ok for gap in row])
+    fields = {name: Field(name, values) for name, values in columns.items()}
+    if "latencies" not in fields and "ttfts" in fields and "itls" in fields:
+        ends = list(map(_end, columns["ttfts"], columns["itls"]))
+        fields["latencies"] = Field("itls", ends)
     return measured(
         NAME,
-        path,
-        n,
-        arrival_s=arrival,
-        due_s=due,
-        concurrency=None if due is None else limit,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        ttft_s=ttft,
-        e2el_s=e2el,
-        errors=errors,
-        gaps_s=pooled,
+        where,
+        arrival_s=fields.get("start_times"),
+        waited_s=fields.get("queue_times") if "start_times" in fields else None,
+        concurrency=limit if "start_times" in fields and "queue_times" in fields else None,
+        prompt_tokens=fields["input_lens"],
+        output_tokens=fields.get("output_lens"),
+        ttft_s=fields.get("ttfts"),
+        e2el_s=fields.get("latencies"),
+        gaps_s=fields.get("itls"),
+        errors=[str(error or "") for error in columns.get("errors", [""] * len(where))],
         stated=stated,
-        notices=notices,
+        notices=notices + _told(limit, columns),
     )
 
 
-def _seconds(
-    where: Rows, columns: dict, name: str, served: np.ndarray | None = None
-) -> np.ndarray | None:
-    if name not in columns:
+def _end(ttft, gaps) -> float | None:
+    """The end of a request by its first token and all gaps after it; None if they do not tell."""
+    try:
+        return ttft + sum(gaps) if ttft else None
+    except (TypeError, OverflowError):
         return None
-    seconds = where.number(name, columns[name])
-    return seconds if served is None else np.where(served, seconds, np.nan)
-
-
-def _gaps(where: Rows, rows: list | None) -> list[list[float]] | None:
-    if rows is None:
-        return None
-    for number, row in enumerate(rows):
-        numbers = type(row) is list and all(type(gap) in (int, float) for gap in row)
-        if not numbers or not all(0 <= gap < MAX_SECONDS for gap in row):
-            where.fail(number, "itls", "is no list of seconds", "measure again")
-    return rows
 
 
 def _limit(content: dict, path: str) -> int | None:

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinserve.traces.measurement import SERVER, Measurement, measured
+from twinserve.traces.measurement import SERVER, Measurement
 from twinserve.traces.readers.columns import Rows
 from twinserve.traces.readers.jsonl import decode_text
+from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.readers.text import estimate_tokens
 from twinserve.traces.workload import WorkloadError
@@ -64,35 +65,36 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
             f"{path}: no line 'Received request': start the server with --enable-log-requests"
         )
     requests = list(found.values())
-    where = Rows(path, [r.line for r in requests])
-    for i, request in enumerate(requests):
+    for request in requests:
         request.prompt = prompts.get(request.name, request.prompt)
-        if request.prompt is None:
-            where.fail(
-                i, "prompt_token_ids", "is missing", "log at level DEBUG: VLLM_LOGGING_LEVEL=DEBUG"
-            )
     logged = any(r.ended_s is not None for r in requests)
     errors = ["no response in the log" if logged and r.ended_s is None else "" for r in requests]
-    output, notices = _outputs(requests, where, errors, logged)
-    lengths = Counter(r.prompt for r in requests)
-    longest = max(lengths)
+    output, notices = _outputs(requests, errors)
+    lengths = Counter(r.prompt for r in requests if r.prompt is not None)
+    longest = max(lengths, default=0)
     if lengths[longest] > 1 and len(lengths) > 1:
         notices.append(
             f"{lengths[longest]} prompts have {longest} token ids, the most of all: if the server "
             "ran with --max-log-len, they were longer"
         )
     notices.append("times are whole seconds, as the log has them")
+    prompts_field = Field(
+        "prompt_token_ids",
+        [r.prompt for r in requests],
+        remedy="log at level DEBUG: VLLM_LOGGING_LEVEL=DEBUG",
+    )
+    lasted = [None if r.ended_s is None else r.ended_s - r.arrival_s for r in requests]
     return measured(
         NAME,
-        path,
-        len(requests),
-        arrival_s=[r.arrival_s for r in requests],
-        prompt_tokens=[r.prompt for r in requests],
-        output_tokens=output,
-        e2el_s=[np.nan if r.ended_s is None else r.ended_s - r.arrival_s for r in requests],
+        Rows(path, [r.line for r in requests]),
+        arrival_s=Field("Received request", [r.arrival_s for r in requests]),
+        prompt_tokens=prompts_field,
+        output_tokens=Field("max_tokens", output, remedy="log outputs too"),
+        e2el_s=Field("Generated response", lasted),
         errors=errors,
-        ids=[r.name for r in requests],
-        where=SERVER,
+        ids=Field("request", [r.name for r in requests]),
+        measured_by=SERVER,
+        coarse=True,
         notices=notices,
     )
 
@@ -147,9 +149,10 @@ def _count(ids: str) -> int:
     return len(ids.split(",")) if ids.strip() else 0
 
 
-def _outputs(requests, where: Rows, errors: list[str], logged: bool) -> tuple[list[int], list[str]]:
+def _outputs(requests, errors: list[str]) -> tuple[list[int | None], list[str]]:
     """Output tokens: by their ids, else estimated from their text, else what was asked for."""
-    output, estimated, asked = [], 0, 0
+    output: list[int | None] = []
+    estimated = asked = 0
     for i, request in enumerate(requests):
         if request.output is not None:
             output.append(request.output)
@@ -162,7 +165,7 @@ def _outputs(requests, where: Rows, errors: list[str], logged: bool) -> tuple[li
             output.append(request.most)
             asked += 1
         else:
-            where.fail(i, "max_tokens", "is missing, and so is the response", "log outputs too")
+            output.append(None)
     notices = []
     if estimated:
         notices.append(f"{estimated} output lengths estimated from text: UTF-8 bytes / 4")
