@@ -150,7 +150,7 @@ def test_decisions_are_as_ever(name):
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(["preemption 1 ahead", "partial_chunks 1"], id="two"),
+        pytest.param(["preemption 1", "partial_chunks 5 ahead"], id="two"),
         pytest.param(list(CASES), id="all", marks=pytest.mark.nightly),
     ],
 )
