@@ -28,6 +28,24 @@ cdef inline int8_t* tiny_ints(column) except? NULL:
     return <int8_t*>_column(column, cnp.NPY_INT8)
 
 
+cdef inline int8_t* flags(column) except? NULL:
+    return <int8_t*>_column(column, cnp.NPY_BOOL)
+
+
+cdef inline double* floats(column) except? NULL:
+    return <double*>_column(column, cnp.NPY_FLOAT64)
+
+
+cdef inline int64_t* rows_of(rows, columns) except? NULL:
+    """`rows`, each of which the columns have."""
+    cdef int64_t* row = ints(rows)
+    cdef Py_ssize_t length = len(columns), i
+    for i in range(size(rows)):
+        if not 0 <= row[i] < length:
+            raise IndexError(f"row {row[i]} of columns of {length} rows")
+    return row
+
+
 cdef inline Py_ssize_t size(cnp.ndarray column):
     return cnp.PyArray_DIM(column, 0)
 
@@ -35,6 +53,16 @@ cdef inline Py_ssize_t size(cnp.ndarray column):
 cdef inline cnp.ndarray new_ints(Py_ssize_t n):
     cdef cnp.npy_intp shape = n
     return cnp.PyArray_SimpleNew(1, &shape, cnp.NPY_INT64)
+
+
+cdef inline cnp.ndarray new_floats(Py_ssize_t n):
+    cdef cnp.npy_intp shape = n
+    return cnp.PyArray_SimpleNew(1, &shape, cnp.NPY_FLOAT64)
+
+
+cdef inline cnp.ndarray new_flags(Py_ssize_t n):
+    cdef cnp.npy_intp shape = n
+    return cnp.PyArray_SimpleNew(1, &shape, cnp.NPY_BOOL)
 
 
 cdef inline cnp.ndarray whole(values):
