@@ -66,6 +66,57 @@ def emitting(requests, rows, tokens):
     return out
 
 
+def leaving(requests, rows, emitting, outputs):
+    cdef cnp.ndarray rows_in = whole(rows)
+    cdef Py_ssize_t n = size(rows_in), m = 0, i
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int8_t* emits = flags(emitting)
+    cdef int64_t* whole_output = ints(outputs)
+    cdef int64_t* output = ints(requests.output_tokens)
+    cdef cnp.ndarray rows_out = new_ints(n), left_out = new_ints(n)
+    cdef int64_t* emitted = ints(rows_out)
+    cdef int64_t* left = ints(left_out)
+    cdef int64_t least = 0
+    same_length(rows_in, emitting)
+    rows_of(rows_in, outputs)
+    for i in range(n):
+        if emits[i]:
+            emitted[m] = row[i]
+            left[m] = whole_output[row[i]] - output[row[i]]
+            least = left[m] if m == 0 else min(least, left[m])
+            m += 1
+    if m == n:
+        return rows, left_out, least
+    return rows_out[:m], left_out[:m], least
+
+
+def pooled(requests, rows, tokens, emitting, list first):
+    cdef cnp.ndarray rows_in = whole(rows), tokens_in = whole(tokens)
+    cdef Py_ssize_t n = size(rows_in), decodes = 0, i
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int64_t* all_new = ints(tokens_in)
+    cdef int8_t* emits = flags(emitting)
+    cdef int64_t* computed = ints(requests.computed_tokens)
+    cdef int64_t* output = ints(requests.output_tokens)
+    cdef cnp.ndarray new_out = new_ints(n), resident_out = new_ints(n)
+    cdef int64_t* new = ints(new_out)
+    cdef int64_t* resident = ints(resident_out)
+    cdef int64_t context = 0, longest = 0
+    same_length(rows_in, tokens_in)
+    same_length(rows_in, emitting)
+    for i in range(n):
+        if (emits[i] and all_new[i] == 1 and output[row[i]] > 0) or (first and row[i] in first):
+            decodes += 1
+            context += computed[row[i]]
+            longest = max(longest, computed[row[i]])
+        else:
+            new[i - decodes] = all_new[i]
+            resident[i - decodes] = computed[row[i]]
+    if decodes == n:
+        return decodes, context, longest
+    return decodes, context, longest, new_out[: n - decodes], resident_out[: n - decodes]
+
+
 def begin(requests, rows, tokens, emitted, list finished, double start_s):
     cdef cnp.ndarray rows_in = whole(rows), tokens_in = whole(tokens), emitted_in = whole(emitted)
     cdef int64_t* row = rows_of(rows_in, requests)

@@ -30,6 +30,34 @@ def emitting(requests, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     return requests.computed_tokens[rows] + tokens == requests.known_tokens(rows)
 
 
+def leaving(
+    requests, rows: np.ndarray, emitting: np.ndarray, outputs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The rows that emit; how many of their `outputs` (by row, tokens in all) each still gets; and
+    the least of these, 0 where no row emits."""
+    emitted = rows if np.count_nonzero(emitting) == len(rows) else rows[emitting]
+    left = outputs[emitted] - requests.output_tokens[emitted]
+    return emitted, left, min(left.tolist(), default=0)
+
+
+def pooled(
+    requests, rows: np.ndarray, tokens: np.ndarray, emitting: np.ndarray, first: list[int]
+) -> tuple:
+    """Of the rows that decode, how many, the sum and the largest of their resident tokens; behind
+    that, if others prefill, the new and the resident tokens of these.
+
+    first  rows that decode though they have emitted nothing
+    """
+    resident = requests.computed_tokens[rows]
+    decode = emitting & (tokens == 1) & (requests.output_tokens[rows] > 0)
+    if first:
+        decode |= np.isin(rows, first)
+    prefill = ~decode
+    found = resident[decode].tolist()  # of a batch's length, plain sums are faster than numpy's
+    decodes = len(found), sum(found), max(found, default=0)
+    return decodes if len(found) == len(rows) else (*decodes, tokens[prefill], resident[prefill])
+
+
 def begin(
     requests,
     rows: np.ndarray,

@@ -55,7 +55,10 @@ def test_each_function_does_as_its_twin(seed):
         some, computed, wanted = same("lacking", rows)
         same("decoding", rows, tokens)
         same("decoding", some, wanted)
-        emitted = rows[same("emitting", rows, tokens)]
+        emitting = same("emitting", rows, tokens)
+        emitted = rows[emitting]
+        same("leaving", rows, emitting, ours.output_tokens + rng.integers(1, 5, 30))
+        same("pooled", rows, tokens, emitting, rng.permutation(rows)[:1].tolist())
         finished = rng.permutation(emitted)[: rng.integers(0, 3)].tolist()
         kept = same("begin", rows, tokens, emitted, finished, rng.random())
         same("unshow", emitted, kept)
