@@ -34,11 +34,13 @@ def kernels() -> list[Extension]:
             define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
             # a fused multiply-add rounds once where numpy rounds twice
             extra_compile_args=["-O2", "-ffp-contract=off"],
-            optional=True,
         )
         for path in sorted(Path("src/twinserve/native").glob("*.pyx"))
     ]
-    return cythonize(extensions, include_path=["src"], build_dir="build/cython")
+    made = cythonize(extensions, include_path=["src"], build_dir="build/cython")
+    for extension in made:
+        extension.optional = True  # cythonize forgets it
+    return made
 
 
 setup(long_description=page(), long_description_content_type="text/markdown", ext_modules=kernels())
