@@ -11,6 +11,7 @@ from twinserve.backends.base import Backend, Executed, Transfers
 from twinserve.backends.counts import Counts, count, kind_of
 from twinserve.backends.links import Computing, PcieLink
 from twinserve.backends.slowed import Slowed
+from twinserve.native.chosen import columns
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import FIRST_ROWS, RequestTable
@@ -87,9 +88,7 @@ class SimulatedBackend(Backend):
         work = self.composition(plan, emitting)
         moved = self.transfer(plan, now, overhead_s, work)
         start, beside = max(now + overhead_s, moved.before), moved.beside
-        emitted = rows if np.count_nonzero(emitting) == len(rows) else rows[emitting]
-        left = self._outputs[emitted] - self.requests.output_tokens[emitted]
-        least = min(left.tolist(), default=0)  # 0: nobody emits
+        emitted, left, least = columns.leaving(self.requests, rows, emitting, self._outputs)
         steps = plan.valid_for + 1 if self.fast else 1
         if steps > 1 and least:
             steps = min(steps, least)
@@ -174,19 +173,19 @@ class SimulatedBackend(Backend):
         return replace(work, churn=self._churn(plan, work)) if self.watches_churn else work
 
     def _pooled(self, plan: StepPlan, emitting: np.ndarray) -> StepComposition:
-        requests, rows = self.requests, plan.rows
-        resident = requests.computed_tokens[rows]
+        rows = plan.rows
         if plan.valid_for and not plan.chunked:
-            return _decodes(resident)
-        decode = emitting & (plan.tokens == 1) & (requests.output_tokens[rows] > 0)
+            # of a batch's length, plain sums are faster than numpy's
+            resident = self.requests.computed_tokens[rows].tolist()
+            return StepComposition(len(resident), sum(resident), max(resident, default=0))
+        first: list[int] = []  # of those fetched, each decodes with its first step
         if self._fetched:
             first = [row for row in rows.tolist() if row in self._fetched]
             self._fetched.difference_update(first)
-            decode |= np.isin(rows, first)
-        if np.count_nonzero(decode) == len(rows):
-            return _decodes(resident)
-        prefill = ~decode
-        return _decodes(resident[decode], plan.tokens[prefill], resident[prefill])
+        n, context, longest, *prefills = columns.pooled(
+            self.requests, rows, plan.tokens, emitting, first
+        )
+        return StepComposition(n, context, longest, *prefills)
 
     def _churn(self, plan: StepPlan, work: StepComposition) -> Churn:
         batch = sorted(plan.rows.tolist()), not len(work.prefill_new)
@@ -281,10 +280,3 @@ def _after(work: StepComposition, churn: Churn = STEADY) -> StepComposition:
         work.prefill_resident + work.prefill_new,
         churn,
     )
-
-
-def _decodes(resident: np.ndarray, *prefills: np.ndarray) -> StepComposition:
-    """Decodes with so many resident tokens each, beside `prefills` (new and resident tokens,
-    int64[p] each)."""
-    tokens = resident.tolist()  # for the length of a batch, plain sums are faster than numpy's
-    return StepComposition(len(tokens), sum(tokens), max(tokens, default=0), *prefills)

@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from twinserve.native.chosen import columns
+
 # Rows that a column by row has room for at first, here and wherever one is kept beside the table.
 # It doubles when they are more: a fleet has a table a replica, and many of them serve few requests.
 FIRST_ROWS = 16
@@ -169,6 +171,11 @@ class RequestTable:
         """Prompt plus output tokens of `rows` (int or index array), the one in flight included:
         what must be computed before the next one."""
         return self.prompt_tokens[rows] + self.output_tokens[rows]
+
+    def lacking(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of `rows` (int64[n]) those whose known tokens are not all computed, and of these the
+        computed tokens and the lacking ones."""
+        return columns.lacking(self, rows)
 
     def __getitem__(self, row: int) -> RequestView:
         if not 0 <= row < self._size:

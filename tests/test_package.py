@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "twinserve"
-FOLDERS = ("backends", "experiments", "policies", "profiles", "sim", "traces")
+FOLDERS = ("backends", "experiments", "native", "policies", "profiles", "sim", "traces")
 
 
 def test_the_package_is_made_of_links_to_the_folders():

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("backends", "experiments", "policies", "profiles", "sim", "traces")
+FOLDERS = ("backends", "experiments", "native", "policies", "profiles", "sim", "traces")
 GROUND = {"errors", "formats"}  # src/twinserve/: below all rooms, and know none
 
 # room -> rooms that it may know. A room's own modules may know each other.
-POLICIES = {"policies", "policies.kv", "policies.parts", "profiles", "traces"}
+POLICIES = {"native", "policies", "policies.kv", "policies.parts", "profiles", "traces"}
 RESULTS = {*POLICIES, "backends"}
 ENGINE = {*RESULTS, "sim.results"}
 FLEET = {*ENGINE, "sim.engine"}
@@ -26,16 +26,17 @@ MAY_KNOW: dict[str, set[str]] = {
     **{ground: set() for ground in sorted(GROUND)},
     "traces": set(),
     "profiles": set(),
+    "native": set(),
     # the contract names the ledger that a plan is made with, and what is believed of step times
-    "policies": {"policies.kv", "policies.parts", "profiles"},
-    "policies.kv": {"policies"},
+    "policies": {"native", "policies.kv", "policies.parts", "profiles"},
+    "policies.kv": {"native", "policies"},
     "policies.parts": POLICIES,
     "policies.baselines": POLICIES,
     "policies.bros": POLICIES,
     "policies.echo": POLICIES,
     "policies.justitia": POLICIES,
     "policies.layerkv": {*POLICIES, "policies.baselines"},  # it is vLLM of then with layers
-    "backends": {"policies", "policies.kv", "profiles"},
+    "backends": {"native", "policies", "policies.kv", "profiles"},
     "sim": set(),  # nothing is in it but its rooms
     "sim.results": RESULTS,
     "sim.engine": ENGINE,

@@ -131,12 +131,8 @@ class VllmPolicy(Policy[VllmOptions]):
             return budget
         if self._rows is None:
             self._rows = np.array(self.running, np.int64)
-        rows = self._rows
-        computed = requests.computed_tokens[rows]
-        wanted = requests.known_tokens(rows) - computed
-        if np.count_nonzero(wanted) < len(wanted):  # their last token is being computed
-            some = wanted > 0
-            rows, computed, wanted = rows[some], computed[some], wanted[some]
+        # a row whose last token is being computed lacks none
+        rows, computed, wanted = requests.lacking(self._rows)
         cap = self._long_prefill_cap()
         if cap:
             wanted = np.minimum(wanted, cap)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twinserve.native.chosen import columns
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import RequestTable
@@ -25,9 +26,7 @@ def decodes_only(plan: StepPlan, requests: RequestTable) -> bool:
         return False
     if max(plan.tokens.tolist()) > 1:  # part of a prompt, which is seen at once
         return False
-    rows = plan.rows
-    after = requests.computed_tokens[rows] + 1 == requests.known_tokens(rows)
-    return np.count_nonzero(after & (requests.output_tokens[rows] > 0)) == len(rows)
+    return columns.decoding(requests, plan.rows, plan.tokens)
 
 
 def further_decodes(plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
@@ -62,11 +61,9 @@ def further_steps(plan: StepPlan, requests: RequestTable, ledger: KvLedger, shut
             return 0
         most = min(most, (left - 1) // chunk)
         chunks.append((row, chunk, computed))
-    decodes = rows[tokens == 1]
-    after = requests.computed_tokens[decodes] + 1 == requests.known_tokens(decodes)
-    if np.count_nonzero(after & (requests.output_tokens[decodes] > 0)) < len(decodes):
+    if not columns.decoding(requests, rows, tokens):
         return 0
-    further = max(0, ledger.chunk_steps(decodes, chunks, most + 1) - 1)
+    further = max(0, ledger.chunk_steps(rows[tokens == 1], chunks, most + 1) - 1)
     plan.chunked = further > 0
     return further
 

@@ -169,7 +169,10 @@ def _given(arguments: Sequence[str] | None) -> list[str]:
 def _version() -> str:
     from importlib.metadata import version
 
-    return version("twinserve")
+    from twinserve.native import COMPILED
+
+    kernels = "compiled kernels" if COMPILED else "kernels in plain Python"
+    return f"{version('twinserve')}, {kernels}"
 
 
 class _Terminated(BaseException):

@@ -7,6 +7,7 @@ from collections.abc import Container
 
 import numpy as np
 
+from twinserve.native.chosen import columns
 from twinserve.policies.base import Policy, SystemView
 from twinserve.policies.kv.base import KvLedger, LedgerError
 from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
@@ -309,22 +310,15 @@ class EngineCore:
         rows = plan.rows
         if plan.valid_for and not plan.chunked:
             return np.ones(len(rows), bool)
-        return self.requests.computed_tokens[rows] + plan.tokens == self.requests.known_tokens(rows)
+        return columns.emitting(self.requests, rows, plan.tokens)
 
     def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """A step starts, and the next plan is made before it ends: until `complete`, the table
         shows it as if it had ended at once. For single steps of an asynchronous engine, whose
         `outcome` is to come."""
-        requests, rows = self.requests, outcome.emitted
-        requests.computed_tokens[plan.rows] += plan.tokens
-        self._under_way_rows = plan.rows
-        self._shown, self._last_token_s = rows, requests.last_token_s[rows]
-        going_on = rows
-        for row in outcome.finished:  # one or two
-            going_on = going_on[going_on != row]
-        requests.output_tokens[going_on] += 1
-        requests.in_flight[going_on] = 1
-        requests.last_token_s[going_on] = outcome.start_s
+        shown = (plan.rows, plan.tokens, outcome.emitted, outcome.finished, outcome.start_s)
+        self._last_token_s = columns.begin(self.requests, *shown)
+        self._under_way_rows, self._shown = plan.rows, outcome.emitted
         if self._ends_early:
             self._told = list(outcome.finished)
             for row in outcome.finished:
@@ -340,10 +334,7 @@ class EngineCore:
 
     def _unshow(self, rows: np.ndarray) -> None:
         """Take back from the emitted `rows` what `begin` showed ahead of time."""
-        requests = self.requests
-        requests.output_tokens[rows] -= requests.in_flight[rows]
-        requests.in_flight[rows] = 0
-        requests.last_token_s[rows] = self._last_token_s
+        columns.unshow(self.requests, rows, self._last_token_s)
         self._last_token_s = None
 
     def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
@@ -401,22 +392,6 @@ class EngineCore:
         return self._book(outcome)
 
     def _book(self, outcome: StepOutcome) -> np.ndarray:
-        requests, rows, steps = self.requests, outcome.emitted, len(outcome.ends_s)
-        if not len(rows):  # nothing but chunks of prompts
+        if not len(outcome.emitted):  # nothing but chunks of prompts
             return np.zeros(0)
-        gaps = outcome.ends_s[0] - requests.last_token_s[rows]
-        slo = requests.slo_tpot_s[rows]
-        late = gaps > slo
-        if np.count_nonzero(late):
-            requests.late_tokens[rows] += late
-        if steps > 1:
-            later = outcome.ends_s[1:] - outcome.ends_s[:-1]
-            if later.max() > np.fmin.reduce(slo):  # NaN: no objective, or nobody has one
-                later.sort()
-                requests.late_tokens[rows] += len(later) - later.searchsorted(slo, side="right")
-        emitted = requests.output_tokens[rows]
-        if np.count_nonzero(emitted) < len(rows):
-            requests.first_token_s[rows[emitted == 0]] = outcome.ends_s[0]
-        requests.output_tokens[rows] = emitted + steps
-        requests.last_token_s[rows] = outcome.ends_s[-1]
-        return gaps
+        return columns.book(self.requests, outcome.emitted, outcome.ends_s)

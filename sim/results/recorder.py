@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.backends.base import Executed
+from twinserve.native.chosen import columns
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import Preemption, StepPlan
@@ -167,17 +168,8 @@ class StepRecorder:
     def completed(self, executed: Executed, first_gaps: np.ndarray, requests: RequestTable) -> None:
         """After the outcome is booked. first_gaps: as EngineCore.complete returns them."""
         rows, ends = executed.outcome.emitted, executed.outcome.ends_s
-        best_effort = requests.service_class[rows] == 1
-        n_be = np.count_nonzero(best_effort)
-        # never where the first is NaN
-        if len(rows) and np.count_nonzero(first_gaps == first_gaps[0]) == len(rows):
-            self._gaps.append((first_gaps[:1], len(rows) - n_be, n_be))
-        else:
-            known = ~np.isnan(first_gaps)
-            for flag, counts in ((False, (1, 0)), (True, (0, 1))):
-                some = first_gaps[known & (best_effort == flag)]
-                if len(some):
-                    self._gaps.append((some, *counts))
+        n_be, found = columns.split_gaps(rows, first_gaps, requests.service_class)
+        self._gaps += found
         if len(ends) > 1:
             self._gaps.append((ends[1:] - ends[:-1], len(rows) - n_be, n_be))
         if (starts := self._gap_starts) is not None:

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _HERE = os.path.dirname(__file__)
-_ROOMS = ("backends", "experiments", "policies", "profiles", "sim", "traces")
+_ROOMS = ("backends", "experiments", "native", "policies", "profiles", "sim", "traces")
 _lost = [name for name in _ROOMS if not os.path.isdir(os.path.join(_HERE, name))]
 if _lost:
     raise ImportError(

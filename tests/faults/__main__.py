@@ -9,7 +9,8 @@
 
 The checkout is not touched. Each worker edits a copy of the repository in a temporary folder, and
 runs there only the tests that the table names. Every call checks that each row still matches the
-sources: each text that a fault replaces is there once, and so is each test.
+sources: each text that a fault replaces is there once, and so is each test. A copy has no compiled
+kernels: the Python that is edited is what runs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Policy `vllm` decides step by step as it did when decisions.json was written.
 
-    python -m tests.golden.test_decisions  # writes the file anew; say in the commit why
+    python -m tests.golden.test_decisions       # writes the file anew; say in the commit why
+    python -m tests.golden.test_decisions CASE  # what it would write
 
 The scenarios are those in which tests/identity compares the policy with vLLM: that comparison says
 that a decision is right, and needs vLLM. Here any change of a decision is seen without it.
@@ -11,6 +12,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,6 +146,29 @@ def test_decisions_are_as_ever(name):
     assert digest(name) == json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
 
 
+@pytest.mark.parametrize("compiled", ["0", "1"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["preemption 1", "partial_chunks 5 ahead"], id="two"),
+        pytest.param(list(CASES), id="all", marks=pytest.mark.nightly),
+    ],
+)
+def test_decisions_are_the_same_with_and_without_kernels(names, compiled):
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.golden.test_decisions", *names],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"TWINSERVE_NATIVE": compiled},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kept = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert json.loads(said.stdout) == {name: kept[name] for name in names}
+
+
 if __name__ == "__main__":
-    found = {name: digest(name) for name in CASES}
+    found = {name: digest(name) for name in sys.argv[1:] or CASES}
+    if sys.argv[1:]:
+        sys.exit(print(json.dumps(found)))
     GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

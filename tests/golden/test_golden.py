@@ -39,13 +39,20 @@ def test_every_run_of_the_file_is_as_ever(policy):
 
 
 @pytest.mark.nightly
-def test_another_processor_counts_the_same():
-    # The oldest kernels of numpy's BLAS, and two threads: what np.dot sums up in another order.
-    oldest = os.environ | {"OPENBLAS_CORETYPE": "Prescott", "OPENBLAS_NUM_THREADS": "2"}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # The oldest kernels of numpy's BLAS, and two threads: what np.dot sums up in another order.
+        {"OPENBLAS_CORETYPE": "Prescott", "OPENBLAS_NUM_THREADS": "2"},
+        {"TWINSERVE_NATIVE": "0"},
+        {"TWINSERVE_NATIVE": "1"},
+    ],
+)
+def test_another_processor_and_other_kernels_count_the_same(changes):
     said = subprocess.run(
         [sys.executable, "-m", "tests.golden.golden_runs", "vllm", "bros", "echo"],
         cwd=Path(__file__).parents[2],
-        env=oldest,
+        env=os.environ | changes,
         capture_output=True,
         text=True,
     )

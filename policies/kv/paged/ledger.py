@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twinserve.native.chosen import paged
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.events import KvEvents, KvListener
 from twinserve.policies.kv.paged.one_queue import OneQueuePool
@@ -82,6 +83,8 @@ class PagedLedger(UndoLedger):
         self._mixed = False
         self._rt_refs = np.zeros(0, np.int64)  # real-time rows that use a block, kept once mixed
         self._rt_blocks = 0
+        # Does what every step asks for, where nothing is overridden; None: the Python below does.
+        self._kernel = paged if type(self) is PagedLedger else None
         self.setup()
 
     def setup(self) -> None:
@@ -90,6 +93,7 @@ class PagedLedger(UndoLedger):
     def reuse_in_order(self) -> None:
         if self.prefix_caching and type(self.pool) is BlockPool:
             self.pool = OneQueuePool(self.num_blocks, self.shared_contents)
+            self._kernel = None
 
     # -- questions ---------------------------------------------------------------------------------
     @property
@@ -117,6 +121,8 @@ class PagedLedger(UndoLedger):
     def hit_tokens(self, row: int) -> int:
         if not self.prefix_caching:
             return 0
+        if self._kernel is not None:
+            return self._kernel.hit_tokens(self, row)
         known, version = int(self.table.known_tokens(row)), self.pool.version
         hit = self._hits.get(row)
         if hit is None or hit[0] != version or hit[1] != known:
@@ -155,6 +161,11 @@ class PagedLedger(UndoLedger):
         keep_free: int = 0,
         reserve_tokens: int = 0,
     ) -> bool:
+        if self._kernel is not None:
+            asked = (row, tokens, hit_tokens, keep_free, reserve_tokens)
+            done = self._kernel.admit(self, _BlockTable, *asked)
+            if done is not None:
+                return done
         if not self._admit(row, self._room(tokens), hit_tokens, keep_free, reserve_tokens):
             return False
         self._publish(row, tokens // self.block_tokens)
@@ -217,6 +228,10 @@ class PagedLedger(UndoLedger):
         return -(-self._room(tokens) // self.block_tokens) - self._held[rows]
 
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
+        if self._kernel is not None:
+            done = self._kernel.grow_all(self, rows, tokens)
+            if done is not None:
+                return done
         if not self._take_all(rows, self._lacking_blocks(rows, tokens)):
             return False
         self._publish_all(rows, tokens)
@@ -445,6 +460,8 @@ class PagedLedger(UndoLedger):
         self._rt_refs[blocks] += change
 
     def _give_back(self, row: int) -> None:
+        if self._kernel is not None and self._kernel.give_back(self, row):
+            return
         held, entry = int(self._held[row]), self._tables.pop(row)
         blocks, published = entry.blocks[:held], int(self._published[row])
         self._held[row] = 0

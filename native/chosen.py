@@ -1,0 +1,14 @@
+"""The kernels that run here.
+
+columns  a step's book-keeping in the request table
+paged    loops of the paged ledger; None: its own Python does it all
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from twinserve.native import COMPILED
+
+columns = import_module(f"twinserve.native.{'columns' if COMPILED else 'plain'}")
+paged = import_module("twinserve.native.paged") if COMPILED else None
