@@ -1,5 +1,5 @@
 """The papers' forms of step times against measured operators, and what each costs a policy that
-decides with it: `python -m twinserve.experiments.forms`.
+decides with it: `twinserve study forms`.
 
 First how well each form describes an engine (`accuracy.py`). Then policies run on an engine
 whose true step times are composed from operator tables, and believe one form after the other
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.forms.accuracy import KINDS, LABELS, on_a_profile, on_recorded_steps
 from twinserve.experiments.sensitivity.runs import KEPT, OFFLINE, TOKENS, TPOT, TTFT, TTFT99, Metric
-from twinserve.experiments.study.command import GridOptions, command_line
+from twinserve.experiments.study.command import GridOptions, Special
 from twinserve.experiments.study.curves import panels
 from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
 from twinserve.experiments.study.progress import shown_grid
@@ -294,8 +294,4 @@ def experiment(options: GridOptions) -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point."""
-    command_line(
-        "forms", "Forms of step times, and what they cost a policy.", experiment, SEEDS, arguments
-    )
+STUDY = Special("forms", experiment, SEEDS)

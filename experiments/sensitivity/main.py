@@ -1,4 +1,4 @@
-"""How far conclusions move when the profile is off: `python -m twinserve.experiments.sensitivity`.
+"""How far conclusions move when the profile is off: `twinserve study sensitivity`.
 
 Every part of a profile is made 10 % too large and 10 % too small (`Profile.scaled`), policies are
 compared again, and the table says whose number is best then, and by how much. docs/sensitivity.md
@@ -23,7 +23,7 @@ from twinserve.experiments.sensitivity.runs import (
     Setting,
     run_point,
 )
-from twinserve.experiments.study.command import GridOptions, command_line
+from twinserve.experiments.study.command import GridOptions, Special
 from twinserve.experiments.study.curves import panels
 from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
 from twinserve.experiments.study.progress import shown_grid
@@ -285,12 +285,4 @@ def experiment(options: GridOptions) -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point."""
-    command_line(
-        "sensitivity",
-        "How far conclusions move when the profile is off.",
-        experiment,
-        SEEDS,
-        arguments,
-    )
+STUDY = Special("sensitivity", experiment, SEEDS)
