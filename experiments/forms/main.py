@@ -28,6 +28,7 @@ from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
 from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.paired import gained
 from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.transform import merge
@@ -145,12 +146,11 @@ def costs(rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     for name, part in rows.groupby("case", sort=False):
         for metric in CASES[name].metrics:
-            base = part[part.estimator == "perfect"].set_index("seed")[metric.name]
-            before, after = part.seed.map(base).to_numpy(float), part[metric.name].to_numpy(float)
-            change = after - before if metric.share else after / before - 1.0
-            table = over_seeds(
-                part.assign(value=after, change=change), ["estimator"], ["value", "change"]
-            )
+            change = (metric.name, "difference" if metric.share else "change")
+            exact = part[part.estimator == "perfect"]
+            rows = gained(part, exact, ["seed"], {"change": change})
+            rows["value"] = rows[metric.name]
+            table = over_seeds(rows, ["estimator"], ["value", "change"])
             found.append(table.assign(case=name, metric=metric.name, share=metric.share))
     columns = [
         "case",
