@@ -235,6 +235,7 @@ class Study:
     def command(self, names: Sequence[str], options: GridOptions) -> str:
         """What `twinserve study` runs; the path of the report, to be printed."""
         given = options.of(self.system, self.seeds, self.least_seeds)
+        assert given.seeds is not None and given.out is not None  # `of` filled them in
         scale = Scale(given.quick, tuple(range(given.seeds)))
         self.run(names, scale, given.out, given.workers, given.any_version)
         return f"{given.out / self.report}\n"
