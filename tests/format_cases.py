@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cyclopts
 import pyarrow.parquet as pq
 
 from tests.experiments.squares import CALLS, square
@@ -17,6 +18,7 @@ from tests.sim.test_report_folders import PLAN, put
 from twinserve.experiments.attention.main import KERNELS, Report
 from twinserve.experiments.campaign.main import main as campaign
 from twinserve.experiments.campaign.setup import CAMPAIGN, Store
+from twinserve.experiments.study.command import GridOptions
 from twinserve.experiments.study.study import FIGURES, Figure, Scale, Study
 from twinserve.experiments.study.verdict import Claim
 from twinserve.formats import KEY, Format
@@ -31,7 +33,7 @@ from twinserve.profiles.measured.samples import (
 )
 from twinserve.profiles.profile import PROFILE, load_profile, save_profile
 from twinserve.sim.cli.main import main as twinserve
-from twinserve.sim.cli.main import simulate_main
+from twinserve.sim.cli.main import run_app, simulate_main
 from twinserve.sim.report.found import Found
 from twinserve.sim.report.plan_part import plan_part
 from twinserve.sim.results.decisions import LOG, read_log
@@ -183,6 +185,20 @@ def study(paper: str) -> Study:
 PAPER, TABLES = study("a book"), study("")
 
 
+def command_of(study: Study) -> Callable[[list[str]], None]:
+    """As `twinserve study` runs it, which knows the package's own by name."""
+
+    def command(*figure: str, options: GridOptions = GridOptions()) -> None:
+        study.command(figure, options)
+
+    app = cyclopts.App(result_action="return_value")
+    app.default(command)
+    return lambda arguments: run_app(app, arguments)
+
+
+PAPER_MAIN, TABLES_MAIN = command_of(PAPER), command_of(TABLES)
+
+
 def _write_point(folder: Path) -> Path:
     run_grid(square, _points(Scale(seeds=(0,))), folder, 1)
     (file,) = (folder / KEPT).iterdir()
@@ -281,13 +297,13 @@ CASES = (
         POINTS,
         _write_point,
         _point_says,
-        ((PAPER.main, f"one {_STUDY}"), (PAPER.main, f"one {_STUDY} --any-version")),
+        ((PAPER_MAIN, f"one {_STUDY}"), (PAPER_MAIN, f"one {_STUDY} --any-version")),
     ),
     Case(
         FIGURES,
         _write_figure,
         lambda file: PAPER.markdown(file.parents[1]),
-        ((PAPER.main, f"two {_STUDY}"), (TABLES.main, f"two {_STUDY}")),
+        ((PAPER_MAIN, f"two {_STUDY}"), (TABLES_MAIN, f"two {_STUDY}")),
     ),
     Case(
         CAMPAIGN,

@@ -1,6 +1,6 @@
 """When prefill apart from decode pays on equal GPUs: docs/apart-study.md.
 
-    python -m twinserve.experiments.apart --out docs/results/apart
+    twinserve study apart --out docs/results/apart
 
 The same requests are served by four GPUs that do both, and by one to three of them that compute
 prompts while the others decode. What is compared is the share of requests that keep an objective.
@@ -13,30 +13,27 @@ from collections.abc import Iterator
 import pandas as pd
 
 from twinserve.experiments.apart.runs import AGGREGATED, OBJECTIVES, run_point
-from twinserve.experiments.study.command import GridOptions, command_line
-from twinserve.experiments.study.output import markdown_table, write_tables
-from twinserve.experiments.study.progress import shown_grid
+from twinserve.experiments.study.output import markdown_table
+from twinserve.experiments.study.study import Figure, Scale, Study, points_over
 from twinserve.sim.sweep.grid import Point
-from twinserve.sim.sweep.statistics import interval, shown
-from twinserve.traces.write import write_atomically
+from twinserve.sim.sweep.paired import baseline_of, told
+from twinserve.sim.sweep.statistics import over_seeds, shown
 
 PROMPTS = (1024, 4096, 16384)
 SPLITS = ("1P3D", "2P2D", "3P1D")
 LOADS = (0.3, 0.6, 0.9)
 QUICK_PROMPTS, QUICK_LOADS = (4096,), (0.6,)
-SEEDS = 3
-PAYS, LOSES, SAME = "pays", "loses", "cannot be told"
+PAYS, LOSES, SAME = WORDS = ("pays", "loses", "cannot be told")
 
 
-def points(quick: bool, seeds: int) -> list[Point]:
-    found = []
-    for prompt in QUICK_PROMPTS if quick else PROMPTS:
-        for load in QUICK_LOADS if quick else LOADS:
-            for fleet in (AGGREGATED, *SPLITS):
-                for seed in range(seeds):
-                    axes = {"prompt": prompt, "load": load, "fleet": fleet, "seed": seed}
-                    found.append(Point(axes, axes))
-    return found
+def points(scale: Scale) -> list[Point]:
+    settings = [
+        {"prompt": prompt, "load": load, "fleet": fleet}
+        for prompt in (QUICK_PROMPTS if scale.quick else PROMPTS)
+        for load in (QUICK_LOADS if scale.quick else LOADS)
+        for fleet in (AGGREGATED, *SPLITS)
+    ]
+    return points_over(scale, settings, ("prompt", "load", "fleet"), {})
 
 
 def gains(rows: pd.DataFrame) -> pd.DataFrame:
@@ -48,38 +45,20 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
     gain             the second less the first
     verdict          whether it pays: where the whole interval of `gain` is on one side of 0
     """
-    key = ["prompt", "load", "seed"]
-    plain = rows[rows.fleet == AGGREGATED].set_index(key)
-    found = []
-    for (prompt, load, fleet), part in rows[rows.fleet != AGGREGATED].groupby(
-        ["prompt", "load", "fleet"], sort=False
-    ):
-        base = plain.loc[pd.MultiIndex.from_frame(part[key])]
-        for name in OBJECTIVES:
-            apart, both = (of[f"{name}_kept"].to_numpy() for of in (part, base))
-            gain, half = interval(apart - both)
-            found.append(
-                {
-                    "prompt": prompt,
-                    "load": load,
-                    "objective": name,
-                    "fleet": fleet,
-                    "together": both.mean(),
-                    "apart": apart.mean(),
-                    "gain": gain,
-                    "gain_ci": half,
-                    "verdict": verdict(gain, half),
-                    "seeds": len(part),
-                }
-            )
-    return pd.DataFrame(found)
-
-
-def verdict(gain: float, half: float) -> str:
-    """NaN for `half`, as of a single seed, tells nothing."""
-    if gain - half > 0:
-        return PAYS
-    return LOSES if gain + half < 0 else SAME
+    pairs = ["prompt", "load", "seed"]
+    plain, split = rows[rows.fleet == AGGREGATED], rows[rows.fleet != AGGREGATED]
+    both = baseline_of(split, plain, pairs)
+    found = [
+        split.assign(objective=name, together=both[f"{name}_kept"], apart=split[f"{name}_kept"])
+        for name in OBJECTIVES
+    ]
+    each = pd.concat(found).sort_index(kind="stable")
+    each["gain"] = each.apart - each.together
+    values = ["together", "apart", "gain"]
+    table = over_seeds(each, ["prompt", "load", "fleet", "objective"], values)
+    table["verdict"] = [told(*pair, WORDS) for pair in zip(table.gain, table.gain_ci, strict=True)]
+    columns = ["prompt", "load", "objective", "fleet", *values, "gain_ci", "verdict", "seeds"]
+    return table[columns]
 
 
 def best(found: pd.DataFrame) -> pd.DataFrame:
@@ -115,31 +94,9 @@ def report(found: pd.DataFrame) -> str:
     return "\n".join([text, *summary(found)])
 
 
-def experiment(options: GridOptions) -> str:
-    """Run everything, write points.csv, table.csv and report.md, and return the report."""
-    out = options.out
-    rows = shown_grid(
-        run_point,
-        points(options.quick, options.seeds),
-        out,
-        options.workers,
-        "apart",
-        options.any_version,
-    )
-    found = gains(rows)
-    text = report(found)
-    write_tables(out, {"points": rows, "table": found})
-    write_atomically(out / "report.md", text.encode())
-    return text
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point."""
-    command_line(
-        "apart",
-        "When prefill apart from decode pays on equal GPUs.",
-        experiment,
-        SEEDS,
-        arguments,
-        least_seeds=2,
-    )
+STUDY = Study(
+    "apart",
+    "",
+    [Figure("loads", "prefill apart, by load", points, run_point, gains, text=report)],
+    least_seeds=2,
+)

@@ -1,4 +1,4 @@
-"""The figures of the BROS paper: `python -m twinserve.experiments.bros [FIGURE ...]`. docs/bros.md
+"""The figures of the BROS paper: `twinserve study bros [FIGURE ...]`. docs/bros.md
 says what comes out.
 
 Figure numbers are those of the IEEE version; the ACM version counts each one higher, has

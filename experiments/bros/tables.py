@@ -18,6 +18,7 @@ import pandas as pd
 
 from twinserve.experiments.bros.runs import LLAMA, MODELS, OPT, QWEN
 from twinserve.experiments.study.verdict import Claim, judge
+from twinserve.sim.sweep.paired import baseline_of, gained
 from twinserve.sim.sweep.statistics import over_seeds, shown
 
 # highest rate of the second average: at 15 requests/s some models are past their capacity
@@ -229,15 +230,10 @@ def means(table: pd.DataFrame, where: str, why: str) -> list[Claim]:
 def preemption(points: pd.DataFrame) -> pd.DataFrame:
     """Fig. 2: in each policy's row also how much lower its values are than those of first come,
     first served, seed by seed."""
-    key = ["profile", "rate", "seed"]
-    first = (
-        points[points.policy == "vllm-v0"].set_index(key).loc[pd.MultiIndex.from_frame(points[key])]
-    )
-    lower = {
-        f"{name}_lower": first[name].to_numpy() - points[name]
-        for name in ("normalized_ms", "queueing")
-    }
-    return over_seeds(points.assign(**lower), ["profile", "rate", "policy"], [*lower, *SHOWN])
+    lower = {f"{name}_lower": (name, "saving") for name in ("normalized_ms", "queueing")}
+    first = points[points.policy == "vllm-v0"]
+    beside = gained(points, first, ["profile", "rate", "seed"], lower)
+    return over_seeds(beside, ["profile", "rate", "policy"], [*lower, *SHOWN])
 
 
 # of a variant beside BROS: changes relative to BROS's own value, and differences of shares
@@ -248,27 +244,21 @@ SHARES = ("ttft_attainment", "tpot_attainment", "token_attainment", "slo_attainm
 def parts(points: pd.DataFrame) -> pd.DataFrame:
     """BROS without, or with another, of its parts: in each variant's row also NAME_change against
     BROS as it is, seed by seed; relative, but of shares the difference."""
-    key = ["profile", "rate", "seed"]
-    whole = points[points.variant == "bros"].set_index(key)
-    whole = whole.loc[pd.MultiIndex.from_frame(points[key])]
-    changes = {
-        f"{name}_change": points[name] / whole[name].to_numpy() - 1.0 for name in RELATIVE
-    } | {f"{name}_change": points[name] - whole[name].to_numpy() for name in SHARES}
-    return over_seeds(points.assign(**changes), ["profile", "rate", "variant"], [*changes, *SHOWN])
+    changes = {f"{name}_change": (name, "change") for name in RELATIVE}
+    changes |= {f"{name}_change": (name, "difference") for name in SHARES}
+    whole = points[points.variant == "bros"]
+    beside = gained(points, whole, ["profile", "rate", "seed"], changes)
+    return over_seeds(beside, ["profile", "rate", "variant"], [*changes, *SHOWN])
 
 
 def caches(points: pd.DataFrame) -> pd.DataFrame:
     """Fig. 12: each cache's row holds bi-cache's attainments over its own, seed by seed."""
-    key = ["profile", "seed"]
-    with_bi = points[points.cache == "bi-cache"].set_index(key)
-    joined = points.copy()
-    index = pd.MultiIndex.from_frame(points[key])
-    for name in ("ttft_attainment", "tpot_attainment"):
-        joined[f"{name}_gain"] = with_bi[name].loc[index].to_numpy() / np.maximum(
-            points[name].to_numpy(), 1e-9
-        )
-    gains = ("ttft_attainment_gain", "tpot_attainment_gain")
-    return over_seeds(joined, ["profile", "cache"], [*gains, *SHOWN])
+    with_bi = baseline_of(points, points[points.cache == "bi-cache"], ["profile", "seed"])
+    gains = {
+        f"{name}_gain": with_bi[name] / np.maximum(points[name], 1e-9)
+        for name in ("ttft_attainment", "tpot_attainment")
+    }
+    return over_seeds(points.assign(**gains), ["profile", "cache"], [*gains, *SHOWN])
 
 
 def short(profile: str) -> str:

@@ -1,4 +1,4 @@
-"""The figures of the Echo paper: `python -m twinserve.experiments.echo [FIGURE ...]`. What comes
+"""The figures of the Echo paper: `twinserve study echo [FIGURE ...]`. What comes
 out: docs/echo.md."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whose estimator wins: Echo, BROS and LayerKV on the same loads, each with the form of its own
 paper, with the simulator's own step times and with one form for all:
-`python -m twinserve.experiments.estimators`. docs/estimators.md has what came out.
+`twinserve study estimators`. docs/estimators.md has what came out.
 
 The engine's step times are composed from kernel tables, so that every form of a paper errs.
 """
@@ -23,6 +23,7 @@ from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import run_simulation
 from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.paired import gained
 from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.transform import merge
@@ -104,16 +105,11 @@ def points(scale: Scale) -> list[Point]:
 def costs(found: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds, and seed by seed what each belief changes against exact step times: shares
     of requests as a difference, the rest as a ratio (`cost_NAME`)."""
-    key = ["load", "system", "seed"]
-    exact = found[found.estimator == EXACT].set_index(key)
-    theirs = exact.reindex(pd.MultiIndex.from_frame(found[key]))
-    changed = {}
-    for name, metric in METRICS.items():
-        before, after = theirs[name].to_numpy(float), found[name].to_numpy(float)
-        changed[f"cost_{name}"] = after - before if metric.share else after / before
-    return over_seeds(
-        found.assign(**changed), ["load", "system", "estimator"], [*METRICS, *changed]
-    )
+    kinds = {name: "difference" if metric.share else "ratio" for name, metric in METRICS.items()}
+    costs = {f"cost_{name}": (name, kind) for name, kind in kinds.items()}
+    exact = found[found.estimator == EXACT]
+    beside = gained(found, exact, ["load", "system", "seed"], costs)
+    return over_seeds(beside, ["load", "system", "estimator"], [*METRICS, *costs])
 
 
 def _plot(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:

@@ -1,5 +1,5 @@
 """The papers' forms of step times against measured operators, and what each costs a policy that
-decides with it: `python -m twinserve.experiments.forms`.
+decides with it: `twinserve study forms`.
 
 First how well each form describes an engine (`accuracy.py`). Then policies run on an engine
 whose true step times are composed from operator tables, and believe one form after the other
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.forms.accuracy import KINDS, LABELS, on_a_profile, on_recorded_steps
 from twinserve.experiments.sensitivity.runs import KEPT, OFFLINE, TOKENS, TPOT, TTFT, TTFT99, Metric
-from twinserve.experiments.study.command import GridOptions, command_line
+from twinserve.experiments.study.command import GridOptions, Special
 from twinserve.experiments.study.curves import panels
 from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
 from twinserve.experiments.study.progress import shown_grid
@@ -28,6 +28,7 @@ from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import with_defaults
 from twinserve.sim.setup.run import run_each
 from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.paired import gained
 from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.transform import merge
@@ -145,12 +146,11 @@ def costs(rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     for name, part in rows.groupby("case", sort=False):
         for metric in CASES[name].metrics:
-            base = part[part.estimator == "perfect"].set_index("seed")[metric.name]
-            before, after = part.seed.map(base).to_numpy(float), part[metric.name].to_numpy(float)
-            change = after - before if metric.share else after / before - 1.0
-            table = over_seeds(
-                part.assign(value=after, change=change), ["estimator"], ["value", "change"]
-            )
+            change = (metric.name, "difference" if metric.share else "change")
+            exact = part[part.estimator == "perfect"]
+            rows = gained(part, exact, ["seed"], {"change": change})
+            rows["value"] = rows[metric.name]
+            table = over_seeds(rows, ["estimator"], ["value", "change"])
             found.append(table.assign(case=name, metric=metric.name, share=metric.share))
     columns = [
         "case",
@@ -294,8 +294,4 @@ def experiment(options: GridOptions) -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point."""
-    command_line(
-        "forms", "Forms of step times, and what they cost a policy.", experiment, SEEDS, arguments
-    )
+STUDY = Special("forms", experiment, SEEDS)

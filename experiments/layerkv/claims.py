@@ -20,6 +20,7 @@ from twinserve.experiments.study.verdict import (
     judge_direction,
     worst,
 )
+from twinserve.sim.sweep.paired import gained
 from twinserve.sim.sweep.statistics import over_seeds, shown
 
 TIMES = ("ttft_s", "ttft_p99_s", "tpot_s", "queueing_s", "prefill_s", "tokens_per_s")
@@ -28,7 +29,13 @@ VALUES = (*TIMES, "violations", "ttft_violations", "tpot_violations", "recompute
 VALUES += PARKED
 READINGS = {"layerkv": "as printed", SAVABLE: "negative allowances left out"}
 LENGTHS = {HISTORY: "lengths from history", KNOWN: "lengths known"}  # and trained, the default
-GAINS = ("ttft_gain", "p99_gain", "throughput_change", "fewer_violations", "more_tpot_violations")
+GAINS = {
+    "ttft_gain": ("ttft_s", "factor"),
+    "p99_gain": ("ttft_p99_s", "factor"),
+    "throughput_change": ("tokens_per_s", "change"),
+    "fewer_violations": ("violations", "saving"),
+    "more_tpot_violations": ("tpot_violations", "difference"),
+}
 # violations that vLLM's load begins at; a change of throughput that is none
 ONSET, NEARLY = 0.1, 0.03
 
@@ -48,17 +55,7 @@ def beside_vllm(
 
     def table(points: pd.DataFrame) -> pd.DataFrame:
         key = [name for name in by if name != policy] + ["seed"]
-        vllm = points[points[policy] == baseline].set_index(key)
-        index = pd.MultiIndex.from_frame(points[key])
-        names = (*TIMES[:2], "tokens_per_s", "violations", "tpot_violations")
-        theirs = {name: vllm[name].loc[index].to_numpy() for name in names}
-        joined = points.assign(
-            ttft_gain=theirs["ttft_s"] / points.ttft_s,
-            p99_gain=theirs["ttft_p99_s"] / points.ttft_p99_s,
-            throughput_change=points.tokens_per_s / theirs["tokens_per_s"] - 1,
-            fewer_violations=theirs["violations"] - points.violations,
-            more_tpot_violations=points.tpot_violations - theirs["tpot_violations"],
-        )
+        joined = gained(points, points[points[policy] == baseline], key, GAINS)
         more = []
         if along is not None:
             axis, asked = along

@@ -1,4 +1,4 @@
-"""The figures of the LayerKV paper: `python -m twinserve.experiments.layerkv [FIGURE ...]`. What
+"""The figures of the LayerKV paper: `twinserve study layerkv [FIGURE ...]`. What
 comes out: docs/layerkv.md."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far Algorithm 1 of BROS is from the best batch: `python -m twinserve.experiments.optimality`.
+"""How far Algorithm 1 of BROS is from the best batch: `twinserve study optimality`.
 
 The gap on single iterations, random ones and those of runs, and what it comes to in short runs:
 deadlines that the greedy choice loses and the exact one keeps, and the other way round; both also
@@ -20,7 +20,7 @@ from twinserve.experiments.optimality.runs import (
     iterations_of_a_run,
     random_iterations,
 )
-from twinserve.experiments.study.command import GridOptions, command_line
+from twinserve.experiments.study.command import GridOptions, Special
 from twinserve.experiments.study.output import table_lines, write_plot, write_tables
 from twinserve.experiments.study.progress import shown_grid
 from twinserve.sim.sweep.grid import Point, Rows
@@ -252,7 +252,5 @@ def experiment(options: GridOptions) -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Intervals are over seeds, so that one is not enough."""
-    text = "How far BROS's Algorithm 1 is from the best batch."
-    command_line("optimality", text, experiment, SEEDS, arguments, least_seeds=2)
+# intervals are over seeds, so that one is not enough
+STUDY = Special("optimality", experiment, SEEDS, least_seeds=2)

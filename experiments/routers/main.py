@@ -1,4 +1,4 @@
-"""Routers side by side: `python -m twinserve.experiments.routers`.
+"""Routers side by side: `twinserve study routers`.
 
 loads, documents   every router at several loads: Mooncake's conversations, and questions on shared
                    documents

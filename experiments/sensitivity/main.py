@@ -1,4 +1,4 @@
-"""How far conclusions move when the profile is off: `python -m twinserve.experiments.sensitivity`.
+"""How far conclusions move when the profile is off: `twinserve study sensitivity`.
 
 Every part of a profile is made 10 % too large and 10 % too small (`Profile.scaled`), policies are
 compared again, and the table says whose number is best then, and by how much. docs/sensitivity.md
@@ -23,11 +23,12 @@ from twinserve.experiments.sensitivity.runs import (
     Setting,
     run_point,
 )
-from twinserve.experiments.study.command import GridOptions, command_line
+from twinserve.experiments.study.command import GridOptions, Special
 from twinserve.experiments.study.curves import panels
 from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
 from twinserve.experiments.study.progress import shown_grid
 from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.paired import gained
 from twinserve.sim.sweep.statistics import interval, over_seeds
 from twinserve.traces.write import write_atomically
 
@@ -111,15 +112,12 @@ def changes(rows: pd.DataFrame) -> pd.DataFrame:
     seed (shares of requests: difference), with its 95 % interval."""
     found = []
     for name, setting_rows in rows.groupby("setting", sort=False):
-        base = setting_rows[setting_rows.part == "none"].set_index(["policy", "seed"])
+        base = setting_rows[setting_rows.part == "none"]
         moved = setting_rows[setting_rows.part != "none"]
         for metric in SETTINGS[name].metrics:
-            before = (
-                moved.set_index(["policy", "seed"]).index.map(base[metric.name]).to_numpy(float)
-            )
-            after = moved[metric.name].to_numpy(float)
-            change = after - before if metric.share else after / before - 1.0
-            table = over_seeds(moved.assign(change=change), [*BY, "policy"], ["change"])
+            kind = "difference" if metric.share else "change"
+            changed = gained(moved, base, ["policy", "seed"], {"change": (metric.name, kind)})
+            table = over_seeds(changed, [*BY, "policy"], ["change"])
             found.append(table.assign(setting=name, metric=metric.name, share=metric.share))
     columns = ["setting", "metric", *BY, "policy", "change", "change_ci", "share", "seeds"]
     return pd.concat(found, ignore_index=True)[columns]
@@ -285,12 +283,4 @@ def experiment(options: GridOptions) -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point."""
-    command_line(
-        "sensitivity",
-        "How far conclusions move when the profile is off.",
-        experiment,
-        SEEDS,
-        arguments,
-    )
+STUDY = Special("sensitivity", experiment, SEEDS)

@@ -1,6 +1,6 @@
 """What drafts do to BROS's deadlines and to best-effort work: docs/speculation.md.
 
-    python -m twinserve.experiments.speculation.deadlines --out docs/results/speculation/deadlines
+    twinserve study speculation deadlines --out docs/results/speculation
 
 Real-time requests arrive beside a closed loop of best-effort ones, as in the BROS study, under
 `bros` on paged memory. Each kind of drafts is run on the same requests as `bros` without drafts.
@@ -14,22 +14,20 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.bros.runs import SLO, metrics
-from twinserve.experiments.study.command import GridOptions, command_line
 from twinserve.experiments.study.curves import legend, lines, panels
-from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
-from twinserve.experiments.study.progress import shown_grid
+from twinserve.experiments.study.output import markdown_table
+from twinserve.experiments.study.study import Figure, Scale, points_over
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.run import simulate
 from twinserve.sim.sweep.grid import Point
-from twinserve.sim.sweep.statistics import interval, shown
-from twinserve.traces.write import write_atomically
+from twinserve.sim.sweep.paired import gained
+from twinserve.sim.sweep.statistics import over_seeds, shown
 
 ENGINE = "qwen2.5-14b@a100-40g:tp2"
 POOL = 128  # best-effort requests in a batch, as in the BROS study
 SECONDS = 300.0
 RATES, QUICK_RATES = (5.0, 10.0, 15.0), (10.0,)
 FULL = 15.0  # real-time requests/s, of which a machine is full; runs take longest there
-SEEDS = 3
 NONE = "none"
 # a name -> options of bros, drafts
 ARMS = {
@@ -51,14 +49,13 @@ RATIOS = ("normalized_ms", "be_rps", "step_ms")
 BY = ["drafts", "rate"]
 
 
-def points(quick: bool, seeds: int) -> list[Point]:
-    return [
-        Point(axes, {**axes, "seconds": 60.0 if quick else SECONDS})
-        for rate in (QUICK_RATES if quick else RATES)
-        for drafts in (QUICK_ARMS if quick else FULL_ARMS if rate == FULL else ARMS)
-        for seed in range(seeds)
-        for axes in [{"drafts": drafts, "rate": rate, "seed": seed}]
+def points(scale: Scale) -> list[Point]:
+    settings = [
+        {"drafts": drafts, "rate": rate, "seconds": 60.0 if scale.quick else SECONDS}
+        for rate in (QUICK_RATES if scale.quick else RATES)
+        for drafts in (QUICK_ARMS if scale.quick else FULL_ARMS if rate == FULL else ARMS)
     ]
+    return points_over(scale, settings, BY, {})
 
 
 def run_point(drafts: str, rate: float, seed: int, seconds: float) -> dict:
@@ -89,21 +86,15 @@ def run_point(drafts: str, rate: float, seed: int, seconds: float) -> dict:
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each of `BY`: means over seeds and, as NAME_ci, half of the 95 % interval; as
     NAME_change that of the difference to the same seed without drafts (shares), or of the ratio."""
-    key = ["rate", "seed"]
-    plain = rows[rows.drafts == NONE].set_index(key)
-    found = []
-    for names, part in rows.groupby(BY, sort=False):
-        base = plain.loc[pd.MultiIndex.from_frame(part[key])]
-        row = dict(zip(BY, names, strict=True))
-        for name in (*SHARES, *RATIOS, "tpot_s", "ttft_p99_s", "batch", "verified"):
-            row[name], row[f"{name}_ci"] = interval(part[name])
-        for name in (*SHARES, *RATIOS):
-            mine, theirs = part[name].to_numpy(), base[name].to_numpy()
-            change = mine - theirs if name in SHARES else mine / theirs
-            row[f"{name}_change"], row[f"{name}_change_ci"] = interval(change)
-        row |= {name: int(part[name].sum()) for name in ("saturated", "unclear")}
-        found.append({**row, "seeds": len(part)})
-    return pd.DataFrame(found)
+    changes = {f"{name}_change": (name, "difference") for name in SHARES}
+    changes |= {f"{name}_change": (name, "ratio") for name in RATIOS}
+    beside = gained(rows, rows[rows.drafts == NONE], ["rate", "seed"], changes)
+    shown = [*SHARES, *RATIOS, "tpot_s", "ttft_p99_s", "batch", "verified"]
+    found = over_seeds(beside, BY, [*shown, *changes])
+    counts = rows.groupby(BY, sort=False)[["saturated", "unclear"]].sum().astype(int)
+    found = found.join(counts, on=BY)
+    found["seeds"] = found.pop("seeds")
+    return found
 
 
 def summary(found: pd.DataFrame) -> Iterator[str]:
@@ -142,9 +133,8 @@ def report(found: pd.DataFrame) -> str:
     return "\n".join([text, *summary(found)])
 
 
-def plot(found: pd.DataFrame) -> Canvas:
+def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
     """Objectives and best-effort work over the rate."""
-    canvas = Canvas(layout="constrained")
     shown_columns = {
         "ttft_attainment": "TTFT objectives kept",
         "token_attainment": "tokens in time",
@@ -158,29 +148,6 @@ def plot(found: pd.DataFrame) -> Canvas:
         axis.set_xlabel("real-time requests/s")
     axes[1, 0].set_yscale("log")
     legend(canvas, axes[0, 0])
-    return canvas
 
 
-def experiment(options: GridOptions) -> str:
-    """Run everything, write points.csv, table.csv, report.md and deadlines.png, and return the
-    report."""
-    out = options.out
-    name = "speculation deadlines"
-    made = points(options.quick, options.seeds)
-    rows = shown_grid(run_point, made, out, options.workers, name, options.any_version)
-    found = table(rows)
-    text = report(found)
-    write_plot(out / "deadlines.png", plot(found))
-    write_tables(out, {"points": rows, "table": found})
-    write_atomically(out / "report.md", text.encode())
-    return text
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point."""
-    said = "What drafts do to BROS's deadlines and to best-effort work."
-    command_line("speculation-deadlines", said, experiment, SEEDS, arguments, least_seeds=2)
-
-
-if __name__ == "__main__":
-    main()
+FIGURE = Figure("deadlines", "BROS's deadlines", points, run_point, table, plot, text=report)

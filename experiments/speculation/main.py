@@ -1,6 +1,6 @@
 """From which batch on speculation stops paying, by model and GPU: docs/speculation.md.
 
-    python -m twinserve.experiments.speculation --out docs/results/speculation
+    twinserve study speculation --out docs/results/speculation
 
 Closed loops of each batch size are run with and without drafts. The gain is output tokens a second
 with drafts over those without, of the same requests.
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
+from twinserve.experiments.speculation import deadlines
 from twinserve.experiments.speculation.runs import run_point
-from twinserve.experiments.study.command import GridOptions, command_line
 from twinserve.experiments.study.curves import legend, lines, panels
-from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
-from twinserve.experiments.study.progress import shown_grid
+from twinserve.experiments.study.output import markdown_table
+from twinserve.experiments.study.study import Figure, Scale, Study, points_over
 from twinserve.sim.sweep.grid import Point
-from twinserve.sim.sweep.statistics import interval, shown
-from twinserve.traces.write import write_atomically
+from twinserve.sim.sweep.paired import baseline_of, gained, told
+from twinserve.sim.sweep.statistics import over_seeds, shown
 
 ENGINES = ("llama-3.1-8b@h100", "qwen2.5-14b@a100-40g:tp2", "llama-3.1-70b@h100:tp4")
 # Rates published for EAGLE-3 (docs/speculation.md), and the same for drafts that cost nothing.
@@ -29,29 +29,26 @@ DRAFTED = {"eagle": f"k=3,method=eagle,{RATES}", "ngram": f"k=3,method=ngram,{RA
 BATCHES = {"chat": (1, 16, 64, 128, 192, 256, 384), "documents": (1, 8, 16, 32, 48)}
 QUICK = {"chat": (1, 16)}
 QUICK_ENGINES = ENGINES[:1]
-SEEDS = 3
 BY = ["lengths", "engine", "drafts", "batch"]
-PAYS, LOSES, OPEN = "pays", "loses", "cannot be told"
+PAYS, LOSES, OPEN = WORDS = ("pays", "loses", "cannot be told")
 
 
-def points(quick: bool, seeds: int) -> list[Point]:
-    found = []
-    for lengths, batches in (QUICK if quick else BATCHES).items():
-        for engine in QUICK_ENGINES if quick else ENGINES:
-            for drafts in (None, *DRAFTED):
-                for batch in batches:
-                    for seed in range(seeds):
-                        axes = {
-                            "lengths": lengths,
-                            "engine": engine,
-                            "drafts": drafts or "none",
-                            "batch": batch,
-                            "seed": seed,
-                        }
-                        text = None if drafts is None else DRAFTED[drafts]
-                        said = {**axes, "drafts": text, "most": max(batches)}
-                        found.append(Point(axes, said))
-    return found
+def points(scale: Scale) -> list[Point]:
+    settings = [
+        {
+            "lengths": lengths,
+            "engine": engine,
+            "_drafts": drafts or "none",
+            "drafts": None if drafts is None else DRAFTED[drafts],
+            "batch": batch,
+            "most": max(batches),
+        }
+        for lengths, batches in (QUICK if scale.quick else BATCHES).items()
+        for engine in (QUICK_ENGINES if scale.quick else ENGINES)
+        for drafts in (None, *DRAFTED)
+        for batch in batches
+    ]
+    return points_over(scale, settings, BY, {})
 
 
 def gains(rows: pd.DataFrame) -> pd.DataFrame:
@@ -64,32 +61,18 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
     preemptions, preemptions_without  mean of a run with drafts, and without
     verdict      whether drafts pay: where the whole interval of `gain` is on one side of 1
     """
-    key = ["lengths", "engine", "batch", "seed"]
-    plain = rows[rows.drafts == "none"].set_index(key)
-    found = []
-    for names, part in rows[rows.drafts != "none"].groupby(BY, sort=False):
-        base = plain.loc[pd.MultiIndex.from_frame(part[key])]
-        row = dict(zip(BY, names, strict=True))
-        for name, values in (
-            ("gain", part.tokens_per_s.to_numpy() / base.tokens_per_s.to_numpy()),
-            ("longer", part.step_s.to_numpy() / base.step_s.to_numpy()),
-            ("step_tokens", part.step_tokens),
-        ):
-            row[name], row[f"{name}_ci"] = interval(values)
-        row |= {
-            "preemptions": part.preemptions.mean(),
-            "preemptions_without": base.preemptions.mean(),
-            "seeds": len(part),
-        }
-        found.append({**row, "verdict": verdict(row["gain"], row["gain_ci"])})
-    return pd.DataFrame(found)
-
-
-def verdict(gain: float, half: float) -> str:
-    """NaN for `half`, as of a single seed, tells nothing."""
-    if gain - half > 1:
-        return PAYS
-    return LOSES if gain + half < 1 else OPEN
+    pairs = ["lengths", "engine", "batch", "seed"]
+    plain, drafted = rows[rows.drafts == "none"], rows[rows.drafts != "none"]
+    ratios = {"gain": ("tokens_per_s", "ratio"), "longer": ("step_s", "ratio")}
+    drafted = gained(drafted, plain, pairs, ratios).assign(
+        preemptions_without=baseline_of(drafted, plain, pairs).preemptions
+    )
+    counts = ["preemptions", "preemptions_without"]
+    found = over_seeds(drafted, BY, [*ratios, "step_tokens", *counts])
+    found = found.drop(columns=[f"{name}_ci" for name in counts])
+    found["seeds"] = found.pop("seeds")
+    said = zip(found.gain, found.gain_ci, strict=True)
+    return found.assign(verdict=[told(*pair, WORDS, neutral=1.0) for pair in said])
 
 
 def stops(part: pd.DataFrame) -> str:
@@ -137,9 +120,8 @@ def report(found: pd.DataFrame) -> str:
     return "\n".join([text, *summary(found)])
 
 
-def plot(found: pd.DataFrame) -> Canvas:
+def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
     """Gain over batch: a panel for each engine and kind of lengths."""
-    canvas = Canvas(layout="constrained")
     kinds, engines = (list(dict.fromkeys(found[name])) for name in ("lengths", "engine"))
     axes = panels(canvas, len(kinds), len(engines))
     for i, lengths in enumerate(kinds):
@@ -152,36 +134,14 @@ def plot(found: pd.DataFrame) -> Canvas:
             axes[-1, j].set_xlabel("requests under way")
         axes[i, 0].set_ylabel(f"{lengths}\ntokens/s with drafts\nover without")
     legend(canvas, axes[0, 0])
-    return canvas
 
 
-def experiment(options: GridOptions) -> str:
-    """Run everything, write points.csv, table.csv, report.md and speculation.png, and return the
-    report."""
-    out = options.out
-    rows = shown_grid(
-        run_point,
-        points(options.quick, options.seeds),
-        out,
-        options.workers,
-        "speculation",
-        options.any_version,
-    )
-    found = gains(rows)
-    text = report(found)
-    write_plot(out / "speculation.png", plot(found))
-    write_tables(out, {"points": rows, "table": found})
-    write_atomically(out / "report.md", text.encode())
-    return text
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point."""
-    command_line(
-        "speculation",
-        "From which batch on speculation stops paying.",
-        experiment,
-        SEEDS,
-        arguments,
-        least_seeds=2,
-    )
+STUDY = Study(
+    "speculation",
+    "",
+    [
+        Figure("batches", "gain by batch", points, run_point, gains, plot, text=report),
+        deadlines.FIGURE,
+    ],
+    least_seeds=2,
+)

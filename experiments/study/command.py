@@ -1,26 +1,40 @@
-"""The command lines of the experiments whose points are kept (`grid.run_grid`)."""
+"""`twinserve study`: the studies of this package, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
-import cyclopts
 from cyclopts import Parameter
 
-from twinserve.sim.cli.main import run_app
 from twinserve.sim.setup.config import SettingsError
 
 RESUMABLE = "interrupted; what has ended is kept: the same command goes on from there"
 QUICK_SEEDS = 2
+# name -> the question it answers; `experiments/NAME/main.py` has it as STUDY
+STUDIES = {
+    "bros": "The figures and tables of BROS's paper.",
+    "echo": "The figures and tables of Echo's paper.",
+    "layerkv": "The figures of LayerKV's paper.",
+    "justitia": "The figures and tables of Justitia's paper.",
+    "systems": "The four systems side by side, and which part of each earns what.",
+    "routers": "Routers on the same requests.",
+    "estimators": "Whose estimator wins: each system with three beliefs about step times.",
+    "forms": "Forms of step times, and what they cost a policy.",
+    "sensitivity": "How far conclusions move when the profile is off.",
+    "speculation": "From which batch on speculation stops paying; drafts beside deadlines.",
+    "apart": "When prefill apart from decode pays on equal GPUs.",
+    "optimality": "How far BROS's Algorithm 1 is from the best batch.",
+}
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class GridOptions:
-    """What all of them can be told."""
+    """What every study can be told."""
 
     quick: Annotated[
         bool,
@@ -28,7 +42,9 @@ class GridOptions:
             negative="", help="The smallest grid that makes every table and plot; two seeds."
         ),
     ] = False
-    seeds: Annotated[int | None, Parameter(help="Seeds of each point.")] = None
+    seeds: Annotated[
+        int | None, Parameter(help="Seeds of each point. [default: the study's own]")
+    ] = None
     workers: Annotated[int | None, Parameter(help="Processes. [default: one for each core]")] = None
     out: Annotated[
         Path | None,
@@ -57,31 +73,39 @@ class GridOptions:
         )
 
 
-def command_line(
-    name: str,
-    text: str,
-    experiment: Callable[[GridOptions], str],
-    seeds: int,
-    arguments: list[str] | None = None,
-    least_seeds: int = 1,
+@dataclass(frozen=True)
+class Special:
+    """A study that is no `Study`: a function that runs everything and returns its report."""
+
+    system: str
+    experiment: Callable[[GridOptions], str]
+    seeds: int
+    least_seeds: int = 1
+
+    def command(self, names: Sequence[str], options: GridOptions) -> str:
+        """What `twinserve study` runs. Raises SettingsError."""
+        if names:
+            raise SettingsError(f"{self.system} has no figures to choose from; drop {names[0]}")
+        return self.experiment(options.of(self.system, self.seeds, self.least_seeds))
+
+
+def study(
+    name: Annotated[str, Parameter(help="The study; none: list them.")] = "",
+    *figure: Annotated[str, Parameter(help="Names of its figures; none: all of them.")],
+    options: GridOptions = GridOptions(),
 ) -> None:
-    """Run `experiment` from the command line and print the report that it returns; bad input ends
-    as one line. seeds: unless other ones are asked for."""
+    """Run a study of this package: its grid of runs, its tables, plots and claims."""
+    if not name:
+        print("\n".join(f"{known:12} {line}" for known, line in STUDIES.items()))
+        return
+    if name not in STUDIES:
+        from twinserve.policies.names import hint  # help waits for no numpy
 
-    def command(*, options: GridOptions = GridOptions()) -> None:
-        print(experiment(options.of(name, seeds, least_seeds)), end="")
-
-    run_app(experiment_app(name, text, seeds, command), arguments, RESUMABLE)
-
-
-def experiment_app(name: str, text: str, seeds: int, command: Callable) -> cyclopts.App:
-    """For `run_app`."""
-    text = f"{text} {seeds} seeds, if no other number is asked for."
-    app = cyclopts.App(
-        name=f"twinserve.experiments.{name}",
-        help=text,
-        version_flags=[],
-        result_action="return_value",
-    )
-    app.default(command)
-    return app
+        raise SettingsError(
+            f"no study {name!r}{hint(name, list(STUDIES))}; `twinserve study` lists them"
+        )
+    found = import_module(f"twinserve.experiments.{name}.main").STUDY
+    try:
+        print(found.command(figure, options), end="")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(RESUMABLE) from None

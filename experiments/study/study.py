@@ -1,7 +1,7 @@
-"""Figures of a paper as commands: `python -m twinserve.experiments.<system> [FIGURE ...]`.
+"""Studies: `twinserve study NAME [FIGURE ...]`.
 
 A figure is a grid of runs, a table and a plot of it, and the claims of the paper that it speaks to.
-Each goes into a folder of its own (points.csv, table.csv, plot.png, claims.json);
+Each goes into a folder of its own (points.csv, table.csv, plot.png, claims.json, report.md);
 `paper_vs_ours.md` joins the claims of all figures that are there.
 """
 
@@ -11,26 +11,23 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
-from cyclopts import Parameter
 from matplotlib.figure import Figure as Canvas
-from rich.console import Console
 
-from twinserve.experiments.study.command import RESUMABLE, GridOptions, experiment_app
+from twinserve.experiments.study.command import GridOptions
 from twinserve.experiments.study.output import table_lines, write_plot, write_tables
 from twinserve.experiments.study.progress import shown_grid
 from twinserve.experiments.study.verdict import MEANING, Claim, summary
 from twinserve.formats import Format, same
-from twinserve.sim.cli.main import run_app
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.grid import Point, Rows
 from twinserve.sim.sweep.statistics import shown
 from twinserve.traces.write import write_atomically
 
-CLAIMS_FILE = "claims.json"
+CLAIMS_FILE, TEXT_FILE = "claims.json", "report.md"
 BEFORE = {"direction agrees": "direction only", "within the spread": "cannot be told"}
 
 
@@ -91,6 +88,7 @@ class Figure:
     table   what the points say, one row for each thing shown, seeds summed up
     plot    draws the table and the points on an empty canvas; None: a table only
     claims  what the paper says of it beside what the table says
+    text    Markdown of the table, for report.md; None: every column, in the study's tables only
     """
 
     name: str
@@ -100,12 +98,16 @@ class Figure:
     table: Callable[[pd.DataFrame], pd.DataFrame]
     plot: Callable[[Canvas, pd.DataFrame, pd.DataFrame], None] | None = None
     claims: Callable[[pd.DataFrame], Sequence[Claim]] = lambda table: ()
+    text: Callable[[pd.DataFrame], str] | None = None
 
 
 @dataclass(frozen=True)
 class Study:
-    """The figures of one system. absent: claims that no figure here speaks to, with the reason as
-    `why`.
+    """The figures of one system.
+
+    absent       claims that no figure here speaks to, with the reason as `why`
+    seeds        of each point, if no other number is asked for
+    least_seeds  that make its tables
 
     A study of no paper (`paper` empty) has no claims: its report is the tables.
     """
@@ -114,6 +116,8 @@ class Study:
     paper: str
     figures: Sequence[Figure]
     absent: Sequence[Claim] = field(default_factory=tuple)
+    seeds: int = SEEDS
+    least_seeds: int = 1
 
     def run(
         self,
@@ -166,7 +170,9 @@ class Study:
                 parts += [f"`{figure.name}` ({figure.title}): not run.", ""]
                 continue
             plot = [f"![{figure.title}]({figure.name}/plot.png)", ""] if figure.plot else []
-            parts += [f"## {figure.title}", "", *plot, *_table(pd.read_csv(file)), ""]
+            said = file.with_name(TEXT_FILE)
+            text = [said.read_text()] if figure.text else [*_table(pd.read_csv(file)), ""]
+            parts += [f"## {figure.title}", "", *plot, *text]
         return "\n".join(parts)
 
     def _write(self, figure: Figure, points: pd.DataFrame, scale: Scale, folder: Path) -> None:
@@ -176,6 +182,8 @@ class Study:
             canvas = Canvas(figsize=(8, 4.5), layout="constrained")
             figure.plot(canvas, table, points)
             write_plot(folder / "plot.png", canvas)
+        if figure.text is not None:
+            write_atomically(folder / TEXT_FILE, figure.text(table).encode())
         claims = [asdict(claim) for claim in figure.claims(table)]
         said = {"title": figure.title, "scale": asdict(scale), "claims": claims}
         write_atomically(folder / CLAIMS_FILE, dump_json(FIGURES.numbered(said)).encode())
@@ -224,23 +232,13 @@ class Study:
             ]
         )
 
-    def main(self, arguments: list[str] | None = None) -> None:
-        """The command line of this study."""
-
-        def command(
-            *figure: Annotated[str, Parameter(help="Names of figures; none: all of them.")],
-            options: GridOptions = GridOptions(),
-        ) -> None:
-            set_to = options.of(self.system, SEEDS)
-            scale = Scale(set_to.quick, tuple(range(set_to.seeds)))
-            self.run(figure, scale, set_to.out, set_to.workers, set_to.any_version)
-            Console(soft_wrap=True).print(str(set_to.out / self.report), highlight=False)
-
-        run_app(
-            experiment_app(self.system, f"Figures of {self.system}.", SEEDS, command),
-            arguments,
-            RESUMABLE,
-        )
+    def command(self, names: Sequence[str], options: GridOptions) -> str:
+        """What `twinserve study` runs; the path of the report, to be printed."""
+        given = options.of(self.system, self.seeds, self.least_seeds)
+        assert given.seeds is not None and given.out is not None  # `of` filled them in
+        scale = Scale(given.quick, tuple(range(given.seeds)))
+        self.run(names, scale, given.out, given.workers, given.any_version)
+        return f"{given.out / self.report}\n"
 
 
 def _said(folder: Path) -> dict | None:

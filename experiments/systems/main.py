@@ -1,4 +1,4 @@
-"""The four systems side by side: `python -m twinserve.experiments.systems`.
+"""The four systems side by side: `twinserve study systems`.
 
 No paper has this: BROS, Echo, LayerKV, Justitia and their baselines on the same hardware, model and
 recorded traces.

@@ -38,6 +38,10 @@ VERBS = {
         f"{_CLI}.sweep:sweep",
         "Run simulate over combinations of its settings: files and grids are crossed.",
     ),
+    "study": (
+        "twinserve.experiments.study.command:study",
+        "Run a study of this package: its grid of runs, its tables, plots and claims.",
+    ),
     "plan": (
         f"{_CLI}.plan:plan",
         "The cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how "

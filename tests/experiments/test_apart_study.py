@@ -10,11 +10,12 @@ import pytest
 
 from twinserve.experiments.apart import main as study
 from twinserve.experiments.apart.runs import OBJECTIVES, requests_of, run_point
+from twinserve.experiments.study.study import Scale
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "docs" / "results" / "apart"
+KEPT = ROOT / "docs" / "results" / "apart" / "loads"
 
 
 def rows(kept: dict[str, tuple[float, ...]]) -> pd.DataFrame:
@@ -48,10 +49,6 @@ def test_gains_are_paired_by_seed_and_judged_by_their_interval():
     assert set(study.best(found).fleet) == {"1P3D"}
 
 
-def test_one_seed_tells_nothing():
-    assert study.verdict(0.5, float("nan")) == study.SAME
-
-
 def test_loads_stretch_the_same_requests():
     hardware = resolve_hardware(SimulationConfig(profile="llama-3.1-8b@h100"))
     low, high = (requests_of(2048, load, 1, hardware) for load in (0.3, 0.9))
@@ -69,7 +66,7 @@ def test_decode_replicas_alone_have_shorter_gaps_under_long_prompts():
 
 def test_the_kept_results_are_of_the_whole_grid_and_the_page_shows_them():
     points = pd.read_csv(KEPT / "points.csv")
-    assert len(points) == len(study.points(False, study.SEEDS))
+    assert len(points) == len(study.points(Scale()))
     report = study.report(study.gains(points))
     assert report == (KEPT / "report.md").read_text()
     page = (ROOT / "docs" / "apart-study.md").read_text()

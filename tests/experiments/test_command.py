@@ -6,7 +6,8 @@ import importlib
 import pytest
 
 from twinserve.experiments.benchmark.measure import BenchmarkError
-from twinserve.experiments.bros.main import STUDY
+from twinserve.experiments.study.command import STUDIES
+from twinserve.sim.cli.main import main
 from twinserve.sim.setup.config import SettingsError
 
 # experiment -> a function that its command calls
@@ -36,6 +37,9 @@ def module_of(name: str) -> str:
 
 
 def main_of(name: str):
+    """The entry point of an experiment: `twinserve study NAME` of those that are studies."""
+    if name in STUDIES:
+        return lambda arguments: main(["study", name, *arguments])
     return importlib.import_module(module_of(name)).main
 
 
@@ -76,11 +80,14 @@ def test_a_defect_is_not_taken_for_bad_input(monkeypatch):
 
 
 def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
-    assert ended(capsys, STUDY.main, "--nonsense")[0] == 2
-    code, said = ended(capsys, STUDY.main, "fig0", "--out", str(tmp_path))
+    bros = main_of("bros")
+    assert ended(capsys, bros, "--nonsense")[0] == 2
+    code, said = ended(capsys, main, "study", "bross")
+    assert code == 2 and "did you mean 'bros'?" in said
+    code, said = ended(capsys, bros, "fig0", "--out", str(tmp_path))
     assert code == 2 and "no figure 'fig0'" in said
     monkeypatch.setattr("twinserve.experiments.study.study.shown_grid", interrupted)
-    code, said = ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path))
+    code, said = ended(capsys, bros, "fig2", "--out", str(tmp_path))
     assert code == 130 and "goes on from there" in said
 
 
@@ -103,7 +110,7 @@ def test_settings_errors_of_points_are_a_line(capsys, monkeypatch, tmp_path):
         raise SettingsError("three  is\ntoo many")
 
     monkeypatch.setattr("twinserve.experiments.study.study.shown_grid", refused)
-    assert ended(capsys, STUDY.main, "fig2", "--out", str(tmp_path)) == (
+    assert ended(capsys, main_of("bros"), "fig2", "--out", str(tmp_path)) == (
         2,
         "error: three is too many\n",
     )

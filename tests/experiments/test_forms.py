@@ -17,6 +17,7 @@ from twinserve.experiments.forms.main import (
     points,
     run_point,
 )
+from twinserve.experiments.study.command import GridOptions
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.estimates import FORMS
 from twinserve.profiles.profile import load_profile
@@ -146,11 +147,10 @@ def test_every_case_starts_from_true_step_times():
 
 
 @pytest.mark.nightly
-def test_the_command_writes_everything(tmp_path, capsys, monkeypatch):
+def test_the_command_writes_everything(tmp_path, monkeypatch):
     monkeypatch.delenv("TWINSERVE_TRUTH", raising=False)
     monkeypatch.setattr(forms, "on_a_profile", lambda profile: on_a_profile(profile, each=20))
-    forms.main(["--quick", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)])
-    said = capsys.readouterr().out
+    said = forms.STUDY.command((), GridOptions(quick=True, seeds=1, workers=1, out=tmp_path))
     assert "names no recorded steps" in said and all(f"**{case}**" in said for case in CASES)
     wanted = {"report.md", "points.csv", "costs.csv", "profile_errors.csv", "forms.png"}
     assert {path.name for path in tmp_path.iterdir()} >= wanted

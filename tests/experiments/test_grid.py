@@ -8,12 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.experiments.squares import CALLS, square
+from twinserve.experiments.study.command import GridOptions
 from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.experiments.study.verdict import Claim
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.grid import Point, run_grid
+from twinserve.sim.sweep.paired import KINDS, gained, told
 from twinserve.sim.sweep.points import KEPT
 from twinserve.sim.sweep.statistics import interval, over_seeds, shown
 from twinserve.traces import catalog
@@ -156,9 +160,9 @@ def study() -> Study:
     )
 
 
-def test_a_study_writes_tables_plots_and_claims(tmp_path, capsys):
-    study().main(["fig1", "--seeds", "2", "--workers", "1", "--out", str(tmp_path)])
-    assert capsys.readouterr().out.strip() == str(tmp_path / "paper_vs_ours.md")
+def test_a_study_writes_tables_plots_and_claims(tmp_path):
+    said = study().command(("fig1",), GridOptions(seeds=2, workers=1, out=tmp_path))
+    assert said.strip() == str(tmp_path / "paper_vs_ours.md")
     text = (tmp_path / "paper_vs_ours.md").read_text()
     assert (
         "| Fig. 1 | largest | 9 | 9.5 ± 0 | direction only | seeds are \\| added |" in text
@@ -174,20 +178,47 @@ def test_a_study_writes_tables_plots_and_claims(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["fig9"], "no figure 'fig9'; there are fig1"), (["--seeds", "0"], "from 1 to 1000")],
+    ("arguments", "said"), [(["fig9"], "no figure 'fig9'; there are fig1"), ([], "from 1 to 1000")]
 )
-def test_what_is_not_there_gets_one_line(tmp_path, capsys, arguments, said):
-    with pytest.raises(SystemExit) as end:
-        study().main([*arguments, "--out", str(tmp_path)])
-    error = capsys.readouterr().err
-    assert (
-        end.value.code == 2
-        and said in error
-        and error.startswith("error: ")
-        and error.count("\n") == 1
-    )
+def test_what_is_not_there_is_refused(tmp_path, arguments, said):
+    seeds = None if arguments else 0
+    with pytest.raises(SettingsError, match=said):
+        study().command(arguments, GridOptions(seeds=seeds, out=tmp_path))
     assert not CALLS
+
+
+values = st.floats(1e-3, 1e3)
+
+
+@given(st.lists(st.tuples(values, values), min_size=1, max_size=6), st.randoms())
+def test_gains_are_of_the_same_seed_whatever_the_order(pairs, random):
+    """Against a plain loop over seeds; a run without a baseline gains nan."""
+    rows = [
+        {"policy": policy, "seed": seed, "x": x}
+        for seed, both in enumerate(pairs)
+        for policy, x in zip(("a", "b"), both, strict=True)
+    ]
+    rows.append({"policy": "b", "seed": len(pairs), "x": 1.0})
+    random.shuffle(rows)
+    frame = pd.DataFrame(rows)
+    gains = {kind: ("x", kind) for kind in KINDS}
+    found = gained(frame, frame[frame.policy == "a"], ["seed"], gains)
+    for row in found.to_dict("records"):
+        if row["seed"] == len(pairs):
+            assert all(np.isnan(row[kind]) for kind in KINDS)
+            continue
+        mine, theirs = row["x"], pairs[row["seed"]][0]
+        assert row["ratio"] == mine / theirs and row["change"] == mine / theirs - 1
+        assert row["difference"] == mine - theirs == -row["saving"]
+        assert row["factor"] == theirs / mine
+
+
+@given(values, st.floats(0, 1e3) | st.just(float("nan")), values)
+def test_a_gain_is_told_where_its_whole_interval_is_on_one_side(gain, half, neutral):
+    said = told(gain, half, ("above", "below", "open"), neutral)
+    mirrored = told(-gain, half, ("below", "above", "open"), -neutral)
+    assert said == mirrored
+    assert said == "open" or half < abs(gain - neutral) * (1 + 1e-9)
 
 
 def scaled(x: int, scale: int = 1) -> dict:

@@ -25,6 +25,7 @@ from twinserve.experiments.optimality.runs import (
     iterations_of_a_run,
     random_iterations,
 )
+from twinserve.experiments.study.command import GridOptions
 from twinserve.policies.bros.problem import Solution
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.composition import StepComposition
@@ -174,9 +175,9 @@ def test_the_iterations_of_a_run_and_its_deadlines():
 
 
 @pytest.mark.nightly
-def test_the_command_writes_tables_and_a_plot(tmp_path, capsys):
-    optimality.main(["--quick", "--workers", "1", "--out", str(tmp_path)])
-    assert (tmp_path / "optimality.md").read_text(encoding="utf-8") == capsys.readouterr().out
+def test_the_command_writes_tables_and_a_plot(tmp_path):
+    said = optimality.STUDY.command((), GridOptions(quick=True, workers=1, out=tmp_path))
+    assert (tmp_path / "optimality.md").read_text(encoding="utf-8") == said
     assert (tmp_path / "optimality.png").read_bytes()[1:4] == b"PNG"
     iterations = pd.read_csv(tmp_path / "iterations.csv")
     slo = "ttft=0.4,tpot=0.2"

@@ -1,6 +1,7 @@
 """The sensitivity experiment: what is perturbed, what counts as a lead, and a small run of all of
 it."""
 
+from dataclasses import replace
 from functools import wraps
 
 import numpy as np
@@ -24,6 +25,7 @@ from twinserve.experiments.sensitivity.runs import (
     perturbed,
     run_point,
 )
+from twinserve.experiments.study.command import GridOptions
 from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy, policy_class
 from twinserve.sim.setup.inputs import resolve
@@ -263,10 +265,9 @@ def test_every_part_and_both_directions_are_run():
 
 
 @pytest.mark.nightly
-def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
-    arguments = ["--quick", "--seeds", "1", "--workers", "1", "--out", str(tmp_path)]
-    sensitivity.main(arguments)
-    first = capsys.readouterr().out
+def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    options = GridOptions(quick=True, seeds=1, workers=1, out=tmp_path)
+    first = sensitivity.STUDY.command((), options)
     assert (
         (tmp_path / "report.md").read_text() == first
         and "**mooncake**" in first
@@ -283,24 +284,8 @@ def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, capsys
         raise AssertionError("a point was run again")
 
     monkeypatch.setattr(sensitivity, "run_point", never)
-    sensitivity.main([*arguments, "--any-version"])
-    assert capsys.readouterr().out == first
+    assert sensitivity.STUDY.command((), replace(options, any_version=True)) == first
     assert {name: (tmp_path / name).read_bytes() for name in files} == files
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"), [(["--seeds", "0"], "--seeds"), (["--nonsense"], "nonsense")]
-)
-def test_bad_input_is_one_line(arguments, words, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        sensitivity.main(arguments)
-    said = capsys.readouterr().err
-    assert (
-        stopped.value.code == 2
-        and said.startswith("error: ")
-        and said.count("\n") == 1
-        and words in said
-    )
 
 
 def test_the_latencies_are_finite():

@@ -28,16 +28,6 @@ def test_changes_are_paired_by_seed():
     assert drafted.be_rps_ci > 1 and drafted.unclear == 3 and drafted.saturated == 0
 
 
-@pytest.mark.nightly
-def test_the_whole_of_it_small(tmp_path, capsys):
-    study.main(["--quick", "--workers", "1", "--out", str(tmp_path / "out")])
-    assert capsys.readouterr().out == (tmp_path / "out" / "report.md").read_text()
-    table = pd.read_csv(tmp_path / "out" / "table.csv").set_index("drafts")
-    assert table.verified["none"] == 0 and 0.1 < table.verified["k=3, 0.8"] < 1
-    assert table.normalized_ms_change["k=3, 0.8"] < 1
-    assert (tmp_path / "out" / "deadlines.png").stat().st_size > 10_000
-
-
 def read(name: str) -> pd.DataFrame:
     """One of the kept files; only an empty field is missing."""
     return pd.read_csv(KEPT / name, keep_default_na=False, na_values=[""])

@@ -10,9 +10,10 @@ import pytest
 
 from twinserve.experiments.speculation import main as study
 from twinserve.experiments.speculation.runs import LENGTHS, requests_of, run_point
+from twinserve.experiments.study.command import GridOptions
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "docs" / "results" / "speculation"
+KEPT = ROOT / "docs" / "results" / "speculation" / "batches"
 
 
 def rows(gain: dict[int, tuple[float, ...]], longer: float, tokens: float) -> pd.DataFrame:
@@ -54,10 +55,6 @@ def test_where_drafts_always_pay_nothing_is_to_be_explained():
     assert study.stops(found) == "pays up to 8, the largest run" and study.why(found) == ""
 
 
-def test_one_seed_tells_nothing():
-    assert study.verdict(1.5, float("nan")) == study.OPEN
-
-
 @pytest.mark.slow
 def test_clients_keep_the_batch_full():
     workload = requests_of(LENGTHS["chat"], 16, seed=1)
@@ -71,14 +68,19 @@ def test_clients_keep_the_batch_full():
 
 
 @pytest.mark.nightly
-def test_the_whole_of_it_small(tmp_path, capsys):
-    study.main(["--quick", "--workers", "1", "--out", str(tmp_path / "out")])
-    said = capsys.readouterr().out
-    assert said == (tmp_path / "out" / "report.md").read_text()
+def test_the_whole_of_it_small(tmp_path):
+    shown = study.STUDY.command((), GridOptions(quick=True, workers=1, out=tmp_path))
+    assert shown == f"{tmp_path / 'tables.md'}\n"
+    said = (tmp_path / "tables.md").read_text()
     assert "pays up to 16, the largest run" in said
-    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    table = pd.read_csv(tmp_path / "batches" / "table.csv")
     assert (table.verdict == study.PAYS).all() and (table.gain > 1.4).all()
-    assert (tmp_path / "out" / "speculation.png").stat().st_size > 10_000
+    table = pd.read_csv(tmp_path / "deadlines" / "table.csv").set_index("drafts")
+    assert table.verified["none"] == 0 and 0.1 < table.verified["k=3, 0.8"] < 1
+    assert table.normalized_ms_change["k=3, 0.8"] < 1
+    for figure in ("batches", "deadlines"):
+        assert (tmp_path / figure / "report.md").read_text() in said
+        assert (tmp_path / figure / "plot.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow

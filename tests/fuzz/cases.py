@@ -68,6 +68,7 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("report nosuch --out new.html", ("out",)),
     (f"report {RUN} --out new.html", ("out",)),
     (f"trace anonymise {TRACE} new.jsonl", ("format", "jitter", "salt", "columns")),
+    ("study nosuch", ("seeds", "workers", "out")),
     (PLAN, ("slo", "gpus", "tp", "seeds", "grow", "lead", "peak", "most-gpus", "prices", "out")),
     (f"reroute {RECORD} --json", ("router", "age", "interval")),
     ("route --worker nosuch", ("kv-events", "router", "profile", "record", "port", "retries")),
