@@ -237,6 +237,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "backends/live/measure/measure.py",
     "backends/live/measure/kept.py",
     "sim/twin/limit.py",
+    "sim/twin/calibrate_traffic.py",  # of our own loop
     "backends/live/measure/bench.py",
     "backends/live/measure/front_end.py",
     "backends/live/measure/stamps.py",
