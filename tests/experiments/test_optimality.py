@@ -30,6 +30,7 @@ from twinserve.policies.bros.problem import Solution
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile
+from twinserve.sim.cli.main import main
 
 
 def batch(rate: float, lost: int = 0, served: int = 0, feasible: bool = True) -> Solution:
@@ -195,6 +196,6 @@ def test_the_command_writes_tables_and_a_plot(tmp_path):
 )
 def test_bad_input_gets_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit) as caught:
-        optimality.main(arguments)
+        main(["study", "optimality", *arguments])
     said = capsys.readouterr().err
     assert caught.value.code == 2 and message in said and said.count("\n") == 1
