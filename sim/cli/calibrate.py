@@ -50,7 +50,7 @@ _SERVER = {
     "max_step_tokens": "max_num_batched_tokens",
     "max_model_len": "max_model_len",
 }
-_FOR_SERVING = ("from_serving", "config", "out", "name", "overwrite", *_SERVER)
+_FOR_SERVING = ("from_serving", "config", "saturated", "out", "name", "overwrite", *_SERVER)
 # and what --front-end takes
 _FOR_FRONT_END = (
     *("front_end", "model", "out", "name", "dtype", "max_model_len", "threads", "engine_arg"),
@@ -67,6 +67,7 @@ def calibrate(
         list[Path] | None, Parameter(consume_multiple=True, negative=""), _Fitting
     ] = None,
     config: Annotated[Path | None, _Fitting] = None,
+    saturated: Annotated[Flag, _Fitting] = False,
     front_end: Annotated[Flag, Starting] = False,
     profile: Annotated[str | None, _Fitting] = None,
     form: Annotated[str | None, _Fitting] = None,
@@ -116,6 +117,9 @@ def calibrate(
         vllm bench serve --save-detailed writes them; each file is a load of the same server.
     config: Path
         With --from-serving: a run.json with the server's settings.
+    saturated: bool
+        With --from-serving: fit all of a file, even where the server's queue grew. By default only
+        the stretch before counts, and a file without one is refused.
     front_end: bool
         Measure what lies between clients and the engine instead: serve the model over HTTP, and
         write a file for simulate --front-end.
@@ -176,7 +180,11 @@ def calibrate(
     if from_serving is not None:
         _from_serving(given, from_serving)
         return
-    _refuse(given, "is for --from-serving; add it, or drop this", lambda option: option == "config")
+    _refuse(
+        given,
+        "is for --from-serving; add it, or drop this",
+        lambda option: option in ("config", "saturated"),
+    )
     _refuse(
         given,
         "is for recorded steps; add --from-steps FILE, or drop it",
@@ -278,6 +286,7 @@ def _from_serving(given: dict, files: list[Path]) -> None:
         settings,
         config=given["config"],
         name=given["name"],
+        saturated=given["saturated"],
         overwrite=given["overwrite"],
     )
 

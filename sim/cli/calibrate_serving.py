@@ -21,6 +21,7 @@ from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import from_file
 from twinserve.sim.setup.run import Simulation
 from twinserve.sim.twin import serving_fit
+from twinserve.sim.twin.queues import queue_of, queue_words, steady_stretch
 from twinserve.sim.twin.served import Served, from_server, of_measurement, of_run
 from twinserve.sim.twin.serving_fit import NAMES, Fitted, Load, Terms
 from twinserve.traces.measurement import Measurement
@@ -44,16 +45,19 @@ def calibrate_serving(
     *,
     config: Path | None = None,
     name: str | None = None,
+    saturated: bool = False,
     overwrite: bool = False,
 ) -> None:
     """Fit, write `out` and the front end beside it, and say what was found. config: a run.json that
-    has the server's settings; settings: those by name that stand over it, `profile` among them.
-    Raises SettingsError, WorkloadError, ProfileError."""
+    has the server's settings; settings: those by name that stand over it, `profile` among them;
+    saturated: fit all of a file even where its queue grew. Raises SettingsError, WorkloadError,
+    ProfileError."""
     front = out.with_suffix(".front_end.json")
     for target in (out, front):
         check_target(target, overwrite)
     found = [_measured(file) for file in files]
     server = _one_side(found)
+    until_s = [np.inf if saturated else _steady(one) for one in found]
     given = {**(from_file(config, settings) if config else {}), **settings}
     inputs = [_inputs(one, given) for one in found]
     base = inputs[0].hardware.profile
@@ -64,25 +68,31 @@ def calibrate_serving(
         and not (server and each == "request_s")
     )
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
+        file = Path(scratch) / "f.json"
         loads = [
-            Load(of_measurement(one), partial(_simulated, each, server, Path(scratch) / "f.json"))
-            for one, each in zip(found, inputs, strict=True)
+            Load(_early(of_measurement(one), until), partial(_simulated, each, server, file, until))
+            for one, each, until in zip(found, inputs, until_s, strict=True)
         ]
         with RunProgress(shown=True) as progress:
             progress.begin("calibrate")
             fitted = _fit(loads, names, progress, found)
-    for one in found:
+    for one, until in zip(found, until_s, strict=True):
         for notice in one.notices:
             print(f"note: {one.path}: {notice}")
+        if np.isfinite(until):
+            print(
+                f"note: {one.path}: {queue_words(queue_of(one))}; fitted to requests of the first "
+                f"{until:.3g} s, when the server kept up (--saturated takes all)"
+            )
     print("\n".join(serving_fit.shown(fitted)))
-    print(f"{'holds for':>22}  {_range(found)}")
+    print(f"{'holds for':>22}  {_range(found, until_s)}")
     print(f"{'unknown':>22}  {_NOT_TOLD}")
     if not fitted.worth:
         raise SettingsError(
             f"{base.name} is not made better by these measurements, so nothing was written; "
             "measure more requests, at another load, or begin with another --profile"
         )
-    said = f"{', '.join(one.path for one in found)} ({_range(found)})"
+    said = f"{', '.join(one.path for one in found)} ({_range(found, until_s)})"
     save_profile(_profile(fitted, inputs[0].hardware, said, name), out)
     again = f"simulate --profile {out}"
     if "request_s" in fitted.told:
@@ -102,6 +112,24 @@ def _measured(file: Path) -> Measurement:
             f"{f' ({said})' if said else ''}; with vllm bench serve, add --save-detailed"
         )
     return found
+
+
+def _steady(found: Measurement) -> float:
+    """Seconds of arrivals that can be fitted: all, or those before the queue grew."""
+    queue = queue_of(found)
+    if queue is None or queue["verdict"] != "saturated":
+        return np.inf
+    until = steady_stretch(found)
+    if until is None:
+        raise SettingsError(
+            f"--from-serving {found.path}: {queue_words(queue)}. Such latencies say how long the "
+            "load lasted, not how long a step takes: measure at a lower rate, or add --saturated"
+        )
+    return until
+
+
+def _early(served: Served, until_s: float) -> Served:
+    return served if np.isinf(until_s) else served.take(served.arrival_s <= until_s)
 
 
 def _timed(found: Measurement) -> int:
@@ -138,8 +166,9 @@ def _inputs(found: Measurement, given: dict) -> Inputs:
     return inputs
 
 
-def _simulated(inputs: Inputs, server: bool, front: Path, terms: Terms) -> Served:
-    """The requests on hardware with these terms. front: a file for the front end's."""
+def _simulated(inputs: Inputs, server: bool, front: Path, until_s: float, terms: Terms) -> Served:
+    """The requests on hardware with these terms, those that arrived until then. front: a file for
+    the front end's."""
     hardware = inputs.hardware
     profile = terms.on(hardware.profile)
     model = profile.model(hardware.limits.max_num_seqs)
@@ -152,9 +181,8 @@ def _simulated(inputs: Inputs, server: bool, front: Path, terms: Terms) -> Serve
     )
     run = Simulation(changed, changed.policies[0])
     run.run()
-    return of_run(
-        "run", RunResult(run.rows()), server
-    )  # the metrics of a summary are not asked for
+    # the metrics of a summary are not asked for
+    return _early(of_run("run", RunResult(run.rows()), server), until_s)
 
 
 def _fit(loads: Sequence[Load], names: Sequence[str], progress: RunProgress, found) -> Fitted:
@@ -195,19 +223,20 @@ def _front_end(fitted: Fitted, said: str) -> FrontEnd:
     return FrontEnd("fitted", fitted.terms.request_s, 0.0, 0.0, 0.0, source)
 
 
-def _range(found: Sequence[Measurement]) -> str:
-    prompts = np.concatenate([one.prompt_tokens[one.served] for one in found])
-    outputs = np.concatenate([one.output_tokens[one.served] for one in found])
-    under_way = max(_most_under_way(one) for one in found)
+def _range(found: Sequence[Measurement], until_s: Sequence[float]) -> str:
+    fitted = [_early(of_measurement(one), until) for one, until in zip(found, until_s, strict=True)]
+    prompts = np.concatenate([one.prompt_tokens for one in fitted])
+    outputs = np.concatenate([one.output_tokens for one in fitted])
+    under_way = max(_most_under_way(one) for one in fitted)
     return (
         f"prompts of {prompts.min():,} to {prompts.max():,} tokens, answers of {outputs.min():,} "
         f"to {outputs.max():,}, up to {under_way:,} requests at once"
     )
 
 
-def _most_under_way(found: Measurement) -> int:
-    begin = found.arrival_s[found.served]
-    end = begin + found.e2el_s[found.served]
+def _most_under_way(served: Served) -> int:
+    begin = served.arrival_s
+    end = begin + served.latencies["e2el"]
     known = ~np.isnan(end)
     began = np.arange(1, int(known.sum()) + 1)
     ended = np.searchsorted(np.sort(end[known]), np.sort(begin[known]))

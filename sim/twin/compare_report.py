@@ -17,6 +17,7 @@ from twinserve.sim.results.folders import may_replace, resolved, whole_folder
 from twinserve.sim.twin import compare
 from twinserve.sim.twin.compare import Row, Window
 from twinserve.sim.twin.compare_terms import CLOSER, Rerun
+from twinserve.sim.twin.queues import overload
 from twinserve.sim.twin.served import Served
 
 FILES = ("compare.json", "compare.md", "cdf.png")
@@ -27,7 +28,8 @@ _KEPT = 400  # points of a distribution in compare.json
 @dataclass(frozen=True)
 class Comparison:
     """Both sides, and what was found. reruns: by run, in their order; empty where none were asked
-    for. notices: of the measured files."""
+    for. notices: of the measured files. measured_queues, run_queues: what `saturation` found of
+    each; None where it cannot be said."""
 
     measured: Sequence[Served]
     runs: Sequence[Served]
@@ -35,11 +37,23 @@ class Comparison:
     windows: Sequence[Window]
     reruns: Sequence[Sequence[Rerun]] = ()
     notices: Sequence[str] = field(default_factory=tuple)
+    measured_queues: Sequence[dict | None] = ()
+    run_queues: Sequence[dict | None] = ()
 
 
 def lines(found: Comparison) -> Iterator[str]:
     """The comparison as Markdown, which reads as text too."""
     repeats = len(found.measured)
+    said = list(
+        overload(
+            [
+                (one.name, queue)
+                for one, queue in zip(found.measured, found.measured_queues, strict=True)
+            ],
+            [(run.name, queue) for run, queue in zip(found.runs, found.run_queues, strict=True)],
+        )
+    )
+    yield from (*said, "") if said else ()
     yield (
         "| class | metric | | measured | spread | "
         + " | ".join(f"{run.name} | error" for run in found.runs)
@@ -131,6 +145,7 @@ def write(out: Path, found: Comparison, overwrite: bool = False) -> Path:
         "reruns": [[asdict(one) for one in of_run] for of_run in found.reruns],
         "notices": list(found.notices),
         "curves": list(_thinned(found)),
+        "queues": {"measured": found.measured_queues, "runs": found.run_queues},
     }
     with whole_folder(target) as partial:
         (partial / "compare.json").write_text(dump_json(document), encoding="utf-8")

@@ -9,6 +9,7 @@ from twinserve.sim.results.folders import ResultsError
 from twinserve.sim.twin.compare import Row, table, windows
 from twinserve.sim.twin.compare_report import Comparison
 from twinserve.sim.twin.compare_terms import rerun as run_again
+from twinserve.sim.twin.queues import queue_of, run_queue
 from twinserve.sim.twin.served import METRICS, from_server, of_measurement, of_run
 from twinserve.traces.measurement import Measurement
 
@@ -34,7 +35,16 @@ def compared(
     _need_common(rows, found)
     again = [list(run_again(r, measured, server, begin)) for r in results.values() if rerun]
     notices = dict.fromkeys(f"{one.path}: {line}" for one in found for line in one.notices)
-    return Comparison(measured, runs, rows, windows(measured, runs, every_s), again, tuple(notices))
+    return Comparison(
+        measured,
+        runs,
+        rows,
+        windows(measured, runs, every_s),
+        again,
+        tuple(notices),
+        [queue_of(one) for one in found],
+        [run_queue(result.summary) for result in results.values()],
+    )
 
 
 def _server(found: Sequence[Measurement]) -> bool:

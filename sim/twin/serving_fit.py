@@ -33,6 +33,9 @@ STEP = 0.2
 # Of a step to what fits without a block. Terms that are hardly told apart make whole steps long,
 # and means do not follow a straight line so far.
 PARTS = (1.0, 0.5, 0.25, 0.1)
+# Between the ends of a term's interval: if they are further apart the data tell that the term is
+# needed beside the others, and not how large it is.
+SURE = 3.0
 INSIDE = 0.02  # the bounds, where a fit starts
 MOST_TRIES = 30  # steps of one fit
 
@@ -329,7 +332,15 @@ def shown(fitted: Fitted) -> list[str]:
     for name, (low, high) in fitted.told.items():
         what, form, unit = said[name]
         value, *ends = (form.format(v * unit) for v in (values[name], low, high))
-        lines.append(f"{what:>22}  {value} (95 %: {ends[0]} to {ends[1]})")
+        sure = low > 0 and high < SURE * low
+        lines.append(
+            f"{what:>22}  {value} "
+            + (
+                f"(95 %: {ends[0]} to {ends[1]})"
+                if sure
+                else "(needed; its size by itself is not known)"
+            )
+        )
     left = [said[name][0] for name in NAMES if name not in fitted.told]
     if left:
         lines.append(f"{'as in the profile':>22}  {', '.join(left)}: not needed, or not told apart")

@@ -19,6 +19,30 @@ def run_of(decode=1.0, prefill=1.0, **settings):
     return run_policy(with_steps_off(inputs, StepsOff("", decode, prefill)), inputs.policies[0])
 
 
+def queued(arrival_s: list[float], service_s: float, streams_s: float = 0.05) -> str:
+    """What vllm bench serve would have written of a server that answers one request at a time, in
+    the order of arrival: service_s each, of which the last streams_s after the first token."""
+    free, ends = 0.0, []
+    for arrival in arrival_s:
+        free = max(free, arrival) + service_s
+        ends.append(free)
+    latencies = [end - arrival for end, arrival in zip(ends, arrival_s, strict=True)]
+    n = len(ends)
+    content = {
+        "request_throughput": 1.0,
+        "total_output_tokens": 6 * n,
+        "max_concurrency": None,
+        "input_lens": [100] * n,
+        "output_lens": [6] * n,
+        "start_times": [700 + arrival for arrival in arrival_s],
+        "ttfts": [latency - streams_s for latency in latencies],
+        "itls": [[streams_s / 5] * 5] * n,
+        "latencies": latencies,
+        "errors": [""] * n,
+    }
+    return json.dumps(content)
+
+
 def bench(result, **changes) -> str:
     """What vllm bench serve would have written of a run; gaps are even within a request."""
     r = result.rows.requests

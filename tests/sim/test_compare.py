@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.sim.benched import bench, run_of
+from tests.sim.benched import bench, queued, run_of
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.html import write_report
 from twinserve.sim.results.files import write_run
@@ -108,6 +108,22 @@ def status(*words) -> int:
     with pytest.raises(SystemExit) as e:
         main([str(word) for word in words])
     return e.value.code or 0
+
+
+@pytest.mark.slow
+def test_it_is_said_first_which_side_was_overloaded(on_disk, capsys):
+    long = run_of(trace="fixed:100,6", rate=8.0, requests=400)  # keeps up
+    write_run(on_disk / "long", long)
+    for service_s, says in ((0.25, "only the measured server is overloaded"), (0.05, "")):
+        (on_disk / "queued.json").write_text(queued([i / 8 for i in range(400)], service_s))
+        assert status("compare", on_disk / "long", on_disk / "queued.json") == 0
+        shown = capsys.readouterr().out
+        assert ("overloaded" in shown) == bool(says) and says in shown
+        assert not says or "the queue grows by 4" in shown.partition("| class")[0]
+    slow = run_of(trace="fixed:3000,6", rate=60.0, requests=600)
+    write_run(on_disk / "slow", slow)
+    assert status("compare", on_disk / "slow", on_disk / "queued.json") == 0
+    assert "only the simulation is overloaded" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.sim.benched import bench as vllm_bench_of
+from tests.sim.benched import queued
 from twinserve.profiles.front_end import load_front_end
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.cli.main import BAD_INPUT, main
@@ -17,6 +18,7 @@ from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin import serving_fit
+from twinserve.sim.twin.queues import queue_of, steady_stretch
 from twinserve.sim.twin.served import Served, of_run
 from twinserve.sim.twin.serving_fit import (
     AS_IT_IS,
@@ -27,6 +29,7 @@ from twinserve.sim.twin.serving_fit import (
     blocks,
     fit,
 )
+from twinserve.traces.readers.formats import read_measurement
 
 PROFILE = "llama-3.1-8b@h100"
 LENGTHS = "random_input_len=800,random_output_len=100,random_range_ratio=0.6"
@@ -90,6 +93,23 @@ def test_a_profile_that_is_right_is_left_as_it_is(tmp_path, capsys):
     words = ["--from-serving", str(file), "--profile", PROFILE, "--out", str(out)]
     code, said = command(capsys, *words)
     assert code == BAD_INPUT and "is not made better" in said and not out.exists()
+
+
+def test_what_was_measured_while_a_queue_grew_is_refused_or_left_out(tmp_path, capsys):
+    file, out = tmp_path / "bench.json", tmp_path / "mine.json"
+    words = ["--from-serving", str(file), "--profile", PROFILE, "--out", str(out)]
+    file.write_text(queued([i / 8 for i in range(200)], service_s=0.2))
+    code, said = command(capsys, *words)
+    assert code == BAD_INPUT and said.startswith("error: --from-serving") and not out.exists()
+    assert "saturated: 8.04 requests arrive a second, the queue grows by 3.03" in said
+    assert "measure at a lower rate, or add --saturated" in said
+    # 30 s with one request in two seconds' service, then a load that is too much
+    early = [i / 3 for i in range(90)]
+    file.write_text(queued([*early, *(30 + i / 15 for i in range(600))], service_s=0.15))
+    found = read_measurement(file)
+    assert queue_of(found)["verdict"] == "saturated"
+    assert 20 < steady_stretch(found) <= 31
+    assert queue_of(found, steady_stretch(found))["verdict"] == "keeps up"
 
 
 def served(ttft: np.ndarray, tpot: np.ndarray) -> Served:
