@@ -1,7 +1,8 @@
 """Hostile invocations of every command, drawn from a number: the same number, the same case.
 
 A case is a command line, and files that stand in its folder beside those of `prepare`. Half of the
-cases damage a file that some command reads, the others give options values that nobody means.
+cases damage a file that some command reads, a few give measured files odd rows, the others give
+options values that nobody means.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fuzz.records import FLEET_OF_PUSH, routing_record
+from tests.fuzz.rows import COLUMNS, TOOLS, drawn, none_served
 from tests.traces.measured_files import FILES as MEASURED
 from tests.traces.measured_files import prometheus
 from tests.traces.test_trace_bad_input import GOOD
@@ -163,7 +165,31 @@ def draw(number: int, run: Path) -> Case:
         damaged = _damaged(rng, (run / name).read_bytes(), at_start=True)
         command = rng.choice(["report RUN --out new.html", "replay RUN --model nosuch"])
         return Case(command.replace("RUN", RUN).split(), {f"{RUN}/{name}": damaged})
+    if kind < 0.65:
+        return _odd_rows(rng)
     return _options(rng)
+
+
+def _odd_rows(rng: random.Random) -> Case:
+    """Rows as tools write them when something went wrong. Some are refused for reasons of the
+    command; a file without a served row must be."""
+    tool = rng.choice(list(TOOLS))
+    rows = [drawn(rng) for _ in range(rng.choice((1, 2, 3, 8, 40)))]
+    command = rng.choice(
+        (
+            f"compare {RUN} FILE --format {tool}",
+            f"compare {RUN} {BENCH} FILE",
+            f"trace inspect FILE --json --format {tool}",
+            f"simulate -q --profile llama-3.1-8b@h100 --trace FILE --format {tool} --slo none",
+            "calibrate --from-serving FILE --profile llama-3.1-8b@h100 --out new.json",
+        )
+    )
+    words = shlex.split(command.replace("FILE", "fuzzed.json"))
+    if tool == "csv" and command.startswith("calibrate"):
+        tool = "vllm-bench"  # which knows its columns
+    elif tool == "csv":
+        words += ["--columns", COLUMNS]
+    return Case(words, {"fuzzed.json": TOOLS[tool](rows).encode()}, none_served(rows))
 
 
 def _options(rng: random.Random) -> Case:
