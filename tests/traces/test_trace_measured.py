@@ -122,6 +122,21 @@ def test_a_request_without_its_length_is_left_out_and_said(odd):
     assert workload_of(found).prompt_tokens.tolist() == [20]
 
 
+def test_records_of_aiperf_0_2_are_read_by_their_names_of_then(measure):
+    text = FILES["aiperf"]()
+    for now, then in (
+        ("request_start_ns", "timestamp_ns"),
+        ("benchmark_phase", "credit_phase"),
+        ("time_to_first_token", "ttft"),
+    ):
+        assert now in text
+        text = text.replace(now, then)
+    new, old = measure(FILES["aiperf"]()), measure(text)
+    assert old.ttft_s.tolist() == pytest.approx(new.ttft_s.tolist(), nan_ok=True)
+    assert old.arrival_s.tolist() == pytest.approx(new.arrival_s.tolist(), nan_ok=True)
+    assert old.errors == new.errors and old.notices == new.notices
+
+
 def test_a_file_is_refused_if_no_request_can_be_used(measure):
     text = measured_files.vllm_bench(output_lens=[0, 0, 0], input_lens=[1, 1, 1])
     with pytest.raises(WorkloadError, match="none of 3 requests can be used: .*2 x 'no tokens'"):
