@@ -83,7 +83,7 @@ class Climb(Selection):
         for i, prompt in enumerate(added):
             others = step.prefills_without(i)
             seconds = step.cost.seconds(others, *step.decodes)
-            reward = rate(step.benefit - prompt.benefit, seconds)
+            reward = rate(step.benefit - step.benefit_added(prompt), seconds)
             if (
                 reward > best_reward
                 and seconds <= step.bound

@@ -85,15 +85,14 @@ class EchoCost:
         limit: int,
         bound: float,
     ) -> int:
-        """Eq. 8 solved for the prefill time that is left, then eq. 6 for the length."""
+        """The time of both solved for the prefill time that is left, then eq. 6 for the length."""
         model, n = self.model, decodes[0]
         decode = self._batch_seconds(0.0, decodes) if n else 0.0
         if bound < decode:
             # as printed, eq. 8 may say that a short chunk makes a batch of decodes shorter
             return 0
-        allowed = decode + (bound - decode) / model.lambda_ if decode and model.lambda_ else bound
         spent = self._prefill_seconds(prefills)
-        left = allowed - spent
+        left = model.prefill_within(bound, decode) - spent
         if left <= 0.0:
             return 0
         # of eq. 6 at the chunk's end

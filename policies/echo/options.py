@@ -24,6 +24,8 @@ class EchoOptions(Options):
                     TPOT after the last one
     length_buckets  the pool is divided by prompt length
     b_decode        b of a decoded token (eq. 1); that of a prompt's token is 1
+    b_hit           ours: b of a prompt's token found in the cache. Eq. 1 counts tokens that are
+                    processed, which these are not: 0
     offline         how eq. 4 is used. rank: decodes leave for the bound or for memory only, and the
                     best candidates are added while both hold; climb: requests are added and left
                     out while the reward rises, so that decodes may pause for it
@@ -48,6 +50,7 @@ class EchoOptions(Options):
     slo: Literal["cumulative", "gap"] = "cumulative"
     length_buckets: bool = True
     b_decode: float = Field(1.0, gt=0)
+    b_hit: float = Field(0.0, ge=0, le=1e6)
     offline: Literal["rank", "climb"] = "rank"
     patience_s: float = Field(3600.0, ge=0, le=1e9)
     benefit: Literal["all", "offline"] = "all"

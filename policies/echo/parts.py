@@ -27,8 +27,8 @@ class StepInProgress:
                     online requests
     prefills        (new, resident) tokens of each prompt or chunk
     decodes         requests that decode, resident tokens of all of them, of the longest
-    benefit         tokens made available, prefix hits included (eq. 1), less what evictions lost
-                    (eq. 2); a prompt's token counts 1, a decoded one `b_decode`
+    benefit         tokens processed (eq. 1), less what evictions lost (eq. 2); a prompt's token
+                    counts 1, a decoded one `b_decode`, one found in the cache `b_hit`
     added           offline prompts and chunks, in order
     online          int64[n]: online requests with KV, when they have been served
 
@@ -44,6 +44,7 @@ class StepInProgress:
         seats: int,
         tokens: int,
         b_decode: float = 1.0,
+        b_hit: float = 0.0,
     ) -> None:
         self.view, self.requests, self.ledger, self.cost = view, view.requests, ledger, cost
         self.plan = StepPlan()
@@ -55,7 +56,7 @@ class StepInProgress:
         self._granted_benefit = 0.0
         self.considered = 0  # offline decodes
         self.added: list[AddedPrompt] = []
-        self.b_decode = b_decode
+        self.b_decode, self.b_hit = b_decode, b_hit
         self.granted: set[int] = set()  # only asked
         self.dropped: set[int] = set()  # only asked
         self._rows: list[np.ndarray] = []
@@ -171,7 +172,14 @@ class StepInProgress:
     def grant_prompt(self, row: int, new: int, resident: int, hit: int = 0) -> None:
         self._add(np.array([row]), np.array([new]), (row,), new, len(self._rows))
         self.prefills.append((new, resident))
-        self._granted_benefit += new + hit
+        self._granted_benefit += self.benefit_of(new, hit)
+
+    def benefit_of(self, new: int, hit: int) -> float:
+        """Of a prompt's tokens, computed and found in the cache (eq. 1)."""
+        return new + self.b_hit * hit
+
+    def benefit_added(self, prompt: AddedPrompt) -> float:
+        return self.benefit_of(prompt.new, prompt.hit) - prompt.lost
 
     def record(self, prompt: AddedPrompt) -> None:
         """The last grant was this one."""
@@ -187,7 +195,7 @@ class StepInProgress:
         self.granted.discard(prompt.row)
         self.seats += 1
         self.tokens += prompt.new
-        self._granted_benefit -= prompt.benefit
+        self._granted_benefit -= self.benefit_added(prompt)
         return prompt
 
     def _add(
@@ -233,8 +241,8 @@ class AddedPrompt:
     """An offline prompt or chunk of the plan.
 
     new, resident  tokens it computes, tokens before them
-    hit, lost      tokens found in the cache at its admission (eq. 1), needed ones that its memory
-                   pushed out (eq. 2)
+    hit, lost      tokens found in the cache at its admission, needed ones that its memory pushed
+                   out (eq. 2)
     admitted       it was queued before; led: it computed its family's shared text; under_way:
                    prompts begun before it
     mark           the ledger's, from before, where plans are tried; fixed: others lost their memory
@@ -251,10 +259,6 @@ class AddedPrompt:
     under_way: tuple[int, ...]
     mark: int
     fixed: bool
-
-    @property
-    def benefit(self) -> int:
-        return self.new + self.hit - self.lost
 
 
 class OfflineDecodes:

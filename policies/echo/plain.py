@@ -189,12 +189,13 @@ class PlainPlans:
     ) -> StepPlan:
         """The search takes over behind the chunk."""
         assert self.rank is not None
+        options = self.options
         step = StepInProgress(
-            view, ledger, self.cost, self.seats, self.tokens, self.options.b_decode
+            view, ledger, self.cost, self.seats, self.tokens, options.b_decode, options.b_hit
         )
         step.grant_decodes(decodes.rows, decodes.resident)
         step.bound, step.online = decodes.bound, decodes.rows
-        if self.options.benefit == "offline":
+        if options.benefit == "offline":
             step.forget_benefit()
         step.grant_decodes(decodes.ready.rows, decodes.ready.resident)
         row, new, resident = chunk.row, chunk.new, chunk.resident

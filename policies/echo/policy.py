@@ -106,7 +106,9 @@ class EchoPolicy(Policy[EchoOptions]):
             return plan
         limits = self.limits
         seats, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-        step = StepInProgress(view, ledger, self.cost, seats, tokens, self.options.b_decode)
+        step = StepInProgress(
+            view, ledger, self.cost, seats, tokens, self.options.b_decode, self.options.b_hit
+        )
         blocked = self.online.serve(step)
         online, step.online = len(step), self.online.running.rows
         if self.options.benefit == "offline":

@@ -128,7 +128,8 @@ class Selection:
             new = step.chunk(left, resident)
             if new <= 0 or (whole and new < left):
                 continue
-            gained = hit + new - self.lost_tokens(step, ready, row, resident + new)
+            lost = self.lost_tokens(step, ready, row, resident + new)
+            gained = step.benefit_of(new, hit) - lost
             seconds = step.cost.seconds([*step.prefills, (new, resident)], *step.decodes)
             reward = rate(step.benefit + gained, seconds)
             if reward > best_reward and (self.rising or gained > 0):

@@ -9,8 +9,14 @@ difference of eq. 6 at its two ends, with T_prefill(0) = 0, so that chunks of a 
 prompt; eq. 8 is used only when both phases are present. Eq. 7 as printed has neither a constant nor
 the batch size. A fit may be asked for more: `constant` adds `decode_base_s`, since weights are read
 at any length; `total` also adds `total_s` for each token of all contexts and `request_s` for each
-request, since attention reads all of them. Printed, lambda <= 1 keeps eq. 8 below the larger phase,
-while the text says that a mixed batch takes longer than it; lambda is fitted without that bound.
+request, since attention reads all of them.
+
+Eq. 8 contradicts the sentence that it models: a mixed batch takes longer than the longer phase and
+less than both together, and with lambda <= 1 eq. 8 is never above the longer phase. The sentence is
+
+    T_batch = max(T_prefill, T_decode) + mu min(T_prefill, T_decode)       0 <= mu <= 1
+
+A fit has either (`Mixed`); lambda of the printed one is fitted without a bound.
 """
 
 from __future__ import annotations
@@ -34,13 +40,14 @@ from twinserve.profiles.sampling import (
 from twinserve.profiles.specs import STRICT
 
 DecodeForm = Literal["printed", "constant", "total"]
+Mixed = Literal["sentence", "printed"]
 _TERMS = {"printed": 2, "constant": 3, "total": 5}  # of a decode, in the order of the fit
 
 
 @dataclass(frozen=True, config=STRICT)
 class EchoModel(StepTimeModel):
-    """Coefficients in seconds and tokens, named as in the paper; `*_error`: mean absolute relative
-    fit error."""
+    """Coefficients in seconds and tokens, named as in the paper; mu: of the sentence before eq. 8,
+    None: eq. 8 as printed, by `lambda_`; `*_error`: mean absolute relative fit error."""
 
     alpha: float = Field(ge=0)
     beta: float = Field(ge=0)
@@ -51,6 +58,7 @@ class EchoModel(StepTimeModel):
     decode_base_s: float = Field(default=0.0, ge=0)
     total_s: float = Field(default=0.0, ge=0)
     request_s: float = Field(default=0.0, ge=0)
+    mu: float | None = Field(default=None, ge=0, le=1)
     prefill_error: float | None = None
     decode_error: float | None = None
     batch_error: float | None = None
@@ -68,11 +76,23 @@ class EchoModel(StepTimeModel):
         return printed + self.decode_base_s + (self.total_s * together + self.request_s * requests)
 
     def batch_seconds(self, prefill_s: float, decode_s: float) -> float:
-        """Eq. 8; a phase of zero seconds counts as absent."""
+        """Eq. 8, or the sentence before it; a phase of zero seconds counts as absent."""
         if not prefill_s or not decode_s:
             return prefill_s + decode_s
         longer, shorter = max(prefill_s, decode_s), min(prefill_s, decode_s)
+        if self.mu is not None:
+            return longer + self.mu * shorter
         return self.lambda_ * longer + (1.0 - self.lambda_) * shorter
+
+    def prefill_within(self, bound_s: float, decode_s: float) -> float:
+        """Seconds of prefill with which a batch takes bound_s, at least decode_s."""
+        left = bound_s - decode_s
+        if not decode_s:
+            return bound_s
+        if self.mu is None:
+            return decode_s + left / self.lambda_ if self.lambda_ else bound_s
+        hidden = self.mu * decode_s  # what a prefill as long as the decodes adds to them
+        return left / self.mu if left < hidden else bound_s - hidden
 
     def step_seconds(self, work: StepComposition) -> float:
         prefill = 0.0
@@ -104,6 +124,7 @@ class EchoModel(StepTimeModel):
         truth: StepTimeModel,
         *,
         decode: DecodeForm = "printed",
+        mixed: Mixed = "printed",
         longest: int = MAX_CONTEXT_TOKENS,
     ) -> EchoModel:
         """Fit eq. 6, then eq. 7, then eq. 8 on mixtures of both, to steps timed by `truth`.
@@ -126,11 +147,11 @@ class EchoModel(StepTimeModel):
             "request_s": n,
         }
         names = list(columns)[: _TERMS[decode]]
-        found, error = relative_nnls(np.column_stack([columns[name] for name in names]), seconds)
-        terms = dict(zip(names, found.tolist(), strict=True))
+        fitted, error = relative_nnls(np.column_stack([columns[name] for name in names]), seconds)
+        terms = dict(zip(names, fitted.tolist(), strict=True))
         parts = cls(**prefill, **terms, decode_error=error, lambda_=1.0)
-        lambda_, batch_error = _fit_lambda(parts, truth, decodes, longest)
-        return replace(parts, lambda_=lambda_, batch_error=batch_error)
+        found, batch_error = _fit_mixed(parts, truth, decodes, longest, mixed)
+        return replace(parts, **found, batch_error=batch_error)
 
 
 def _fit_prefill(truth: StepTimeModel, longest: int) -> dict[str, float]:
@@ -149,26 +170,34 @@ def _fit_prefill(truth: StepTimeModel, longest: int) -> dict[str, float]:
     return {"alpha": float(alpha), "beta": float(beta), "c": floor, "prefill_error": error}
 
 
-def _fit_lambda(
-    parts: EchoModel, truth: StepTimeModel, decodes: list[StepComposition], longest: int
-) -> tuple[float, float]:
-    """lambda and its error: one linear coefficient, of longer - shorter, on relative errors. Chunks
-    are fresh ones, and the ends of long prompts."""
+def _fit_mixed(
+    parts: EchoModel,
+    truth: StepTimeModel,
+    decodes: list[StepComposition],
+    longest: int,
+    mixed: Mixed,
+) -> tuple[dict[str, float], float]:
+    """lambda or mu, and the error: one linear coefficient on relative errors. Chunks are fresh
+    ones, and the ends of long prompts."""
     longer, shorter, seconds = [], [], []
-    for mixed in mixed_steps(decodes[::5], longest):
-        new, resident = int(mixed.prefill_new[0]), int(mixed.prefill_resident[0])
+    for both in mixed_steps(decodes[::5], longest):
+        new, resident = int(both.prefill_new[0]), int(both.prefill_resident[0])
         decode_s = parts.decode_seconds(
-            mixed.decode_requests, mixed.decode_context, mixed.decode_context_max
+            both.decode_requests, both.decode_context, both.decode_context_max
         )
         phases = (parts.prefill_seconds(new, resident), decode_s)
         longer.append(max(phases))
         shorter.append(min(phases))
-        seconds.append(truth.step_seconds(mixed))
+        seconds.append(truth.step_seconds(both))
     high, low, measured = np.array(longer), np.array(shorter), np.array(seconds)
-    slope, target = (high - low) / measured, (measured - low) / measured
-    lambda_ = max(0.0, float(slope @ target / (slope @ slope)))
-    error = float(np.abs((lambda_ * high + (1.0 - lambda_) * low) / measured - 1.0).mean())
-    return lambda_, error
+    # measured = start + coefficient * term
+    start, term = (high, low) if mixed == "sentence" else (low, high - low)
+    slope, target = term / measured, (measured - start) / measured
+    coefficient = max(0.0, float(slope @ target / (slope @ slope)))
+    if mixed == "sentence":
+        coefficient = min(coefficient, 1.0)
+    error = float(np.abs((start + coefficient * term) / measured - 1.0).mean())
+    return {"mu" if mixed == "sentence" else "lambda_": coefficient}, error
 
 
 def _prompt(tokens: int) -> StepComposition:

@@ -2,9 +2,10 @@
 take without measurements.
 
     bros        Sec. IV-A, each phase by itself, added
-    echo        eqs. 6-8, with a constant for decodes
-    echo-total  and with the total context and the batch size in eq. 7
-    echo-sum    and with eq. 8 as a sum, over one constant
+    echo        eqs. 6 and 7, with a constant for decodes, and the sentence before eq. 8
+    echo-printed  the same with eq. 8 as printed
+    echo-total  echo, and with the total context and the batch size in eq. 7
+    echo-sum    and with both phases added, over one constant
     layerkv     eq. 3 for prompts; the paper has no decode form, so a constant stands for the
                 decodes of a step
     roofline    the same engine derived from its specifications: no step of it was ever timed
@@ -21,15 +22,19 @@ import numpy as np
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel
-from twinserve.profiles.forms.echo import DecodeForm, EchoModel
+from twinserve.profiles.forms.echo import DecodeForm, EchoModel, Mixed
 from twinserve.profiles.forms.layerkv import LayerKvModel
 from twinserve.profiles.forms.sums import BatchSumsModel
 from twinserve.profiles.profile import Profile, derive_profile
 from twinserve.profiles.sampling import MAX_CONTEXT_TOKENS, decode_steps, relative_nnls
 from twinserve.profiles.specs import ProfileError
 
-FORMS = ("bros", "echo", "echo-total", "echo-sum", "layerkv", "roofline")
-_DECODES: dict[str, DecodeForm] = {"echo": "constant", "echo-total": "total"}
+FORMS = ("bros", "echo", "echo-printed", "echo-total", "echo-sum", "layerkv", "roofline")
+_ECHO: dict[str, tuple[DecodeForm, Mixed]] = {
+    "echo": ("constant", "sentence"),
+    "echo-printed": ("constant", "printed"),
+    "echo-total": ("total", "sentence"),
+}
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,9 @@ def step_estimate(form: str, profile: Profile, truth: StepTimeModel) -> StepTime
     if form == "bros":
         return BrosLinearModel.fit(truth)
     longest = min(MAX_CONTEXT_TOKENS, profile.num_gpu_blocks * profile.block_tokens)
-    if form in _DECODES:
-        return EchoModel.fit(truth, decode=_DECODES[form], longest=longest)
+    if form in _ECHO:
+        decode, mixed = _ECHO[form]
+        return EchoModel.fit(truth, decode=decode, mixed=mixed, longest=longest)
     if form == "echo-sum":
         return BatchSumsModel.fit(truth, longest)
     if form == "layerkv":

@@ -5,7 +5,7 @@
 The sums of eq. 6 over the prompts and chunks (`resident` tokens before, `end` after), those of the
 contexts that decode, and their number n. Weights are read once whatever a batch holds, which is
 `base`, and attention of prompts and decodes adds up: Echo's eq. 7 has no sum of contexts, and its
-eq. 8 hides the shorter phase behind the longer one. Ours, not a published form.
+eq. 8 hides at least a part of the shorter phase. Ours, not a published form.
 """
 
 from __future__ import annotations

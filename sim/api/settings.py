@@ -70,7 +70,15 @@ class Settings(TypedDict, total=False):
     kv: str | None
     prefix_caching: bool | None
     estimator: Literal[
-        "paper", "perfect", "bros", "echo", "echo-total", "echo-sum", "layerkv", "roofline"
+        "paper",
+        "perfect",
+        "bros",
+        "echo",
+        "echo-printed",
+        "echo-total",
+        "echo-sum",
+        "layerkv",
+        "roofline",
     ]
     pcie_contention: bool
     speculate: str | None

@@ -163,7 +163,15 @@ class SimulationConfig(BaseModel):
     prefix_caching: bool | None = None
     "Prefix caching for every policy, instead of what each one's system does."
     estimator: Literal[
-        "paper", "perfect", "bros", "echo", "echo-total", "echo-sum", "layerkv", "roofline"
+        "paper",
+        "perfect",
+        "bros",
+        "echo",
+        "echo-printed",
+        "echo-total",
+        "echo-sum",
+        "layerkv",
+        "roofline",
     ] = "paper"
     """What policies believe a step takes: their paper's form, the simulator's own model (perfect),
     or one form for all."""

@@ -93,11 +93,12 @@ def test_an_offline_request_does_not_delay_an_online_one():
     ("policy", "planned"),
     [
         ("echo", [{"b": 4, "a": 44, "c": 16}, {"b": 1, "a": 1, "c": 28}]),
-        ("echo:offline=climb", [{"b": 4}, {"b": 1, "a": 44, "c": 19}]),
+        ("echo:offline=climb,b_hit=1", [{"b": 4}, {"b": 1, "a": 44, "c": 19}]),
     ],
 )
 def test_the_longest_cached_text_is_taken_first(policy, planned):
-    """Three documents of ten blocks; the second is in the cache.
+    """Three documents of ten blocks. The second is in the cache; its tokens count (`b_hit`) or not:
+    then all three rewards are 5, and the longest cached text comes first.
 
     | candidate | hit | new | reward (hit + new) / (0.2 s * new) |
     |-----------|-----|-----|------------------------------------|

@@ -108,7 +108,7 @@ def test_a_prompt_is_left_out_again_when_better_ones_were_found_behind_it():
     q0 cannot go: the others find what it computes. In the next iteration x makes 33 in 80 ms of 3
     in 40 ms.
     """
-    d = desk("echo:offline=climb", ADDITIVE)
+    d = desk("echo:offline=climb,b_hit=1", ADDITIVE)
     for i in range(3):
         d.submit(f"q{i}", 84, 5, service_class=BE, prefix=text(0, 20, i))
     assert d.scheduled(1) == [{"q0": 64}]
@@ -263,7 +263,8 @@ class Checker:
                 and row not in found
                 and table.known_tokens(row) - resident == 1
             )
-            benefit = step.b_decode if decodes else new + hit - lost.get(row, 0)
+            counted = new + step.b_hit * hit
+            benefit = step.b_decode if decodes else counted - lost.get(row, 0)
             if table.service_class[row] == RT and self.desk.policy.options.benefit == "offline":
                 benefit = 0.0
             entries.append((row, new, resident, benefit, decodes))
@@ -389,7 +390,8 @@ class Checker:
             ledger.rollback(mark)
             if fits:
                 lost = ledger.lost_tokens(new)
-                yield "add", Batch([*batch.entries, (row, new, hit, hit + new - lost, False)])
+                gained = new + step.b_hit * hit - lost
+                yield "add", Batch([*batch.entries, (row, new, hit, gained, False)])
 
 
 # Eq. 8 with lambda > 1, as fits have it, falls where the shorter phase grows; their delta is 0.
@@ -436,7 +438,7 @@ requests = st.lists(
 
 POLICIES = [
     "echo:offline=climb",
-    "echo:offline=climb,benefit=offline",
+    "echo:offline=climb,benefit=offline,b_hit=1",
     "echo:offline=climb,b_decode=0.3",
     "echo:offline=climb,slo_aware=false",
     "echo:offline=climb,threshold=false,length_buckets=false",

@@ -47,6 +47,7 @@ models = st.builds(
     delta=st.just(1e-7),
     lambda_=st.sampled_from([0.3, 0.5, 0.96, 1.0, 1.3]),
     decode_base_s=st.sampled_from([0.0, 0.017]),
+    mu=st.sampled_from([None, None, 0.0, 0.4, 1.0]),
 )
 
 

@@ -273,12 +273,16 @@ def test_prompts_and_a_constant_by_hand():
 
 def test_a_form_that_does_not_exist_is_one_line():
     profile = load_profile(OPERATORS)
-    with pytest.raises(ProfileError, match="choose bros, echo, echo-total, echo-sum, layerkv"):
+    with pytest.raises(
+        ProfileError, match="choose bros, echo, echo-printed, echo-total, echo-sum, layerkv"
+    ):
         step_estimate("oracle", profile, profile.model())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["echo", "echo-total", "echo-sum", "layerkv", "roofline"])
+@pytest.mark.parametrize(
+    "estimator", ["echo", "echo-printed", "echo-total", "echo-sum", "layerkv", "roofline"]
+)
 def test_a_policy_decides_with_any_of_them(estimator):
     given = {
         "policy": ("bros",),

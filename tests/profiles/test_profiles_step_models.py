@@ -1,6 +1,8 @@
 """Step-time models: the fast path's bit identity, monotonicity, the papers' forms worked by hand,
 and fits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,6 +38,7 @@ MODELS = {
     "echo": EchoModel.fit(A100_14B),
     "echo-constant": EchoModel.fit(A100_14B, decode="constant"),
     "echo-total": EchoModel.fit(A100_14B, decode="total"),
+    "echo-sentence": EchoModel.fit(A100_14B, decode="constant", mixed="sentence"),
     "echo-sum": BatchSumsModel.fit(A100_14B),
     "table": TableModel.fit(SAMPLED, [H100_8B.step_seconds(work) for work in SAMPLED]),
 }
@@ -224,6 +227,8 @@ def test_echo_by_hand():
     assert model.step_seconds(work) == pytest.approx(1e-5 * 300 + 2e-5 * 200)
     mixed = StepComposition(2, 398, 299, np.array([1000]), np.array([0]))
     assert model.step_seconds(mixed) == pytest.approx(0.8 * 1.1 + 0.2 * 0.007)
+    # the sentence before eq. 8: longer than either phase, not as long as both
+    assert replace(model, mu=0.3).step_seconds(mixed) == pytest.approx(1.1 + 0.3 * 0.007)
 
 
 def test_echo_fit_recovers_its_own_form():
@@ -232,6 +237,13 @@ def test_echo_fit_recovers_its_own_form():
     for name in ("alpha", "beta", "c", "gamma", "delta", "lambda_"):
         assert getattr(model, name) == pytest.approx(getattr(truth, name), rel=1e-3), name
     assert max(model.prefill_error, model.decode_error, model.batch_error) < 1e-6
+    model = EchoModel.fit(replace(truth, mu=0.6), mixed="sentence")
+    assert model.mu == pytest.approx(0.6) and model.batch_error < 1e-6
+    # on a real engine attention of both adds up: the sentence is nearer than the formula
+    engine = load_profile("llama-3.1-8b@a100-40g").model()
+    printed = EchoModel.fit(engine, decode="constant")
+    sentence = EchoModel.fit(engine, decode="constant", mixed="sentence")
+    assert 0 < sentence.mu <= 1 and sentence.batch_error < printed.batch_error
 
 
 def test_echo_decode_needs_a_constant_on_a_weight_bound_engine():
