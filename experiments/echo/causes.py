@@ -15,7 +15,13 @@ _SUM = (
     "Eq. 8 lets the longer phase hide the shorter one: with both added up all keep their "
     "objectives (`sums, TPOT bounds gaps` of `settings`)."
 )
-SPEEDUP = {"paper": f"{_SUM} {_SLACK}", "echo-sum": _PRIVATE, "perfect": _PRIVATE}
+_PRINTED = f"{_SUM} {_SLACK}"
+SPEEDUP = {
+    "paper": _SLACK,
+    "echo-printed": _PRINTED,
+    "echo-sum": _PRIVATE,
+    "perfect": _PRIVATE,
+}
 BS_512 = (
     "Which step the paper's BS runs is not printed, and the gain depends on it: BS itself does "
     "less with 512 tokens a step (`fig6`, row `echo-bs, 512 tokens a step`)."
@@ -33,7 +39,13 @@ NO_SHARING = (
     "Chats share no text (hit rate 0 in `fig6`), so there is nothing to choose by; beside "
     "documents S gains (the other rows of `fig6`)."
 )
-TPOT = {"paper": f"{_SUM} {_SLACK}", "echo-sum": NOT_KNOWN, "perfect": NOT_KNOWN, PRINTED: _SLACK}
+TPOT = {
+    "paper": _SLACK,
+    "echo-printed": _PRINTED,
+    "echo-sum": NOT_KNOWN,
+    "perfect": NOT_KNOWN,
+    PRINTED: _SLACK,
+}
 TTFT = (
     "An online request waits for the step under way, and nothing bounds BS's: with 512 tokens a "
     "step its median falls to a third (`fig7`, row `echo-bs, 512 tokens a step`)."
@@ -67,7 +79,9 @@ SHARED = (
 )
 # what is changed in figure `settings` -> the run beside it that shows why
 SETTINGS = {
-    BASE: f"{_SUM} {_SLACK}",
+    BASE: _SLACK,
+    "eq. 8 as printed": _PRINTED,
+    "cached text counts": f"{_SLACK} What counts as gained changes little (`as in Fig. 6`).",
     "TPOT bounds gaps": _SUM,
     "climb": f"{_SUM} {_SLACK}",
     "total context in eq. 7": _SUM,

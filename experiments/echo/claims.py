@@ -24,7 +24,8 @@ from twinserve.sim.sweep.statistics import shown
 
 BS, BS_E, BS_E_S, ECHO = LADDER
 BELIEFS = {
-    "paper": "eqs. 6-8, slo=cumulative",
+    "paper": "eqs. 6, 7 and the sentence before 8, slo=cumulative",
+    "echo-printed": "eqs. 6-8 as printed, slo=cumulative",
     "echo-sum": "sums, slo=gap",
     "perfect": "exact step times, slo=gap",
 }

@@ -17,13 +17,14 @@ from twinserve.sim.sweep.grid import Point
 
 SHORT = "loogle-short"
 BASE = "as in Fig. 6"
-# what Echo believes -> how it is bounded: as printed with the paper's form, by gaps (Fig. 7) with
+# what Echo believes -> how it is bounded: as printed with the paper's forms, by gaps (Fig. 7) with
 # the others
-ESTIMATORS = {"paper": "", "echo-sum": ":slo=gap", "perfect": ":slo=gap"}
+ESTIMATORS = {"paper": "", "echo-printed": "", "echo-sum": ":slo=gap", "perfect": ":slo=gap"}
 ENDS = (LADDER[0], LADDER[-1])
 # rungs that are run beside each pool; with exactly known step times runs take longest
 RUNGS = {
     "paper": dict.fromkeys(POOLS, LADDER),
+    "echo-printed": dict.fromkeys(POOLS, ENDS),
     "echo-sum": {pool: LADDER if pool == SHORT else ENDS for pool in POOLS},
     "perfect": {SHORT: LADDER, "toolbench": ENDS, "next-qa": ENDS},
 }
@@ -45,6 +46,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     BASE: {},
     "TPOT bounds gaps": {"options": "slo=gap"},
     "climb": {"options": "offline=climb"},
+    "eq. 8 as printed": {"estimator": "echo-printed"},
+    "cached text counts": {"options": "b_hit=1"},
     "total context in eq. 7": {"estimator": "echo-total"},
     "total context in eq. 7, TPOT bounds gaps": {"estimator": "echo-total", "options": "slo=gap"},
     "sums": {"estimator": "echo-sum"},
