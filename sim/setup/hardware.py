@@ -91,7 +91,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
     profile = profile.with_host_time(host_of(profile, config))
     speculation = None if config.speculate is None else parse_speculation(config.speculate)
     if speculation is not None:
-        check_profile(profile)
+        check_profile(profile, speculation)
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
