@@ -113,7 +113,7 @@ def _price(row: Mapping[str, str], at: str) -> Price:
         usd = math.nan
     if not 0 < usd < _MOST_USD:
         raise SettingsError(
-            f"{at}: usd_per_hour {shown(row['usd_per_hour'])!r} is no price; write dollars of one GPU "
-            "for one hour, as 2.49"
+            f"{at}: usd_per_hour {shown(row['usd_per_hour'])!r} is no price; write dollars "
+            "of one GPU for one hour, as 2.49"
         )
     return Price(gpu, usd, **{name: row[name] for name in _FURTHER if name in row})
