@@ -2,6 +2,7 @@
 
 columns  a step's book-keeping in the request table
 paged    loops of the paged ledger; None: its own Python does it all
+slots    loops of the bidirectional ledger; None: the same
 """
 
 from __future__ import annotations
@@ -12,3 +13,4 @@ from twinserve.native import COMPILED
 
 columns = import_module(f"twinserve.native.{'columns' if COMPILED else 'plain'}")
 paged = import_module("twinserve.native.paged") if COMPILED else None
+slots = import_module("twinserve.native.slots") if COMPILED else None
