@@ -95,3 +95,20 @@ def within(new, int64_t limit, behind):
         if total - longest > limit:
             return i
     return size(new_in)
+
+
+def growth(slack, Py_ssize_t steps, int64_t size_of_block):
+    cdef cnp.ndarray slack_in = whole(slack), out = new_ints(steps)
+    cdef int64_t* room = ints(slack_in)
+    cdef int64_t* taken = ints(out)
+    cdef Py_ssize_t i
+    for i in range(steps):
+        taken[i] = 0
+    for i in range(size(slack_in)):
+        if room[i] < 0:
+            raise ValueError("a row has more tokens than memory")
+        if room[i] < steps:
+            taken[room[i]] += 1
+    for i in range(size_of_block, steps):
+        taken[i] += taken[i - size_of_block]
+    return out

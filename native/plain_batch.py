@@ -52,3 +52,16 @@ def within(new: np.ndarray, limit: int, behind: np.ndarray) -> int:
         return len(tokens)
     others = total + np.cumsum(new) - np.maximum(np.maximum.accumulate(new), longest)
     return int(np.searchsorted(others, limit, side="right"))
+
+
+def growth(slack: np.ndarray, steps: int, size: int) -> np.ndarray:
+    """int64[steps]: how many rows take a block of `size` tokens at each step, one token a step.
+    slack: int64[n], the tokens that each has room for without."""
+    first = np.bincount(slack[slack < steps], minlength=steps)
+    if steps <= size:
+        return first  # too short for a row to take two
+    # A row that takes a block at step s takes the next one `size` steps later: sum the first
+    # takings over every earlier step of the same phase.
+    padded = np.zeros(-(-steps // size) * size, np.int64)
+    padded[:steps] = first
+    return np.cumsum(padded.reshape(-1, size), axis=0).ravel()[:steps]

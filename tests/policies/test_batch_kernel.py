@@ -39,6 +39,7 @@ def test_each_function_does_as_its_twin(seed):
             rows = rows[::-1]  # a view with a stride of its own
         same("due", table, rows)
         prefill, new, context = same("next_tokens", table, rows, int(rng.integers(0, 5)))
+        same("growth", rng.integers(0, 30, len(rows)), int(rng.integers(1, 40)), 8)
         swapped = rng.integers(0, 3, len(rows)) * 1000
         for step in (1, 2, -1):
             same("totals", *(column[::step] for column in (prefill, new, context, swapped)))
