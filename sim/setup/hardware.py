@@ -10,10 +10,11 @@ from twinserve.policies.base import EngineLimits
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.host import NO_HOST_TIME, HostTime, host_time
 from twinserve.profiles.memory import (
+    EXACT,
     with_blocks_of_log,
     with_fp8_kv,
     with_max_model_len,
-    with_utilization,
+    with_server_flags,
 )
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.step_times import Choice, StepTimes, choose
@@ -137,6 +138,10 @@ def _check_groups(profile: Profile, replicas: int) -> None:
         )
 
 
+# Settings of a server that its profile has, too, and that move its KV memory.
+_SERVER_FLAGS = ("engine_version", "max_num_batched_tokens", "max_num_seqs", "enforce_eager")
+
+
 def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, tuple[str, ...]]:
     """With the engine's memory as the settings have it, and notices. ProfileError where vLLM would
     not start."""
@@ -144,9 +149,23 @@ def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, t
     if config.kv_cache_dtype == "fp8":
         profile = with_fp8_kv(profile)
     if config.kv_from_log is not None:
-        profile, notices = with_blocks_of_log(profile, Path(config.kv_from_log))
-    if config.gpu_memory_utilization is not None:
-        profile = with_utilization(profile, config.gpu_memory_utilization)
+        given = {name: getattr(config, name) for name in _SERVER_FLAGS}
+        profile = profile.model_copy(update={k: v for k, v in given.items() if v})
+        share = config.gpu_memory_utilization
+        profile, notices = with_blocks_of_log(profile, Path(config.kv_from_log), share)
+    elif config.num_blocks is None:
+        profile = with_server_flags(
+            profile,
+            engine_version=config.engine_version,
+            utilization=config.gpu_memory_utilization,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            enforce_eager=config.enforce_eager,
+        )
+        if profile.num_gpu_blocks_range is not None:
+            low, high = profile.num_gpu_blocks_range
+            notices = (f"{profile.name}: {low:,} to {high:,} KV blocks are derived; {EXACT}",)
     if config.max_model_len is None:
         return profile, notices
     blocks = config.num_blocks
