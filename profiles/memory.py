@@ -85,6 +85,17 @@ def with_server_flags(
     return _with_blocks(changed, profile.num_gpu_blocks + more, "derived", {})
 
 
+def least_kv_tokens(profile: Profile) -> int:
+    """KV tokens that a server has at least: the lower end where the number is derived. A file that
+    keeps a derived number has at most the lower end of what is derived now."""
+    known = profile.kv_capacity_tokens
+    if profile.num_gpu_blocks_source != "derived" or SCALED in profile.notes:
+        return known
+    ends = profile.num_gpu_blocks_range
+    low = _blocks(profile, profile.server_flags).low if ends is None else ends[0]
+    return min(known, low * profile.block_tokens)
+
+
 def _defaults_that_move(profile: Profile, engine_version: str) -> dict[str, Any]:
     """Flags that stand at the defaults of the profile's release, at those of `engine_version`."""
     if profile.num_gpu_blocks_source != "derived":

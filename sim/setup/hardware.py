@@ -11,6 +11,7 @@ from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.host import NO_HOST_TIME, HostTime, host_time
 from twinserve.profiles.memory import (
     EXACT,
+    least_kv_tokens,
     with_blocks_of_log,
     with_fp8_kv,
     with_max_model_len,
@@ -74,12 +75,21 @@ class Hardware:
     def kv_tokens(self) -> int:
         return self.num_blocks * self.block_tokens
 
+    @property
+    def least_kv_tokens(self) -> int:
+        """With which a server would start for sure: the lower end of derived KV memory."""
+        if self.num_blocks != self.profile.kv_capacity_tokens // self.block_tokens:
+            return self.kv_tokens
+        return min(least_kv_tokens(self.profile), self.kv_tokens)
+
     def describe(self) -> str:
         """One line for a run's banner, with the KV blocks in force."""
         whole = self.profile.kv_capacity_tokens // self.block_tokens
         source = self.profile.num_gpu_blocks_source if self.num_blocks == whole else "in force"
         blocks = {"num_gpu_blocks": self.num_blocks, "block_tokens": self.block_tokens}
         blocks |= {"num_gpu_blocks_source": source}
+        if source == "in force" or self.block_tokens != self.profile.block_tokens:
+            blocks["num_gpu_blocks_range"] = None  # of other blocks
         return self.profile.model_copy(update=blocks).describe(step_times=False)
 
 
