@@ -27,6 +27,7 @@ TOTAL_SPREAD = 0.08 * GIB
 WEIGHTS_SPREAD = {"": 0.002, "mxfp4": 0.012}
 QUANTISED_SPREAD = 0.006
 ACTIVATION_SPREAD = (0.03, 0.02 * GIB)  # a share, and bytes beside
+DP_ACTIVATION_SPREAD = 0.3  # no log of data-parallel ranks was at hand
 GRAPH_SPREAD = 0.6
 V2_GRAPH_SPREAD = 0.6 * GIB
 PRINTED_SPREAD = 0.005 * GIB  # of a number that a log prints with two decimals
@@ -95,6 +96,7 @@ def memory_terms(llm: ModelSpec, card: Card, flags: ServerFlags, step: Step, **r
         graphs = graph_estimate(llm, card, flags.release, flags.requests, step.tp, v2)
         graph_spread = max(GRAPH_SPREAD * graphs, V2_GRAPH_SPREAD if v2 and graphs else 0.0)
     share, fixed = ACTIVATION_SPREAD
+    share = share if step.dp == 1 else DP_ACTIVATION_SPREAD
     spread = hypot(
         TOTAL_SPREAD * flags.utilization,
         weights_spread,
