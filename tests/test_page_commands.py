@@ -1,4 +1,4 @@
-"""The console blocks of study pages run, and print what the pages show."""
+"""Every command in a ```console block of these pages runs, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -7,20 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import carried_out, commands, comparable
+from tests import test_readme
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("optimality",)
+PAGES = ("fleet", "metrics", "optimality")
+CASES = [
+    pytest.param(command, shown, id=f"{page}: {command[:60]}")
+    for page in PAGES
+    for command, shown in test_readme.commands(DOCS / f"{page}.md")
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_shows_what_its_commands_print(name: str, tmp_path: Path):
-    """All lines shown are printed; the commands of a page share a folder."""
-    for command, shown in commands(DOCS / f"{name}.md"):
-        done = carried_out(command, tmp_path)
-        assert done.returncode == 0, done.stderr
-        if os.environ.get("TWINSERVE_TRACES"):  # a replica of the trace gives other figures
-            printed = comparable(done.stdout)
-            missing = [line for line in comparable(shown) if line not in printed]
-            assert shown and not missing, f"{command} prints\n{done.stdout}"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One folder: later commands read what earlier ones wrote."""
+    return tmp_path_factory.mktemp("pages")
+
+
+def test_every_page_has_a_command():
+    assert all(test_readme.commands(DOCS / f"{page}.md") for page in PAGES)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("command", "shown"), CASES)
+def test_command(command: str, shown: str, folder: Path):
+    done = test_readme.carried_out(command, folder)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    if os.environ.get("TWINSERVE_TRACES"):  # a replica of the trace gives other figures
+        printed = test_readme.comparable(said)
+        missing = [line for line in test_readme.comparable(shown) if line not in printed]
+        assert not missing, f"the page shows {missing}; the command prints\n{said}"
