@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
-KERNELS = ("columns", "paged")
+KERNELS = ("batch", "columns", "paged", "slots")
 COMPILED = os.environ.get("TWINSERVE_NATIVE") != "0" and all(
     find_spec(f"{__name__}.{name}") for name in KERNELS
 )

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -247,6 +247,11 @@ class Policy(ABC, Generic[PolicyOptions]):
         (`RequestTable.remote_tokens`, `StepPlan.fetched`). None: it waits for no remote KV, and is
         refused there."""
         return None
+
+    @classmethod
+    def options_of_release(cls, version: str) -> dict[str, Any]:
+        """Options by which the policy decides as that version of vLLM did; most have none."""
+        return {}
 
     @classmethod
     def with_host_tier(cls) -> type[Policy] | None:

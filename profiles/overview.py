@@ -15,7 +15,7 @@ from twinserve.profiles.catalog import MODELS, SYSTEMS
 from twinserve.profiles.evidence import kind_of_model, marks
 from twinserve.profiles.forms.efficiency import BORROWED
 from twinserve.profiles.gpus import FEW_BITS, GPUS, gpu_source
-from twinserve.profiles.models.published import PUBLISHED
+from twinserve.profiles.models.published import PUBLISHED, SEEN
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.operators.shipped import AIC, LAYERS
 
@@ -39,6 +39,7 @@ def model_rows() -> list[dict[str, Any]]:
                 "kv_bytes_per_token": spec.kv_bytes_per_token,
                 "max_positions": spec.max_positions,
                 "published": f"{PUBLISHED[name].billions} B ({PUBLISHED[name].source})",
+                "config_seen": SEEN[PUBLISHED[name].seen],
                 "accuracy": _accuracy(gpus, made),
                 "measured_on": gpus,
                 "tables_on": made,

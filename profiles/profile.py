@@ -33,7 +33,6 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from twinserve.formats import Format, parse_json, whole_file
-from twinserve.profiles.capacity import BLOCK_TOKENS, UTILIZATION, derive_num_gpu_blocks
 from twinserve.profiles.catalog import MODELS, find_gpu, find_model, nearest
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
@@ -45,6 +44,12 @@ from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.gpus import gpu_for
 from twinserve.profiles.host import NO_HOST_TIME, HostTime
+from twinserve.profiles.kv_memory.derive import BLOCK_TOKENS, ServerFlags, derive_kv_blocks
+from twinserve.profiles.kv_memory.releases import (
+    default_budgets,
+    default_utilization,
+    parse_release,
+)
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.names import ProfileName, list_profiles, shipped_folder
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel, default_capture
@@ -61,11 +66,6 @@ PCIE_SHARE = 0.8
 HOST_SWAP_BYTES = 64 * 2**30
 
 
-# Families and GPUs with vLLM's larger budgets, which it gives from 70 GiB on (no A100). The shipped
-# files of B200 and RTX PRO 6000 have the smaller ones.
-LARGE = ("hopper", "hopper-capped", "cdna3", "gb200")
-
-
 @dataclass(frozen=True, config=STRICT)
 class RooflineForm:
     """The roofline of the profile's own model, GPU and tp, with these efficiency constants."""
@@ -80,6 +80,17 @@ StepModelForm = Annotated[
 ]
 
 
+# Fields that files leave out where they have these values.
+_LEFT_OUT = {
+    "step_scale": None,
+    "dp": 1,
+    "ep": False,
+    "pp": 1,
+    "num_gpu_blocks_range": None,
+    "enforce_eager": False,
+}
+
+
 class Profile(BaseModel):
     """One engine. Sizes are of the whole engine (all `tp` x `pp` ranks), rates bytes/s in one
     direction, times seconds.
@@ -89,6 +100,8 @@ class Profile(BaseModel):
     fit_error         mean absolute relative error of the fit that gave the step times, on what the
                       notes say; None = unknown. What to expect of a run: profiles/evidence.py
     num_gpu_blocks    KV blocks of `block_tokens` tokens that a scheduler may use
+    num_gpu_blocks_range   between which a derived number is expected; None: not known
+    enforce_eager     the engine captures no CUDA graphs, as far as its KV memory goes
     pcie_bytes_per_s  achieved, all ranks together (each moves its own heads over its own link)
     step_scale        factors on the step times, where the profile is off on purpose (`scaled`)
     """
@@ -114,7 +127,9 @@ class Profile(BaseModel):
     block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     num_gpu_blocks: int = Field(ge=1, le=10**15)
     num_gpu_blocks_source: Source
-    gpu_memory_utilization: float = Field(default=UTILIZATION, gt=0, le=1)
+    num_gpu_blocks_range: tuple[int, int] | None = None
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    enforce_eager: bool = False
     pcie_bytes_per_s: float = Field(ge=1.0, allow_inf_nan=False)
     host_swap_bytes: int = Field(ge=0, le=10**18)
     max_model_len: int = Field(ge=1)
@@ -141,7 +156,7 @@ class Profile(BaseModel):
     @model_serializer(mode="wrap")
     def _without_empty_scale(self, dump):
         data = dump(self)
-        for name, value in (("step_scale", None), ("dp", 1), ("ep", False), ("pp", 1)):
+        for name, value in _LEFT_OUT.items():
             if name in data and data[name] == value:
                 del data[name]
         return data
@@ -223,6 +238,7 @@ class Profile(BaseModel):
             "fit_error": self.fit_error if scale == (self.step_scale or StepScale()) else None,
             "pcie_bytes_per_s": self.pcie_bytes_per_s * pcie,
             "num_gpu_blocks": blocks,
+            "num_gpu_blocks_range": self.num_gpu_blocks_range if kv == 1.0 else None,
             "max_model_len": min(self.max_model_len, blocks * self.block_tokens),
         }
         changed = self.model_copy(update=changes)
@@ -339,7 +355,24 @@ class Profile(BaseModel):
             f"{self.name}: {self.llm.name} on {self.gpus} x {self.gpu.name}, {self.engine}"
             f"{' ' + self.engine_version if self.engine_version else ''};"
             f"{times} {self.num_gpu_blocks} KV blocks of {self.block_tokens} tokens"
-            f" ({self.num_gpu_blocks_source})"
+            f" ({self.num_gpu_blocks_source}{self._range()})"
+        )
+
+    def _range(self) -> str:
+        if self.num_gpu_blocks_range is None:
+            return ""
+        low, high = self.num_gpu_blocks_range
+        return f", {low} to {high}"
+
+    @property
+    def server_flags(self) -> ServerFlags:
+        """The flags of the server as far as they move its KV memory."""
+        return ServerFlags(
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            self.gpu_memory_utilization,
+            parse_release(self.engine_version),
+            self.enforce_eager,
         )
 
 
@@ -384,42 +417,38 @@ def derive_profile(
     ep: bool = False,
     *,
     pp: int = 1,
-    utilization: float = UTILIZATION,
+    utilization: float | None = None,
     max_model_len: int | None = None,
     max_num_batched_tokens: int | None = None,
     max_num_seqs: int | None = None,
     num_gpu_blocks: int | None = None,
+    num_gpu_blocks_source: Source = "measured",
     engine_version: str | None = None,
+    enforce_eager: bool = False,
     efficiency: Efficiency | None = None,
 ) -> Profile:
     """A roofline profile from specs alone: of one engine of `tp` x `pp` GPUs, of `dp` that share
     experts.
-    `num_gpu_blocks`, if given, is taken as measured.
+    `num_gpu_blocks`, if given, is taken as it is, from `num_gpu_blocks_source`.
 
-    The token budget and batch limit default to those of vLLM's server: 8192 and 1024 on LARGE GPUs,
-    2048 and 256 elsewhere. `max_model_len` defaults to the model's, or to what
-    the KV pool holds if that is less.
+    Token budget, batch limit and utilisation default to those of `vllm serve` of `engine_version`
+    (None: the latest that is known) on such a GPU (`kv_memory/releases.py`). `max_model_len`
+    defaults to the model's, or to what the KV pool holds if that is less.
     """
     llm = find_model(model) if isinstance(model, str) else model
     device = gpu_for(llm, find_gpu(gpu) if isinstance(gpu, str) else gpu)
-    large = device.family in LARGE or device.name in LARGE
-    budget = (8192 if large else 2048) if max_num_batched_tokens is None else max_num_batched_tokens
-    seqs = (1024 if large else 256) if max_num_seqs is None else max_num_seqs
+    release = parse_release(engine_version)
+    tokens, requests = default_budgets(device, release)
+    budget = tokens if max_num_batched_tokens is None else max_num_batched_tokens
+    seqs = requests if max_num_seqs is None else max_num_seqs
+    share = default_utilization(release) if utilization is None else utilization
     check_ranks(llm, device.name, tp, dp, ep)
     check_stages(llm, device.name, tp, pp, dp)
-    blocks = num_gpu_blocks
+    blocks, ends = num_gpu_blocks, None
     if blocks is None:
-        blocks = derive_num_gpu_blocks(
-            llm,
-            device,
-            tp,
-            dp,
-            ep,
-            pp=pp,
-            utilization=utilization,
-            max_num_batched_tokens=budget,
-            max_num_seqs=seqs,
-        )
+        flags = ServerFlags(budget, seqs, share, release, enforce_eager, max_model_len)
+        found = derive_kv_blocks(llm, device, tp, flags, dp, ep, pp)
+        blocks, ends = found.blocks, (found.low, found.high)
     pool = blocks * BLOCK_TOKENS
     error, basis = family_error(device.family)
     fields = {
@@ -438,8 +467,10 @@ def derive_profile(
         ),
         "step_model": RooflineForm(efficiency or find_efficiency(device)),
         "num_gpu_blocks": blocks,
-        "num_gpu_blocks_source": "derived" if num_gpu_blocks is None else "measured",
-        "gpu_memory_utilization": utilization,
+        "num_gpu_blocks_source": "derived" if ends else num_gpu_blocks_source,
+        "num_gpu_blocks_range": ends,
+        "gpu_memory_utilization": share,
+        "enforce_eager": enforce_eager,
         "pcie_bytes_per_s": device.pcie_bytes_per_s * PCIE_SHARE * tp * pp,
         "host_swap_bytes": HOST_SWAP_BYTES * tp * pp,
         "max_model_len": min(llm.max_positions, pool) if max_model_len is None else max_model_len,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
+from twinserve.profiles.shipped_memory import kept_memory
 
 # (model, GPU, tp) -> what is known beyond the specs: KV blocks that a vLLM of that version was seen
 # to allocate (at utilisation 0.9), and the settings it ran with.
@@ -71,7 +73,12 @@ REPLACED = {
 
 def shipped_profile(model: str, gpu: str, tp: int) -> Profile:
     """The roofline profile of one entry of SHIPPED, computed."""
-    return derive_profile(model, gpu, tp, **SHIPPED[model, gpu, tp])
+    return derive_profile(model, gpu, tp, **engine_settings((model, gpu, tp)))
+
+
+def engine_settings(key: tuple[str, str, int]) -> dict[str, Any]:
+    """Settings of `derive_profile` for a shipped file: KV memory, and what is known beyond that."""
+    return kept_memory(key) | SHIPPED.get(key, {})
 
 
 def write_shipped(folder: Path) -> list[Path]:

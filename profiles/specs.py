@@ -97,6 +97,7 @@ class ModelSpec:
     (OPT). `qk_norm`: a norm over each head of q and k (Qwen3). `learned_positions`: rows of a
     position table (OPT), else 0. `other_parameters`: of the whole model, in memory but too small,
     or idle in text, to count in a step: more norms, biases of experts, a vision tower.
+    `mtp_modules`: of the checkpoint, that predict further tokens and that vLLM loads to speculate.
     """
 
     name: str = Field(min_length=1)
@@ -126,6 +127,7 @@ class ModelSpec:
     other_parameters: int = Field(default=0, ge=0)
     weights: WeightFormat | None = None
     kv_dtype_bytes: float | None = Field(default=None, gt=0)
+    mtp_modules: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _heads_divide(self):
@@ -337,6 +339,7 @@ NEWER = {
     "other_parameters": 0,
     "weights": None,
     "kv_dtype_bytes": None,
+    "mtp_modules": 0,
 }
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.reference.rooms import picture
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("backends", "experiments", "native", "policies", "profiles", "sim", "traces")
 GROUND = {"errors", "formats"}  # src/twinserve/: below all rooms, and know none
@@ -157,3 +159,8 @@ def test_only_the_live_engine_and_what_drives_it_need_vllm():
         }
         if names & {"vllm", "torch", "triton"}:
             assert room_of(module) in allowed, module
+
+
+def test_the_picture_is_that_of_the_imports():
+    """Made by `python -m docs.reference.rooms`."""
+    assert picture() == (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8")

@@ -37,6 +37,7 @@ from twinserve.traces.transform import window as cut_window
 from twinserve.traces.workload import Workload
 
 PROFILE = "llama-3.1-8b@a100-40g"
+BLOCKS = 9971  # KV blocks of the GPU that the study's results are of, by a former derivation
 TTFT_S, TPOT_S, AIM = 1.0, 0.05, 0.9  # Sec. 7.2
 LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
 # requests/s; the GPU alone serves them without queueing (figure fig7, `online alone`)
@@ -197,6 +198,7 @@ def _simulate(
 ) -> tuple[Samples, RunResult]:
     """A run that ends with the last online request, and what `_look` finds in every one of its
     seconds. before: what a threshold remembers of the time before, blocks second by second."""
+    settings["num_blocks"] = settings.get("num_blocks") or BLOCKS
     config = SimulationConfig(policy=(policy,), profile=PROFILE, **PAPERS_ENGINE, **settings)
     inputs = Inputs(config, load, resolve_hardware(config), (parse_policy(policy),), ())
     samples: Samples = []

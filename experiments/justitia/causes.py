@@ -72,7 +72,7 @@ VARIANTS = (
     ("engine", "recompute, no swap", _policies("preemption_mode=recompute")),
     ("engine", "watermark 10 %", _policies("watermark=0.1")),
     ("engine", "whole prompts", _policies("enable_chunked_prefill=false")),
-    ("engine", "32 seats", {"max_num_seqs": 32}),
+    ("engine", "32 seats", {"max_num_seqs": 32, "num_blocks": 2829}),  # the memory of all seats
     ("Justitia/C", "V: 50 a step", _clock(50)),
     ("Justitia/C", "V: 500 a step", _clock(500)),
     ("Justitia/C", "V: all KV tokens a step (eq. 2)", _clock(45264)),

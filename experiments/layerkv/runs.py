@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
-from twinserve.profiles.catalog import find_gpu
+from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
+from twinserve.profiles.ranks import rank_weight_bytes
+from twinserve.profiles.specs import GpuSpec, ModelSpec
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import Simulation, run_simulation
@@ -37,6 +39,16 @@ HISTORY = "layerkv:predictor=history"
 KNOWN = "layerkv:predictor=oracle-length"
 
 
+def _blocks_left(llm: ModelSpec, gpu: GpuSpec, tp: int, tokens: int, requests: int = 256) -> int:
+    """KV blocks of 16 tokens beside a step of so many tokens (Sec. 2.2): hidden states and the
+    widest point of the MLP, logits twice in fp32, and 0.7 GB for what is not torch. vLLM 0.5 had
+    other terms than the releases that `kv_memory` knows."""
+    width = 3 * llm.hidden + 3 * llm.intermediate / tp
+    beside = tokens * width * llm.dtype_bytes + 2 * requests * llm.vocab * 4 + 0.7e9
+    left = gpu.memory_bytes * 0.9 - rank_weight_bytes(llm, tp) - beside
+    return int(left // (16 * llm.rank_kv_bytes_per_token(tp)))
+
+
 def testbed(
     model: str,
     tp: int,
@@ -50,8 +62,15 @@ def testbed(
     all-reduces alone."""
     gpu = find_gpu("l20")
     gpu = replace(gpu, pcie_bytes_per_s=gpu.pcie_bytes_per_s * allreduce)
+    budget = max(longest, 2048)
     profile = derive_profile(
-        model, gpu, tp, max_model_len=longest, max_num_batched_tokens=max(longest, 2048)
+        model,
+        gpu,
+        tp,
+        max_model_len=longest,
+        max_num_batched_tokens=budget,
+        num_gpu_blocks=_blocks_left(find_model(model), gpu, tp, budget),
+        num_gpu_blocks_source="derived",
     )
     shared = (1.0 if tp == 1 else 0.5) if link is None else link
     return profile.scaled(kv=memory, pcie=shared / allreduce)

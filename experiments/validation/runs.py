@@ -165,7 +165,15 @@ def profile_of(run: MeasuredRun, form: str | None = None) -> Profile:
         return shipped
     given = run.arguments
     ranks = given["data_parallel_size"], given["enable_expert_parallel"]
-    return derive_profile(shipped.llm, shipped.gpu, shipped.tp, *ranks)
+    return derive_profile(
+        shipped.llm,
+        shipped.gpu,
+        shipped.tp,
+        *ranks,
+        engine_version=run.meta["vllm_version"],
+        max_num_batched_tokens=given["max_num_batched_tokens"],
+        max_num_seqs=given["max_num_seqs"],
+    )
 
 
 def blocks_of(run: MeasuredRun, profile: Profile) -> int:

@@ -8,13 +8,13 @@ same as the real class: tests/identity steps both side by side, with any release
 from __future__ import annotations
 
 from collections.abc import Container, Sized
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from twinserve.policies.base import Options, Policy, SystemView
-from twinserve.policies.baselines.vllm_rules import RULES, Release
+from twinserve.policies.baselines.vllm_rules import RULES, Release, rules_of
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.queues import make_queue
@@ -52,6 +52,10 @@ class VllmPolicy(Policy[VllmOptions]):
         from twinserve.policies.baselines.vllm_decode import VllmDecode  # it is built on this one
 
         return VllmDecode if cls is VllmPolicy else None
+
+    @classmethod
+    def options_of_release(cls, version: str) -> dict[str, Any]:
+        return {"release": rules_of(version)} if cls is VllmPolicy else {}
 
     @classmethod
     def with_host_tier(cls) -> type[Policy] | None:

@@ -8,6 +8,18 @@ from typing import Literal
 Release = Literal["0.15", "0.19", "0.25", "0.29", "0.32"]
 
 
+def rules_of(version: str) -> Release:
+    """The release of RULES whose rules a version of vLLM has: the last one that is not later; the
+    first for older ones."""
+    known = {name: _numbers(name) for name in RULES}
+    earlier = [name for name, numbers in known.items() if numbers <= _numbers(version)]
+    return earlier[-1] if earlier else next(iter(known))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.removeprefix("v").split("."))
+
+
 @dataclass(frozen=True)
 class VllmRules:
     """What a release does; the defaults are those of 0.32.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.base import SystemView
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.estimators import Batch
@@ -109,15 +110,7 @@ def within_tokens(batch: Batch, limit: int, behind: Batch | None = None) -> int:
     """How many requests from the front of `batch` the engine can compute in one step, beside those
     of `behind`: all but the longest of them must keep to `limit` tokens, since prompts are not cut
     and one of any length must get its turn."""
-    new = batch.new.tolist()
-    total, longest = 0, 0
-    if behind is not None and len(behind):
-        before = behind.new.tolist()
-        total, longest = sum(before), max(before)
-    if total + sum(new) - max(longest, max(new, default=0)) <= limit:
-        return len(new)
-    others = total + np.cumsum(batch.new) - np.maximum(np.maximum.accumulate(batch.new), longest)
-    return int(np.searchsorted(others, limit, side="right"))
+    return kernels.within(batch.new, limit, _NONE if behind is None else behind.new)
 
 
 def least(objectives: np.ndarray) -> float:

@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.base import Policy, SystemView
 from twinserve.policies.bros.options import BrosOptions
 from twinserve.policies.drafting import DraftingLimits
@@ -83,11 +84,8 @@ class BrosQueues(Policy[BrosOptions]):
 
     # -- what the algorithm looks at ---------------------------------------------------------------
     def _batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
-        computed, emitted = requests.computed_tokens[rows], requests.output_tokens[rows]
-        left = requests.prompt_tokens[rows] + emitted - computed
-        new = left if self.options.chunk is None else np.minimum(left, self.options.chunk)
-        prefill = (left > 1) | (emitted == 0)
-        return Batch(rows, prefill, new, computed + new, self._missing(rows, ledger))
+        prefill, new, context = kernels.next_tokens(requests, rows, self.options.chunk or 0)
+        return Batch(rows, prefill, new, context, self._missing(rows, ledger))
 
     def _first_waiting(self, now: float, reach: int) -> np.ndarray:
         """int64[n]: the first real-time requests without memory, at most `reach`."""
@@ -118,16 +116,14 @@ class BrosQueues(Policy[BrosOptions]):
     def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
         """Since when each row waits for its next token or group (seconds), and how long it may
         (T_SLO)."""
-        emitted = requests.output_tokens[rows]
-        started = emitted > 0
-        since = np.where(started, requests.last_token_s[rows], requests.arrival_s[rows])
-        slo = np.where(started, requests.slo_tpot_s[rows], requests.slo_ttft_s[rows])
+        since, slo = kernels.due(requests, rows)
         size = self.options.group_size
         if size > 1:
             # The first token is a group of its own. A later group of g tokens has g times as long,
             # of which the tokens of it that are out already have used their share.
-            slo = np.where(started, slo * (size - (emitted - 1) % size), slo)
-        return since, np.fmin(slo, np.inf)  # NaN: no objective
+            emitted = requests.output_tokens[rows]
+            slo = np.where(emitted > 0, slo * (size - (emitted - 1) % size), slo)
+        return since, slo  # infinite: no objective
 
     def _residual(self, rows: np.ndarray, requests: RequestTable, now: float) -> np.ndarray:
         """T_SLO - t_i - (k_i - 1) T_avg of each row, seconds (line 3)."""

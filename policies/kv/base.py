@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.kv.events import KvListener
 from twinserve.policies.plan import KvMove
 from twinserve.policies.requests import RequestTable
@@ -32,7 +33,7 @@ class LedgerError(AssertionError):
     """The account does not add up: a defect in a ledger or in a policy that used it wrongly."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a step: a frozen one takes three times as long to make
 class KvUsage:
     """Blocks by what they hold; a block shared by both classes counts once, as real-time."""
 
@@ -228,16 +229,7 @@ class KvLedger(ABC):
     def block_growth(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """int64[steps]: blocks that `rows`, each decoding one token a step, newly take at each
         step."""
-        slack = self.slack_tokens(rows)
-        first = np.bincount(slack[slack < steps], minlength=steps)
-        if steps <= self.block_tokens:
-            return first  # too short for anybody to take two
-        # A row that takes a block at step s takes the next one block_tokens steps later: sum the
-        # first takings over every earlier step of the same phase.
-        size = self.block_tokens
-        padded = np.zeros(-(-steps // size) * size, np.int64)
-        padded[:steps] = first
-        return np.cumsum(padded.reshape(-1, size), axis=0).ravel()[:steps]
+        return kernels.growth(self.slack_tokens(rows), steps, self.block_tokens)
 
     @abstractmethod
     def extend(self, rows: np.ndarray, steps: int) -> None:

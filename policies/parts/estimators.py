@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
 
@@ -134,16 +135,9 @@ _NOBODY = (0, 0, 0, 0, 0)
 
 
 def _totals(batch: Batch) -> tuple[int, int, int, int, int]:
-    """Prefills: tokens computed, tokens attended to; decodes: requests, tokens attended to; bytes
-    to be swapped in. Plain sums: for the length of a batch they are faster than numpy's."""
-    new, attended = 0, 0
-    decodes, context = len(batch.rows), sum(batch.context.tolist())
-    prefills = int(np.count_nonzero(batch.is_prefill))
-    if prefills:
-        new = sum(batch.new[batch.is_prefill].tolist())
-        attended = sum(batch.context[batch.is_prefill].tolist())
-        decodes, context = decodes - prefills, context - attended
-    return new, attended, decodes, context, sum(batch.swapped.tolist())
+    """Of its prefills tokens computed and attended to, of its decodes requests and tokens attended
+    to; bytes to be swapped in."""
+    return kernels.totals(batch.is_prefill, batch.new, batch.context, batch.swapped)
 
 
 @dataclass(frozen=True)

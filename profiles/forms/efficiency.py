@@ -110,6 +110,9 @@ FAMILIES: dict[str, Efficiency] = {
     # Assumed, as nothing was measured on them: constants of the nearest family.
     "turing": VOLTA,
     "ampere-ga10x": AMPERE,
+    # As on the RTX 4090: GeForce cards have half the tensor rate of their chip, and reach it.
+    "ampere-geforce": ADA_GEFORCE,
+    "blackwell-geforce": ADA_GEFORCE,
     "ada-l4": ADA,
     "hopper-capped": replace(HOPPER, gemm_mfu=0.9, attention_mfu=0.75),  # as on the L20
     "cdna3": HOPPER,
@@ -132,7 +135,17 @@ def find_efficiency(gpu: GpuSpec) -> Efficiency:
 FAMILY_FIT_ERROR: dict[str, float] = {"hopper": 0.025, "ampere": 0.022, "ada": 0.012}
 # Families whose constants are borrowed, and the error of the three measured ones on those steps
 # with each other's (9 to 30 % on average, largest 51 %).
-BORROWED = ("volta", "ada-capped", "turing", "ampere-ga10x", "ada-l4", "hopper-capped", "cdna3")
+BORROWED = (
+    "volta",
+    "ada-capped",
+    "turing",
+    "ampere-ga10x",
+    "ampere-geforce",
+    "blackwell-geforce",
+    "ada-l4",
+    "hopper-capped",
+    "cdna3",
+)
 BORROWED_ERROR = 0.18
 
 

@@ -27,7 +27,7 @@ from twinserve.profiles.specs import ModelSpec
 _NONE = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VerifyingComposition(StepComposition):
     """A step whose decodes verify drafts.
 

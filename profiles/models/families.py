@@ -39,6 +39,26 @@ def _llama(config: Fields) -> Changes:
     return {"other_parameters": config.need("num_hidden_layers") * widths}
 
 
+def _granite(config: Fields) -> Changes:
+    """Llama's, with factors on embeddings, scores, residuals and logits, which cost nothing."""
+    for what in ("embedding_multiplier", "attention_multiplier", "residual_multiplier"):
+        config.get(what)
+    config.get("logits_scaling")
+    return _llama(config)
+
+
+def _phi(config: Fields) -> Changes:
+    """Phi-2: attention and MLP behind one LayerNorm, with biases everywhere."""
+    if config.flag("qk_layernorm"):
+        config.refuse("qk_layernorm", "only false is understood")
+    layers, hidden = config.need("num_hidden_layers"), config.need("hidden_size")
+    # of a layer: biases of the MLP and of attention's output; its norm's shift is where others
+    # have the scale of a second one. Beside the layers: the last shift, and the output's biases.
+    of_layer = config.need("intermediate_size") + 2 * hidden
+    beside = hidden + config.need("vocab_size")
+    return {"gated_mlp": False, "biases": "qkv", "other_parameters": layers * of_layer + beside}
+
+
 def _all_windowed(config: Fields) -> Changes:
     """Mistral, Phi-3: the window, where there is one, is every layer's."""
     return window(config, config.number("sliding_window"), config.need("num_hidden_layers"))
@@ -148,6 +168,7 @@ def _deepseek(config: Fields) -> Changes:
         "shared_intermediate": config.number("n_shared_experts")
         * config.need("moe_intermediate_size"),
         "other_parameters": norms + (layers - dense) * found["experts"] * biased,
+        "mtp_modules": config.number("num_nextn_predict_layers"),
     }
 
 
@@ -163,6 +184,24 @@ def _gpt_oss(config: Fields) -> Changes:
         **window(config, config.number("sliding_window"), layers - layers // 2),
         "other_parameters": layers * (of_experts + config.need("num_attention_heads")),
     }
+
+
+def _minimax_m2(config: Fields) -> Changes:
+    """Norms over all heads of q, and of k; a bias an expert balances the load. What the file says
+    of MTP modules counts for nothing: vLLM 0.32 passes their weights over (`minimax_m2.py`)."""
+    for key in ("use_mtp", "mtp_transformer_layers", "num_mtp_modules", "rotary_dim"):
+        config.get(key)
+    config.get("use_qk_norm")  # always
+    if config.get("qk_norm_type", "per_layer") != "per_layer":
+        config.refuse("qk_norm_type", "only per_layer is understood")
+    if config.number("shared_intermediate_size"):
+        config.refuse("shared_intermediate_size", "shared experts are not understood")
+    if {*config.items("attn_type_list", int)} - {1}:
+        config.refuse("attn_type_list", "only full attention (1) is understood")
+    found, layers = experts(config, "num_local_experts"), config.need("num_hidden_layers")
+    heads = config.need("num_attention_heads") + config.need("num_key_value_heads")
+    biases = found["experts"] * config.flag("use_routing_bias")
+    return {**found, "other_parameters": layers * (heads * config.need("head_dim") + biases)}
 
 
 def _llama4(config: Fields) -> Changes:
@@ -243,6 +282,7 @@ def _kv_heads(count: int) -> dict[str, Any]:
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(_llama, ("LlamaForCausalLM", "LLaMAForCausalLM")),
+    "granite": Family(_granite, ("GraniteForCausalLM",)),
     "mistral": Family(
         _all_windowed, ("MistralForCausalLM",), absent={**_kv_heads(8), "sliding_window": 4096}
     ),
@@ -257,6 +297,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "opt": Family(_opt, ("OPTForCausalLM",), {"tie_word_embeddings": True}, width="ffn_dim"),
     "phi3": Family(_all_windowed, ("Phi3ForCausalLM",)),
+    "phi": Family(_phi, ("PhiForCausalLM",)),
     "gemma": Family(
         _plain,
         ("GemmaForCausalLM",),
@@ -284,6 +325,9 @@ FAMILIES: dict[str, Family] = {
         ("GptOssForCausalLM",),
         {"head_dim": 64},
         absent={**_kv_heads(8), "sliding_window": 128, "attention_bias": True},
+    ),
+    "minimax_m2": Family(
+        _minimax_m2, ("MiniMaxM2ForCausalLM",), absent={**_kv_heads(8), "head_dim": 128}
     ),
     "llama4_text": Family(
         _llama4,

@@ -22,6 +22,8 @@ HARMLESS = re.compile(
     # how scores are scaled
     r"|^query_pre_attn_scalar$|^swiglu_limit$|^attn_scale$|^floor_scale$|^attn_temperature_tuning$"
     r"|^initial_context_length$|^for_llm_compressor$|^mm_tokens_per_image$|^image_size$"
+    # what transformers and vLLM pass over (Gemma 2, Phi-4-mini, SmolLM2)
+    r"|^sliding_window_size$|^full_attn_mod$|^interpolate_factor$|^is_llama_config$"
     # layers that only speculation loads
     r"|^num_nextn_predict_layers$"
 )

@@ -66,7 +66,12 @@ def _gemma_3(*sizes: int) -> dict[str, Any]:
     return {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}
 
 
+def _gemma_2(*sizes: int) -> dict[str, Any]:
+    return _dense("gemma2", *sizes, 256000, 8192, sliding_window=4096)
+
+
 _QWEN, _TIED = (151936, 40960), {"tie_word_embeddings": True}
+_NO_WINDOW = {"sliding_window": None}
 _DEEPSEEK_V3 = {
     "model_type": "deepseek_v3",
     **_sizes(61, 7168, 128, 128, None, 18432, 129280, 163840),
@@ -81,6 +86,7 @@ _DEEPSEEK_V3 = {
     "n_shared_experts": 1,
     "num_experts_per_tok": 8,
     "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 1,
     "quantization_config": _FP8,
 }
 _QWEN3_235B = {
@@ -96,6 +102,45 @@ _MIXTRAL_8X22B = {
     "num_experts_per_tok": 2,
 }
 
+_MINIMAX_M2_5 = {
+    "model_type": "minimax_m2",
+    **_sizes(62, 3072, 48, 8, 128, 1536, 200064, 196608),
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "use_routing_bias": True,
+}
+_MINIMAX_FP8 = {**_FP8, "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}
+# its experts, and a KV cache in FP8
+_MINIMAX_NVFP4 = {
+    "quant_method": "modelopt",
+    "quant_algo": "NVFP4",
+    "kv_cache_quant_algo": "FP8",
+    "exclude_modules": ["lm_head", "model.layers.*.gate", "model.layers.*.self_attn*"],
+}
+_QWEN1_5_MOE = {
+    "model_type": "qwen2_moe",
+    **_sizes(24, 2048, 16, 16, 128, 5632, 151936, 32768),
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+}
+_DEEPSEEK_V2_LITE = {
+    "model_type": "deepseek_v2",
+    **_sizes(27, 2048, 16, 16, None, 10944, 102400, 163840),
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "topk_method": "greedy",
+}
+
 _CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-405b": _dense("llama", 126, 16384, 128, 8, 128, 53248, 128256, 131072),
     "llama-3.3-70b": _dense("llama", 80, 8192, 64, 8, 128, 28672, 128256, 131072),
@@ -109,8 +154,9 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": _dense("qwen3", 28, 2048, 16, 8, 128, 6144, *_QWEN, **_TIED),
     "qwen3-4b": _dense("qwen3", 36, 2560, 32, 8, 128, 9728, *_QWEN, **_TIED),
     "qwen3-235b-a22b": _QWEN3_235B,
-    "mistral-7b": _dense("mistral", 32, 4096, 32, 8, 128, 14336, 32768, 32768),
-    "mistral-nemo": _dense("mistral", 40, 5120, 32, 8, 128, 14336, 131072, 131072),
+    # null is said, and means that there is no window: without the field there is one of 4,096
+    "mistral-7b": _dense("mistral", 32, 4096, 32, 8, 128, 14336, 32768, 32768, **_NO_WINDOW),
+    "mistral-nemo": _dense("mistral", 40, 5120, 32, 8, 128, 14336, 131072, 128000, **_NO_WINDOW),
     "mixtral-8x22b": _MIXTRAL_8X22B,
     "yi-6b": _dense("llama", 32, 4096, 32, 4, 128, 11008, 64000, 4096),
     "yi-34b": _dense("llama", 60, 7168, 56, 8, 128, 20480, 64000, 4096),
@@ -123,6 +169,20 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "gemma-3-4b": _gemma_3(34, 2560, 8, 4, 256, 10240),
     "gemma-3-12b": _gemma_3(48, 3840, 16, 8, 256, 15360),
     "gemma-3-27b": _gemma_3(62, 5376, 32, 16, 128, 21504),
+    "gemma-7b": _dense("gemma", 28, 3072, 16, 16, 256, 24576, 256000, 8192),
+    "gemma-2-2b": _gemma_2(26, 2304, 8, 4, 256, 9216),
+    "gemma-2-9b": _gemma_2(42, 3584, 16, 8, 256, 14336),
+    "gemma-2-27b": _gemma_2(46, 4608, 32, 16, 128, 36864),
+    "codellama-7b": _dense("llama", 32, 4096, 32, 32, 128, 11008, 32016, 16384),
+    "granite-3.1-2b": _dense("granite", 40, 2048, 32, 8, 64, 8192, 49155, 131072, **_TIED),
+    "granite-3.1-8b": _dense("granite", 40, 4096, 32, 8, 128, 12800, 49152, 131072, **_TIED),
+    "granite-3.3-8b": _dense("granite", 40, 4096, 32, 8, 128, 12800, 49159, 131072, **_TIED),
+    "minimax-m2.5-fp8": {**_MINIMAX_M2_5, "quantization_config": _MINIMAX_FP8},
+    "minimax-m2.5-nvfp4": {**_MINIMAX_M2_5, "quantization_config": _MINIMAX_NVFP4},
+    "qwen1.5-moe-a2.7b": _QWEN1_5_MOE,
+    "deepseek-v2-lite": _DEEPSEEK_V2_LITE,
+    "phi-2": _dense("phi", 32, 2560, 32, 32, 80, 10240, 51200, 2048),
+    "phi-4-mini": _dense("phi3", 32, 3072, 24, 8, 128, 8192, 200064, 131072, **_TIED),
     "phi-4": _dense("phi3", 40, 5120, 40, 10, 128, 17920, 100352, 16384),
 }
 MORE_MODELS: tuple[ModelSpec, ...] = tuple(

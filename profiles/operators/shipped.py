@@ -9,7 +9,7 @@ those are left out.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from twinserve.profiles.catalog import SYSTEMS, find_gpu, find_model
@@ -20,7 +20,7 @@ from twinserve.profiles.operators.fa2 import SMS
 from twinserve.profiles.operators.layers import form_from_layers
 from twinserve.profiles.operators.model import OperatorForm, default_capture
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
-from twinserve.profiles.shipped import REPLACED, SHIPPED
+from twinserve.profiles.shipped import REPLACED, SHIPPED, engine_settings
 from twinserve.profiles.specs import ModelSpec, ProfileError
 
 # The two constants that aiconfigurator's tables leave out, fitted (nnls, relative errors) to the 17
@@ -195,13 +195,13 @@ def shipped_operators(model: str, gpu: str, tp: int) -> Profile:
     """The profile of one entry of AIC, computed."""
     key = (model, gpu, tp)
     form = "operators" if key in SHIPPED and key not in REPLACED else ""
-    return operator_profile(model, gpu, tp, form=form, **SHIPPED.get(key, {}))
+    return operator_profile(model, gpu, tp, form=form, **engine_settings(key))
 
 
 def layer_profile(key: tuple[str, str, int], folder: Path) -> Profile:
     """The profile of one entry of LAYERS, computed from the tables in `folder`."""
     found, llm, gpu = LAYERS[key], find_model(key[0]), find_gpu(key[1])
-    base = derive_profile(llm, gpu, key[2], **found.engine)
+    base = derive_profile(llm, gpu, key[2], **engine_settings(key) | found.engine)
     more, note, form = {}, "", ""
     if gpu.name in SYSTEMS:
         ranks = 2 if found.parallel == "ep" else 1
@@ -229,13 +229,7 @@ def layer_profile(key: tuple[str, str, int], folder: Path) -> Profile:
         capture_tokens=default_capture(base.max_num_seqs),
         **more,
     )
-    profile = _with_tables(base, tables, LAYER_NOTE.format(comm=note), found.fit_error, form)
-    if found.parallel == "ep":  # a rank holds half of the experts
-        half = derive_profile(replace(llm, experts=llm.experts // 2), gpu, key[2], **found.engine)
-        profile = profile.model_copy(
-            update={"num_gpu_blocks": half.num_gpu_blocks, "max_model_len": half.max_model_len}
-        )
-    return profile
+    return _with_tables(base, tables, LAYER_NOTE.format(comm=note), found.fit_error, form)
 
 
 def names() -> list[str]:

@@ -58,6 +58,8 @@ class Settings(TypedDict, total=False):
     num_blocks: int | None
     num_gpu_blocks_override: int | None
     gpu_memory_utilization: float | None
+    engine_version: str | None
+    enforce_eager: bool
     max_model_len: int | None
     kv_cache_dtype: Literal["auto", "fp8"]
     kv_from_log: str | None
@@ -96,6 +98,8 @@ class EngineSettings(TypedDict, total=False):
     front_end: str
     kv_cache_dtype: Literal["auto", "fp8"]
     gpu_memory_utilization: float | None
+    engine_version: str | None
+    enforce_eager: bool
     max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

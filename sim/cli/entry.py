@@ -20,12 +20,14 @@ def simulate() -> None:
 
 def _run(name: str) -> None:
     try:
-        from twinserve.sim.cli import main
         from twinserve.sim.engine.garbage import collected_seldom
 
-        command = getattr(main, name)
+        with collected_seldom():  # imports make many objects, and all of them stay
+            from twinserve.sim.cli import main
+
+            command = getattr(main, name)
     except KeyboardInterrupt:
         print("error: interrupted before anything was done", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    with collected_seldom():  # what it imports makes many objects, and all of them stay
+    with collected_seldom():  # a command imports more
         command()

@@ -47,6 +47,8 @@ def plan(
     front_end: Annotated[str, _Candidates] = "none",
     kv_cache_dtype: Annotated[Literal["auto", "fp8"], _Limits] = "auto",
     gpu_memory_utilization: Annotated[float | None, _Limits] = None,
+    engine_version: Annotated[str | None, _Limits] = None,
+    enforce_eager: Annotated[Flag, _Limits] = False,
     max_model_len: Annotated[int | None, _Limits] = None,
     max_num_seqs: Annotated[int | None, _Limits] = None,
     max_num_batched_tokens: Annotated[int | None, _Limits] = None,
@@ -112,6 +114,10 @@ def plan(
         As of simulate.
     gpu_memory_utilization: float
         As of simulate.
+    engine_version: str
+        As of simulate.
+    enforce_eager: bool
+        As of simulate.
     max_model_len: int
         As of simulate.
     max_num_seqs: int
@@ -148,6 +154,8 @@ def plan(
         "front_end": front_end,
         "kv_cache_dtype": kv_cache_dtype,
         "gpu_memory_utilization": gpu_memory_utilization,
+        "engine_version": engine_version,
+        "enforce_eager": enforce_eager,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,

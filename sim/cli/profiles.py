@@ -28,7 +28,7 @@ def list_() -> None:
 
 
 @profiles_app.command
-def show(name: str, *, step_times: _StepTimes = "auto") -> None:
+def show(name: str, *, step_times: _StepTimes = "auto", engine_version: str | None = None) -> None:
     """A profile in full, as JSON; how sure its step times are, on stderr.
 
     Parameters
@@ -37,13 +37,20 @@ def show(name: str, *, step_times: _StepTimes = "auto") -> None:
         Shipped profile, MODEL@GPU[:tpN], or a file.
     step_times: str
         Form of the step times, as for simulate.
+    engine_version: str
+        Release of vLLM whose KV memory and defaults are meant, as 0.19.
     """
     from twinserve.profiles.evidence import describe_step_times
+    from twinserve.profiles.kv_memory.releases import check_release
+    from twinserve.profiles.memory import with_server_flags
     from twinserve.profiles.step_times import choose
 
     chosen = choose(name, step_times)
     chosen.profile.model()  # what a run would refuse is refused here
-    print(chosen.profile.model_dump_json(indent=2))
+    profile = chosen.profile
+    if engine_version is not None:
+        profile = with_server_flags(profile, engine_version=check_release(engine_version))
+    print(profile.model_dump_json(indent=2))
     print(describe_step_times(chosen.profile, chosen.why), file=sys.stderr)
 
 
@@ -57,6 +64,7 @@ def build(
     num_blocks: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    engine_version: str | None = None,
     overwrite: _Flag = False,
 ) -> None:
     """A profile from measured operator tables (needs the [profiles] extra).
@@ -77,10 +85,13 @@ def build(
         Most requests in a batch; also sets the captured CUDA graphs.
     max_num_batched_tokens: int
         Most tokens in a step.
+    engine_version: str
+        Release of vLLM whose KV memory and defaults are meant, as 0.19.
     overwrite: bool
         Replace the profile if it is there already.
     """
     from twinserve.profiles.catalog import find_gpu
+    from twinserve.profiles.kv_memory.releases import check_release
     from twinserve.profiles.operators.shipped import operator_profile
     from twinserve.profiles.profile import save_profile
 
@@ -89,6 +100,7 @@ def build(
         "num_gpu_blocks": num_blocks,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "engine_version": None if engine_version is None else check_release(engine_version),
     }
     profile = operator_profile(model, find_gpu(gpu).name, tp, **settings)
     save_profile(profile, out)

@@ -26,7 +26,8 @@ def serve_arguments(
     profile, limits = hardware.profile, hardware.limits
     words = ["vllm", "serve", hub_id(profile.llm.name), "--port", str(FIRST_PORT + index)]
     words += ["--tensor-parallel-size", str(candidate.tp)]
-    words += ["--max-model-len", str(limits.max_model_len)]
+    longest = max(min(limits.max_model_len, hardware.least_kv_tokens), 1)
+    words += ["--max-model-len", str(longest)]
     words += ["--max-num-seqs", str(limits.max_num_seqs)]
     words += ["--max-num-batched-tokens", str(limits.max_num_batched_tokens)]
     words += ["--block-size", str(hardware.block_tokens)]
@@ -34,6 +35,7 @@ def serve_arguments(
         words += ["--gpu-memory-utilization", f"{config.gpu_memory_utilization:g}"]
     if config.kv_cache_dtype != "auto":
         words += ["--kv-cache-dtype", config.kv_cache_dtype]
+    words += ["--enforce-eager"] * config.enforce_eager
     words += ["--async-scheduling" if config.async_scheduling else "--no-async-scheduling"]
     return words + _policy(candidate, slo)
 

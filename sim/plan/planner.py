@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
 from twinserve.profiles.evidence import expected_errors
+from twinserve.profiles.memory import EXACT
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.plan.apart import Apart, check_apart, smallest_split, splits
 from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
@@ -240,7 +241,7 @@ def make_plan(
         rows, more = _how_far(rows, sizes, objectives, workers, report)
         trials += more
     said = (n for s in sizes for tried in s.trials.values() for t in tried for n in t.notices)
-    notices = tuple(dict.fromkeys(said))
+    notices = tuple(n for n in dict.fromkeys(said) if not n.endswith(EXACT))  # rows have ranges
     return Plan(
         question,
         objectives,

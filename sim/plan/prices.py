@@ -16,6 +16,7 @@ from pathlib import Path
 from twinserve.profiles.catalog import find_gpu
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.setup.config import SettingsError
+from twinserve.traces.readers.columns import shown
 
 SHIPPED = "prices.csv"
 _NEEDED = ("gpu", "usd_per_hour")
@@ -96,14 +97,14 @@ def _check_head(head: list[str], where: str) -> None:
     for name in head:
         if name not in (*_NEEDED, *_FURTHER):
             known = ", ".join((*_NEEDED, *_FURTHER))
-            raise SettingsError(f"{where}: no column {name!r}; there are {known}")
+            raise SettingsError(f"{where}: no column {shown(name)!r}; there are {known}")
         if head.count(name) > 1:
             raise SettingsError(f"{where}: column {name} is there twice; keep one of them")
 
 
 def _price(row: Mapping[str, str], at: str) -> Price:
     try:
-        gpu = find_gpu(row["gpu"]).name
+        gpu = find_gpu(row["gpu"][:80]).name
     except ProfileError as error:
         raise SettingsError(f"{at}: {error}") from None
     try:
@@ -112,7 +113,7 @@ def _price(row: Mapping[str, str], at: str) -> Price:
         usd = math.nan
     if not 0 < usd < _MOST_USD:
         raise SettingsError(
-            f"{at}: usd_per_hour {row['usd_per_hour']!r} is no price; write dollars of one GPU for "
-            "one hour, as 2.49"
+            f"{at}: usd_per_hour {shown(row['usd_per_hour'])!r} is no price; write dollars "
+            "of one GPU for one hour, as 2.49"
         )
     return Price(gpu, usd, **{name: row[name] for name in _FURTHER if name in row})

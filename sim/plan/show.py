@@ -67,7 +67,23 @@ def _survived(plan: Plan) -> list[str]:
 
 def warnings(plan: Plan) -> list[str]:
     """What must not be missed, a line each."""
-    return [*_unsure(plan), *_not_told(plan)]
+    return [*_unsure(plan), *_not_told(plan), *_close_memory(plan)]
+
+
+def _close_memory(plan: Plan) -> list[str]:
+    """Rows whose longest request fits into a part of their range of KV memory only."""
+    longest = max(peak.longest for peak in plan.peaks)
+    said: dict[str, None] = {}
+    for row in plan.rows:
+        hardware = row.candidate.hardware
+        least = hardware.least_kv_tokens
+        if row.status == "enough" and longest > least:
+            said[
+                f"{row.candidate.gpu} tp{row.candidate.tp}: KV memory is derived, {least:,} to "
+                f"{hardware.kv_tokens:,} tokens or more, and the longest request has {longest:,}: "
+                "a server may refuse it; look for 'Available KV cache memory' in its log"
+            ] = None
+    return [*said]
 
 
 def _unsure(plan: Plan) -> list[str]:

@@ -18,8 +18,8 @@ def describe_kv(rows: RunRows) -> dict:
     """
     steps, requests = rows.steps, rows.requests
     total = rows.kv_total_blocks or None
-    used = steps["kv_used_blocks"].to_numpy(np.float64)
-    seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
+    used = steps["kv_used_blocks"].to_numpy()
+    seconds = steps["end_s"].to_numpy() - steps["start_s"].to_numpy()
     peak = int(used.max()) if len(used) else None
     mean = _weighted_mean(used, seconds)
     peak_use = None if peak is None or total is None else peak / total
@@ -66,8 +66,8 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
     tokens = steps["prefill_tokens"].to_numpy() + decode
     if "draft_tokens" in steps:
         tokens = tokens + steps["draft_tokens"].to_numpy()
-    waiting = steps["waiting"].to_numpy(np.float64)
-    seconds = (steps["end_s"] - steps["start_s"]).to_numpy(np.float64)
+    waiting = steps["waiting"].to_numpy()
+    seconds = steps["end_s"].to_numpy() - steps["start_s"].to_numpy()
     batch = prefill + decode
     replicas = steps["replica"].nunique()
     some = len(steps) > 0

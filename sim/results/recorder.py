@@ -180,29 +180,7 @@ class StepRecorder:
 
     def step_columns(self) -> dict[str, np.ndarray]:
         """One entry a step, in order; columns as docs/metrics.md lists them."""
-        lengths = np.array([len(e) for e in self._ends], np.int64)
-        columns = np.array(self._scalars, np.int64).reshape(-1, len(self._STEP_COLUMNS))
-        ends = np.concatenate(self._ends) if self._ends else np.zeros(0)
-        starts = np.empty_like(ends)
-        first = np.cumsum(lengths) - lengths
-        starts[1:] = ends[:-1]  # inside a run a step starts when the one before it ended
-        starts[first] = self._starts
-        frame = {"replica": np.full(len(ends), self.replica), "start_s": starts, "end_s": ends}
-        for i, name in enumerate(self._STEP_COLUMNS):
-            if name in self._ONCE:
-                frame[name] = np.zeros(len(ends), np.int64)
-                frame[name][first] = columns[:, i]
-            else:
-                frame[name] = columns[:, i].repeat(lengths)
-        for i, column, growth in self._growth:
-            at = slice(first[i], first[i] + lengths[i])
-            taken = growth[: lengths[i]].cumsum()  # an arrival may have cut the run
-            frame[column][at] += taken
-            frame["kv_free_blocks"][at] -= taken
-        frame["kv_cached_blocks"] = np.minimum(frame["kv_cached_blocks"], frame["kv_free_blocks"])
-        frame["kv_used_blocks"] = frame["kv_rt_blocks"] + frame["kv_be_blocks"]
-        del frame["kv_free_blocks"]
-        return frame
+        return _spread([self])
 
     def step_frame(self) -> pd.DataFrame:
         return pd.DataFrame(self.step_columns(), copy=False)  # long, and nobody else has them
@@ -237,15 +215,22 @@ class StepRecorder:
     @staticmethod
     def _pooled(found: list[tuple[np.ndarray, int, int]]) -> pd.DataFrame:
         parts = []
-        for index, name in enumerate(_CLASSES):
-            chosen = [(g, c[index]) for g, *c in found if c[index]]
-            if not chosen:
-                continue
-            gaps = np.concatenate([g for g, _ in chosen])
-            counts = np.repeat([c for _, c in chosen], [len(g) for g, _ in chosen])
-            distinct, where = np.unique(gaps, return_inverse=True)
-            total = np.bincount(where, weights=counts).astype(np.int64)
-            parts.append(pd.DataFrame({"service_class": name, "gap_s": distinct, "count": total}))
+        if found:
+            arrays, *counts = zip(*found, strict=True)
+            lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+            everything = np.concatenate(arrays)
+            for name, times in zip(_CLASSES, np.array(counts, np.int64), strict=True):
+                chosen, gaps = times > 0, everything
+                if not chosen.any():
+                    continue
+                if not chosen.all():
+                    gaps = everything[chosen.repeat(lengths)]
+                distinct, where = np.unique(gaps, return_inverse=True)
+                weights = times[chosen].repeat(lengths[chosen])
+                total = np.bincount(where, weights=weights).astype(np.int64)
+                parts.append(
+                    pd.DataFrame({"service_class": name, "gap_s": distinct, "count": total})
+                )
         if not parts:
             return pd.DataFrame(
                 {
@@ -254,14 +239,70 @@ class StepRecorder:
                     "count": pd.Series(dtype=np.int64),
                 }
             )
-        return pd.concat(parts, ignore_index=True)
+        return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+
+
+def _spread(recorders: Sequence[StepRecorder]) -> dict[str, np.ndarray]:
+    """`StepRecorder.step_columns` of one recorder after another. All runs are spread at once: each
+    column is one call of numpy, and is written once."""
+    names, once = StepRecorder._STEP_COLUMNS, StepRecorder._ONCE
+    runs = [ends for recorder in recorders for ends in recorder._ends]
+    lengths = np.fromiter(map(len, runs), np.int64, len(runs))
+    first = np.cumsum(lengths) - lengths
+    ends = np.concatenate(runs) if runs else np.zeros(0)
+    starts = np.empty_like(ends)
+    starts[1:] = ends[:-1]  # inside a run a step starts when the one before it ended
+    starts[first] = [start_s for recorder in recorders for start_s in recorder._starts]
+    replicas = [recorder.replica for recorder in recorders]
+    steps = [recorder.recorded_steps for recorder in recorders]
+    frame = {"replica": np.repeat(replicas, steps), "start_s": starts, "end_s": ends}
+    scalars = [entry for recorder in recorders for entry in recorder._scalars]
+    columns = np.array(scalars, np.int64).reshape(-1, len(names)).T
+    for name, column in zip(names, columns, strict=True):
+        if name not in once and column.any():
+            frame[name] = column.repeat(lengths)
+            continue
+        frame[name] = np.zeros(len(ends), np.int64)  # pages that nothing is written to take no time
+        if column.any():
+            frame[name][first] = column
+    _add_growth(frame, recorders, first, lengths)
+    free = frame.pop("kv_free_blocks")
+    np.minimum(frame["kv_cached_blocks"], free, out=frame["kv_cached_blocks"])
+    frame["kv_used_blocks"] = frame["kv_rt_blocks"] + frame["kv_be_blocks"]
+    return frame
+
+
+def _add_growth(
+    frame: dict[str, np.ndarray],
+    recorders: Sequence[StepRecorder],
+    first: np.ndarray,
+    lengths: np.ndarray,
+) -> None:
+    """The blocks that runs newly take, step by step; first, lengths: of each run, in steps."""
+    before = 0
+    taken: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for recorder in recorders:
+        for run, name, growth in recorder._growth:
+            taken.setdefault(name, []).append((before + run, growth))
+        before += len(recorder._ends)
+    for name, found in taken.items():
+        runs = np.array([run for run, _ in found])
+        most = lengths[runs]
+        # an arrival may have cut the run
+        growths = [growth[:n] for (_, growth), n in zip(found, most.tolist(), strict=True)]
+        total = np.concatenate(growths).cumsum()
+        ends = most.cumsum()
+        at_start = np.concatenate([[0], total[ends[:-1] - 1]])
+        total -= at_start.repeat(most)
+        at = np.arange(len(total)) + (first[runs] - (ends - most)).repeat(most)
+        frame[name][at] += total
+        frame["kv_free_blocks"][at] -= total
 
 
 def joined_steps(recorders: Sequence[StepRecorder]) -> pd.DataFrame:
-    """One row a step, recorder by recorder. Steps are many: each column is made once, and one
-    recorder after another fills its part."""
-    if len(recorders) == 1:
-        return recorders[0].step_frame()
+    """One row a step, recorder by recorder."""
+    if all(type(recorder).step_columns is StepRecorder.step_columns for recorder in recorders):
+        return pd.DataFrame(_spread(recorders), copy=False)  # nobody else has the columns
     ends = np.cumsum([recorder.recorded_steps for recorder in recorders])
     frame: dict[str, np.ndarray] = {}
     for end, recorder in zip(ends.tolist(), recorders, strict=True):
@@ -270,7 +311,7 @@ def joined_steps(recorders: Sequence[StepRecorder]) -> pd.DataFrame:
                 # zero where a replica has no such column: not all of them need speculate
                 frame[name] = np.zeros(ends[-1], column.dtype)
             frame[name][end - len(column) : end] = column
-    return pd.DataFrame(frame, copy=False)  # nobody else has the columns
+    return pd.DataFrame(frame, copy=False)
 
 
 def request_frame(requests: RequestTable, replica: int, group_names: list[str]) -> pd.DataFrame:

@@ -135,14 +135,19 @@ class SimulationConfig(BaseModel):
     num_gpu_blocks_override: int | None = Field(None, ge=2, le=10**15, exclude=True)
     "The same as vLLM counts them: with the null block, so one more."
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
-    "Share of each GPU's memory that vLLM may use, instead of the profile's (vLLM: 0.9)."
+    "Share of each GPU's memory that vLLM may use, instead of the profile's."
+    engine_version: str | None = None
+    """Release of vLLM, as 0.19, whose memory, defaults and rules of policy vllm are meant.
+    [default: the profile's, or 0.32]"""
+    enforce_eager: Annotated[bool, Parameter(negative="")] = False
+    "No memory is set aside for CUDA graphs. Step times stay as they are."
     max_model_len: int | None = Field(None, ge=1)
     "Longest request, prompt and output, instead of the profile's."
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     "Type of the KV cache: the model's (auto), or FP8, which holds twice the tokens."
     kv_from_log: str | None = None
-    """File with the log of a vLLM server's start, whose line `GPU KV cache size` gives the KV
-    blocks."""
+    """File with the log of a vLLM server's start, whose lines on memory give the KV blocks
+    (docs/profiles.md)."""
     host_blocks: int | None = Field(None, ge=0, le=10**15)
     "Blocks of host memory for swapped KV, instead of the profile's."
     kv_offloading_size: float | None = Field(None, gt=0, le=1e9)
@@ -218,6 +223,15 @@ class SimulationConfig(BaseModel):
             host_time(text, asynchronous=True)
         return text
 
+    @field_validator("engine_version")
+    @classmethod
+    def _some_release(cls, text: str | None) -> str | None:
+        if text is not None:
+            from twinserve.profiles.kv_memory.releases import check_release  # as above
+
+            check_release(text)
+        return text
+
     @model_validator(mode="after")
     def _no_contradictions(self) -> SimulationConfig:
         if self.load is not None and (self.rate is not None or self.rate_scale is not None):
@@ -241,7 +255,7 @@ class SimulationConfig(BaseModel):
                 "--kv-offloading-options: nothing is offloaded; give --kv-offloading-size"
             )
         given = [f"--{s.replace('_', '-')}" for s in KV_SIZES if getattr(self, s) is not None]
-        if len(given) > 1:
+        if len(given) > 1 and given != ["--kv-from-log", "--gpu-memory-utilization"]:
             raise ValueError(f"{given[0]} and {given[1]} both set the KV memory; drop one")
         if self.num_gpu_blocks_override is not None:  # runs and their files know num_blocks alone
             vars(self)["num_blocks"] = self.num_gpu_blocks_override - 1

@@ -10,10 +10,12 @@ from twinserve.policies.base import EngineLimits
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.host import NO_HOST_TIME, HostTime, host_time
 from twinserve.profiles.memory import (
+    EXACT,
+    least_kv_tokens,
     with_blocks_of_log,
     with_fp8_kv,
     with_max_model_len,
-    with_utilization,
+    with_server_flags,
 )
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.step_times import Choice, StepTimes, choose
@@ -73,12 +75,21 @@ class Hardware:
     def kv_tokens(self) -> int:
         return self.num_blocks * self.block_tokens
 
+    @property
+    def least_kv_tokens(self) -> int:
+        """With which a server would start for sure: the lower end of derived KV memory."""
+        if self.num_blocks != self.profile.kv_capacity_tokens // self.block_tokens:
+            return self.kv_tokens
+        return min(least_kv_tokens(self.profile), self.kv_tokens)
+
     def describe(self) -> str:
         """One line for a run's banner, with the KV blocks in force."""
         whole = self.profile.kv_capacity_tokens // self.block_tokens
         source = self.profile.num_gpu_blocks_source if self.num_blocks == whole else "in force"
         blocks = {"num_gpu_blocks": self.num_blocks, "block_tokens": self.block_tokens}
         blocks |= {"num_gpu_blocks_source": source}
+        if source == "in force" or self.block_tokens != self.profile.block_tokens:
+            blocks["num_gpu_blocks_range"] = None  # of other blocks
         return self.profile.model_copy(update=blocks).describe(step_times=False)
 
 
@@ -91,7 +102,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
     profile = profile.with_host_time(host_of(profile, config))
     speculation = None if config.speculate is None else parse_speculation(config.speculate)
     if speculation is not None:
-        check_profile(profile)
+        check_profile(profile, speculation)
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -137,6 +148,10 @@ def _check_groups(profile: Profile, replicas: int) -> None:
         )
 
 
+# Settings of a server that its profile has, too, and that move its KV memory.
+_SERVER_FLAGS = ("engine_version", "max_num_batched_tokens", "max_num_seqs", "enforce_eager")
+
+
 def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, tuple[str, ...]]:
     """With the engine's memory as the settings have it, and notices. ProfileError where vLLM would
     not start."""
@@ -144,9 +159,23 @@ def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, t
     if config.kv_cache_dtype == "fp8":
         profile = with_fp8_kv(profile)
     if config.kv_from_log is not None:
-        profile, notices = with_blocks_of_log(profile, Path(config.kv_from_log))
-    if config.gpu_memory_utilization is not None:
-        profile = with_utilization(profile, config.gpu_memory_utilization)
+        given = {name: getattr(config, name) for name in _SERVER_FLAGS}
+        profile = profile.model_copy(update={k: v for k, v in given.items() if v})
+        share = config.gpu_memory_utilization
+        profile, notices = with_blocks_of_log(profile, Path(config.kv_from_log), share)
+    elif config.num_blocks is None:
+        profile = with_server_flags(
+            profile,
+            engine_version=config.engine_version,
+            utilization=config.gpu_memory_utilization,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            enforce_eager=config.enforce_eager,
+        )
+        if profile.num_gpu_blocks_range is not None:
+            low, high = profile.num_gpu_blocks_range
+            notices = (f"{profile.name}: {low:,} to {high:,} KV blocks are derived; {EXACT}",)
     if config.max_model_len is None:
         return profile, notices
     blocks = config.num_blocks

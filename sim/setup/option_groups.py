@@ -36,7 +36,8 @@ SETTINGS: dict[Group, str] = {
     OBJECTIVES: "slo",
     HARDWARE: "profile step_times shared_prefix front_end pcie_contention cold_start",
     MEMORY: "max_num_seqs max_num_batched_tokens max_model_len num_blocks num_gpu_blocks_override "
-    "block_tokens gpu_memory_utilization kv_cache_dtype kv_from_log host_blocks "
+    "block_tokens gpu_memory_utilization kv_cache_dtype engine_version enforce_eager "
+    "kv_from_log host_blocks "
     "kv_offloading_size kv_offloading_backend kv_offloading_options",
     FLEETS: "replicas router fleet",
     FAILURES: "failures mttf mttr on_failure retries detection start_up",

@@ -295,10 +295,17 @@ def _for_decode(spec: PolicySpec) -> type[Policy]:
     return kind
 
 
+def _of_release(spec: PolicySpec, version: str | None) -> PolicySpec:
+    """With the rules of that version of vLLM, where the policy has any and no option says them."""
+    ruled = {} if version is None else spec.policy.options_of_release(version)
+    return replace(spec, options=ruled | spec.options) if ruled else spec
+
+
 def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Policy:
     """A new policy that can serve the requests of `inputs`, on a replica of this role. Raises
     PolicyError or SettingsError where it cannot."""
     hardware, longest = inputs.hardware, inputs.workload.longest
+    spec = _of_release(spec, inputs.config.engine_version)
     if role is Role.DECODE and inputs.config.kv_offloading_size is None:
         spec = replace(spec, own=_for_decode(spec))
     if inputs.config.kv_offloading_size is not None:

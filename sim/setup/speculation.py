@@ -302,8 +302,14 @@ def with_drafts(spec: PolicySpec) -> PolicySpec:
     return replace(spec, own=spec.policy.with_drafts())
 
 
-def check_profile(profile: Profile) -> None:
-    """Raises SettingsError for ranks and stages that are not simulated with drafts."""
+def check_profile(profile: Profile, speculation: Speculation) -> None:
+    """Raises SettingsError for ranks and stages that are not simulated with drafts, and for modules
+    that the model does not have: vLLM 0.32 does not start (`config/speculative.py`)."""
+    if speculation.method == "mtp" and not profile.llm.mtp_modules:
+        raise _error(
+            f"method=mtp: {profile.llm.name} has no MTP modules (num_nextn_predict_layers in its "
+            "config.json), and vLLM refuses it; give method=eagle, draft_model or ngram"
+        )
     if profile.dp > 1:
         raise _error(f"is not known of the data-parallel ranks of {profile.name}; drop it")
     if profile.pp > 1:

@@ -1,8 +1,10 @@
 """The catalogue: published sizes, what quantised weights take, and what each verb says."""
 
 import json
+from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.policies.overview import KNOWN, policy_rows
@@ -10,11 +12,12 @@ from twinserve.policies.registry import policy_names
 from twinserve.profiles.catalog import GPUS, MODELS, find_model
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.gpus import FEW_BITS
-from twinserve.profiles.models.published import PUBLISHED
+from twinserve.profiles.models.config import read_config
+from twinserve.profiles.models.published import PUBLISHED, SEEN
 from twinserve.profiles.operators.shipped import operator_profile
 from twinserve.profiles.overview import gpu_rows, model_rows
 from twinserve.profiles.profile import derive_profile, load_profile
-from twinserve.profiles.specs import ProfileError
+from twinserve.profiles.specs import ModelSpec, ProfileError
 from twinserve.sim.cli.main import main
 
 # Bytes a token that were published as such.
@@ -69,10 +72,24 @@ KV_SHAPES = {
     "deepseek-v3": (61, 1, 288),
     "gpt-oss-20b": (24, 8, 64),
     "gpt-oss-120b": (36, 8, 64),
+    "minimax-m2.5-fp8": (62, 8, 128),
+    "minimax-m2.5-nvfp4": (62, 8, 64),  # in FP8
+    "qwen1.5-moe-a2.7b": (24, 16, 128),
+    "deepseek-v2-lite": (27, 1, 288),
+    "codellama-7b": (32, 32, 128),
+    "granite-3.1-2b": (40, 8, 64),
+    "granite-3.1-8b": (40, 8, 128),
+    "granite-3.3-8b": (40, 8, 128),
+    "gemma-7b": (28, 16, 256),
+    "gemma-2-2b": (26, 4, 256),
+    "gemma-2-9b": (42, 8, 256),
+    "gemma-2-27b": (46, 16, 128),
     "gemma-3-1b": (26, 1, 256),
     "gemma-3-4b": (34, 4, 256),
     "gemma-3-12b": (48, 8, 256),
     "gemma-3-27b": (62, 16, 128),
+    "phi-2": (32, 32, 80),
+    "phi-4-mini": (32, 8, 128),
     "phi-4": (40, 10, 128),
     "opt-13b": (40, 40, 128),
     "opt-30b": (48, 56, 128),
@@ -92,7 +109,58 @@ def test_every_model_has_its_published_size(name):
     assert f"{MODELS[name].parameters / 1e9:.{digits}f}" == said
 
 
+# What the shipped file of the same architecture says otherwise than the model's own: the first
+# release of Qwen3-30B-A3B, and Mixtral-8x22B before its vocabulary grew.
+_OTHERWISE = {"qwen3-30b-a3b": {"max_positions": 40960}, "mixtral-8x22b": {"vocab": 32000}}
+
+
+@pytest.mark.parametrize("name", [n for n, said in PUBLISHED.items() if said.shipped])
+def test_models_are_as_the_config_json_that_is_shipped_of_them(name):
+    """Field by field, with windows, limits and formats. Vision towers are not in those files."""
+    package = pytest.importorskip("aiconfigurator_core")
+    path = Path(package.__file__).parent / "model_configs"
+    file = path / f"{PUBLISHED[name].shipped.replace('/', '--')}_config.json"
+    ours = TypeAdapter(ModelSpec).dump_python(MODELS[name])
+    theirs = TypeAdapter(ModelSpec).dump_python(read_config(file, name))
+    if name.startswith("llama-4"):
+        assert ours.pop("other_parameters") > theirs.pop("other_parameters", 0)
+    assert ours == theirs | {key: ours[key] for key in _OTHERWISE.get(name, {})}
+    assert _OTHERWISE.get(name, {}).items() <= theirs.items()
+
+
+# Tokens that layers attend to at most, and how many layers: models whose layers see all are left
+# out. Mistral's checkpoints say `sliding_window: null` since v0.2.
+WINDOWS = {
+    "gemma-2-2b": (4096, 13),
+    "gemma-2-9b": (4096, 21),
+    "gemma-2-27b": (4096, 23),
+    "gemma-3-1b": (512, 22),
+    "gemma-3-4b": (1024, 29),
+    "gemma-3-12b": (1024, 40),
+    "gemma-3-27b": (1024, 52),
+    "gpt-oss-20b": (128, 12),
+    "gpt-oss-120b": (128, 18),
+    "llama-4-scout": (8192, 36),
+    "llama-4-maverick": (8192, 36),
+}
+
+
+def test_windows_are_published_ones():
+    assert {
+        name: (spec.window, spec.window_layers) for name, spec in MODELS.items() if spec.window
+    } == WINDOWS
+
+
+def test_a_mistral_reads_all_of_a_long_context():
+    """16 decodes of 30,000 tokens: at least what reading their KV takes."""
+    profile = derive_profile("mistral-7b", "h100")
+    read = 16 * 30_000 * profile.kv_bytes_per_token / profile.gpu.memory_bytes_per_s
+    assert profile.model().step_seconds(decode_work(16, 30_000)) > read
+
+
 def test_the_catalogue_is_whole():
+    assert {said.seen for said in PUBLISHED.values()} == SEEN.keys()
+    assert all((said.seen == "package") <= bool(said.shipped) for said in PUBLISHED.values())
     assert PUBLISHED.keys() == MODELS.keys() and FEW_BITS.keys() == GPUS.keys()
     assert {*KNOWN} <= {*policy_names()}
     for name, size in KV_BYTES.items():

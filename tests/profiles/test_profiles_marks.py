@@ -168,36 +168,3 @@ def test_the_calibration_refuses_too_few_samples():
 def test_every_gpu_has_constants():
     for gpu in GPUS.values():
         assert find_efficiency(gpu) in FAMILIES.values()
-
-
-# KV room: blocks that vLLM allocated, at its utilisation and settings
-
-
-@pytest.mark.parametrize(
-    ("model", "gpu", "tp", "settings", "blocks", "tolerance"),
-    [
-        ("llama-3.1-8b", "rtx4090", 1, {}, 2588, 0.02),
-        (
-            "llama-2-70b",
-            "h100",
-            4,
-            {"max_num_batched_tokens": 2048, "max_num_seqs": 128},
-            31356,
-            0.01,
-        ),
-        (
-            "codellama-34b",
-            "h100",
-            2,
-            {"max_num_batched_tokens": 2048, "max_num_seqs": 128},
-            26602,
-            0.01,
-        ),
-        ("llama-3.1-8b", "h200", 1, {"utilization": 0.92}, 928_000 / 16, 0.03),
-        ("qwen2.5-14b", "h200", 1, {"utilization": 0.92}, 550_000 / 16, 0.03),
-    ],
-)
-def test_derived_kv_blocks_are_near_allocated_ones(model, gpu, tp, settings, blocks, tolerance):
-    assert derive_profile(model, gpu, tp, **settings).num_gpu_blocks == pytest.approx(
-        blocks, rel=tolerance
-    )

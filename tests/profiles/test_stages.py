@@ -5,7 +5,7 @@ import pytest
 
 from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.profiles.catalog import find_model
-from twinserve.profiles.memory import with_fp8_kv, with_utilization
+from twinserve.profiles.memory import with_fp8_kv, with_server_flags
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError
@@ -77,7 +77,7 @@ def test_more_memory_gives_the_blocks_of_the_largest_stage():
     less, more = (
         derive_profile("llama-3.1-8b", "h100", pp=3, utilization=u, **settings) for u in (0.8, 0.9)
     )
-    assert with_utilization(less, 0.9).num_gpu_blocks == pytest.approx(
+    assert with_server_flags(less, utilization=0.9).num_gpu_blocks == pytest.approx(
         more.num_gpu_blocks, rel=0.01
     )
     assert with_fp8_kv(less).num_gpu_blocks == pytest.approx(2 * less.num_gpu_blocks, abs=1)

@@ -229,7 +229,14 @@ def test_a_drafter_takes_its_weights_and_kv_out_of_memory():
     assert blocks("k=3,method=ngram,acceptance=0.7") == own
     head = blocks("k=3,method=eagle,acceptance=0.7")
     assert 0.9 * own < head < own * 32 / 33  # KV of a layer more than the model's 32
-    assert blocks("k=5,method=mtp,acceptance=0.7") == head
+
+
+def test_a_model_with_modules_drafts_with_them():
+    settings = SMALL | {"profile": "deepseek-v3@h200:tp8"}
+    hardware = resolve(
+        SimulationConfig(**settings, speculate="k=1,method=mtp,acceptance=0.8")
+    ).hardware
+    assert hardware.profile.llm.mtp_modules == 1 and hardware.num_blocks > 0
 
 
 def test_verification_reads_kv_once_and_multiplies_all_tokens():
@@ -341,6 +348,7 @@ def test_methods_take_what_vllm_says():
         ("k=2,acceptance=0.5,method=draft_model,draft=qwen2.5-14b@h100", "vocabulary"),
         ("k=2,acceptance=0.5,method=draft_model,draft=llama-3.1-8b@h100:pp2", "drop :dpN and :ppN"),
         ("k=2,acceptance=0.5,method=draft_model,draft=llama-9b@h100", "unknown model 'llama-9b'"),
+        ("k=2,acceptance=0.5,method=mtp", "llama-3.1-8b has no MTP modules"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(given, said):

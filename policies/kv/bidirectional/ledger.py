@@ -149,6 +149,8 @@ class BidirectionalLedger(KvLedger):
     def slack_tokens(self, rows: np.ndarray) -> np.ndarray:
         self._fit()
         state = self._state
+        if state.kernel is not None:
+            return state.kernel.slack(state, rows, self.table.computed_tokens)
         *_, room = last_blocks(state, rows)
         slack = state.tokens[rows] - self.table.computed_tokens[rows] + room
         missing, held = state.missing_tokens[rows], state.held[rows]
@@ -243,13 +245,21 @@ class BidirectionalLedger(KvLedger):
 
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
         self._fit()
-        return grow_all(self._state, rows, tokens)
+        state = self._state
+        if state.kernel is not None:
+            done = state.kernel.grow_all(state, rows, tokens)
+            if done is not None:
+                return done
+        return grow_all(state, rows, tokens)
 
     def decode_steps(self, rows: np.ndarray, limit: int) -> int:
         """As the base says, but only steps in which no block is shared anew and no slot is
         overwritten or moved.
         """
         self._fit()
+        kernel = self._state.kernel
+        if kernel is not None and kernel.alone(self._state, rows):
+            return super().decode_steps(rows, limit)
         if np.count_nonzero(self._state.missing_tokens[rows]):
             return 0
         limit = steps_before_conflict(self._state, rows, self.table.computed_tokens[rows], limit)

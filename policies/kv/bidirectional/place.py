@@ -31,12 +31,12 @@ class Placement(Overwriting):
         step.
         """
         state = self.state
-        cells = np.flatnonzero(state.kind == _BE_ONLY) + state.num_blocks
+        cells = np.flatnonzero(state.used_kinds == _BE_ONLY) + state.num_blocks
         return cells[~state.is_pinned(state.owner[cells])]
 
     def sharable(self) -> np.ndarray:
         """Real-time cells of the blocks that hold real-time slots only."""
-        return np.flatnonzero(self.state.kind == _RT_ONLY)
+        return np.flatnonzero(self.state.used_kinds == _RT_ONLY)
 
     def emptiest(self, cells: np.ndarray, n: int) -> np.ndarray:
         """The first n of these cells: most empty slots first, ties by owner, then by place in its
@@ -255,11 +255,15 @@ class Placement(Overwriting):
         so many best-effort slots: beside an owner that runs, or over one that does not."""
         state = self.state
         if self._counted != state.version:
+            self._counted = state.version
+            if state.kernel is not None:
+                self._places = state.kernel.places_by_count(state)
+                return self._places
             cells = self.sharable()
             pinned = state.is_pinned(state.owner[cells])
             taken = np.bincount(state.count[cells[pinned]], minlength=state.size + 1)
             free = len(cells) - np.count_nonzero(pinned)
-            self._places, self._counted = free + taken.cumsum()[::-1], state.version
+            self._places = free + taken.cumsum()[::-1]
         return self._places
 
     def _relocate(self, cell: int, resident: int | None = None) -> bool:

@@ -24,7 +24,7 @@ def relief_of_real_time(
     places = state.num_empty + len(place.preemptable())
     lack = -(-tokens // state.size) - int(state.held[row]) + int(np.count_nonzero(stuck)) - places
     gains = np.where(real_time, state.held[victims], 0)
-    cells = np.flatnonzero(state.kind == _BOTH)
+    cells = np.flatnonzero(state.used_kinds == _BOTH)
     cells = cells[state.is_pinned(state.owner[state.peer[cells]])]
     if len(cells):
         gains -= np.where(real_time, _by_row(state.owner[cells], None, victims), 0)
@@ -50,23 +50,29 @@ def without_place(place: Placement, rows: np.ndarray) -> np.ndarray:
     """bool[n]: which best-effort `rows` have more parts that must move than there are places for:
     `Placement.restore` of them fails."""
     state = place.state
-    size, cells = state.size, np.flatnonzero(state.lack[state.num_blocks :]) + state.num_blocks
+    found = np.zeros(len(rows), bool)
+    lacking = ((state.missing_blocks[rows] > 0) & (state.held[rows] > 0)).nonzero()[0]
+    if not len(lacking):
+        return found
+    tables = [state.cells_of(row) for row in rows[lacking].tolist()]
+    which = np.arange(len(tables)).repeat([len(table) for table in tables])
+    cells = np.concatenate(tables)
+    lack = state.lack[cells] > 0
+    cells, which = cells[lack], which[lack]
     peers = cells - state.num_blocks
-    stuck = state.is_pinned(state.owner[peers]) & (state.count[cells] + state.count[peers] > size)
-    cells = cells[stuck]
-    reach = int(rows.max(initial=0)) + 1
-    owners = state.owner[cells]
-    cells, owners = cells[owners < reach], owners[owners < reach]
-    parts, smallest = np.bincount(owners, minlength=reach), np.full(reach, size)
-    np.minimum.at(smallest, owners, state.count[cells])
-    places = state.num_empty + place.places_by_count()[smallest]
-    return (parts > places)[rows]
+    overlap = state.count[cells] + state.count[peers] > state.size
+    stuck = overlap & state.is_pinned(state.owner[peers])
+    parts = np.bincount(which[stuck], minlength=len(tables))
+    smallest = np.full(len(tables), state.size)
+    np.minimum.at(smallest, which[stuck], state.count[cells[stuck]])
+    found[lacking] = parts > state.num_empty + place.places_by_count()[smallest]
+    return found
 
 
 def _places_gained(place: Placement, smallest: int, victims: np.ndarray) -> np.ndarray:
     """Blocks of best-effort victims that would have room for a part of `smallest` slots."""
     state = place.state
-    cells = np.flatnonzero(state.kind >= _BOTH - 1) + state.num_blocks
+    cells = np.flatnonzero(state.used_kinds >= _BOTH - 1) + state.num_blocks
     peers = state.peer[cells]
     fits = (state.count[peers] + smallest <= state.size) | ~state.is_pinned(state.owner[peers])
     return _by_row(state.owner[cells[fits]], None, victims)
@@ -98,7 +104,7 @@ def _slots_gained(place: Placement, row: int, victims: np.ndarray) -> np.ndarray
     """Slots of the victims' blocks that `row` could then fill: of best-effort ones all that no
     real-time row which runs holds, of real-time ones those that it could not overwrite before."""
     state = place.state
-    cells = np.flatnonzero(state.kind >= _BOTH - 1) + state.num_blocks
+    cells = np.flatnonzero(state.used_kinds >= _BOTH - 1) + state.num_blocks
     peers = state.peer[cells]
     kept = np.where(state.is_pinned(state.owner[peers]), state.count[peers], 0)
     gained = _by_row(state.owner[cells], state.size - kept, victims)

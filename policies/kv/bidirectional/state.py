@@ -10,17 +10,20 @@ reads it from the array's end.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from twinserve.native.chosen import slots
 from twinserve.policies.kv.bidirectional.journal import Journal
 from twinserve.policies.kv.free import FreeStack
 from twinserve.policies.kv.tiers import Holdings, Tier
 from twinserve.policies.kv.zeros import zeros_by_page
 from twinserve.policies.requests import FIRST_ROWS
 
+_CELL_COLUMNS = ("owner", "count", "lack", "index", "start")
+_TABLE_COLUMNS = ("held", "last", "tokens")
 _ROW_COLUMNS = {
     "tokens": 0,  # tokens with a place on the device, or all on the host where held is 0
     "held": 0,  # blocks
@@ -93,6 +96,8 @@ class SlotState:
     Tokens of a row are numbered 0, 1, ... as in its text. `on_host` counts those with copies.
     """
 
+    kernel = slots  # None: Python does it all
+
     def __init__(self, num_blocks: int, block_tokens: int, host_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.size = block_tokens
@@ -140,6 +145,11 @@ class SlotState:
     @property
     def num_empty(self) -> int:
         return self.empty.free
+
+    @property
+    def used_kinds(self) -> np.ndarray:
+        """int8[n]: `kind` of the blocks that were ever used; nobody holds the others."""
+        return self.kind[: self.empty.used]
 
     def cells_of(self, row: int) -> np.ndarray:
         """int64[held]: cells of the row, in order of its text."""
@@ -196,13 +206,21 @@ class SlotState:
 
     def claim(self, row: int, cells: np.ndarray, counts: np.ndarray) -> None:
         """Append cells to the row's table, holding its next sum(counts) tokens."""
+        if self.journal.open:
+            self._note(_TABLE_COLUMNS, row)
+            self.journal.note(partial(self._leave, cells.copy()))
+        if row not in self.tables:
+            self.put("tables", row, np.empty(len(cells), np.int64))
+        if self.kernel is not None:
+            self.kernel.claim(self, row, cells, counts)
+            return
         held, tokens = int(self.held[row]), int(self.tokens[row])
         ends = tokens + counts.cumsum()
         self._occupy(cells, row, counts, held + np.arange(len(cells)), ends - counts)
         self.append(row, held, cells)
-        self.put("held", row, held + len(cells))
-        self.put("last", row, cells[-1])
-        self.put("tokens", row, ends[-1])
+        self.held[row] = held + len(cells)
+        self.last[row] = cells[-1]
+        self.tokens[row] = ends[-1]
 
     def claim_empty(self, row: int, side: int, need: int, blocks: int) -> int:
         """Up to `blocks` empty blocks for up to `need` tokens; tokens placed."""
@@ -226,6 +244,9 @@ class SlotState:
         which = np.arange(len(rows)).repeat(fresh)  # whose block each one is
         nth = np.arange(len(which)) - (ends - fresh)[which]
         cells = self.take_empty(len(which)) + side[which]
+        if self.journal.open:
+            self._note(_TABLE_COLUMNS, rows)
+            self.journal.note(partial(self._leave, cells))
         placed = nth * self.size
         counts = np.minimum(over[which] - placed, self.size)
         self._occupy(cells, rows[which], counts, held[which] + nth, tokens[which] + placed)
@@ -233,19 +254,22 @@ class SlotState:
         for row, first, end in zip(rows.tolist(), held.tolist(), ends.tolist(), strict=True):
             self.append(row, first, cells[begin:end])
             begin = end
-        self.put("held", rows, held + fresh)
-        self.put("last", rows, cells[ends - 1])
-        self.put("tokens", rows, tokens + over)
+        self.held[rows] = held + fresh
+        self.last[rows] = cells[ends - 1]
+        self.tokens[rows] = tokens + over
 
     def claim_one_each(self, rows: np.ndarray, cells: np.ndarray, counts: np.ndarray) -> None:
         """The next `counts` tokens of each row go into one of the free `cells` each."""
+        if self.journal.open:
+            self._note(_TABLE_COLUMNS, rows)
+            self.journal.note(partial(self._leave, cells.copy()))
         held, tokens = self.held[rows], self.tokens[rows]
         self._occupy(cells, rows, counts, held, tokens)
         for i, (row, first) in enumerate(zip(rows.tolist(), held.tolist(), strict=True)):
             self.append(row, first, cells[i : i + 1])
-        self.put("held", rows, held + 1)
-        self.put("last", rows, cells)
-        self.put("tokens", rows, tokens + counts)
+        self.held[rows] = held + 1
+        self.last[rows] = cells
+        self.tokens[rows] = tokens + counts
 
     def append(self, row: int, held: int, cells: np.ndarray) -> None:
         """Write behind the valid part of the row's table: nothing to undo, since only `held` makes
@@ -263,15 +287,31 @@ class SlotState:
         table[held:need] = cells
 
     def _occupy(self, cells, rows, counts, indices, starts) -> None:
-        self.put("owner", cells, rows)
-        self.put("count", cells, counts)
-        self.put("index", cells, indices)
-        self.put("start", cells, starts)
-        blocks = self.block[cells]
-        self.put("kind", blocks, self.kind[blocks] | self._bit[cells])
-        mine = np.count_nonzero(self.real_time[cells])
-        if mine:
-            self.put("rt_blocks", None, self.rt_blocks + mine)
+        """Free cells have owners; the caller has noted how to take that back (`_leave`)."""
+        self.owner[cells] = rows
+        self.count[cells] = counts
+        self.index[cells] = indices
+        self.start[cells] = starts
+        self.kind[self.block[cells]] |= self._bit[cells]
+        self.rt_blocks += int(np.count_nonzero(self.real_time[cells]))
+        self.version += 1
+
+    def _leave(self, cells: np.ndarray) -> None:
+        """Undo `_occupy`: they were free, and so all of their columns 0."""
+        for name in ("owner", "count", "index", "start"):
+            getattr(self, name)[cells] = 0
+        self.kind[self.block[cells]] &= ~self._bit[cells]
+        self.rt_blocks -= int(np.count_nonzero(self.real_time[cells]))
+
+    def _note(self, names: tuple[str, ...], key: Any) -> None:
+        """Columns are about to be written at `key`, a number or an array: one entry undoes all."""
+        kept = key.copy() if isinstance(key, np.ndarray) else key  # the caller may reuse it
+        before = [getattr(self, name)[key] for name in names]
+        self.journal.note(partial(self._write, names, kept, before))
+
+    def _write(self, names: tuple[str, ...], key: Any, values: list) -> None:
+        for name, value in zip(names, values, strict=True):
+            getattr(self, name)[key] = value
 
     def widen(self, row: int, tokens: int) -> None:
         """The row's last block takes that many more of its tokens."""
@@ -281,15 +321,25 @@ class SlotState:
 
     def vacate(self, cells: np.ndarray) -> None:
         """Nobody holds these cells any more; blocks without any owner are empty again."""
-        for name in ("owner", "count", "lack", "index", "start"):
-            self.put(name, cells, 0)
+        if self.journal.open:
+            self._note(_CELL_COLUMNS, cells)
+            self.journal.note(partial(self._hold_again, cells.copy()))
+        if self.kernel is not None:
+            self._empty_again(self.kernel.vacate(self, cells))
+            return
+        for name in _CELL_COLUMNS:
+            getattr(self, name)[cells] = 0
         blocks = self.block[cells]
         kind = self.kind[blocks] & ~self._bit[cells]
-        self.put("kind", blocks, kind)
-        mine = np.count_nonzero(self.real_time[cells])
-        if mine:
-            self.put("rt_blocks", None, self.rt_blocks - mine)
+        self.kind[blocks] = kind
+        self.rt_blocks -= int(np.count_nonzero(self.real_time[cells]))
+        self.version += 1
         self._empty_again(blocks[kind == 0])
+
+    def _hold_again(self, cells: np.ndarray) -> None:
+        """Undo what `vacate` did to blocks."""
+        self.kind[self.block[cells]] |= self._bit[cells]
+        self.rt_blocks += int(np.count_nonzero(self.real_time[cells]))
 
     def _empty_again(self, blocks: np.ndarray) -> None:
         self.empty.put(blocks[::-1])

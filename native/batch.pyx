@@ -1,0 +1,114 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""What policies ask of many rows at once. Each function has the result, to the last bit, of the one
+in `plain_batch.py` with its name, which says what it is."""
+
+cimport numpy as cnp
+from libc.math cimport INFINITY
+from libc.stdint cimport int8_t, int64_t
+
+from twinserve.native.arrays cimport (
+    flags, floats, ints, new_flags, new_floats, new_ints, rows_of, size, whole
+)
+
+cnp.import_array()
+
+
+def totals(cnp.ndarray is_prefill, new, context, swapped):
+    cdef cnp.ndarray new_in = whole(new), context_in = whole(context), swapped_in = whole(swapped)
+    cdef cnp.ndarray prefill_in = is_prefill
+    cdef Py_ssize_t n = size(new_in), i
+    cdef int64_t computed = 0, attended = 0, decodes = 0, of_decodes = 0, bytes_back = 0
+    cdef int8_t* prefill
+    cdef int64_t* tokens = ints(new_in)
+    cdef int64_t* resident = ints(context_in)
+    cdef int64_t* back = ints(swapped_in)
+    if not cnp.PyArray_IS_C_CONTIGUOUS(is_prefill):
+        prefill_in = is_prefill.copy()
+    prefill = flags(prefill_in)
+    if size(prefill_in) != n or size(context_in) != n or size(swapped_in) != n:
+        raise ValueError("columns of a batch differ in length")
+    for i in range(n):
+        if prefill[i]:
+            computed += tokens[i]
+            attended += resident[i]
+        else:
+            decodes += 1
+            of_decodes += resident[i]
+        bytes_back += back[i]
+    return computed, attended, decodes, of_decodes, bytes_back
+
+
+def next_tokens(requests, rows, int64_t chunk):
+    cdef cnp.ndarray rows_in = whole(rows)
+    cdef Py_ssize_t n = size(rows_in), i
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int64_t* computed = ints(requests.computed_tokens)
+    cdef int64_t* prompt = ints(requests.prompt_tokens)
+    cdef int64_t* output = ints(requests.output_tokens)
+    cdef cnp.ndarray prefill_out = new_flags(n), new_out = new_ints(n), context_out = new_ints(n)
+    cdef int8_t* prefill = flags(prefill_out)
+    cdef int64_t* new = ints(new_out)
+    cdef int64_t* context = ints(context_out)
+    for i in range(n):
+        new[i] = prompt[row[i]] + output[row[i]] - computed[row[i]]
+        prefill[i] = new[i] > 1 or output[row[i]] == 0
+        if chunk:
+            new[i] = min(new[i], chunk)
+        context[i] = computed[row[i]] + new[i]
+    return prefill_out, new_out, context_out
+
+
+def due(requests, rows):
+    cdef cnp.ndarray rows_in = whole(rows)
+    cdef Py_ssize_t n = size(rows_in), i
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int64_t* output = ints(requests.output_tokens)
+    cdef double* last_s = floats(requests.last_token_s)
+    cdef double* arrival_s = floats(requests.arrival_s)
+    cdef double* tpot = floats(requests.slo_tpot_s)
+    cdef double* ttft = floats(requests.slo_ttft_s)
+    cdef cnp.ndarray since_out = new_floats(n), slo_out = new_floats(n)
+    cdef double* since = floats(since_out)
+    cdef double* slo = floats(slo_out)
+    for i in range(n):
+        if output[row[i]] > 0:
+            since[i], slo[i] = last_s[row[i]], tpot[row[i]]
+        else:
+            since[i], slo[i] = arrival_s[row[i]], ttft[row[i]]
+        if slo[i] != slo[i]:  # NaN: no objective
+            slo[i] = INFINITY
+    return since_out, slo_out
+
+
+def within(new, int64_t limit, behind):
+    cdef cnp.ndarray new_in = whole(new), behind_in = whole(behind)
+    cdef int64_t* tokens = ints(new_in)
+    cdef int64_t* before = ints(behind_in)
+    cdef int64_t total = 0, longest = 0
+    cdef Py_ssize_t i
+    for i in range(size(behind_in)):
+        total += before[i]
+        longest = max(longest, before[i])
+    for i in range(size(new_in)):
+        total += tokens[i]
+        longest = max(longest, tokens[i])
+        if total - longest > limit:
+            return i
+    return size(new_in)
+
+
+def growth(slack, Py_ssize_t steps, int64_t size_of_block):
+    cdef cnp.ndarray slack_in = whole(slack), out = new_ints(steps)
+    cdef int64_t* room = ints(slack_in)
+    cdef int64_t* taken = ints(out)
+    cdef Py_ssize_t i
+    for i in range(steps):
+        taken[i] = 0
+    for i in range(size(slack_in)):
+        if room[i] < 0:
+            raise ValueError("a row has more tokens than memory")
+        if room[i] < steps:
+            taken[room[i]] += 1
+    for i in range(size_of_block, steps):
+        taken[i] += taken[i - size_of_block]
+    return out

@@ -1,0 +1,67 @@
+"""The plain twin of `batch.pyx`: what policies ask of many rows at once.
+
+`requests` is the table, rows are int64[n].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def totals(
+    is_prefill: np.ndarray, new: np.ndarray, context: np.ndarray, swapped: np.ndarray
+) -> tuple[int, int, int, int, int]:
+    """Prefills: tokens computed, tokens attended to; decodes: requests, tokens attended to; bytes
+    to be swapped in. Plain sums: for the length of a batch they are faster than numpy's."""
+    computed, attended = 0, 0
+    decodes, of_decodes = len(new), sum(context.tolist())
+    prefills = int(np.count_nonzero(is_prefill))
+    if prefills:
+        computed = sum(new[is_prefill].tolist())
+        attended = sum(context[is_prefill].tolist())
+        decodes, of_decodes = decodes - prefills, of_decodes - attended
+    return computed, attended, decodes, of_decodes, sum(swapped.tolist())
+
+
+def next_tokens(
+    requests, rows: np.ndarray, chunk: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What each row computes next: whether that is of a prompt (bool[n]), how many tokens, at most
+    `chunk` where it is above 0, and with them how many are resident."""
+    computed, emitted = requests.computed_tokens[rows], requests.output_tokens[rows]
+    left = requests.prompt_tokens[rows] + emitted - computed
+    new = np.minimum(left, chunk) if chunk else left
+    return (left > 1) | (emitted == 0), new, computed + new
+
+
+def due(requests, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Since when each row waits for its next token, and how long it may; seconds, infinite where it
+    has no objective."""
+    started = requests.output_tokens[rows] > 0
+    since = np.where(started, requests.last_token_s[rows], requests.arrival_s[rows])
+    slo = np.where(started, requests.slo_tpot_s[rows], requests.slo_ttft_s[rows])
+    return since, np.fmin(slo, np.inf)
+
+
+def within(new: np.ndarray, limit: int, behind: np.ndarray) -> int:
+    """How many of `new` (tokens), from the front, keep to `limit` together with all `behind` if the
+    largest of them is left out."""
+    before, tokens = behind.tolist(), new.tolist()
+    total, longest = sum(before), max(before, default=0)
+    if total + sum(tokens) - max(longest, max(tokens, default=0)) <= limit:
+        return len(tokens)
+    others = total + np.cumsum(new) - np.maximum(np.maximum.accumulate(new), longest)
+    return int(np.searchsorted(others, limit, side="right"))
+
+
+def growth(slack: np.ndarray, steps: int, size: int) -> np.ndarray:
+    """int64[steps]: how many rows take a block of `size` tokens at each step, one token a step.
+    slack: int64[n], the tokens that each has room for without."""
+    first = np.bincount(slack[slack < steps], minlength=steps)
+    if steps <= size:
+        return first  # too short for a row to take two
+    # A row that takes a block at step s takes the next one `size` steps later: sum the first
+    # takings over every earlier step of the same phase.
+    padded = np.zeros(-(-steps // size) * size, np.int64)
+    padded[:steps] = first
+    return np.cumsum(padded.reshape(-1, size), axis=0).ravel()[:steps]

@@ -1,0 +1,94 @@
+"""What changed between vLLM's releases for the memory of a server: defaults, the model runner, and
+what the sampler of the profiling step holds.
+
+Read in vLLM's sources, 0.8.5 to 0.32. A change seen between two releases that were at hand counts
+from the later one on.
+"""
+
+from __future__ import annotations
+
+import re
+
+from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
+
+Release = tuple[int, int, int]
+
+LATEST: Release = (0, 32, 0)
+OLDEST: Release = (0, 6, 6)  # before, other rules held
+V1_ENGINE: Release = (0, 8, 0)  # the default from there on
+_NAME = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+def parse_release(text: str | None) -> Release:
+    """The release that `engine_version` of a profile names. What is no version, or later than
+    LATEST, counts as LATEST: no later rules are known."""
+    said = _NAME.match(text or "")
+    if said is None:
+        return LATEST
+    return min((int(said[1]), int(said[2]), int(said[3] or 0)), LATEST)
+
+
+def check_release(text: str) -> str:
+    """`text` where --engine-version may be it. ProfileError otherwise."""
+    said = _NAME.fullmatch(text)
+    release = said and (int(said[1]), int(said[2]), int(said[3] or 0))
+    if release is None or not OLDEST <= release < (0, LATEST[1] + 1, 0):
+        raise ProfileError(
+            f"--engine-version {text}: give a release of vLLM from 0.6.6 to 0.32, as 0.19"
+        )
+    return text
+
+
+def default_utilization(release: Release) -> float:
+    """`CacheConfig.gpu_memory_utilization`, raised between 0.20 and 0.21."""
+    return 0.92 if release >= (0, 21, 0) else 0.9
+
+
+def default_budgets(gpu: GpuSpec, release: Release) -> tuple[int, int]:
+    """Tokens and requests of a step of `vllm serve` without flags: `EngineArgs.get_batch_defaults`.
+    The tier from 160 GiB on is that of 0.32, the only release in whose source it was seen."""
+    gib = gpu.memory_bytes / 2**30
+    if gib >= 160 and release >= LATEST:
+        return 16384, 1024
+    large = gib >= 70 and (not gpu.name.startswith("a100") or release < (0, 9, 2))
+    if large and release >= V1_ENGINE:
+        return 8192, 1024
+    return 2048, 256
+
+
+def uses_v2_runner(llm: ModelSpec, release: Release) -> bool:
+    """Whether Model Runner V2 serves the model by default: `VllmConfig.use_v2_model_runner`, whose
+    lists of architectures grew from 0.24 to 0.31."""
+    if release >= (0, 31, 0):
+        return True
+    if llm.experts or release < (0, 24, 0):
+        return False
+    families = ("qwen3-", "llama", "mistral", "codellama")
+    return release >= (0, 25, 0) or llm.name.startswith(families)
+
+
+def sampler_bytes(release: Release, requests: int, v2: bool, value_bytes: float) -> float:
+    """Bytes for each request and word of the vocabulary where the dummy sampler run holds most.
+    value_bytes: of a logit as the model gives it.
+
+    - Model Runner V2: logits alone, sampled greedily (`GPUModelRunner._dummy_sampler_run` of
+      `v1/worker/gpu/model_runner.py`).
+    - From 0.17 on, and with FlashInfer: logits, their fp32 copy, masked logits, probabilities
+      (`v1/sample/ops/topk_topp_sampler.py`).
+    - Before: `apply_top_k_top_p` sorts the fp32 copy. The sort returns values (4) and indices (8)
+      and works on a copy of each; below 128 requests it takes torch's segmented path, with more.
+    """
+    if v2:
+        return value_bytes
+    if release >= (0, 17, 0):
+        return value_bytes + 4 + 4 + 4
+    if requests >= 128:
+        return value_bytes + 4 + (4 + 8 + 8 + 12)
+    return value_bytes + 4 + (4 + 8 + 8 + 8 + 4 + 12)
+
+
+def masks_in_blocks(release: Release, v2: bool) -> bool:
+    """Whether top-k and top-p are a Triton kernel with an fp32 row of the vocabulary for each
+    multiprocessor: from 0.17 until FlashInfer sampled by default, from 0.21 on
+    (`v1/sample/ops/topk_topp_triton.py`)."""
+    return not v2 and (0, 17, 0) <= release < (0, 21, 0)

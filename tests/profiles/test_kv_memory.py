@@ -1,0 +1,144 @@
+"""KV memory term by term: against the terms that logs of real servers print, and what must hold of
+any of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.profiles.kv_logs import logged_starts
+from twinserve.profiles.catalog import MODELS, find_gpu, find_model
+from twinserve.profiles.kv_memory.cards import GIB
+from twinserve.profiles.kv_memory.derive import ServerFlags, blocks_or_none, kv_tokens
+from twinserve.profiles.kv_memory.releases import (
+    LATEST,
+    check_release,
+    default_budgets,
+    default_utilization,
+    parse_release,
+)
+from twinserve.profiles.kv_memory.weights import MIB, allocated, rank_weights
+from twinserve.profiles.profile import derive_profile
+from twinserve.profiles.specs import ProfileError
+
+RELEASES = ["0.7", "0.9", "0.10.2", "0.11", "0.15", "0.17", "0.19", "0.21", "0.25", "0.28", "0.32"]
+
+
+def _derived(model="llama-3.1-8b", gpu="h100", tp=1, release="0.19", **changes):
+    card, found = find_gpu(gpu), parse_release(release)
+    flags = ServerFlags(*default_budgets(card, found), default_utilization(found), found)
+    return blocks_or_none(find_model(model), card, tp, replace(flags, **changes))
+
+
+# column of the logs -> the term, and GiB that its error is at most in the median, at the 90th
+# percentile, and at worst
+TERMS = {
+    "weights_log": ("weights", 0.01, 0.05, 0.25),
+    "act_log": ("activation", 0.01, 0.01, 0.02),
+    "nontorch_log": ("non_torch", 0.01, 0.05, 0.25),
+    "avail_log": ("available", 0.05, 0.15, 0.3),
+}
+
+
+@pytest.mark.parametrize("column", TERMS)
+def test_each_term_is_what_logs_print(column):
+    term, *limits = TERMS[column]
+    starts = logged_starts()
+    printed = [(getattr(s.derived.terms, term) / GIB, s.printed(column)) for s in starts]
+    errors = [abs(ours - theirs) for ours, theirs in printed if theirs is not None]
+    assert len(errors) > 60
+    found = [np.median(errors), np.percentile(errors, 90), max(errors)]
+    assert all(f <= most for f, most in zip(found, limits, strict=True)), found
+
+
+def test_tokens_are_near_those_of_logs_and_mostly_in_their_range():
+    starts = logged_starts()
+    derived = np.array([s.tokens for s in starts])
+    printed = np.array([s.printed_tokens for s in starts])
+    errors = np.abs(derived[:, 0] / printed - 1)
+    assert np.median(errors) < 0.001 and np.percentile(errors, 90) < 0.005
+    assert errors.max() < 0.06  # gpt-oss-120b with 3 GiB left
+    inside = (derived[:, 1] <= printed) & (printed <= derived[:, 2])
+    assert inside.mean() > 0.9
+    assert np.median((derived[:, 2] - derived[:, 1]) / derived[:, 0]) < 0.01
+
+
+def test_no_graphs_are_set_aside_where_logs_print_but_do_not_subtract_them():
+    assert all(s.derived.terms.graphs == 0 for s in logged_starts())
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(("model", "gpu", "tp"), [
+    ("llama-3.1-8b", "h100", 1), ("qwen3-30b-a3b", "a100-80g", 2), ("deepseek-v3", "h200", 8),
+    ("gpt-oss-20b", "l40s", 1), ("gemma-3-27b", "h100", 2), ("opt-13b", "a100-40g", 2),
+])  # fmt: skip
+def test_more_of_a_flag_never_gives_more_memory(model, gpu, tp, release):
+    def left(**changes):
+        return _derived(model, gpu, tp, release, **changes).terms.available
+
+    budgets = default_budgets(find_gpu(gpu), parse_release(release))
+    requests = [left(requests=n) for n in (1, 64, 127, 256, 1024)]
+    # below 128 requests the sort takes another path, with more for each
+    assert all(a >= b for a, b in zip(requests[:3], requests[1:3], strict=False))
+    assert requests[3] >= requests[4]
+    tokens = [left(tokens=n) for n in (256, 2048, 8192, 32768)]
+    assert all(a >= b for a, b in zip(tokens, tokens[1:], strict=False))
+    assert left(eager=True) >= left()
+    shares = [left(utilization=u) for u in (0.5, 0.8, 0.95)]
+    assert shares == sorted(shares)
+    found = _derived(model, gpu, tp, release)
+    assert found.low <= found.blocks <= found.high and min(budgets) > 0
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "gemma-3-4b"])
+def test_more_ranks_have_less_weights_each_and_more_tokens_together(model):
+    found = [_derived(model, "h100", tp) for tp in (1, 2, 4)]
+    assert all(a.terms.weights > b.terms.weights for a, b in zip(found, found[1:], strict=False))
+    assert [one.blocks for one in found] == sorted(one.blocks for one in found)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_weights_are_the_parameters_of_the_model_and_little_more(model):
+    """Projections of latent attention are kept twice, and MXFP4 is padded."""
+    llm = find_model(model)
+    ours = rank_weights(llm, 1, (0, 19, 0)) / llm.weight_bytes
+    assert 0.99 < ours < (1.08 if llm.weights is not None else 1.02)
+
+
+def test_the_allocator_rounds_what_leaves_little_of_a_segment():
+    assert allocated(1) == 512 and allocated(9 * MIB) == 9 * MIB
+    assert allocated(11.5 * MIB) == 12 * MIB  # half a MiB left
+    assert allocated(10.5 * MIB) == 10.5 * MIB  # split
+
+
+def test_windows_share_one_pool_of_blocks():
+    """gpt-oss-20b: 12 layers with a window of 128 tokens and 12 without, in groups of 12."""
+    llm = find_model("gpt-oss-20b")
+    page = 12 * 16 * llm.kv_bytes_per_token / llm.layers
+    flags = ServerFlags(8192, 1024, 0.9, (0, 19, 0))
+    assert kv_tokens(llm, 1, flags, 1000 * page) == 500 * 16
+    later = replace(flags, release=(0, 25, 0), longest=8192)
+    # 512 blocks of the others, and what the window keeps beside a step of 8,192 tokens
+    assert kv_tokens(llm, 1, later, 1100 * page) == pytest.approx(1100 / (512 + 513) * 8192)
+    short = kv_tokens(llm, 1, replace(later, longest=131072), 1000 * page)
+    assert 0 < short <= 1000 * 16  # the longest request that fits
+
+
+def test_defaults_go_with_card_and_release():
+    assert default_budgets(find_gpu("h100"), (0, 19, 0)) == (8192, 1024)
+    assert default_budgets(find_gpu("a100-80g"), (0, 19, 0)) == (2048, 256)
+    assert default_budgets(find_gpu("b200"), LATEST) == (16384, 1024)
+    assert default_budgets(find_gpu("l40s"), LATEST) == (2048, 256)
+    assert (default_utilization((0, 20, 0)), default_utilization((0, 21, 0))) == (0.9, 0.92)
+    profile = derive_profile("qwen3-4b", "h100", engine_version="0.19")
+    assert profile.gpu_memory_utilization == 0.9 and profile.max_num_seqs == 1024
+    assert derive_profile("qwen3-4b", "h100").gpu_memory_utilization == 0.92
+
+
+def test_releases_are_understood_or_refused():
+    assert parse_release("0.10.2+cu128") == (0, 10, 2) and parse_release(None) == LATEST
+    assert parse_release("1.4") == LATEST and parse_release("0.32.3") == LATEST
+    assert check_release("0.32.1") == "0.32.1"
+    for text in ("0.5", "0.33", "main", "0.19rc1"):
+        with pytest.raises(ProfileError, match="--engine-version"):
+            check_release(text)

@@ -1,0 +1,40 @@
+"""Every command in a ```console block of these pages runs, and prints what the page shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import test_readme
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = ("fleet", "metrics", "optimality")
+CASES = [
+    pytest.param(command, shown, id=f"{page}: {command[:60]}")
+    for page in PAGES
+    for command, shown in test_readme.commands(DOCS / f"{page}.md")
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """One folder: later commands read what earlier ones wrote."""
+    return tmp_path_factory.mktemp("pages")
+
+
+def test_every_page_has_a_command():
+    assert all(test_readme.commands(DOCS / f"{page}.md") for page in PAGES)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("command", "shown"), CASES)
+def test_command(command: str, shown: str, folder: Path):
+    done = test_readme.carried_out(command, folder)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    if os.environ.get("TWINSERVE_TRACES"):  # a replica of the trace gives other figures
+        printed = test_readme.comparable(said)
+        missing = [line for line in test_readme.comparable(shown) if line not in printed]
+        assert not missing, f"the page shows {missing}; the command prints\n{said}"
