@@ -3,6 +3,7 @@ golden.json.
 
     python -m tests.golden.golden_runs [POLICY ...]  # says which runs differ from the file
     python -m tests.golden.golden_runs --write       # a new file; say in the commit why
+    python -m tests.golden.golden_runs --write POLICY ...  # these runs of the file anew
 
 A digest covers the columns that the file lists, under the names they had when it was written
 (RENAMED); a column that is added later is no difference. Bits of floats count, so the file holds
@@ -213,9 +214,15 @@ def dump(golden: dict) -> str:
 
 
 if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
-        write()
-    else:
-        golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-        for policy in sys.argv[1:] or POLICIES:
+    named = [word for word in sys.argv[1:] if word != "--write"]
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    if "--write" not in sys.argv[1:]:
+        for policy in named or POLICIES:
             print(policy, differing(policy, golden) or "same", flush=True)
+    elif named:
+        for policy in named:
+            found = {name: digests(inputs, golden["columns"]) for name, inputs in cases(policy)}
+            golden["runs"][policy] = found
+        GOLDEN.write_text(dump(golden), encoding="utf-8")
+    else:
+        write()
