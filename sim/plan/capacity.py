@@ -74,8 +74,8 @@ def size_of(config: SimulationConfig) -> tuple[int, int, int, int]:
     token budget, seats.
 
     GPUs of different kinds compare by number. KV memory is that of the default seats and budget:
-    fewer seats leave more of it, which is no larger a resource. Raises ProfileError where the model does not fit,
-    SettingsError for a fleet file.
+    fewer seats leave more of it, which is no larger a resource. Raises ProfileError where the model
+    does not fit, SettingsError for a fleet file.
     """
     _check_alike(config)
     alike = config.model_copy(update={"max_num_batched_tokens": None, "max_num_seqs": None})
