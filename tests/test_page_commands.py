@@ -10,7 +10,7 @@ import pytest
 from tests.test_readme import carried_out, commands, comparable
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("optimality",)
+PAGES = ("optimality", "speculation")
 
 
 @pytest.mark.slow
