@@ -11,7 +11,10 @@ import pytest
 from tests import test_readme
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("fleet", "metrics", "policies", "traces", "invariants", "optimality")
+PAGES = (
+    *("fleet", "metrics", "policies", "traces", "invariants"),
+    *("optimality", "sensitivity", "silicon", "speculation"),
+)
 CASES = [
     pytest.param(command, shown, id=f"{page}: {command[:60]}")
     for page in PAGES
