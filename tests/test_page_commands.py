@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from tests import test_readme
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("fleet", "metrics", "optimality")
+PAGES = (
+    *("fleet", "metrics", "policies", "traces", "invariants"),
+    *("optimality", "sensitivity", "silicon", "speculation"),
+)
 CASES = [
     pytest.param(command, shown, id=f"{page}: {command[:60]}")
     for page in PAGES
@@ -20,8 +24,11 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """One folder: later commands read what earlier ones wrote."""
-    return tmp_path_factory.mktemp("pages")
+    """One folder: later commands read what earlier ones wrote, and all the table of traces.md."""
+    path = tmp_path_factory.mktemp("pages")
+    (table,) = re.findall(r"```csv\n(.*?)```", (DOCS / "traces.md").read_text("utf-8"), re.S)
+    path.joinpath("requests.csv").write_text(table)
+    return path
 
 
 def test_every_page_has_a_command():

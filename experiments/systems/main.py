@@ -14,6 +14,7 @@ ladder-fit, ladder, documents, applications
 ledgers, documents-ledgers
                        each scheduler on other KV ledgers
 everyone               every policy there is on one hybrid workload and one of applications
+saturated              every policy past saturation, with less and less memory
 
 docs/systems.md says what came out.
 """
@@ -47,6 +48,13 @@ from twinserve.experiments.systems.runs import (
     beside_documents,
     generated,
     recorded,
+)
+from twinserve.experiments.systems.saturated import (
+    TRACE,
+    past_saturation,
+    points_in,
+    saturated_table,
+    saturated_text,
 )
 from twinserve.experiments.systems.tables import (
     applications_table,
@@ -187,6 +195,10 @@ def everyone(scale: Scale) -> list[Point]:
     ]
 
 
+def saturated(scale: Scale) -> list[Point]:
+    return points_in(scale, _windows(scale, TRACE))
+
+
 # -- figures ---------------------------------------------------------------------------------------
 def _load_figure(name: str) -> Figure:
     title, at, more = LOAD_FIGURES[name]
@@ -265,6 +277,14 @@ STUDY = Study(
             everyone,
             generated,
             means("workload", "policy"),
+        ),
+        Figure(
+            "saturated",
+            "every policy past saturation",
+            saturated,
+            past_saturation,
+            saturated_table,
+            text=saturated_text,
         ),
     ],
 )

@@ -170,9 +170,9 @@ def profile_of(run: MeasuredRun, form: str | None = None) -> Profile:
         shipped.gpu,
         shipped.tp,
         *ranks,
-        engine_version=run.meta["vllm_version"],
-        max_num_batched_tokens=given["max_num_batched_tokens"],
-        max_num_seqs=given["max_num_seqs"],
+        engine_version=run.meta.get("vllm_version"),
+        max_num_batched_tokens=given.get("max_num_batched_tokens"),
+        max_num_seqs=given.get("max_num_seqs"),
     )
 
 

@@ -73,17 +73,19 @@ def size_of(config: SimulationConfig) -> tuple[int, int, int, int]:
     """What makes resources larger, the first difference counts: GPUs, KV tokens of all replicas,
     token budget, seats.
 
-    GPUs of different kinds compare by number. Raises ProfileError where the model does not fit,
-    SettingsError for a fleet file.
+    GPUs of different kinds compare by number. KV memory is that of the default seats and budget:
+    fewer seats leave more of it, which is no larger a resource. Raises ProfileError where the model
+    does not fit, SettingsError for a fleet file.
     """
     _check_alike(config)
-    hardware = resolve_hardware(config)
+    alike = config.model_copy(update={"max_num_batched_tokens": None, "max_num_seqs": None})
+    hardware = resolve_hardware(alike)
     limits, n = hardware.limits, config.replicas
     return (
         n * hardware.profile.tp,
         n * hardware.kv_tokens,
-        limits.max_num_batched_tokens,
-        limits.max_num_seqs,
+        config.max_num_batched_tokens or limits.max_num_batched_tokens,
+        config.max_num_seqs or limits.max_num_seqs,
     )
 
 

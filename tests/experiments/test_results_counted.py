@@ -18,6 +18,8 @@ from twinserve.experiments.systems.main import STUDY as SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
+# of all systems: figures whose page says that they have not been run
+NOT_RUN = {"saturated"}
 STUDIES = {"BROS": BROS, "Echo": ECHO, "LayerKV": LAYERKV, "Justitia": JUSTITIA}
 SHOWN = [verdict for verdict in get_args(Verdict) if verdict != "not reproduced"]
 
@@ -71,6 +73,6 @@ def test_the_page_of_all_systems_is_the_one_of_its_figures():
 def test_every_figure_of_all_systems_is_whole_and_the_page_names_it():
     folder = RESULTS / SYSTEMS.system
     names = {figure.name for figure in SYSTEMS.figures}
-    assert {file.parent.name for file in folder.glob("**/table.csv")} == names
+    assert {file.parent.name for file in folder.glob("**/table.csv")} == names - NOT_RUN
     page = (ROOT / "docs" / "systems.md").read_text()
     assert all(f"`{name}`" in page for name in names)

@@ -20,6 +20,7 @@ from twinserve.policies.requests import RequestTable
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.replicas import make_policy
 from twinserve.sim.setup.run import run_policy
 
 RELEASES = list(RULES)
@@ -158,3 +159,22 @@ def test_every_request_ends_with_its_tokens_under_any_rules(release, ahead):
     assert len(result.rows.requests) == 40
     assert (result.rows.requests.output_tokens == inputs.workload.output_tokens).all()
     assert result.rows.steps.preempted_recompute.sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("version", "policy", "release"),
+    [
+        ("0.19", "vllm", "0.19"),
+        ("0.22.1", "vllm", "0.19"),
+        ("0.9", "vllm", "0.15"),
+        ("0.19", "vllm:release=0.25", "0.25"),
+        (None, "vllm", "0.32"),
+    ],
+)
+def test_the_version_of_the_engine_says_the_rules(version, policy, release):
+    inputs = resolve(
+        SimulationConfig(
+            policy=(policy,), trace="poisson", requests=1, offline=True, engine_version=version
+        )
+    )
+    assert make_policy(inputs, inputs.policies[0]).options.release == release

@@ -155,7 +155,7 @@ class Audit(Auditor):
         return plan
 
     def within_tokens(self, tokens: np.ndarray) -> bool:
-        """What docs/policies.md says of max_num_batched_tokens, policy by policy."""
+        """What docs/invariants.md, 6, says of max_num_batched_tokens, policy by policy."""
         policy, budget, total = (
             self.core.policy,
             self.limits.max_num_batched_tokens,

@@ -1,0 +1,230 @@
+"""Every policy past saturation: figure `saturated` of the systems.
+
+Windows of Azure's conversations at 1 to 2 times the estimated capacity of one L40S, with as much KV
+memory as the profile has and with much less, without and beside a pool of best-effort requests. At
+two of the loads the engine's steps take 10 % less and 10 % more time as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twinserve.experiments.sensitivity.runs import perturbed
+from twinserve.experiments.study.output import markdown_table
+from twinserve.experiments.study.study import Scale
+from twinserve.experiments.systems.parts import FIT
+from twinserve.policies.overview import KNOWN
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.sweep.grid import Point
+from twinserve.sim.sweep.paired import baseline_of, gained
+from twinserve.sim.sweep.statistics import over_seeds, shown
+
+PROFILE, TRACE, SLO = "llama-3.1-8b@l40s", "azure-2023", "ttft=1,tpot=0.05"
+BASE = "vllm"
+# name -> KV blocks as vLLM counts them and seats; none: the profile's own
+MEMORY: Mapping[str, Mapping[str, int]] = {
+    "ample": {},
+    "tight": {"num_gpu_blocks_override": 3000, "max_num_seqs": 64},
+    "very tight": {"num_gpu_blocks_override": 1500, "max_num_seqs": 24},
+}
+# so many of a window that the slowest setting runs for a minute at load 2
+REQUESTS = {"ample": 400, "tight": 200, "very tight": 200}
+LOADS = (1.0, 1.2, 1.5, 2.0)
+POOLS = (0, 16)
+ERROR = 0.1
+ERROR_LOADS = (1.2, 2.0)  # all loads would take an hour more
+# all that a paper or a system has, and the setting that we recommend; not our bounds
+POLICIES = (*(name for name, (_, how, _) in KNOWN.items() if how != "ours"), FIT)
+# policy -> the rule that costs it most here, whose rule it is, and the policy without the rule
+RULES = {
+    "preemptive-wait": (
+        "requests that hold no memory take it from those that ran last",
+        "ours: the paper preempts and does not say whose memory a newcomer gets",
+        "preemptive-wait:newcomers_preempt=false",
+    ),
+    "mlfq": (
+        "requests left out for 3 s enter the first queue again",
+        "FastServe, Sec. 4: starvation prevention",
+        "mlfq:starve_limit=none",
+    ),
+    "tgi": (
+        "memory is set aside for 1,024 tokens of every answer",
+        "TGI sets it aside for what clients ask for; the 1,024 are ours",
+        "tgi:max_new_tokens=256",
+    ),
+    "layerkv": (
+        "admission waits for the forecast of TPOT (Algorithm 1)",
+        "LayerKV, Algorithm 1",
+        "layerkv:slo_aware=false",
+    ),
+}
+COLLAPSED = 0.5  # of vllm's throughput: below that a policy has collapsed
+_SETTING = ("memory", "pool", "load")
+_GAINS = {"share": ("tokens_per_s", "ratio"), "slo_gain": ("slo_attainment", "difference")}
+
+
+# -- grid ------------------------------------------------------------------------------------------
+def points_in(scale: Scale, windows: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """A point for each setting, policy, factor on step times and window (`trace`, `begin_s`,
+    `seconds`, `seed`)."""
+    found = []
+    for memory, pool, load, step, policy in _settings(scale.quick):
+        for window in windows:
+            axes = {"memory": memory, "pool": pool, "load": load, "step": step, "policy": policy}
+            work = {**axes, **window, "requests": 30 if scale.quick else REQUESTS[memory]}
+            found.append(Point({**axes, "window": window["begin_s"], "seed": window["seed"]}, work))
+    return found
+
+
+def _settings(quick: bool) -> Iterable[tuple[str, int, float, float, str]]:
+    """(memory, pool, load, factor on step times, policy)."""
+    policies = (BASE, FIT, "preemptive-wait") if quick else POLICIES
+    for memory in ("very tight",) if quick else MEMORY:
+        for pool in POOLS[:1] if quick else POOLS:
+            for load in ERROR_LOADS[1:] if quick else LOADS:
+                factors = (1.0, 1 - ERROR, 1 + ERROR) if load in ERROR_LOADS else (1.0,)
+                # a rule is taken away where its price shows: as the steps are, without a pool
+                others = [
+                    without
+                    for policy, (*_, without) in RULES.items()
+                    if policy in policies and load in ERROR_LOADS and not pool
+                ]
+                yield from ((memory, pool, load, s, p) for s in factors for p in policies)
+                yield from ((memory, pool, load, 1.0, p) for p in others)
+
+
+def past_saturation(
+    memory: str,
+    pool: int,
+    load: float,
+    step: float,
+    policy: str,
+    trace: str,
+    begin_s: float,
+    seconds: float,
+    seed: int,
+    requests: int,
+) -> dict:
+    """The first `requests` of a window, until all have ended. The engine's steps take `step` times
+    as long as those that set the arrivals and the objectives; policies are told.
+
+    tokens_per_s   prompts and answers of all requests that ended, the pool's as well, over run_s
+    online_per_s   the same of the window's own requests
+    run_s, span_s  seconds of the whole run, and of it until the last request arrived
+    """
+    config = SimulationConfig(
+        policy=(policy,),
+        profile=PROFILE,
+        trace=trace,
+        window=(begin_s, begin_s + seconds),
+        requests=requests,
+        load=load,
+        pool=pool,
+        seed=seed,
+        slo=SLO,
+        **MEMORY[memory],
+    )
+    inputs = perturbed(resolve(config), "step", step)
+    run = run_policy(inputs, inputs.policies[0])
+    online, preempted = run.summary["classes"]["rt"], run.summary["kv"]["preemptions"]
+    of_window = run.rows.requests.service_class == "rt"
+    return {
+        "tokens_per_s": run.summary["total_token_throughput"],
+        "online_per_s": online["total_token_throughput"],
+        "slo_attainment": online["slo_attainment"],
+        "preempted": preempted["recompute"] + preempted["swap"],
+        "run_s": run.summary["duration"],
+        "span_s": float(np.ptp(run.rows.requests.arrival_s[of_window])),
+    }
+
+
+# -- table -----------------------------------------------------------------------------------------
+def saturated_table(points: pd.DataFrame) -> pd.DataFrame:
+    """A row for each setting and policy with the steps as they are, means over windows.
+
+    share       tokens per second over vllm's, of the same window
+    slo_gain    objectives kept, minus vllm's
+    elasticity  relative change of tokens per second for a relative change of step times: central
+                difference of 10 % less and 10 % more. -1: as slow as the engine; nan: not run
+    """
+    plain = points[points.step == 1.0]
+    pair = [*_SETTING, "seed"]
+    rows = gained(plain, plain[plain.policy == BASE], pair, _GAINS)
+    lower, higher = (
+        baseline_of(rows, points[points.step == 1 + error], [*pair, "policy"]).tokens_per_s
+        for error in (-ERROR, ERROR)
+    )
+    rows = rows.assign(elasticity=(higher - lower) / (2 * ERROR * rows.tokens_per_s))
+    values = [
+        *_GAINS,
+        "elasticity",
+        *(name for name in points if name not in (*_SETTING, "step", "policy", "window", "seed")),
+    ]
+    return over_seeds(rows, [*_SETTING, "policy"], values)
+
+
+def saturated_text(table: pd.DataFrame) -> str:
+    """A table for each memory, without and with a pool, and the rules behind the collapses."""
+    text = [
+        f"Of each load: throughput over that of `{BASE}`, then objectives kept minus `{BASE}`'s in "
+        "points; last the elasticity of throughput to step times. The row of "
+        f"`{BASE}` has tokens per second and per cent kept. Means over windows, ± half of the 95 % "
+        f"interval. **Bold**: less than {COLLAPSED:g} of `{BASE}`'s throughput, told.\n"
+    ]
+    without = {other for *_, other in RULES.values()}
+    for (memory, pool), part in table.groupby(["memory", "pool"], sort=False):
+        own = part[~part.policy.isin(without)]
+        loads = list(dict.fromkeys(own.load))
+        moved = [load for load in loads if own.elasticity[own.load == load].notna().any()]
+        rows = []
+        for policy, mine in own.groupby("policy", sort=False):
+            at = mine.set_index("load")
+            ends = [
+                shown(at.elasticity[x], at.elasticity_ci[x], digits=2) if x in at.index else ""
+                for x in moved
+            ]
+            rows.append([f"`{policy}`", *(_cell(policy, at.loc[x]) for x in loads), *ends])
+        span = own[own.policy == BASE].span_s
+        beside = f", beside a pool of {pool}" if pool else ""
+        header = ["", *(f"load {x:g}" for x in loads), *(f"elasticity, {x:g}" for x in moved)]
+        text.append(
+            f"**{memory}**{beside} (requests arrive for {span.min():.0f} to {span.max():.0f} s)\n\n"
+            f"{markdown_table(header, rows)}"
+        )
+    return "\n".join([*text, _rules(table)])
+
+
+def _cell(policy: str, row: pd.Series) -> str:
+    if policy == BASE:
+        kept = shown(100 * row.slo_attainment, 100 * row.slo_attainment_ci, digits=2)
+        return f"{shown(row.tokens_per_s, row.tokens_per_s_ci)}; {kept}"
+    share, half = row["share"], row.share_ci
+    said = f"{shown(share, half)}; {shown(100 * row.slo_gain, 100 * row.slo_gain_ci, digits=2)}"
+    return f"**{said}**" if share + half < COLLAPSED else said
+
+
+def _rules(table: pd.DataFrame) -> str:
+    """What the throughput of a policy is with and without the rule of `RULES`, of vllm's."""
+    rows = []
+    for policy, (rule, whose, other) in RULES.items():
+        pair = [table[(table.policy == name) & (table.pool == 0)] for name in (policy, other)]
+        both = pair[0].merge(pair[1], on=list(_SETTING), suffixes=("", "_other"))
+        rows += [
+            [
+                f"`{policy}`",
+                f"{rule} ({whose})",
+                f"`{other}`",
+                f"{row.memory}, {row.load:g}",
+                shown(row.share, row.share_ci),
+                shown(row.share_other, row.share_ci_other),
+            ]
+            for row in both.itertuples()
+        ]
+    header = ["policy", "rule", "without the rule", "memory, load", "share", "without"]
+    return f"**Rules and their price**\n\n{markdown_table(header, rows)}"
