@@ -16,7 +16,7 @@ from twinserve.profiles.kv_memory.derive import (
     KvBlocks,
     ServerFlags,
     blocks_or_none,
-    kv_tokens,
+    kept_tokens,
 )
 from twinserve.profiles.kv_memory.releases import (
     Release,
@@ -45,7 +45,6 @@ def with_server_flags(
     utilization: float | None = None,
     max_num_batched_tokens: int | None = None,
     max_num_seqs: int | None = None,
-    max_model_len: int | None = None,
     enforce_eager: bool = False,
 ) -> Profile:
     """The engine with other flags of `vllm serve`; None: as the profile has it. ProfileError where
@@ -66,10 +65,10 @@ def with_server_flags(
     if engine_version is not None:
         changes = _defaults_that_move(profile, engine_version) | changes
     changed = profile.model_copy(update=changes)
-    old, new = profile.server_flags, replace(changed.server_flags, longest=max_model_len)
+    old, new = profile.server_flags, changed.server_flags
     derived = profile.num_gpu_blocks_source == "derived" and SCALED not in profile.notes
     said = {name: value for name, value in changes.items() if value != getattr(profile, name)}
-    if derived and (said or (max_model_len is not None and profile.llm.window)):
+    if derived and said:
         found = _blocks(profile, new)
         _check_some(profile, found.blocks)
         return _with_blocks(changed, found.blocks, "derived", {}, (found.low, found.high))
@@ -228,7 +227,7 @@ def with_blocks_of_log(
         nbytes = log.available_at(utilization)
         if nbytes is None or profile.pp > 1:
             return _with_terms_of_log(profile, path, log, moved, more)
-        tokens = int(kv_tokens(profile.llm, profile.tp, profile.server_flags, nbytes))
+        tokens = int(kept_tokens(profile.llm, profile.tp, profile.server_flags.release, nbytes))
     if tokens < profile.block_tokens:
         raise ProfileError(f"{path}: its KV cache of {tokens} tokens is less than one block")
     notices = tuple(f"{path}: {line}" for line in _contradictions(log, sizes))

@@ -1,6 +1,7 @@
-"""Brings the output that README.md and docs/sweep.md show up to what their commands print now.
+"""Brings the output that README.md, docs/terminal.md and docs/sweep.md show up to what their
+commands print now.
 
-    python -m tests.refresh_pages [README.md] [docs/sweep.md]
+    python -m tests.refresh_pages [README.md] [docs/terminal.md] [docs/sweep.md]
 
 A shown line that is no longer printed gives way to the printed line that is most like it; read the
 difference before you commit it. Commands that need a live engine are left alone.
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests import test_guide, test_readme, test_sweep_page
+from tests import test_readme, test_sweep_page
 
 _LIKE = 0.6  # of two lines, for one to be the other's successor
 
@@ -58,7 +59,7 @@ def main(pages: list[Path]) -> None:
         text = page.read_text(encoding="utf-8")
         with TemporaryDirectory() as name:
             folder = Path(name)
-            folder.joinpath("mine.py").write_text(test_guide.blocks("python")[0].text)
+            test_readme.provide(folder)
             for file, content in test_sweep_page.JSON.findall(text):
                 folder.joinpath(file).write_text(content)
             for shown, said in printed(page, folder):
@@ -68,4 +69,4 @@ def main(pages: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]] or [test_readme.README, test_sweep_page.PAGE])
+    main([Path(name) for name in sys.argv[1:]] or [*test_readme.PAGES, test_sweep_page.PAGE])

@@ -1,4 +1,4 @@
-"""Every command of the README runs, and prints what the README shows."""
+"""Every command of the README and of docs/terminal.md runs, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tests import test_guide
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+TERMINAL = ROOT / "docs" / "terminal.md"
+PAGES = (README, TERMINAL)  # pages of users take their commands from these (tests/test_users.py)
 BLOCK = re.compile(r"```console\n(.*?)```", re.S)
-# Shown in the README, but either run by .ci/run itself or by this very test.
+# Shown on the pages, but either run by .ci/run itself or by this very test.
 ELSEWHERE = ("pip install", "python -m pytest")
 # What depends on the machine: seconds of wall time, speed, paths of local copies.
 VARIES = re.compile(r"wall time|simulated steps/s|local copy|/.*\.jsonl")
@@ -27,7 +29,8 @@ LIVE = re.compile(r"--model tiny|cpu\.json|replay run")
 
 
 def commands(page: Path = README) -> list[tuple[str, str]]:
-    """(command, output shown) in order of appearance."""
+    """(command, output shown) in order of appearance. Commands joined by `&&` are commands of their
+    own; the output is that of the last one."""
     found = []
     for block in BLOCK.findall(page.read_text(encoding="utf-8")):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
@@ -35,7 +38,9 @@ def commands(page: Path = README) -> list[tuple[str, str]]:
             while command.endswith("\\"):
                 more, _, output = output.partition("\n")
                 command = command[:-1] + more.strip()
-            found.append((command.strip(), output.strip()))
+            *first, last = command.strip().split(" && ")
+            found += [(part, "") for part in first]
+            found.append((last, output.strip()))
     return found
 
 
@@ -46,21 +51,45 @@ def comparable(text: str) -> list[str]:
     return [line for line in lines if line and not VARIES.search(line)]
 
 
+def provide(folder: Path) -> None:
+    """Files that a reader of the pages has: the policy of the guide, and Azure's recording under a
+    name of its own (where it is not at hand, a few requests in its format)."""
+    folder.joinpath("mine.py").write_text(test_guide.blocks("python")[0].text)
+    for place in os.environ.get("TWINSERVE_TRACES", "").split(os.pathsep):
+        recording = Path(place, "azure_llm_2023_conv.csv")
+        if place and recording.is_file():
+            folder.joinpath("requests.csv").symlink_to(recording.resolve())
+            return
+    times = (f"2023-11-16 18:{second // 60:02}:{second % 60:02}" for second in range(0, 900, 15))
+    rows = [f"{time}.0000000,{400 + 7 * i},{40 + i}" for i, time in enumerate(times)]
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]
+    folder.joinpath("requests.csv").write_text("\n".join(lines) + "\n")
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """The commands share one folder: later ones read what earlier ones wrote, and all the policy of
-    the guide."""
-    path = tmp_path_factory.mktemp("readme")
-    path.joinpath("mine.py").write_text(test_guide.blocks("python")[0].text)
-    return path
+def folders(tmp_path_factory) -> dict[Path, Path]:
+    """The commands of a page share one folder: later ones read what earlier ones wrote."""
+    found = {page: tmp_path_factory.mktemp(page.stem) for page in PAGES}
+    for folder in found.values():
+        provide(folder)
+    return found
 
 
-def test_the_readme_has_commands():
-    names = {command.split()[0] for command, _ in commands()}
-    assert {"simulate", "twinserve", "pip"} <= names
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_commands(page):
+    names = {command.split()[0] for command, _ in commands(page)}
+    assert {"simulate", "twinserve"} <= names
+    assert ("pip" in names) == (page is README)
 
 
-def cases(page: Path = README) -> list:
+def test_the_readme_installs_and_runs_as_one_line_and_ci_finds_its_test_command():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert any(line.startswith("$ pip install . && simulate ") for line in lines)
+    (suite,) = [line for line in lines if line.startswith("$ python -m pytest")]
+    assert suite == '$ python -m pytest -q -n auto -m "not slow"'
+
+
+def cases(page: Path) -> list:
     return [
         pytest.param(
             command,
@@ -69,6 +98,14 @@ def cases(page: Path = README) -> list:
             marks=[pytest.mark.live] if LIVE.search(command) else [],
         )
         for command, shown in commands(page)
+    ]
+
+
+def cases_of_all() -> list:
+    return [
+        pytest.param(page, *case.values, id=f"{page.stem}: {case.id}", marks=case.marks)
+        for page in PAGES
+        for case in cases(page)
     ]
 
 
@@ -103,14 +140,14 @@ def carried_out(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("command", "shown"), cases())
-def test_command(command: str, shown: str, folder: Path):
+@pytest.mark.parametrize(("page", "command", "shown"), cases_of_all())
+def test_command(page: Path, command: str, shown: str, folders: dict[Path, Path]):
     if command.startswith(ELSEWHERE):
         pytest.skip("run by .ci/run")
     live = LIVE.search(command) is not None
     if live and not os.environ.get("TWINSERVE_REQUIRE_LIVE"):
         pytest.importorskip("vllm")
-    done = carried_out(command, folder)
+    done = carried_out(command, folders[page])
     said = done.stdout + done.stderr
     expected_to_fail = shown.startswith("error:")
     assert (done.returncode != 0) == expected_to_fail, said
@@ -121,4 +158,4 @@ def test_command(command: str, shown: str, folder: Path):
         if live:
             got, expected = words(got), words(expected)
         missing = [line for line in expected if line not in got]
-        assert not missing, f"the README shows {missing}; the command prints\n{said}"
+        assert not missing, f"{page.name} shows {missing}; the command prints\n{said}"

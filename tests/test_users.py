@@ -1,5 +1,6 @@
 """docs/users: pages of five commands, each of a page whose commands are run, with lines that it
-shows. And each is run from nothing: a copy of the repository, and an environment with Python alone.
+shows; and other pages that quote such a run. And each is run from nothing: a copy of the
+repository, and an environment with Python alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tests import test_guide, test_readme, test_sweep_page, test_tutorial
 
 USERS = Path(__file__).resolve().parent.parent / "docs" / "users"
 PAGES = sorted(USERS.glob("*.md"))
-RUN = (test_readme.README, test_tutorial.PAGE, test_sweep_page.PAGE, test_guide.PAGE)
+RUN = (*test_readme.PAGES, test_tutorial.PAGE, test_sweep_page.PAGE, test_guide.PAGE)
+QUOTING = [USERS.parent / "bros.md"]
 
 
 def lines_of_runs() -> dict[str, set[str]]:
@@ -41,6 +43,15 @@ def test_its_five_commands_are_run_elsewhere_with_these_lines(page):
     for command, shown in pairs:
         assert command in known, f"no page that is run has {command}"
         assert set(test_readme.comparable(shown)) <= known[command], command
+
+
+@pytest.mark.parametrize("page", QUOTING, ids=lambda page: page.stem)
+def test_a_page_that_quotes_a_run_quotes_it_as_it_is_shown_elsewhere(page):
+    known = lines_of_runs()
+    pairs = test_readme.commands(page)
+    assert pairs
+    for command, shown in pairs:
+        assert set(test_readme.comparable(shown)) <= known.get(command, set()), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -175,38 +175,57 @@ def blocks_or_none(
 
 def _blocks_of(llm: ModelSpec, tp: int, flags: ServerFlags, terms: MemoryTerms) -> KvBlocks:
     def blocks(nbytes: float) -> int:
-        return max(int(kv_tokens(llm, tp, flags, nbytes)), 0) // BLOCK_TOKENS
+        return max(int(kept_tokens(llm, tp, flags.release, nbytes)), 0) // BLOCK_TOKENS
 
     room, spread = terms.available, terms.spread
     return KvBlocks(blocks(room), blocks(room - spread), blocks(room + spread), terms)
 
 
-def kv_tokens(llm: ModelSpec, tp: int, flags: ServerFlags, nbytes: float) -> float:
-    """vLLM's `GPU KV cache size: N tokens` for so many bytes of KV memory of a rank.
+def kept_tokens(llm: ModelSpec, tp: int, release: Release, nbytes: float) -> float:
+    """Tokens of which all layers keep their KV in so many bytes of a rank. That is what requests
+    within the window have, and what a ledger that knows no windows may give away.
 
     Layers with a window beside others are grouped, so that all groups have as many layers; they
-    share one pool of blocks (`_get_kv_cache_groups_uniform_page_size`). Until 0.20 the line divides
-    the blocks by the groups. Later it is the concurrency of longest requests times their length
-    (`get_kv_cache_capacity`).
+    share one pool of blocks (`_get_kv_cache_groups_uniform_page_size`).
     """
-    page = BLOCK_TOKENS * llm.rank_kv_bytes_per_token(tp) / llm.layers  # of a layer
-    windowed = llm.window_layers if llm.window else 0
-    full = llm.layers - windowed
     if nbytes <= 0:
         return 0
-    if not windowed or not full or flags.release < V1_ENGINE:
-        return nbytes // (page * llm.layers) * BLOCK_TOKENS
+    groups = _groups(llm)
+    if groups is None or release < V1_ENGINE:
+        return nbytes // (_page(llm, tp) * llm.layers) * BLOCK_TOKENS
+    size, *counts = groups
+    return int(nbytes // (_page(llm, tp) * size)) // sum(counts) * BLOCK_TOKENS
+
+
+def kv_tokens(llm: ModelSpec, tp: int, flags: ServerFlags, nbytes: float) -> float:
+    """vLLM's `GPU KV cache size: N tokens` for so many bytes of KV memory of a rank. Until 0.20 the
+    line has `kept_tokens`. Later it is the concurrency of longest requests times their length
+    (`get_kv_cache_capacity`), which are more tokens where layers have windows."""
+    groups = _groups(llm)
+    if groups is None or flags.release < (0, 21, 0) or nbytes <= 0:
+        return kept_tokens(llm, tp, flags.release, nbytes)
+    size, *counts = groups
+    return _by_concurrency(llm, flags, int(nbytes // (_page(llm, tp) * size)), tuple(counts))
+
+
+def _page(llm: ModelSpec, tp: int) -> float:
+    """Bytes of a block of one layer on a rank."""
+    return BLOCK_TOKENS * llm.rank_kv_bytes_per_token(tp) / llm.layers
+
+
+def _groups(llm: ModelSpec) -> tuple[int, int, int] | None:
+    """Layers of a group; groups of full layers, and of those with a window. None: one group."""
+    windowed = llm.window_layers if llm.window else 0
+    full = llm.layers - windowed
+    if not windowed or not full:
+        return None
     few, many = sorted((full, windowed))
     size = many if many < 1.5 * few else few
-    groups = (ceil(full / size), ceil(windowed / size))
-    blocks = int(nbytes // (page * size))
-    if flags.release < (0, 21, 0):
-        return blocks // sum(groups) * BLOCK_TOKENS
-    return _by_concurrency(llm, flags, blocks, groups)
+    return size, ceil(full / size), ceil(windowed / size)
 
 
 def _by_concurrency(
-    llm: ModelSpec, flags: ServerFlags, blocks: int, groups: tuple[int, int]
+    llm: ModelSpec, flags: ServerFlags, blocks: int, groups: tuple[int, ...]
 ) -> float:
     """Of the longest request that fits. A window keeps what is in flight beside it
     (`SlidingWindowSpec.max_admission_blocks_per_request`): one step, from 0.32 on the two of

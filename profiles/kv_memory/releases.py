@@ -28,11 +28,17 @@ def parse_release(text: str | None) -> Release:
     return min((int(said[1]), int(said[2]), int(said[3] or 0)), LATEST)
 
 
+def is_known(text: str) -> bool:
+    """Whether `text` is a release from OLDEST to LATEST."""
+    said = _NAME.fullmatch(text)
+    if said is None:
+        return False
+    return OLDEST <= (int(said[1]), int(said[2]), int(said[3] or 0)) < (0, LATEST[1] + 1, 0)
+
+
 def check_release(text: str) -> str:
     """`text` where --engine-version may be it. ProfileError otherwise."""
-    said = _NAME.fullmatch(text)
-    release = said and (int(said[1]), int(said[2]), int(said[3] or 0))
-    if release is None or not OLDEST <= release < (0, LATEST[1] + 1, 0):
+    if not is_known(text):
         raise ProfileError(
             f"--engine-version {text}: give a release of vLLM from 0.6.6 to 0.32, as 0.19"
         )

@@ -227,9 +227,10 @@ class SimulationConfig(BaseModel):
     @classmethod
     def _some_release(cls, text: str | None) -> str | None:
         if text is not None:
-            from twinserve.profiles.kv_memory.releases import check_release  # as above
+            from twinserve.profiles.kv_memory.releases import is_known  # as above
 
-            check_release(text)
+            if not is_known(text):
+                raise ValueError("give a release of vLLM from 0.6.6 to 0.32, as 0.19")
         return text
 
     @model_validator(mode="after")

@@ -170,7 +170,6 @@ def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, t
             utilization=config.gpu_memory_utilization,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
             enforce_eager=config.enforce_eager,
         )
         if profile.num_gpu_blocks_range is not None:

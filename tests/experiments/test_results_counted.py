@@ -1,4 +1,4 @@
-"""What README and result pages say of the four papers comes from the results that are here."""
+"""What docs/papers.md and result pages say of the four papers comes from results that are here."""
 
 import json
 from dataclasses import asdict
@@ -25,16 +25,16 @@ SHOWN = [verdict for verdict in get_args(Verdict) if verdict != "not reproduced"
 
 
 def row(name: str, study: Study) -> str:
-    """The README's row of a system."""
+    """The row of a system on the page."""
     words = counted(study.claims(RESULTS / study.system))
     numbers = [str(words.get(verdict, 0)) for verdict in SHOWN]
-    link = f"[{name}](docs/results/{study.system}/{study.report})"
+    link = f"[{name}](results/{study.system}/{study.report})"
     return "| " + " | ".join([link, *numbers]) + " |"
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_readme_counts_what_the_results_say(name):
-    text = (ROOT / "README.md").read_text()
+def test_the_page_counts_what_the_results_say(name):
+    text = (ROOT / "docs" / "papers.md").read_text()
     assert f"| | {' | '.join(SHOWN)} |" in text
     assert row(name, STUDIES[name]) in text
 

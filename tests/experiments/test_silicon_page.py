@@ -44,7 +44,7 @@ def test_each_point_has_four_loops_or_the_page_says_how_many_lack_two():
     (tables,) = {*loops["operators"]}
     page = text_of(PAGE)
     assert f"of all {points} points" in page and f"In {points} closed loops" in text_of("README.md")
-    assert f"{points - tables} of them have no kernel tables" in page
+    assert f"{points - tables} points have no kernel tables" in page
 
 
 def text_of(page: str) -> str:
@@ -127,11 +127,11 @@ def sentences() -> dict[str, list[str]]:
             f"{throughput[3]} %.",
             f"gpt-oss-120b are {span(means('TPOT', model=GPT, gpu='b200').error)} % too long",
             f"is off by {means('TTFT', model=FP8, gpu='h100', start=ONCE)['size'].iloc[0]} % on "
-            f"H100. On B200 it is {error('TTFT', model=FP8, gpu='b200')} % short",
+            f"H100. On B200 TTFT is {error('TTFT', model=FP8, gpu='b200')} % short",
             f"TPOT on H200 is {error('TPOT', model=GPT, gpu='h200')} % long on average, with the "
             f"roofline {error('TPOT', 'roofline', model=GPT, gpu='h200')} % short",
             f"TPOT in FP8 is {error('TPOT', model=FP8, gpu='b200')} % long;",
-            f"In NVFP4 it is {error('TPOT', model=NVFP4)} % short with tables and "
+            f"In NVFP4 TPOT is {error('TPOT', model=NVFP4)} % short with tables and "
             f"{error('TPOT', 'roofline', model=NVFP4)} % with the roofline",
             f"is {error('TTFT', model=GPT, gpu=HOPPER)} % short on H100 and H200 with kernel "
             f"tables, and that of Llama-3.1-70B on B200 "

@@ -119,6 +119,7 @@ def test_memory_that_cannot_be_had_is_one_clear_line(settings, words):
     ("settings", "words"),
     [
         ({"kv_from_log": "x", "num_blocks": 9}, "--kv-from-log and --num-blocks"),
+        ({"engine_version": "0.5"}, "^--engine-version: give a release of vLLM from 0.6.6 to 0.32"),
         ({"gpu_memory_utilization": 0.95, "num_blocks": 9}, "--gpu-memory-utilization and --num"),
     ],
 )

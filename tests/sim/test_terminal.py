@@ -354,7 +354,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "terminal.md"
 
 def test_the_page_shows_what_is_printed(capsys):
     shown = re.findall(r"^\$ (.*)\n(error: .*)$", PAGE.read_text(encoding="utf-8"), re.M)
-    assert len(shown) == 2
+    assert len(shown) == 3
     for command, line in shown:
         name, *words = command.split()
         with pytest.raises(SystemExit):
