@@ -1,4 +1,5 @@
-"""Every command of the README and of docs/terminal.md runs, and prints what the page shows."""
+"""Every command of the README, of docs/terminal.md and of docs/plan.md runs, and prints what the
+page shows."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests import test_guide
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 TERMINAL = ROOT / "docs" / "terminal.md"
-PAGES = (README, TERMINAL)  # pages of users take their commands from these (tests/test_users.py)
+PLAN = ROOT / "docs" / "plan.md"
+PAGES = (README, TERMINAL, PLAN)  # tests/test_users.py: other pages take commands from these
 BLOCK = re.compile(r"```console\n(.*?)```", re.S)
 # Shown on the pages, but either run by .ci/run itself or by this very test.
 ELSEWHERE = ("pip install", "python -m pytest")
