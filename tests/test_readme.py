@@ -149,6 +149,10 @@ def test_command(page: Path, command: str, shown: str, folders: dict[Path, Path]
     live = LIVE.search(command) is not None
     if live and not os.environ.get("TWINSERVE_REQUIRE_LIVE"):
         pytest.importorskip("vllm")
+    if "replay run" in command and not (folders[page] / "run").exists():
+        # where live tests run alone, without the simulation that the page has before
+        order = [one for one, _ in commands(page)]
+        carried_out(order[order.index(command) - 1], folders[page])
     done = carried_out(command, folders[page])
     said = done.stdout + done.stderr
     expected_to_fail = shown.startswith("error:")
