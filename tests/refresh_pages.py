@@ -1,7 +1,6 @@
-"""Brings the output that README.md, docs/terminal.md and docs/sweep.md show up to what their
-commands print now.
+"""Brings the output that README.md and other pages show up to what their commands print now.
 
-    python -m tests.refresh_pages [README.md] [docs/terminal.md] [docs/sweep.md]
+    python -m tests.refresh_pages [README.md] [docs/terminal.md] [docs/plan.md] [docs/sweep.md]
 
 A shown line that is no longer printed gives way to the printed line that is most like it; read the
 difference before you commit it. Commands that need a live engine are left alone.

@@ -1,4 +1,5 @@
-"""Every command of the README and of docs/terminal.md runs, and prints what the page shows."""
+"""Every command of the README, of docs/terminal.md and of docs/plan.md runs, and prints what the
+page shows."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests import test_guide
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 TERMINAL = ROOT / "docs" / "terminal.md"
-PAGES = (README, TERMINAL)  # pages of users take their commands from these (tests/test_users.py)
+PLAN = ROOT / "docs" / "plan.md"
+PAGES = (README, TERMINAL, PLAN)  # tests/test_users.py: other pages take commands from these
 BLOCK = re.compile(r"```console\n(.*?)```", re.S)
 # Shown on the pages, but either run by .ci/run itself or by this very test.
 ELSEWHERE = ("pip install", "python -m pytest")
@@ -147,6 +149,10 @@ def test_command(page: Path, command: str, shown: str, folders: dict[Path, Path]
     live = LIVE.search(command) is not None
     if live and not os.environ.get("TWINSERVE_REQUIRE_LIVE"):
         pytest.importorskip("vllm")
+    if "replay run" in command and not (folders[page] / "run").exists():
+        # where live tests run alone, without the simulation that the page has before
+        order = [one for one, _ in commands(page)]
+        carried_out(order[order.index(command) - 1], folders[page])
     done = carried_out(command, folders[page])
     said = done.stdout + done.stderr
     expected_to_fail = shown.startswith("error:")
