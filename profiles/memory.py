@@ -17,6 +17,7 @@ from twinserve.profiles.kv_memory.derive import (
     ServerFlags,
     blocks_or_none,
     kept_tokens,
+    prints_longest,
 )
 from twinserve.profiles.kv_memory.releases import (
     Release,
@@ -218,21 +219,37 @@ def with_blocks_of_log(
         raise ProfileError(f"{path}: cannot be read ({error.strerror})") from None
     if log.release is not None and profile.engine_version is None:
         profile = profile.model_copy(update={"engine_version": log.release})
-    moved = utilization not in (None, log.utilization)
+    llm, moved = profile.llm, utilization not in (None, log.utilization)
     sizes = log.sizes or tuple(n * profile.block_tokens for n in log.block_counts)
     tokens = min(sizes, default=0)
     share = log.utilization if utilization is None else utilization
     more = {} if share is None else {"gpu_memory_utilization": share}
-    if moved or not sizes:
+    longest = sizes and profile.pp == 1 and prints_longest(llm, profile.server_flags.release)
+    if moved or not sizes or (longest and log.available is not None):
         nbytes = log.available_at(utilization)
         if nbytes is None or profile.pp > 1:
             return _with_terms_of_log(profile, path, log, moved, more)
-        tokens = int(kept_tokens(profile.llm, profile.tp, profile.server_flags.release, nbytes))
+        tokens = int(kept_tokens(llm, profile.tp, profile.server_flags.release, nbytes))
     if tokens < profile.block_tokens:
         raise ProfileError(f"{path}: its KV cache of {tokens} tokens is less than one block")
+    _check_fits(profile, path, tokens)
     notices = tuple(f"{path}: {line}" for line in _contradictions(log, sizes))
     blocks = tokens // profile.block_tokens
     return _with_blocks(profile, blocks, "derived" if moved else "measured", more), notices
+
+
+def _check_fits(profile: Profile, path: Path, tokens: int) -> None:
+    """ProfileError where a log's KV cache is more than the whole GPU: it is of another engine."""
+    if not _moves_by_terms(profile) or prints_longest(profile.llm, profile.server_flags.release):
+        return
+    memory = profile.gpu.memory_bytes * profile.pp
+    most = kept_tokens(profile.llm, profile.tp, profile.server_flags.release, memory)
+    if tokens > most:
+        raise ProfileError(
+            f"{path}: its KV cache of {tokens:,} tokens is more than the {most:,.0f} that all "
+            f"memory of {profile.name} would hold; give the log of this model on this GPU, and "
+            "its --kv-cache-dtype"
+        )
 
 
 def _with_terms_of_log(

@@ -202,10 +202,15 @@ def kv_tokens(llm: ModelSpec, tp: int, flags: ServerFlags, nbytes: float) -> flo
     line has `kept_tokens`. Later it is the concurrency of longest requests times their length
     (`get_kv_cache_capacity`), which are more tokens where layers have windows."""
     groups = _groups(llm)
-    if groups is None or flags.release < (0, 21, 0) or nbytes <= 0:
+    if groups is None or not prints_longest(llm, flags.release) or nbytes <= 0:
         return kept_tokens(llm, tp, flags.release, nbytes)
     size, *counts = groups
     return _by_concurrency(llm, flags, int(nbytes // (_page(llm, tp) * size)), tuple(counts))
+
+
+def prints_longest(llm: ModelSpec, release: Release) -> bool:
+    """Whether `GPU KV cache size` counts the longest requests, and so more than `kept_tokens`."""
+    return _groups(llm) is not None and release >= (0, 21, 0)
 
 
 def _page(llm: ModelSpec, tp: int) -> float:

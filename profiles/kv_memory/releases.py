@@ -16,7 +16,7 @@ Release = tuple[int, int, int]
 LATEST: Release = (0, 32, 0)
 OLDEST: Release = (0, 6, 6)  # before, other rules held
 V1_ENGINE: Release = (0, 8, 0)  # the default from there on
-_NAME = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+_NAME = re.compile(r"v?([0-9]+)\.([0-9]+)(?:\.([0-9]+))?")
 
 
 def parse_release(text: str | None) -> Release:

@@ -17,25 +17,30 @@ from dataclasses import dataclass
 
 from twinserve.profiles.kv_memory.cards import GIB
 
+_COUNT = r"([0-9][0-9,]*)"
+_DECIMAL = r"([0-9]+(?:\.[0-9]+)?)"
 # vLLM V1, one line an engine core: `GPU KV cache size: 41,408 tokens`; V0: `# GPU blocks: 2588`.
-_TOKENS = re.compile(r"GPU KV cache size:\s*([\d,]+)\s*tokens")
-_BLOCKS = re.compile(r"# (?:GPU|cuda) blocks:\s*([\d,]+)")
+_TOKENS = re.compile(rf"GPU KV cache size:\s*{_COUNT}\s*tokens")
+_BLOCKS = re.compile(rf"# (?:GPU|cuda) blocks:\s*{_COUNT}")
 # and how many of the longest requests fit, in the same line or the next one of that engine
 _BOTH = re.compile(
     _TOKENS.pattern + r"(?:(?!KV cache size)[\s\S])*?"
-    r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x"
+    rf"Maximum concurrency for {_COUNT} tokens per request: {_DECIMAL}x"
 )
-_NUMBER = r"([\d.]+) ?GiB"
-_AVAILABLE = re.compile(rf"Available KV cache memory: {_NUMBER}")
+_NUMBER = rf"{_DECIMAL} ?GiB"
+_AVAILABLE = re.compile(rf"Available KV cache memory: (-?){_NUMBER}")
 _RESERVED = re.compile(rf"memory reserved for KV Cache is {_NUMBER}")
 _SHARE = re.compile(
-    r"Free memory on device \([\d.]+/([\d.]+) GiB\).{0,40}?"
-    r"Desired GPU memory utilization is \(([\d.]+), [\d.]+ GiB\)\.\s*(Actual usage is [^/\n]*)?"
+    rf"Free memory on device \([\d.]+/{_DECIMAL} GiB\).{{0,40}}?"
+    rf"Desired GPU memory utilization is \({_DECIMAL}, [\d.]+ GiB\)\.\s*"
+    r"(Actual usage is [^/\n]*)?"
 )
-_SHARE_V0 = re.compile(rf"total_gpu_memory \({_NUMBER}\)\s*x gpu_memory_utilization \(([\d.]+)\)")
+_SHARE_V0 = re.compile(rf"total_gpu_memory \({_NUMBER}\)\s*x gpu_memory_utilization \({_DECIMAL}\)")
 _TERM = re.compile(rf"{_NUMBER} for (weight|consumed memory|peak activation|non-torch memory)")
-_LOADING = re.compile(rf"Model loading took {_NUMBER}|Loading model weights took ([\d.]+) GB")
-_RELEASE = re.compile(r"(?:LLM engine \(v|API server version |vLLM version )(\d+\.\d+\.\d+)")
+_LOADING = re.compile(rf"Model loading took {_NUMBER}|Loading model weights took {_DECIMAL} GB")
+_RELEASE = re.compile(
+    r"(?:LLM engine \(v|API server version |vLLM version )((?:[0-9]+\.){2}[0-9]+)"
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class StartLog:
 
 def read_start_log(text: str) -> StartLog:
     share = _SHARE.search(text) or _SHARE_V0.search(text)
-    available = [float(size) for size in _AVAILABLE.findall(text) + _RESERVED.findall(text)]
+    available = [float(sign + size) for sign, size in _AVAILABLE.findall(text)]
+    available += map(float, _RESERVED.findall(text))
     if not available:
         available = [left for left in map(_left, _SHARE.finditer(text)) if left is not None]
     loaded = [float(gib or gb) for gib, gb in _LOADING.findall(text)]

@@ -139,6 +139,6 @@ def test_releases_are_understood_or_refused():
     assert parse_release("0.10.2+cu128") == (0, 10, 2) and parse_release(None) == LATEST
     assert parse_release("1.4") == LATEST and parse_release("0.32.3") == LATEST
     assert check_release("0.32.1") == "0.32.1"
-    for text in ("0.5", "0.33", "main", "0.19rc1"):
+    for text in ("0.5", "0.33", "main", "0.19rc1", "0.\uff11\uff11"):
         with pytest.raises(ProfileError, match="--engine-version"):
             check_release(text)

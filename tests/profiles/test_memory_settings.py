@@ -238,3 +238,35 @@ def test_the_runner_that_a_log_names_is_taken(tmp_path):
     path.write_text("vLLM API server version 0.23.0\nUsing V2 Model Runner\n")
     version_two = _hardware(kv_from_log=str(path))
     assert version_two.num_blocks > _hardware(engine_version="0.23").num_blocks
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("GPU KV cache size: , tokens", "no line 'GPU KV cache size"),
+        ("GPU KV cache size: \u0664\u0662\u0660\u0660\u0660 tokens", "no line 'GPU KV cache size"),
+        ("Available KV cache memory: 5.1.3 GiB", "no line 'GPU KV cache size"),
+        ("Available KV cache memory: . GiB", "no line 'GPU KV cache size"),
+        ("Available KV cache memory: -1.38 GiB", "0 tokens is less than one block"),
+        ("Available KV cache memory: 400 GiB", "more than the .* of llama-3.1-8b@h100 would hold"),
+        (f"GPU KV cache size: {'9' * 30} tokens", "give the log of this model on this GPU"),
+    ],
+)
+def test_a_damaged_log_is_one_clear_line(tmp_path, line, words):
+    path = tmp_path / "serve.log"
+    path.write_text(f"INFO {line}\r\n", encoding="utf-8")
+    with pytest.raises(ProfileError, match=words) as raised:
+        _hardware(kv_from_log=str(path))
+    assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
+
+
+def test_a_size_that_counts_longest_requests_gives_way_to_the_memory(tmp_path):
+    """From 0.21 on the line has 1.8 times of what gpt-oss keeps of requests within the window."""
+    path = tmp_path / "serve.log"
+    memory = "vLLM API server version 0.32.0\nAvailable KV cache memory: 10.19 GiB\n"
+    path.write_text(memory)
+    kept = _hardware("gpt-oss-120b@h100", kv_from_log=str(path)).num_blocks
+    path.write_text(memory + "GPU KV cache size: 264,000 tokens\n")
+    assert _hardware("gpt-oss-120b@h100", kv_from_log=str(path)).num_blocks == kept
+    path.write_text(memory.replace("0.32", "0.19") + "GPU KV cache size: 148,400 tokens\n")
+    assert _hardware("gpt-oss-120b@h100", kv_from_log=str(path)).num_blocks == 148_400 // 16
