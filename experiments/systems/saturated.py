@@ -92,9 +92,7 @@ def _settings(quick: bool) -> Iterable[tuple[str, int, float, float, str]]:
                 factors = (1.0, 1 - ERROR, 1 + ERROR) if off else (1.0,)
                 # a rule is taken away where its price shows: as the steps are, without a pool
                 others = [
-                    without
-                    for policy, (*_, without) in RULES.items()
-                    if policy in policies and off
+                    without for policy, (*_, without) in RULES.items() if policy in policies and off
                 ]
                 yield from ((memory, pool, load, s, p) for s in factors for p in policies)
                 yield from ((memory, pool, load, 1.0, p) for p in others)
