@@ -12,7 +12,7 @@ from tests import test_readme
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (
-    *("fleet", "metrics", "policies", "profiles", "traces", "invariants"),
+    *("failures", "fleet", "metrics", "policies", "profiles", "traces", "invariants"),
     *("optimality", "sensitivity", "silicon", "speculation", "validation"),
 )
 CASES = [
