@@ -198,6 +198,8 @@ def test_derived_memory_has_a_range_and_says_what_would_make_it_exact():
     assert f"(derived, {low} to {high})" in found.describe()
     assert "'Available KV cache memory' of the server's log" in found.notices[0]
     assert json.loads(found.profile.model_dump_json())["num_gpu_blocks_range"] == [low, high]
+    larger = _hardware("qwen3-32b@h100", block_tokens=128)  # the range is of these blocks
+    assert f" {low // 8:,} to {high // 8:,} KV blocks" in larger.notices[0]
     assert "num_gpu_blocks_range" not in _hardware().profile.model_dump()
     # a shipped file keeps its number, and a server is started with no more than is derived
     kept = _hardware("qwen3-32b@h100:tp2")
