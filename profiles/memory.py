@@ -262,6 +262,11 @@ def _with_terms_of_log(
             f"{path}: no line 'Free memory on device ... Actual usage is ...', from which the KV "
             "memory at another --gpu-memory-utilization would follow; drop that flag"
         )
+    if log.weights is None and not log.v2 and log.available is not None:
+        raise ProfileError(
+            f"{path}: 'Available KV cache memory' is of single pipeline stages, and no line has "
+            "'GPU KV cache size: N tokens'; give a log that has it, or --num-blocks"
+        )
     if log.weights is None and not log.v2:
         raise ProfileError(
             f"{path}: no line 'GPU KV cache size: N tokens' (or # GPU blocks: N), nor 'Available "

@@ -79,11 +79,8 @@ def calibrate_serving(
     for one, until in zip(found, until_s, strict=True):
         for notice in one.notices:
             print(f"note: {one.path}: {notice}")
-        if np.isfinite(until):
-            print(
-                f"note: {one.path}: {queue_words(queue_of(one))}; fitted to requests of the first "
-                f"{until:.3g} s, when the server kept up (--saturated takes all)"
-            )
+        for notice in queue_notices(one, until):
+            print(f"note: {one.path}: {notice}")
     print("\n".join(serving_fit.shown(fitted)))
     print(f"{'holds for':>22}  {_range(found, until_s)}")
     print(f"{'unknown':>22}  {_NOT_TOLD}")
@@ -112,6 +109,22 @@ def _measured(file: Path) -> Measurement:
             f"{f' ({said})' if said else ''}; with vllm bench serve, add --save-detailed"
         )
     return found
+
+
+def queue_notices(found: Measurement, until_s: float) -> list[str]:
+    """What is to be known of the measured queue. until_s: of the arrivals that are fitted."""
+    queue = queue_of(found)
+    if np.isfinite(until_s):
+        return [
+            f"{queue_words(queue)}; fitted to requests of the first {until_s:.3g} s, when the "
+            "server kept up (--saturated takes all)"
+        ]
+    if queue is None or queue["verdict"] != "unclear":
+        return []
+    return [
+        f"{queue_words(queue)}; all of it is fitted, so if the queue grew the terms hold its wait: "
+        "measure for longer"
+    ]
 
 
 def _steady(found: Measurement) -> float:

@@ -13,21 +13,23 @@ FIRST_PORT = 8000
 _SCHEDULER = "twinserve.backends.live.serving.scheduler"
 
 
-def serve_command(candidate: Candidate, index: int, slo: tuple[float | None, float | None]) -> str:
+def serve_command(
+    candidate: Candidate, index: int, slo: tuple[float | None, float | None], longest: int
+) -> str:
     """Of replica `index`, for a shell. slo: (TTFT, TPOT) seconds, told to policies that go by
-    deadlines."""
-    return shlex.join(serve_arguments(candidate, index, slo))
+    deadlines. longest: tokens of the longest request, which the server has to take."""
+    return shlex.join(serve_arguments(candidate, index, slo, longest))
 
 
 def serve_arguments(
-    candidate: Candidate, index: int, slo: tuple[float | None, float | None]
+    candidate: Candidate, index: int, slo: tuple[float | None, float | None], longest: int
 ) -> list[str]:
     hardware, config = candidate.hardware, candidate.config
     profile, limits = hardware.profile, hardware.limits
     words = ["vllm", "serve", hub_id(profile.llm.name), "--port", str(FIRST_PORT + index)]
     words += ["--tensor-parallel-size", str(candidate.tp)]
-    longest = max(min(limits.max_model_len, hardware.least_kv_tokens), 1)
-    words += ["--max-model-len", str(longest)]
+    surely = min(limits.max_model_len, hardware.least_kv_tokens)
+    words += ["--max-model-len", str(max(surely, longest))]
     words += ["--max-num-seqs", str(limits.max_num_seqs)]
     words += ["--max-num-batched-tokens", str(limits.max_num_batched_tokens)]
     words += ["--block-size", str(hardware.block_tokens)]

@@ -70,9 +70,14 @@ def warnings(plan: Plan) -> list[str]:
     return [*_unsure(plan), *_not_told(plan), *_close_memory(plan)]
 
 
+def _longest(plan: Plan) -> int:
+    """Tokens of the longest request."""
+    return max(peak.longest for peak in plan.peaks)
+
+
 def _close_memory(plan: Plan) -> list[str]:
     """Rows whose longest request fits into a part of their range of KV memory only."""
-    longest = max(peak.longest for peak in plan.peaks)
+    longest = _longest(plan)
     said: dict[str, None] = {}
     for row in plan.rows:
         hardware = row.candidate.hardware
@@ -205,7 +210,8 @@ def commands(plan: Plan, row: Row) -> list[str]:
         next((o.bound_s for o in plan.objectives if o.metric == metric), None)
         for metric in ("ttft", "tpot")
     )
-    return [serve_command(row.candidate, i, slo) for i in range(row.replicas or 0)]  # type: ignore[arg-type]
+    longest = _longest(plan)
+    return [serve_command(row.candidate, i, slo, longest) for i in range(row.replicas or 0)]  # type: ignore[arg-type]
 
 
 def named(candidate: Candidate, plan: Plan) -> str:

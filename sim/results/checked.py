@@ -113,7 +113,7 @@ def check_shape(value: Any, shape: Shape, file: Path, where: str = "") -> None:
     if not _is(value, shape.kind):
         shown = repr(value) if isinstance(value, (str, float, bool)) else type(value).__name__
         what = f"{where} is {shown[:40]}, no {shape.kind}" if where else f"holds no {shape.kind}"
-        raise ResultsError(f"{file}: {what}; run again to rewrite it")
+        raise ResultsError(f"{file}: {what}; run again with --overwrite")
     if isinstance(value, list) and shape.rest is not None:
         for i, item in enumerate(value):
             check_shape(item, shape.rest, file, f"{where}[{i}]")
@@ -121,7 +121,7 @@ def check_shape(value: Any, shape: Shape, file: Path, where: str = "") -> None:
         for name in shape.needed:
             if name not in value:
                 what = f"{where}.{name}".lstrip(".")
-                raise ResultsError(f"{file}: {what} is missing; run again to rewrite it")
+                raise ResultsError(f"{file}: {what} is missing; run again with --overwrite")
         for name, item in value.items():
             inner = shape.needed.get(name) or shape.known.get(name) or shape.rest
             if inner is not None:
@@ -168,7 +168,7 @@ def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
         values = frame[column]
         if len(frame) and not _fits(values, kind):
             raise ResultsError(
-                f"{file}: column {column} is {values.dtype}, not {kind}; run again to rewrite it"
+                f"{file}: column {column} is {values.dtype}, not {kind}; run again with --overwrite"
             )
         if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and column not in _SIGNED):
             numbers = values.to_numpy(np.float64)
@@ -180,7 +180,7 @@ def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
             if bad.any():
                 row = int(bad.argmax())
                 raise ResultsError(
-                    f"{file}: row {row}: {column} is {numbers[row]:g}; run again to rewrite it"
+                    f"{file}: row {row}: {column} is {numbers[row]:g}; run again with --overwrite"
                 )
 
 

@@ -204,7 +204,7 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
     total = metadata.get(_KV_TOTAL)
     if total is None:
         path = folder / "steps.parquet"
-        raise ResultsError(f"{path}: has no kv_total_blocks; run again to rewrite it")
+        raise ResultsError(f"{path}: has no kv_total_blocks; run again with --overwrite")
     requests = stored.tables["requests"]
     sent = requests["outcome"] != "never_sent"
     kept = {"requests": requests[sent], "unsent": requests[~sent]}
@@ -295,7 +295,7 @@ def _read_table(path: Path) -> pa.Table:
         return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise ResultsError(
-            f"{path}: torn or not a parquet file; run again to rewrite it"
+            f"{path}: torn or not a parquet file; run again with --overwrite"
         ) from error
 
 
@@ -317,7 +317,7 @@ def _read_json(path: Path, shape: Shape) -> dict:
     except FileNotFoundError as error:
         raise ResultsError(f"{path}: missing; the results are incomplete, run again") from error
     except (ValueError, OSError) as error:
-        raise ResultsError(f"{path}: torn or not JSON; run again to rewrite it") from error
+        raise ResultsError(f"{path}: torn or not JSON; run again with --overwrite") from error
     check_shape(value, shape, path)
     return value
 

@@ -173,7 +173,10 @@ def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, t
             enforce_eager=config.enforce_eager,
         )
         if profile.num_gpu_blocks_range is not None:
-            low, high = profile.num_gpu_blocks_range
+            low, high = (
+                end * profile.block_tokens // config.block_tokens
+                for end in profile.num_gpu_blocks_range
+            )
             notices = (f"{profile.name}: {low:,} to {high:,} KV blocks are derived; {EXACT}",)
     if config.max_model_len is None:
         return profile, notices

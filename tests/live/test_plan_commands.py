@@ -27,7 +27,7 @@ def parsed(line: str):
 def line(policy: str, index: int = 0, tp: int = 4, **settings) -> str:
     base = SimulationConfig(policy=(policy,), **settings)
     (one,), _ = candidates(base, "llama-3.1-70b", ["h100"], [tp], ["least-requests"], {}, 1000)
-    return serve_command(one, index, (1.0, 0.05))
+    return serve_command(one, index, (1.0, 0.05), 1000)
 
 
 def test_vllm_takes_the_line_of_its_own_scheduler():

@@ -198,6 +198,8 @@ def test_derived_memory_has_a_range_and_says_what_would_make_it_exact():
     assert f"(derived, {low} to {high})" in found.describe()
     assert "'Available KV cache memory' of the server's log" in found.notices[0]
     assert json.loads(found.profile.model_dump_json())["num_gpu_blocks_range"] == [low, high]
+    larger = _hardware("qwen3-32b@h100", block_tokens=128)  # the range is of these blocks
+    assert f" {low // 8:,} to {high // 8:,} KV blocks" in larger.notices[0]
     assert "num_gpu_blocks_range" not in _hardware().profile.model_dump()
     # a shipped file keeps its number, and a server is started with no more than is derived
     kept = _hardware("qwen3-32b@h100:tp2")
@@ -270,3 +272,10 @@ def test_a_size_that_counts_longest_requests_gives_way_to_the_memory(tmp_path):
     assert _hardware("gpt-oss-120b@h100", kv_from_log=str(path)).num_blocks == kept
     path.write_text(memory.replace("0.32", "0.19") + "GPU KV cache size: 148,400 tokens\n")
     assert _hardware("gpt-oss-120b@h100", kv_from_log=str(path)).num_blocks == 148_400 // 16
+
+
+def test_memory_of_pipeline_stages_alone_is_not_enough(tmp_path):
+    path = tmp_path / "serve.log"
+    path.write_text("Available KV cache memory: 30.0 GiB\nAvailable KV cache memory: 28.0 GiB\n")
+    with pytest.raises(ProfileError, match="single pipeline stages.*or --num-blocks"):
+        _hardware("qwen3-32b@h100:pp2", kv_from_log=str(path))

@@ -13,6 +13,8 @@ from tests.sim.planned import MODEL, settings, write_trace
 from twinserve.profiles.profile import derive_profile, save_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main
+from twinserve.sim.plan.candidates import candidates
+from twinserve.sim.plan.commands import serve_arguments
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.show import described, foot_lines, head_lines, memory_of, warnings
@@ -308,6 +310,15 @@ def test_what_trials_note_is_told_once(tmp_path):
     assert "1 rows without prompt or output tokens dropped" in said
     assert [line for line in foot_lines(found, {}) if said in line] == [f"note: {said}"]
     assert described(found, {})["notices"] == [said]
+
+
+def test_a_server_is_started_for_the_longest_request_however_little_memory_is_sure():
+    """gpt-oss-120b has 0 to 1,442 blocks there."""
+    base = SimulationConfig(engine_version="0.11", gpu_memory_utilization=0.92)
+    (one,), _ = candidates(base, "gpt-oss-120b", ["h100"], [1], ["least-requests"], {}, 520)
+    assert one.hardware.least_kv_tokens == 0
+    words = serve_arguments(one, 0, (None, None), longest=520)
+    assert words[words.index("--max-model-len") + 1] == "520"
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from tests.sim.benched import bench as vllm_bench_of
 from tests.sim.benched import queued
 from twinserve.profiles.front_end import load_front_end
 from twinserve.profiles.profile import load_profile
+from twinserve.sim.cli.calibrate_serving import queue_notices
 from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
@@ -110,6 +111,16 @@ def test_what_was_measured_while_a_queue_grew_is_refused_or_left_out(tmp_path, c
     assert queue_of(found)["verdict"] == "saturated"
     assert 20 < steady_stretch(found) <= 31
     assert queue_of(found, steady_stretch(found))["verdict"] == "keeps up"
+
+
+def test_a_queue_that_cannot_be_judged_is_fitted_and_said(tmp_path):
+    """Sixteen requests a second where one is served, for five seconds."""
+    file = tmp_path / "bench.json"
+    file.write_text(queued([i / 16 for i in range(80)], service_s=1.0))
+    (said,) = queue_notices(read_measurement(file), np.inf)
+    assert said.startswith("unclear: requests arrive for") and "if the queue grew" in said
+    file.write_text(queued([i / 3 for i in range(300)], service_s=0.15))
+    assert queue_notices(read_measurement(file), np.inf) == []
 
 
 def served(ttft: np.ndarray, tpot: np.ndarray) -> Served:

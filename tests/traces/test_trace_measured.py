@@ -295,6 +295,12 @@ def test_calendar_times_of_a_table_are_seconds_from_the_first():
     assert w.arrival_s.tolist() == [0.0, 1.5] and w.prompt_tokens.tolist() == [7, 5]
 
 
+def test_a_number_of_a_table_is_shown_as_the_table_has_it(measure):
+    said_of = said(measure(TABLE.replace("10,3,200", "10,4.5,-200"), columns=COLUMNS).notices)
+    assert "'out' is 4.5, not a whole" in said_of and "(first line 2: is 4.5)" in said_of
+    assert "np." not in said_of
+
+
 @pytest.mark.parametrize(
     ("columns", "says"),
     [

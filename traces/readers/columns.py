@@ -21,6 +21,8 @@ FIX = "fix or remove the row"
 
 def shown(value: object) -> str:
     """A value for an error line: one line, not too long."""
+    if isinstance(value, np.generic):
+        value = value.item()  # numpy's own form says np.float64(4.5)
     text = value if isinstance(value, str) else repr(value)
     text = " ".join(text.split()) if isinstance(value, str) else text
     text = "".join(c if c.isprintable() else "?" for c in text)
