@@ -17,7 +17,7 @@ LATEST: Release = (0, 32, 0)
 OLDEST: Release = (0, 6, 6)  # before, other rules held
 V1_ENGINE: Release = (0, 8, 0)  # the default from there on
 # names of releases: 0.8.5.post1, 0.10.1.1 and 0.19.1rc1 have the rules of their first three numbers
-_NAME = re.compile(r"v?([0-9]+)\.([0-9]+)(?:\.([0-9]+))?(?:\.[0-9]+|\.?(?:post|rc)[0-9]+)?")
+_NAME = re.compile(r"v?([0-9]+)\.([0-9]+)(?:\.([0-9]+)(?:\.[0-9]+|\.?(?:post|rc)[0-9]+)?)?")
 
 
 def parse_release(text: str | None) -> Release:

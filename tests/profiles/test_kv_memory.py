@@ -138,7 +138,9 @@ def test_defaults_go_with_card_and_release():
 def test_releases_are_understood_or_refused():
     assert parse_release("0.10.2+cu128") == (0, 10, 2) and parse_release(None) == LATEST
     assert parse_release("1.4") == LATEST and parse_release("0.32.3") == LATEST
-    assert check_release("0.32.1") == "0.32.1"
-    for text in ("0.5", "0.33", "main", "0.19rc1", "0.\uff11\uff11"):
+    for text in ("0.32.1", "v0.11.0", "0.8.5.post1", "0.10.1.1", "0.19.1rc1"):
+        assert check_release(text) == text
+    assert parse_release("0.8.5.post1") == (0, 8, 5)
+    for text in ("0.5", "0.33", "main", "0.19rc1", "0.19.x", "0.\uff11\uff11"):
         with pytest.raises(ProfileError, match="--engine-version"):
             check_release(text)
