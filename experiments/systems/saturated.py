@@ -45,7 +45,7 @@ POLICIES = (*(name for name, (_, how, _) in KNOWN.items() if how != "ours"), FIT
 RULES = {
     "preemptive-wait": (
         "requests that hold no memory take it from those that ran last",
-        "ours: the paper preempts and does not say whose memory a newcomer gets",
+        "the paper runs the longest wait, and does not say whose memory it gets",
         "preemptive-wait:newcomers_preempt=false",
     ),
     "mlfq": (
