@@ -446,7 +446,7 @@ def derive_profile(
     check_stages(llm, device.name, tp, pp, dp)
     blocks, ends = num_gpu_blocks, None
     if blocks is None:
-        flags = ServerFlags(budget, seqs, share, release, enforce_eager, max_model_len)
+        flags = ServerFlags(budget, seqs, share, release, enforce_eager)
         found = derive_kv_blocks(llm, device, tp, flags, dp, ep, pp)
         blocks, ends = found.blocks, (found.low, found.high)
     pool = blocks * BLOCK_TOKENS

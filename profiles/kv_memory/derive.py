@@ -8,7 +8,6 @@ beside this one; vLLM prints each in the log of its start. The engine's own numb
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from math import ceil, hypot
 
@@ -39,7 +38,6 @@ class ServerFlags:
 
     tokens, requests  `--max-num-batched-tokens`, `--max-num-seqs`: sizes of the profiling step
     eager             `--enforce-eager`: no CUDA graphs
-    longest           `--max-model-len`; None: as long as the model and the memory allow
     v2                Model Runner V2; None: as the release has it
     weights           bytes of a rank, as the log of a start has them; None: counted
     """
@@ -49,7 +47,6 @@ class ServerFlags:
     utilization: float
     release: Release = LATEST
     eager: bool = False
-    longest: int | None = None
     v2: bool | None = None
     weights: float | None = None
 
@@ -190,35 +187,24 @@ def kept_tokens(llm: ModelSpec, tp: int, release: Release, nbytes: float) -> flo
     """
     if nbytes <= 0:
         return 0
-    groups = _groups(llm)
+    groups = window_groups(llm)
     if groups is None or release < V1_ENGINE:
-        return nbytes // (_page(llm, tp) * llm.layers) * BLOCK_TOKENS
+        return nbytes // (page_bytes(llm, tp) * llm.layers) * BLOCK_TOKENS
     size, *counts = groups
-    return int(nbytes // (_page(llm, tp) * size)) // sum(counts) * BLOCK_TOKENS
-
-
-def kv_tokens(llm: ModelSpec, tp: int, flags: ServerFlags, nbytes: float) -> float:
-    """vLLM's `GPU KV cache size: N tokens` for so many bytes of KV memory of a rank. Until 0.20 the
-    line has `kept_tokens`. Later it is the concurrency of longest requests times their length
-    (`get_kv_cache_capacity`), which are more tokens where layers have windows."""
-    groups = _groups(llm)
-    if groups is None or not prints_longest(llm, flags.release) or nbytes <= 0:
-        return kept_tokens(llm, tp, flags.release, nbytes)
-    size, *counts = groups
-    return _by_concurrency(llm, flags, int(nbytes // (_page(llm, tp) * size)), tuple(counts))
+    return int(nbytes // (page_bytes(llm, tp) * size)) // sum(counts) * BLOCK_TOKENS
 
 
 def prints_longest(llm: ModelSpec, release: Release) -> bool:
     """Whether `GPU KV cache size` counts the longest requests, and so more than `kept_tokens`."""
-    return _groups(llm) is not None and release >= (0, 21, 0)
+    return window_groups(llm) is not None and release >= (0, 21, 0)
 
 
-def _page(llm: ModelSpec, tp: int) -> float:
+def page_bytes(llm: ModelSpec, tp: int) -> float:
     """Bytes of a block of one layer on a rank."""
     return BLOCK_TOKENS * llm.rank_kv_bytes_per_token(tp) / llm.layers
 
 
-def _groups(llm: ModelSpec) -> tuple[int, int, int] | None:
+def window_groups(llm: ModelSpec) -> tuple[int, int, int] | None:
     """Layers of a group; groups of full layers, and of those with a window. None: one group."""
     windowed = llm.window_layers if llm.window else 0
     full = llm.layers - windowed
@@ -227,25 +213,3 @@ def _groups(llm: ModelSpec) -> tuple[int, int, int] | None:
     few, many = sorted((full, windowed))
     size = many if many < 1.5 * few else few
     return size, ceil(full / size), ceil(windowed / size)
-
-
-def _by_concurrency(
-    llm: ModelSpec, flags: ServerFlags, blocks: int, groups: tuple[int, ...]
-) -> float:
-    """Of the longest request that fits. A window keeps what is in flight beside it
-    (`SlidingWindowSpec.max_admission_blocks_per_request`): one step, from 0.32 on the two of
-    asynchronous scheduling (`VllmConfig.max_in_flight_tokens`)."""
-    flight = flags.tokens * (2 if flags.release >= LATEST else 1)
-    beside = 0 if llm.chunked_window else -1
-
-    def needed(length: int) -> int:
-        kept = min(llm.window + beside + flight, length)
-        return (
-            ceil(length / BLOCK_TOKENS) * groups[0]
-            + (ceil(kept / BLOCK_TOKENS) + (not llm.chunked_window)) * groups[1]
-        )
-
-    length = min(flags.longest or llm.max_positions, llm.max_positions)
-    if needed(length) > blocks:
-        length = bisect_right(range(length), blocks, key=needed) - 1
-    return blocks / needed(length) * length if length > 0 else 0.0

@@ -12,7 +12,7 @@ import numpy as np
 from twinserve.policies.names import hint
 from twinserve.sim.results.metrics_goodput import parse_goodput
 from twinserve.sim.results.options import MetricsOptions
-from twinserve.sim.setup.config import SettingsError, SimulationConfig, StepTimesName
+from twinserve.sim.setup.config import EstimatorName, SettingsError, SimulationConfig, StepTimesName
 from twinserve.sim.setup.measured import metrics_options
 from twinserve.sim.setup.presets import with_defaults
 
@@ -71,17 +71,7 @@ class Settings(TypedDict, total=False):
     max_num_batched_tokens: int | None
     kv: str | None
     prefix_caching: bool | None
-    estimator: Literal[
-        "paper",
-        "perfect",
-        "bros",
-        "echo",
-        "echo-printed",
-        "echo-total",
-        "echo-sum",
-        "layerkv",
-        "roofline",
-    ]
+    estimator: EstimatorName
     pcie_contention: bool
     speculate: str | None
     cold_start: float

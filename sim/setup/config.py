@@ -13,6 +13,17 @@ from twinserve.sim.setup.option_groups import grouped
 
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
 StepTimesName = Literal["auto", "roofline", "operators", "measured"]
+EstimatorName = Literal[
+    "paper",
+    "perfect",
+    "bros",
+    "echo",
+    "echo-printed",
+    "echo-total",
+    "echo-sum",
+    "layerkv",
+    "roofline",
+]
 DEFAULT_ROUTER = "least-requests"
 # settings; one at most
 KV_SIZES = ("kv_from_log", "gpu_memory_utilization", "num_blocks", "num_gpu_blocks_override")
@@ -167,17 +178,7 @@ class SimulationConfig(BaseModel):
     (docs/policies.md)."""
     prefix_caching: bool | None = None
     "Prefix caching for every policy, instead of what each one's system does."
-    estimator: Literal[
-        "paper",
-        "perfect",
-        "bros",
-        "echo",
-        "echo-printed",
-        "echo-total",
-        "echo-sum",
-        "layerkv",
-        "roofline",
-    ] = "paper"
+    estimator: EstimatorName = "paper"
     """What policies believe a step takes: their paper's form, the simulator's own model (perfect),
     or one form for all."""
     pcie_contention: bool = True

@@ -5,15 +5,26 @@ from __future__ import annotations
 
 import csv
 import os
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 import pytest
 
 from twinserve.profiles.catalog import GPUS, MODELS, find_gpu
 from twinserve.profiles.kv_memory.cards import GIB
-from twinserve.profiles.kv_memory.derive import KvBlocks, ServerFlags, blocks_or_none, kv_tokens
-from twinserve.profiles.kv_memory.releases import default_budgets, parse_release
+from twinserve.profiles.kv_memory.derive import (
+    BLOCK_TOKENS,
+    KvBlocks,
+    ServerFlags,
+    blocks_or_none,
+    kept_tokens,
+    page_bytes,
+    prints_longest,
+    window_groups,
+)
+from twinserve.profiles.kv_memory.releases import LATEST, default_budgets, parse_release
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.models.quantization import FORMATS
 from twinserve.profiles.specs import GpuSpec, ModelSpec, WeightFormat
@@ -99,14 +110,18 @@ class LoggedStart:
         """Of the line, or of the GiB where a source gives no more."""
         said = self.printed("tokens_log")
         nbytes = (self.printed("avail_log") or 0.0) * GIB
-        return said or kv_tokens(self.model, int(self.row["tp"]), self.flags, nbytes)
+        return said or self._tokens(nbytes)
 
     @property
     def tokens(self) -> tuple[float, float, float]:
         """Derived, low, high."""
-        terms, tp = self.derived.terms, int(self.row["tp"])
+        terms = self.derived.terms
         ends = (0.0, -terms.spread, terms.spread)
-        return tuple(kv_tokens(self.model, tp, self.flags, terms.available + e) for e in ends)
+        return tuple(self._tokens(terms.available + e) for e in ends)
+
+    def _tokens(self, nbytes: float) -> float:
+        longest = int(self.row["max_len"])
+        return printed_kv_tokens(self.model, int(self.row["tp"]), self.flags, nbytes, longest)
 
 
 def logged_starts() -> list[LoggedStart]:
@@ -133,8 +148,45 @@ def _start(row: dict[str, str]) -> LoggedStart:
         float(row["util"]),
         release,
         row["eager"] == "1",
-        int(row["max_len"]),
         True if row["v2"] == "1" else None,
     )
     ep = int(row["ep"]) > 1
     return LoggedStart(row, model, flags, blocks_or_none(model, gpu, int(row["tp"]), flags, ep=ep))
+
+
+def printed_kv_tokens(
+    llm: ModelSpec, tp: int, flags: ServerFlags, nbytes: float, longest: int | None = None
+) -> float:
+    """vLLM's `GPU KV cache size: N tokens` for so many bytes of KV memory of a rank. Until 0.20 the
+    line has `kept_tokens`. Later it is the concurrency of longest requests times their length
+    (`get_kv_cache_capacity`), which are more tokens where layers have windows.
+    longest: `--max-model-len`."""
+    groups = window_groups(llm)
+    if groups is None or not prints_longest(llm, flags.release) or nbytes <= 0:
+        return kept_tokens(llm, tp, flags.release, nbytes)
+    size, *counts = groups
+    return _by_concurrency(
+        llm, flags, int(nbytes // (page_bytes(llm, tp) * size)), tuple(counts), longest
+    )
+
+
+def _by_concurrency(
+    llm: ModelSpec, flags: ServerFlags, blocks: int, groups: tuple[int, ...], longest: int | None
+) -> float:
+    """Of the longest request that fits. A window keeps what is in flight beside it
+    (`SlidingWindowSpec.max_admission_blocks_per_request`): one step, from 0.32 on the two of
+    asynchronous scheduling (`VllmConfig.max_in_flight_tokens`)."""
+    flight = flags.tokens * (2 if flags.release >= LATEST else 1)
+    beside = 0 if llm.chunked_window else -1
+
+    def needed(length: int) -> int:
+        kept = min(llm.window + beside + flight, length)
+        return (
+            ceil(length / BLOCK_TOKENS) * groups[0]
+            + (ceil(kept / BLOCK_TOKENS) + (not llm.chunked_window)) * groups[1]
+        )
+
+    length = min(longest or llm.max_positions, llm.max_positions)
+    if needed(length) > blocks:
+        length = bisect_right(range(length), blocks, key=needed) - 1
+    return blocks / needed(length) * length if length > 0 else 0.0

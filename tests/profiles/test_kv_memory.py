@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.profiles.kv_logs import logged_starts
+from tests.profiles.kv_logs import logged_starts, printed_kv_tokens
 from twinserve.profiles.catalog import MODELS, find_gpu, find_model
 from twinserve.profiles.kv_memory.cards import GIB
-from twinserve.profiles.kv_memory.derive import ServerFlags, blocks_or_none, kv_tokens
+from twinserve.profiles.kv_memory.derive import ServerFlags, blocks_or_none
 from twinserve.profiles.kv_memory.releases import (
     LATEST,
     check_release,
@@ -116,11 +116,12 @@ def test_windows_share_one_pool_of_blocks():
     llm = find_model("gpt-oss-20b")
     page = 12 * 16 * llm.kv_bytes_per_token / llm.layers
     flags = ServerFlags(8192, 1024, 0.9, (0, 19, 0))
-    assert kv_tokens(llm, 1, flags, 1000 * page) == 500 * 16
-    later = replace(flags, release=(0, 25, 0), longest=8192)
+    assert printed_kv_tokens(llm, 1, flags, 1000 * page) == 500 * 16
+    later = replace(flags, release=(0, 25, 0))
     # 512 blocks of the others, and what the window keeps beside a step of 8,192 tokens
-    assert kv_tokens(llm, 1, later, 1100 * page) == pytest.approx(1100 / (512 + 513) * 8192)
-    short = kv_tokens(llm, 1, replace(later, longest=131072), 1000 * page)
+    tokens = printed_kv_tokens(llm, 1, later, 1100 * page, longest=8192)
+    assert tokens == pytest.approx(1100 / (512 + 513) * 8192)
+    short = printed_kv_tokens(llm, 1, later, 1000 * page, longest=131072)
     assert 0 < short <= 1000 * 16  # the longest request that fits
 
 
