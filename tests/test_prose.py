@@ -1,0 +1,63 @@
+"""Pages are written in plain sentences: the rules of docs/prose, which Vale reads, too, hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ROOT / "docs" / "prose" / "twinserve"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
+NOT_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|^#.*?$|^\s*\|.*?$|^!!!.*?$|^ {4}.*?$", re.S | re.M)
+ITEM = re.compile(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s", re.M)
+ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z\d\"'(`]|vLLM)")
+
+
+def rule(name: str) -> dict:
+    return yaml.safe_load((RULES / name).read_text())
+
+
+WORDS, LENGTH = rule("Words.yml"), rule("Length.yml")
+BANNED = re.compile(rf"\b(?:{'|'.join(WORDS['tokens'])})\b", re.I)
+
+
+def sentences(markdown: str) -> Iterator[str]:
+    """Sentences of paragraphs and items of lists. Listings, tables and headings are none, and what
+    is quoted as code counts as one word."""
+    text = NOT_PROSE.sub("\n\n", markdown)
+    text = re.sub(r"`[^`]*`", "`code`", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    for paragraph in ITEM.split(text):
+        yield from ENDS.split(" ".join(paragraph.replace("*", "").split()))
+
+
+def faults(markdown: str) -> list[str]:
+    found = []
+    for sentence in sentences(markdown):
+        if word := BANNED.search(sentence):
+            found.append(f"{WORDS['message'] % word[0]}: {sentence}")
+        if len(re.findall(LENGTH["token"], sentence)) > LENGTH["max"]:
+            found.append(f"{LENGTH['message']}: {sentence}")
+    return found
+
+
+def test_every_page_keeps_the_rules():
+    assert {str(page.relative_to(ROOT)): f for page in PAGES if (f := faults(page.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("A request ends. " * 20, 0),
+        ("Nobody is served. It runs\nbeside others.\n\n- as told", 3),
+        ("word " * 28 + "`of code that counts once`.", 1),
+        ("word " * 27 + "`of code that counts once`.", 0),
+        ("# Who wins\n\n```console\n$ who\n```\n| who |\n|---|\n<!-- who -->\nThose whose names.", 0),
+    ],
+)
+def test_the_rules_find_what_they_should(text, number):
+    assert len(faults(text)) == number
