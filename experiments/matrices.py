@@ -289,15 +289,15 @@ Policies of other packages are listed where they are installed.
 _LEDGER_TEXT = """In bold the policy's own ledger.
 
 """
-_BACKEND_TEXT = """On its own ledger. For an engine in this process (`replay`, `validate`) the column says what the KV
-memory of the live run is. "vLLM's pool" has exactly the ledger's blocks. "accounted": the ledger
-decides, and all it holds fits vLLM's own pool. "physical": KV lies in the ledger's own slots or
-cells (`docs/live.md`). Only settings and limits of that engine are worked out here. For every policy
-on every ledger `tests/live/test_twin.py` shows that the engine does what was planned. `vllm serve`
-is tried without vLLM: policy, ledger and limits are built as in the server, with an engine that has
-host memory, and run on simulated steps. A policy that orders by application (`justitia`, `srjf`,
-`vllm-sjf`, `parrot`) must also serve two applications named by clients (`docs/serving.md`), one
-after the other.
+_BACKEND_TEXT = """On its own ledger. For an engine in this process (`replay`, `validate`) the
+column says what the KV memory of the live run is. "vLLM's pool" has exactly the ledger's
+blocks. "accounted": the ledger decides, and all it holds fits vLLM's own pool. "physical": KV
+lies in the ledger's own slots or cells (`docs/live.md`). Only settings and limits of that
+engine are worked out here. For every policy on every ledger `tests/live/test_twin.py` shows
+that the engine does what was planned. `vllm serve` is tried without vLLM: policy, ledger and
+limits are built as in the server, with an engine that has host memory, and run on simulated
+steps. A policy that orders by application (`justitia`, `srjf`, `vllm-sjf`, `parrot`) must also
+serve two applications named by clients (`docs/serving.md`), one after the other.
 
 """
 
