@@ -12,7 +12,6 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.sensitivity.runs import (
-    BELIEFS,
     COMPLETION,
     KEPT,
     OFFLINE,
@@ -25,6 +24,7 @@ from twinserve.experiments.sensitivity.runs import (
 )
 from twinserve.experiments.study.command import GridOptions, Special
 from twinserve.experiments.study.curves import panels
+from twinserve.experiments.study.off import BELIEFS
 from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
 from twinserve.experiments.study.progress import shown_grid
 from twinserve.sim.sweep.grid import Point

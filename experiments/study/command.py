@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -57,6 +58,12 @@ class GridOptions:
         bool,
         Parameter(negative="", help="Also take points that another version of the code has run."),
     ] = False
+    redraw: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Run nothing: tables, plots and claims again, from points.csv."
+        ),
+    ] = False
 
     def of(self, experiment: str, seeds: int, least_seeds: int = 1) -> GridOptions:
         """With this experiment's defaults for what was left out: so many seeds, and the folder
@@ -86,26 +93,47 @@ class Special:
         """What `twinserve study` runs. Raises SettingsError."""
         if names:
             raise SettingsError(f"{self.system} has no figures to choose from; drop {names[0]}")
+        if options.redraw:
+            raise SettingsError(f"{self.system} is made in one piece; drop --redraw")
         return self.experiment(options.of(self.system, self.seeds, self.least_seeds))
 
 
 def study(
-    name: Annotated[str, Parameter(help="The study; none: list them.")] = "",
+    name: Annotated[
+        str, Parameter(help="The study, or a file of your own with one; none: list them.")
+    ] = "",
     *figure: Annotated[str, Parameter(help="Names of its figures; none: all of them.")],
     options: GridOptions = GridOptions(),
 ) -> None:
-    """Run a study of this package: its grid of runs, its tables, plots and claims."""
+    """Run a study: its grid of runs, its tables, plots and claims."""
     if not name:
         print("\n".join(f"{known:12} {line}" for known, line in STUDIES.items()))
         return
+    found = _of_file(Path(name)) if name.endswith(".py") else _of_package(name)
+    try:
+        print(found.command(figure, options), end="")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(RESUMABLE) from None
+
+
+def _of_package(name: str) -> Any:
     if name not in STUDIES:
         from twinserve.policies.names import hint  # help waits for no numpy
 
         raise SettingsError(
             f"no study {name!r}{hint(name, list(STUDIES))}; `twinserve study` lists them"
         )
-    found = import_module(f"twinserve.experiments.{name}.main").STUDY
+    return import_module(f"twinserve.experiments.{name}.main").STUDY
+
+
+def _of_file(file: Path) -> Any:
+    """STUDY of a Python file. Raises SettingsError."""
     try:
-        print(found.command(figure, options), end="")
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(RESUMABLE) from None
+        return runpy.run_path(str(file))["STUDY"]
+    except FileNotFoundError:
+        raise SettingsError(f"{file}: there is no such file; check the path") from None
+    except KeyError:
+        raise SettingsError(f"{file}: names no STUDY; docs/sweep.md has an example") from None
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise SettingsError(f"{file}: {said}") from None

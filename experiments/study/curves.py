@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,73 @@ def legend(canvas: Canvas, axes: Axes) -> None:
 
 def ylog(axes: Axes, metric: str) -> None:
     axes.set_yscale("log")
+
+
+# -- bars and dots ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Bars:
+    """A row of panels for each value of `group` (none: one row), a column for each metric, and in
+    each panel a bar for each value of `part` and of `series`, the first on top.
+
+    metrics  column of the table -> label
+    split    columns of panels are repeated for each value of this column, and named after it
+    legend   names of the series, where there are as many
+    finish   called with each panel and its metric
+    """
+
+    part: str
+    series: str
+    metrics: Mapping[str, str]
+    group: str | None = None
+    split: str | None = None
+    legend: Sequence[str] = ()
+    finish: Callable[[Axes, str], None] = lambda axes, metric: None
+
+    def __call__(self, canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
+        table = table if self.group is not None else table.assign(_group="")
+        group = self.group or "_group"
+        groups = list(dict.fromkeys(table[group]))
+        columns = self._columns(table)
+        most = max(table[table[group] == name][self.part].nunique() for name in groups)
+        axes = panels(canvas, len(groups), len(columns), 2.6, max(1.7, 0.25 * most))
+        for i, name in enumerate(groups):
+            mine = list(dict.fromkeys(table[self.part][table[group] == name]))
+            for j, (rows, metric, label) in enumerate(columns):
+                self._panel(axes[i, j], rows[rows[group] == name], mine, metric, names=j == 0)
+                axes[-1, j].set_xlabel(label, fontsize=8)
+                self.finish(axes[i, j], metric)
+            axes[i, 0].set_title(name, fontsize=9, loc="left")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        names = self.legend if len(handles) == len(self.legend) else labels
+        where = {"loc": "outside upper center", "ncols": len(handles), "frameon": False}
+        canvas.legend(handles, names, fontsize=8, **where)
+
+    def _columns(self, table: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str]]:
+        """Rows, metric and label of each column of panels."""
+        if self.split is None:
+            return [(table, metric, label) for metric, label in self.metrics.items()]
+        return [
+            (rows, metric, f"{value}, {self.series} {values}\n{label}")
+            for value, rows in table.groupby(self.split, sort=False)
+            for values in [" / ".join(_short(x) for x in dict.fromkeys(rows[self.series]))]
+            for metric, label in self.metrics.items()
+        ]
+
+    def _panel(
+        self, axes: Axes, rows: pd.DataFrame, parts: Sequence[Any], metric: str, names: bool
+    ) -> None:
+        values = list(dict.fromkeys(rows[self.series]))
+        height = 0.8 / max(len(values), 1)
+        for k, value in enumerate(values):
+            mine = rows[rows[self.series] == value].set_index(self.part).reindex(parts)
+            where = np.arange(len(parts)) + (k - (len(values) - 1) / 2) * height
+            spread = {"xerr": np.nan_to_num(mine[f"{metric}_ci"]), "error_kw": {"linewidth": 0.8}}
+            axes.barh(where, mine[metric], height, label=_short(value), **spread)
+        axes.set_yticks(range(len(parts)), parts if names else [""] * len(parts), fontsize=7)
+        axes.invert_yaxis()
+        axes.set_xlim(left=max(0.0, axes.get_xlim()[0]))
+        axes.tick_params(axis="x", labelsize=7)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

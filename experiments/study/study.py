@@ -129,26 +129,38 @@ class Study:
     ) -> None:
         """Run the named figures (none: all) and write their files, then the table of claims. Raises
         SettingsError."""
+        for figure in self.chosen(names):
+            label = f"{self.system} {figure.name}"
+            grid = figure.points(scale)
+            points = shown_grid(figure.work, grid, out, workers, label, any_version)
+            self._write(figure, points, scale, out / figure.name)
+        self._write_report(out)
+
+    def redraw(self, names: Sequence[str], out: Path) -> None:
+        """The files of the named figures (none: all that are there) again, from their points.csv.
+        Raises SettingsError."""
+        for figure in self.chosen(names):
+            folder = out / figure.name
+            if names or folder.is_dir():
+                points, said = read_points(folder), _said(folder)
+                seeds = sorted({*points.seed.tolist()})
+                given = {"quick": False, "seeds": seeds} if said is None else said["scale"]
+                self._write(figure, points, Scale(given["quick"], tuple(given["seeds"])), folder)
+        self._write_report(out)
+
+    def chosen(self, names: Sequence[str]) -> list[Figure]:
+        """The figures of these names; none: all. Raises SettingsError."""
         known = {figure.name: figure for figure in self.figures}
         for name in names:
             if name not in known:
                 raise SettingsError(
                     f"{self.system} has no figure {name!r}; there are {', '.join(known)}"
                 )
-        for name in names or known:
-            figure = known[name]
-            points = shown_grid(
-                figure.work,
-                figure.points(scale),
-                out,
-                workers,
-                f"{self.system} {name}",
-                any_version,
-            )
-            self._write(figure, points, scale, out / name)
-        write_atomically(
-            out / self.report, (self.markdown(out) if self.paper else self.tables(out)).encode()
-        )
+        return [known[name] for name in names or known]
+
+    def _write_report(self, out: Path) -> None:
+        text = self.markdown(out) if self.paper else self.tables(out)
+        write_atomically(out / self.report, text.encode())
 
     @property
     def report(self) -> str:
@@ -236,9 +248,20 @@ class Study:
         """What `twinserve study` runs; the path of the report, to be printed."""
         given = options.of(self.system, self.seeds, self.least_seeds)
         assert given.seeds is not None and given.out is not None  # `of` filled them in
-        scale = Scale(given.quick, tuple(range(given.seeds)))
-        self.run(names, scale, given.out, given.workers, given.any_version)
+        if given.redraw:
+            self.redraw(names, given.out)
+        else:
+            scale = Scale(given.quick, tuple(range(given.seeds)))
+            self.run(names, scale, given.out, given.workers, given.any_version)
         return f"{given.out / self.report}\n"
+
+
+def read_points(folder: Path) -> pd.DataFrame:
+    """The runs of a figure as its table takes them. Raises SettingsError."""
+    try:
+        return pd.read_csv(folder / "points.csv", keep_default_na=False, na_values=["", "nan"])
+    except FileNotFoundError:
+        raise SettingsError(f"{folder}: holds no points.csv; run the figure first") from None
 
 
 def _said(folder: Path) -> dict | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.sensitivity.runs import perturbed
+from twinserve.experiments.study.off import perturbed
 from twinserve.experiments.study.output import markdown_table
 from twinserve.experiments.study.study import Scale
 from twinserve.experiments.systems.parts import FIT

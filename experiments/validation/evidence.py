@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from twinserve.experiments.efficiency import decode_work
 from twinserve.experiments.study.output import table_lines
 from twinserve.experiments.validation.left_out import (
     gpu_of,
@@ -41,6 +40,7 @@ from twinserve.profiles.evidence import (
     kind_of_model,
     marks,
 )
+from twinserve.profiles.forms.efficiency_fit import decode_work
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile, load_profile

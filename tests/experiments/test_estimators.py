@@ -7,49 +7,56 @@ import pytest
 from twinserve.experiments.estimators.main import (
     BELIEFS,
     EXACT,
+    GRID,
     LOADS,
     METRICS,
     POLICIES,
     STUDY,
-    costs,
-    inputs_of,
-    points,
+    TABLE,
 )
+from twinserve.experiments.study.runs import inputs_of
 from twinserve.experiments.study.study import Scale
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.sums import BatchSumsModel
+from twinserve.sim.setup.inputs import Inputs
 
 
-def test_every_system_gets_the_same_requests_whatever_it_believes():
-    for load, work in LOADS.items():
-        small = {"duration": 5.0} | {k: min(v, 8) for k, v in work.items()}
-        found = [
-            inputs_of(policy, estimator, seed=1, **small).workload
-            for policy in POLICIES.values()
-            for estimator in BELIEFS
-        ]
-        first = found[0]
+@pytest.fixture(scope="module")
+def small() -> dict[tuple[str, str, str], Inputs]:
+    """Of the smallest runs: load, system, belief -> inputs."""
+    return {
+        tuple(point.axes[name] for name in TABLE.by): inputs_of(point.arguments["settings"])
+        for point in GRID(Scale(quick=True, seeds=(1,)))
+    }
+
+
+def test_every_system_gets_the_same_requests_whatever_it_believes(small):
+    for load in LOADS:
+        first, *others = [given.workload for key, given in small.items() if key[0] == load]
+        assert len(others) == len(POLICIES) * len(BELIEFS) - 1
         assert (first.service_class == 0).any()
         assert first.pool or (first.service_class == 1).any()
-        for other in found[1:]:
+        for other in others:
             assert other.ids == first.ids and other.pool == first.pool, load
             assert np.array_equal(other.prompt_tokens, first.prompt_tokens)
 
 
-def test_beliefs_are_what_they_are_called():
-    def believed(policy: str, estimator: str):
-        inputs = inputs_of(policy, estimator, rate=1.0, seed=0, duration=5.0)
-        (spec,) = inputs.policies
-        return inputs.estimator_for(spec.policy).model, inputs.hardware.model
+def test_beliefs_are_what_they_are_called(small):
+    load = next(iter(LOADS))
 
-    for policy in POLICIES.values():
-        exact, truth = believed(policy, EXACT)
+    def believed(system: str, estimator: str):
+        given = small[load, system, estimator]
+        (spec,) = given.policies
+        return given.estimator_for(spec.policy).model, given.hardware.model
+
+    for system in POLICIES:
+        exact, truth = believed(system, EXACT)
         assert exact is truth
-        common, truth = believed(policy, "echo-sum")
+        common, truth = believed(system, "echo-sum")
         assert isinstance(common, BatchSumsModel) and common is not truth
-    assert isinstance(believed(POLICIES["BROS"], "paper")[0], BrosLinearModel)
-    own = [type(believed(policy, "paper")[0]) for policy in POLICIES.values()]
-    assert type(believed(POLICIES["Echo"], EXACT)[1]) not in own
+    assert isinstance(believed("BROS", "paper")[0], BrosLinearModel)
+    own = [type(believed(system, "paper")[0]) for system in POLICIES]
+    assert type(believed("Echo", EXACT)[1]) not in own
 
 
 def test_costs_are_against_exact_step_times_with_the_same_seed():
@@ -58,16 +65,10 @@ def test_costs_are_against_exact_step_times_with_the_same_seed():
         for estimator, value in (("paper", own), (EXACT, exact)):
             axes = {"load": "l", "system": "BROS", "estimator": estimator, "seed": seed}
             rows.append(axes | dict.fromkeys(METRICS, value))
-    found = costs(pd.DataFrame(rows)).set_index("estimator")
+    found = TABLE(pd.DataFrame(rows)).set_index("estimator")
     assert found.cost_kept["paper"] == pytest.approx(-0.15)  # points
     assert found.cost_offline_tps["paper"] == pytest.approx(0.8)  # a ratio
     assert found.cost_kept[EXACT] == 0 and found.cost_ttft_ms[EXACT] == 1
-
-
-def test_the_full_study_runs_all_of_them():
-    found = points(Scale())
-    assert len(found) == len(LOADS) * len(POLICIES) * len(BELIEFS) * 3
-    assert {p.arguments["estimator"] for p in found} == set(BELIEFS)
 
 
 @pytest.mark.nightly

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import asdict
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +14,8 @@ from twinserve.experiments.bros.main import STUDY as BROS
 from twinserve.experiments.echo.main import STUDY as ECHO
 from twinserve.experiments.justitia.main import STUDY as JUSTITIA
 from twinserve.experiments.layerkv.main import STUDY as LAYERKV
-from twinserve.experiments.study.study import CLAIMS_FILE, Study
+from twinserve.experiments.study.command import STUDIES as KINDS
+from twinserve.experiments.study.study import CLAIMS_FILE, TEXT_FILE, Study, read_points
 from twinserve.experiments.study.verdict import Verdict, counted, summary
 from twinserve.experiments.systems.main import STUDY as SYSTEMS
 
@@ -63,6 +66,27 @@ def test_what_is_claimed_is_what_the_tables_say(study):
             kept = json.loads((folder / CLAIMS_FILE).read_text())["claims"]
             found = figure.claims(pd.read_csv(folder / "table.csv"))
             assert [asdict(claim) for claim in found] == kept, figure.name
+
+
+FIGURES = {
+    f"{name}/{figure.name}": figure
+    for name in KINDS
+    if isinstance(found := import_module(f"twinserve.experiments.{name}.main").STUDY, Study)
+    for figure in found.figures
+    if (RESULTS / name / figure.name / "points.csv").is_file()
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_table_comes_from_the_runs_beside_it(name):
+    """As far as the digits of points.csv tell, and so does its text."""
+    figure, folder = FIGURES[name], RESULTS / name
+    table = figure.table(read_points(folder))
+    again = pd.read_csv(StringIO(table.to_csv(index=False)))
+    pd.testing.assert_frame_equal(again, pd.read_csv(folder / "table.csv"), rtol=1e-9)
+    if figure.text is not None:
+        assert figure.text(table) == (folder / TEXT_FILE).read_text()
 
 
 def test_the_page_of_all_systems_is_the_one_of_its_figures():

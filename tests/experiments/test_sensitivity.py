@@ -16,16 +16,9 @@ from twinserve.experiments.sensitivity.main import (
     markdown,
     points,
 )
-from twinserve.experiments.sensitivity.runs import (
-    PARTS,
-    SETTINGS,
-    BelievingInputs,
-    inputs_of,
-    misjudging,
-    perturbed,
-    run_point,
-)
+from twinserve.experiments.sensitivity.runs import SETTINGS, inputs_of, run_point
 from twinserve.experiments.study.command import GridOptions
+from twinserve.experiments.study.off import PARTS, BelievingInputs, misjudging, perturbed
 from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy, policy_class
 from twinserve.sim.setup.inputs import resolve

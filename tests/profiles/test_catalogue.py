@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from twinserve.experiments.efficiency import decode_work, prefill_work
 from twinserve.policies.overview import KNOWN, policy_rows
 from twinserve.policies.registry import policy_names
 from twinserve.profiles.catalog import GPUS, MODELS, find_model
 from twinserve.profiles.evidence import expected_errors
+from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
 from twinserve.profiles.gpus import FEW_BITS
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.models.published import PUBLISHED, SEEN

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.profiles.test_profiles_marks import MARKS
-from twinserve.experiments.efficiency import decode_work
 from twinserve.profiles.catalog import find_model
+from twinserve.profiles.forms.efficiency_fit import decode_work
 from twinserve.profiles.names import list_profiles
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,

@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twinserve.experiments.efficiency import (
+from twinserve.experiments.validation.marks import MARKS
+from twinserve.profiles.catalog import GPUS, find_gpu, find_model
+from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPPER, find_efficiency
+from twinserve.profiles.forms.efficiency_fit import (
     Sample,
     decode_work,
     fit_efficiency,
     prefill_work,
     relative_errors,
 )
-from twinserve.experiments.validation.marks import MARKS
-from twinserve.profiles.catalog import GPUS, find_gpu, find_model
-from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPPER, find_efficiency
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile
 from twinserve.profiles.specs import ProfileError

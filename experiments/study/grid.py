@@ -1,0 +1,109 @@
+"""Settings and what varies, as data: a `Grid` gives the points of a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from twinserve.sim.sweep.grid import Point
+
+if TYPE_CHECKING:
+    from twinserve.experiments.study.study import Scale
+
+Settings = Mapping[str, Any]
+Values = Sequence[Any] | Mapping[Any, Any]
+REPEATS = ("seed", "window")  # what tells the repeats of a setting apart
+
+
+def windows(begins_s: Sequence[float], seconds: float) -> dict[str, Any]:
+    """Setting `windows`: as many seconds of a recorded trace, for each seed from the next of
+    `begins_s` on."""
+    return {"begins_s": [*map(float, begins_s)], "seconds": seconds}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A run for each combination and seed.
+
+    common   settings of every run, see `runs.run`; or arguments of the figure's own function
+    vary     axis -> values, the first changes slowest. In a sequence they are values of the setting
+             that is called as the axis. In a mapping the keys label rows, and a value is a mapping
+             of settings, or a value of the setting that is called as the axis
+    columns  of each run's row, see `runs.column`; None: the figure has a function of its own
+    where    whether a combination (axis -> label) is run
+    few      axis -> how many of its values, or which labels, the smallest grid has
+    quick    settings of the smallest grid, where a run has them: a value, or a function of the
+             one that it replaces
+    """
+
+    vary: Mapping[str, Values]
+    common: Settings = field(default_factory=dict)
+    columns: Mapping[str, str] | None = None
+    where: Callable[[Mapping[str, Any]], bool] = lambda axes: True
+    few: Mapping[str, int | Sequence[Any]] = field(default_factory=dict)
+    quick: Settings = field(default_factory=dict)
+
+    def __call__(self, scale: Scale) -> list[Point]:
+        """The points, the seed changing fastest."""
+        return [
+            self._point(axes, settings, seed)
+            for axes, settings in self._combinations(scale.quick)
+            for seed in scale.seeds
+        ]
+
+    def _combinations(self, quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        choices = [_labelled(name, values) for name, values in self.vary.items()]
+        if quick:
+            choices = [
+                _kept(labelled, self.few.get(name, len(labelled)))
+                for name, labelled in zip(self.vary, choices, strict=True)
+            ]
+        for chosen in product(*choices):
+            axes = dict(zip(self.vary, (label for label, _ in chosen), strict=True))
+            if not self.where(axes):
+                continue
+            settings = dict(self.common)
+            for _, more in chosen:
+                settings |= more
+            if quick:
+                settings |= {
+                    name: new(settings[name]) if callable(new) else new
+                    for name, new in self.quick.items()
+                    if name in settings
+                }
+            yield axes, settings
+
+    def _point(self, axes: Mapping[str, Any], settings: Settings, seed: int) -> Point:
+        settings, axes = {**settings, "seed": seed}, dict(axes)
+        if "windows" in settings:
+            found = settings.pop("windows")
+            begin_s = found["begins_s"][seed % len(found["begins_s"])]
+            settings["window"] = [begin_s, begin_s + found["seconds"]]
+            axes["window"] = begin_s
+        axes["seed"] = seed
+        if self.columns is None:
+            return Point(axes, settings)
+        return Point(axes, {"settings": settings, "columns": dict(self.columns)})
+
+
+def joined(*grids: Grid) -> Callable[[Scale], list[Point]]:
+    """The points of one grid after another."""
+    return lambda scale: [point for grid in grids for point in grid(scale)]
+
+
+def _labelled(axis: str, values: Values) -> list[tuple[Any, Settings]]:
+    """(label, settings) of each value of an axis."""
+    pairs = values.items() if isinstance(values, Mapping) else ((value, value) for value in values)
+    return [
+        (label, value if isinstance(value, Mapping) else {axis: value}) for label, value in pairs
+    ]
+
+
+def _kept(
+    labelled: list[tuple[Any, Settings]], few: int | Sequence[Any]
+) -> list[tuple[Any, Settings]]:
+    if isinstance(few, int):
+        return labelled[:few]
+    return [pair for pair in labelled if pair[0] in few]

@@ -1,0 +1,114 @@
+"""One run of a study: settings in, a plain row out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from twinserve.experiments.study.off import perturbed
+from twinserve.sim.plan.capacity import WhileOnline
+from twinserve.sim.results.files import RunResult
+from twinserve.sim.setup.config import PRESETS, SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.run import run_policy, run_simulation
+from twinserve.traces.generators.longdoc import longdoc
+from twinserve.traces.transform import merge, set_priority
+from twinserve.traces.workload import Workload
+
+# settings of a run that `simulate` has not
+OWN = ("preset", "beside", "until_online", "off")
+
+
+def run(settings: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A row of one run.
+
+    settings  those of `simulate` (`SimulationConfig`), with one policy, and these:
+              preset        name of settings that the others stand over
+              beside        offline questions on documents on top: `documents` (a data set of
+                            `longdoc`), `requests`, and if wanted `block_tokens` and `priority`
+              off           [part, factor]: a part of the profile, or of beliefs, made larger
+              until_online  end with the online requests; looked after every so many seconds
+    columns   name -> what it is, see `column`
+    """
+    inputs, slice_s = inputs_of(settings), settings.get("until_online")
+    (spec,) = inputs.policies
+    result = (
+        run_policy(inputs, spec)
+        if slice_s is None
+        else run_simulation(WhileOnline(inputs, spec, slice_s))
+    )
+    return {name: column(result, text) for name, text in columns.items()}
+
+
+def inputs_of(settings: Mapping[str, Any]) -> Inputs:
+    """What a run of these settings is made of. Raises SettingsError, WorkloadError, ProfileError,
+    PolicyError."""
+    given = {name: value for name, value in settings.items() if name not in OWN}
+    given = {**PRESETS.get(settings.get("preset"), {}), **given, "policy": (given["policy"],)}
+    inputs = resolve(SimulationConfig(**given))
+    if (beside := settings.get("beside")) is not None:
+        documents = _documents(seed=given["seed"], **beside)
+        inputs = replace(inputs, workload=merge(inputs.workload, documents))
+    off = settings.get("off")
+    return inputs if off is None else perturbed(inputs, *off)
+
+
+def _documents(
+    seed: int, documents: str, requests: int, priority: int = 0, **more: Any
+) -> Workload:
+    found = longdoc(documents, requests=requests, seed=seed, **more)
+    return set_priority(found, priority) if priority else found
+
+
+# -- columns ---------------------------------------------------------------------------------------
+def column(result: RunResult, text: str) -> float:
+    """A number of a run.
+
+    text  dotted name in the summary (docs/metrics.md), a sum of such names (`A + B`), one of them
+          over a number (`A / 1000`) or over another one (`A / B`), or a name of `OF_ROWS`; nan
+          where the summary has none
+    """
+    if text in OF_ROWS:
+        return OF_ROWS[text](result)
+    over, _, by = text.partition(" / ")
+    found = sum(_value(result.summary, name) for name in over.split(" + "))
+    if not by:
+        return found
+    return found / (float(by) if by[0].isdigit() else _value(result.summary, by))
+
+
+def _value(summary: Mapping[str, Any], name: str) -> Any:
+    found: Any = summary
+    for key in name.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return float("nan") if found is None else found
+
+
+def online_span_s(result: RunResult) -> float:
+    """Seconds from the first arrival of an online request to the last."""
+    requests = result.rows.requests
+    return float(np.ptp(requests.arrival_s[requests.service_class == "rt"]))
+
+
+def offline_left(result: RunResult) -> int:
+    """Offline requests that had not ended with the run."""
+    requests = result.rows.requests
+    offline = requests.service_class == "be"
+    return int((offline & ~(requests.last_token_s.notna() & requests.finished)).sum())
+
+
+def busiest(result: RunResult) -> float:
+    """Prompt tokens of the replica that got most of them, over the mean."""
+    requests = result.rows.requests
+    sent = requests[requests.replica >= 0].groupby("replica").prompt_tokens.sum()
+    return float(sent.max() * len(result.summary["replicas"]) / sent.sum())
+
+
+OF_ROWS: Mapping[str, Callable[[RunResult], float]] = {
+    "online_span_s": online_span_s,
+    "offline_left": offline_left,
+    "busiest": busiest,
+}

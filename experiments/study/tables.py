@@ -1,0 +1,171 @@
+"""What runs become: means over seeds, gains paired by seed, verdicts; and Markdown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twinserve.experiments.study.grid import REPEATS
+from twinserve.experiments.study.output import markdown_table
+from twinserve.sim.sweep.paired import KINDS, Gains, baseline_of, told
+from twinserve.sim.sweep.statistics import over_seeds, shown
+
+FIRST, BEFORE = "first", "before"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A row for each combination of `by`: means over seeds and, as NAME_ci, half of the 95 %
+    interval.
+
+    by        columns that tell rows apart
+    values    columns whose mean is shown; None: all others
+    gains     new column -> (column that is compared, kind of `paired.KINDS`), seed by seed
+    base      what gains are against: rows with these values; or of those with the same values in
+              `pair` the first one, or the one before, in the order of the runs
+    pair      columns with equal values in a run and its baseline, beside the seed and the window
+    own       False: the rows of the baseline itself are left out
+    verdicts  new column -> (gain, no effect, (above, below, open)); see `paired.told`
+    """
+
+    by: Sequence[str]
+    values: Sequence[str] | None = None
+    gains: Gains = field(default_factory=dict)
+    base: Mapping[str, Any] | str = FIRST
+    pair: Sequence[str] = ()
+    own: bool = True
+    verdicts: Mapping[str, tuple[str, float, tuple[str, str, str]]] = field(default_factory=dict)
+
+    def __call__(self, points: pd.DataFrame) -> pd.DataFrame:
+        rows = self.compared(points)
+        values = self.values
+        if values is None:
+            values = [name for name in points if name not in (*self.by, *REPEATS)]
+        found = over_seeds(rows, self.by, [*self.gains, *values])
+        for name, (gain, neutral, words) in self.verdicts.items():
+            pairs = zip(found[gain], found[f"{gain}_ci"], strict=True)
+            found.insert(len(self.by), name, [_verdict(*pair, words, neutral) for pair in pairs])
+        return found
+
+    def compared(self, points: pd.DataFrame) -> pd.DataFrame:
+        """Runs with a column for each gain."""
+        if not self.gains:
+            return points
+        keys = [name for name in (*self.pair, *REPEATS) if name in points]
+        if isinstance(self.base, str):
+            theirs = _of_order(points, keys, self.base, [of for of, _ in self.gains.values()])
+        else:
+            is_base = pd.Series(True, points.index)
+            for name, value in self.base.items():
+                is_base &= points[name] == value
+            theirs = baseline_of(points, points[is_base], keys)
+            if not self.own:
+                points, theirs = points[~is_base], theirs[~is_base]
+        gains = {
+            name: KINDS[kind](points[of], theirs[of]).where(_finite(kind, theirs[of]))
+            for name, (of, kind) in self.gains.items()
+        }
+        return points.assign(**gains)
+
+
+def _of_order(
+    points: pd.DataFrame, keys: Sequence[str], which: str, columns: Iterable[str]
+) -> pd.DataFrame:
+    """Of each run the first one of its group, or the one before it; nan where that is itself."""
+    groups = points.groupby(list(keys), sort=False)
+    if which == BEFORE:
+        return groups[list(columns)].shift()
+    firsts = groups[list(columns)].transform(lambda values: values.iloc[0])
+    return firsts.where(groups.cumcount() > 0)
+
+
+def _finite(kind: str, theirs: pd.Series) -> pd.Series:
+    """Where a gain is a number: of ratios, where the baseline is not 0."""
+    return theirs.notna() if kind in ("difference", "saving") else theirs != 0
+
+
+def _verdict(gain: float, half: float, words: tuple[str, str, str], neutral: float) -> str:
+    """`told`; nothing where there is no gain, `the same` where no seed differs."""
+    if np.isnan(gain):
+        return ""
+    return "the same" if gain == neutral and half == 0 else told(gain, half, words, neutral)
+
+
+# -- Markdown --------------------------------------------------------------------------------------
+Cell = Callable[[pd.Series], str]  # of a row of a table
+
+
+def mean(name: str, factor: float = 1.0, digits: int = 3) -> Cell:
+    """`12.3 ± 0.4` of a column and its interval."""
+    return lambda row: shown(factor * row[name], factor * row[f"{name}_ci"], digits)
+
+
+def signed(value: float, half: float, unit: str) -> str:
+    """`+1.2 ± 0.3 %` of a share."""
+    spread = f" ± {100 * half:.1f}" if np.isfinite(half) else ""
+    return f"{100 * value:+.1f}{spread}{unit}"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Markdown of a table of a figure, for its report.md.
+
+    intro    the sentence before; `{seeds}` in it is the least number of seeds of a row
+    rows     heading -> column that names the rows
+    cells    heading -> cell
+    over     a column whose values are the headings instead, as `over_heading` has them; `cells` has
+             one entry then
+    each     a column: a Markdown table for each of its values
+    heading  of each: a format of the value, or by value
+    """
+
+    intro: str
+    rows: Mapping[str, str]
+    cells: Mapping[str, Cell]
+    over: str | None = None
+    over_heading: str = "{}"
+    each: str | None = None
+    heading: str | Mapping[Any, str] = "**{}**"
+
+    def __call__(self, table: pd.DataFrame) -> str:
+        parts = [self.intro.format(seeds=int(table.seeds.min())) + "\n"]
+        for value, rows in [("", table)] if self.each is None else _groups(table, [self.each]):
+            if self.each is not None:
+                parts.append(f"{self._heading(value)}\n")
+            parts.append(self.markdown(rows))
+        return "\n".join(parts)
+
+    def markdown(self, table: pd.DataFrame) -> str:
+        """The Markdown table of these rows."""
+        if self.over is None:
+            lines = [
+                [*(_plain(row[name]) for name in self.rows.values()), *self._cells(row)]
+                for _, row in table.iterrows()
+            ]
+            return markdown_table([*self.rows, *self.cells], lines)
+        values, (cell,) = sorted({*table[self.over]}), self.cells.values()
+        lines = []
+        for key, rows in _groups(table, [*self.rows.values()]):
+            found = {row[self.over]: cell(row) for _, row in rows.iterrows()}
+            key = key if isinstance(key, tuple) else (key,)
+            lines.append([*map(_plain, key), *(found.get(value, "") for value in values)])
+        return markdown_table([*self.rows, *map(self.over_heading.format, values)], lines)
+
+    def _cells(self, row: pd.Series) -> list[str]:
+        return [cell(row) for cell in self.cells.values()]
+
+    def _heading(self, value: Any) -> str:
+        by = self.heading
+        return by[value] if isinstance(by, Mapping) else by.format(value)
+
+
+def _groups(table: pd.DataFrame, by: Sequence[str]):
+    return table.groupby(by[0] if len(by) == 1 else list(by), sort=False)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, (int, np.integer)) else str(value)

@@ -1,0 +1,134 @@
+"""What studies as data are made of: grids, columns of runs, tables, texts; a user's own study."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from twinserve.experiments.study.grid import Grid, joined, windows
+from twinserve.experiments.study.runs import run
+from twinserve.experiments.study.study import Scale
+from twinserve.experiments.study.tables import BEFORE, Table, Text, mean
+from twinserve.sim.setup.config import SettingsError
+
+COLUMNS = {"kept": "classes.rt.slo_attainment"}
+
+
+# -- grids -----------------------------------------------------------------------------------------
+def test_a_grid_crosses_what_varies_the_seed_changing_fastest():
+    grid = Grid(
+        {
+            "load": (0.5, 1.0),
+            "system": {"a": {"policy": "vllm", "pool": 4}, "b": {"policy": "bros"}},
+        },
+        common={"trace": "sharegpt"},
+        columns=COLUMNS,
+        where=lambda axes: axes != {"load": 1.0, "system": "b"},
+    )
+    found = grid(Scale(seeds=(0, 1)))
+    axes = [tuple(point.axes.values()) for point in found]
+    assert axes == [
+        (load, s, n) for load, s in ((0.5, "a"), (0.5, "b"), (1.0, "a")) for n in (0, 1)
+    ]
+    assert found[0].arguments == {
+        "settings": {"trace": "sharegpt", "load": 0.5, "policy": "vllm", "pool": 4, "seed": 0},
+        "columns": COLUMNS,
+    }
+    assert len(joined(grid, grid)(Scale(seeds=(0,)))) == 6
+
+
+def test_windows_follow_the_seed_and_the_smallest_grid_is_smaller():
+    grid = Grid(
+        {"trace": {"mooncake": {"trace": "mooncake", "windows": windows((0, 600), 60.0)}, "b": {}}},
+        common={"pool": 64},
+        few={"trace": ("mooncake",)},
+        quick={"pool": lambda pool: pool // 8, "rate": 1.0, "windows": windows((0,), 5.0)},
+    )
+    full = [point for point in grid(Scale(seeds=(0, 1, 2))) if point.axes["trace"] == "mooncake"]
+    assert [p.axes["window"] for p in full] == [0.0, 600.0, 0.0]
+    assert full[1].arguments["window"] == [600.0, 660.0]
+    (quick,) = grid(Scale(quick=True, seeds=(1,)))
+    assert quick.arguments == {"trace": "mooncake", "pool": 8, "window": [0.0, 5.0], "seed": 1}
+
+
+# -- runs ------------------------------------------------------------------------------------------
+SMALL = {"policy": "vllm", "trace": "sharegpt", "profile": "llama-3.1-8b@h100", "seed": 0}
+SMALL |= {"rate": 4.0, "duration": 3.0, "slo": "ttft=1,tpot=0.05"}
+
+
+def test_columns_are_numbers_of_the_summary():
+    row = run(
+        {**SMALL, "beside": {"documents": "toolbench", "requests": 30}, "until_online": 0.5},
+        {
+            **COLUMNS,
+            "ttft_s": "classes.rt.mean_ttft_ms / 1000",
+            "ttft_ms": "classes.rt.mean_ttft_ms",
+            "online": "classes.rt.submitted",
+            "both": "classes.rt.submitted + classes.be.submitted",
+            "share": "classes.rt.submitted / classes.rt.submitted",
+            "none": "classes.nobody.submitted",
+            "left": "offline_left",
+            "span_s": "online_span_s",
+        },
+    )
+    assert row["kept"] == 1.0 and np.isnan(row["none"]) and row["share"] == 1.0
+    assert row["both"] == row["online"] + 30 and row["ttft_s"] == row["ttft_ms"] / 1000
+    assert 0 <= row["left"] < 30 and 0 < row["span_s"] < 3
+
+
+def test_a_part_of_the_profile_may_be_off():
+    columns = {"s": "mean_tpot_ms"}
+    assert run({**SMALL, "off": ["step", 2.0]}, columns)["s"] > 1.5 * run(SMALL, columns)["s"]
+
+
+# -- tables ----------------------------------------------------------------------------------------
+def points() -> pd.DataFrame:
+    """Two seeds, three parts: the second keeps 0.2 and 0.4 more than the first, the third as much
+    as the second."""
+    kept = {"a": (0.1, 0.5), "b": (0.3, 0.9), "c": (0.3, 0.9)}
+    rows = [{"part": part, "seed": s, "kept": kept[part][s]} for part in kept for s in (0, 1)]
+    return pd.DataFrame(rows)
+
+
+GAIN = {"gain": ("kept", "difference")}
+VERDICT = {"verdict": ("gain", 0.0, ("more", "less", "open"))}
+
+
+def test_gains_are_paired_by_seed_and_judged():
+    rows = Table(("part",), None, GAIN, BEFORE, verdicts=VERDICT)(points()).set_index("part")
+    assert list(rows.columns) == ["verdict", "seeds", "gain", "gain_ci", "kept", "kept_ci"]
+    assert np.isnan(rows.gain["a"]) and rows.gain["b"] == pytest.approx(0.3)
+    # t(0.975, 1) x sd / sqrt(2) of 0.2 and 0.4
+    assert rows.gain_ci["b"] == pytest.approx(12.706 * 0.1, rel=1e-3)
+    assert list(rows.verdict) == ["", "open", "the same"]
+    rows = Table(("part",), None, GAIN)(points()).set_index("part")
+    assert rows.gain["c"] == pytest.approx(0.3) and np.isnan(rows.gain["a"])
+    rows = Table(("part",), ["kept"], GAIN, {"part": "b"}, own=False)(points())
+    assert rows.part.tolist() == ["a", "c"] and rows.gain.tolist() == pytest.approx([-0.3, 0.0])
+
+
+def test_a_ratio_to_nothing_is_no_number():
+    rows = points().assign(kept=[0.0, 0.0, 1.0, 1.0, 2.0, 2.0])
+    found = Table(("part",), None, {"gain": ("kept", "ratio")}, {"part": "a"})(rows)
+    assert found.gain.isna().all()
+
+
+def test_a_text_has_a_table_of_each_and_a_column_of_each():
+    table = Table(("part",), None, GAIN)(points()).assign(load=[1, 1, 2], x=[1, 2, 1])
+    said = Text("Over {seeds} seeds.", {"part": "part"}, {"kept": mean("kept")}, each="load")(table)
+    assert said.startswith(
+        "Over 2 seeds.\n\n**1**\n\n| part | kept |\n|---|---|\n| a | 0.3 ± 2.5 |"
+    )
+    wide = Text("", {"load": "load"}, {"": mean("gain")}, over="x", over_heading="x {}")
+    assert "| load | x 1 | x 2 |" in wide(table) and "| 2 | 0.3 ± 1.3 |  |" in wide(table)
+
+
+def test_a_file_that_is_no_study_is_a_line(tmp_path, capsys):
+    from twinserve.experiments.study.command import study
+
+    with pytest.raises(SettingsError, match=r"none.py: there is no such file"):
+        study(str(tmp_path / "none.py"))
+    file = tmp_path / "mine.py"
+    for text, said in (("x = 1", "names no STUDY"), ("x = y", "NameError: name 'y'")):
+        file.write_text(text)
+        with pytest.raises(SettingsError, match=said):
+            study(str(file))
