@@ -151,6 +151,21 @@ _SERVING = (
     Need("vllm.v1.request:Request.get_finished_reason"),
     Need("vllm.v1.request:RequestStatus", holds=("FINISHED_ERROR",)),
 )
+_EMULATING = (
+    Need("vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor"),
+    Need("vllm.v1.worker.worker_base:WorkerBase", holds=("execute_model", "sample_tokens")),
+    Need(
+        "vllm.v1.kv_cache_interface:FullAttentionSpec",
+        ("block_size", "num_kv_heads", "head_size", "dtype"),
+    ),
+    Need("vllm.v1.outputs:AsyncModelRunnerOutput", holds=("get_output",)),
+    Need("vllm.v1.outputs:ModelRunnerOutput", ("req_ids", "req_id_to_index", "sampled_token_ids")),
+    Need(f"{_SCHED}.output:SchedulerOutput", holds=("num_scheduled_tokens", "finished_req_ids")),
+    Need(
+        f"{_SCHED}.output:CachedRequestData",
+        holds=("req_ids", "num_computed_tokens", "num_output_tokens"),
+    ),
+)
 _PHYSICAL = (
     *_ENGINE,
     *_SWAP,
@@ -172,6 +187,7 @@ NEEDS = {
     "drafts": _DRAFTS,  # n-gram drafts of an engine in this process
     "physical": _PHYSICAL,  # an engine that keeps KV where the ledger says
     "serving": _SERVING,  # a policy under vllm serve
+    "emulating": _EMULATING,  # a worker whose forward pass only waits
 }
 
 

@@ -9,7 +9,7 @@ from twinserve.errors import TwinserveError
 
 # release -> what passed its tests there (docs/engines.md)
 KNOWN = {
-    "0.32.0": ("engine", "swapping", "drafts", "physical", "serving"),
+    "0.32.0": ("engine", "swapping", "drafts", "physical", "serving", "emulating"),
     "0.29.0": ("engine", "serving"),
     "0.25.1": ("engine", "swapping", "physical", "serving"),
     "0.22.0": ("engine", "serving"),

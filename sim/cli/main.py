@@ -63,6 +63,10 @@ VERBS = {
         f"{_CLI}.live:replay",
         "Execute a simulated run on a live vLLM engine in this process.",
     ),
+    "emulate": (
+        f"{_CLI}.emulate:emulate",
+        "Start a real vLLM server on an emulated GPU: steps last as long as a profile says.",
+    ),
     "route": (
         f"{_CLI}.route:route",
         "Send requests of OpenAI's API to vLLM servers as a simulated router would.",

@@ -28,8 +28,8 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
 _log = logging.getLogger(__name__)
 _WHERE = "--additional-config"
-# Keys that vLLM itself puts there, for options of its own.
-_OF_VLLM = {"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend"}
+# Keys that vLLM itself puts there, for options of its own, and that of an emulated GPU.
+_OF_OTHERS = {"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend", "emulated"}
 
 
 class ServingOptions(BaseModel):
@@ -90,7 +90,7 @@ class EngineFacts:
 
 def read_options(given: dict[str, Any]) -> ServingOptions:
     """Raises LiveEngineError with one line for unknown keys and wrong values."""
-    given = {key: value for key, value in given.items() if key not in _OF_VLLM}
+    given = {key: value for key, value in given.items() if key not in _OF_OTHERS}
     for key in given:
         if key not in ServingOptions.model_fields:
             close = get_close_matches(key, ServingOptions.model_fields, n=1)

@@ -1,0 +1,135 @@
+"""What a step of vLLM's scheduler computes, as a step-time model sees it, and the tokens that an
+emulated GPU answers with. Imports no vLLM: it reads a SchedulerOutput by its fields."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinserve.profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
+
+_STRIDE = 7919  # between the made-up tokens of a text: a prime, so that they do not repeat soon
+
+
+@dataclass(frozen=True)
+class TokenRange:
+    """Token ids that are made up: `first` and the `count` behind it. named: drawn by the request's
+    id, which repeats in process; otherwise by its prompt, since a server's ids are random."""
+
+    first: int
+    count: int
+    named: bool = False
+
+    @classmethod
+    def of_vocab(cls, size: int, named: bool = False) -> TokenRange:
+        """Ordinary words: a vocabulary begins with single bytes, and ends with marks."""
+        first = min(1000, size // 4)
+        return cls(first, max(1, size * 7 // 8 - first), named)
+
+
+@dataclass(slots=True)
+class _Request:
+    """prompt: tokens; drawn: where its made-up tokens begin."""
+
+    prompt: int
+    drawn: int
+    outputs: int = 0
+    computed: int = 0
+
+
+@dataclass(slots=True)
+class EmulatedStep:
+    """names: request ids in order of the batch; tokens: of each what it emits, one or none;
+    computed: of each the tokens before this step; seconds: how long the step takes on the GPU;
+    goes_on: requests of earlier steps are in it, so that the engine had no break."""
+
+    names: list[str]
+    tokens: list[list[int]]
+    computed: list[int]
+    work: StepComposition
+    seconds: float
+    goes_on: bool
+
+
+class EmulatedSteps:
+    """Prices the steps of one engine.
+
+    model         as of the simulator; seconds, host overhead included
+    cold_start_s  the first step takes so much longer
+    """
+
+    def __init__(self, model: StepTimeModel, tokens: TokenRange, cold_start_s: float = 0.0) -> None:
+        self.model = model
+        self._range = tokens
+        self._cold_s = cold_start_s
+        self._requests: dict[str, _Request] = {}
+        self._batch: tuple[set[str], bool] = (set(), False)  # of the last step; whether all decoded
+
+    def take(self, scheduled) -> EmulatedStep:
+        """The step of a SchedulerOutput, which is taken once and in order."""
+        for name in scheduled.finished_req_ids:
+            self._requests.pop(name, None)
+        joined = self._join(scheduled.scheduled_new_reqs)
+        cached = scheduled.scheduled_cached_reqs
+        known = self._requests
+        counts = zip(
+            cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        )
+        for name, computed, outputs in counts:
+            request = known[name]
+            request.computed, request.outputs = computed, outputs
+        joined += len(getattr(cached, "resumed_req_ids", ()))
+        names, tokens, starts = [], [], []
+        decodes = context = longest = 0
+        new, resident = [], []
+        first, count = self._range.first, self._range.count
+        for name, n in scheduled.num_scheduled_tokens.items():
+            request = known[name]
+            computed, outputs = request.computed, request.outputs
+            emits = computed + n >= request.prompt + outputs
+            if emits and n == 1 and outputs:
+                decodes += 1
+                context += computed
+                longest = max(longest, computed)
+            else:
+                new.append(n)
+                resident.append(computed)
+            names.append(name)
+            starts.append(computed)
+            made = [first + (request.drawn + _STRIDE * outputs) % count] if emits else []
+            tokens.append(made)
+        work = (
+            StepComposition(decodes, context, longest, np.array(new), np.array(resident))
+            if new
+            else StepComposition(decodes, context, longest)
+        )
+        if self.model.watches_churn:
+            work.churn = self._churn(set(names), joined, bool(new))
+        seconds = self._seconds(work) if names else 0.0
+        return EmulatedStep(names, tokens, starts, work, seconds, bool(cached.req_ids))
+
+    def _join(self, arrived) -> int:
+        for data in arrived:
+            prompt = data.prompt_token_ids or []
+            request = self._requests.get(data.req_id)
+            if request is None:
+                drawn = data.req_id.encode() if self._range.named else array("q", prompt).tobytes()
+                request = self._requests[data.req_id] = _Request(len(prompt), zlib.crc32(drawn))
+            # newer runners get a preempted request as a new one, with all that is known of it
+            text = getattr(data, "prefill_token_ids", None)
+            request.outputs = len(text) - request.prompt if text else 0
+            request.computed = data.num_computed_tokens
+        return len(arrived)
+
+    def _churn(self, batch: set[str], joined: int, prefills: bool) -> Churn:
+        changed = prefills or batch != self._batch[0] or not self._batch[1]
+        self._batch = batch, not prefills
+        return Churn(joined, changed=changed) if joined or changed else STEADY
+
+    def _seconds(self, work: StepComposition) -> float:
+        seconds = self.model.step_seconds(work) + self._cold_s
+        self._cold_s = 0.0
+        return seconds

@@ -1,0 +1,75 @@
+"""`twinserve emulate`: a real vLLM server whose GPU is a profile."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from twinserve.sim.cli.options import Flag, Whole
+
+
+def emulate(
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    profile: str = "llama-3.1-8b@h100",
+    host: str = "127.0.0.1",
+    port: Whole = 8000,
+    policy: Annotated[str | None, Parameter(name=["--policy", "-p"])] = None,
+    tokenizer: str | None = None,
+    num_blocks: Whole | None = None,
+    max_num_seqs: Whole | None = None,
+    max_num_batched_tokens: Whole | None = None,
+    max_model_len: Whole | None = None,
+    no_async_scheduling: Flag = False,
+    no_prefix_caching: Flag = False,
+) -> None:
+    """Start a real vLLM server on an emulated GPU: steps last as long as a profile says.
+
+    API server, scheduler, block pool and metrics are vLLM's. There are no weights; tokens are made
+    up. Runs until SIGTERM or Ctrl-C. Needs vLLM; its CPU build is enough (docs/emulate.md).
+
+    For example:
+
+    $ twinserve emulate --profile llama-3.1-8b@h100 --port 8000
+    $ twinserve emulate --profile llama-3.1-70b@h100:tp4 -p bros:chunk=fit -- --api-key secret
+
+    Parameters
+    ----------
+    arguments: str
+        After `--`: further arguments of `vllm serve`.
+    profile: str
+        Model and GPU, as of simulate: a name, or a .json file.
+    host: str
+        Where to listen.
+    port: int
+        Where to listen.
+    policy: str
+        A policy of ours schedules, as of simulate; without it vLLM's own scheduler does.
+    tokenizer: str
+        Folder of the model's tokenizer; without it one of English words is made.
+    num_blocks: int
+        KV blocks that requests can use, instead of the profile's.
+    max_num_seqs: int
+        Requests in a batch, instead of the profile's.
+    max_num_batched_tokens: int
+        New tokens in a step, instead of the profile's.
+    max_model_len: int
+        Tokens of the longest request, instead of the profile's.
+    no_async_scheduling: bool
+        Plan a step when the one before has ended.
+    no_prefix_caching: bool
+        Keep no prefixes.
+    """
+    from twinserve.backends.live.emulate.serve import serve
+    from twinserve.sim.setup.config import SimulationConfig
+
+    config = SimulationConfig(
+        profile=profile,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        async_scheduling=not no_async_scheduling,
+        prefix_caching=False if no_prefix_caching else None,
+    )
+    serve(config, host, port, policy, tokenizer, arguments)
