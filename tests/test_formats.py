@@ -39,6 +39,7 @@ OTHERS = "files of other people and programs: what they are is told by their con
 CHECKED = "other files of commands, for a page: every value that it shows is checked"
 READERS = {
     "backends/live/apart/shelf.py": "shared memory of engines that were started here",
+    "backends/live/emulate/serve.py": VALUE,
     "backends/live/engine/engine.py": OTHERS,
     "backends/live/measure/front_end.py": TOLD,
     "backends/live/route/events.py": HTTP,

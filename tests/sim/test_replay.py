@@ -229,6 +229,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/route/worker.py",
     "experiments/serving/served.py",
     "backends/live/apart/connector.py",
+    "backends/live/emulate/pace.py",
     "backends/live/engine/backend.py",
     "backends/live/route/front.py",
     "backends/live/route/relay.py",
