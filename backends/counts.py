@@ -1,12 +1,12 @@
 """Which moves of KV plans asked for, by kind, and which of them a vLLM engine has no mechanism for.
 
 requests  all KV of a request leaves the device, or comes back: the engine's KV connector copies it
-          (docs/live_swap.md)
+          (docs/live_memory.md)
 layers    single layers of a request, which stays or goes on running
 parts     some tokens of a request: slots, blocks copied ahead of time
 
 The last two are made on simulated hardware, and by an engine with a physical layout: `layers` of
-the layer-wise ledger (docs/live_layers.md), `parts` of the bidirectional one (docs/kernel.md).
+the layer-wise ledger (docs/live_memory.md), `parts` of the bidirectional one (docs/live_memory.md).
 Elsewhere the ledger accounts for them, and the engine's memory stays as it is.
 """
 

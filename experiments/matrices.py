@@ -3,7 +3,7 @@ twinserve.experiments.matrices`.
 
 Every cell is tried: the run of the cell is made of a small crowded workload, every plan of it is
 checked, and all requests must end. A "no" is the one line with which the command refuses.
-docs/matrices.md is what this prints.
+docs/results/matrices.md is what this prints.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def backend_matrix(policies: Sequence[str]) -> Table:
 def page(
     policies: Sequence[str] | None = None, say: Callable[[str], None] = lambda text: None
 ) -> str:
-    """docs/matrices.md."""
+    """docs/results/matrices.md."""
     policies, ledgers = list(policies or policy_names()), ledger_names()
     notes = _Notes()
     tables: list[Table] = [{}, {}, {}]
@@ -280,8 +280,8 @@ def _table(table: Table, notes: _Notes, own: dict[str, str] | None = None) -> st
 
 _HEAD = """# Matrices
 
-What runs where. `python -m twinserve.experiments.matrices --out docs/matrices.md` writes this page,
-and tries every cell: a small workload with too little memory runs to its end, and every plan is
+What runs where. `python -m twinserve.experiments.matrices --out docs/results/matrices.md` writes
+this page, and tries every cell: a small workload with too little memory runs to its end, and every plan is
 checked (`twinserve.sim.setup.audit`). Where something is refused, the command says the line below.
 Policies of other packages are listed where they are installed.
 

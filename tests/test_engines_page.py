@@ -1,4 +1,4 @@
-"""docs/engines.md: its table is what the results say, and its rules are those of policy `vllm`."""
+"""docs/invariants.md: its table is of the results, and its rules are those of policy `vllm`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from twinserve.backends.live.versions import KNOWN
 from twinserve.policies.baselines.vllm_rules import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs" / "engines.md").read_text()
+PAGE = (ROOT / "docs" / "invariants.md").read_text()
 RESULTS = read_results(ROOT / "docs" / "results" / "engines")
 
 

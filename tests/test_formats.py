@@ -212,13 +212,14 @@ def sources() -> dict[str, str]:
 def test_every_format_is_tested_here_and_stands_in_the_docs():
     defined = {name for text in sources().values() for name in DEFINED.findall(text)}
     assert defined == set(BY_NAME)
-    page = (ROOT / "docs" / "formats.md").read_text()
+    page = (ROOT / "docs" / "invariants.md").read_text().partition("\n## Formats of files")[2]
+    page = page.partition("\n## ")[0]
     rows = dict(re.findall(r"^\| ([^|]+?) \|.*?\| (\d+) \|", page, re.M))
     assert rows == {name: str(case.form.version) for name, case in BY_NAME.items()}
 
 
 def test_whoever_reads_files_says_of_which_format():
-    """A new reader goes on the list above, and into docs/formats.md."""
+    """A new reader goes on the list above, and into docs/invariants.md."""
     found = {module for module, text in sources().items() if READS.search(text)}
     assert found == set(READERS)
     assert {what for what in READERS.values() if what in BY_NAME} == set(BY_NAME) - {

@@ -12,8 +12,8 @@ from tests import test_readme
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (
-    *("failures", "fleet", "metrics", "policies", "profiles", "traces", "invariants"),
-    *("optimality", "sensitivity", "silicon", "speculation", "validation"),
+    *("fleet", "metrics", "policies", "profiles", "traces", "invariants"),
+    *("studies", "speculation", "validation"),
 )
 CASES = [
     pytest.param(page, command, shown, id=f"{page}: {command[:60]}")
@@ -38,7 +38,7 @@ def test_every_page_has_a_command():
 @pytest.mark.nightly
 @pytest.mark.parametrize(("page", "command", "shown"), CASES)
 def test_command(page: str, command: str, shown: str, folder: Path):
-    if page == "silicon":
+    if page == "validation":
         pytest.importorskip("aiconfigurator_core")
     if page == "validation" and not os.environ.get("TWINSERVE_TRUTH"):
         pytest.skip("TWINSERVE_TRUTH names no folder of measured runs")

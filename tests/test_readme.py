@@ -31,10 +31,14 @@ LIVE = re.compile(r"--model tiny|cpu\.json|replay run")
 
 
 def commands(page: Path = README) -> list[tuple[str, str]]:
+    return commands_of(page.read_text(encoding="utf-8"))
+
+
+def commands_of(markdown: str) -> list[tuple[str, str]]:
     """(command, output shown) in order of appearance. Commands joined by `&&` are commands of their
     own; the output is that of the last one."""
     found = []
-    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+    for block in BLOCK.findall(markdown):
         for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
             command, _, output = part.partition("\n")
             while command.endswith("\\"):

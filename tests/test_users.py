@@ -1,11 +1,12 @@
-"""docs/users: pages of five commands, each of a page whose commands are run, with lines that it
-shows; and other pages that quote such a run. And each is run from nothing: a copy of the
+"""docs/users.md: five commands for each kind of user, each of a page whose commands are run,
+with lines that it shows; and other pages that quote such a run. And each is run from nothing: a copy of the
 repository, and an environment with Python alone.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,11 @@ import pytest
 
 from tests import test_guide, test_readme, test_sweep_page, test_tutorial
 
-USERS = Path(__file__).resolve().parent.parent / "docs" / "users"
-PAGES = sorted(USERS.glob("*.md"))
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+_, *_SECTIONS = re.split(r"^## For an? ", (DOCS / "users.md").read_text("utf-8"), flags=re.M)
+USERS = {section.partition("\n")[0]: section for section in _SECTIONS}
 RUN = (*test_readme.PAGES, test_tutorial.PAGE, test_sweep_page.PAGE, test_guide.PAGE)
-QUOTING = [USERS.parent / "bros.md"]
+QUOTING = [DOCS / "bros.md"]
 
 
 def lines_of_runs() -> dict[str, set[str]]:
@@ -31,14 +33,14 @@ def lines_of_runs() -> dict[str, set[str]]:
     return found
 
 
-def test_there_is_a_page_for_each():
-    assert {page.stem for page in PAGES} == {"contributor", "operator", "planner", "researcher"}
+def test_there_is_a_section_for_each():
+    assert set(USERS) == {"contributor", "operator", "capacity planner", "researcher"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_its_five_commands_are_run_elsewhere_with_these_lines(page):
+@pytest.mark.parametrize("user", USERS)
+def test_its_five_commands_are_run_elsewhere_with_these_lines(user):
     known = lines_of_runs()
-    pairs = test_readme.commands(page)
+    pairs = test_readme.commands_of(USERS[user])
     assert len(pairs) == 5
     for command, shown in pairs:
         assert command in known, f"no page that is run has {command}"
@@ -54,11 +56,10 @@ def test_a_page_that_quotes_a_run_quotes_it_as_it_is_shown_elsewhere(page):
         assert set(test_readme.comparable(shown)) <= known.get(command, set()), command
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_it_fits_on_a_screen_and_says_how_sure_it_is(page):
-    text = page.read_text(encoding="utf-8")
+@pytest.mark.parametrize("text", USERS.values(), ids=USERS)
+def test_it_fits_on_a_screen_and_says_how_sure_it_is(text):
     assert len(text.splitlines()) <= 60
-    assert all(f"**{word}" in text for word in ("The question.", "How sure?", "Next."))
+    assert all(f"**{word}" in text for word in ("The question.", "How sure?"))
 
 
 # -- from nothing ----------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ SUITE = "python -m pytest"
 # on disk, of an environment with nothing else; docs/index.md says what takes it
 MOST_BYTES = 650 * 2**20
 # The operator's commands need vLLM: tests/test_readme.py runs them where it is.
-FROM_NOTHING = [page for page in PAGES if page.stem != "operator"]
+FROM_NOTHING = [user for user in USERS if user != "operator"]
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,11 @@ def test_what_is_installed_fits_on_a_small_disk(newcomer):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("page", FROM_NOTHING, ids=lambda page: page.stem)
-def test_a_page_leads_from_nothing_to_its_answer(page, newcomer):
+@pytest.mark.parametrize("user", FROM_NOTHING)
+def test_a_section_leads_from_nothing_to_its_answer(user, newcomer):
     (ten_lines,) = [b.text for b in test_guide.blocks("python")[:1]]
     newcomer.folder.joinpath("mine.py").write_text(ten_lines)
-    for command, shown in test_readme.commands(page):
+    for command, shown in test_readme.commands_of(USERS[user]):
         if command.startswith(SUITE):
             continue
         done = newcomer.run(command)

@@ -225,7 +225,7 @@ def _said(lacks: list[str], use: str) -> str:
     more = f" and {len(lacks) - 1} more" if len(lacks) > 1 else ""
     return (
         f"vLLM {installed_vllm()} lacks {lacks[0]}{more}, which {use} needs; known to work: "
-        f"{known_to_work(use)}: install one of these (docs/engines.md)"
+        f"{known_to_work(use)}: install one of these (docs/invariants.md)"
     )
 
 

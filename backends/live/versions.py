@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from twinserve.errors import TwinserveError
 
-# release -> what passed its tests there (docs/engines.md)
+# release -> what passed its tests there (docs/invariants.md)
 KNOWN = {
     "0.32.0": ("engine", "swapping", "drafts", "physical", "serving", "emulating"),
     "0.29.0": ("engine", "serving"),

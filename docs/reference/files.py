@@ -46,15 +46,15 @@ DOCUMENTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("Its `connector`", "", ConnectorSettings),
     (
         "A row of a file of failures",
-        "Of `--failures`, in YAML, JSON or CSV ([failures](../failures.md)).",
+        "Of `--failures`, in YAML, JSON or CSV ([failures](../fleet.md#failures)).",
         FaultSettings,
     ),
     ("A profile", "As `twinserve calibrate` writes it ([profiles](../profiles.md)).", Profile),
 )
 _HEAD = """# Columns and fields of files
 
-This page is made from the code. [Files and their versions](../formats.md) says what changed with
-each version, and which files have none. [Traces](../traces.md) has the formats of traces and
+This page is made from the code. [Files and their versions](../invariants.md#formats-of-files)
+says what changed with each version, and which files have none. [Traces](../traces.md) has the formats of traces and
 measurements, [metrics](../metrics.md) what stands in `summary.json`.
 """
 

@@ -33,8 +33,8 @@ class Page:
 _API = "twinserve.sim.api"
 USERS = Page(
     "Python",
-    "This page is made from the code. [In Python](../python.md) shows how the names are used. "
-    "`import twinserve as ts` has them all.",
+    "This page is made from the code. [In Python](../terminal.md#in-python) shows how the names "
+    "are used. `import twinserve as ts` has them all.",
     (
         Section("Calls", "twinserve", ("simulate", "sweep", "plan", "compare", "read_runs")),
         Section("Results", "twinserve", ("Run", "Runs", "Sweep", "Plan", "Comparison", "Plot")),

@@ -1,4 +1,4 @@
-"""When prefill apart from decode pays on equal GPUs: docs/apart-study.md.
+"""When prefill apart from decode pays on equal GPUs: docs/kv_transfer.md.
 
     twinserve study apart --out docs/results/apart
 

@@ -15,7 +15,7 @@ measured; call it again and it goes on where it was.
     profile   the profile that these make; needs no GPU            (DIR/profiles)
     report    tables and plots of all that is there; needs no GPU  (DIR/report)
 
-docs/campaign.md says what each measures, and how to read the report.
+docs/calibrate.md says what each measures, and how to read the report.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A decision is one `EngineCore.plan`: what arrived is told to the policy, it plans, and asks the KV
 ledger as it does so. Every policy is measured in a steady state with a full batch and a queue of a
-given length. docs/decision_time.md says more.
+given length. docs/benchmark.md says more.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The gap on single iterations, random ones and those of runs, and what it comes to in short runs:
 deadlines that the greedy choice loses and the exact one keeps, and the other way round; both also
 where memory binds. Then first tokens in time beside the most that any schedule could have had.
-docs/optimality.md has the results and what they mean.
+docs/studies.md has the results and what they mean.
 """
 
 from __future__ import annotations

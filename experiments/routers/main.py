@@ -7,7 +7,7 @@ stale              what old and lost signals cost
 one-text           when a cache-aware router loses to round robin: prompts that begin with one text,
                    or with one of several
 
-docs/router-study.md says what came out.
+docs/routers.md says what came out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How far conclusions move when the profile is off: `twinserve study sensitivity`.
 
 Every part of a profile is made 10 % too large and 10 % too small (`Profile.scaled`), policies are
-compared again, and the table says whose number is best then, and by how much. docs/sensitivity.md
+compared again, and the table says whose number is best then, and by how much. docs/studies.md
 has the results.
 """
 

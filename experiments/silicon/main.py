@@ -2,7 +2,7 @@
 twinserve.experiments.silicon`.
 
 The points ship with aiconfigurator-core. Each is simulated with both forms of step times, with
-clients that start all at once and staggered. docs/silicon.md has the results and what they mean.
+clients that start all at once and staggered. docs/validation.md has the results and what they mean.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ from twinserve.sim.sweep.grid import Point
 Loads = Mapping[str, tuple[float, ...]]  # of each trace
 POOL = 16
 # solves an integer programme wherever few run: hours for a workload of this size
-# (docs/optimality.md)
+# (docs/studies.md)
 BOUND = "bros-exact"
 # on applications their runs take minutes, and one seed shows why not to
 TURNS = ("mlfq", "preemptive-wait")

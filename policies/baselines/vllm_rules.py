@@ -1,4 +1,4 @@
-"""Where releases of vLLM decide otherwise, as far as policy `vllm` goes (docs/engines.md)."""
+"""Where releases of vLLM decide otherwise, as far as policy `vllm` goes (docs/invariants.md)."""
 
 from __future__ import annotations
 

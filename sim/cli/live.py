@@ -74,7 +74,7 @@ def replay(
         and 18 M parameters and 2, 8 and 8 layers, seeded weights.
     mode: str
         locked, free or apart. apart: of a fleet with prefill apart from decode, a live engine for
-        each replica, which decides by itself and hands real KV over (docs/apart-live.md).
+        each replica, which decides by itself and hands real KV over (docs/kv_transfer.md).
     pace: str
         Of a free replay. wall: requests arrive in wall time. measured: the clock advances by each
         step's measured time and jumps over idle time.

@@ -120,7 +120,7 @@ def scale(
     kv: float = 1.0,
     overwrite: _Flag = False,
 ) -> None:
-    """A profile that is off on purpose, to see what depends on it (docs/sensitivity.md).
+    """A profile that is off on purpose, to see what depends on it (docs/studies.md).
 
     Parameters
     ----------

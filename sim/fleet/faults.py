@@ -1,5 +1,5 @@
 """What goes wrong with replicas while the clock runs: at given times, or drawn from a mean time to
-failure and a mean time to repair (docs/failures.md)."""
+failure and a mean time to repair (docs/fleet.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of requests whose replica failed, and what each failure cost (docs/failures.md)."""
+"""What becomes of requests whose replica failed, and what each failure cost (docs/fleet.md)."""
 
 from __future__ import annotations
 

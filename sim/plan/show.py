@@ -61,7 +61,7 @@ def _survived(plan: Plan) -> list[str]:
     known = f", which is noticed after {asked.detection_s:g} s" if asked.detection_s else ""
     return [
         f"kept although {which} as the peak begins and stay{'s' * one} down{known}; on failure: "
-        f"{asked.on_failure} (docs/failures.md)"
+        f"{asked.on_failure} (docs/fleet.md)"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Autoscaling, from settings: which autoscaler, between which numbers (docs/autoscaling.md)."""
+"""Autoscaling, from settings: which autoscaler, between which numbers (docs/fleet.md)."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class SimulationConfig(BaseModel):
     """File with pools of replicas that differ, instead of --replicas (docs/fleet.md)."""
     failures: str | None = None
     """File with what goes wrong, in YAML or CSV: replica, kind, at_s, until_s, factor, grace_s
-    (docs/failures.md)."""
+    (docs/fleet.md)."""
     mttf: float | None = Field(None, gt=0, le=1e9)
     "Mean seconds from when a replica is up to its crash, drawn for each; needs --mttr."
     mttr: float | None = Field(None, ge=0, le=1e9)
@@ -129,7 +129,7 @@ class SimulationConfig(BaseModel):
     "Seconds from a crash until the router learns of it; until then it sends requests there."
     autoscale: str | None = None
     """Autoscaler of --replicas, with options after a colon: fixed, wva, dynamo:ttft=0.3, perfect
-    (docs/autoscaling.md)."""
+    (docs/fleet.md)."""
     min_replicas: int = Field(1, ge=1, le=4096)
     "Fewest replicas of an autoscaler."
     max_replicas: int = Field(16, ge=1, le=4096)
@@ -163,7 +163,7 @@ class SimulationConfig(BaseModel):
     "Blocks of host memory for swapped KV, instead of the profile's."
     kv_offloading_size: float | None = Field(None, gt=0, le=1e9)
     """GiB of host memory of a replica for KV blocks that leave the device, found again by their
-    text, as vLLM's OffloadingConnector has it (docs/tiers.md). [default: none]"""
+    text, as vLLM's OffloadingConnector has it (docs/kv_transfer.md). [default: none]"""
     kv_offloading_backend: Literal["native", "lmcache"] = "native"
     "Whose tier: vLLM's own (native). Of lmcache nothing is simulated."
     kv_offloading_options: str | None = None

@@ -1,5 +1,5 @@
 """What goes wrong in a run, from settings: a file of failures, in YAML, JSON or CSV, or mean times
-(docs/failures.md). Whatever is wrong is one line: file, row, field, what to do."""
+(docs/fleet.md). Whatever is wrong is one line: file, row, field, what to do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What holds for all files that twinserve writes and reads again. docs/formats.md lists them: their
-version numbers, how deep their JSON may be, and that they are written whole or not at all.
+"""What holds for all files that twinserve writes and reads again. docs/invariants.md lists them:
+their version numbers, how deep their JSON may be, and that they are written whole or not at all.
 
 A program reads what it wrote itself and what earlier ones wrote. A file of a later program may mean
 something else by the same words, so it is refused in one line that says what to do.

@@ -69,6 +69,6 @@ def test_the_kept_results_are_of_the_whole_grid_and_the_page_shows_them():
     assert len(points) == len(study.points(Scale()))
     report = study.report(study.gains(points))
     assert report == (KEPT / "report.md").read_text()
-    page = (ROOT / "docs" / "apart-study.md").read_text()
+    page = (ROOT / "docs" / "kv_transfer.md").read_text()
     for table in study.summary(study.gains(points)):
         assert table.strip() in page

@@ -1,5 +1,5 @@
-"""docs/matrices.md is what its command writes, and each "no" on it is the line that the command
-says."""
+"""docs/results/matrices.md is what its command writes, and each "no" on it is the line that the
+command says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from twinserve.sim.cli import main as cli
 from twinserve.sim.setup.audit import AuditError
 from twinserve.sim.setup.config import SettingsError
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrices.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "matrices.md"
 TABLES = ("ledger", "prefixes", "backend")
 
 

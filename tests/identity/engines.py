@@ -1,4 +1,4 @@
-"""What the installed vLLM passes, for docs/engines.md; .ci/engines runs it for each release:
+"""What the installed vLLM passes, for docs/invariants.md; .ci/engines runs it for each release:
 
     python -m tests.identity.engines --seeds 7 --steps 600 --out docs/results/engines/0.32.0.json
 

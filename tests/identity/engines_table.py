@@ -1,4 +1,4 @@
-"""The table of docs/engines.md, from what tests.identity.engines has written:
+"""The table of docs/invariants.md, from what tests.identity.engines has written:
 
 python -m tests.identity.engines_table docs/results/engines
 """

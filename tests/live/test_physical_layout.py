@@ -195,7 +195,7 @@ def test_a_copy_that_comes_back_is_kept():
 
 
 def test_relocations_go_between_the_copies(monkeypatch):
-    """The last drawing of docs/bidirectional.md: a5 comes back, a4 is copied within the device."""
+    """The last drawing of docs/live_memory.md: a5 comes back, a4 is copied within the device."""
     world = World(3, RT, BE, RT, RT)
     world.run(A=2, B=4, C=1)
     world.run(a=5)

@@ -337,7 +337,8 @@ def test_a_finished_row_leaves_its_peer_what_it_has():
 
 
 def test_the_drawings_of_the_documentation_are_real():
-    text = (Path(__file__).parents[2] / "docs" / "bidirectional.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "live_memory.md").read_text()
+    text = page.partition("\n## Attention over")[0]
     drawn = [block.strip() for part in text.split("```")[1::2] for block in part.split("\n\n")]
     board = fig8()
     assert board.ledger.render() == drawn[0]

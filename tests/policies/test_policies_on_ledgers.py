@@ -1,6 +1,6 @@
 """Every policy on every ledger keeps the rules of `sim.setup.audit`: each plan checked, every
 request served, and runs of decode steps taken at once byte for byte what single steps give.
-docs/matrices.md says which pairs there are."""
+docs/results/matrices.md says which pairs there are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
 from twinserve.sim.twin.stability import passed_over
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrices.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "matrices.md"
 
 
 def allowed(heading: str) -> list[tuple[str, str]]:

@@ -1,5 +1,5 @@
 """Autoscaling of simulated fleets: start-up and drains, GPU-hours, Dynamo's oscillation and its
-cure (docs/autoscaling.md)."""
+cure (docs/fleet.md)."""
 
 from __future__ import annotations
 

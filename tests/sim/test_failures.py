@@ -1,5 +1,5 @@
 """Failures of simulated fleets: whatever fails, whenever, under any policy and router, every
-request ends exactly once, and nothing is lost or kept (docs/failures.md)."""
+request ends exactly once, and nothing is lost or kept (docs/fleet.md)."""
 
 from __future__ import annotations
 

@@ -37,9 +37,9 @@ class LiveSettings:
     max_step_tokens tokens the engine can compute in one step (room for them is set aside)
     swap_blocks     blocks of host memory for swapped KV; 0: no swapping
     keeps_texts     no text leaves the prefix cache for a copy of another; the pool has room for all
-    physical        plans come with a layout, and KV lies where it says (docs/kernel.md)
+    physical        plans come with a layout, and KV lies where it says (docs/live_memory.md)
     layers          of a physical layout: those of the model, which move one by one
-                    (docs/live_layers.md); 0: slots move, of all layers at once
+                    (docs/live_memory.md); 0: slots move, of all layers at once
     staging         then: pages for the layers that a step streams
     graphs          CUDA graphs and compilation (GPU only)
     drafts          most n-gram drafts of a request; 0: no speculation

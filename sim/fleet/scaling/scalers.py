@@ -1,4 +1,4 @@
-"""Autoscalers (docs/autoscaling.md): llm-d's, Dynamo's, and one that knows the future."""
+"""Autoscalers (docs/fleet.md): llm-d's, Dynamo's, and one that knows the future."""
 
 from __future__ import annotations
 
