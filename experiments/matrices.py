@@ -281,9 +281,9 @@ def _table(table: Table, notes: _Notes, own: dict[str, str] | None = None) -> st
 _HEAD = """# Matrices
 
 What runs where. `python -m twinserve.experiments.matrices --out docs/results/matrices.md` writes
-this page, and tries every cell: a small workload with too little memory runs to its end, and every plan is
-checked (`twinserve.sim.setup.audit`). Where something is refused, the command says the line below.
-Policies of other packages are listed where they are installed.
+this page, and tries every cell: a small workload with too little memory runs to its end, and every
+plan is checked (`twinserve.sim.setup.audit`). If something is refused, the command
+says the line below. Policies of other packages are listed where they are installed.
 
 """
 _LEDGER_TEXT = """In bold the policy's own ledger.

@@ -1,6 +1,6 @@
 """docs/users.md: five commands for each kind of user, each of a page whose commands are run,
-with lines that it shows; and other pages that quote such a run. And each is run from nothing: a copy of the
-repository, and an environment with Python alone.
+with lines that it shows; and other pages that quote such a run. And each is run from nothing: a
+copy of the repository, and an environment with Python alone.
 """
 
 from __future__ import annotations

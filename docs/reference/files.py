@@ -54,8 +54,8 @@ DOCUMENTS: tuple[tuple[str, str, type[BaseModel]], ...] = (
 _HEAD = """# Columns and fields of files
 
 This page is made from the code. [Files and their versions](../invariants.md#formats-of-files)
-says what changed with each version, and which files have none. [Traces](../traces.md) has the formats of traces and
-measurements, [metrics](../metrics.md) what stands in `summary.json`.
+says what changed with each version, and which files have none. [Traces](../traces.md) has the
+formats of traces and measurements, [metrics](../metrics.md) what stands in `summary.json`.
 """
 
 
