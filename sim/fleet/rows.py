@@ -19,7 +19,7 @@ from twinserve.sim.fleet.ttft_parts import hand_over_columns, ttft_parts
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_warmup import warmup_end_s
 from twinserve.sim.results.options import Warmup
-from twinserve.sim.results.recorder import joined_steps, request_frame
+from twinserve.sim.results.recorder import request_frame
 from twinserve.sim.results.schemas import (
     ENGINE_ARRIVAL,
     ENGINE_FIRST_TOKEN,
@@ -27,6 +27,7 @@ from twinserve.sim.results.schemas import (
     OUTCOMES,
     STAYS,
 )
+from twinserve.sim.results.steps import RecordedGaps, RecordedSteps
 
 # Of a request's placements: work done for it anywhere.
 _SUMMED = ("recomputes", "swaps", "swapped_tokens")
@@ -84,8 +85,8 @@ def fleet_rows(
     since = None if warmup is None else warmup_end_s(warmup, requests)
     return RunRows(
         requests,
-        joined_steps(recorders),
-        joined([recorder.gap_frame(since) for recorder in recorders]),
+        RecordedSteps(recorders),
+        RecordedGaps([recorder.gap_pools(since) for recorder in recorders]),
         fleet.replicas[0].engine.core.ledger.num_blocks,
         placements=_placements(fleet, stays, where),
         replicas=pd.DataFrame([replica.row_of_life() for replica in fleet.replicas]),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from twinserve.backends.base import Executed
 from twinserve.policies.requests import RequestTable
 from twinserve.sim.results.decisions import DecisionRecorder
 from twinserve.sim.results.recorder import StepRecorder
+from twinserve.sim.results.steps import Steps
 
 # Further columns of STEPS in runs that speculate: requests that verified drafts, the drafts, of
 # these the right ones, and tokens given to requests.
@@ -35,24 +35,23 @@ class DraftRecorder(StepRecorder):
             )
         )
 
-    def step_columns(self) -> dict[str, np.ndarray]:
-        frame = super().step_columns()
-        columns = np.array(self._drafts, np.int64).reshape(-1, len(DRAFT_COLUMNS))
-        for name, column in zip(DRAFT_COLUMNS, columns.T, strict=True):
-            frame[name] = column
-        return frame
+    def run_columns(self) -> dict[str, np.ndarray]:
+        columns = np.array(self._drafts, np.int64).reshape(-1, len(DRAFT_COLUMNS)).T
+        return super().run_columns() | dict(zip(DRAFT_COLUMNS, columns, strict=True))
 
 
 class DraftDecisionRecorder(DecisionRecorder, DraftRecorder):
     """One that keeps the plans, too, each with what became of its drafts."""
 
 
-def describe_drafts(steps: pd.DataFrame) -> dict:
+def describe_drafts(steps: Steps) -> dict:
     """`speculation` of summary.json; empty for a run without drafts. As vLLM counts
     (`v1/spec_decode/metrics.py`): the mean length has the token behind the accepted drafts."""
     if "draft_tokens" not in steps:
         return {}
-    drafts, drafted, accepted, _ = (int(steps[name].sum()) for name in DRAFT_COLUMNS)
+    drafts, drafted, accepted, _ = (
+        int((steps.first(name) * steps.lengths).sum()) for name in DRAFT_COLUMNS
+    )
     return {
         "speculation": {
             "drafts": drafts,

@@ -47,6 +47,7 @@ from twinserve.sim.results.folders import (
     whole_folder,
 )
 from twinserve.sim.results.schemas import OPTIONAL_TABLES, REQUESTS, TABLES
+from twinserve.sim.results.steps import FramedGaps, FramedSteps, Gaps, Spread, Steps
 from twinserve.sim.results.versions import (
     RESULTS,
     Stored,
@@ -79,7 +80,7 @@ class RunRows:
     """The rows of one run; every metric is a function of them. Columns: REQUESTS, STEPS, GAPS.
 
     requests  a row for each request that was submitted (the file has `unsent` too)
-    steps     a row for each engine step, of all replicas
+    steps     a row for each engine step, of all replicas; `step_columns` has them as recorded
     gaps      inter-token gaps pooled over requests; `count` equal gaps may share a row
     kv_total_blocks  KV blocks of the first replica; 0 where unbounded
     placements  a row for each stay of a request on a replica; None: not known
@@ -90,8 +91,8 @@ class RunRows:
     """
 
     requests: pd.DataFrame
-    steps: pd.DataFrame
-    gaps: pd.DataFrame
+    steps: Spread = Spread()
+    gaps: Spread = Spread()
     kv_total_blocks: int
     placements: pd.DataFrame | None = None
     replicas: pd.DataFrame | None = None
@@ -100,6 +101,18 @@ class RunRows:
 
     def __post_init__(self) -> None:
         self.requests = with_ends(self.requests)
+
+    @property
+    def step_columns(self) -> Steps:
+        """What metrics read: without a row for each step, as long as nobody asked for `steps`."""
+        held = self.__dict__["_steps"]
+        return FramedSteps(held) if isinstance(held, pd.DataFrame) else held
+
+    @property
+    def gap_pools(self) -> Gaps:
+        """The same of `gaps`."""
+        held = self.__dict__["_gaps"]
+        return FramedGaps(held) if isinstance(held, pd.DataFrame) else held
 
     @property
     def never_sent(self) -> int:

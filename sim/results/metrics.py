@@ -73,7 +73,7 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     since = None if options.warmup is None else warmup_end_s(options.warmup, rows.requests)
     measured = rows if since is None else after_warmup(rows, since)
     requests = RequestColumns.of(measured.requests)
-    gaps = _Gaps.of(measured.gaps)
+    gaps = _Gaps.of(*measured.gap_pools.pooled())
     everything = requests if since is None else RequestColumns.of(rows.requests)
     window = _Window.of(requests, since, _last(everything.last))
     jobs = measured.requests
@@ -107,7 +107,7 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     summary["scheduler"] = describe_scheduler(measured, window.first_s, window.duration_s)
     summary |= describe_fleet(measured, requests, window.duration_s)
     summary |= describe_apart(measured)
-    summary |= describe_drafts(measured.steps)
+    summary |= describe_drafts(measured.step_columns)
     summary |= describe_failures(measured) | describe_scaling(rows)
     return plain(summary | _asked_for(rows, requests, window, options))
 
@@ -142,10 +142,9 @@ class _Gaps:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> _Gaps:
-        seconds, counts = frame["gap_s"].to_numpy(np.float64), frame["count"].to_numpy(np.int64)
+    def of(cls, service_class: np.ndarray, seconds: np.ndarray, counts: np.ndarray) -> _Gaps:
         order = counted_order(seconds, counts)
-        return cls(frame["service_class"].to_numpy(object)[order], seconds[order], counts[order])
+        return cls(service_class[order], seconds[order], counts[order])
 
     def pooled(self, service_class: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         if service_class is None:

@@ -8,6 +8,7 @@ import pandas as pd
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_stats import sum_of_products
 from twinserve.sim.results.schemas import HOST_TOKENS
+from twinserve.sim.results.steps import Steps
 
 
 def describe_kv(rows: RunRows) -> dict:
@@ -16,17 +17,16 @@ def describe_kv(rows: RunRows) -> dict:
     Mean use is weighted by step time, over the time in which a step ran. Where replicas have
     different memory there is no one total, and use is that of each step's own replica.
     """
-    steps, requests = rows.steps, rows.requests
+    steps, requests = rows.step_columns, rows.requests
     total = rows.kv_total_blocks or None
-    used = steps["kv_used_blocks"].to_numpy()
-    seconds = steps["end_s"].to_numpy() - steps["start_s"].to_numpy()
+    used, seconds = steps.used, steps.seconds
     peak = int(used.max()) if len(used) else None
     mean = _weighted_mean(used, seconds)
     peak_use = None if peak is None or total is None else peak / total
     mean_use = None if mean is None or total is None else mean / total
     if rows.replicas is not None and rows.replicas["num_blocks"].nunique() > 1:
         blocks = rows.replicas.set_index("replica")["num_blocks"]
-        share = used / blocks.reindex(steps["replica"]).to_numpy()
+        share = used / blocks.reindex(steps.each("replica")).to_numpy()
         total, peak_use = None, float(share.max()) if len(share) else None
         mean_use = _weighted_mean(share, seconds)
     admitted = requests["first_scheduled_s"].notna().to_numpy()
@@ -38,15 +38,15 @@ def describe_kv(rows: RunRows) -> dict:
         "peak_use": peak_use,
         "mean_used_blocks": mean,
         "mean_use": mean_use,
-        "peak_rt_blocks": int(steps["kv_rt_blocks"].max()) if len(used) else None,
-        "peak_be_blocks": int(steps["kv_be_blocks"].max()) if len(used) else None,
+        "peak_rt_blocks": int(steps.each("kv_rt_blocks").max()) if len(used) else None,
+        "peak_be_blocks": int(steps.each("kv_be_blocks").max()) if len(used) else None,
         "preemptions": {
-            "recompute": int(steps["preempted_recompute"].sum()),
-            "swap": int(steps["preempted_swap"].sum()),
+            "recompute": int(steps.first("preempted_recompute").sum()),
+            "swap": int(steps.first("preempted_swap").sum()),
         },
         "swapped_bytes": {
-            "to_host": int(steps["to_host_bytes"].sum()),
-            "to_device": int(steps["to_device_bytes"].sum()),
+            "to_host": int(steps.first("to_host_bytes").sum()),
+            "to_device": int(steps.first("to_device_bytes").sum()),
         },
         "prefix_hit_rate": hits / prompt if prompt else None,
         **({"host_hit_rate": _host_hit_rate(rows, prompt)} if HOST_TOKENS in requests else {}),
@@ -61,15 +61,15 @@ def _host_hit_rate(rows: RunRows, prompt_tokens: int) -> float | None:
 def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict:
     """`scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by time. The
     run is measured from `first_s`, for `duration_s` seconds."""
-    steps = rows.steps
-    prefill, decode = (steps[f"{kind}_requests"].to_numpy() for kind in ("prefill", "decode"))
-    tokens = steps["prefill_tokens"].to_numpy() + decode
+    steps = rows.step_columns
+    lengths, seconds = steps.lengths, steps.seconds
+    prefill, decode = (steps.first(f"{kind}_requests") for kind in ("prefill", "decode"))
+    tokens = steps.first("prefill_tokens") + decode
     if "draft_tokens" in steps:
-        tokens = tokens + steps["draft_tokens"].to_numpy()
-    waiting = steps["waiting"].to_numpy()
-    seconds = steps["end_s"].to_numpy() - steps["start_s"].to_numpy()
+        tokens = tokens + steps.first("draft_tokens")
+    waiting = steps.first("waiting")
     batch = prefill + decode
-    replicas = steps["replica"].nunique()
+    replicas = len(np.unique(steps.first("replica")))
     some = len(steps) > 0
     up_s = _up_seconds(rows.replicas, first_s, duration_s)
     if up_s is None:
@@ -78,29 +78,30 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
         "replicas": int(replicas),
         "steps": len(steps),
         "steps_by_kind": {
-            "prefill": int(((prefill > 0) & (decode == 0)).sum()),
-            "decode": int(((prefill == 0) & (decode > 0)).sum()),
-            "mixed": int(((prefill > 0) & (decode > 0)).sum()),
+            "prefill": int(lengths[(prefill > 0) & (decode == 0)].sum()),
+            "decode": int(lengths[(prefill == 0) & (decode > 0)].sum()),
+            "mixed": int(lengths[(prefill > 0) & (decode > 0)].sum()),
         },
         "mean_step_ms": float(seconds.mean() * 1000) if some else None,
-        "mean_batch": float(batch.mean()) if some else None,
+        "mean_batch": int((batch * lengths).sum()) / len(steps) if some else None,
         "max_batch": int(batch.max()) if some else None,
-        "mean_step_tokens": float(tokens.mean()) if some else None,
-        "mean_waiting": _weighted_mean(waiting, seconds),
+        "mean_step_tokens": int((tokens * lengths).sum()) / len(steps) if some else None,
+        "mean_waiting": _weighted_mean(waiting.repeat(lengths), seconds),
         "max_waiting": int(waiting.max()) if some else None,
         "busy": float(busy_seconds(steps).sum()) / up_s if some and up_s > 0 else None,
     }
 
 
-def busy_seconds(steps: pd.DataFrame) -> np.ndarray:
+def busy_seconds(steps: Steps) -> np.ndarray:
     """float64[n]: of each step the seconds in which no earlier step of its replica ran. Where
     pipeline stages have several under way, time counts once."""
-    of, starts, ends = (steps[name].to_numpy() for name in ("replica", "start_s", "end_s"))
-    follows = of[1:] == of[:-1]
-    if ((starts[1:] < ends[:-1]) & follows).any():
-        starts = starts.copy()  # ends never go back
-        starts[1:] = np.where(follows, np.maximum(starts[1:], ends[:-1]), starts[1:])
-    return ends - starts
+    of, starts, ends = steps.first("replica"), steps.first("start_s"), steps.ended_s
+    early = (starts[1:] < ends[:-1]) & (of[1:] == of[:-1])  # ends never go back
+    if not early.any():
+        return steps.seconds
+    starts = steps.each("start_s").copy()
+    starts[steps.lengths.cumsum()[:-1][early]] = ends[:-1][early]
+    return steps.each("end_s") - starts
 
 
 def _up_seconds(replicas: pd.DataFrame | None, first_s: float, duration_s: float) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_engine import busy_seconds
@@ -47,15 +46,15 @@ class _Parts:
         self.hits = rows.requests["hit_tokens"].to_numpy(np.float64)[order]
         self.admitted = rows.requests["first_scheduled_s"].notna().to_numpy()[order]
         self.of_requests = _slices(replica[order], indices)
-        steps: pd.DataFrame = rows.steps
-        replica = steps["replica"].to_numpy()
-        self.seconds = busy_seconds(steps)
-        self.used = steps["kv_used_blocks"].to_numpy()
+        steps = rows.step_columns
+        replica = steps.first("replica")
+        self.seconds, self.used = busy_seconds(steps), steps.used
         if (replica[1:] < replica[:-1]).any():  # a run's own are in this order; there are millions
-            order = np.argsort(replica, kind="stable")
+            order = np.argsort(replica.repeat(steps.lengths), kind="stable")
             self.seconds, self.used = self.seconds[order], self.used[order]
-            replica = replica[order]
-        self.of_steps = _slices(replica, indices)
+        by_replica = np.bincount(replica, steps.lengths, len(indices)).astype(np.int64)
+        ends = by_replica.cumsum()
+        self.of_steps = [slice(end - n, end) for end, n in zip(ends, by_replica, strict=True)]
         self.blocks = rows.replicas["num_blocks"].to_numpy(np.float64)
 
     def describe(self, replicas: Sequence[int]) -> dict:

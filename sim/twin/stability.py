@@ -156,7 +156,7 @@ def parts_beside(
     step has of our own loop."""
     found = parts_of(live, idle_seats)
     priced, measured = float(steps["predicted_s"].sum()), float(steps["measured_s"].sum())
-    whole = float(busy_seconds(simulated.rows.steps).sum())
+    whole = float(busy_seconds(simulated.rows.step_columns).sum())
     seconds = whole - loop_s * len(simulated.rows.steps)
     if not (priced and measured and seconds):
         return found
