@@ -2,7 +2,7 @@
 
 Servers that generate nothing stamp each token with the time at which they send it. The same clients
 get their answers straight from them and through the front, by turns; the difference is the
-front's. Servers, front and clients are a process each. docs/route.md has the results.
+front's. Servers, front and clients are a process each. docs/routers.md has the results.
 """
 
 from __future__ import annotations

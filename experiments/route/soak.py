@@ -2,7 +2,7 @@
 
 Front, servers and clients are a process each. Good clients are mixed with slow ones, with such as
 hang up, and with connections that their clients never close (`troubled.py`). Now and then a server
-is killed, and is back a little later. docs/route.md has the results.
+is killed, and is back a little later. docs/routers.md has the results.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Servers stand behind `twinserve route`; the simulated fleet has the same router. The live run is
 repeated, so that what the two differ by stands beside what a run differs by from itself.
-docs/route.md has the results.
+docs/routers.md has the results.
 """
 
 from __future__ import annotations

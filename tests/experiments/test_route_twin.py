@@ -125,7 +125,7 @@ def test_what_cannot_be(arguments, said, capsys, tmp_path, monkeypatch):
 
 def test_the_kept_soak_is_what_the_page_says_and_its_answers_add_up():
     """The page's figures are those of the kept samples, and no request is unaccounted for."""
-    kept, page = RESULTS / "soak", (DOCS / "route.md").read_text()
+    kept, page = RESULTS / "soak", (DOCS / "routers.md").read_text()
     told = json.loads((kept / "soak.json").read_text())
     samples = pd.read_csv(kept / "samples.csv")
     assert told["seconds"] >= 3600 and not told["ended_otherwise"]
@@ -148,7 +148,7 @@ def test_the_kept_latencies_are_what_the_page_says():
         not runs["failed"].any() and (runs.groupby(["clients", "way"])["repeat"].count() == 3).all()
     )
     found = added(runs).set_index(["clients", "way"])
-    page = (DOCS / "route.md").read_text()
+    page = (DOCS / "routers.md").read_text()
     columns = ["+first_p50_ms", "+first_p99_ms", "+token_p50_ms", "+token_p99_ms", "front_cores"]
     for clients in (100, 500):
         for way, said in (("followed", "followed"), ("passed through", "passed on")):
