@@ -12,6 +12,7 @@ from tests.policies.paged_reference import PagedReference
 from tests.policies.test_paged_ledger import SIZE, TEXTS, World
 from twinserve.policies.kv.base import LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
+from twinserve.policies.kv.task_aware.eviction import CountedPool
 from twinserve.policies.kv.task_aware.ledger import CountedLedger, TaskAwareLedger
 from twinserve.policies.requests import RequestTable
 
@@ -362,3 +363,16 @@ def test_stale_entries_do_not_pile_up():
         desk.run(row)
         desk.end(row)
     assert desk.ledger.pool._listed <= 4 * 8 + 1024 + 8
+
+
+def test_an_entry_whose_first_block_is_in_use_again_waits_for_older_ones():
+    """The first and the last block changed their priority, and back: they are one entry now."""
+    pool = CountedPool(7, contents=7)
+    blocks = pool.take(7)
+    pool.publish(blocks, np.arange(7))
+    for part in (blocks[:1], blocks[1:6], blocks[6:]):
+        pool.release(part)
+    for change in (+1, -1):
+        pool.count(np.array([0, 6]), change)
+    pool.use(blocks[:1])
+    assert pool.take(5).tolist() == blocks[1:6].tolist()

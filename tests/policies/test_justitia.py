@@ -103,6 +103,14 @@ def test_the_smallest_virtual_finish_time_goes_first_and_nobody_is_preempted_for
     assert requests.recomputes.sum() == requests.swaps.sum() == 0
 
 
+def test_a_predictor_learns_from_all_tokens_of_an_output():
+    desk, heard = Desk("justitia", 20), []
+    desk.policy.predictor.ended = lambda output, kind: heard.append(output)
+    desk.submit("a", 4, 3)
+    desk.scheduled(3)
+    assert heard == [3]
+
+
 def test_a_later_stage_keeps_the_place_of_its_application():
     samples = [app([[(1, 2)], [(1, 2)]]), app([[(1, 9)]])]
     assert run(f"justitia:{TRUTH}", [0.0, 0.0], samples, 1, size=16)[0] == [4.0, 13.0]

@@ -174,3 +174,32 @@ def test_the_auditor_sees_what_is_wrong(spoil, message):
     spoil(shelf.ledger.pool)
     with pytest.raises(LedgerError, match=message):
         shelf.ledger.check()
+
+
+def test_what_a_row_lacks_is_what_is_not_cached():
+    """Room in `full` is what `b` needs beyond the blocks that it finds."""
+    shelf = Shelf(6)
+    shelf.submit("a", "xy")
+    shelf.submit("full", "mnop")
+    for name in ("a", "full"):
+        shelf.admit(name)
+    row, victims = shelf.submit("b", "xyz", extra=1), np.array([shelf.rows["full"]])
+    lack, gains = shelf.ledger.relief(row, 13, victims)
+    assert (shelf.hit("b"), lack, gains.tolist()) == (8, 2, [4])
+
+
+def test_of_two_prompts_alike_the_blocks_found_are_those_computed_first():
+    """`ahead` is a block ahead of `behind`, in a run of three steps of a block each."""
+    shelf = Shelf(10)
+    rows = np.array([shelf.submit(name, "abcd") for name in ("behind", "ahead")])
+    for row, tokens in zip(rows.tolist(), (4, 8), strict=True):
+        assert shelf.ledger.admit(row, tokens)
+        shelf.table.computed_tokens[row] = tokens
+    shelf.ledger.extend_chunks(rows, np.array([4, 4]), 2)
+    shelf.table.computed_tokens[rows] += 8
+    shelf.submit("third", "abcd", extra=1)
+    assert shelf.admit("third")
+    behind, ahead, third = (
+        shelf.ledger.blocks_of(shelf.rows[n]) for n in ("behind", "ahead", "third")
+    )
+    assert third[:4].tolist() == [behind[0], *ahead[1:4]]

@@ -136,3 +136,20 @@ def test_the_last_one_admitted_gives_way():
         desk.submit(name, 7, 4, group=group)
     assert desk.scheduled(3)[-1] == {"a": 1}
     assert desk.preempted() == [("b", "swap")]
+
+
+def test_a_run_of_decodes_lasts_until_it_is_another_clients_turn():
+    """A request of `a` and one of `b` do not fit; `a` pays 2 with each step of its decode."""
+    desk = Desk("vtc:watermark=0", 4)
+    desk.submit("a0", 4, 12, group=0)
+    desk.submit("a1", 16, 1, group=0)
+    desk.step()
+    desk.submit("b0", 16, 1, group=1)
+    desk.policy.paid[1] = 15
+    desk.step()
+    quiet = desk.policy.quiet_steps(desk.plan, desk.ledger)
+    heads = []
+    while 1 not in heads:
+        desk.step()
+        heads.append(desk.policy.waiting.first())
+    assert quiet == len(heads) - 2 > 0

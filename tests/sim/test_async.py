@@ -21,7 +21,7 @@ from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.registry import ledger_names
-from twinserve.policies.requests import RequestTable
+from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.setup.config import SimulationConfig
@@ -202,6 +202,17 @@ def test_a_victim_whose_last_token_comes_ends_where_it_waits():
     assert list(policy.waiting) == [2] and (core.active, core.holding) == (2, 1)
     assert stepper.requests.recomputes.tolist() == [0, 1, 0]
     core.ledger.check()
+
+
+def test_a_step_that_a_failure_cuts_off_has_computed_nothing():
+    stepper = tight_stepper(blocks=6, outputs=5)
+    for _ in range(2):
+        stepper.step()  # the second step is under way
+    requests = stepper.requests
+    assert requests.computed_tokens.tolist() == [9, 9]
+    stepper.core.fail(End.FAILED, 2.0, *stepper._under_way)
+    assert requests.computed_tokens.tolist() == [8, 8]
+    assert requests.output_tokens.tolist() == [1, 1]
 
 
 # -- memory ----------------------------------------------------------------------------------------

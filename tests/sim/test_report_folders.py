@@ -162,8 +162,13 @@ def test_folders_of_every_kind_are_found_at_any_depth(everything):
         ("run", "live-1"),
         ("run", "simulated"),
     ]
+
+
+def test_a_folder_that_is_given_twice_is_refused(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "run.json").touch()
     with pytest.raises(ResultsError, match="given twice; name each folder once"):
-        find([everything, everything])
+        find([tmp_path / "one", tmp_path])
 
 
 @pytest.mark.slow
