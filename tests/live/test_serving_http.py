@@ -76,7 +76,7 @@ def others(vllm, tmp_path_factory) -> Iterator[dict[str, Server]]:
 def stats(server: Server, ended: int) -> dict:
     """The server's file, once it counts `ended` requests."""
     path = Path(server.log.parent) / "stats.json"
-    for _ in range(100):
+    for _ in range(1200):  # 120 s
         found = json.loads(path.read_text()) if path.exists() else {}
         if found and found["finished"] + found["aborted"] + found["refused"] >= ended:
             return found

@@ -74,6 +74,18 @@ def test_a_part_moves_beside_a_running_real_time_row_if_it_just_fits():
     assert board.moves() == ["a to host 1: 1[3:4]"]
 
 
+def test_a_block_beside_a_row_that_runs_is_no_relief():
+    """Dropping A would leave its block to a, and B no room as long as a runs."""
+    board = Board(blocks=1)
+    assert board.admit("A", 2)
+    board.step()
+    assert board.admit("a", 2)
+    row, victims = board.row("B"), np.array([board.row("A")])
+    assert board.ledger.relief(row, 4, victims) == (1, [0])
+    board.step()
+    assert board.ledger.relief(row, 4, victims) == (1, [1])
+
+
 def test_a_withdrawn_grant_gives_back_its_slots_and_stays_until_its_data_has_landed():
     board = overwritten()
     board.step()

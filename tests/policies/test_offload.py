@@ -79,6 +79,37 @@ def test_a_chunk_is_admitted_when_it_is_offered_again():
     assert store.counts["not yet admitted"] == 2
 
 
+def test_a_load_has_no_less_than_a_chunk():
+    """Chunks of two blocks: of 28 tokens the host has the first 16."""
+    stepper = _stepper(20, store := HostStore(8), 2, False, False)
+    ledger = stepper.core.ledger
+    row = stepper.requests.submit("a", np.arange(7), prompt_tokens=28)
+    store.reserve([1, 3], Access())  # a chunk has the name of its last block
+    store.written([1, 3])
+    assert [ledger.offload.lookup(row, hit) for hit in (0, 4, 8, 12)] == [16, 12, 8, 0]
+
+
+def test_use_counts_when_all_that_end_together_have_stored(monkeypatch):
+    """The last block of a text is known when its request has ended."""
+    stepper, calls = _stepper(20, store := HostStore(40), 1, False, True), []
+    for name in ("reserve", "ended"):
+        call = getattr(store, name)
+
+        def noted(*given, name=name, call=call):
+            calls.append(name)
+            return call(*given)
+
+        monkeypatch.setattr(store, name, noted)
+    ledger = stepper.core.ledger
+    for name in "ab":
+        stepper.submit(name, 6, 3)
+    for _ in range(5):
+        plan = stepper.core.plan(0.0)
+        stepper._execute(plan)
+        ledger.offload.begin(plan)
+    assert calls[-4:] == ["reserve", "reserve", "ended", "ended"]
+
+
 def _stepper(blocks: int, store: HostStore, per_chunk: int, prompts: bool, ahead: bool) -> Stepper:
     table = RequestTable()
     ledger = TieredLedger(table, blocks, 4, prefix_caching=True, shared_contents=400)

@@ -63,8 +63,9 @@ class Scene:
         (line,) = [line for line in page.splitlines() if line.startswith(f"{name} ")]
         return float(line.split()[-1])
 
-    async def until(self, holds: Callable[[], object], seconds: float = 5.0) -> None:
-        async with asyncio.timeout(seconds):
+    async def until(self, holds: Callable[[], object]) -> None:
+        """The deadline is for what never comes: no machine is so busy."""
+        async with asyncio.timeout(60.0):
             while not holds():
                 await asyncio.sleep(0.005)
 
@@ -94,7 +95,7 @@ async def scene(
             await fake.stop()
 
 
-def run(test: Callable[[], Awaitable[None]], seconds: float = 30.0) -> None:
+def run(test: Callable[[], Awaitable[None]], seconds: float = 120.0) -> None:
     """A test that is a coroutine; one that hangs fails."""
 
     async def limited() -> None:

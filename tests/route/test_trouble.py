@@ -224,13 +224,13 @@ def test_the_command_drains_on_sigterm_and_ends_well():
             assert line.startswith("listening on http://127.0.0.1:")
             made.url = line.split()[-1]
             under_way = asyncio.create_task(made.stream(prompt="w1"))
-            await made.until(lambda: made.workers[0].busy, 15)
+            await made.until(lambda: made.workers[0].busy)
             process.send_signal(signal.SIGTERM)
             assert text(await under_way) == words("w1", 8)
             _, said = await process.communicate()
             assert process.returncode == 0, said
 
-    run(test, 60)
+    run(test)
 
 
 @pytest.mark.parametrize(

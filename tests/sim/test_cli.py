@@ -481,7 +481,7 @@ def test_a_killed_run_leaves_nothing(tmp_path, name):
     started.stdout.readline()
     time.sleep(0.7)
     started.send_signal(getattr(signal, name))
-    _, err = started.communicate(timeout=20)
+    _, err = started.communicate(timeout=120)
     assert started.returncode == {"SIGINT": 130, "SIGTERM": 143}[name]
     assert err.count("\n") == 1 and "interrupted" in err
     assert not list(tmp_path.iterdir())

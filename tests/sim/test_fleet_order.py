@@ -220,6 +220,18 @@ def test_halves_have_the_fluid_system_of_the_whole(replicas):
     assert np.argsort(ends).tolist() == np.argsort(ours).tolist()
 
 
+def test_an_iteration_is_worth_what_all_replicas_that_are_up_are_worth():
+    """One of two replicas has nothing to do while the first application runs alone."""
+    samples, blocks = [app([[(400, 30)]], "CC"), app([[(30, 20)]], "CC")], 120
+    run = paced(from_samples([0.0, 3 * STEP_S], samples), 2, blocks)
+    run.run()
+    clock, wanted = VirtualClock(), []
+    for iterations, demand in zip((0, 3), demands(samples), strict=True):
+        clock.advance(iterations * 2 * blocks * CROWDED.block_tokens)
+        wanted.append(clock.arrive(demand))
+    assert list(stamps(run).values()) == pytest.approx(wanted, rel=1e-12)
+
+
 def demands(samples) -> list[int]:
     return [sum(kv_token_time(p, d) for p, d in sample.requests) for sample in samples]
 

@@ -129,18 +129,22 @@ def test_a_slow_link_makes_loads_late_and_nobody_else():
 def test_loads_begin_when_the_step_that_plans_them_has_ended(monkeypatch):
     """As in vLLM, whose copies wait for the stream of the forward pass."""
     begun: list[tuple[bool, float, float]] = []
+    lands: list[tuple[float, float]] = []
     load = HostTier.load
 
     def noted(tier, plan, end):
         if plan.offload and plan.offload.loads:
             begun.append((bool(plan), tier.engine.clock.now, end))
         load(tier, plan, end)
+        for job in plan.offload.loads if plan.offload else ():
+            lands.append((end, tier.transfers._lands_s[job.number]))
 
     monkeypatch.setattr(HostTier, "load", noted)
     _, _, rows = run(documents(gap_s=0.01), kv_offloading_size=4)
     ends = dict(zip(rows.steps["start_s"], rows.steps["end_s"], strict=True))
     beside = [(now, end) for computes, now, end in begun if computes]
     assert len(beside) > 10 and all(ends[now] == end > now for now, end in beside)
+    assert all(landing > end for end, landing in lands)
 
 
 @pytest.mark.slow

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from tests.identity.ours import vllm_stepper
 from tests.parameters import mostly_nightly
+from tests.sim.stepper import Stepper
 from tests.sim.troubled import troubled
+from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.composition import StepComposition
@@ -105,6 +108,38 @@ def test_planned_ahead_there_is_one_batch_more_and_only_vllms_host_time_is_gone(
     assert _under_way(chats.steps) == pp + 1
     computed = chats.steps.prefill_tokens.sum() + chats.steps.decode_requests.sum()
     assert computed == (chats.requests.prompt_tokens + chats.requests.output_tokens - 1).sum()
+
+
+def two_stages(ahead: bool) -> Stepper:
+    """Two requests on two stages, in blocks of four tokens."""
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=100, max_model_len=64)
+    stepper = vllm_stepper(20, 4, limits, True, ahead, 2)
+    stepper.submit("a", 4, 5)
+    stepper.submit("b", 6, 12)
+    return stepper
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_request_that_left_gets_no_token_of_its_batch(ahead):
+    stepper = two_stages(ahead)
+    stepper.step()
+    stepper.withdraw(0)
+    for _ in range(2):
+        stepper.step()
+    assert stepper.requests.output_tokens.tolist() == [0, 1]
+
+
+def test_a_block_is_found_when_the_batch_that_fills_it_has_ended():
+    stepper = two_stages(True)
+    core, pool = stepper.core, stepper.core.ledger.pool
+    filling = 0
+    for _ in range(14):
+        stepper.step()
+        computed, under_way = core.requests.computed_tokens, core._batches[: len(core.requests)]
+        if core.requests.output_tokens.min() > 0:
+            assert (pool.content >= 0).sum() == ((computed - under_way) // 4).sum()
+            filling += ((computed - under_way) // 4 < computed // 4).sum()
+    assert filling > 2
 
 
 def test_time_in_which_several_batches_ran_counts_once():

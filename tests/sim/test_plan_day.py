@@ -1,5 +1,6 @@
 """Step 2 of a plan: the same day as when every candidate is taken through everything."""
 
+import numpy as np
 import pytest
 
 from tests.sim.planned import MODEL, settings, write_trace
@@ -8,6 +9,7 @@ from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.show import day_lines, described
 from twinserve.sim.plan.trial import TrialSpec, run_trial
 from twinserve.sim.sweep.executors import InThisProcess
+from twinserve.traces.generators.tidal import DAY_S, tide
 
 MOST, POOL = 6, 8
 
@@ -98,7 +100,11 @@ def test_the_day_is_that_of_brute_force(trace, slo, usd, policies, dearer):
 @pytest.mark.slow
 def test_offline_work_changes_nothing_of_what_is_said_of_the_peak(trace):
     slo, usd = "ttft p90 < 80 ms, tpot p90 < 25 ms", {"a100-40g": 1.0, "h100": 2.5}
-    found = (plan(trace, slo, usd, tp=(1, 2), pool=pool) for pool in (POOL, 0))
+    found = [plan(trace, slo, usd, tp=(1, 2), pool=pool) for pool in (POOL, 0)]
     beside, alone = (described(one, {}) for one in found)
     assert beside["rows"] == alone["rows"] and beside["closer"] == alone["closer"]
     assert beside["trials"] > alone["trials"] and beside["day"] and not alone["day"]
+    day = found[0].day
+    shares, offline = zip(*(level[:2] for level in day.levels), strict=True)
+    minutes = np.interp(tide(np.arange(30.0, DAY_S, 60.0)), shares, offline) * 60.0
+    assert day.offline_tokens_per_day == pytest.approx(minutes.sum()) and np.ptp(minutes) > 0

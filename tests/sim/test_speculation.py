@@ -95,6 +95,16 @@ def test_a_step_gives_the_right_drafts_and_one_token(
     assert summary["speculation"]["mean_acceptance_length"] == 1 + 3 * right
 
 
+@pytest.mark.parametrize(("asynchronous", "alone"), [(False, 3), (True, 4)])
+def test_drafts_are_as_many_as_the_last_step_has_rows_for(asynchronous, alone):
+    """A second request comes in the third step: 3 drafts alone, then one of each."""
+    rows = run(
+        Workload.build([0.0, 2.5], [8, 8], [30, 12]), STEP, async_scheduling=asynchronous,
+        speculate="k=3,method=eagle,rates=1/1/1,batches=1-1:3/2-9:1",
+    ).rows  # fmt: skip
+    assert rows.steps["draft_tokens"].tolist()[: alone + 3] == [0, *[3] * alone, 2, 2]
+
+
 def test_the_mean_length_is_what_was_asked_for():
     summary = run(requests=100, speculate="k=4,method=ngram,length=2.6").summary
     assert summary["speculation"]["mean_acceptance_length"] == pytest.approx(2.6, abs=0.05)
