@@ -79,6 +79,11 @@ def grid(
     legend(canvas, axes[0, 0])
 
 
+def lines_of(column: str, *given: Any, **how: Any) -> Callable[..., None]:
+    """`grid` with these arguments, as the plot of a figure."""
+    return lambda canvas, table, points: grid(canvas, table, column, *given, **how)
+
+
 def legend(canvas: Canvas, axes: Axes) -> None:
     """One legend for all panels, above them."""
     handles, labels = axes.get_legend_handles_labels()
@@ -132,7 +137,7 @@ class Bars:
             axes[i, 0].set_title(name, fontsize=9, loc="left")
         handles, labels = axes[0, 0].get_legend_handles_labels()
         names = self.legend if len(handles) == len(self.legend) else labels
-        where = {"loc": "outside upper center", "ncols": len(handles), "frameon": False}
+        where = {"loc": "outside upper center", "ncols": max(2, len(handles)), "frameon": False}
         canvas.legend(handles, names, fontsize=8, **where)
 
     def _columns(self, table: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str]]:
@@ -155,7 +160,7 @@ class Bars:
             mine = rows[rows[self.series] == value].set_index(self.part).reindex(parts)
             where = np.arange(len(parts)) + (k - (len(values) - 1) / 2) * height
             spread = {"xerr": np.nan_to_num(mine[f"{metric}_ci"]), "error_kw": {"linewidth": 0.8}}
-            axes.barh(where, mine[metric], height, label=_short(value), **spread)
+            axes.barh(where, mine[metric], height, label=str(value), **spread)
         axes.set_yticks(range(len(parts)), parts if names else [""] * len(parts), fontsize=7)
         axes.invert_yaxis()
         axes.set_xlim(left=max(0.0, axes.get_xlim()[0]))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, Any]
 Values = Sequence[Any] | Mapping[Any, Any]
+Axis = str | tuple[str, ...]
 REPEATS = ("seed", "window")  # what tells the repeats of a setting apart
 
 
@@ -30,7 +31,8 @@ class Grid:
     common   settings of every run, see `runs.run`; or arguments of the figure's own function
     vary     axis -> values, the first changes slowest. In a sequence they are values of the setting
              that is called as the axis. In a mapping the keys label rows, and a value is a mapping
-             of settings, or a value of the setting that is called as the axis
+             of settings, or a value of the setting that is called as the axis. Several axes that
+             change together are a tuple, and so are their labels
     columns  of each run's row, see `runs.column`; None: the figure has a function of its own
     where    whether a combination (axis -> label) is run
     few      axis -> how many of its values, or which labels, the smallest grid has
@@ -38,11 +40,11 @@ class Grid:
              one that it replaces
     """
 
-    vary: Mapping[str, Values]
+    vary: Mapping[Axis, Values]
     common: Settings = field(default_factory=dict)
     columns: Mapping[str, str] | None = None
     where: Callable[[Mapping[str, Any]], bool] = lambda axes: True
-    few: Mapping[str, int | Sequence[Any]] = field(default_factory=dict)
+    few: Mapping[Axis, int | Sequence[Any]] = field(default_factory=dict)
     quick: Settings = field(default_factory=dict)
 
     def __call__(self, scale: Scale) -> list[Point]:
@@ -61,7 +63,9 @@ class Grid:
                 for name, labelled in zip(self.vary, choices, strict=True)
             ]
         for chosen in product(*choices):
-            axes = dict(zip(self.vary, (label for label, _ in chosen), strict=True))
+            axes: dict[str, Any] = {}
+            for name, (label, _) in zip(self.vary, chosen, strict=True):
+                axes |= zip(name, label, strict=True) if isinstance(name, tuple) else {name: label}
             if not self.where(axes):
                 continue
             settings = dict(self.common)
@@ -93,7 +97,7 @@ def joined(*grids: Grid) -> Callable[[Scale], list[Point]]:
     return lambda scale: [point for grid in grids for point in grid(scale)]
 
 
-def _labelled(axis: str, values: Values) -> list[tuple[Any, Settings]]:
+def _labelled(axis: Axis, values: Values) -> list[tuple[Any, Settings]]:
     """(label, settings) of each value of an axis."""
     pairs = values.items() if isinstance(values, Mapping) else ((value, value) for value in values)
     return [

@@ -21,11 +21,18 @@ docs/systems.md says what came out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from twinserve.experiments.justitia.runs import compare
+from twinserve.experiments.study.curves import Bars, lines_of
+from twinserve.experiments.study.grid import Grid, joined, windows
+from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.tables import BEFORE, FIRST, Table
+from twinserve.experiments.systems import saturated
 from twinserve.experiments.systems.parts import (
     APPLICATIONS,
     CHUNK,
@@ -36,53 +43,37 @@ from twinserve.experiments.systems.parts import (
     FIT_LADDER,
     LADDERS,
     LEDGERS,
+    LOOKS,
     PREFIXES,
     SYSTEMS,
     Part,
     Parts,
 )
-from twinserve.experiments.systems.runs import (
-    APPLICATIONS_PROFILE,
-    FOUR_GPUS,
-    TIGHT,
-    beside_documents,
-    generated,
-    recorded,
-)
-from twinserve.experiments.systems.saturated import (
-    TRACE,
-    past_saturation,
-    points_in,
-    saturated_table,
-    saturated_text,
-)
-from twinserve.experiments.systems.tables import (
-    applications_table,
-    before,
-    draw_applications,
-    draw_loads,
-    draw_parts,
-    draw_systems,
-    first,
-    means,
-    table_of,
-)
 from twinserve.policies.registry import policy_names
+from twinserve.sim.setup.config import PAPERS_ENGINE
 from twinserve.sim.sweep.grid import Point
 
-Loads = Mapping[str, tuple[float, ...]]  # of each trace
-POOL = 16
+FOUR_GPUS = "llama-3.1-70b@h100:tp4"
+TIGHT = "ttft=0.4,tpot=0.05,k=5"  # TTFT as by default, TPOT 50 ms in place of 200
+APPLICATIONS_PROFILE = "llama-7b@a100-pcie-40g"
+COMMON = {"profile": "llama-3.1-8b@h100", **PAPERS_ENGINE}
+POOL = {"pool": 16}
+# prompts of 9,900 tokens on average, 88 % of them text of a document, 8 on each; so many that some
+# are left when the online requests have ended; a prefix block as long as in Mooncake's trace
+QUESTIONS = {"documents": "next-qa", "requests": 4_000, "block_tokens": 512, "priority": 1}
+# The run ends with the online requests. Best-effort tokens are counted while these arrive.
+BESIDE = {"beside": QUESTIONS, "until_online": 1.0}
 # solves an integer programme wherever few run: hours for a workload of this size
 # (docs/studies.md)
 BOUND = "bros-exact"
 # on applications their runs take minutes, and one seed shows why not to
 TURNS = ("mlfq", "preemptive-wait")
-# trace -> seconds of the recording in a window: about 160 and 90 s of the run at load 1, several
-# times what a request takes
-WINDOWS = {"mooncake": 60.0, "azure-2023": 300.0}
 # where the window of each seed begins: ten minutes apart, which is all of the recording, then those
 # in between
 BEGINS = (*range(0, 3600, 600), *range(300, 3000, 600))
+# trace -> seconds of the recording in a window: about 160 and 90 s of the run at load 1, several
+# times what a request takes
+WINDOWS = {"mooncake": 60.0, "azure-2023": 300.0}
 # trace -> shares of estimated capacity. On Azure nobody misses anything below.
 LOADS = {"mooncake": (0.5, 0.75, 1.0), "azure-2023": (0.75, 1.0)}
 SATURATION = dict.fromkeys(WINDOWS, (1.0,))
@@ -97,194 +88,253 @@ UNNAMED = ("azure-2023",)
 PREFIX_LOADS = {"mooncake": LADDER_LOADS["mooncake"]}
 DOCUMENT_LOADS = dict.fromkeys(WINDOWS, (0.5, 0.75))  # which leave something for offline work
 PACES = ("2x", "3x")  # 300 applications in 9 and in 6 minutes
-# name -> title, loads, arguments of a run
-LOAD_FIGURES: Mapping[str, tuple[str, Loads, Mapping[str, str]]] = {
-    "loads": ("several loads, one GPU, TPOT 200 ms", LOADS, {}),
-    "loads-tight": ("one GPU, TPOT 50 ms", SATURATION, {"slo": TIGHT}),
-    "four-gpus": ("four GPUs, TPOT 200 ms", SATURATION, {"profile": FOUR_GPUS}),
-    "four-gpus-tight": ("four GPUs, TPOT 50 ms", SATURATION, {"profile": FOUR_GPUS, "slo": TIGHT}),
-    "overload": ("load 1.25, one GPU, TPOT 200 ms", OVERLOAD, {}),
+COLUMNS = {
+    "slo_attainment": "classes.rt.slo_attainment",
+    "ttft_attainment": "classes.rt.ttft_attainment",
+    "tpot_attainment": "classes.rt.tpot_attainment",
+    "ttft_s": "classes.rt.mean_ttft_ms / 1000",
+    "ttft_p99_s": "classes.rt.p99_ttft_ms / 1000",
+    "tpot_s": "classes.rt.mean_tpot_ms / 1000",
+    "be_tokens_per_s": "classes.be.total_token_throughput",
+    "preempted": "kv.preemptions.recompute + kv.preemptions.swap",
+    "prefix_hit_rate": "kv.prefix_hit_rate",
+    "kv_peak": "kv.peak_use",
+    "window_s": "online_span_s",
+}
+WHILE_ONLINE = {"be_tokens_per_s": "classes.be.window_total_token_throughput"}
+LABELS = {
+    "slo_attainment": ("both objectives kept", 1.0),
+    "ttft_s": ("mean TTFT, s", 1.0),
+    "tpot_s": ("mean TPOT, s", 1.0),
+    "be_tokens_per_s": ("best-effort tokens/s", 1.0),
 }
 
 
-# -- grids -----------------------------------------------------------------------------------------
-def _windows(scale: Scale, trace: str) -> list[dict[str, Any]]:
-    seconds = WINDOWS[trace] / 6 if scale.quick else WINDOWS[trace]
-    begins = [(seed, float(BEGINS[seed % len(BEGINS)])) for seed in scale.seeds]
-    return [
-        {"trace": trace, "begin_s": begin_s, "seconds": seconds, "seed": seed}
-        for seed, begin_s in begins
-    ]
-
-
-def _point(
-    axes: Mapping[str, Any],
-    window: Mapping[str, Any],
-    part: Part,
-    load: float,
-    more: Mapping[str, Any],
-) -> Point:
-    policy, caching = (part, None) if isinstance(part, str) else part
-    work = {**window, "policy": policy, "load": load, **more} | (
-        {} if caching is None else {"caching": caching}
-    )
-    told = {"policy": policy, "load": load, "window": window["begin_s"], "seed": window["seed"]}
-    return Point({"trace": window["trace"], **axes, **told}, work)
-
-
-def _loads(at: Loads, more: Mapping[str, str]) -> Callable[[Scale], list[Point]]:
-    """Points of every system at these loads. more: arguments of a run, of a variant."""
-    left_out = LEFT_OUT_OF_VARIANTS if more else LEFT_OUT
-
-    def points(scale: Scale) -> list[Point]:
-        return [
-            _point({}, window, policy, load, {"pool": POOL, **more})
-            for trace in WINDOWS
-            for load in ((1.0,) if scale.quick else at[trace])
-            for policy in SYSTEMS
-            if trace == "mooncake" or policy not in left_out
-            for window in _windows(scale, trace)
-        ]
-
-    return points
-
-
-def _parts(groups: Parts, at: Loads, more: Mapping[str, Any]) -> Callable[[Scale], list[Point]]:
-    """Points of every part of every group, at the loads of each trace. more: arguments of a run;
-    none: beside documents."""
-
-    def points(scale: Scale) -> list[Point]:
-        shorter = {"questions": 200} if scale.quick and not more else {}
-        return [
-            _point({"system": system, "part": name}, window, part, load, {**more, **shorter})
-            for trace in at
-            for load in (at[trace][:1] if scale.quick else at[trace])
-            for system, parts in groups.items()
-            for name, part in parts.items()
-            if not (more and trace in UNNAMED and isinstance(part, tuple))
-            for window in _windows(scale, trace)
-        ]
-
-    return points
-
-
-def applications(scale: Scale) -> list[Point]:
-    policies = list(
-        dict.fromkeys(policy for parts in APPLICATIONS.values() for policy in parts.values())
-    )
-    work = {"policies": policies, "profile": APPLICATIONS_PROFILE} | (
-        {"count": 40} if scale.quick else {}
-    )
-    return [
-        Point({"pace": pace, "seed": seed}, {**work, "trace": f"apps:{pace}", "seed": seed})
-        for pace in (PACES[:1] if scale.quick else PACES)
-        for seed in scale.seeds
-    ]
-
-
-def everyone(scale: Scale) -> list[Point]:
-    return [
-        Point(
-            {"workload": w, "policy": p, "seed": s},
-            {"workload": w, "policy": p, "seed": s, "quick": scale.quick},
-        )
-        for w in (("hybrid",) if scale.quick else ("hybrid", "applications"))
-        for p in (*policy_names(), FIT)
-        if p != BOUND
-        for s in (scale.seeds[:1] if w == "applications" and p in TURNS else scale.seeds)
-    ]
-
-
-def saturated(scale: Scale) -> list[Point]:
-    return points_in(scale, _windows(scale, TRACE))
+GAINS = {"slo_gain": ("slo_attainment", "difference"), "be_gain": ("be_tokens_per_s", "change")}
+WORDS = ("more", "less", "within the spread")
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def _load_figure(name: str) -> Figure:
-    title, at, more = LOAD_FIGURES[name]
-    table = table_of(("trace", "load", "policy"), ("trace", "load"), first)
-    draw = draw_loads if at is LOADS else draw_systems
-    return Figure(name, title, _loads(at, more), recorded, table, draw)
-
-
-def _figure(
-    name: str, title: str, groups: Parts, at: Loads, base, documents: bool = False
-) -> Figure:
-    points = _parts(groups, at, {} if documents else {"pool": POOL})
-    by = ("trace", "load", "system", "part", "policy")
-    work = beside_documents if documents else recorded
-    return Figure(
-        name, title, points, work, table_of(by, ("trace", "load", "system"), base), draw_parts
+def grid(trace: str, loads: Sequence[float], parts: Mapping, more: Mapping[str, Any]) -> Grid:
+    """parts: axes -> labels -> settings; more: further settings of all runs."""
+    beside = "beside" in more
+    return Grid(
+        {"trace": {trace: windows_of(trace)}, "load": loads, **parts},
+        common=COMMON | more,
+        columns=COLUMNS | ({**WHILE_ONLINE, "left": "offline_left"} if beside else {}),
+        few={"load": loads[-1:] if "policy" in parts else 1},
+        quick={
+            "windows": windows(BEGINS, WINDOWS[trace] / 6),
+            "beside": QUESTIONS | {"requests": 200},
+        },
     )
+
+
+def windows_of(trace: str) -> dict[str, Any]:
+    return {"trace": trace, "windows": windows(BEGINS, WINDOWS[trace])}
+
+
+def settings_of(part: Part) -> dict[str, Any]:
+    """Of a policy, or of one with prefix caching as said."""
+    return (
+        {"policy": part}
+        if isinstance(part, str)
+        else {"policy": part[0], "prefix_caching": part[1]}
+    )
+
+
+def of_loads(name: str, title: str, at: Mapping[str, Sequence[float]], **more: str) -> Figure:
+    """Every system at these loads. more: settings of a variant."""
+    left_out = LEFT_OUT_OF_VARIANTS if more else LEFT_OUT
+    some = [policy for policy in SYSTEMS if policy not in left_out]
+    grids = [
+        grid(trace, loads, {"policy": some if trace == "azure-2023" else SYSTEMS}, POOL | more)
+        for trace, loads in at.items()
+    ]
+    by = ("trace", "load", "policy")
+    table = Table(by, None, GAINS, FIRST, by[:2], verdicts={"verdict": ("slo_gain", 0.0, WORDS)})
+    lines = lines_of("trace", LABELS, "load", "policy", LOOKS, _log_times, xlabel=LOAD)
+    plot = lines if at is LOADS else Bars("policy", "load", SHARES, split="trace", legend=TWO)
+    return Figure(name, title, joined(*grids), run, table, plot)
+
+
+def of_parts(
+    name: str,
+    title: str,
+    groups: Parts,
+    at: Mapping[str, Sequence[float]],
+    base: str,
+    more: Mapping[str, Any] = POOL,
+) -> Figure:
+    """Every part of every group, against the first of its group or the one before."""
+    grids = []
+    for trace, loads in at.items():
+        parts = {
+            (system, name, settings["policy"]): settings
+            for system, group in groups.items()
+            for name, part in group.items()
+            # without named prefixes a cache makes no difference
+            if isinstance(part, str) or trace not in UNNAMED or more is BESIDE
+            for settings in [settings_of(part)]
+        }
+        grids.append(grid(trace, loads, {("system", "part", "policy"): parts}, more))
+    by = ("trace", "load", "system", "part", "policy")
+    table = Table(by, None, GAINS, base, by[:3], verdicts={"verdict": ("slo_gain", 0.0, WORDS)})
+    plot = Bars("part", "load", SHARES, group="system", split="trace", legend=TWO)
+    return Figure(name, title, joined(*grids), run, table, plot)
+
+
+LOAD = "online load / estimated capacity"
+TWO = ("lower load", "higher load")
+SHARES = {name: LABELS[name][0] for name in ("slo_attainment", "be_tokens_per_s")}
+
+
+def _log_times(axes, metric: str) -> None:
+    if metric in ("ttft_s", "tpot_s"):
+        axes.set_yscale("log")
+
+
+# -- applications, and every policy ----------------------------------------------------------------
+def applications_table(points: pd.DataFrame) -> pd.DataFrame:
+    """JCT of the policies of each group. jct_gain: mean JCT over that of the part before (`ladder`)
+    or of the first of the group (others), minus 1, of the same applications."""
+    found = []
+    for group, parts in APPLICATIONS.items():
+        rows = [points[points.policy == p].assign(part=part) for part, p in parts.items()]
+        table = Table(
+            ("pace", "group", "part", "policy"),
+            ("mean_s", "p90_s", "not_delayed", "worst"),
+            {"jct_gain": ("mean_s", "change")},
+            BEFORE if group == "ladder" else FIRST,
+            ("pace",),
+            verdicts={"verdict": ("jct_gain", 0.0, WORDS)},
+        )
+        found.append(table(pd.concat(rows, ignore_index=True).assign(group=group)))
+    return pd.concat(found).sort_values("pace", kind="stable", ignore_index=True)
+
+
+def _log_seconds(axes, metric: str) -> None:
+    if metric.endswith("_s"):
+        axes.set_xscale("log")
+        axes.set_xticks([10, 30, 100, 300, 1000], ["10", "30", "100", "300", "1,000"])
+        axes.minorticks_off()
+        axes.set_xlim(left=10.0)
+
+
+PARTS_OF_APPLICATIONS = dict.fromkeys(p for parts in APPLICATIONS.values() for p in parts.values())
+APPLICATIONS_FIGURE = Figure(
+    "applications",
+    "Justitia's parts on applications",
+    Grid(
+        {"pace": {pace: {"trace": f"apps:{pace}"} for pace in PACES}},
+        common={
+            "policies": [*PARTS_OF_APPLICATIONS],
+            "profile": APPLICATIONS_PROFILE,
+            "count": 300,
+        },
+        few={"pace": 1},
+        quick={"count": 40},
+    ),
+    compare,
+    applications_table,
+    Bars(
+        "part",
+        "pace",
+        {
+            "mean_s": "2x / 3x\nmean JCT, s",
+            "p90_s": "2x / 3x\n90th percentile of JCT, s",
+            "not_delayed": "2x / 3x\nnot later than under VTC",
+        },
+        group="group",
+        legend=TWO,
+        finish=_log_seconds,
+    ),
+)
+HYBRID = Grid(
+    {"workload": {"hybrid": {}}, "policy": [p for p in (*policy_names(), FIT) if p != BOUND]},
+    common={"preset": "bros-hybrid", "duration": 60.0, "pool": 128},
+    columns={name: path for name, path in COLUMNS.items() if name != "window_s"},
+    quick={"duration": 10.0, "pool": 16},
+)
+
+
+def everyone(scale: Scale) -> list[Point]:
+    """The setting of the BROS paper, shortened; and Justitia's applications, JCT in seconds."""
+    common = {"trace": "apps:2x", "profile": APPLICATIONS_PROFILE, "slo": "none", **PAPERS_ENGINE}
+    paths = {"jct_s": "applications.mean_jct_s", "jct_p90_s": "applications.p90_jct_s"}
+    jct = Grid({**HYBRID.vary, "workload": {"applications": {}}}, common, paths)
+    first = [p for p in jct(scale) if p.axes["policy"] not in TURNS or p.axes["seed"] == 0]
+    return HYBRID(scale) + ([] if scale.quick else first)
 
 
 STUDY = Study(
     "systems",
     "",
     [
-        *map(_load_figure, LOAD_FIGURES),
-        _figure(
+        of_loads("loads", "several loads, one GPU, TPOT 200 ms", LOADS),
+        of_loads("loads-tight", "one GPU, TPOT 50 ms", SATURATION, slo=TIGHT),
+        of_loads("four-gpus", "four GPUs, TPOT 200 ms", SATURATION, profile=FOUR_GPUS),
+        of_loads(
+            "four-gpus-tight", "four GPUs, TPOT 50 ms", SATURATION, profile=FOUR_GPUS, slo=TIGHT
+        ),
+        of_loads("overload", "load 1.25, one GPU, TPOT 200 ms", OVERLOAD),
+        of_parts(
             "ladder-fit",
             "which part of bros:chunk=fit earns it, one more at a time",
             FIT_LADDER,
             LADDER_LOADS,
-            before,
+            BEFORE,
         ),
-        _figure("ladder", "which part earns it, one more at a time", LADDERS, LADDER_LOADS, before),
-        _figure("prefixes", "without and with a prefix cache", PREFIXES, PREFIX_LOADS, first),
-        _figure(
+        of_parts(
+            "ladder", "which part earns it, one more at a time", LADDERS, LADDER_LOADS, BEFORE
+        ),
+        of_parts("prefixes", "without and with a prefix cache", PREFIXES, PREFIX_LOADS, FIRST),
+        of_parts(
             "documents",
             "Echo's parts beside questions on shared documents",
             DOCUMENTS,
             DOCUMENT_LOADS,
-            before,
-            documents=True,
+            BEFORE,
+            BESIDE,
         ),
-        _figure(
+        of_parts(
             "documents-systems",
             "the systems beside questions on shared documents",
             DOCUMENT_SYSTEMS,
             DOCUMENT_LOADS,
-            first,
-            documents=True,
+            FIRST,
+            BESIDE,
         ),
-        Figure(
-            "applications",
-            "Justitia's parts on applications",
-            applications,
-            compare,
-            applications_table(APPLICATIONS),
-            draw_applications,
-        ),
-        _figure(
+        APPLICATIONS_FIGURE,
+        of_parts(
             "ledgers",
             "each scheduler on the ledgers that can make a difference to it",
             LEDGERS,
             LADDER_LOADS,
-            first,
+            FIRST,
         ),
-        _figure(
+        of_parts(
             "documents-ledgers",
             "ledgers beside questions on shared documents",
             DOCUMENT_LEDGERS,
             DOCUMENT_LOADS,
-            first,
-            documents=True,
+            FIRST,
+            BESIDE,
         ),
         Figure(
             "everyone",
             "every policy on two workloads",
             everyone,
-            generated,
-            means("workload", "policy"),
+            run,
+            Table(("workload", "policy")),
         ),
         Figure(
             "saturated",
             "every policy past saturation",
-            saturated,
-            past_saturation,
-            saturated_table,
-            text=saturated_text,
+            saturated.grid(windows_of(saturated.TRACE)),
+            run,
+            saturated.saturated_table,
+            text=saturated.saturated_text,
         ),
     ],
 )

@@ -10,6 +10,20 @@ FIT = "bros:chunk=fit"  # the setting that docs/bros.md recommends
 GAP = "echo:slo=gap"
 SYSTEMS = ("vllm", "vllm-v0", "bros", CHUNK, FIT, "echo", GAP, "layerkv", "justitia", "conserve")
 
+# of plots
+LOOKS = {
+    "vllm": {"color": "black"},
+    "vllm-v0": {"color": "grey"},
+    "bros": {"color": "C3", "linestyle": ":"},
+    "bros:chunk=2048": {"color": "C3", "linestyle": "--"},
+    "bros:chunk=fit": {"color": "C3", "linewidth": 2.2},
+    "echo": {"color": "C0", "linestyle": "--"},
+    "echo:slo=gap": {"color": "C0"},
+    "layerkv": {"color": "C1"},
+    "justitia": {"color": "C2"},
+    "conserve": {"color": "C4"},
+}
+
 # a policy, or with prefix caching as said instead of as its own system does
 Part = str | tuple[str, bool]
 Parts = Mapping[str, Mapping[str, Part]]

@@ -7,23 +7,18 @@ two of the loads, without a pool, the engine's steps take 10 % less and 10 % mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from twinserve.experiments.study.off import perturbed
+from twinserve.experiments.study.grid import Grid, windows
 from twinserve.experiments.study.output import markdown_table
-from twinserve.experiments.study.study import Scale
+from twinserve.experiments.study.tables import Table
 from twinserve.experiments.systems.parts import FIT
 from twinserve.policies.overview import KNOWN
-from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import run_policy
-from twinserve.sim.sweep.grid import Point
-from twinserve.sim.sweep.paired import baseline_of, gained
-from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.sim.sweep.paired import baseline_of
+from twinserve.sim.sweep.statistics import shown
 
 PROFILE, TRACE, SLO = "llama-3.1-8b@l40s", "azure-2023", "ttft=1,tpot=0.05"
 BASE = "vllm"
@@ -65,82 +60,57 @@ RULES = {
     ),
 }
 COLLAPSED = 0.5  # of vllm's throughput: below that a policy has collapsed
-_SETTING = ("memory", "pool", "load")
-_GAINS = {"share": ("tokens_per_s", "ratio"), "slo_gain": ("slo_attainment", "difference")}
+SETTING = ("memory", "pool", "load")
+GAINS = {"share": ("tokens_per_s", "ratio"), "slo_gain": ("slo_attainment", "difference")}
+# tokens: prompts and answers of all requests that ended, the pool's as well, over run_s, seconds of
+# the whole run; span_s: of it until the last request of the window arrived
+COLUMNS = {
+    "tokens_per_s": "total_token_throughput",
+    "online_per_s": "classes.rt.total_token_throughput",
+    "slo_attainment": "classes.rt.slo_attainment",
+    "preempted": "kv.preemptions.recompute + kv.preemptions.swap",
+    "run_s": "duration",
+    "span_s": "online_span_s",
+}
 
 
-# -- grid ------------------------------------------------------------------------------------------
-def points_in(scale: Scale, windows: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """A point for each setting, policy, factor on step times and window (`trace`, `begin_s`,
-    `seconds`, `seed`)."""
-    found = []
-    for memory, pool, load, step, policy in _settings(scale.quick):
-        for window in windows:
-            axes = {"memory": memory, "pool": pool, "load": load, "step": step, "policy": policy}
-            work = {**axes, **window, "requests": 30 if scale.quick else REQUESTS[memory]}
-            found.append(Point({**axes, "window": window["begin_s"], "seed": window["seed"]}, work))
-    return found
-
-
-def _settings(quick: bool) -> Iterable[tuple[str, int, float, float, str]]:
-    """(memory, pool, load, factor on step times, policy)."""
-    policies = (BASE, FIT, "preemptive-wait") if quick else POLICIES
-    for memory in ("very tight",) if quick else MEMORY:
-        for pool in POOLS[:1] if quick else POOLS:
-            for load in ERROR_LOADS[1:] if quick else LOADS:
-                off = load in ERROR_LOADS and not pool
-                factors = (1.0, 1 - ERROR, 1 + ERROR) if off else (1.0,)
-                # a rule is taken away where its price shows: as the steps are, without a pool
-                others = [
-                    without for policy, (*_, without) in RULES.items() if policy in policies and off
-                ]
-                yield from ((memory, pool, load, s, p) for s in factors for p in policies)
-                yield from ((memory, pool, load, 1.0, p) for p in others)
-
-
-def past_saturation(
-    memory: str,
-    pool: int,
-    load: float,
-    step: float,
-    policy: str,
-    trace: str,
-    begin_s: float,
-    seconds: float,
-    seed: int,
-    requests: int,
-) -> dict:
-    """The first `requests` of a window, until all have ended. The engine's steps take `step` times
-    as long as those that set the arrivals and the objectives; policies are told.
-
-    tokens_per_s   prompts and answers of all requests that ended, the pool's as well, over run_s
-    online_per_s   the same of the window's own requests
-    run_s, span_s  seconds of the whole run, and of it until the last request arrived
-    """
-    config = SimulationConfig(
-        policy=(policy,),
-        profile=PROFILE,
-        trace=trace,
-        window=(begin_s, begin_s + seconds),
-        requests=requests,
-        load=load,
-        pool=pool,
-        seed=seed,
-        slo=SLO,
-        **MEMORY[memory],
+def grid(window: Mapping[str, Any]) -> Grid:
+    """The first requests of a window, until all have ended. The engine's steps take `step` times as
+    long as those that set the arrivals and the objectives; policies are told."""
+    factors = (1.0, 1 - ERROR, 1 + ERROR)
+    others = [(1.0, without) for *_, without in RULES.values()]
+    asked = [(step, policy) for step in factors for policy in POLICIES] + others
+    quick = (BASE, FIT, "preemptive-wait")
+    known = {*quick, *(RULES[policy][-1] for policy in quick if policy in RULES)}
+    return Grid(
+        {
+            "memory": {
+                name: {**settings, "requests": REQUESTS[name]} for name, settings in MEMORY.items()
+            },
+            "pool": POOLS,
+            "load": LOADS,
+            ("step", "policy"): {
+                (step, policy): {"policy": policy, "off": ["step", step]} for step, policy in asked
+            },
+        },
+        common={"profile": PROFILE, "slo": SLO, **window},
+        columns=COLUMNS,
+        # a rule is taken away where its price shows: as the steps are, without a pool
+        where=lambda at: (
+            (at["load"] in ERROR_LOADS and not at["pool"])
+            or (at["step"] == 1.0 and at["policy"] in POLICIES)
+        ),
+        few={
+            "memory": ("very tight",),
+            "pool": 1,
+            "load": ERROR_LOADS[1:],
+            ("step", "policy"): [pair for pair in asked if pair[1] in known],
+        },
+        quick={
+            "requests": 30,
+            "windows": lambda found: windows(found["begins_s"], found["seconds"] / 6),
+        },
     )
-    inputs = perturbed(resolve(config), "step", step)
-    run = run_policy(inputs, inputs.policies[0])
-    online, preempted = run.summary["classes"]["rt"], run.summary["kv"]["preemptions"]
-    of_window = run.rows.requests.service_class == "rt"
-    return {
-        "tokens_per_s": run.summary["total_token_throughput"],
-        "online_per_s": online["total_token_throughput"],
-        "slo_attainment": online["slo_attainment"],
-        "preempted": preempted["recompute"] + preempted["swap"],
-        "run_s": run.summary["duration"],
-        "span_s": float(np.ptp(run.rows.requests.arrival_s[of_window])),
-    }
 
 
 # -- table -----------------------------------------------------------------------------------------
@@ -152,20 +122,14 @@ def saturated_table(points: pd.DataFrame) -> pd.DataFrame:
     elasticity  relative change of tokens per second for a relative change of step times: central
                 difference of 10 % less and 10 % more. -1: as slow as the engine; nan: not run
     """
-    plain = points[points.step == 1.0]
-    pair = [*_SETTING, "seed"]
-    rows = gained(plain, plain[plain.policy == BASE], pair, _GAINS)
+    rows = points[points.step == 1.0]
     lower, higher = (
-        baseline_of(rows, points[points.step == 1 + error], [*pair, "policy"]).tokens_per_s
-        for error in (-ERROR, ERROR)
+        baseline_of(rows, points[points.step == step], [*SETTING, "seed", "policy"]).tokens_per_s
+        for step in (1 - ERROR, 1 + ERROR)
     )
     rows = rows.assign(elasticity=(higher - lower) / (2 * ERROR * rows.tokens_per_s))
-    values = [
-        *_GAINS,
-        "elasticity",
-        *(name for name in points if name not in (*_SETTING, "step", "policy", "window", "seed")),
-    ]
-    return over_seeds(rows, [*_SETTING, "policy"], values)
+    values = ["elasticity", *(name for name in points if name in COLUMNS)]
+    return Table((*SETTING, "policy"), values, GAINS, {"policy": BASE}, SETTING)(rows)
 
 
 def saturated_text(table: pd.DataFrame) -> str:
@@ -213,7 +177,7 @@ def _rules(table: pd.DataFrame) -> str:
     rows = []
     for policy, (rule, whose, other) in RULES.items():
         pair = [table[(table.policy == name) & (table.pool == 0)] for name in (policy, other)]
-        both = pair[0].merge(pair[1], on=list(_SETTING), suffixes=("", "_other"))
+        both = pair[0].merge(pair[1], on=list(SETTING), suffixes=("", "_other"))
         rows += [
             [
                 f"`{policy}`",

@@ -4,11 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Scale
 from twinserve.experiments.systems import main as systems
 from twinserve.experiments.systems import parts, saturated
-from twinserve.experiments.systems.runs import TIGHT, generated, recorded
-from twinserve.experiments.systems.tables import applications_table, before, first, table_of, told
 from twinserve.policies.registry import parse_policy, policy_class, policy_names
 from twinserve.sim.setup.objectives import parse_objectives
 
@@ -28,6 +27,10 @@ def found(tmp_path_factory):
     out = tmp_path_factory.mktemp("systems")
     systems.STUDY.run([], Scale(quick=True, seeds=(0,)), out, workers=2)
     return out
+
+
+LOAD_FIGURES = ("loads", "loads-tight", "four-gpus", "four-gpus-tight", "overload")
+SAME = ("trace", "window", "seed", "policy")
 
 
 def table(found, name: str) -> pd.DataFrame:
@@ -79,7 +82,7 @@ def test_combinations_run_at_two_loads_and_in_a_window_for_each_seed():
 def test_windows_do_not_overlap_and_the_first_ones_span_the_recording():
     assert min(np.diff(sorted(systems.BEGINS))) >= max(systems.WINDOWS.values())
     assert len(set(systems.BEGINS)) == len(systems.BEGINS)
-    for name in systems.LOAD_FIGURES:
+    for name in LOAD_FIGURES:
         axes = axes_of(name, Scale(seeds=tuple(range(6))))
         assert sorted(set(axes["window"])) == [0, 600, 1200, 1800, 2400, 3000]
 
@@ -92,23 +95,21 @@ def work_of(name: str) -> list[dict]:
 def test_objectives_and_gpus_are_all_that_the_variants_of_loads_change():
     """Each is a run of its own, since policies read objectives: none is judged afterwards."""
     plain = work_of("loads")
-    assert {point["policy"] for point in plain} == set(parts.SYSTEMS)
-    for name, (_, _, more) in systems.LOAD_FIGURES.items():
-        work = work_of(name)
-        assert all({**point, **more} == point for point in work)
-        assert [{k: v for k, v in point.items() if k not in more} for point in work] == [
-            point for point in plain if {**point, **more} in work
-        ]
-        missing = {p["policy"] for p in plain if {**p, **more} not in work}
-        assert missing <= {parts.CHUNK}
-    assert {tuple(sorted(more)) for _, _, more in systems.LOAD_FIGURES.values()} == {
-        (),
-        ("slo",),
-        ("profile",),
-        ("profile", "slo"),
-    }
+    assert {point["settings"]["policy"] for point in plain} == set(parts.SYSTEMS)
+    changed = {}
+    for name in LOAD_FIGURES:
+        for point in (work := work_of(name)):
+            (was,) = [
+                p for p in plain if all(p["settings"][k] == point["settings"][k] for k in SAME)
+            ]
+            more = {k: v for k, v in point["settings"].items() if was["settings"].get(k) != v}
+            assert changed.setdefault(name, more) == more and was["columns"] == point["columns"]
+        asked = {p["settings"]["policy"] for p in work if p["settings"]["trace"] == "azure-2023"}
+        assert set(parts.SYSTEMS) - asked <= {"bros", parts.CHUNK}
+    loose, tight, four = {}, {"slo": systems.TIGHT}, {"profile": systems.FOUR_GPUS}
+    assert list(changed.values()) == [loose, tight, four, four | tight, {"load": 1.25}]
     # only the objective on TPOT is tighter
-    loose, tight = parse_objectives(None), parse_objectives(TIGHT)
+    loose, tight = parse_objectives(None), parse_objectives(systems.TIGHT)
     assert tight[0] == loose[0] and tight[1].bound_s == 0.05 < loose[1].bound_s
 
 
@@ -131,57 +132,21 @@ def test_each_system_is_tried_on_another_ledger():
 
 
 # -- tables ----------------------------------------------------------------------------------------
-def _points() -> pd.DataFrame:
-    """Two windows, three parts: the second keeps 0.2 and 0.4 more than the first, the third as much
-    as the second."""
-    kept = {"a": (0.1, 0.5), "b": (0.3, 0.9), "c": (0.3, 0.9)}
-    return pd.DataFrame(
-        [
-            {
-                "part": p,
-                "window": w,
-                "seed": w,
-                "slo_attainment": kept[p][w],
-                "be_tokens_per_s": 100.0 * (1 + (p == "c")),
-            }
-            for p in kept
-            for w in (0, 1)
-        ]
-    )
-
-
-def test_gains_are_paired_over_windows():
-    rows = table_of(("part",), (), before)(_points()).set_index("part")
-    assert np.isnan(rows.slo_gain["a"]) and rows.slo_gain["b"] == pytest.approx(0.3)
-    # t(0.975, 1) x sd / sqrt(2) of 0.2 and 0.4
-    assert rows.slo_gain_ci["b"] == pytest.approx(12.706 * 0.1, rel=1e-3)
-    assert rows.be_gain["c"] == pytest.approx(1.0)
-    assert list(rows.verdict.fillna("")) == ["", "within the spread", "the same"]
-    rows = table_of(("part",), (), first)(_points()).set_index("part")
-    assert rows.slo_gain["c"] == pytest.approx(0.3) and np.isnan(rows.slo_gain["a"])
-
-
-def test_verdicts_in_words():
-    assert [told(g, h) for g, h in ((0.3, 0.1), (-0.3, 0.1), (0.1, 0.3), (0.1, np.nan))] == [
-        "more",
-        "less",
-        "within the spread",
-        "within the spread",
-    ]
-
-
 def test_applications_are_compared_with_the_step_before_and_with_the_first():
-    mean = {"vllm": 100.0, "parrot": 50.0, "justitia": 40.0}
+    means = dict(zip(systems.PARTS_OF_APPLICATIONS, (100.0, 50.0, 40.0, 30.0), strict=False))
     columns = {"pace": "2x", "p90_s": 1.0, "not_delayed": 1.0, "worst": 1.0}
     points = pd.DataFrame(
-        [{"policy": p, "mean_s": m, "seed": s, **columns} for p, m in mean.items() for s in (0, 1)]
+        [
+            {"policy": policy, "mean_s": means.get(policy, 60.0), "seed": seed, **columns}
+            for policy in systems.PARTS_OF_APPLICATIONS
+            for seed in (0, 1)
+        ]
     )
-    parts = {p: p for p in mean}
-    rows = applications_table({"ladder": parts, "others": parts})(points).set_index(
-        ["group", "part"]
-    )
-    assert rows.jct_gain["ladder", "justitia"] == pytest.approx(-0.2)
-    assert rows.jct_gain["others", "justitia"] == pytest.approx(-0.6)
+    rows = systems.applications_table(points).set_index(["group", "policy"])
+    third = list(means)[2]
+    assert rows.jct_gain["ladder", third] == pytest.approx(-0.2)
+    assert rows.jct_gain["one part exchanged", "srjf"] == pytest.approx(0.0)
+    assert rows.verdict["ladder", third] == "less" and rows.verdict["ladder", "vllm"] == ""
 
 
 # -- past saturation -------------------------------------------------------------------------------
@@ -229,24 +194,25 @@ def test_quick_run_past_saturation(tmp_path):
 @pytest.mark.nightly
 def test_a_tighter_objective_is_judged_and_is_what_policies_plan_with():
     """Attainment of TPOT falls for who plans nothing; who plans with it decodes faster."""
-    window = {"load": 1.0, "begin_s": 0.0, "seconds": 20.0, "seed": 0, "pool": 16}
+    one = systems.grid("mooncake", (1.0,), {"policy": ("vllm", parts.FIT)}, systems.POOL)
+    quick = Scale(quick=True, seeds=(0,))
     runs = {
-        (policy, slo): recorded("mooncake", policy, slo=slo, **window)
-        for policy in ("vllm", parts.FIT)
-        for slo in (None, TIGHT)
+        (point.axes["policy"], slo): run({**point.arguments["settings"], "slo": slo}, one.columns)
+        for point in one(quick)
+        for slo in (None, systems.TIGHT)
     }
-    vllm, tight = runs["vllm", None], runs["vllm", TIGHT]
+    vllm, tight = runs["vllm", None], runs["vllm", systems.TIGHT]
     assert tight["tpot_attainment"] < vllm["tpot_attainment"]
     assert tight["tpot_s"] == vllm["tpot_s"] and tight["ttft_attainment"] == vllm["ttft_attainment"]
-    assert runs[parts.FIT, TIGHT]["tpot_s"] < runs[parts.FIT, None]["tpot_s"]
+    assert runs[parts.FIT, systems.TIGHT]["tpot_s"] < runs[parts.FIT, None]["tpot_s"]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("figure", systems.LOAD_FIGURES)
+@pytest.mark.parametrize("figure", LOAD_FIGURES)
 def test_every_system_is_on_every_trace(found, figure):
     rows = table(found, figure)
     assert set(zip(rows.trace, rows.policy, strict=True)) == {
-        (point["trace"], point["policy"]) for point in work_of(figure)
+        (point["settings"]["trace"], point["settings"]["policy"]) for point in work_of(figure)
     }
     assert (found / figure / "plot.png").stat().st_size > 10_000
     assert (
@@ -302,5 +268,10 @@ def test_applications_and_everyone_are_there_and_the_report_shows_them(found):
 
 @pytest.mark.nightly
 def test_applications_have_completion_times():
-    row = generated("applications", "vtc", seed=0, quick=True)
+    (point,) = [
+        point
+        for point in systems.everyone(Scale(seeds=(0,)))
+        if tuple(point.axes.values())[:2] == ("applications", "vtc")
+    ]
+    row = run(**point.arguments)
     assert 0 < row["jct_s"] < row["jct_p90_s"]
