@@ -7,62 +7,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from twinserve.sim.results.files import RunResult
+from twinserve.experiments.study.runs import column
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve, with_objectives
 from twinserve.sim.setup.objectives import parse_objectives
 from twinserve.sim.setup.offered_load import service_seconds
-from twinserve.sim.setup.run import Simulation, run_simulation, simulate
+from twinserve.sim.setup.run import run_policy
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.generators.shared import with_shared_text
 from twinserve.traces.workload import REAL_TIME, Workload
 
-PROFILE = "llama-3.1-8b@h100"
 REPLICAS = 8
-ENGINE = {"async_scheduling": True, "profile": PROFILE}
+COMMON = {"profile": "llama-3.1-8b@h100", "prefix_caching": True}  # asynchronous, as vLLM is
+COLUMNS = {
+    "slo_attainment": "classes.rt.slo_attainment",
+    "ttft_s": "classes.rt.mean_ttft_ms / 1000",
+    "ttft_p99_s": "classes.rt.p99_ttft_ms / 1000",
+    "tpot_s": "classes.rt.mean_tpot_ms / 1000",
+    "prefix_hit_rate": "kv.prefix_hit_rate",
+    "busiest": "busiest",
+    "rejected": "classes.rt.rejected / classes.rt.submitted",
+    "be_tokens_per_s": "classes.be.window_total_token_throughput",
+}
 DOCUMENTS = "next-qa"  # prompts of 9,900 tokens on average, 88 % of them text of a document
 BLOCK_TOKENS = 16
-
-
-def _row(run: RunResult) -> dict:
-    """What is compared: seconds, shares; busiest: prompt tokens of the replica that got most of
-    them, over the mean."""
-    rt = run.summary["classes"]["rt"]
-    rows = run.rows.requests
-    sent = rows[rows.replica >= 0].groupby("replica").prompt_tokens.sum()
-    most = float(sent.max() * len(run.summary["replicas"]) / sent.sum())
-    return {
-        "slo_attainment": rt["slo_attainment"],
-        "ttft_s": rt["mean_ttft_ms"] / 1e3,
-        "ttft_p99_s": rt["p99_ttft_ms"] / 1e3,
-        "tpot_s": rt["mean_tpot_ms"] / 1e3,
-        "prefix_hit_rate": run.summary["kv"]["prefix_hit_rate"],
-        "busiest": most,
-        "rejected": rt["rejected"] / rt["submitted"],
-        "be_tokens_per_s": run.summary["classes"]
-        .get("be", {})
-        .get("window_total_token_throughput", float("nan")),
-    }
-
-
-def conversations(
-    router: str, policy: str, load: float, begin_s: float, seconds: float, seed: int, pool: int = 0
-) -> dict:
-    """A window of Mooncake's conversations at `load` times the estimated capacity of the fleet,
-    beside it a closed loop of `pool` best-effort requests. The estimate knows no prefix cache."""
-    config = SimulationConfig(
-        trace="mooncake",
-        window=(begin_s, begin_s + seconds),
-        load=load,
-        pool=pool,
-        policy=(policy,),
-        prefix_caching=True,
-        router=router,
-        replicas=REPLICAS,
-        seed=seed,
-        **ENGINE,
-    )
-    return _row(simulate(config)[policy])
 
 
 def questions(router: str, load: float, requests: int, seed: int, policy: str = "vllm") -> dict:
@@ -111,11 +79,10 @@ def _serve(
         rate=1.0,
         requests=1,
         policy=(policy,),
-        prefix_caching=True,
         router=router,
         replicas=replicas,
         seed=seed,
-        **ENGINE,
+        **COMMON,
     )
     inputs = resolve(config)
     if rate is None:
@@ -129,4 +96,5 @@ def _serve(
     )
     workload = with_objectives(workload, inputs.hardware, parse_objectives(config.slo))
     inputs = replace(inputs, workload=workload)
-    return _row(run_simulation(Simulation(inputs, inputs.policies[0])))
+    result = run_policy(inputs, inputs.policies[0])
+    return {name: column(result, text) for name, text in COLUMNS.items()}

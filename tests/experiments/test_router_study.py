@@ -42,7 +42,7 @@ def test_gains_are_over_round_robin_of_the_same_repeat(found):
 
 def test_every_router_of_the_study_can_be_parsed():
     points = [p for figure in routers.STUDY.figures for p in figure.points(Scale())]
-    for name in {point.arguments["router"] for point in points}:
+    for name in {p.arguments.get("settings", p.arguments)["router"] for p in points}:
         assert parse_router(name).build().name == name.partition(":")[0]
 
 
