@@ -20,6 +20,7 @@ import numpy as np
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import Sized, sized
 from twinserve.sim.plan.peaks import Peak
+from twinserve.sim.plan.savings import Needed
 from twinserve.sim.plan.search import smallest
 from twinserve.sim.plan.sizes import Size, Trials
 from twinserve.sim.plan.trial import Trial, TrialSpec
@@ -64,30 +65,37 @@ def plan_day(
     pool: int,
     workers: Executor,
     report: Callable[[int, int], None],
-) -> tuple[Day | None, int]:
-    """The cheapest candidate that keeps its objectives beside offline work, and the trials it took;
-    None where none does.
+) -> tuple[Day | None, list[Needed], int]:
+    """The cheapest candidate that keeps its objectives beside offline work (None where none does),
+    what the cheapest of each policy needs, and the trials that took.
 
     sizes   candidates after step 1. One that was given up there may be the cheapest here, and is
-            then sized; one that cannot cost less than what another needs beside offline work is not
-            looked at further.
+            then sized; one that cannot cost less than what another of its policy needs beside
+            offline work is not looked at further.
     pool    requests in a batch of the closed loop
     """
     looks = [_Beside(size, pool, cost, i) for i, size in enumerate(sizes) if size.hopeless is None]
 
     def rank(look: _Beside) -> Any | None:
-        best = min((one.known for one in looks if one.known is not None), default=None)
+        policy = look.size.candidate.policy
+        same = (one for one in looks if one.size.candidate.policy == policy)
+        best = min((one.known for one in same if one.known is not None), default=None)
         return None if best is not None and look.least > best else look.least
 
     tasks = [Task(look.search(), partial(rank, look)) for look in looks]
     trials = drive(tasks, workers, report, _AT_ONCE)
-    ranked = [(known, one) for one in looks if (known := one.known) is not None]
+    ranked = [one for one in looks if one.known is not None]
     if not ranked:
-        return None, trials
-    _, best = min(ranked, key=lambda pair: pair[0])
-    size, number = best.size, min(n for n in best.tried if best.keeps(n))
+        return None, [], trials
+    ranked.sort(key=lambda one: one.known)  # type: ignore[arg-type, return-value]
     # a trial that keeps the objectives has run to its end
-    at_peak = best.tried[number]
+    needed = [
+        Needed(one.size.candidate, n, sized(n, objectives, [one.tried[n]]).answer)
+        for one in ranked
+        if (n := one.smallest) is not None
+    ]
+    size, number = ranked[0].size, needed[0].replicas
+    at_peak = ranked[0].tried[number]
     lower = [_level(size, number, share, pool, whole=True) for share in LEVELS if share < 1]
     results, more = drive_all(lower, workers, report)
     levels = tuple(
@@ -97,7 +105,7 @@ def plan_day(
     load, profile = day_load(size.peaks)
     a_second = np.interp(load, [share for share, *_ in levels], [got for _, got, _ in levels])
     per_day = float(a_second.mean() * DAY_S)
-    return Day(size.candidate, number, levels, per_day, profile), trials + more
+    return Day(size.candidate, number, levels, per_day, profile), needed, trials + more
 
 
 def day_load(peaks: Sequence[Peak]) -> tuple[np.ndarray, str]:
@@ -131,8 +139,13 @@ class _Beside:
     @property
     def known(self) -> tuple | None:
         """What the smallest number that was seen to be enough is ranked by."""
-        good = min((n for n in self.tried if self.keeps(n)), default=None)
+        good = self.smallest
         return None if good is None else self._key(good)
+
+    @property
+    def smallest(self) -> int | None:
+        """The smallest number that was seen to be enough."""
+        return min((n for n in self.tried if self.keeps(n)), default=None)
 
     @property
     def least(self) -> tuple:

@@ -16,6 +16,7 @@ from twinserve.sim.plan.closer import Sized, by_division, drawn, farthest, sized
 from twinserve.sim.plan.day import Day, plan_day
 from twinserve.sim.plan.peaks import Peak, Trouble, find_peak
 from twinserve.sim.plan.prices import Prices
+from twinserve.sim.plan.savings import Needed, Saving, savings
 from twinserve.sim.plan.sizes import Size
 from twinserve.sim.plan.trial import can_deal
 from twinserve.sim.plan.verdicts import Attained
@@ -42,7 +43,7 @@ class Question:
     pool      offline requests in a batch of the closed loop of step 2; 0: no step 2
     survive   replicas that fail as the peak begins; on_failure, detection_s: what becomes of their
               requests, and when the router learns of it
-    all_sizes no candidate is given up because another one is cheaper
+    all_sizes no candidate is given up because another one of its policy is cheaper
     prefill_decode  beside each row prefill apart from decode is tried, too
     """
 
@@ -135,7 +136,8 @@ class Plan:
     """rows: enough ones by rank, then the others. priced: rank is by dollars, else by GPUs. day:
     the cheapest beside offline work; None where that was not asked for, or where none keeps the
     objectives. notices: of the trials of the candidates, each once. apart: of rows that are enough,
-    in their order, where that was asked for."""
+    in their order, where that was asked for. savings: of each policy against vllm, at the peak and
+    then beside offline work."""
 
     question: Question
     objectives: tuple[Objective, ...]
@@ -147,6 +149,7 @@ class Plan:
     day: Day | None = None
     notices: tuple[str, ...] = ()
     apart: tuple[Apart, ...] = ()
+    savings: tuple[Saving, ...] = ()
 
     @property
     def best(self) -> Row | None:
@@ -224,6 +227,7 @@ def make_plan(
     trials = _search(sizes, priced, question.all_sizes, workers, report)
     rows = _ranked(sizes, objectives, peaks, priced)
     day = None
+    beside: list[Needed] = []
     apart: list[Apart] = []
     if any(row.status == "enough" for row in rows):
         draws = question.draws if all(can_deal(peak.judged) for peak in peaks) else 1
@@ -233,7 +237,7 @@ def make_plan(
             apart, more = _apart(rows, sizes, objectives, draws, workers, report)
             trials += more
         if question.pool:
-            day, more = plan_day(
+            day, beside, more = plan_day(
                 sizes, lambda s, n: s.cost(n, priced), objectives, question.pool, workers, report
             )
             trials += more
@@ -253,7 +257,20 @@ def make_plan(
         day,
         notices,
         tuple(apart),
+        _savings(base.policy, rows, beside, question.pool),
     )
+
+
+def _savings(
+    policies: Sequence[str], rows: Sequence[Row], beside: Sequence[Needed], pool: int
+) -> tuple[Saving, ...]:
+    """Of the other policies against vllm: at the peak, and beside offline work where asked for."""
+    alone = [
+        Needed(row.candidate, row.sized.replicas, row.sized.answer)
+        for row in rows
+        if row.status == "enough" and row.sized is not None
+    ]
+    return savings(policies, alone, 0) + (savings(policies, beside, pool) if pool else ())
 
 
 def _of(sizes: Sequence[Size], row: Row) -> Size:
@@ -295,15 +312,16 @@ def _search(
     workers: Executor,
     report: Callable[[int, int], None],
 ) -> int:
-    """Every candidate to its smallest number, or to where it must cost more than another one
-    does."""
+    """Every candidate to its smallest number, or to where it must cost more than another one of
+    its policy does: so policies can be compared."""
 
-    def cheapest() -> tuple[float, int] | None:
-        known = [s.cost(n, priced) for s in sizes if (n := s.at_most) is not None]
+    def cheapest(policy: str) -> tuple[float, int] | None:
+        of_policy = [s for s in sizes if s.candidate.policy == policy]
+        known = [s.cost(n, priced) for s in of_policy if (n := s.at_most) is not None]
         return min(known, default=None)
 
     def rank(size: Size) -> tuple[float, int] | None:
-        least, best = size.cost(size.at_least, priced), cheapest()
+        least, best = size.cost(size.at_least, priced), cheapest(size.candidate.policy)
         return None if not all_sizes and best is not None and least > best else least
 
     tasks = [

@@ -142,7 +142,7 @@ def foot_lines(plan: Plan, prices: Prices) -> list[str]:
     lines += apart_lines(plan)
     if plan.question.pool and plan.best is not None:
         lines += day_lines(plan)
-    return lines + _price_lines(plan, prices)
+    return [*lines, *_price_lines(plan, prices), *map(str, plan.savings)]
 
 
 def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
@@ -384,6 +384,7 @@ def described(plan: Plan, prices: Prices) -> dict[str, Any]:
         "apart": [
             told_of(one, None if one.sized is None else _sized(one.sized)) for one in plan.apart
         ],
+        "savings": [one.told() for one in plan.savings],
         "trials": plan.trials,
     }
     return PLANS.numbered(document)

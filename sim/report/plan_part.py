@@ -96,6 +96,7 @@ SHAPE = Shape(
         "closer": _CLOSER,
         "warnings": Shape("list", rest=_TEXT),
         "notices": Shape("list", rest=_TEXT),
+        "savings": Shape("list", rest=Shape("object", needed={"line": _TEXT})),
         "left_out": Shape("list", rest=Shape("object", needed={"gpu": _TEXT, "reason": _TEXT})),
     },
 )
@@ -115,6 +116,7 @@ def plan_part(found: Found) -> Part:
     said = [*document.get("warnings", ()), *document.get("notices", ())]
     blocks: list[Block] = [paragraph(asked), *map(note, said)]
     blocks += [_table(rows), *(c for c in plan_charts(document) if c.curves)]
+    blocks += [paragraph(one["line"]) for one in document.get("savings", ())]
     blocks += _around(rows)
     never = [f"{_name(row, rows)}: {row['reason']}" for row in rows if row["status"] == "never"]
     never += [

@@ -25,10 +25,13 @@ def plan(trace: str, slo: str, usd: dict[str, float], pool: int = POOL, **furthe
     return make_plan(question, read_prices(table, "prices"), InThisProcess())
 
 
-def by_brute_force(trace: str, slo: str, usd: dict[str, float], tp, policies) -> tuple | None:
-    """((GPU, ranks, policy), replicas) of the cheapest day. Of each candidate one replica after
-    the other is tried: without offline work first, then with it from there on. Of two that cost the
-    same it is the one that costs less without offline work, then the first.
+def by_brute_force(
+    trace: str, slo: str, usd: dict[str, float], tp, policies, pool: int = POOL
+) -> tuple | None:
+    """((GPU, ranks, policy), replicas) of the cheapest day; pool 0: of the cheapest peak.
+    Of each candidate one replica after the other is tried: without offline work first, then with it
+    from there on. Of two that cost the same it is the one that costs less without offline work,
+    then the first.
     """
     found = []
     for gpu in usd:
@@ -46,7 +49,7 @@ def by_brute_force(trace: str, slo: str, usd: dict[str, float], tp, policies) ->
                     return None
 
                 alone = first(fitting)
-                number = alone and first(range(alone, fitting.stop), pool=POOL)
+                number = alone and first(range(alone, fitting.stop), pool=pool)
                 if number:
                     cost, less = ((n * ranks * usd[gpu], n * ranks) for n in (number, alone))
                     found.append((cost, less, len(found), (gpu, ranks, policy), number))
