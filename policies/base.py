@@ -227,6 +227,11 @@ class Policy(ABC, Generic[PolicyOptions]):
         """An application arrived, as a whole; its rows follow as its stages begin. Default: rows
         are all that counts."""
 
+    def on_application_end(self, group: int) -> None:
+        """No request of `group` will come any more: what is kept for it can be forgotten once none
+        of its rows is here. Default: nothing is kept."""
+        return None
+
     @abstractmethod
     def on_finish(self, row: int) -> None: ...
 

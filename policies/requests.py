@@ -68,6 +68,13 @@ class Application:
     order: float = math.nan
 
 
+@dataclass(frozen=True, slots=True)
+class ApplicationEnd:
+    """No request of this group will come any more."""
+
+    group: int
+
+
 class RequestTable:
     """Columns over rows 0 .. len - 1, in order of submission.
 

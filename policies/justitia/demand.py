@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+from twinserve.policies.justitia.presence import Presence
 from twinserve.policies.parts.predictors import (
     COSTS,
     Cost,
@@ -34,7 +35,9 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
     def setup(self) -> None:
         super().setup()
         self.predictor: Predictor = make_predictor(self.options)
-        self._kinds: dict[int, str] = {}  # groups that are served as one application
+        # groups that are served as one application, until they have ended
+        self._kinds: dict[int, str] = {}
+        self.here = Presence()
         self._requests: RequestTable  # from the first arrival on
 
     @property
@@ -59,6 +62,10 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
     def ends(self, row: int, number: int, cost: int) -> None:
         """A row of an application ended; cost: what it really took."""
 
+    def forget(self, number: int) -> None:
+        """An application has ended: nothing of it is here, and nothing will come."""
+        self._kinds.pop(number, None)
+
     def leaves(self, row: int, number: int) -> None:
         """A row of an application was withdrawn. Default: it ends and has cost nothing."""
         self.ends(row, number, 0)
@@ -75,6 +82,10 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
             self._kinds[application.group] = application.kind
             self.begins(application.group, demand, application.arrival_s)
 
+    def on_application_end(self, group: int) -> None:
+        if group in self._kinds and self.here.closes(group):
+            self.forget(group)
+
     def on_arrival(self, row: int, requests: RequestTable) -> None:
         self._requests = requests
         number = self.application_of(row)
@@ -83,11 +94,15 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
                 int(requests.prompt_tokens[row]), self.predictor.output_tokens(row, requests)
             )
             self.begins(number, demand, float(requests.placed_s[row]))
+        self.here.comes(number)
         self.enqueue(row, number)
 
     def on_withdraw(self, row: int) -> None:
         QueuePolicy.on_finish(self, row)
-        self.leaves(row, self.application_of(row))
+        number = self.application_of(row)
+        self.leaves(row, number)
+        if self.here.goes(number):
+            self.forget(number)
 
     def on_finish(self, row: int) -> None:
         super().on_finish(row)
@@ -100,3 +115,5 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
             output = int(requests.output_tokens[row])
         self.predictor.ended(output, self._kinds.get(number))
         self.ends(row, number, self.cost(prompt, output))
+        if self.here.goes(number):
+            self.forget(number)

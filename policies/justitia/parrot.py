@@ -8,6 +8,7 @@ a pool), is an application by itself.
 
 from __future__ import annotations
 
+from twinserve.policies.justitia.presence import Presence
 from twinserve.policies.justitia.queues import RankedQueue
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
 from twinserve.policies.requests import Application, RequestTable
@@ -22,7 +23,9 @@ class ParrotPolicy(QueuePolicy[QueueOptions]):
     def setup(self) -> None:
         super().setup()
         self.waiting = RankedQueue()
-        self._applications: dict[int, int] = {}  # group -> number in order of arrival
+        self._applications: dict[int, int] = {}  # group -> place, until it ends
+        self._groups: dict[int, int] = {}  # row -> group
+        self._here = Presence()
         self._numbers: dict[int, int] = {}  # row -> number of its application
         self._next = 0
 
@@ -31,9 +34,17 @@ class ParrotPolicy(QueuePolicy[QueueOptions]):
             self._applications[application.group] = self._next
             self._next += 1
 
+    def on_application_end(self, group: int) -> None:
+        if self._here.closes(group):
+            self._applications.pop(group, None)
+
     def on_arrival(self, row: int, requests: RequestTable) -> None:
-        number = self._applications.get(int(requests.group[row]))
-        if number is None:
+        group = int(requests.group[row])
+        number = self._applications.get(group)
+        if number is not None:
+            self._groups[row] = group
+            self._here.comes(group)
+        else:
             number, self._next = self._next, self._next + 1
         self._numbers[row] = number
         self.waiting.add(row, self.rank(row))
@@ -41,6 +52,9 @@ class ParrotPolicy(QueuePolicy[QueueOptions]):
     def on_finish(self, row: int) -> None:
         super().on_finish(row)
         del self._numbers[row]
+        group = self._groups.pop(row, -1)
+        if group >= 0 and self._here.goes(group):
+            del self._applications[group]
 
     def rank(self, row: int) -> tuple:
         return self._numbers[row], row

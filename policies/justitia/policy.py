@@ -21,7 +21,6 @@ did.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Literal
 
 from pydantic import Field
@@ -67,11 +66,9 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         super().setup()
         self.waiting = RankedQueue()
         self.clock = VirtualClock()
-        # of applications by number; those of single requests while they are here
-        self.F: dict[int, float] = {}
+        self.F: dict[int, float] = {}  # of applications by number, until they have ended
         self._arrived: dict[int, int] = {}  # their number in order of arrival
         self._arrivals = 0
-        self._present: Counter[int] = Counter()  # application -> its requests here, waiting or not
         self._last_end_s = -math.inf
         self._unit = 0  # capacity of an iteration, token-iterations
         self._served = 0  # since V was last set: iterations, or their cost
@@ -105,13 +102,14 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
             return
         self._requests = requests
         number = self.application_of(row)
+        self.here.comes(number)
         self._enters(number, stamp)
         self.enqueue(row, number)
 
     # -- applications ------------------------------------------------------------------------------
     def begins(self, number: int, demand: int, arrival_s: float) -> None:
         self._serve()
-        if not self._present and arrival_s > self._last_end_s:
+        if not self.here and arrival_s > self._last_end_s:
             self.clock.drain()
         self._enters(number, self.clock.arrive(demand))
 
@@ -126,20 +124,16 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         self._served = 0
 
     def enqueue(self, row: int, number: int) -> None:
-        self._present[number] += 1
         self.waiting.add(row, (self.F[number], self._arrived[number]))
 
-    def ends(self, row: int, number: int, cost: int) -> None:
-        self._present[number] -= 1
-        if not self._present[number]:
-            del self._present[number]
-        if number < 0:
-            del self.F[number], self._arrived[number]
+    def forget(self, number: int) -> None:
+        super().forget(number)
+        del self.F[number], self._arrived[number]
 
     def leaves(self, row: int, number: int) -> None:
         """With its last request here an application leaves the fluid system as well, so that what
         it will never ask for takes nothing from the others."""
-        if self._present[number] == 1:
+        if self.here.count(number) == 1:
             self._serve()
             self.clock.leave(self.F[number])
         self.ends(row, number, 0)

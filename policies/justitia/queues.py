@@ -8,6 +8,10 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+# entries of what has left that a heap may hold beyond as many as it has others: they are then taken
+# out at once, so that memory goes with what waits and an operation still takes logarithmic time
+SPARE = 64
+
 
 class RankedQueue:
     """Rows by a rank that does not change while they wait: the smallest first, ties by row."""
@@ -17,8 +21,11 @@ class RankedQueue:
         self._present: set[int] = set()  # only asked, never walked through
 
     def add(self, row: int, rank: tuple) -> None:
-        heapq.heappush(self._heap, (rank, row))
         self._present.add(row)
+        heapq.heappush(self._heap, (rank, row))
+        if len(self._heap) > 2 * len(self._present) + SPARE:
+            self._heap = [entry for entry in self._heap if entry[1] in self._present]
+            heapq.heapify(self._heap)
 
     def peek(self) -> int:
         while self._heap[0][1] not in self._present:
@@ -51,19 +58,26 @@ class OwnersQueue(Generic[Owner]):
         # (value at some time, number of the owner, owner)
         self._heap: list[tuple[float, int, Owner]] = []
         self._numbers: dict[Owner, int] = {}
+        self._seen = 0  # owners so far
         self._owner_of: dict[int, Owner] = {}
 
     def add(self, row: int, owner: Owner) -> None:
-        self._numbers.setdefault(owner, len(self._numbers))
+        if owner not in self._numbers:
+            self._numbers[owner], self._seen = self._seen, self._seen + 1
         self._owner_of[row] = owner
-        if owner not in self._rows:
-            self._rows[owner] = deque()
+        rows = self._rows.get(owner)
+        if rows is None:
+            rows = self._rows[owner] = deque()
             self._push(owner)
-        self._rows[owner].append(row)
+        rows.append(row)
 
     def place_of(self, owner: Owner) -> int:
         """Of an owner that was seen: after how many others, which ties are settled by."""
         return self._numbers[owner]
+
+    def forget(self, owner: Owner) -> None:
+        """An owner without rows that will have none any more."""
+        self._numbers.pop(owner, None)
 
     def shrunk(self, owner: Owner) -> None:
         """The owner's value has become smaller."""
@@ -72,6 +86,9 @@ class OwnersQueue(Generic[Owner]):
 
     def _push(self, owner: Owner) -> None:
         heapq.heappush(self._heap, (self._value(owner), self._numbers[owner], owner))
+        if len(self._heap) > 2 * len(self._rows) + SPARE:
+            self._heap = [(self._value(one), self._numbers[one], one) for one in self._rows]
+            heapq.heapify(self._heap)
 
     def first(self) -> Owner:
         """The owner with the smallest value; there must be one."""

@@ -61,7 +61,9 @@ class VllmSjfPolicy(DemandPolicy[SjfOptions]):
 
     def on_arrival(self, row, requests) -> None:
         self._requests = requests
-        kind = self._kinds.get(self.application_of(row))
+        number = self.application_of(row)
+        self.here.comes(number)
+        kind = self._kinds.get(number)
         self._duration[row] = self.predictor.output_tokens(row, requests, kind)
         self.waiting.add(row, (self._duration[row],))
 
@@ -91,11 +93,15 @@ class SrjfPolicy(DemandPolicy[DemandQueueOptions]):
 
     def ends(self, row: int, number: int, cost: int) -> None:
         if number < 0:
-            del self.remaining[number]
             return
         self.remaining[number] = max(0, self.remaining[number] - cost)
         self.waiting.shrunk(number)
         self.reorder()
+
+    def forget(self, number: int) -> None:
+        super().forget(number)
+        del self.remaining[number]
+        self.waiting.forget(number)
 
     def rank(self, row: int) -> tuple:
         number = self.application_of(row)

@@ -20,6 +20,7 @@ import math
 import numpy as np
 from pydantic import Field
 
+from twinserve.policies.justitia.presence import Presence
 from twinserve.policies.justitia.queues import OwnersQueue
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
@@ -45,12 +46,14 @@ class VtcPolicy(QueuePolicy[VtcOptions]):
 
     def setup(self) -> None:
         super().setup()
-        self.paid: dict[int, int] = {}  # client -> paid
+        self.paid: dict[int, int] = {}  # client -> paid; until it has ended
+        self.here = Presence()
         self.waiting = OwnersQueue(self.paid.__getitem__)
         self._client_of = np.zeros(FIRST_ROWS, np.int64)  # row -> client
         self._admissions: dict[int, int] = {}  # row -> number, in order of admission
         self._admitted = 0
         self._last_to_leave: int | None = None  # client that left the queue last
+        self._ended: set[int] = set()  # that one, if it has ended
 
     def client(self, row: int, requests: RequestTable) -> int:
         """Of a row: its group, or a number below 0 for a request by itself."""
@@ -63,6 +66,7 @@ class VtcPolicy(QueuePolicy[VtcOptions]):
             self._client_of = np.concatenate([self._client_of, room])
         client = self._client_of[row] = self.client(row, requests)
         client = int(client)
+        self.here.comes(client)
         if client not in self.waiting:
             self._lift(client)
         self.waiting.add(row, client)
@@ -80,7 +84,7 @@ class VtcPolicy(QueuePolicy[VtcOptions]):
         client = int(self._client_of[row])
         self.paid[client] += self.options.input_weight * int(requests.prompt_tokens[row])
         if client not in self.waiting:
-            self._last_to_leave = client
+            self._last_left(client)
         self._admissions[row] = self._admitted
         self._admitted += 1
         self.reorder()
@@ -93,11 +97,33 @@ class VtcPolicy(QueuePolicy[VtcOptions]):
             counts = np.zeros(len(clients), np.int64)
             np.add.at(counts, of_client, outcome.verified.tokens)
         for client, count in zip(clients.tolist(), counts.tolist(), strict=True):
-            self.paid[client] += price * count
+            if client in self.paid:  # else it has ended, and waits for nothing any more
+                self.paid[client] += price * count
 
     def on_finish(self, row: int) -> None:
         super().on_finish(row)
         self._admissions.pop(row, None)
+        client = int(self._client_of[row])
+        if self.here.goes(client):
+            self._forget(client)
+
+    def on_application_end(self, group: int) -> None:
+        if self.here.closes(group) and group in self.paid:
+            self._forget(group)
+
+    def _last_left(self, client: int) -> None:
+        before, self._last_to_leave = self._last_to_leave, client
+        if before in self._ended and before != client:
+            self._ended.clear()
+            del self.paid[before]
+
+    def _forget(self, client: int) -> None:
+        """It has ended. What it paid counts as long as it is the last one that left the queue."""
+        self.waiting.forget(client)
+        if client == self._last_to_leave:
+            self._ended.add(client)
+        else:
+            del self.paid[client]
 
     def rank(self, row: int) -> tuple:
         return (self._admissions.get(row, self._admitted),)

@@ -11,7 +11,7 @@ from twinserve.native.chosen import columns
 from twinserve.policies.base import Policy, SystemView
 from twinserve.policies.kv.base import KvLedger, LedgerError
 from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
-from twinserve.policies.requests import Application, End, RequestTable, State
+from twinserve.policies.requests import Application, ApplicationEnd, End, RequestTable, State
 
 # plain integers: looking a member up in an enum costs more than the assignment it is for
 WAITING, RUNNING, SWAPPED, FINISHED = (
@@ -59,7 +59,7 @@ class EngineCore:
         self.kept: set[int] = set()
         self._released: list[int] = []  # of these, whose memory is free at the next boundary
         # what the policy has not been told of yet, in order
-        self._arrived: list[int | Application] = []
+        self._arrived: list[int | Application | ApplicationEnd] = []
         # rows that emit in the step under way, and their last token times before it began
         self._shown = np.zeros(0, np.int64)
         self._last_token_s: np.ndarray | None = None
@@ -96,6 +96,10 @@ class EngineCore:
     def announce(self, application: Application) -> None:
         """An application arrives; its first requests are submitted right after."""
         self._arrived.append(application)
+
+    def close(self, group: int) -> None:
+        """No request of an announced application will be submitted any more."""
+        self._arrived.append(ApplicationEnd(group))
 
     def submit(self, request_id: str, **values) -> int:
         """A new request; `values` as for RequestTable.submit. Returns its row.
@@ -249,6 +253,8 @@ class EngineCore:
         for arrival in self._arrived:
             if isinstance(arrival, Application):
                 self.policy.on_application(arrival)
+            elif isinstance(arrival, ApplicationEnd):
+                self.policy.on_application_end(arrival.group)
             else:
                 self.policy.on_arrival(arrival, self.requests)
         self._arrived.clear()

@@ -382,6 +382,13 @@ class Fleet:
             self._pool.came(replica.index)
         self._dispatched(request, replica)
 
+    def close(self, group: int) -> None:
+        """No request of an application will be sent any more."""
+        for replica in self.replicas:
+            if (replica.index, group) in self._announced:
+                self._announced.discard((replica.index, group))
+                replica.engine.core.close(group)
+
     def _may_take(self, replica: Replica, request: Request) -> bool:
         return replica.life is Life.UP
 

@@ -230,6 +230,8 @@ class RequestSource:
             stages = self._stages.get(group)
             if self._open[group] == 0 and stages:
                 self._release(group, min(stages))
+            elif self._over(group):
+                self.fleet.close(group)
         if self._waiting:
             self._fill()
 
@@ -284,6 +286,12 @@ class RequestSource:
             self._unsent -= len(rows)
             for row in rows:
                 self.fleet.never_sent(self._request(row, math.nan))
+
+    def _over(self, group: int) -> bool:
+        """Whether the fleet will get no request of the group any more."""
+        if group in self._failed:  # some of it may be on their way to the fleet
+            return not (self._members.get(group) or self._under_way)
+        return self._open[group] == 0
 
     def _release(self, group: int, stage: int) -> None:
         """The next stage of a session or application, after its rows' delay (seconds since the

@@ -91,10 +91,11 @@ def run(
     demands=None,
     fast=True,
     kind="paged",
+    watched=None,
 ):
     """Applications of given stages, to the end. Returns when each application ended (seconds:
     iterations), the requests, the engine. The policy is told the truth; with `demands`, these are
-    what it predicts of applications."""
+    what it predicts of applications. watched: called with the engine before it begins."""
     workload = from_samples(arrivals, samples)
     longest = int((workload.prompt_tokens + workload.output_tokens).max())
     limits = EngineLimits(max_num_seqs=seats, max_num_batched_tokens=100_000, max_model_len=longest)
@@ -113,6 +114,8 @@ def run(
         SimulatedBackend(table, OneSecond(), PcieLink(1e15), limits, fast=fast),
         recorder,
     )
+    if watched is not None:
+        watched(engine)
     source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
     requests = request_frame(table, 0, source.group_names)

@@ -29,8 +29,20 @@ def test_applications_go_by_the_cost_that_is_left():
 
 def test_what_was_predicted_too_low_is_never_negative():
     samples = [app([[(1, 3)] * 3]), app([[(1, 1)]])]
-    _, _, engine = run("srjf", [0.0, 0.0], samples, 1, demands=[5, 4])
-    assert engine.core.policy.remaining == {0: 0, 1: 2}  # the request of 1 + 1 tokens took 2
+    left = {}
+
+    def watched(engine):
+        policy = engine.core.policy
+        ends = policy.ends
+
+        def recorded(row, number, cost):
+            ends(row, number, cost)
+            left[number] = policy.remaining[number]
+
+        policy.ends = recorded
+
+    run("srjf", [0.0, 0.0], samples, 1, demands=[5, 4], watched=watched)
+    assert left == {0: 0, 1: 2}  # the request of 1 + 1 tokens took 2
 
 
 @pytest.mark.parametrize("policy", ["srjf", "vllm-sjf"])

@@ -403,4 +403,4 @@ def test_nothing_is_left_of_applications_whose_clients_left(policy):
     policy = run.engines[0].core.policy
     assert not policy.running and not policy.paused and not len(policy.waiting)
     if policy.name == "justitia":
-        assert not policy._present and policy.clock.N == 0
+        assert not policy.here and policy.clock.N == 0

@@ -193,6 +193,7 @@ class Applications:
             self._end(longest)
 
     def _end(self, known: _Open) -> None:
+        self._core.close(known.group)
         del self._grouped[known.group], self._named[known.client, known.name]
         self._idle.pop(known.group, None)
         self._idle_of.get(known.client, {}).pop(known.group, None)
