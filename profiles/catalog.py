@@ -10,8 +10,10 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+from twinserve.profiles.gpu_labels import gpu_of_label
 from twinserve.profiles.gpus import ALIASES, GPUS
-from twinserve.profiles.models.config import is_reference, read_model
+from twinserve.profiles.models.config import HUB_ID, is_cached, is_reference, read_model
+from twinserve.profiles.models.hub_ids import catalogue_name
 from twinserve.profiles.models.known import MORE_MODELS
 from twinserve.profiles.models.quantization import FORMATS, quantized
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
@@ -114,7 +116,8 @@ def find_model(name: str) -> ModelSpec:
     cache (models/config.py). A format after a name, llama-3.1-70b-fp8, quantises its weights
     (models/quantization.py). ProfileError with the nearest name otherwise."""
     if name.lower() not in MODELS and is_reference(name):
-        return read_model(name)
+        known = known_id(name)
+        return find_model(known) if known else read_model(name)
     spec = MODELS.get(name.lower())
     base, _, suffix = name.lower().rpartition("-")
     if spec is None and suffix in FORMATS and base in MODELS:
@@ -127,11 +130,24 @@ def find_model(name: str) -> ModelSpec:
     return spec
 
 
+def known_id(name: str) -> str | None:
+    """The catalogue's name of a Hugging Face id, where no file of that name says more."""
+    if not HUB_ID.fullmatch(name) or Path(name).exists() or is_cached(name):
+        return None
+    return catalogue_name(name)
+
+
+def gpu_name(name: str) -> str:
+    """The catalogue's name of an alias or of a label that means a GPU; else the name, small."""
+    key = ALIASES.get(name.lower(), name.lower())
+    return key if key in GPUS else gpu_of_label(name) or key
+
+
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU of that name or alias (`a100` is the 80 GB one), in any case; ProfileError
-    otherwise."""
+    """The GPU of that name, alias (`a100` is the 80 GB one) or label (`gpu_labels.py`), in any
+    case; ProfileError otherwise."""
     key = name.lower()
-    spec = GPUS.get(ALIASES.get(key, key))
+    spec = GPUS.get(gpu_name(name))
     if spec is None:
         known = nearest(key, [*GPUS, *ALIASES]) or f"; there are {', '.join(GPUS)}"
         raise ProfileError(f"unknown GPU {name!r}{known}")

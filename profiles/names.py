@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 
-from twinserve.profiles.catalog import MODELS, nearest
-from twinserve.profiles.gpus import ALIASES
+from twinserve.profiles.catalog import MODELS, gpu_name, known_id, nearest
 from twinserve.profiles.models.config import is_reference
 from twinserve.profiles.specs import ProfileError
 
@@ -58,8 +57,8 @@ class ProfileName:
         ranks = _ranks(said, text)
         # a folder that bears a name of the catalogue is not it, as `find_model` has it
         known = model.lower() in MODELS
-        model = model.lower() if known or not is_reference(model) else model
-        gpu = ALIASES.get(gpu.lower(), gpu.lower())
+        model = model.lower() if known or not is_reference(model) else known_id(model) or model
+        gpu = gpu_name(gpu)
         more = {"dp": ranks["dp"], "ep": bool(ranks["ep"]), "pp": ranks["pp"]}
         return cls(model, gpu, ranks["tp"], (form or "").lower(), **more)
 

@@ -75,6 +75,8 @@ READERS = {
     "sim/results/decisions.py": "decision logs",
     "sim/results/files.py": "result folders",
     "sim/results/routing.py": "routing records",
+    "sim/serve_line/argv.py": VALUE,
+    "sim/serve_line/units.py": OTHERS,
     "sim/setup/presets.py": "result folders",
     "sim/setup/yaml_text.py": OTHERS,
     "sim/sweep/combinations.py": OTHERS,

@@ -20,7 +20,7 @@ POLICIES = {"native", "policies", "policies.kv", "policies.parts", "profiles", "
 RESULTS = {*POLICIES, "backends"}
 ENGINE = {*RESULTS, "sim.results"}
 FLEET = {*ENGINE, "sim.engine"}
-SETUP = {*FLEET, "sim.fleet"}
+SETUP = {*FLEET, "sim.fleet", "sim.serve_line"}
 LIVE = {*SETUP, "sim.setup", "policies.justitia"}  # applications: what their predictors ask of them
 TWIN = {*LIVE, "backends.live", "sim.report"}
 CLI = {*TWIN, "sim.twin", "sim.plan", "sim.sweep"}
@@ -43,6 +43,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "sim.results": RESULTS,
     "sim.engine": ENGINE,
     "sim.fleet": FLEET,
+    "sim.serve_line": {"profiles"},
     "sim.setup": SETUP,
     "sim.report": {"sim.results", "traces"},
     "backends.live": LIVE,

@@ -26,6 +26,7 @@ TEXTS = {
     "sim/engine": "loop and clock of a replica",
     "sim/report": "tables, pages, charts",
     "sim/fleet": "replicas, routers, failures",
+    "sim/serve_line": "servers in vLLM's words",
     "sim/setup": "settings, one run",
     "sim/plan": "which GPUs, how many",
     "sim/sweep": "many runs",

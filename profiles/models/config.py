@@ -28,7 +28,7 @@ NESTED_CLASSES = {
     "gemma3": ("Gemma3ForConditionalGeneration",),
     "llama4": ("Llama4ForConditionalGeneration",),
 }
-_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Quantised checkpoints are called so; their config.json may leave it to a file beside it.
 _CALLED = re.compile(
     r"(?:^|[-.])(fp8|nvfp4|mxfp4|fp4|awq|gptq|int8|int4|w4a16|w8a16|w8a8|w4a4)(?=[-.]|$)"
@@ -46,7 +46,7 @@ def read_model(reference: str | Path) -> ModelSpec:
     path = Path(reference)
     if path.is_dir():
         path = path / "config.json"
-    if not path.is_file() and _ID.fullmatch(str(reference)) and path.suffix != ".json":
+    if not path.is_file() and HUB_ID.fullmatch(str(reference)) and path.suffix != ".json":
         path, name = cached_config(str(reference)), model_name(str(reference))
     else:
         name = model_name(path.resolve().parent.name if path.name == "config.json" else path.stem)
@@ -74,6 +74,12 @@ def hub_cache() -> Path:
     )
     found = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(found or os.path.join(home, "hub")).expanduser()
+
+
+def is_cached(model: str) -> bool:
+    """Whether the local hub cache has a config.json of an id."""
+    folder = hub_cache() / f"models--{model.replace('/', '--')}"
+    return any(folder.glob("snapshots/*/config.json"))
 
 
 def cached_config(model: str) -> Path:

@@ -22,6 +22,7 @@ FORMATS = {
     "int4": WeightFormat("int4", bits=4.0 + 20 / 128, group=128),
     "awq": WeightFormat("awq", bits=4.0 + 20 / 128, group=128),
     "gptq": WeightFormat("gptq", bits=4.0 + 20 / 128, group=128),
+    "gptq8": WeightFormat("gptq-8bit", bits=8.0 + 24 / 128, group=128),
     "mxfp4": WeightFormat("mxfp4", bits=4.0 + 8 / 32),
     "nvfp4": WeightFormat("nvfp4", bits=4.0 + 8 / 16, multiplies="fp4", group=16),
 }
@@ -29,6 +30,7 @@ FORMATS = {
 # Qwen padded 29,568 (231 groups of 128) before it quantised. GPTQ: as the model card of
 # Ubuku/Qwen2.5-Math-72B-Instruct-GPTQ-Int4-TP2 reports of Qwen's own; AWQ: taken to be the same.
 _PADDED = {("qwen2.5-72b", "awq"): 29696, ("qwen2.5-72b", "gptq"): 29696}
+_PADDED["qwen2.5-72b", "gptq8"] = 29696
 # What Marlin takes, and vLLM 0.32 gives GPTQ to no other kernel (`AutoGPTQLinearMethod`).
 _GPTQ_GROUPS = (0, 32, 64, 128)
 _HARMLESS = {

@@ -36,6 +36,9 @@ class Settings(TypedDict, total=False):
     pool: int
     client_timeout: float | None
     slo: str | None
+    from_vllm: str | None
+    model: str | None
+    gpu: str | None
     profile: str
     step_times: StepTimesName
     shared_prefix: bool

@@ -289,6 +289,10 @@ def headline(inputs: Inputs) -> str:
         " (embedded replica)" if workload.provenance.replica else ""
     )
     lines = [f"{source}: {len(workload):,} requests {when}{pool}"]
+    if config.from_vllm is not None:
+        from twinserve.sim.serve_line.settings import from_vllm
+
+        lines = [*from_vllm(config.from_vllm, vars(config)).lines, *lines]
     for hardware, count in inputs.machines:
         engines = f"{count} x " if count > 1 else ""
         lines.append(engines + hardware.describe())

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from twinserve.errors import TwinserveError
+from twinserve.sim.serve_line.words import human_integer
 from twinserve.sim.setup.option_groups import grouped
 
 DEFAULT_PROFILE = "llama-3.1-8b@h100:tp4"
@@ -28,6 +29,16 @@ DEFAULT_ROUTER = "least-requests"
 # settings; one at most
 KV_SIZES = ("kv_from_log", "gpu_memory_utilization", "num_blocks", "num_gpu_blocks_override")
 GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
+
+
+def below(base: dict, given: dict) -> dict:
+    """`base` without what settings that are given say otherwise, and these."""
+    kept = dict(base)
+    if any(given.get(name) is not None for name in KV_SIZES):
+        kept = {name: value for name, value in kept.items() if name not in KV_SIZES}
+    if given.get("fleet") is not None:
+        kept.pop("replicas", None)
+    return {**kept, **given}
 
 
 class SettingsError(TwinserveError, ValueError):
@@ -94,6 +105,13 @@ class SimulationConfig(BaseModel):
     with units, classes, percentiles, "rt: ttft p90 < 1 s, tpot < 50 ms; be: e2el < 60 s"; or
     none."""
 
+    from_vllm: Annotated[str | None, Parameter(negative="")] = Field(None, exclude=True)
+    """A server's own words, whose settings are taken: its command line in quotes, or a file with it
+    (script, manifest, compose, chart's values; docs/from_vllm.md). Flags given here win."""
+    model: str | None = Field(None, exclude=True)
+    "Model of --from-vllm where its words name a path: of the catalogue, or as --profile takes it."
+    gpu: str | None = Field(None, exclude=True)
+    "GPU of --from-vllm where its words do not name it: h100, or a node's label."
     profile: str = DEFAULT_PROFILE
     """Model and hardware: a shipped profile, MODEL@GPU[:tpN][:dpN][:ep], or a profile file. MODEL:
     of the catalogue, a config.json, or an id in the local Hugging Face cache."""
@@ -207,6 +225,30 @@ class SimulationConfig(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             raise SettingsError(settings_line(error)) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_server(cls, given: Any) -> Any:
+        """The settings of --from-vllm below those that are given."""
+        if not isinstance(given, dict):
+            return given
+        text = given.get("from_vllm")
+        if text is None:
+            for name in ("model", "gpu"):
+                if given.get(name) is not None:
+                    raise ValueError(
+                        f"--{name} goes with --from-vllm; write --profile MODEL@GPU:tpN"
+                    )
+            return given
+        from twinserve.sim.serve_line.settings import from_vllm  # help need not load it
+
+        return below(from_vllm(text, given).settings, given)
+
+    @field_validator("max_model_len", "max_num_batched_tokens", mode="before")
+    @classmethod
+    def _human_integer(cls, given: object) -> object:
+        """As vLLM takes it: 32k is 32,000, 32K is 32,768."""
+        return human_integer(given) if isinstance(given, str) else given
 
     @field_validator("policy")
     @classmethod

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from twinserve.policies.drafting import Method
 from twinserve.policies.names import hint
-from twinserve.sim.setup.config import SettingsError, StepTimesName
+from twinserve.sim.setup.config import SettingsError, StepTimesName, below
 from twinserve.sim.setup.speculation import MOST_DRAFTS
 from twinserve.sim.setup.yaml_text import parse_yaml, text_of
 
@@ -107,8 +107,31 @@ class PoolSettings(_Part):
     kv_offloading_options: str | None = Field(None, min_length=1)
     max_num_seqs: int | None = Field(None, ge=1)
     max_num_batched_tokens: int | None = Field(None, ge=1)
+    max_model_len: int | None = Field(None, ge=1)
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    kv_cache_dtype: Literal["auto", "fp8"] | None = None
+    engine_version: str | None = None
+    enforce_eager: bool | None = None
+    async_scheduling: bool | None = None
     speculate: SpeculateSettings | None = None
     ports: PortSettings | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_server(cls, given: object) -> object:
+        """from_vllm, and model and gpu with it, stand for the settings of that server."""
+        if not isinstance(given, dict) or given.get("from_vllm") is None:
+            return given
+        from twinserve.sim.serve_line.settings import from_vllm  # for those that give one
+
+        own = {k: v for k, v in given.items() if k not in ("from_vllm", "model", "gpu")}
+        drafts = given.get("speculate") and "k=1"  # the pool's own stands
+        made = from_vllm(str(given["from_vllm"]), {**given, "speculate": drafts}).settings
+        if "fleet" in made:
+            raise ValueError("from_vllm: it has pools itself; give it to --from-vllm")
+        policy = {"policy": made["policy"][0]}
+        taken = {k: v for k, v in made.items() if k in cls.model_fields and k != "speculate"}
+        return below({**taken, **policy}, own)
 
     @field_validator("speculate", mode="before")
     @classmethod

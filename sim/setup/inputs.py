@@ -166,7 +166,8 @@ def resolve(
         replicas = sum(count for _, count in _machines(config, hardware, pools))
         check_crashes(failures, replicas, workload.last_arrival_s)
     earlier = _learned(config, workload, hardware, used, notices, sources)
-    said = (*workload.provenance.notices, *notices, *_noise(pools, hardware))
+    said = (*_unserved(config), *workload.provenance.notices, *notices)
+    said += tuple(_noise(pools, hardware))
     kept = (pools, earlier, hand_over, failures)
     return Inputs(config, workload, hardware, policies, said, *kept)
 
@@ -182,6 +183,15 @@ def _failures(
     replicas = sum(count for _, count in machines)
     ranks = any(hardware.profile.dp > 1 for hardware, _ in machines)
     return resolve_failures(config, replicas, ranks)
+
+
+def _unserved(config: SimulationConfig) -> tuple[str, ...]:
+    """What of --from-vllm matters and is not simulated."""
+    if config.from_vllm is None:
+        return ()
+    from twinserve.sim.serve_line.settings import from_vllm  # for those that give one
+
+    return from_vllm(config.from_vllm, vars(config)).warnings
 
 
 def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ SETTINGS: dict[Group, str] = {
     REQUESTS: "trace format columns seed raw_arrivals offline rate duration requests rate_scale "
     "load window cap_length pool client_timeout",
     OBJECTIVES: "slo",
-    HARDWARE: "profile step_times shared_prefix front_end pcie_contention cold_start",
+    HARDWARE: "from_vllm model gpu profile step_times shared_prefix front_end pcie_contention "
+    "cold_start",
     MEMORY: "max_num_seqs max_num_batched_tokens max_model_len num_blocks num_gpu_blocks_override "
     "block_tokens gpu_memory_utilization kv_cache_dtype engine_version enforce_eager "
     "kv_from_log host_blocks "

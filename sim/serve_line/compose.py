@@ -1,0 +1,99 @@
+"""Servers in compose files, with the values of the `.env` beside them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from twinserve.sim.serve_line.found import Beside, Found, count
+from twinserve.sim.serve_line.launch import of_container
+from twinserve.sim.serve_line.shell import interpolated
+from twinserve.sim.serve_line.words import Word, line_of
+from twinserve.sim.serve_line.yaml_lines import Map, as_word, part
+
+
+def read_env(text: str | None) -> dict[str, str]:
+    """NAME=VALUE lines of a .env file; quotes around a value go, and a comment behind one."""
+    found: dict[str, str] = {}
+    for line in (text or "").splitlines():
+        said = re.fullmatch(r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*?)\s*", line)
+        if said is None:
+            continue
+        value = said[2]
+        quoted = re.fullmatch(r"""(["'])(.*)\1(?:\s+#.*)?""", value)
+        found[said[1]] = quoted[2] if quoted else re.sub(r"(?:^|\s+)#.*$", "", value)
+    return found
+
+
+def servers(doc: Map, where: str, beside: Beside) -> list[Found]:
+    values = read_env(beside(".env"))
+    services = part(doc, "services")
+    found = []
+    for name, service in services.items():
+        if isinstance(service, Map):
+            line = services.lines.get(name, 1)
+            found += _of_service(Word(name, line), service, values, where, beside)
+    return found
+
+
+def _of_service(
+    name: Word, service: Map, values: Mapping[str, str], where: str, beside: Beside
+) -> list[Found]:
+    defaults: list[str] = []
+
+    def filled(value: Any, line: int) -> Word:
+        word = as_word(value, line)
+        return Word(interpolated(word, values, defaults), line_of(word, line))
+
+    def words(key: str) -> list[Word]:
+        value, line = service.get(key), service.lines.get(key, name.line)
+        if isinstance(value, list):
+            return [filled(item, line) for item in value]
+        text = filled(value or "", line)
+        return [Word(word, text.line) for word in _split(text)]
+
+    env: dict[str, str] = {}
+    files = service.get("env_file") or []
+    for file in files if isinstance(files, list) else [files]:
+        path = file.get("path", "") if isinstance(file, Map) else file
+        env |= read_env(beside(str(path)))
+    said = service.get("environment") or {}
+    pairs = said.items() if isinstance(said, Map) else (str(i).partition("=")[::2] for i in said)
+    taken: list[str] = []
+    env |= {
+        str(key): interpolated("" if value is None else str(value), values, taken)
+        for key, value in pairs
+    }
+    entry, command = words("entrypoint"), words("command")
+    image = str(filled(service.get("image") or "", name.line)) or None
+    visible = _visible(service)
+    found = [
+        Found(launch, "compose", name, gpus=visible, defaults=defaults)
+        for launch in of_container(entry, command, env, image, visible, defaults)
+    ]
+    for one in found:
+        replicas = part(service, "deploy").get("replicas", service.get("scale"))
+        one.replicas = count(replicas, where, "replicas")
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """As a shell splits it. A quote that is left open is one of the text."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _visible(service: Map) -> int | None:
+    """GPUs of a service; None: all, or not said."""
+    devices = part(service, "deploy", "resources", "reservations", "devices") or []
+    for device in devices:
+        if isinstance(device, Map) and device.get("device_ids"):
+            return len(device["device_ids"])
+        if isinstance(device, Map) and str(device.get("count")).isdigit():
+            return int(str(device["count"]))
+    said = service.get("gpus")
+    return int(str(said)) if str(said).isdigit() else None

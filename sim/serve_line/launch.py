@@ -1,0 +1,196 @@
+"""Where in a command vLLM's server is started, and with which words, environment and image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from twinserve.sim.serve_line.argv import is_option
+from twinserve.sim.serve_line.shell import Command, read_shell
+from twinserve.sim.serve_line.words import Word, line_of, plain
+
+_MODULE = re.compile(r"vllm\.entrypoints\.(?:openai\.|launchers\.)?\w+")
+_SHELLS = {"sh", "bash", "dash", "zsh", "ash"}
+_TALK = (
+    "echo printf grep pkill pgrep kill curl wget cat pip pip3 which man apt apt-get tee alias sed "
+    "awk ps mkdir cd"
+).split()
+_BOXES = {"docker", "podman", "nerdctl"}
+# Options of `docker run` that stand alone; all others take a word.
+_ALONE = (
+    "--detach --init --interactive --no-healthcheck --oom-kill-disable --privileged --publish-all "
+    "--quiet --read-only --rm --tty --replace --rmi --tls-verify --network-host"
+).split()
+_IMAGE = re.compile(r"(?:^|/)(?:[\w.-]*vllm[\w.-]*)(?:[:@]|$)")
+# Only these bear vLLM's own releases; llm-d, Ray and LMCache count theirs.
+_RELEASE = re.compile(r"(?:^|/)vllm/vllm-(?:openai|cpu|tpu|rocm)[\w-]*:v?(\d+\.\d+\.\d+[\w.]*)")
+_PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?==(\d+\.\d+(?:\.\d+)*(?:\.?(?:post|rc)\d+)?)")
+
+
+@dataclass
+class Launch:
+    """One start of a server.
+
+    argv: the words after `vllm serve`. env: of the process. image: of its container. line: where it
+    stands. visible: GPUs that a container runtime was asked for; None: not said.
+    """
+
+    argv: list[Word]
+    env: dict[str, str] = field(default_factory=dict)
+    image: str | None = None
+    line: int = 1
+    visible: int | None = None
+
+
+def release_of_image(image: str | None) -> str | None:
+    """vLLM's release in the tag of an image of vLLM's own."""
+    found = _RELEASE.search(plain(image or ""))
+    return found[1] if found else None
+
+
+def pinned_release(text: str) -> str | None:
+    """Of `pip install vllm==0.10.0`; a bound is none."""
+    found = _PINNED.search(text)
+    return found[1] if found else None
+
+
+def is_vllm_image(image: str | None) -> bool:
+    return bool(image and _IMAGE.search(image.partition("@")[0]))
+
+
+def launches(
+    text: str, env: Mapping[str, str], line: int = 1, defaults: list[str] | None = None
+) -> list[Launch]:
+    """The servers that a script starts."""
+    commands = read_shell(text, env, line, defaults)
+    return [found for command in commands for found in of_command(command, defaults)]
+
+
+def of_command(command: Command, defaults: list[str] | None = None) -> list[Launch]:
+    return of_words(command.words, command.env, None, defaults)
+
+
+def of_words(
+    words: Sequence[Word],
+    env: Mapping[str, str],
+    image: str | None = None,
+    defaults: list[str] | None = None,
+) -> list[Launch]:
+    """The servers that a command starts: itself, under a launcher, in a container or in a shell."""
+    words = list(words)
+    while words and (said := re.match(r"([A-Za-z_]\w*)=(.*)", words[0], re.DOTALL)):
+        env = {**env, said[1]: said[2]}
+        words = words[1:]
+    if not words or _base(words[0]) in _TALK:
+        return []
+    names = [_base(word) for word in words]
+    for i, name in enumerate(names):
+        if name == "env":
+            rest = [w for w in words[i + 1 :] if not re.fullmatch(r"-[iu0]|--ignore-.*", w)]
+            return of_words(rest, env, image, defaults)
+        if name in _BOXES and names[i + 1 : i + 2] in (["run"], ["create"]):
+            return _of_container(words[i + 2 :], defaults)
+        if name in _BOXES and names[i + 1 : i + 3] == ["container", "run"]:
+            return _of_container(words[i + 3 :], defaults)
+        if name in _SHELLS:
+            script = _script(words[i + 1 :])
+            if script is not None:
+                found = launches(script, env, line_of(script), defaults)
+                return [_with_image(one, image) for one in found]
+        begins = _start(words, names, i)
+        if begins is not None:
+            return [Launch(words[begins:], dict(env), image, line_of(words[i]))]
+    return []
+
+
+def _start(words: Sequence[Word], names: Sequence[str], i: int) -> int | None:
+    """Where vLLM's words begin if word `i` starts it."""
+    if names[i] == "vllm" and names[i + 1 : i + 2] == ["serve"]:
+        return i + 2
+    if words[i] == "-m" and words[i + 1 : i + 2]:
+        if words[i + 1] == "vllm.entrypoints.cli.main" and names[i + 2 : i + 3] == ["serve"]:
+            return i + 3
+        if _MODULE.fullmatch(words[i + 1]) and words[i + 1].endswith("api_server"):
+            return i + 2
+    if words[i].endswith("vllm/entrypoints/openai/api_server.py"):
+        return i + 1
+    return None
+
+
+def _base(word: str) -> str:
+    return PurePosixPath(word).name if "/" in word and " " not in word else str(word)
+
+
+def _script(words: Sequence[Word]) -> Word | None:
+    """Of `bash -c SCRIPT`, `-lc`, `-exc`; None: it runs a file."""
+    for i, word in enumerate(words):
+        if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word):
+            return words[i + 1] if i + 1 < len(words) else None
+        if not word.startswith(("-", "+")) and words[max(i - 1, 0)] not in ("-o", "+o"):
+            return None
+    return None
+
+
+def _with_image(launch: Launch, image: str | None) -> Launch:
+    launch.image = launch.image or image
+    return launch
+
+
+def _of_container(words: Sequence[Word], defaults: list[str] | None) -> list[Launch]:
+    """The words after `docker run`: its options, the image, and what runs in it."""
+    env: dict[str, str] = {}
+    entry: list[Word] = []
+    visible: int | None = None
+    i = 0
+    while i < len(words) and words[i].startswith("-"):
+        name, equals, value = words[i].partition("=")
+        if not equals and name not in _ALONE and not re.fullmatch(r"-[dit]+", name):
+            i += 1
+            value = words[i] if i < len(words) else ""
+        i += 1
+        if name in ("-e", "--env"):
+            key, has, said = value.partition("=")
+            env |= {key: said} if has else {}
+        elif name == "--entrypoint":
+            entry = [Word(value, line_of(words[i - 1]))]
+        elif name in ("--gpus", "--device"):
+            visible = _visible(value) if visible is None or name == "--gpus" else visible
+    if i >= len(words):
+        return []
+    return of_container([*entry], list(words[i + 1 :]), env, str(words[i]), visible, defaults)
+
+
+def _visible(text: str) -> int | None:
+    """GPUs that `--gpus` or `--device` of a container runtime names; None: all, or not said."""
+    text = text.strip("'\"")
+    if text.isdigit():
+        return int(text)
+    named = re.search(r"(?:device=|nvidia\.com/gpu=)([\w,-]+)", text)
+    return None if named is None or named[1] == "all" else len(named[1].split(","))
+
+
+def of_container(
+    command: Sequence[Word],
+    args: Sequence[Word],
+    env: Mapping[str, str],
+    image: str | None,
+    visible: int | None = None,
+    defaults: list[str] | None = None,
+) -> list[Launch]:
+    """The servers that a container runs. Without a command it is vLLM if its image says so, or if
+    its words are options of vLLM."""
+    words = [*command, *args]
+    found = of_words(words, env, image, defaults)
+    if not found and not command and words and _base(words[0]) not in {*_SHELLS, *_TALK}:
+        options = [word for word in words if word.startswith("--")]
+        known = [word for word in options if is_option(word)]
+        begins = 1 if words[0] == "serve" else 0
+        if is_vllm_image(image) or (len(known) >= 2 and len(known) * 2 > len(options)):
+            line = line_of(words[0])
+            found = [Launch([*words[begins:]], dict(env), image, line)]
+    for one in found:
+        one.visible = visible if one.visible is None else one.visible
+        one.image = one.image or image
+    return found

@@ -1,0 +1,200 @@
+"""`--from-vllm`: a server's own command line, or a file with it, as one server or one fleet of
+prefill and decode pools. Nothing is executed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from twinserve.profiles.kv_memory.releases import parse_release
+from twinserve.sim.serve_line import charts, compose, kubernetes, units
+from twinserve.sim.serve_line.argv import is_option
+from twinserve.sim.serve_line.found import Beside, Found, one_server
+from twinserve.sim.serve_line.launch import (
+    Launch,
+    launches,
+    of_command,
+    pinned_release,
+    release_of_image,
+)
+from twinserve.sim.serve_line.server import Server, server_of
+from twinserve.sim.serve_line.shell import read_shell
+from twinserve.sim.serve_line.words import ServeLineError, Word, line_of
+from twinserve.sim.serve_line.yaml_lines import Map, documents
+
+_FALSE_COUNTS = (0, 28, 0)  # from here on `key: false` of --config is --no-key
+_FILE = re.compile(r"\S+\.(?:sh|ya?ml|service|container|env|tpl|txt|json)|\S*[Dd]ockerfile")
+_MOST_BYTES = 4_000_000
+
+
+def read_servers(given: str, release: str | None = None) -> list[Server]:
+    """One server, or the prefill and decode pools of one fleet.
+
+    given: a command line, or a file with it; FILE#NAME names one service of several. release: of
+    vLLM, if the user names it. Raises ServeLineError: one line with file, line, what to do.
+    """
+    path, name = _path(given)
+    beside: Beside
+    if path is None:
+        where, noun = "--from-vllm", "server"
+        found, beside = _of_line(given), _nothing
+    else:
+        where, beside = path.name, _beside(path)
+        found, noun, beside = _of_file(path, _text(path), beside)
+    if not found:
+        raise ServeLineError(
+            f"{where}: starts no vLLM server; give a line with `vllm serve`, or a file that has one"
+        )
+    chosen = one_server(found, where, noun, name)
+    for one in chosen:
+        _with_config(one, where, beside, release)
+    servers = [server_of(one, where, release) for one in chosen]
+    if len(servers) == 1 and servers[0].role is not None:
+        other = "prefill" if servers[0].role == "decode" else "decode"
+        servers[0].warn.append(f"role {servers[0].role} without {other}")
+    return servers
+
+
+def _nothing(name: str) -> str | None:
+    return None
+
+
+def _path(given: str) -> tuple[Path | None, str | None]:
+    """The file that is meant, and the service in it; None: it is a command line."""
+    for text, name in ((given, None), tuple(given.rpartition("#")[::2])):
+        try:
+            if text and name != "" and "\n" not in text and Path(text).expanduser().is_file():
+                return Path(text).expanduser(), name
+        except OSError:  # longer than a name can be
+            pass
+    if _FILE.fullmatch(given):
+        raise ServeLineError(f"--from-vllm {given}: there is no such file; check the path")
+    return None, None
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        if len(data) > _MOST_BYTES:
+            raise ServeLineError(f"{path}: too large for a server's file; name another")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ServeLineError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ServeLineError(f"{path}: this is no text; name a script or a YAML file") from None
+
+
+def _beside(path: Path) -> Beside:
+    """Files that the file names lie in its folder: paths of other machines end there."""
+
+    def text(name: str) -> str | None:
+        for place in (path.parent / name.lstrip("/"), path.parent / Path(name).name):
+            try:
+                if name and place.is_file():
+                    return _text(place)
+            except OSError:
+                continue
+        return None
+
+    return text
+
+
+def _of_line(text: str) -> list[Found]:
+    defaults: list[str] = []
+    found = launches(text, {}, 1, defaults)
+    if not found:  # `Qwen/Qwen3-8B -tp 2`, or options alone
+        words = [word for command in read_shell(text, {}) for word in command.words]
+        if any(is_option(word) for word in words) or (len(words) == 1 and "/" in words[0]):
+            found = [Launch(words, {})]
+    return [Found(one, "one line", defaults=defaults) for one in found]
+
+
+def _of_file(path: Path, text: str, beside: Beside) -> tuple[list[Found], str, Beside]:
+    """Servers of a file by what it holds; what several of them are called, and where files that it
+    names are."""
+    where, name = path.name, path.name.lower()
+    if "dockerfile" in name or "containerfile" in name:
+        return units.dockerfile(text, where), "image", beside
+    if re.search(r"(?m)^\[(?:Service|Container|Unit)\]\s*$", text):
+        return units.systemd(text, where, beside), "unit", beside
+    if name.endswith((".yaml", ".yml", ".json", ".tpl", ".j2")) or _looks_like_yaml(text):
+        return _of_yaml(text, where, beside)
+    if re.match(r"(?:#.*\n|\s)*(?:ARG\s.*\n\s*)*FROM\s+\S+", text):
+        return units.dockerfile(text, where), "image", beside
+    return _of_script(text, where, beside)
+
+
+def _looks_like_yaml(text: str) -> bool:
+    return bool(re.search(r"(?m)^(?:apiVersion|kind|services):", text)) and "<<" not in text
+
+
+def _of_script(text: str, where: str, beside: Beside) -> tuple[list[Found], str, Beside]:
+    defaults: list[str] = []
+    commands = read_shell(text, {}, 1, defaults)
+    one_line = len(text.strip().splitlines()) == 1
+    found = [
+        Found(launch, "one line" if one_line else "shell script", defaults=defaults)
+        for command in commands
+        for launch in of_command(command, defaults)
+    ]
+    if found:
+        for one in found:
+            one.release = pinned_release(text)
+        return found, "server", beside
+    for command in commands:
+        for body in command.here:
+            if re.search(r"(?m)^(?:apiVersion|services):", body):
+                found, noun, beside = _of_yaml(body, where, beside, line_of(body))
+                for one in found:
+                    one.kind = "shell script with a manifest"
+                if found:
+                    return found, noun, beside
+    return [], "server", beside
+
+
+def _of_yaml(
+    text: str, where: str, beside: Beside, first: int = 1
+) -> tuple[list[Found], str, Beside]:
+    docs = [doc for doc in documents(text, where, first) if isinstance(doc, Map)]
+    doc: Any = docs[0] if docs else {}
+    if "servingEngineSpec" in doc:
+        return charts.production_stack(doc, where), "model", beside
+    if "modelArtifacts" in doc:
+        return charts.llm_d(doc, where), "pool", beside
+    if "services" in doc:
+        return compose.servers(doc, where, beside), "service", beside
+    if "applications" in doc or any(one.get("kind") == "RayService" for one in docs):
+        served = [one for one in docs if "applications" in one or one.get("kind") == "RayService"]
+        return units.ray_serve(served[0], where), "model", beside
+    if isinstance(doc.get("run"), str) and not doc.get("apiVersion"):
+        return units.skypilot(doc, where), "server", beside
+    if any("apiVersion" in one for one in docs):
+        found, in_maps = kubernetes.servers(docs, where)
+        return found, "container", lambda name: in_maps(name) or beside(name)
+    if doc and sum(is_option(f"--{key}") for key in doc) * 2 > len(doc):
+        config = [Word("--config"), Word(where)]
+        return [Found(Launch(config, {}), "serve --config")], "server", lambda name: text
+    return [], "server", beside
+
+
+def _with_config(found: Found, where: str, beside: Beside, release: str | None) -> None:
+    """The options of `--config FILE` in their place: behind the model, before the others. Raises
+    ServeLineError if the file is not there."""
+    words = found.launch.argv
+    if "--config" not in words:
+        return  # `--config=FILE` vLLM does not read, either
+    index = words.index(Word("--config"))
+    name = words[index + 1] if index + 1 < len(words) else ""
+    text = beside(name) if name else None
+    if text is None:
+        raise ServeLineError(
+            f"{where}:{line_of(words[index])}: --config {name}: this file is not there; put it "
+            f"beside {where}"
+        )
+    named = release or release_of_image(found.launch.image) or found.release
+    falses = named is None or parse_release(named) >= _FALSE_COUNTS
+    said = units.config_words(text, Path(name).name, falses)
+    begins = 1 if words[0] and not words[0].startswith("-") else 0
+    rest = [*words[begins:index], *words[index + 2 :]] if begins <= index else words[begins:]
+    found.launch.argv = [*words[:begins], *said, *rest]

@@ -1,0 +1,405 @@
+"""Reads shell text without running any of it: simple commands, with the values that the text itself
+gives to variables.
+
+Understood: quotes, line continuations, comments, assignments, arrays, `export`, here-documents,
+`$NAME`, `${NAME:-default}` and its kin, `$((A * B))`. What only a run would tell, such as
+`$(command)` or `${NAME%suffix}`, stays in its word as an expansion without a value. All branches
+are read; an assignment in one counts if the variable has no value yet.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from twinserve.sim.serve_line.words import OPEN, Word, without_value
+
+Value = str | list[str]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=", re.DOTALL)
+_DECLARES = {"export", "declare", "local", "readonly", "typeset"}
+_OPENS, _SHUTS = {"if", "for", "while", "until", "case", "select"}, {"fi", "done", "esac"}
+_SKIPPED = {"then", "else", "elif", "do", "{", "}", "!", "time", "if", "while", "until"}
+_BRACED = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(\[[@*0-9]+\])?(?:(:?[-=+?])(.*))?", re.DOTALL
+)
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod)
+
+
+@dataclass
+class Command:
+    """words: expanded. env: variables that were exported so far, or stand before it. here: texts of
+    its here-documents, with their lines."""
+
+    words: list[Word]
+    env: dict[str, str]
+    line: int
+    here: list[Word] = field(default_factory=list)
+
+
+@dataclass
+class _Variables:
+    """defaults: variables whose value is a default of an expansion."""
+
+    values: dict[str, Value]
+    exported: set[str]
+    defaults: list[str]
+
+    def env(self) -> dict[str, str]:
+        return {k: _joined(v) for k, v in self.values.items() if k in self.exported}
+
+
+@dataclass
+class _Piece:
+    """A part of a word. quoted: not split at blanks."""
+
+    text: Value
+    quoted: bool
+
+
+def read_shell(
+    text: str, env: Mapping[str, str], line: int = 1, defaults: list[str] | None = None
+) -> list[Command]:
+    """The simple commands of a script, in order.
+
+    env: variables that have a value before it. line: of its first line. defaults: gets the names of
+    variables whose default was taken.
+    """
+    variables = _Variables(dict(env), set(env), [] if defaults is None else defaults)
+    return list(_Reader(text, variables, line).commands())
+
+
+class _Reader:
+    def __init__(self, text: str, variables: _Variables, line: int) -> None:
+        self.text, self.at, self.line, self.variables = text, 0, line, variables
+        self.pending: list[tuple[str, bool, Command]] = []  # here-documents to come
+
+    def commands(self) -> Iterator[Command]:
+        depth = 0
+        while self.at < len(self.text):
+            command, assigned, first = self._command()
+            depth += (first in _OPENS) - (first in _SHUTS)
+            variables = self.variables
+            if not command.words or command.words[0] in _DECLARES:
+                declared = command.words[:1] == ["export"]
+                for name, value in assigned:
+                    if not (depth > 0 and variables.values.get(name)):
+                        variables.values[name] = value
+                    variables.exported |= {name} if declared else set()
+                if declared:
+                    variables.exported.update(w for w in command.words[1:] if "=" not in w)
+            else:
+                command.env = variables.env() | {k: _joined(v) for k, v in assigned}
+            if command.words or command.here:
+                yield command
+
+    def _command(self) -> tuple[Command, list[tuple[str, Value]], str]:
+        """Up to the next operator; the assignments before its words, and its first word."""
+        command = Command([], {}, self.line)
+        assigned: list[tuple[str, Value]] = []
+        first = ""
+        while self.at < len(self.text):
+            sign = self.text[self.at]
+            if sign == "\n":
+                self._newline()
+                break
+            if sign in " \t\r":
+                self.at += 1
+            elif self.text.startswith("\\\n", self.at) or self.text.startswith("\\\r\n", self.at):
+                self.at = self.text.index("\n", self.at) + 1
+                self.line += 1
+            elif sign == "#":
+                self.at = _end(self.text.find("\n", self.at), self.text)
+            elif sign in ";|()" or (sign == "&" and self.text[self.at + 1 : self.at + 2] != ">"):
+                self.at += 1
+                break
+            elif redirect := re.compile(r"(?:\d*|&)(?:<<<|<<-?|>>|>&|<&|[<>])").match(
+                self.text, self.at
+            ):
+                self._redirect(redirect[0], command)
+            else:
+                begins = self.at
+                declares = bool(command.words) and command.words[0] in _DECLARES
+                said = _ASSIGNED.match(self.text, self.at)
+                if said and (not command.words or declares):
+                    self.at = said.end()
+                    assigned.append(self._assignment(said[1], said[2] == "+"))
+                    continue
+                line = self.line
+                words = self._word()
+                raw = self.text[begins : self.at]
+                first = first or raw
+                if not command.words and raw in _SKIPPED | _SHUTS:
+                    continue
+                if not command.words:
+                    command.line = line
+                command.words += [Word(word, line) for word in words]
+        return command, assigned, first
+
+    def _newline(self) -> None:
+        self.at += 1
+        self.line += 1
+        for end, expands, command in self.pending:
+            begin, begin_line = self.at, self.line
+            while self.at < len(self.text):
+                stop = _end(self.text.find("\n", self.at), self.text)
+                found, self.at = self.text[self.at : stop], min(stop + 1, len(self.text))
+                self.line += 1
+                if found.strip("\t ") == end:
+                    body = self.text[begin : self.at - len(found) - 1]
+                    break
+            else:
+                body = self.text[begin:]
+            if expands:
+                body = _expanded_text(body, self.variables)
+            command.here.append(Word(body, begin_line))
+        self.pending = []
+
+    def _redirect(self, sign: str, command: Command) -> None:
+        self.at += self.text[self.at :].index(sign) + len(sign)
+        while self.text[self.at : self.at + 1] in (" ", "\t"):
+            self.at += 1
+        begins = self.at
+        self._word()
+        raw = self.text[begins : self.at]
+        if sign.endswith(("<<", "<<-")):
+            self.pending.append((raw.strip("'\"\\"), raw[:1] not in "'\"\\", command))
+
+    def _assignment(self, name: str, adds: bool) -> tuple[str, Value]:
+        if self.text[self.at : self.at + 1] == "(":
+            value: Value = self._array()
+        else:
+            value = "".join(_joined(piece.text) for piece in self._pieces())
+        before = self.variables.values.get(name)
+        if adds and before is not None:
+            both = isinstance(before, list) or isinstance(value, list)
+            value = [*_listed(before), *_listed(value)] if both else f"{before}{value}"
+        return name, value
+
+    def _array(self) -> list[str]:
+        self.at += 1
+        items: list[str] = []
+        while self.at < len(self.text) and self.text[self.at] != ")":
+            sign = self.text[self.at]
+            if sign == "#":
+                self.at = _end(self.text.find("\n", self.at), self.text)
+            elif sign in " \t\r\n" or self.text.startswith("\\\n", self.at):
+                self.line += sign == "\n"
+                self.at += 1
+            else:
+                items += self._word()
+        self.at += 1
+        return items
+
+    def _word(self) -> list[str]:
+        """The fields that one word of the text becomes."""
+        return _fields(self._pieces())
+
+    def _pieces(self) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        while self.at < len(self.text):
+            sign = self.text[self.at]
+            if sign in " \t\r\n;|&()<>":
+                break
+            if sign == "'":
+                end = _end(self.text.find("'", self.at + 1), self.text)
+                pieces.append(self._taken(end + 1, self.text[self.at + 1 : end]))
+            elif sign == '"':
+                self.at += 1
+                pieces.append(_Piece("", True))
+                while self.at < len(self.text) and self.text[self.at] != '"':
+                    pieces.append(self._part('"', True))
+                self.at += 1
+            else:
+                pieces.append(self._part(" \t\r\n;|&()<>'\"", False))
+        return pieces
+
+    def _taken(self, end: int, text: str) -> _Piece:
+        self.line += self.text.count("\n", self.at, end)
+        self.at = end
+        return _Piece(text, True)
+
+    def _part(self, ends: str, quoted: bool) -> _Piece:
+        """An escape, an expansion, or text up to one of `ends`."""
+        text, at = self.text, self.at
+        if text[at] == "\\":
+            self.at += 2
+            escaped = text[at + 1 : at + 2]
+            if escaped == "\n":
+                self.line += 1
+                return _Piece("", quoted)
+            keep = quoted and escaped not in '"\\$`'
+            return _Piece(f"\\{escaped}" if keep else escaped, True)
+        if text[at] in "$`":
+            end, value = expand(text, at, self.variables, quoted)
+            self.line += text.count("\n", at, end)
+            self.at = end
+            return _Piece(value, quoted or OPEN in value)
+        stop = at
+        while stop < len(text) and text[stop] not in ends + "\\$`":
+            stop += 1
+        self.at = stop
+        self.line += text.count("\n", at, stop)
+        return _Piece(text[at:stop], True)
+
+
+def _fields(pieces: list[_Piece]) -> list[str]:
+    """Words of the pieces of one: what an expansion outside quotes gave is split at blanks."""
+    words: list[str] = []
+    open_word = False
+    for piece in pieces:
+        parts = piece.text if isinstance(piece.text, list) else [piece.text]
+        if not piece.quoted:
+            spaced = " ".join(parts)
+            parts = spaced.split()
+            if spaced[:1].isspace():
+                open_word = False
+        elif isinstance(piece.text, str) and not words and not piece.text:
+            words.append("")
+            open_word = True
+            continue
+        for i, part in enumerate(parts):
+            if i == 0 and open_word and words:
+                words[-1] += part
+            else:
+                words.append(part)
+            open_word = True
+        if not piece.quoted and parts and " ".join(piece.text)[-1:].isspace():
+            open_word = False
+    return words
+
+
+def expand(text: str, at: int, variables: _Variables, quoted: bool = True) -> tuple[int, Value]:
+    """The expansion that begins at `at` with $ or `: where it ends, and its value."""
+    if text[at] == "`":
+        end = _end(text.find("`", at + 1), text) + 1
+        return end, without_value(text[at:end])
+    if text.startswith("$((", at):
+        end = _closing(text, at + 1, "(", ")")
+        return end, _arithmetic(text[at + 3 : end - 2], text[at:end], variables)
+    if text.startswith("$(", at):
+        end = _closing(text, at + 1, "(", ")")
+        return end, without_value(text[at:end])
+    if text.startswith("${", at):
+        end = _closing(text, at + 1, "{", "}")
+        return end, _braced(text[at + 2 : end - 1], text[at:end], variables)
+    name = _NAME.match(text, at + 1)
+    if name is not None:
+        return name.end(), _value(name[0], name[0], variables, f"${name[0]}")
+    if text[at + 1 : at + 2] in ("@", "*"):
+        return at + 2, []
+    if text[at + 1 : at + 2] and text[at + 1] in "0123456789?$!#":
+        return at + 2, without_value(text[at : at + 2])
+    return at + 1, "$"
+
+
+def _value(name: str, said: str, variables: _Variables, raw: str) -> Value:
+    found = variables.values.get(name)
+    return without_value(raw) if found is None else found if said == name else _joined(found)
+
+
+def _braced(inside: str, raw: str, variables: _Variables) -> Value:
+    said = _BRACED.fullmatch(inside)
+    if said is None:
+        return without_value(raw)
+    name, index, sign, word = said.groups()
+    if name in ("@", "*"):
+        return []
+    found = variables.values.get(name)
+    unset = found is None or (sign is not None and sign[0] == ":" and not _joined(found))
+    if sign and sign[-1] == "+":
+        return "" if unset else _expanded_text(word, variables)
+    if unset and sign and sign[-1] in "-=":
+        variables.defaults.append(name)
+        return _expanded_text(word.strip("\"'"), variables)
+    if found is None:
+        return without_value(raw)
+    if index and index[1:-1].isdigit():
+        listed = _listed(found)
+        return listed[int(index[1:-1])] if int(index[1:-1]) < len(listed) else ""
+    if isinstance(found, list) and not index:
+        return found[0] if found else ""
+    return found
+
+
+def _expanded_text(text: str, variables: _Variables) -> str:
+    """With its expansions, as between double quotes."""
+    parts: list[str] = []
+    at = 0
+    while at < len(text):
+        if text[at] == "\\" and text[at + 1 : at + 2] in ("$", "`", "\\"):
+            parts.append(text[at + 1])
+            at += 2
+        elif text[at] in "$`":
+            at, value = expand(text, at, variables)
+            parts.append(_joined(value))
+        else:
+            parts.append(text[at])
+            at += 1
+    return "".join(parts)
+
+
+def _arithmetic(inside: str, raw: str, variables: _Variables) -> str:
+    text = _expanded_text(inside, variables)
+    known = variables.values
+    text = _NAME.sub(lambda name: _joined(known.get(name[0], without_value(name[0]))), text)
+    if OPEN in text:
+        return without_value(raw)
+    try:
+        tree = ast.parse(text.strip().replace("/", "//"), mode="eval")
+        return str(_computed(tree.body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return without_value(raw)
+
+
+def _computed(node: ast.AST) -> int:
+    """Of whole numbers and + - * / %. Raises ValueError for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_computed(node.operand)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, _ARITHMETIC):
+        left, right = _computed(node.left), _computed(node.right)
+        match node.op:
+            case ast.Add():
+                return left + right
+            case ast.Sub():
+                return left - right
+            case ast.Mult():
+                return left * right
+            case ast.Mod():
+                return left % right
+            case _:
+                return left // right
+    raise ValueError
+
+
+def _closing(text: str, at: int, opens: str, shuts: str) -> int:
+    """Behind the bracket that closes the one at `at`."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] == opens) - (text[i] == shuts)
+        if depth == 0:
+            return i + 1
+    return len(text)
+
+
+def _end(found: int, text: str) -> int:
+    return len(text) if found < 0 else found
+
+
+def _joined(value: Value) -> str:
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def _listed(value: Value) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def interpolated(text: str, values: Mapping[str, str], defaults: list[str]) -> str:
+    """A text of a compose file: `${NAME}`, `${NAME:-default}` and `$NAME` with `values`, `$$` as
+    one $. defaults: gets the names of variables whose default was taken."""
+    variables = _Variables(dict(values), set(), defaults)
+    return "$".join(_expanded_text(part, variables) for part in text.split("$$"))

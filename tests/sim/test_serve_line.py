@@ -1,0 +1,533 @@
+"""--from-vllm: command lines and files of servers, and what is made of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from twinserve.profiles.gpu_labels import gpu_of_label, machine_of_label
+from twinserve.profiles.gpus import GPUS
+from twinserve.profiles.models.hub_ids import catalogue_name, longest_request
+from twinserve.profiles.models.published import PUBLISHED
+from twinserve.sim.cli.main import BAD_INPUT, simulate_main
+from twinserve.sim.serve_line.argv import options, read_argv
+from twinserve.sim.serve_line.read import read_servers
+from twinserve.sim.serve_line.settings import from_vllm
+from twinserve.sim.serve_line.shell import read_shell
+from twinserve.sim.serve_line.words import ServeLineError, human_integer, plain
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.fleet_file import read_fleet
+
+
+# -- cases of other people, which are not kept here ------------------------------------------------
+def _truth(name: str) -> Path | None:
+    """A file or folder of TWINSERVE_TRUTH, or of the cases beside it."""
+    for folder in filter(None, os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep)):
+        for place in (Path(folder) / name, Path(folder).parent / "cases" / name):
+            if place.exists():
+                return place
+    return None
+
+
+_CASES = _truth("serve_lines")
+_NAMES = sorted(path.parent.name for path in _CASES.glob("*/expect.json")) if _CASES else []
+_TEXTS = ("kind", "gpu_from")
+# Words of an address that only a cluster knows stay as the file has them.
+_FILLED_IN = ("kv-events-config", "$(")
+
+
+@cache
+def _case(name: str) -> tuple[Path, dict]:
+    assert _CASES is not None
+    expected = json.loads((_CASES / name / "expect.json").read_text(encoding="utf-8"))
+    return _CASES / name / expected["input"], expected
+
+
+@pytest.mark.parametrize("name", _NAMES or [None])
+def test_a_file_is_read_as_what_follows_from_it(name):
+    if name is None:
+        pytest.skip("no serve_lines/; set TWINSERVE_TRUTH to the folder beside which it lies")
+    path, expected = _case(name)
+    if "refuse" in expected:
+        refused = expected["refuse"]
+        with pytest.raises(ServeLineError) as error:
+            read_servers(str(path))
+        assert str(error.value).startswith(f"{refused['file']}:{refused['line']}: ")
+        assert refused["reason"].split()[-1].strip("}") in str(error.value)
+        return
+    servers = read_servers(str(path))
+    pools = expected.get("pools", [expected])
+    assert len(servers) == len(pools)
+    for server, pool in zip(servers, pools, strict=True):
+        for field in set(pool) - {"argv", "parser_0_32", "passed_over", "warn", "input", "pools"}:
+            assert getattr(server, field) == pool[field], field
+        unlike = [
+            (said, right)
+            for said, right in zip(server.argv, pool["argv"], strict=True)
+            if said != right and "$(" not in said
+        ]
+        assert unlike == []
+        for field in ("passed_over", "warn"):
+            said, right = set(getattr(server, field)), set(pool[field])
+            assert right <= said
+            assert {n for n in said if n.startswith("--")} == {
+                n for n in right if n.startswith("--")
+            }
+
+
+def test_the_options_are_those_of_a_list_made_by_others():
+    path = _truth("vllm_options.csv")
+    if path is None:
+        pytest.skip("no vllm_options.csv; set TWINSERVE_TRUTH to the folder that holds it")
+    words = {"same": "taken", "matters": "warned", "irrelevant": "passed", "refuse": "refused"}
+    with path.open(encoding="utf-8") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file) if row["class"]}
+    ours = options()
+    assert set(rows) - set(ours) == {
+        "model_tag",
+        "--enable-chunked-prefill[=False| False]",  # read_argv has its rule
+    }
+    assert set(ours) <= set(rows)
+    for name, option in ours.items():
+        assert option.treated == words[rows[name]["class"]], name
+        assert bool(option.gone) == bool(rows[name]["gone_by"]), name
+        assert bool(option.why) == (option.treated in ("warned", "refused")), name
+
+
+# -- words and options -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("32k", 32_000), ("32K", 32_768), ("1.5m", 1_500_000), ("2G", 2**31), ("25.6k", 25_600),
+     ("4096", 4096), ("1T", 2**40)],
+)  # fmt: skip
+def test_human_integers_are_vllms(text, number):
+    assert human_integer(text) == number
+
+
+@pytest.mark.parametrize("text", ["1.5M", "32kb", "1Ki", "ten", "", "1 k"])
+def test_other_numbers_are_refused(text):
+    with pytest.raises(ValueError):
+        human_integer(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("m -tp 4 -pp=2", {"--tensor-parallel-size": 4, "--pipeline-parallel-size": 2}),
+        ("m --max-num-seq 7", {"--max-num-seqs": 7}),
+        ("m --max_model_len=32k", {"--max-model-len": 32_000}),
+        ("m --max-model-len auto", {"--max-model-len": -1}),
+        ("m --seed 1 --max-num-seqs 3 --max-num-seqs 5", {"--seed": 1, "--max-num-seqs": 5}),
+        ("m -O3", {"--optimization-level": "3"}),
+        ("m --no-enable-prefix-caching", {"--enable-prefix-caching": False}),
+        ("--host h m -q awq", {"--host": "h", "--quantization": "awq"}),
+        (
+            'm --speculative-config.method eagle -sc.num_speculative_tokens=3',
+            {"--speculative-config": {"method": "eagle", "num_speculative_tokens": 3}},
+        ),
+        (
+            "m --kv-transfer-config '{\"kv_connector\": \"X\"}'",
+            {"--kv-transfer-config": {"kv_connector": "X"}},
+        ),
+        ("m --enable-chunked-prefill False", {"--enable-chunked-prefill": False}),
+        ("m --swap-space 4 --disable-log-requests", {"--swap-space": "4",
+                                                     "--disable-log-requests": True}),
+    ],
+)  # fmt: skip
+def test_options_are_read_as_vllm_reads_them(line, values):
+    (command,) = read_shell(line, {})
+    given = read_argv(command.words)
+    assert given.model == "m"
+    assert given.values == values
+
+
+@pytest.mark.parametrize(
+    ("line", "release", "said"),
+    [
+        ("m -tp4", None, "-tp4"),
+        ("m --max-num-seqs 1k", None, "--max-num-seqs"),
+        ("m --max-model-len 1.5M", None, "--max-model-len"),
+        ("m --enable-prefix-caching=True", None, "--enable-prefix-caching"),
+        ("m --max-num", None, "could match"),
+        ("m --made-up 3", None, "no such option"),
+        ("m --swap-space 4", (0, 32, 0), "has it no more"),
+        ("m --watermark 0.1", (0, 9, 0), "does not have it yet"),
+        ("m --model n", None, "both name the model"),
+        ("m --kv-transfer-config {x", None, "no JSON"),
+        ("m --enable-chunked-prefill False", (0, 9, 2), "False"),
+    ],
+)
+def test_what_vllm_refuses_is_refused(line, release, said):
+    (command,) = read_shell(line, {})
+    with pytest.raises(ServeLineError, match=said):
+        read_argv(command.words, release)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("vllm serve ${M:-q/a} --port $((2 * N + 1))", ["q/a", "--port", "9"]),
+        ("A=(q/a --seed 3)\nvllm serve \"${A[@]}\"", ["q/a", "--seed", "3"]),
+        ("A=(q/a)\nA+=(--seed 3)\nexec vllm serve ${A[@]} &", ["q/a", "--seed", "3"]),
+        ("if [ -n \"$X\" ]; then\n  vllm serve q/a\nfi", ["q/a"]),
+        ("cd /x && nohup vllm serve q/a > log 2>&1 &", ["q/a"]),
+        ("vllm serve q/a \\\n  # no\n", ["q/a"]),
+        ("E='--seed 3'\nvllm serve q/a $E", ["q/a", "--seed", "3"]),
+        ("bash -lc 'vllm serve q/a --seed 3'", ["q/a", "--seed", "3"]),
+        ("podman run --rm --device nvidia.com/gpu=0 -p 1:1 docker.io/vllm/vllm-openai q/a",
+         ["q/a"]),
+        ("docker run --gpus all --entrypoint vllm img serve q/a", ["q/a"]),
+        ("srun -N1 python3 -m vllm.entrypoints.openai.api_server --model q/a", ["--model", "q/a"]),
+    ],
+)  # fmt: skip
+def test_scripts_are_read_and_not_run(script, words, tmp_path):
+    path = tmp_path / "start.sh"
+    path.write_text("N=4\n" + script, encoding="utf-8")
+    (server,) = read_servers(str(path))
+    assert server.argv == words
+
+
+# -- files -----------------------------------------------------------------------------------------
+_POD = """
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: served}
+spec:
+  replicas: 3
+  template:
+    spec:
+      nodeSelector: {karpenter.k8s.aws/instance-gpu-name: l40s}
+      initContainers: [{name: get, image: vllm/vllm-openai:v0.10.0, args: [--model, x/y]}]
+      containers:
+      - {name: proxy, image: envoy, args: [--port, "80"]}
+      - name: vllm
+        image: vllm/vllm-openai:v0.11.0
+        envFrom: [{configMapRef: {name: words}}]
+        args: [--model, $(MODEL), --config, /etc/vllm/more.yaml]
+        resources: {limits: {nvidia.com/gpu: 2}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: words}
+data:
+  MODEL: Qwen/Qwen3-8B
+  more.yaml: |
+    tensor-parallel-size: 2
+    enable-prefix-caching: false
+"""
+_COMPOSE = """
+services:
+  llm:
+    image: vllm/vllm-openai:${TAG}
+    entrypoint: ["vllm", "serve"]
+    command: ["${MODEL}", "--tensor-parallel-size", "2"]
+    environment: {VLLM_USE_V1: "0", VLLM_ATTENTION_BACKEND: FLASHINFER}
+    gpus: 2
+  web: {image: web}
+"""
+_PD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: p, labels: {llm-d.ai/role: prefill}}
+spec:
+  nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}
+  containers:
+  - command: [vllm, serve, Qwen/Qwen3-8B, --kv-transfer-config,
+      '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}']
+    resources: {limits: {nvidia.com/gpu: 1}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: d, labels: {llm-d.ai/role: decode}}
+spec:
+  replicas: 2
+  template:
+    spec:
+      nodeSelector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}
+      containers:
+      - command: [vllm, serve, Qwen/Qwen3-8B, -tp, "2", --kv-transfer-config,
+          '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}']
+        resources: {limits: {nvidia.com/gpu: 2}}
+"""
+_QUADLET = """
+[Container]
+Image=docker.io/vllm/vllm-openai:v0.19.0
+Environment=M=Qwen/Qwen3-8B
+Exec=--model ${M} \\
+  --max-num-seqs 32
+"""
+_DOCKERFILE = """
+ARG V=v0.15.1
+FROM vllm/vllm-openai:${V}
+CMD ["--model", "Qwen/Qwen3-8B"]
+"""
+_RAY = """
+apiVersion: ray.io/v1
+kind: RayService
+metadata: {name: r}
+spec:
+  serveConfigV2: |
+    applications:
+    - name: llm
+      args:
+        llm_configs:
+        - model_loading_config: {model_id: Qwen/Qwen3-8B}
+          accelerator_type: L4
+          engine_kwargs: {tensor_parallel_size: 2, enable_prefix_caching: false}
+          deployment_config: {num_replicas: 3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("s.yaml", _POD, {"model": "Qwen/Qwen3-8B", "tp": 2, "replicas": 3, "gpu": "l40s",
+                          "release": "0.11.0", "enable_prefix_caching": None}),
+        ("compose.yml", _COMPOSE, {"model": "Qwen/Qwen3-8B", "tp": 2, "v0": True,
+                                   "release": "0.9.1", "warn": ["env VLLM_ATTENTION_BACKEND"]}),
+        ("x.container", _QUADLET, {"model": "Qwen/Qwen3-8B", "max_num_seqs": 32,
+                                   "release": "0.19.0", "kind": "systemd unit"}),
+        ("ray.yaml", _RAY, {"model": "Qwen/Qwen3-8B", "tp": 2, "gpu": "l4", "replicas": 3,
+                            "enable_prefix_caching": False}),
+        ("config.yaml", "model: Qwen/Qwen3-8B\nmax-model-len: 8k\nenable-prefix-caching: false\n",
+         {"model": "Qwen/Qwen3-8B", "max_model_len": 8000, "enable_prefix_caching": False}),
+        ("Dockerfile", _DOCKERFILE,
+         {"model": "Qwen/Qwen3-8B", "release": "0.15.1"}),
+    ],
+)  # fmt: skip
+def test_files_of_each_kind(name, text, expected, tmp_path):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / ".env").write_text("TAG=v0.9.1\nMODEL='Qwen/Qwen3-8B' # it\n", encoding="utf-8")
+    (server,) = read_servers(str(tmp_path / name))
+    assert {field: getattr(server, field) for field in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.yaml", "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai\n"
+         "    args: [--model, '{{ .Values.model }}']\n", "a.yaml:6: {{ .Values.model }}"),
+        ("a.yaml", "kind: Pod\n{{- if .x }}\na: 1\n{{- end }}\n", "a.yaml:2: {{- if .x }}"),
+        ("a.sh", "vllm serve $MODEL", "a.sh:1: $MODEL has no value"),
+        ("a.sh", "vllm serve q/a -tp $(nvidia-smi -L | wc -l)", "nothing is run"),
+        ("a.sh", "export CUDA_VISIBLE_DEVICES=0\n\nvllm serve q/a -tp 2", "names 1"),
+        ("a.sh", "vllm serve q/a\nvllm serve q/b", "a.sh:2: 2 servers"),
+        ("a.sh", "vllm serve q/a --headless", "give the line of its head"),
+        ("a.sh", "vllm serve q/a --runner pooling", "a pooling model"),
+        ("a.sh", "echo vllm serve q/a", "starts no vLLM server"),
+        ("a.sh", "docker run --gpus 1 vllm/vllm-openai:v0.20.0 --model q/a -tp 2", "gives 1"),
+        ("a.sh", "docker run vllm/vllm-openai:v0.28.0 --model q/a --swap-space 1", "no more"),
+        ("a.sh", "vllm serve --port 80", "names no model"),
+        ("a.sh", "vllm serve q/a --config more.yaml", "more.yaml: this file is not there"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_one_server_is_refused_in_one_line(name, text, said, tmp_path):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ServeLineError) as error:
+        read_servers(str(path))
+    assert said in str(error.value)
+    assert str(error.value).startswith(name)
+    assert "\n" not in plain(str(error.value))
+
+
+def test_one_of_several_services_can_be_named(tmp_path):
+    path = tmp_path / "compose.yaml"
+    services = {n: {"image": "vllm/vllm-openai", "command": f"--model q/{n}"} for n in "ab"}
+    path.write_text(json.dumps({"services": services}), encoding="utf-8")
+    assert read_servers(f"{path}#b")[0].model == "q/b"
+    with pytest.raises(ServeLineError, match="no service 'c' runs vLLM; there are a, b"):
+        read_servers(f"{path}#c")
+
+
+# -- settings --------------------------------------------------------------------------------------
+_LINE = "vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 --max-model-len 32k"
+
+
+def test_a_line_becomes_settings_and_flags_win():
+    config = SimulationConfig(from_vllm=f"{_LINE} --max-num-seqs 64", gpu="h100", max_num_seqs=8)
+    assert config.profile == "llama-3.1-8b@h100:tp2"
+    assert (config.max_model_len, config.max_num_seqs) == (32_000, 8)
+    assert config.gpu_memory_utilization == 0.92
+    assert "from_vllm" not in config.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("more", "gpu", "release", "expected"),
+    [
+        ("", "h100", None, (8192, 1024, 0.92, True)),
+        ("", "a100-80g", None, (2048, 256, 0.92, True)),
+        ("", "l4", "0.19", (2048, 256, 0.9, True)),
+        ("", "h100", "0.12.0", (8192, 1024, 0.9, False)),
+        ("--max-num-batched-tokens 512", "h100", "0.19", (512, 512, 0.9, True)),
+        ("--no-enable-chunked-prefill", "h100", "0.19", (32_000, 1024, 0.9, True)),
+    ],
+)
+def test_defaults_go_by_release_and_card(more, gpu, release, expected):
+    config = SimulationConfig(from_vllm=f"{_LINE} {more}", gpu=gpu, engine_version=release)
+    said = (config.max_num_batched_tokens, config.max_num_seqs, config.gpu_memory_utilization)
+    assert (*said, config.async_scheduling) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("VLLM_USE_V1=0 vllm serve Qwen/Qwen3-8B", {"policy": ("vllm-v0",),
+                                                    "prefix_caching": False}),
+        ("vllm serve Qwen/Qwen3-30B-A3B -dp 2 -ep", {"profile": "qwen3-30b-a3b@h100:dp2:ep",
+                                                     "replicas": 2, "max_model_len": 40960}),
+        ("vllm serve Qwen/Qwen3-8B -dp 2", {"profile": "qwen3-8b@h100", "replicas": 2}),
+        ("vllm serve Qwen/Qwen3-8B -q fp8", {"profile": "qwen3-8b-fp8@h100"}),
+        ("vllm serve Qwen/Qwen3-8B-AWQ --quantization awq_marlin",
+         {"profile": "qwen3-8b-awq@h100"}),
+        ("vllm serve Qwen/Qwen3-8B --scheduling-policy priority --watermark 0.1",
+         {"policy": ("vllm:scheduling=priority,watermark=0.1",)}),
+        ("vllm serve Qwen/Qwen3-8B --num-gpu-blocks-override 101", {"num_blocks": 100}),
+        ("vllm serve Qwen/Qwen3-8B --kv-cache-dtype fp8_e5m2 --block-size 32 --enforce-eager",
+         {"kv_cache_dtype": "fp8", "block_tokens": 32, "enforce_eager": True}),
+        ("vllm serve Qwen/Qwen3-8B --kv-offloading-size 8", {"kv_offloading_size": 8.0}),
+        ("Qwen/Qwen3-8B --max-num-seqs 3", {"max_num_seqs": 3}),
+    ],
+)  # fmt: skip
+def test_options_become_settings(line, expected):
+    config = SimulationConfig(from_vllm=line, gpu="NVIDIA-H100-80GB-HBM3")
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"from_vllm": _LINE}, "the GPU is not named; give --gpu"),
+        ({"from_vllm": "vllm serve /m/Qwen3-8B", "gpu": "h100"}, "give --model qwen3-8b"),
+        ({"from_vllm": "vllm serve /m/x", "gpu": "h100"}, "say which it is with --model"),
+        ({"from_vllm": "vllm serve a/b", "gpu": "h100"}, "name a catalogue model with --model"),
+        ({"from_vllm": "vllm serve Qwen/Qwen3-8B --spec-method ngram --spec-tokens 3",
+          "gpu": "h100"}, "--speculate k=3,method=ngram,acceptance=0.7"),
+        ({"gpu": "h100"}, "--gpu goes with --from-vllm"),
+        ({"from_vllm": "missing.yaml"}, "there is no such file"),
+    ],
+)  # fmt: skip
+def test_what_a_line_leaves_open_is_asked_for(given, said):
+    with pytest.raises(SettingsError, match=said):
+        SimulationConfig(**given)
+
+
+def test_prefill_and_decode_become_a_fleet(tmp_path):
+    path = tmp_path / "pd.yaml"
+    path.write_text(_PD, encoding="utf-8")
+    config = SimulationConfig(from_vllm=str(path))
+    pools = read_fleet(config.fleet or "").settings.pools
+    assert [(pool.role, pool.replicas, pool.profile) for pool in pools] == [
+        ("prefill", 1, "qwen3-8b@h100"),
+        ("decode", 2, "qwen3-8b@h100:tp2"),
+    ]
+
+
+def test_a_pool_of_a_fleet_file_can_be_a_server():
+    pool = {"from_vllm": f"{_LINE} --max-num-seqs 64", "gpu": "h100", "replicas": 2}
+    (found,) = read_fleet(json.dumps({"pools": [pool]})).settings.pools
+    assert (found.profile, found.max_num_seqs, found.replicas) == ("llama-3.1-8b@h100:tp2", 64, 2)
+
+
+def test_the_account_names_what_was_taken_passed_over_and_left(capsys):
+    with pytest.raises(SystemExit) as stop:
+        simulate_main(
+            ["--from-vllm", f"{_LINE} --port 80 --enable-lora", "--gpu", "h100"]
+            + "-t fixed:64,4 --rate 1 --requests 2 --slo none".split()
+        )
+    assert not stop.value.code
+    printed = capsys.readouterr()
+    said = " ".join(f"{printed.err} {printed.out}".split())
+    assert "one server of 2 x h100, vLLM 0.32 (not said: --engine-version)" in said
+    assert "taken: meta-llama/Llama-3.1-8B-Instruct as llama-3.1-8b, --tensor-parallel" in said
+    assert "passed over: --port" in said
+    assert "--enable-lora is not simulated (adapters change memory and kernels)" in said
+
+
+def test_an_error_is_one_line_of_the_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        simulate_main(["--from-vllm", _LINE])
+    assert stop.value.code == BAD_INPUT
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_file_that_changes_is_read_again(tmp_path):
+    path = tmp_path / "a.sh"
+    path.write_text("vllm serve Qwen/Qwen3-8B", encoding="utf-8")
+    first = from_vllm(str(path), {"gpu": "h100"}).settings["profile"]
+    path.write_text("vllm serve Qwen/Qwen3-14B", encoding="utf-8")
+    assert (first, from_vllm(str(path), {"gpu": "h100"}).settings["profile"]) == (
+        "qwen3-8b@h100",
+        "qwen3-14b@h100",
+    )
+
+
+# -- names -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_catalogue_model_is_known_by_its_id(name):
+    published = PUBLISHED[name]
+    assert {catalogue_name(published.hub), catalogue_name(published.shipped or published.hub)} == {
+        name
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "longest"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", None),
+        ("meta-llama/meta-llama-3-8b-instruct", "llama-3.1-8b", 8192),
+        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic", "llama-3.1-70b-fp8", None),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b-int4", None),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b-gptq8", 32768),
+        ("Qwen/Qwen2.5-14B-Instruct-AWQ", "qwen2.5-14b-awq", 32768),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b", None),
+        ("mistralai/Mistral-7B-Instruct-v0.1", None, None),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3", None),
+        ("nvidia/DeepSeek-R1-FP4", None, None),
+        ("openai/gpt-oss-120b", "gpt-oss-120b", None),
+        ("Qwen/Qwen3-32B-Tuned", None, None),
+    ],
+)
+def test_variants_are_their_catalogue_models(model, name, longest):
+    assert (catalogue_name(model), longest_request(model)) == (name, longest)
+
+
+def test_ids_of_public_recipes_are_understood():
+    path = _truth("recipe_ids.txt")
+    if path is None:
+        pytest.skip("no recipe_ids.txt; set TWINSERVE_TRUTH to the folder that holds it")
+    ids = path.read_text(encoding="utf-8").split()
+    assert sum(catalogue_name(model) is not None for model in ids) >= 28
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "h100"), ("NVIDIA H100 PCIe", "h100-pcie"), ("H200", "h200"),
+        ("GPU 0: NVIDIA H200 (UUID: GPU-5e1)", "h200"), ("nvidia-l4", "l4"), ("Tesla-T4", "t4"),
+        ("A100-SXM4-40GB", "a100-40g"), ("NVIDIA-A100-SXM4-80GB", "a100-80g"),
+        ("nvidia-tesla-a100", "a100-40g"), ("NVIDIA-GeForce-RTX-4090", "rtx4090"),
+        ("AMD_Instinct_MI300X_OAM", "mi300x"), ("p4d.24xlarge", "a100-40g"),
+        ("a3-highgpu-8g", "h100"), ("Standard_ND96isr_H100_v5", "h100"), ("ND H100 v5", "h100"),
+        ("NVIDIA-A100-80GB-PCIe", None), ("m8g.large", None), ("NVIDIA-H100-NVL", None),
+    ],
+)  # fmt: skip
+def test_labels_and_instance_types_name_gpus(text, name):
+    assert gpu_of_label(text) == name
+
+
+def test_instance_types_have_a_number_of_gpus():
+    said = {
+        text: machine_of_label(text) for text in ("p5.48xlarge", "g5.12xlarge", "g2-standard-24")
+    }
+    assert said == {
+        "p5.48xlarge": ("h100", 8),
+        "g5.12xlarge": ("a10g", 4),
+        "g2-standard-24": ("l4", 2),
+    }
+    assert all(gpu_of_label(name) in (name, None) for name in GPUS)
