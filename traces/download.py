@@ -81,7 +81,7 @@ def download(url: str, target: Path, sha256: str, progress: Progress | None = No
     import pooch  # takes half of a second, and most runs fetch nothing
     import requests
 
-    pooch.get_logger().setLevel("ERROR")  # what there is to say is said by whoever asked
+    pooch.get_logger().setLevel("ERROR")  # the caller says what there is to say
     reach = pooch.HTTPDownloader(progressbar=_Reported(url, progress), timeout=TIMEOUT_S)
     try:
         pooch.retrieve(url, f"sha256:{sha256}", target.name, target.parent, downloader=reach)

@@ -1,4 +1,4 @@
-"""What somebody measured of requests that were served: the rows of a benchmark's result, of a
+"""Measurements of requests that were served: the rows of a benchmark's result, of a
 server's log or spans, or the histograms of a monitoring system. Units: seconds, tokens.
 
 A reader of `traces/readers/measured` makes a Measurement of a file, by the rule in `rows.py` there.

@@ -81,7 +81,7 @@ def from_lists(
 ) -> tuple[PrefixBlocks, bool]:
     """PrefixBlocks from the hash ids of every row, and whether they had to be chained.
 
-    A row may carry fewer ids than its prompt has blocks: the rest become blocks that nobody shares.
+    A row may carry fewer ids than its prompt has blocks: the rest become blocks of this row alone.
     """
     need = blocks_needed(prompt_tokens, block_tokens)
     have = np.fromiter(map(len, rows), np.int64, len(rows))

@@ -2,7 +2,7 @@
 memory.
 
 A prompt of a generated pool is a document, or none, and text of its own. Both have consecutive ids,
-so a row is two ranges, and its ids are written out when somebody asks for them.
+so a row is two ranges, and its ids are written out on demand.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PrefixRanges:
             return self
         order = np.argsort(starts, kind="stable")
         starts, reached = starts[order], np.maximum.accumulate((starts + counts)[order])
-        fresh = np.concatenate([[True], starts[1:] > reached[:-1]])  # ids between are nobody's
+        fresh = np.concatenate([[True], starts[1:] > reached[:-1]])  # ids between belong to no row
         unused = np.cumsum(np.where(fresh, starts - np.concatenate([[0], reached[:-1]]), 0))
 
         def renamed(first: np.ndarray) -> np.ndarray:

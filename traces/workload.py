@@ -120,7 +120,7 @@ class Workload:
                    are sent in their order as others end (a closed loop). None: no limit. The pool
                    is not counted
     stages_s       moments (seconds) between which the load was stated to be one and the same, its
-                   end too; empty: nobody said. A run's metrics have a window each
+                   end too; empty: not given. A run's metrics have a window each
     group_names    one a group; applications: what is known of a group, for those that are task
                    graphs
     """
@@ -174,7 +174,7 @@ class Workload:
 
     @property
     def known_arrivals_s(self) -> np.ndarray:
-        """float64: arrivals of the rows that wait for nobody, ascending, seconds."""
+        """float64: arrivals of the rows that wait for no other row, ascending, seconds."""
         return self.arrival_s[~np.isnan(self.arrival_s)]
 
     @property

@@ -66,7 +66,7 @@ def write_together(files: Sequence[tuple[str | Path, bytes]]) -> None:
 
 
 def check_free(file: Path, overwrite: bool, error: type[Exception] = WorkloadError) -> None:
-    """Raises `error` where `file` is a folder, or is there already and nobody said `overwrite`."""
+    """Raises `error` where `file` is a folder, or is there already and `overwrite` is not set."""
     if file.is_dir():
         raise error(f"{file}: is a folder; name a file")
     if file.exists() and not overwrite:
@@ -76,8 +76,9 @@ def check_free(file: Path, overwrite: bool, error: type[Exception] = WorkloadErr
 def check_target(
     path: str | Path, overwrite: bool = False, source: str | Path | None = None
 ) -> None:
-    """Raises WorkloadError where `write_trace` would replace what nobody said may go: another file
-    or its sidecar without `overwrite`, and the file `source`, which the rows are read from, ever.
+    """Raises WorkloadError where `write_trace` would replace what `overwrite` does not name:
+    another file or its sidecar without `overwrite`, and the file `source`, which the rows are read
+    from, ever.
     """
     for target in (Path(path), sidecar.path_of(path)):
         known = source is not None and Path(source).exists() and target.exists()

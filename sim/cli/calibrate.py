@@ -360,7 +360,7 @@ def _measure(
         max_model_len=max_model_len or min(llm.max_positions, 32768),
         weights=weights or ("safetensors" if has_weights else "dummy"),
         dtype=dtype or "auto",
-        # without it a request cannot start on blocks that nobody computed; vLLM's default, too
+        # without it a request cannot start on blocks that were never computed; vLLM's default, too
         prefix_caching=extra.pop("enable_prefix_caching", True),
         swap_blocks=swap_blocks,
         graphs=graphs,

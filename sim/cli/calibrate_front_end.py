@@ -14,7 +14,7 @@ from twinserve.sim.cli.live import SEEDED
 from twinserve.sim.cli.progress import RunProgress
 
 MANY, WIDE = 0.1, 0.5  # shares of bunched answers, and spreads, that are told as a note
-MOST_TOKENS = 4096  # of a request, where nobody says otherwise
+MOST_TOKENS = 4096  # of a request, by default
 # Of the common words that prompts are made of, and hardly more. Seeded models have one, but vLLM
 # refuses a prompt with more characters than the longest tokens could have, and spaces count.
 _TOKENS_A_WORD = 1.5

@@ -1,4 +1,4 @@
-"""`twinserve compare`: simulated runs beside what somebody measured."""
+"""`twinserve compare`: simulated runs compared with measurements."""
 
 from __future__ import annotations
 

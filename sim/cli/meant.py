@@ -1,4 +1,4 @@
-"""What somebody means by an option or a command that there is not: near in meaning, or else in its
+"""What a user means by an unknown option or command: near in meaning, or else in its
 letters."""
 
 from __future__ import annotations

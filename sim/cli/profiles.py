@@ -249,7 +249,7 @@ def _show_fits(found, works, seconds) -> None:
 
 def check_target(path: Path, overwrite: bool = False, suffix: str = ".json") -> None:
     """Find out before working for minutes. Raises ResultsError where `path` cannot be written,
-    could not be read again by its name, or is there already and nobody said `overwrite`."""
+    could not be read again by its name, or is there already and `overwrite` is not set."""
     from twinserve.sim.results.files import ResultsError
     from twinserve.traces.write import check_free
 

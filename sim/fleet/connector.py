@@ -1,5 +1,5 @@
-"""How KV goes from the replica that computed a prompt to the one that decodes it: who begins the
-transfer, how long what nobody fetches is kept, and what became of each.
+"""How KV goes from the replica that computed a prompt to the one that decodes it: which side begins
+the transfer, how long unfetched KV is kept, and what became of each.
 
 Source: vLLM 0.32, `distributed/kv_transfer/kv_connector/v1/nixl`. Pull: the decode replica reads.
 Push: it tells the prefill replica which blocks are free for the KV, and that one writes.
@@ -22,10 +22,10 @@ from twinserve.sim.fleet.replica import Replica
 class Push:
     """The prefill replica writes (`NixlPushConnector`).
 
-    poll_s     how often it looks whether somebody has asked, while it keeps what nobody has asked
+    poll_s     how often it looks for requests, while it keeps KV that was not asked
                for (`_PUSH_WRITER_POLL_INTERVAL_MS`); 0: it knows at once
     timeout_s  how long the decode replica waits for a write that never comes
-               (`push_registration_timeout`): who keeps the KV no more does not say so
+               (`push_registration_timeout`): a side that drops the KV does not say so
     """
 
     poll_s: float = 1e-3
@@ -42,7 +42,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Connector:
-    """lease_s    how long a prefill replica keeps what nobody fetches (`kv_lease_duration`)
+    """lease_s    how long a prefill replica keeps what is not fetched (`kv_lease_duration`)
     recompute  a request whose KV cannot be fetched computes it, and does not fail
                (`kv_load_failure_policy`)
     rule       which prompts are computed where they are decoded
@@ -85,7 +85,7 @@ class Stage(Enum):
 
 
 class Gone(Enum):
-    """Why nobody will use the KV."""
+    """Why the KV will not be used."""
 
     LEFT = auto()  # the request left the decode replica: its client did, or it goes on elsewhere
     DIED = auto()  # the decode replica
@@ -96,15 +96,15 @@ class Freed(Enum):
 
     AT_ONCE = auto()  # the decode replica says that it will not fetch
     LANDED = auto()  # when the transfer is over
-    LEASE = auto()  # nobody says anything, and nobody renews the lease
+    LEASE = auto()  # no word comes, and the lease is not renewed
 
 
-# Who frees what the prefill replica keeps: by pull, by push. The decode replica's own memory of the
-# request, in the comments, is free at its next step boundary, when the KV has landed or is waited
-# for no more (`EngineCore.fetched`), or is gone.
+# Which side frees what the prefill replica keeps: by pull, by push. The decode replica's own
+# memory of the request, in the comments, is free at its next step boundary, when the KV has landed
+# or is waited for no more (`EngineCore.fetched`), or is gone.
 #
 # Not in the table:
-#   no decode replica has the request  nobody renews the lease, and it runs out, whether the client
+#   no decode replica has the request  no side renews the lease, and it runs out, whether the client
 #                                      waits or not
 #   the KV has landed                  there is nothing to free
 #   the lease is over                  likewise; a read fails at once, a write is waited for

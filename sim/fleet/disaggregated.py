@@ -274,13 +274,13 @@ class Disaggregated(Fleet):
         lease = Lease(self.clock.now + connector.lease_s, connector.extension_s)
         kept = Kept(replica, row, lease, self.clock.now)
         self._kept_at[replica.index][row] = self.kept[replica.index, row] = kept
-        if handed_over:  # else its client left as the prompt ended: nobody asks for the KV
+        if handed_over:  # else its client left as the prompt ended: the KV is not asked for
             self._to_fetch[request.number] = kept
         return [kept]
 
     def _left(self, replica: Replica, row: int) -> None:
         """A request ended on a decode replica, or leaves it. What it waited for on one that is dead
-        nobody has renewed since (`fail`)."""
+        not renewed since (`fail`)."""
         load = self.loads.get((replica.index, row))
         kept = self._to_fetch.pop(replica.requests[row].number, None) if load is None else load.kept
         if kept is not None and not replica.failed:
@@ -302,7 +302,7 @@ class Disaggregated(Fleet):
         self.clock.process(self._watch(kept))
 
     def _watch(self, kept: Kept):
-        """Of a lease that nobody renews, unless a heartbeat comes in time."""
+        """Of a lease that is not renewed, unless a heartbeat comes in time."""
         yield self.clock.at(max(kept.lease.expires_s, self.clock.now), BEFORE_STEPS)
         if kept.there and kept.lease.renew(self.clock.now) <= self.clock.now:
             kept.expired = True
@@ -331,7 +331,7 @@ class Disaggregated(Fleet):
     # -- loads -------------------------------------------------------------------------------------
     def _fetch(self, replica: Replica, row: int) -> float:
         """A decode replica has room for the KV of a row, and asks for it; when it lands (seconds),
-        infinite while nobody can say. A read that finds nothing is known as soon as it has
+        infinite while it is unknown. A read that finds nothing is known as soon as it has
         asked."""
         now, core = self.clock.now, replica.engine.core
         kept = self._to_fetch.pop(replica.requests[row].number)
@@ -368,7 +368,7 @@ class Disaggregated(Fleet):
             self._wait_in_vain(load)
 
     def _wait_in_vain(self, load: Load) -> None:
-        """Push: nobody writes, and nobody says so."""
+        """Push: no write comes, and no word of it."""
         push = self.connector.push
         assert push is not None
         self.clock.process(self._give_up(load, load.begin_s + push.timeout_s))

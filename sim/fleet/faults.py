@@ -89,9 +89,9 @@ class _Due(NamedTuple):
 
 class Faults:
     """again  called with a replica that is gone and start-up seconds: adds another one like it
-    over   whether nobody will send a request any more
+    over   whether all requests have been sent
 
-    The schedule ends with the requests: nothing goes wrong when nobody is there any more.
+    The schedule ends with the requests: no fault strikes an empty fleet.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Faults:
         clock.process(self._life())
 
     def joins(self, replica: Replica, up_s: float) -> None:
-        """One of the beginning, or one that is added and takes nobody's place, up from `up_s` on:
+        """One of the beginning, or one that is added and replaces none, up from `up_s` on:
         where crashes are drawn it has its own."""
         self._now_at.append(replica)
         if self.schedule.mttf_s is not None:

@@ -84,7 +84,7 @@ class Fleet:
 
     # -- what a fleet with roles has two of (`Disaggregated`) --------------------------------------
     def _side(self, replica: Replica) -> tuple[Router, FleetView]:
-        """Who sends requests to it, and what that one sees."""
+        """The sender of its requests, and what the sender sees."""
         return self.router, self._view
 
     def _views(self) -> tuple[FleetView, ...]:
@@ -255,7 +255,7 @@ class Fleet:
             check_same_order(self._ordered_by, policy, len(self.replicas))
 
     def _count_service(self) -> None:
-        """Before replicas, or who has requests, change."""
+        """To be called before replicas, or the requests of one, change."""
         if self._order is not None:
             self._order.count(self.clock.now)
 

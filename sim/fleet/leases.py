@@ -1,4 +1,4 @@
-"""How long a prefill replica keeps the KV of a prompt that nobody has fetched: a lease, which the
+"""How long a prefill replica keeps the KV of a prompt that was not fetched: a lease, which the
 decode replica that is going to fetch it renews by heartbeats.
 
 Source: vLLM 0.32, `nixl/base_scheduler.py` (`build_connector_meta`: an engine sends one heartbeat
@@ -54,7 +54,7 @@ class Lease:
 
     expires_s: float
     extension_s: float
-    _beats: Heartbeats | None = None  # of who waits for it
+    _beats: Heartbeats | None = None  # of the requests that wait for it
     _since_s: float = math.nan
 
     @property

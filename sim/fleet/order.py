@@ -46,7 +46,7 @@ class FleetOrder:
 
     # -- service -----------------------------------------------------------------------------------
     def count(self, now: float) -> None:
-        """Up to `now` who is up and who has requests was as it is: to be called before either
+        """Up to `now` the same replicas were up and had requests as now: to be called before either
         changes."""
         served = busy = together = 0
         for replica in self._replicas:

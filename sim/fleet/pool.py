@@ -3,7 +3,7 @@
 They wait as families: requests whose prompts begin with the same block of text (that is how Echo's
 own pool tells documents apart, policies/echo/pool.py), or that share an `affinity` where there is
 no text. A replica that has fewer offline requests than its window pulls whole families until it has
-as many. From then on it is the home of the family: who comes later goes there at once, while it is
+as many. From then on it is the home of the family: a later request goes there at once, while it is
 up. So a text is computed on one replica, and the pool has only families that any replica may take.
 """
 
@@ -87,7 +87,8 @@ class FamilyPool:
         return True
 
     def clear(self) -> list[tuple[Request, float]]:
-        """Nobody waits any more. Who did, in order of coming, each with since when (seconds)."""
+        """End all waits. Return the requests that waited, in order of coming, each with since when
+        (seconds)."""
         members = {n: r for family in self._families.values() for n, r in family.items()}
         waited = [(members[number], self._waits[number][1]) for number in sorted(members)]
         self._families, self._waits, self._first, self._order = {}, {}, {}, []
@@ -109,7 +110,7 @@ class FamilyPool:
 
     def puller(self, view: FleetView) -> int | None:
         """The replica that is to pull first: that with the fewest offline requests, if these are
-        fewer than its window. None where nobody waits, or all replicas have enough."""
+        fewer than its window. None if no request waits, or all replicas have enough."""
         if not self._waits or not view.up:
             return None
         replica = min(view.up, key=lambda index: self._here.get(index, 0))

@@ -31,7 +31,7 @@ class PrefixIndex:
         return cache
 
     def remove(self, replica: int) -> None:
-        """A replica is gone, and what it had; what it may still tell reaches nobody. Raises
+        """A replica is gone, and what it had; its later events are dropped. Raises
         KeyError where it is not here."""
         del self._caches[replica]
 

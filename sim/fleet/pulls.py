@@ -36,8 +36,8 @@ class PulledPool(FamilyPool):
 
     def pull_soon(self) -> None:
         """Replicas with fewer offline requests than their window get some: when all that arrives at
-        this instant has, so that families are whole, and before anybody plans. One replica that is
-        up alone gets them at once, since there is nothing to choose."""
+        this instant has, so that families are whole, and before any replica plans. One replica
+        that is up alone gets them at once, since there is nothing to choose."""
         if self._pulls or self.puller(self._view) is None:
             return
         if len(self._view.up) == 1:

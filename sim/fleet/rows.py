@@ -101,7 +101,7 @@ def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]) -> pd.DataFrame:
     """One row a request: as its last placement has it, with what all of them did. Of prefill
-    replicas nobody has tokens."""
+    replicas no request has tokens."""
     last = [_last_served(request) for request in requests]
     at = [places[i] for places, i in zip(where, last, strict=True)]
     frame = stays.iloc[at].reset_index(drop=True)

@@ -113,7 +113,7 @@ class RequestSource:
 
     @property
     def over(self) -> bool:
-        """Nobody will send anything any more."""
+        """No request will be sent any more."""
         looping = self._pool is not None and not self._pool.over
         return not (self._unsent or self._under_way or looping)
 
@@ -266,7 +266,7 @@ class RequestSource:
         return math.inf if waits_s is None else request.sent_s + waits_s
 
     def _stop_watch(self) -> None:
-        """Where nobody waits: the run need not last until the next deadline."""
+        """If no request waits: the run need not last until the next deadline."""
         watch = self._deadline
         idle = not self.fleet.active and not self._under_way
         if watch is not None and not watch.processed and idle:

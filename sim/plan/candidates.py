@@ -1,5 +1,6 @@
 """What a plan chooses from: GPU kinds, tensor-parallel degrees, policies and routers, as replicas
-of one kind. Who cannot hold the model or the longest request is left out, and it is said why."""
+of one kind. A candidate that cannot hold the model or the longest request is left out, with the
+reason."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def candidates(
     base     settings that all have in common, with the policies
     longest  tokens of the longest request, prompt and output
 
-    Raises ProfileError for a model or a GPU that nobody knows, SettingsError for a list that holds
+    Raises ProfileError for an unknown model or GPU, SettingsError for a list that holds
     nothing, or the same twice.
     """
     own = own_profile(model)

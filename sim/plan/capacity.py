@@ -298,7 +298,7 @@ class WhileOnline(Simulation):
         until = self._first_s
         while self._online_left():
             if self.clock.peek() == np.inf:
-                self.clock.run()  # nothing more will happen: says who waits for what
+                self.clock.run()  # nothing more will happen: says which process waits for what
                 return
             self.clock.run(until)
             self._watch(self)

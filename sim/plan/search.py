@@ -1,7 +1,7 @@
 """The smallest number that is enough, from as few trials as there can be.
 
 A search is a generator: it yields the number to try next and is sent whether that is enough. So
-whoever runs the trials may run those of many searches at once, and may give a search up.
+the caller may run the trials of many searches at once, and may give a search up.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a chart of a page is made of, whoever draws it: curves with their numbers, axes with their
-units, and what is seen in it, in words.
+"""What a chart of a page is made of, for every way of drawing it: curves with their numbers, axes
+with their units, and what is seen in it, in words.
 
 Long curves are thinned before they come here; `note` says so, and how.
 """
@@ -20,7 +20,7 @@ Kind = Literal["line", "step", "points"]
 
 @dataclass(frozen=True)
 class Curve:
-    """label    of whom it is, as in the key of the chart
+    """label    what the curve belongs to, as in the key of the chart
     x, y        float64[n]
     low, high   float64[n]: of points, the interval about each y; None: there is none
     colour      its place in the palette; the same run has the same everywhere

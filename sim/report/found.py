@@ -117,7 +117,7 @@ def _place(folder: Path) -> int:
     """As `simulate` wrote it where it ran several policies; far behind where it did not."""
     try:
         place = parse_json((folder / "timing.json").read_text(encoding="utf-8")).get("place")
-    except (OSError, ValueError, AttributeError):  # whoever reads the run says what is wrong
+    except (OSError, ValueError, AttributeError):  # the reader of the run says what is wrong
         place = None
     return place if type(place) is int else 10**9
 

@@ -36,7 +36,7 @@ def write_report(
     report.html. Returns the page.
 
     Raises ResultsError for what cannot be read, a page that cannot be written, or one that is there
-    already and nobody said `overwrite`; the old page is whole then. progress(done, total, of what)
+    already and `overwrite` is not set; the old page is whole then. progress(done, total, of what)
     is called for each folder that is read.
     """
     found = find(dirs)

@@ -14,7 +14,7 @@ from twinserve.sim.report.style import SCRIPT, STYLE
 
 @dataclass(frozen=True)
 class Html:
-    """Text that is HTML already: whoever makes it has escaped what is not theirs."""
+    """Text that is HTML already: its maker has escaped all foreign text."""
 
     text: str
 

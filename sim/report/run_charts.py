@@ -281,7 +281,7 @@ def _courses(runs: Sequence[Seen], left: str) -> Iterator[Chart]:
         title = "KV memory that best-effort requests hold"
         yield _course("kv-be", title, axis, "kv_be_blocks", runs, left, of_all, share)
     if any(run.times and run.times["kv_cached_blocks"].most for run in runs):
-        title = "KV memory of cached prefixes that nobody holds"
+        title = "KV memory of cached prefixes without a holder"
         yield _course("kv-cached", title, axis, "kv_cached_blocks", runs, left, of_all, share)
     title = "Batch: requests that decode"
     yield _course("decodes", title, "requests a step", "decode_requests", runs, left)

@@ -1,5 +1,5 @@
 """Whether results that are read are such as `write_run` writes: people edit them, disks damage
-them. What is not is told in one line, before anybody computes with it."""
+them. A wrong value is reported in one line, before it is used."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class DecisionLog:
 
     @property
     def answers(self) -> dict[str, int]:
-        """Request id -> tokens that it was told, of those who were told any."""
+        """Request id -> tokens that it received, of those that received any."""
         return {r.id: r.output_tokens for r in self.requests if r.output_tokens}
 
     @property
@@ -155,7 +155,7 @@ class DecisionLog:
             for row, (drafts, right, ahead) in (step.verified or {}).items():
                 request, position = self.requests[row], given[row]
                 left = request.output_tokens - position
-                # right drafts behind the last token count as right, and are nobody's
+                # right drafts behind the last token count as right, and belong to no request
                 given[row] += max(min(right + 1, left), 1)
                 found.note(request.id, position, drafts, right)
                 found.note_found(request.id, given[row], ahead)

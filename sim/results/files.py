@@ -104,7 +104,7 @@ class RunRows:
 
     @property
     def step_columns(self) -> Steps:
-        """What metrics read: without a row for each step, as long as nobody asked for `steps`."""
+        """What metrics read: without a row for each step, until `steps` is asked for."""
         held = self.__dict__["_steps"]
         return FramedSteps(held) if isinstance(held, pd.DataFrame) else held
 

@@ -80,7 +80,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def _prefix(out: Path, what: str) -> str:
-    """Of a hidden folder of this process beside `out`: who writes it, and what is in it."""
+    """Of a hidden folder of this process beside `out`: its writer, and what is in it."""
     return f".{out.name}.{what}-{_host()}-{os.getpid()}-"
 
 
@@ -102,7 +102,7 @@ def _alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # somebody else's
+    except (OSError, OverflowError):  # another user's
         return True
     return True
 

@@ -115,7 +115,7 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
 def _asked_for(
     rows: RunRows, measured: RequestColumns, window: _Window, options: MetricsOptions
 ) -> dict:
-    """What summary.json has only where somebody asked for it."""
+    """What summary.json has only on demand."""
     found: dict = {}
     if options.percentiles:
         found["percentiles"] = list(options.percentiles)

@@ -44,7 +44,7 @@ def due_and_met(
     ttft_due, tpot_due = mine & ~np.isnan(r.slo_ttft), mine & ~np.isnan(r.slo_tpot)
     due = ttft_due | tpot_due
     met = ((r.ttft <= r.slo_ttft) | ~ttft_due) & ((r.tpot <= r.slo_tpot) | ~tpot_due)
-    met &= ~r.left  # nobody waited for it
+    met &= ~r.left  # its client no longer waited
     if e2el_s is not None:
         due, met = mine, met & (r.e2el <= e2el_s)
     return due, met

@@ -32,7 +32,7 @@ def describe_failures(rows: RunRows) -> dict:
 
 
 def _discarded(rows: RunRows) -> int:
-    """Of requests that began anew; whoever drained replicas took away did so, too."""
+    """Of requests that began anew; so did requests moved from drained replicas."""
     lost = rows.requests.get("discarded_tokens")
     return 0 if lost is None else int(lost.sum())
 

@@ -34,8 +34,10 @@ class RequestColumns:
 
     service_class: np.ndarray
     finished: np.ndarray
-    lost: dict[str, np.ndarray]  # outcome but "completed" -> bool[n]: who ended like that
-    left: np.ndarray  # ended before it had all its tokens, or nobody waited for them
+    lost: dict[
+        str, np.ndarray
+    ]  # outcome but "completed" -> bool[n]: which requests ended like that
+    left: np.ndarray  # ended before it had all its tokens, or its client no longer waited
     arrival: np.ndarray
     last: np.ndarray  # last token emitted, NaN for none
     prompt: np.ndarray

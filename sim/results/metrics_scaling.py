@@ -24,7 +24,7 @@ def describe_scaling(rows: RunRows) -> dict:
     came, went = begin[(begin > 0) & (begin < end_s)], drains[drains < end_s]
     times = np.concatenate([came, went])
     ways = np.repeat([1, -1], [len(came), len(went)])[np.argsort(times, kind="stable")]
-    changes = np.concatenate([until, begin])  # whoever takes a place does so when it is free
+    changes = np.concatenate([until, begin])  # a place is taken when it is free
     counts = np.cumsum(np.repeat([-1, 1], len(begin))[np.argsort(changes, kind="stable")])
     return {
         "autoscaling": {

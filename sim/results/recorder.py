@@ -200,7 +200,7 @@ class StepRecorder:
         """
         if warmup_end_s is None:
             return self._pooled(self._gaps)
-        assert self._gap_starts is not None, "nobody asked the recorder for times"
+        assert self._gap_starts is not None, "the recorder was not asked for times"
         sides: dict[bool, list] = {True: [], False: []}
         for (gaps, *counts), starts in zip(self._gaps, self._gap_starts, strict=True):
             # steps of a run follow each other: the first ones are of the warm-up

@@ -193,7 +193,7 @@ def _fields(kind: str) -> TypeAdapter:
 
 
 class _Lives:
-    """What there is as events say: whoever follows them need not ask again."""
+    """What there is, as events say. A follower of the events need not ask again."""
 
     def __init__(self) -> None:
         self._replicas = 0

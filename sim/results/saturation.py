@@ -20,7 +20,7 @@ PARTS = 10
 # Student's t with nine degrees of freedom (no scipy here: its import takes longer than most runs).
 T_GROWS = 3.250  # one-sided, 0.5 %: how rarely a queue without drift may be called a growing one
 T_RANGE = 2.262  # two-sided, 5 %: the range that is given with the growth
-LEAST_SHARE = 0.01  # of the arrivals: a queue that gains less in a window matters to nobody
+LEAST_SHARE = 0.01  # of the arrivals: a queue that gains less in a window does not matter
 STEADY_SHARE = 0.02  # a queue that gained more than this was not seen to be steady
 TOLD_SHARE = 0.10  # an overload of this size must have been visible before a queue is called steady
 FILLING = 3.0  # mean service times until the system holds what it will hold
@@ -58,7 +58,7 @@ def saturation(
 ) -> dict | None:
     """`saturation` of a class in summary.json, from what comes from outside (no closed loop, and
     sessions and applications as wholes): seconds, NaN where a request was never scheduled or has
-    not ended, and who ended early (bool[n]). None where there is no rate: nothing, or all at
+    not ended, and which ended early (bool[n]). None where there is no rate: nothing, or all at
     once."""
     if not len(arrival) or not arrival.max() > arrival.min():
         return None

@@ -213,7 +213,7 @@ class FramedGaps:
 @dataclass(frozen=True)
 class GapPool:
     """Distinct gaps of one class, seconds ascending, and how often each was. warmup: whether their
-    later tokens are of steps that began in a warm-up; None: nobody asked."""
+    later tokens are of steps that began in a warm-up; None: not asked for."""
 
     service_class: str
     seconds: np.ndarray
@@ -240,7 +240,7 @@ class RecordedGaps:
         )
 
     def frame(self) -> pd.DataFrame:
-        """service_class, gap_s, count, and warmup where somebody asked."""
+        """service_class, gap_s, count, and warmup on demand."""
         names, seconds, counts = self.pooled()
         frame = {"service_class": pd.Series(names, dtype=str), "gap_s": seconds, "count": counts}
         if self._warmed:
@@ -251,7 +251,7 @@ class RecordedGaps:
 
 class Spread:
     """A field of RunRows for a table that may be given as it was recorded. It becomes a frame when
-    somebody asks for it."""
+    it is asked for."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"

@@ -23,7 +23,7 @@ RENAMED = {"klass": "service_class"}
 
 
 def with_ends(requests: pd.DataFrame) -> pd.DataFrame:
-    """`requests` with the columns that say how they ended, as they are where nobody left early."""
+    """`requests` with the columns that say how they ended, as they are if no request left early."""
     if _ADDED <= set(requests) or "finished" not in requests:
         return requests
     finished = requests["finished"].to_numpy(bool)

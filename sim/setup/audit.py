@@ -1,4 +1,4 @@
-"""Does a policy keep the rules? For whoever writes one: every plan and every outcome of small,
+"""Check that a policy follows the scheduling contract: every plan and every outcome of small,
 crowded runs is checked.
 
 `check_policy` is one line of a test; `Auditor` watches the engine of a run of your own.

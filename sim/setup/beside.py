@@ -20,7 +20,7 @@ _OF_CLASS = "slo_attainment"
 
 
 def check_beside(inputs: Inputs) -> None:
-    """Raises SettingsError where nothing fails, or nobody can say what one replica more is."""
+    """Raises SettingsError where nothing fails, or one replica more is not defined."""
     if inputs.failures is None:
         raise SettingsError("--spare: nothing fails; give --failures or --mttf")
     if inputs.config.autoscale is not None:
@@ -50,7 +50,8 @@ def add_beside(
 
 def with_one_more(inputs: Inputs) -> Inputs:
     """The same requests for a fleet with one more replica (of each pool). It comes after all
-    others, so that failures strike whom they struck. What `--load` made of rates stays as it is."""
+    others, so that failures strike the same requests. What `--load` made of rates stays as it
+    is."""
     config = inputs.config.model_copy(update={"replicas": inputs.config.replicas + 1})
     if not inputs.pools:
         return replace(inputs, config=config)

@@ -202,7 +202,7 @@ class SimulationConfig(BaseModel):
     pcie_contention: bool = True
     "Without NVLink, KV transfers share the PCIe link with a step's all-reduces (docs/layerkv.md)."
     speculate: str | None = None
-    """Speculative decoding: drafts a row, who drafts, and how many are right, as
+    """Speculative decoding: drafts a row, the drafter, and how many are right, as
     k=3,method=eagle,acceptance=0.7 (docs/speculation.md)."""
     cold_start: float = Field(0.0, ge=0, le=3600)
     "Seconds that the first step of each engine takes longer, as kernels are loaded then."

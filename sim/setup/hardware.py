@@ -32,14 +32,14 @@ from twinserve.traces.workload import Workload
 
 @dataclass(frozen=True)
 class Sources:
-    """Who reads what the settings name. Many runs in one process may keep what was read."""
+    """Reader of what the settings name. Many runs in one process may keep what was read."""
 
     trace: Callable[..., Workload] = load_trace
     profile: Callable[[str, StepTimes], Choice] = choose
 
     def recorded(self, config: SimulationConfig, progress=None) -> Workload:
-        """The whole recorded trace of a run, before anything of it is left out or scaled. Whoever
-        asks, asks alike: what was kept is found."""
+        """The whole recorded trace of a run, before anything of it is left out or scaled. Kept, so
+        that a second call with the same settings reads no file."""
         return self.trace(
             config.trace,
             seed=config.seed,

@@ -53,7 +53,7 @@ def service_seconds(workload: Workload, hardware: Hardware) -> float:
     batches = min(model.under_way, batch)
     batch //= batches
     work = StepComposition(batch, int(batch * mean_context), int(mean_context))
-    # who decodes in one batch waits until it has left the last stage
+    # a request that decodes in one batch waits until it has left the last stage
     step = max(model.interval_seconds(work), model.step_seconds(work) / batches)
     return float(prefill.sum() + workload.output_tokens.sum() * step / batch)
 

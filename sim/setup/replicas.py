@@ -128,7 +128,7 @@ def compose(
     if config.kv_offloading_size is not None:
         if decisions:
             raise SettingsError(
-                "--decisions: nobody could replay transfers to and from a host tier; drop it, or "
+                "--decisions: transfers to and from a host tier cannot be replayed; drop it, or "
                 "--kv-offloading-size"
             )
         (stores or HostStores()).put_behind(engine, ledger, config, description.hardware, index)
@@ -186,8 +186,8 @@ def _check_stages(profile: Profile, role: Role, backend: Backend, decisions: boo
         )
     if decisions:
         raise SettingsError(
-            f"--decisions: {profile.name} plans a batch while others are under way, so that nobody "
-            "could replay the log; drop it, or :ppN"
+            f"--decisions: {profile.name} plans a batch while others are under way, so that the "
+            "log cannot be replayed; drop it, or :ppN"
         )
 
 
@@ -246,7 +246,7 @@ class SimulatedBackends:
 
 
 def _kind(hardware: Hardware) -> tuple:
-    """What ranks of one group have in common: equal for equal hardware, whoever resolved it."""
+    """What ranks of one group have in common: equal for equal hardware, by any resolver."""
     sizes = hardware.num_blocks, hardware.host_blocks, hardware.block_tokens
     return hardware.profile.model_dump_json(), hardware.limits, *sizes
 

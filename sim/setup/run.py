@@ -189,7 +189,7 @@ def describe_all(simulation: Simulation, options: MetricsOptions) -> dict:
 
 def _check_options(options: MetricsOptions, workload: Workload) -> None:
     """What can be known before a run. Raises WorkloadError for a warm-up that leaves no request,
-    SettingsError for more windows than anybody reads."""
+    SettingsError for more windows than can be read."""
     arrival = workload.arrival_s
     known = arrival[~np.isnan(arrival)]
     first, last = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 MOST_DRAFTS = 32
 _FLAG = "--speculate"
 _ACCEPTANCE = ("acceptance", "rates", "length", "recorded")  # ways to say which drafts are right
-NGRAMS = (5, 5)  # vLLM's, where nobody says how long (0.32, `config/speculative.py`)
+NGRAMS = (5, 5)  # vLLM's, if no length is given (0.32, `config/speculative.py`)
 
 
 class Speculation(Options):
     """k           drafts a row
-    method      who drafts, as vLLM names it
+    method      the drafter, as vLLM names it
     acceptance  share of drafts that are right, each behind right ones
     rates       share of drafts that are right up to each position, as 0.8/0.6/0.45
     length      mean tokens a step, with the least spread

@@ -35,7 +35,7 @@ MOST = 1000  # seeds, processes
 class Workers(Executor):
     """An executor whose calls can be given up.
 
-    window  calls to hand in at once: enough that nobody waits for the next one
+    window  calls to hand in at once: enough that no worker waits for the next one
     """
 
     window: int

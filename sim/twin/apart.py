@@ -3,8 +3,8 @@ for each of its replicas, which decides by itself and hands real KV over.
 
 The simulation says when things happen: when a request reaches an engine or leaves it, when a step
 begins and ends, when a transfer lands. Engines are told so at these moments, and nothing else. What
-they compute in a step, whom they admit, preempt and make wait, when KV is given up and which loads
-fail is their own, and compared with what was simulated.
+they compute in a step, which requests they admit, preempt and make wait, when KV is given up and
+which loads fail is their own, and compared with what was simulated.
 """
 
 from __future__ import annotations

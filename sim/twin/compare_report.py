@@ -156,7 +156,7 @@ def write(out: Path, found: Comparison, overwrite: bool = False) -> Path:
 
 
 def _thinned(found: Comparison) -> Iterator[dict]:
-    """For whoever draws them again: distributions by metric and side, a few hundred ranks each."""
+    """For drawing them again: distributions by metric and side, a few hundred ranks each."""
     for metric in DRAWN:
         for number, served in enumerate((*found.measured, *found.runs)):
             at, below = _curve(served, metric)

@@ -27,7 +27,7 @@ class LockedReplay:
              not known), prefill_tokens, decode_requests, draft_tokens (where drafts were found),
              planned_free_blocks, live_free_blocks, moved (KV went over the link), drift (bool: vLLM
              did not schedule the plan, or its drafts came to something else). Of replays taken
-             `together`: measured_s is the median of the repeats that nobody disturbed, spread_s the
+             `together`: measured_s is the median of the undisturbed repeats, spread_s the
              mean distance of these from it, and calm how many they are; of a step with none, the
              median of what the repeats took on their core
     tokens   request id -> token ids emitted
@@ -161,7 +161,7 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
 
 def _kinds(step: LoggedStep, tokens: np.ndarray) -> dict[str, int]:
     """Tokens of prompts in a step, requests that decode, and drafts, where there are some; tokens:
-    int64[n], its grants. The log does not say who was padded: that counts as a prompt."""
+    int64[n], its grants. The log does not say which row was padded: that counts as a prompt."""
     drafts = {}
     if step.verified is not None:
         drafted = np.array([step.verified.get(row, (0,))[0] for row in step.grants], np.int64)
@@ -173,7 +173,7 @@ def _kinds(step: LoggedStep, tokens: np.ndarray) -> dict[str, int]:
 
 def together(repeats: list[LockedReplay]) -> LockedReplay:
     """Replays of one log as one: what holds in all of them, and of each step's times the median of
-    those that nobody disturbed (`profiles.measured.disturbed`), as a calibration takes them."""
+    the undisturbed ones (`profiles.measured.disturbed`), as a calibration takes them."""
     first = repeats[0]
     measured = np.array([r.steps["measured_s"] for r in repeats])  # float64[repeats, steps]
     off_core = np.array([_off_core(r.steps) for r in repeats])
@@ -212,7 +212,7 @@ def planned_step(step: LoggedStep, on_engine: EngineRequests) -> PlannedStep:
 def _other_drafts(
     logged: dict[int, tuple[int, int, int]], answer: StepAnswer, names: list[str]
 ) -> str:
-    """Whose drafts came to something else than logged, in one line; empty if nobody's."""
+    """Whose drafts came to something else than logged, in one line; empty if there is none."""
     verified = {} if answer.scheduled is None else answer.scheduled.drafts
     for row, (drafts, right, _) in logged.items():
         name = names[row]

@@ -48,7 +48,7 @@ class Validation:
     not_made   of the moves in the decision log, those that the engine has no mechanism for, by kind
     set_aside  live runs that were run again, since others disturbed them, and are not in `live`
     partial    what the time limit left out; empty: nothing
-    schedule   what the error of the free runs is made of; None: nobody looked
+    schedule   what the error of the free runs is made of; None: not looked at
     """
 
     spec: PolicySpec

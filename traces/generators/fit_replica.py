@@ -36,7 +36,8 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def lineage(w: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """Per row: its leading blocks seen before, and who last touched the last of them (or -1)."""
+    """Per row: its leading blocks seen before, and the row that last touched the last of them (or
+    -1)."""
     seen_by: dict[int, int] = {}
     depth, parent = np.zeros(len(w), np.int64), np.full(len(w), -1)
     for row in range(len(w)):

@@ -74,7 +74,7 @@ class Router(ABC, Generic[RouterOptions]):
     counts of requests in flight, and snapshots of replicas as `signals` has it.
 
     A router that overrides `on_first_token`, or `on_stored` or `on_removed`, gets these events;
-    otherwise nobody makes them. KV events of a replica come from `on_came` until it is down.
+    otherwise they are not made. KV events of a replica come from `on_came` until it is down.
     """
 
     name: ClassVar[str]

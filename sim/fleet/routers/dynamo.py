@@ -86,7 +86,7 @@ class _Active:
         if len(named) and (need := int(named.max()) + 2) > len(self.users):
             grown = np.zeros(max(need, 2 * len(self.users)), np.int32)
             grown[: len(self.users)] = self.users
-            self.users = grown  # the last one is nobody's
+            self.users = grown  # the last one has no user
         self.blocks += self.new(named, others)
         self.users[named] += 1
         self.requests[request] = named, others

@@ -30,7 +30,7 @@ class Bounds:
 
 class Autoscaler:
     """start  called with seconds: a further replica starts up, and takes requests then
-    over   whether nobody will send a request any more
+    over   whether all requests have been sent
 
     Of several replicas the latest goes first: one that starts up before one that serves.
     """
@@ -55,7 +55,7 @@ class Autoscaler:
         while True:
             tick += 1
             self.clock.idle_events += 1
-            # after what arrives and ends at this instant, before anybody plans
+            # after what arrives and ends at this instant, before any replica plans
             yield self.clock.at(tick * self.scaler.options.every, PLANS - 2)
             self.clock.idle_events -= 1
             idle = idle + 1 if self.clock.empty else 0
